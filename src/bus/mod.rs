@@ -1,0 +1,3 @@
+//! NATS and only NATS.
+pub mod service;
+pub mod subject;

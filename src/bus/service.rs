@@ -1,0 +1,1 @@
+//! The NATS service protocol for one agent.

@@ -1,0 +1,1 @@
+//! Every subject and token the bridge uses.

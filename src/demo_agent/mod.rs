@@ -1,0 +1,1 @@
+//! The bundled A2A agent for demonstrations and tests.

@@ -1,0 +1,2 @@
+//! The `a2a-bridge` program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Integration tests against a real nats-server and real agents.
