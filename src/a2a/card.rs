@@ -1,0 +1,456 @@
+//! The agent card: found, read, and understood.
+//!
+//! A card is untrusted text. It names skills and the path and dialect of the interface; host,
+//! port and credentials come from the settings. Reading takes every version's card.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use reqwest::header::HeaderMap;
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+use url::Url;
+
+use super::client::{self, ClientError};
+use super::dialect::Dialect;
+
+/// Largest card that is read.
+const MAX_CARD: u64 = 1 << 20;
+/// Most skills that are taken from one card.
+const MAX_SKILLS: usize = 500;
+/// How long one attempt to read a card may take.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
+const WELL_KNOWN: [&str; 2] = ["/.well-known/agent-card.json", "/.well-known/agent.json"];
+
+/// Why there is no card.
+#[derive(Debug, thiserror::Error)]
+pub enum CardError {
+    /// Nobody answers.
+    #[error("cannot read the agent card from {url}")]
+    Fetch {
+        /// Where it was looked for.
+        url: Url,
+        /// What happened.
+        #[source]
+        source: ClientError,
+    },
+    /// No answer in time.
+    #[error("no answer within {}s from {url}", FETCH_TIMEOUT.as_secs())]
+    Timeout {
+        /// Where it was looked for.
+        url: Url,
+    },
+    /// Nobody accepts connections, so a card from the settings is of no use.
+    #[error("nobody accepts connections at {url}")]
+    NobodyThere {
+        /// The configured address.
+        url: Url,
+    },
+    /// The agent refuses, or has nothing there.
+    #[error("no agent card: {0}")]
+    Status(String),
+    /// What is there is not a card.
+    #[error("not an agent card: {0}")]
+    Invalid(String),
+    /// The agent speaks only what the bridge does not.
+    #[error("the agent offers only {0}; this bridge speaks A2A v0.2 to v1.0 over JSON-RPC")]
+    Unsupported(String),
+}
+
+impl CardError {
+    /// Whether there is no agent at all, rather than one without a usable card.
+    pub fn is_nobody_there(&self) -> bool {
+        matches!(
+            self,
+            Self::NobodyThere { .. }
+                | Self::Fetch {
+                    source: ClientError::Unreachable(_),
+                    ..
+                }
+        )
+    }
+}
+
+/// A card, read leniently.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Card {
+    /// The agent's name for itself.
+    pub name: String,
+    /// What it says it is.
+    pub description: String,
+    /// Its own version.
+    pub version: String,
+    /// Whether it can stream.
+    pub streaming: bool,
+    /// Media types it answers with, unless a skill says otherwise.
+    pub output_modes: Vec<String>,
+    /// Media types it takes.
+    pub input_modes: Vec<String>,
+    /// What it can do.
+    pub skills: Vec<Skill>,
+    /// Things about the card that are worth a warning.
+    pub warnings: Vec<String>,
+    hash: String,
+    raw: Map<String, Value>,
+}
+
+/// One skill of a card.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Skill {
+    /// The agent's id of it.
+    pub id: String,
+    /// Its name for people.
+    pub name: String,
+    /// What it does; `{identifier}` in it names a parameter.
+    pub description: String,
+    /// Its tags.
+    pub tags: Vec<String>,
+    /// Media types it takes; empty means the card's.
+    pub input_modes: Vec<String>,
+    /// Media types it answers with; empty means the card's.
+    pub output_modes: Vec<String>,
+}
+
+/// Where and how the agent is called.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Interface {
+    /// The address.
+    pub url: Url,
+    /// The wire.
+    pub dialect: Dialect,
+}
+
+/// Reads the card of the agent at `base`, from `card_path` or from the well-known paths.
+pub async fn fetch(
+    http: &reqwest::Client,
+    base: &Url,
+    card_path: Option<&str>,
+    headers: &HeaderMap,
+) -> Result<Card, CardError> {
+    let mut refusals = String::new();
+    for url in candidates(base, card_path) {
+        match tokio::time::timeout(FETCH_TIMEOUT, get(http, &url, headers)).await {
+            Err(_) => return Err(CardError::Timeout { url }),
+            Ok(Err(source)) => return Err(CardError::Fetch { url, source }),
+            Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
+            Ok(Ok((status, _))) => {
+                let separator = if refusals.is_empty() { "" } else { ", " };
+                let _ = write!(
+                    refusals,
+                    "{separator}{url} answers {}{}",
+                    status.as_u16(),
+                    hint(status)
+                );
+            }
+        }
+    }
+    Err(CardError::Status(refusals))
+}
+
+fn hint(status: reqwest::StatusCode) -> &'static str {
+    match status.as_u16() {
+        401 | 403 => " (check `bearer_token` or `headers`)",
+        300..=399 => " (redirects are not followed; set `url` to the place it leads to)",
+        _ => "",
+    }
+}
+
+async fn get(
+    http: &reqwest::Client,
+    url: &Url,
+    headers: &HeaderMap,
+) -> Result<(reqwest::StatusCode, bytes::Bytes), ClientError> {
+    let response = http
+        .get(url.clone())
+        .headers(headers.clone())
+        .send()
+        .await
+        .map_err(client::connection_error)?;
+    let status = response.status();
+    let body = if status.is_success() {
+        client::read_body(response, MAX_CARD).await?
+    } else {
+        bytes::Bytes::new()
+    };
+    Ok((status, body))
+}
+
+/// Below the configured path first; a user may also have given the address of the endpoint
+/// itself, so the root comes second.
+fn candidates(base: &Url, card_path: Option<&str>) -> Vec<Url> {
+    let at = |path: &str| {
+        let mut url = base.clone();
+        url.set_path(path);
+        url
+    };
+    if let Some(path) = card_path {
+        return vec![at(path)];
+    }
+    let below = base.path().trim_end_matches('/');
+    let mut urls: Vec<Url> = WELL_KNOWN
+        .iter()
+        .map(|path| at(&format!("{below}{path}")))
+        .collect();
+    if !below.is_empty() {
+        urls.extend(WELL_KNOWN.iter().map(|path| at(path)));
+    }
+    urls
+}
+
+impl Card {
+    /// Reads a card from its JSON text.
+    pub fn parse(json: &[u8]) -> Result<Self, CardError> {
+        let value: Value = serde_json::from_slice(json).map_err(|e| {
+            let head: String =
+                String::from_utf8_lossy(json.get(..80.min(json.len())).unwrap_or_default()).into_owned();
+            CardError::Invalid(format!(
+                "{e}; it begins with: {}",
+                head.trim().replace(char::is_control, " ")
+            ))
+        })?;
+        Self::from_value(value)
+    }
+
+    /// Reads a card from a JSON value, such as one from the settings.
+    pub fn from_value(value: Value) -> Result<Self, CardError> {
+        let Value::Object(raw) = value else {
+            return Err(CardError::Invalid("it is not a JSON object".to_owned()));
+        };
+        let name = text(&raw, "name").ok_or_else(|| CardError::Invalid("it has no `name`".to_owned()))?;
+        let mut warnings = Vec::new();
+        let skills = match raw.get("skills") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(list)) => skills(list, &mut warnings),
+            Some(_) => return Err(CardError::Invalid("its `skills` is not a list".to_owned())),
+        };
+        let capabilities = raw.get("capabilities").and_then(Value::as_object);
+        Ok(Self {
+            name,
+            description: text(&raw, "description").unwrap_or_default(),
+            version: text(&raw, "version").unwrap_or_default(),
+            streaming: capabilities
+                .and_then(|c| c.get("streaming"))
+                .and_then(Value::as_bool)
+                .unwrap_or(false),
+            output_modes: texts(&raw, "defaultOutputModes", "default_output_modes"),
+            input_modes: texts(&raw, "defaultInputModes", "default_input_modes"),
+            skills,
+            warnings,
+            hash: hash(&raw),
+            raw,
+        })
+    }
+
+    /// Changes when the card does, whatever order its keys come in.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// The interface to use: the first that the bridge speaks, at the configured host and port.
+    pub fn interface(&self, base: &Url) -> Result<Interface, CardError> {
+        let mut offered = Vec::new();
+        for (url, binding, version) in self.offers() {
+            let dialect = match (binding.to_ascii_uppercase().as_str(), version.as_str()) {
+                ("JSONRPC", v) if v == "1" || v.starts_with("1.") => Some(Dialect::V1),
+                ("JSONRPC", v) if v.is_empty() || v.starts_with("0.2") || v.starts_with("0.3") => {
+                    Some(Dialect::V03)
+                }
+                _ => None,
+            };
+            if let Some(dialect) = dialect {
+                return Ok(Interface {
+                    url: at_configured_host(base, &url),
+                    dialect,
+                });
+            }
+            offered.push(format!("{binding} {version}").trim().to_owned());
+        }
+        Err(CardError::Unsupported(offered.join(", ")))
+    }
+
+    /// Every interface of the card as (url, binding, version), the preferred one first.
+    fn offers(&self) -> Vec<(String, String, String)> {
+        let list = |key: &str, snake: &str| {
+            let value = self.raw.get(key).or_else(|| self.raw.get(snake));
+            value
+                .and_then(Value::as_array)
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_object)
+        };
+        let mut offers: Vec<_> = list("supportedInterfaces", "supported_interfaces")
+            .map(|i| {
+                let get =
+                    |key: &str, snake: &str| text(i, key).or_else(|| text(i, snake)).unwrap_or_default();
+                let binding = get("protocolBinding", "protocol_binding");
+                (
+                    get("url", "url"),
+                    binding,
+                    get("protocolVersion", "protocol_version"),
+                )
+            })
+            .collect();
+        // Cards before v1, and the older half of a merged one.
+        let version = text(&self.raw, "protocolVersion")
+            .or_else(|| text(&self.raw, "protocol_version"))
+            .unwrap_or_default();
+        if offers.is_empty() || self.raw.contains_key("url") {
+            let transport =
+                text(&self.raw, "preferredTransport").or_else(|| text(&self.raw, "preferred_transport"));
+            let url = text(&self.raw, "url").unwrap_or_default();
+            offers.push((
+                url,
+                transport.unwrap_or_else(|| "JSONRPC".to_owned()),
+                version.clone(),
+            ));
+        }
+        offers.extend(list("additionalInterfaces", "additional_interfaces").map(|i| {
+            (
+                text(i, "url").unwrap_or_default(),
+                text(i, "transport").unwrap_or_default(),
+                version.clone(),
+            )
+        }));
+        offers
+    }
+
+    /// The card as the bridge uses it, in v1.0 form.
+    pub fn to_v1(&self, interface: &Interface) -> Value {
+        let mut card = Map::new();
+        card.insert("name".into(), json!(self.name));
+        card.insert("description".into(), json!(self.description));
+        card.insert(
+            "supportedInterfaces".into(),
+            json!([{
+                "url": interface.url.as_str(),
+                "protocolBinding": interface.dialect.binding(),
+                "protocolVersion": interface.dialect.protocol_version(),
+            }]),
+        );
+        for key in ["provider", "documentationUrl", "iconUrl"] {
+            if let Some(value) = self.raw.get(key).filter(|value| !value.is_null()) {
+                card.insert(key.to_owned(), value.clone());
+            }
+        }
+        card.insert("version".into(), json!(self.version));
+        card.insert("capabilities".into(), json!({ "streaming": self.streaming }));
+        card.insert("defaultInputModes".into(), json!(self.input_modes));
+        card.insert("defaultOutputModes".into(), json!(self.output_modes));
+        card.insert("skills".into(), self.skills.iter().map(Skill::to_v1).collect());
+        Value::Object(card)
+    }
+}
+
+impl Skill {
+    fn to_v1(&self) -> Value {
+        let mut skill = json!({
+            "id": self.id, "name": self.name, "description": self.description, "tags": self.tags,
+        });
+        for (key, modes) in [
+            ("inputModes", &self.input_modes),
+            ("outputModes", &self.output_modes),
+        ] {
+            if !modes.is_empty() {
+                skill[key] = json!(modes);
+            }
+        }
+        skill
+    }
+}
+
+fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
+    if list.len() > MAX_SKILLS {
+        warnings.push(format!(
+            "the card has {} skills; only the first {MAX_SKILLS} are taken",
+            list.len()
+        ));
+    }
+    let mut skills: Vec<Skill> = Vec::new();
+    for (index, value) in list.iter().take(MAX_SKILLS).enumerate() {
+        let Some(skill) = value.as_object() else {
+            warnings.push(format!("skill {index} is not an object; it is left out"));
+            continue;
+        };
+        let (id, name) = (text(skill, "id"), text(skill, "name"));
+        let Some(id) = id.or_else(|| name.clone()) else {
+            warnings.push(format!("skill {index} has neither id nor name; it is left out"));
+            continue;
+        };
+        if skills.iter().any(|other| other.id == id) {
+            warnings.push(format!(
+                "a second skill with the id `{}` is left out",
+                crate::json::shorten(&id, 80)
+            ));
+            continue;
+        }
+        skills.push(Skill {
+            name: name.unwrap_or_else(|| id.clone()),
+            id,
+            description: text(skill, "description").unwrap_or_default(),
+            tags: texts(skill, "tags", "tags"),
+            input_modes: texts(skill, "inputModes", "input_modes"),
+            output_modes: texts(skill, "outputModes", "output_modes"),
+        });
+    }
+    skills
+}
+
+/// The configured scheme, host and port with the card's path.
+///
+/// Cards often name a host that only the agent itself can reach (`0.0.0.0`, a container's port),
+/// and credentials must not go where a card points.
+fn at_configured_host(base: &Url, card_url: &str) -> Url {
+    let mut url = base.clone();
+    match Url::parse(card_url) {
+        Ok(card) => {
+            url.set_path(card.path());
+            url.set_query(card.query());
+        }
+        Err(_) if card_url.starts_with('/') => url.set_path(card_url),
+        Err(_) => {}
+    }
+    url
+}
+
+fn hash(raw: &Map<String, Value>) -> String {
+    // Sorted by key at every level: an agent that serves its card from a hash map changes
+    // the order at every start.
+    fn sorted(value: &Value) -> Value {
+        match value {
+            Value::Object(map) => {
+                let ordered: std::collections::BTreeMap<_, _> =
+                    map.iter().map(|(k, v)| (k.clone(), sorted(v))).collect();
+                Value::Object(ordered.into_iter().collect())
+            }
+            Value::Array(list) => Value::Array(list.iter().map(sorted).collect()),
+            other => other.clone(),
+        }
+    }
+    let digest = Sha256::digest(sorted(&Value::Object(raw.clone())).to_string());
+    digest
+        .iter()
+        .take(16)
+        .fold(String::with_capacity(32), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
+}
+
+/// A string field; numbers are written out, because versions and ids sometimes are ones.
+fn text(map: &Map<String, Value>, key: &str) -> Option<String> {
+    match map.get(key)? {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+fn texts(map: &Map<String, Value>, key: &str, snake: &str) -> Vec<String> {
+    let list = map.get(key).or_else(|| map.get(snake)).and_then(Value::as_array);
+    list.into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .take(64)
+        .collect()
+}

@@ -1,0 +1,108 @@
+//! A2A v1.0: parts by their field, roles as `ROLE_*`, a send that blocks unless told otherwise.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::Outgoing;
+use crate::a2a::model::{FileContent, Part};
+
+#[derive(Serialize)]
+pub(super) struct SendParams<'a> {
+    message: Message<'a>,
+    #[serde(skip_serializing_if = "Configuration::is_empty")]
+    configuration: Configuration<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Message<'a> {
+    message_id: uuid::Uuid,
+    role: &'static str,
+    parts: Vec<WirePart<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    reference_task_ids: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Metadata<'a>>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Metadata<'a> {
+    pub(super) skill_id: &'a str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Configuration<'a> {
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    accepted_output_modes: &'a [String],
+}
+
+impl Configuration<'_> {
+    fn is_empty(&self) -> bool {
+        self.accepted_output_modes.is_empty()
+    }
+}
+
+#[derive(Serialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct WirePart<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    raw: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    filename: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    media_type: Option<&'a str>,
+}
+
+pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
+    SendParams {
+        message: Message {
+            message_id: uuid::Uuid::new_v4(),
+            role: "ROLE_USER",
+            parts: message.parts.iter().map(part).collect(),
+            task_id: message.task_id,
+            context_id: message.context_id,
+            reference_task_ids: message.reference_task_ids,
+            metadata: message.skill_id.map(|skill_id| Metadata { skill_id }),
+        },
+        configuration: Configuration {
+            accepted_output_modes: message.output_modes,
+        },
+    }
+}
+
+fn part(part: &Part) -> WirePart<'_> {
+    match part {
+        Part::Text(text) => WirePart {
+            text: Some(text),
+            ..WirePart::default()
+        },
+        Part::Data(data) => WirePart {
+            data: Some(data),
+            ..WirePart::default()
+        },
+        Part::File(file) => {
+            let (raw, url) = match &file.content {
+                FileContent::Base64(bytes) => (Some(bytes.as_str()), None),
+                FileContent::Uri(uri) => (None, Some(uri.as_str())),
+            };
+            WirePart {
+                raw,
+                url,
+                filename: file.name.as_deref(),
+                media_type: file.media_type.as_deref(),
+                ..WirePart::default()
+            }
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! What an agent's parts amount to: one message, its files, its data.
+//!
+//! Agents say things twice: in a status and in an artifact, token by token and then as a whole.
+//! `message` is assembled once, from the first source that has text:
+//!
+//! | | `COMPLETED` | every other status |
+//! | --- | --- | --- |
+//! | 1 | answer artifacts | final status message |
+//! | 2 | final status message | answer artifacts |
+//! | 3 | the agent's messages in `history` since the user's last | the same |
+//!
+//! Files and data are for programs, so they come from everywhere, notices included.
+
+use std::collections::HashSet;
+
+use super::outcome::{ArtifactRef, Content, ReplyFile};
+use crate::a2a::model::{Artifact, FileContent, Message, Part, Task, TaskState, normal_base64};
+
+/// Which artifacts are the answer and which are notices, by name.
+#[derive(Debug, Clone)]
+pub struct ArtifactRules {
+    /// Patterns of names that belong to the answer.
+    pub answer: Vec<String>,
+    /// Patterns of names that do not, whatever `answer` says.
+    pub notice: Vec<String>,
+}
+
+impl ArtifactRules {
+    fn is_answer(&self, artifact: &Artifact) -> bool {
+        let name = artifact.name.as_deref().unwrap_or_default();
+        let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
+        !any(&self.notice) && any(&self.answer)
+    }
+}
+
+/// The content of a task as it stands. The error tells which file is not readable.
+pub fn of_task(task: &Task, rules: &ArtifactRules) -> Result<Content, String> {
+    let status = task
+        .status_message
+        .as_ref()
+        .map(text_of)
+        .filter(|text| !text.is_empty());
+    let answer = || answer_text(&task.artifacts, rules);
+    let message = if task.state == TaskState::Completed {
+        answer().or(status)
+    } else {
+        status.or_else(answer)
+    };
+    // What was said before the user's last message belongs to an earlier turn.
+    let since = task
+        .history
+        .iter()
+        .rposition(|message| message.from_user)
+        .map_or(0, |index| index + 1);
+    let said = task.history.get(since..).unwrap_or_default();
+
+    let mut collector = Collector::default();
+    for artifact in &task.artifacts {
+        collector.take(&artifact.parts)?;
+    }
+    if let Some(status) = &task.status_message {
+        collector.take(&status.parts)?;
+    }
+    if task.artifacts.is_empty() && task.status_message.is_none() {
+        for message in said {
+            collector.take(&message.parts)?;
+        }
+    }
+    let artifacts = task
+        .artifacts
+        .iter()
+        .map(|a| ArtifactRef {
+            id: a.id.clone(),
+            name: a.name.clone(),
+        })
+        .collect();
+    Ok(Content {
+        message: message.unwrap_or_else(|| said.iter().map(text_of).collect()),
+        files: collector.files,
+        data: collector.data,
+        artifacts,
+    })
+}
+
+/// The content of a direct message.
+pub fn of_message(message: &Message) -> Result<Content, String> {
+    let mut collector = Collector::default();
+    collector.take(&message.parts)?;
+    Ok(Content {
+        message: text_of(message),
+        files: collector.files,
+        data: collector.data,
+        artifacts: Vec::new(),
+    })
+}
+
+fn text_of(message: &Message) -> String {
+    message.parts.iter().filter_map(Part::as_text).collect()
+}
+
+/// The text of the answer artifacts, one line break between two; an artifact that repeats all
+/// that came before it counts once.
+fn answer_text(artifacts: &[Artifact], rules: &ArtifactRules) -> Option<String> {
+    let mut joined = String::new();
+    // The same without line breaks between artifacts, which is how a closing artifact repeats
+    // what was streamed in several.
+    let mut run_on = String::new();
+    for artifact in artifacts.iter().filter(|artifact| rules.is_answer(artifact)) {
+        let text: String = artifact.parts.iter().filter_map(Part::as_text).collect();
+        if text.is_empty() || text == joined || text == run_on {
+            continue;
+        }
+        if !joined.is_empty() {
+            joined.push('\n');
+        }
+        joined.push_str(&text);
+        run_on.push_str(&text);
+    }
+    (!joined.is_empty()).then_some(joined)
+}
+
+/// Files and data in order; what is sent again, to the letter, counts once.
+#[derive(Default)]
+struct Collector {
+    files: Vec<ReplyFile>,
+    data: Vec<Box<serde_json::value::RawValue>>,
+    seen: HashSet<String>,
+}
+
+impl Collector {
+    fn take(&mut self, parts: &[Part]) -> Result<(), String> {
+        // Within one message or artifact two equal parts are two.
+        let mut fresh = Vec::new();
+        for part in parts {
+            match part {
+                Part::Text(_) => {}
+                Part::Data(data) => {
+                    if !self.seen.contains(data.get()) {
+                        fresh.push(data.get().to_owned());
+                        self.data.push(data.clone());
+                    }
+                }
+                Part::File(file) => {
+                    let mut reply = ReplyFile {
+                        name: file.name.clone(),
+                        mime_type: file.media_type.clone(),
+                        size: None,
+                        url: None,
+                        bytes: None,
+                    };
+                    match &file.content {
+                        FileContent::Uri(uri) => reply.url = Some(uri.clone()),
+                        FileContent::Base64(text) => {
+                            let (bytes, size) = normal_base64(text).ok_or_else(|| {
+                                format!(
+                                    "its file `{}` is not base64",
+                                    file.name.as_deref().unwrap_or("without a name")
+                                )
+                            })?;
+                            reply.size = Some(size);
+                            reply.bytes = Some(bytes);
+                        }
+                    }
+                    if !self.files.contains(&reply) {
+                        self.files.push(reply);
+                    }
+                }
+            }
+        }
+        self.seen.extend(fresh);
+        Ok(())
+    }
+}
+
+/// Whether `name` fits `pattern`, in which `*` stands for anything.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((head, tail)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(mut rest) = name.strip_prefix(head) else {
+        return false;
+    };
+    let mut pieces = tail.split('*');
+    let last = pieces.next_back().unwrap_or_default();
+    for piece in pieces {
+        match rest.split_once(piece) {
+            Some((_, after)) => rest = after,
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules() -> ArtifactRules {
+        let own = |list: &[&str]| list.iter().map(|&s| s.to_owned()).collect();
+        ArtifactRules {
+            answer: own(&["*"]),
+            notice: own(&["execution_plan_*", "tool_notification_*", "tool_result"]),
+        }
+    }
+
+    fn content(task: &str) -> Content {
+        of_task(&Task::decode(task).unwrap(), &rules()).unwrap()
+    }
+
+    fn artifact(name: &str, text: &str) -> String {
+        format!(r#"{{"artifactId":"{name}","name":"{name}","parts":[{{"text":"{text}"}}]}}"#)
+    }
+
+    fn completed(artifacts: &[String]) -> String {
+        let artifacts = artifacts.join(",");
+        format!(
+            r#"{{"id":"t","status":{{"state":"completed","message":{{"role":"agent","parts":[{{"text":"done"}}]}}}},"artifacts":[{artifacts}]}}"#
+        )
+    }
+
+    #[test]
+    fn the_answer_comes_before_the_closing_words_of_a_completed_task() {
+        assert_eq!(
+            content(&completed(&[artifact("a", "one"), artifact("b", "two")])).message,
+            "one\ntwo"
+        );
+        assert_eq!(content(&completed(&[])).message, "done");
+    }
+
+    #[test]
+    fn notices_stay_out_of_the_message_but_are_listed() {
+        let content = content(&completed(&[
+            artifact("execution_plan_update", "plan"),
+            artifact("tool_notification_start", "calling"),
+            artifact("tool_result", "raw"),
+            artifact("final", "answer"),
+        ]));
+        assert_eq!(content.message, "answer");
+        assert_eq!(content.artifacts.len(), 4);
+    }
+
+    #[test]
+    fn a_closing_artifact_that_repeats_everything_counts_once() {
+        let parts = [
+            artifact("s1", "Hello "),
+            artifact("s2", "world"),
+            artifact("final", "Hello world"),
+        ];
+        assert_eq!(content(&completed(&parts)).message, "Hello \nworld");
+        assert_eq!(
+            content(&completed(&[artifact("s", "same"), artifact("f", "same")])).message,
+            "same"
+        );
+    }
+
+    #[test]
+    fn a_question_is_the_message_even_when_there_are_artifacts() {
+        let task = r#"{"id":"t","status":{"state":"input-required","message":{"role":"agent","parts":[{"kind":"text","text":"which?"}]}},
+            "artifacts":[{"parts":[{"text":"draft"}]}]}"#;
+        assert_eq!(content(task).message, "which?");
+    }
+
+    #[test]
+    fn what_was_only_said_in_history_is_the_message_from_the_last_turn_on() {
+        let task = r#"{"id":"t","status":{"state":"completed"},"history":[
+            {"role":"user","parts":[{"text":"a"}]},{"role":"agent","parts":[{"text":"which?"}]},
+            {"role":"user","parts":[{"text":"b"}]},{"role":"user","parts":[{"text":"b"}]},
+            {"role":"agent","parts":[{"text":"Hel"}]},{"role":"ROLE_AGENT","parts":[{"text":"lo"}, {"data":{"n":1}}]}]}"#;
+        let content = content(task);
+        assert_eq!(content.message, "Hello");
+        assert_eq!(content.data.len(), 1);
+    }
+
+    #[test]
+    fn data_and_files_that_are_sent_again_count_once() {
+        let task = r#"{"id":"t","status":{"state":"completed","message":{"role":"agent","parts":[{"data":{"n": 1}},{"raw":"QQ","filename":"a"}]}},
+            "artifacts":[{"parts":[{"data":{"n": 1}},{"file":{"bytes":"QQ==","name":"a"}}]}]}"#;
+        let content = content(task);
+        assert_eq!((content.data.len(), content.files.len()), (1, 1));
+        assert_eq!(
+            (content.files[0].size, content.files[0].bytes.as_deref()),
+            (Some(1), Some("QQ=="))
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_not_base64_is_an_error() {
+        let task = r#"{"id":"t","status":{"state":"completed"},"artifacts":[{"parts":[{"raw":"%%%"}]}]}"#;
+        assert!(of_task(&Task::decode(task).unwrap(), &rules()).is_err());
+    }
+
+    #[test]
+    fn patterns_match_with_any_number_of_stars() {
+        for (pattern, name, fits) in [
+            ("*", "", true),
+            ("a*c", "abc", true),
+            ("a*c", "abd", false),
+            ("*é*", "caféx", true),
+            ("a", "b", false),
+            ("a*a", "a", false),
+        ] {
+            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The one error that crosses a wire, and the table of its codes.
+
+use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use super::outcome::TaskRef;
+use crate::a2a::client::{ClientError, chain};
+
+/// The contract's codes. Names and numbers are public interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    /// Body, parameter, header or reply mode not understood.
+    InvalidRequest,
+    /// Task or follow-up never seen here, or forgotten.
+    NotFound,
+    /// The follow-up was answered already.
+    FollowUpUsed,
+    /// The follow-up's time is over.
+    FollowUpExpired,
+    /// The task is in a final state, or the agent refuses to cancel it.
+    NotCancelable,
+    /// Request, reply or file over a limit.
+    TooLarge,
+    /// The agent's `max_in_flight` is reached.
+    Busy,
+    /// The agent answered with an error, or not in A2A.
+    AgentError,
+    /// The agent is not there.
+    AgentUnavailable,
+    /// The agent instance that held the task is gone.
+    TaskLost,
+    /// No end within the limit.
+    Timeout,
+    /// The connection broke and nobody could be asked.
+    OutcomeUnknown,
+    /// A defect of the bridge.
+    Internal,
+    /// Not an error of the call: the agent's task failed. Never sent with error headers.
+    TaskFailed,
+    /// Not an error of the call: the agent rejected the task. Never sent with error headers.
+    TaskRejected,
+}
+
+impl Code {
+    /// The stable name and the number for `Nats-Service-Error-Code`.
+    const fn row(self) -> (&'static str, u16) {
+        match self {
+            Self::InvalidRequest => ("invalid_request", 400),
+            Self::NotFound => ("not_found", 404),
+            Self::FollowUpUsed => ("follow_up_used", 409),
+            Self::FollowUpExpired => ("follow_up_expired", 410),
+            Self::NotCancelable => ("not_cancelable", 409),
+            Self::TooLarge => ("too_large", 413),
+            Self::Busy => ("busy", 429),
+            Self::AgentError => ("agent_error", 502),
+            Self::AgentUnavailable => ("agent_unavailable", 503),
+            Self::TaskLost => ("task_lost", 503),
+            Self::Timeout => ("timeout", 504),
+            Self::OutcomeUnknown => ("outcome_unknown", 504),
+            Self::Internal => ("internal", 500),
+            Self::TaskFailed => ("task_failed", 0),
+            Self::TaskRejected => ("task_rejected", 0),
+        }
+    }
+
+    /// The stable name.
+    pub const fn name(self) -> &'static str {
+        self.row().0
+    }
+
+    /// The number for service headers and HTTP.
+    pub const fn number(self) -> u16 {
+        self.row().1
+    }
+}
+
+impl Serialize for Code {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// What a reply says about an error, beside its message.
+#[derive(Debug, Clone, Serialize)]
+pub struct ErrorInfo {
+    /// The contract's code.
+    pub code: Code,
+    /// Whether the same request may succeed later.
+    pub retryable: bool,
+    /// The agent's JSON-RPC code.
+    pub a2a_code: Option<i64>,
+    /// The agent's error data.
+    pub a2a_data: Option<Box<RawValue>>,
+    /// The agent's HTTP status, when it is an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http_status: Option<u16>,
+    /// After a timeout: whether the task was cancelled at the agent; `null` when no id was known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cancelled: Option<Option<bool>>,
+}
+
+impl ErrorInfo {
+    /// An error about which no more is known than its code.
+    pub fn new(code: Code) -> Self {
+        let retryable = matches!(code, Code::Busy | Code::AgentUnavailable);
+        Self {
+            code,
+            retryable,
+            a2a_code: None,
+            a2a_data: None,
+            http_status: None,
+            cancelled: None,
+        }
+    }
+}
+
+/// A request that ended in an error.
+#[derive(Debug, Clone)]
+pub struct ActionError {
+    /// For programs.
+    pub info: Box<ErrorInfo>,
+    /// For people.
+    pub message: String,
+    /// The task, when one is known.
+    pub task: Option<TaskRef>,
+    /// Whether the agent may have begun to work. Only such an error is remembered for repeats of
+    /// the same request.
+    pub reached_agent: bool,
+}
+
+impl ActionError {
+    /// An error from before the agent was reached.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            info: Box::new(ErrorInfo::new(code)),
+            message: message.into(),
+            task: None,
+            reached_agent: false,
+        }
+    }
+
+    /// The request is not understood.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidRequest, message)
+    }
+
+    /// The agent is not there; `why` is what is known about it.
+    pub fn unavailable(agent: &str, why: Option<&str>) -> Self {
+        let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+        Self::new(
+            Code::AgentUnavailable,
+            format!("agent `{agent}` is not available{why}"),
+        )
+    }
+
+    /// The bridge failed.
+    pub fn internal() -> Self {
+        Self::new(
+            Code::Internal,
+            "the bridge failed to handle this request; its log says more",
+        )
+    }
+
+    /// What a failed call to the agent means to the caller.
+    pub fn from_client(error: ClientError) -> Self {
+        let reached_agent = error.is_delivered();
+        let code = match &error {
+            ClientError::Unreachable(_) => Code::AgentUnavailable,
+            ClientError::Broken(_) => Code::OutcomeUnknown,
+            ClientError::TooLarge { .. } => Code::TooLarge,
+            ClientError::Refused { .. } | ClientError::NotA2a { .. } => Code::AgentError,
+        };
+        let mut this = Self {
+            reached_agent,
+            ..Self::new(code, chain(&error))
+        };
+        if let ClientError::Refused {
+            http_status,
+            code,
+            data,
+            ..
+        } = error
+        {
+            this.info.retryable = matches!(http_status, Some(429 | 503));
+            this.info.http_status = http_status;
+            this.info.a2a_code = code;
+            this.info.a2a_data = data;
+        }
+        this
+    }
+
+    /// The same error about a known task.
+    pub fn about(mut self, task: TaskRef) -> Self {
+        self.task = Some(task);
+        self
+    }
+
+    /// The same error, of a call that the agent may have begun to work on.
+    pub fn after_reaching_agent(mut self) -> Self {
+        self.reached_agent = true;
+        self
+    }
+
+    /// The reply body of the contract.
+    pub fn to_json(&self) -> Vec<u8> {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            success: bool,
+            status: &'static str,
+            message: &'a str,
+            error_info: &'a ErrorInfo,
+            task: Option<&'a TaskRef>,
+        }
+        let body = Body {
+            success: false,
+            status: "ERROR",
+            message: &self.message,
+            error_info: &self.info,
+            task: self.task.as_ref(),
+        };
+        serde_json::to_vec(&body).expect("strings, numbers and raw JSON always serialize")
+    }
+}

@@ -1,0 +1,211 @@
+//! How a call ended when it did not end in an error: the reply object of the contract.
+
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use super::error::{Code, ErrorInfo};
+use super::follow_up::FollowUp;
+use crate::a2a::model::TaskState;
+
+/// The statuses of the contract; errors are not among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Status {
+    /// The task is done.
+    Completed,
+    /// The task failed.
+    Failed,
+    /// The agent refused the task.
+    Rejected,
+    /// The task was cancelled.
+    Canceled,
+    /// The agent asks something.
+    InputRequired,
+    /// The agent wants authentication.
+    AuthRequired,
+    /// The task goes on.
+    Working,
+}
+
+impl From<&TaskState> for Status {
+    fn from(state: &TaskState) -> Self {
+        match state {
+            TaskState::Completed => Self::Completed,
+            TaskState::Failed => Self::Failed,
+            TaskState::Rejected => Self::Rejected,
+            TaskState::Canceled => Self::Canceled,
+            TaskState::InputRequired => Self::InputRequired,
+            TaskState::AuthRequired => Self::AuthRequired,
+            TaskState::Submitted | TaskState::Working | TaskState::Unknown(_) => Self::Working,
+        }
+    }
+}
+
+/// Which task a reply is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TaskRef {
+    /// The agent's id; `null` for a direct message.
+    pub id: Option<String>,
+    /// The conversation.
+    pub context_id: Option<String>,
+    /// The agent's name in the settings.
+    pub agent: std::sync::Arc<str>,
+    /// The original id of the skill; `null` when the bridge does not know it.
+    pub skill: Option<std::sync::Arc<str>>,
+}
+
+/// A file in a reply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ReplyFile {
+    /// Its name, as the agent says.
+    pub name: Option<String>,
+    /// Its media type, as the agent says.
+    pub mime_type: Option<String>,
+    /// Its size in bytes, when it is here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<usize>,
+    /// Where it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// The file itself, in base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<String>,
+}
+
+/// An artifact's id and name, so that versions of a refined result can be told apart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ArtifactRef {
+    /// The agent's id of it.
+    pub id: Option<String>,
+    /// The agent's name for it.
+    pub name: Option<String>,
+}
+
+/// Keys and values of a JSON object, in order, values exactly as they were written.
+#[derive(Debug, Clone, Default)]
+pub struct RawObject(pub Vec<(String, Box<RawValue>)>);
+
+/// The content of a reply: what the agent's parts amount to.
+#[derive(Debug, Clone, Default)]
+pub struct Content {
+    /// The text for people.
+    pub message: String,
+    /// All files.
+    pub files: Vec<ReplyFile>,
+    /// All data parts, in order.
+    pub data: Vec<Box<RawValue>>,
+    /// All artifacts.
+    pub artifacts: Vec<ArtifactRef>,
+}
+
+/// The reply object.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// How it ended, or where it stands.
+    pub status: Status,
+    /// Whether the caller got what was asked for.
+    pub success: bool,
+    /// What the agent said.
+    pub content: Content,
+    /// How to answer the agent's question.
+    pub follow_up: Option<FollowUp>,
+    /// Which task it is about.
+    pub task: TaskRef,
+}
+
+impl Outcome {
+    /// The reply for a task in `state`, or for a direct message, which counts as completed.
+    pub fn new(status: Status, content: Content, task: TaskRef) -> Self {
+        let success = matches!(status, Status::Completed | Status::Working);
+        Self {
+            status,
+            success,
+            content,
+            follow_up: None,
+            task,
+        }
+    }
+
+    /// The reply body of the contract.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("strings, numbers and raw JSON always serialize")
+    }
+}
+
+impl Serialize for Outcome {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("success", &self.success)?;
+        map.serialize_entry("status", &self.status)?;
+        map.serialize_entry("message", &self.content.message)?;
+        map.serialize_entry("files", &self.content.files)?;
+        match &self.follow_up {
+            // In this state `data` holds the follow-up and nothing else.
+            Some(follow_up) => {
+                map.serialize_entry("data", follow_up)?;
+                if !self.content.data.is_empty() {
+                    map.serialize_entry("data_parts", &self.content.data)?;
+                }
+            }
+            None => match merged(&self.content.data) {
+                Some(object) => map.serialize_entry("data", &object)?,
+                None => {
+                    map.serialize_entry("data", &RawObject::default())?;
+                    map.serialize_entry("data_parts", &self.content.data)?;
+                }
+            },
+        }
+        map.serialize_entry("artifacts", &self.content.artifacts)?;
+        let failure = match self.status {
+            Status::Failed => Some(Code::TaskFailed),
+            Status::Rejected => Some(Code::TaskRejected),
+            _ => None,
+        };
+        if let Some(code) = failure {
+            map.serialize_entry("error_info", &ErrorInfo::new(code))?;
+        }
+        map.serialize_entry("task", &self.task)?;
+        map.end()
+    }
+}
+
+/// All parts as one object, when they are objects whose keys do not clash.
+fn merged(parts: &[Box<RawValue>]) -> Option<RawObject> {
+    let mut all = RawObject::default();
+    for part in parts {
+        let mut object: RawObject = serde_json::from_str(part.get()).ok()?;
+        all.0.append(&mut object.0);
+    }
+    let mut keys = std::collections::HashSet::with_capacity(all.0.len());
+    let distinct = all.0.iter().all(|(key, _)| keys.insert(key.as_str()));
+    distinct.then_some(all)
+}
+
+impl Serialize for RawObject {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for RawObject {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = RawObject;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(RawObject(entries))
+            }
+        }
+        deserializer.deserialize_map(Visitor)
+    }
+}

@@ -1,0 +1,163 @@
+//! A skill's parameters: what its description asks for, and the text that is made of the values.
+//!
+//! `{identifier}` in a description is a parameter. Without any, `prompt` is the one parameter.
+
+use serde_json::{Map, Value, json};
+
+/// Names that are never placeholders, because every action has them.
+const RESERVED: [&str; 4] = ["prompt", "files", "data", "meta"];
+/// Most placeholders of one skill; what comes after stays text.
+const MAX_PLACEHOLDERS: usize = 64;
+
+/// A description, split at its placeholders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template {
+    pieces: Vec<Piece>,
+    names: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    Placeholder(String),
+}
+
+impl Template {
+    /// Reads a skill's description.
+    pub fn parse(description: &str) -> Self {
+        let (mut pieces, mut names, mut text) = (Vec::new(), Vec::<String>::new(), String::new());
+        let mut rest = description;
+        while let Some((before, after)) = rest.split_once('{') {
+            text.push_str(before);
+            match after.split_once('}').filter(|(name, _)| is_placeholder(name)) {
+                Some((name, after)) if names.len() < MAX_PLACEHOLDERS || names.iter().any(|n| n == name) => {
+                    if !text.is_empty() {
+                        pieces.push(Piece::Text(std::mem::take(&mut text)));
+                    }
+                    if !names.iter().any(|other| other == name) {
+                        names.push(name.to_owned());
+                    }
+                    pieces.push(Piece::Placeholder(name.to_owned()));
+                    rest = after;
+                }
+                _ => {
+                    text.push('{');
+                    rest = after;
+                }
+            }
+        }
+        text.push_str(rest);
+        if !text.is_empty() {
+            pieces.push(Piece::Text(text));
+        }
+        Self { pieces, names }
+    }
+
+    /// The parameters, in the order of the description.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The description with the values filled in; values are not looked into again.
+    pub fn fill<'a>(&self, value: impl Fn(&str) -> &'a str) -> String {
+        self.pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Text(text) => text.as_str(),
+                Piece::Placeholder(name) => value(name),
+            })
+            .collect()
+    }
+
+    /// The JSON schema of a request body.
+    pub fn schema(&self) -> Value {
+        let mut properties = Map::new();
+        for name in &self.names {
+            properties.insert(name.clone(), json!({"type": ["string", "number", "boolean"]}));
+        }
+        properties.insert("prompt".into(), json!({"type": "string"}));
+        properties.insert("files".into(), files_schema());
+        properties.insert("data".into(), json!({"type": "object"}));
+        properties.insert(
+            "meta".into(),
+            json!({"type": "object", "additionalProperties": false, "properties": {
+                "session_id": {"type": "string"},
+                "reference_task_ids": {"type": "array", "items": {"type": "string"}},
+                "output_modes": {"type": "array", "items": {"type": "string"}},
+            }}),
+        );
+        let mut schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+        if let Some(object) = schema.as_object_mut() {
+            if self.names.is_empty() {
+                object.insert("required".into(), json!(["prompt"]));
+            } else {
+                object.insert(
+                    "oneOf".into(),
+                    json!([{"required": self.names}, {"required": ["prompt"]}]),
+                );
+            }
+        }
+        schema
+    }
+}
+
+/// The JSON schema of `files`.
+pub fn files_schema() -> Value {
+    json!({"type": "array", "items": {"oneOf": [
+        {"type": "string", "format": "uri"},
+        {"type": "object", "required": ["bytes"], "additionalProperties": false, "properties": {
+            "name": {"type": "string"},
+            "mime_type": {"type": "string"},
+            "bytes": {"type": "string", "contentEncoding": "base64"},
+        }},
+    ]}})
+}
+
+fn is_placeholder(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
+        && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
+        && name.len() <= 64
+        && !RESERVED.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_become_parameters_in_order_and_once() {
+        let template = Template::parse("Translate {text} into {language}: {text}");
+        assert_eq!(template.names(), ["text", "language"]);
+        let filled = template.fill(|name| if name == "text" { "{language}" } else { "French" });
+        assert_eq!(filled, "Translate {language} into French: {language}");
+    }
+
+    #[test]
+    fn what_is_no_identifier_stays_text() {
+        for text in [
+            "a {b c} d",
+            "{}",
+            "{1a}",
+            "json {\"a\": 1}",
+            "{prompt} {files} {data} {meta}",
+            "open {",
+            "{é}",
+        ] {
+            let template = Template::parse(text);
+            assert!(template.names().is_empty(), "{text}");
+            assert_eq!(template.fill(|_| ""), text);
+        }
+        assert_eq!(Template::parse("{{city}}").names(), ["city"]);
+    }
+
+    #[test]
+    fn the_schema_asks_for_the_placeholders_or_for_a_prompt() {
+        let schema = Template::parse("Forecast for {city}").schema();
+        assert_eq!(schema["oneOf"][0]["required"], json!(["city"]));
+        assert_eq!(
+            Template::parse("Anything").schema()["required"],
+            json!(["prompt"])
+        );
+    }
+}

@@ -1,0 +1,83 @@
+//! Limits and small rules for JSON from outside, shared by requests, cards and replies.
+
+use serde::{Deserialize, Deserializer};
+
+/// Deepest nesting taken from anyone. It is serde_json's own limit for what it builds; raw values
+/// are not built, so they need the check.
+pub(crate) const MAX_DEPTH: usize = 127;
+
+/// Whether `bytes`, taken as JSON, never nests deeper than [`MAX_DEPTH`].
+pub(crate) fn is_shallow(bytes: &[u8]) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for &byte in bytes {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_string = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'{' | b'[' => {
+                depth += 1;
+                if depth > MAX_DEPTH {
+                    return false;
+                }
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    true
+}
+
+/// For fields where `null` means absent.
+pub(crate) fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// The longest beginning of `text` that has at most `max` bytes, cut between characters.
+pub(crate) fn head(text: &str, max: usize) -> &str {
+    let mut end = max.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}
+
+/// Like [`head`], with an ellipsis where something was cut.
+pub(crate) fn shorten(text: &str, max: usize) -> String {
+    if text.len() <= max {
+        text.to_owned()
+    } else {
+        format!("{}…", head(text, max.saturating_sub('…'.len_utf8())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nesting_is_measured_outside_strings_only() {
+        assert!(is_shallow(br#"{"a": "[[[[[[", "b": [1, {"c": "\"["}]}"#));
+        let deep = |n: usize| "[".repeat(n) + &"]".repeat(n);
+        assert!(is_shallow(deep(MAX_DEPTH).as_bytes()));
+        assert!(!is_shallow(deep(MAX_DEPTH + 1).as_bytes()));
+        assert!(!is_shallow("{\"a\":".repeat(100_000).as_bytes()));
+    }
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        assert_eq!(head("aé", 2), "a");
+        assert_eq!(shorten("abcdef", 5), "ab…");
+        assert_eq!(shorten("abc", 3), "abc");
+    }
+}
