@@ -12,7 +12,7 @@ PATH="$PATH:${root:?}/.tools/bin"
 find_cargo() {
   local cargo home complaint
   if ! cargo="$(command -v cargo)"; then
-    say "cargo is not on PATH: install Rust (rustup.rs), or add its bin folder to PATH"
+    say "cargo is not on PATH: install Rust with rustup, or add its bin folder to PATH"
     return 1
   fi
   complaint="$(cargo --version 2>&1 >/dev/null)" && return 0
