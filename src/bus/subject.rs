@@ -1,1 +1,364 @@
-//! Every subject and token the bridge uses.
+//! Every subject and token the bridge uses, typed. Nowhere else is one formatted.
+//!
+//! A subject is made of dots, and a card is untrusted text: whatever an agent calls its skills, it
+//! must not be able to add a token, a wildcard or a `$`. So ids become [`Token`]s first, and
+//! [`Subjects`] puts nothing but tokens behind its prefix. The other way round, the reply subject of
+//! a request is the caller's choice, and [`ReplyGuard`] decides which ones are answered.
+//!
+//! ```
+//! use a2a_bridge::bus::subject::{ReplyGuard, Subjects, Token};
+//!
+//! let subjects = Subjects::new("a2a")?;
+//! let agent = Token::new("weather");
+//! assert_eq!(subjects.action(&agent, &Token::action("forecast")), "a2a.action.weather.forecast");
+//! assert_eq!(Token::new("5 days").as_str(), "_x5_20days");
+//!
+//! let guard = ReplyGuard::new(["_INBOX.>"], subjects.prefix())?;
+//! assert!(guard.allows("_INBOX.abc.1"));
+//! assert!(!guard.allows("$JS.API.STREAM.DELETE.orders"));
+//! # Ok::<(), a2a_bridge::bus::subject::SubjectError>(())
+//! ```
+
+mod reply_guard;
+
+use std::fmt;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+pub use self::reply_guard::ReplyGuard;
+
+/// Longest token.
+const TOKEN_MAX: usize = 64;
+/// Marks a token that is not the id itself.
+const ESCAPED: &str = "_x";
+/// Within an escaped token: what follows is a hash. No escape begins like that.
+const HASHED: &str = "_z";
+/// 128 bits as hexadecimal digits.
+const HASH_LEN: usize = 32;
+/// What remains of an id that is too long.
+const BEGINNING_MAX: usize = TOKEN_MAX - ESCAPED.len() - HASHED.len() - HASH_LEN;
+
+const PROVIDE_REQUIRED_INPUT: &str = "provide_required_input";
+const CANCEL_TASK: &str = "cancel_task";
+const GET_TASK: &str = "get_task";
+
+/// Why a prefix or a pattern cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubjectError {
+    /// A subject prefix has to be literal tokens.
+    #[error(
+        "`{0}` cannot begin a subject: use letters, digits, `_` and `-`, in parts separated by single dots"
+    )]
+    Prefix(String),
+    /// A reply pattern has to be whole tokens.
+    #[error("`{0}` is not a pattern of whole tokens, like `_INBOX.>` or `reply.*.x`")]
+    Pattern(String),
+}
+
+/// One token of a subject: `[A-Za-z0-9_-]{1,64}`.
+///
+/// Different ids make different tokens: an id that is used as it is never begins with `_x`; an
+/// escaped one can be read back unambiguously (`_` is always followed by `_` or two upper-case
+/// hexadecimal digits); a hashed one has `_z`, which no escape makes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token(Arc<str>);
+
+impl Token {
+    /// The token of an agent, a task or anything else without reserved names.
+    pub fn new(id: &str) -> Self {
+        if is_plain(id) && id.len() <= TOKEN_MAX && !id.starts_with(ESCAPED) {
+            Self(id.into())
+        } else {
+            Self::escaped(id)
+        }
+    }
+
+    /// The token of a skill, which must not take the name of a built-in action.
+    pub fn action(id: &str) -> Self {
+        match id {
+            PROVIDE_REQUIRED_INPUT | CANCEL_TASK | GET_TASK => Self::escaped(id),
+            _ => Self::new(id),
+        }
+    }
+
+    fn escaped(id: &str) -> Self {
+        let mut token = String::from(ESCAPED);
+        // Where an id that turns out too long is cut: always between two escapes, or the rest of
+        // one could be read as something else.
+        let mut cut = token.len();
+        for byte in id.bytes() {
+            match byte {
+                b'_' => token.push_str("__"),
+                b'-' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => token.push(char::from(byte)),
+                other => token.push_str(&format!("_{other:02X}")),
+            }
+            if token.len() <= ESCAPED.len() + BEGINNING_MAX {
+                cut = token.len();
+            } else if token.len() > TOKEN_MAX {
+                token.truncate(cut);
+                token.push_str(HASHED);
+                for byte in Sha256::digest(id).iter().take(HASH_LEN / 2) {
+                    token.push_str(&format!("{byte:02x}"));
+                }
+                break;
+            }
+        }
+        Self(token.into())
+    }
+
+    /// The token as it stands in a subject.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn is_plain(text: &str) -> bool {
+    !text.is_empty()
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+}
+
+/// The bridge's subjects, all below one prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subjects {
+    prefix: Arc<str>,
+}
+
+impl Subjects {
+    /// Subjects below `prefix`: one or more plain tokens, `a2a` or `acme.a2a`.
+    ///
+    /// # Errors
+    ///
+    /// When the prefix has empty tokens, or anything but letters, digits, `_` and `-` in one. It may not
+    /// begin with `_INBOX` or `_R_` either: those are where callers wait for replies.
+    pub fn new(prefix: &str) -> Result<Self, SubjectError> {
+        let first = prefix.split('.').next();
+        if prefix.split('.').all(is_plain) && !matches!(first, Some("_INBOX" | "_R_")) {
+            Ok(Self {
+                prefix: prefix.into(),
+            })
+        } else {
+            Err(SubjectError::Prefix(prefix.to_owned()))
+        }
+    }
+
+    /// The prefix.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Invokes a skill.
+    pub fn action(&self, agent: &Token, action: &Token) -> String {
+        self.below("action", agent, action.as_str())
+    }
+
+    /// Answers an agent's question.
+    pub fn provide_required_input(&self, agent: &Token) -> String {
+        self.below("action", agent, PROVIDE_REQUIRED_INPUT)
+    }
+
+    /// Cancels a task.
+    pub fn cancel_task(&self, agent: &Token) -> String {
+        self.below("action", agent, CANCEL_TASK)
+    }
+
+    /// Looks a task up.
+    pub fn get_task(&self, agent: &Token) -> String {
+        self.below("action", agent, GET_TASK)
+    }
+
+    /// Asks for the agent's card.
+    pub fn card(&self, agent: &Token) -> String {
+        format!("{}.card.{agent}", self.prefix)
+    }
+
+    /// Where the agent's registry object is published.
+    pub fn registry(&self, agent: &Token) -> String {
+        format!("{}.registry.{agent}", self.prefix)
+    }
+
+    /// Where a submitted task's news are published.
+    pub fn task(&self, agent: &Token, task: &Token) -> String {
+        self.below("task", agent, task.as_str())
+    }
+
+    /// Where a service answers to `verb`: as one of all, as one of its name, and as itself.
+    pub fn srv(verb: Verb, name: &Token, id: &str) -> [String; 3] {
+        let verb = verb.as_str();
+        [
+            format!("$SRV.{verb}"),
+            format!("$SRV.{verb}.{name}"),
+            format!("$SRV.{verb}.{name}.{id}"),
+        ]
+    }
+
+    fn below(&self, kind: &str, agent: &Token, last: &str) -> String {
+        format!("{}.{kind}.{agent}.{last}", self.prefix)
+    }
+}
+
+/// What the NATS service protocol can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// Who is there?
+    Ping,
+    /// What can you do?
+    Info,
+    /// What have you done?
+    Stats,
+}
+
+impl Verb {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Ping, Self::Info, Self::Stats];
+
+    /// As it stands in a subject.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ping => "PING",
+            Self::Info => "INFO",
+            Self::Stats => "STATS",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("forecast", "forecast")]
+    #[case("a_b-C9", "a_b-C9")]
+    #[case("_private", "_private")]
+    #[case("", "_x")]
+    #[case("_x", "_x__x")]
+    #[case("_xa", "_x__xa")]
+    #[case("a.b", "_xa_2Eb")]
+    #[case("two words_x", "_xtwo_20words__x")]
+    #[case("é", "_x_C3_A9")]
+    #[case("$JS.>", "_x_24JS_2E_3E")]
+    fn an_id_becomes_a_readable_token(#[case] id: &str, #[case] token: &str) {
+        assert_eq!(Token::new(id).as_str(), token);
+    }
+
+    #[test]
+    fn an_id_that_is_too_long_keeps_its_beginning_and_gets_a_hash() {
+        assert_eq!(Token::new(&"a".repeat(64)).as_str(), "a".repeat(64));
+        let long = Token::new(&"a".repeat(65));
+        assert_eq!(long.as_str().len(), 64);
+        assert!(
+            long.as_str().starts_with(&format!("_x{}_z", "a".repeat(28))),
+            "{long}"
+        );
+        assert_ne!(long, Token::new(&"a".repeat(66)));
+        // The beginning is cut between two escapes: 27 bytes, then one that would need three.
+        let cut = Token::new(&format!("{} {}", "a".repeat(27), "b".repeat(64)));
+        assert!(
+            cut.as_str().starts_with(&format!("_x{}_z", "a".repeat(27))),
+            "{cut}"
+        );
+    }
+
+    #[rstest]
+    #[case("provide_required_input", "_xprovide__required__input")]
+    #[case("cancel_task", "_xcancel__task")]
+    #[case("get_task", "_xget__task")]
+    #[case("prompt", "prompt")]
+    fn a_skill_cannot_take_the_name_of_a_built_in_action(#[case] id: &str, #[case] token: &str) {
+        assert_eq!(Token::action(id).as_str(), token);
+    }
+
+    #[test]
+    fn subjects_are_those_of_the_contract() {
+        let subjects = Subjects::new("a2a").unwrap();
+        let agent = Token::new("weather");
+        assert_eq!(
+            subjects.provide_required_input(&agent),
+            "a2a.action.weather.provide_required_input"
+        );
+        assert_eq!(subjects.cancel_task(&agent), "a2a.action.weather.cancel_task");
+        assert_eq!(subjects.get_task(&agent), "a2a.action.weather.get_task");
+        assert_eq!(subjects.card(&agent), "a2a.card.weather");
+        assert_eq!(subjects.registry(&agent), "a2a.registry.weather");
+        assert_eq!(
+            subjects.task(&agent, &Token::new("t.1")),
+            "a2a.task.weather._xt_2E1"
+        );
+        assert_eq!(
+            Subjects::srv(Verb::Info, &agent, "i1"),
+            ["$SRV.INFO", "$SRV.INFO.weather", "$SRV.INFO.weather.i1"]
+        );
+    }
+
+    #[rstest]
+    #[case("")]
+    #[case("a2a.")]
+    #[case("a..b")]
+    #[case("a.*")]
+    #[case("$SRV")]
+    #[case("a b")]
+    #[case("_INBOX.x")]
+    fn a_prefix_that_is_not_made_of_plain_tokens_is_refused(#[case] prefix: &str) {
+        assert_eq!(
+            Subjects::new(prefix),
+            Err(SubjectError::Prefix(prefix.to_owned()))
+        );
+    }
+
+    /// Reads an escaped token back; `None` for one with a hash.
+    fn id_of(token: &str) -> Option<String> {
+        let Some(mut rest) = token.strip_prefix(ESCAPED) else {
+            return Some(token.to_owned());
+        };
+        let mut id = Vec::new();
+        while let Some((first, tail)) = rest.as_bytes().split_first() {
+            rest = if *first != b'_' {
+                id.push(*first);
+                &rest[1..]
+            } else if tail[0] == b'_' {
+                id.push(b'_');
+                &rest[2..]
+            } else if tail[0] == b'z' {
+                return None;
+            } else {
+                id.push(u8::from_str_radix(&rest[1..3], 16).unwrap());
+                &rest[3..]
+            };
+        }
+        Some(String::from_utf8(id).unwrap())
+    }
+
+    proptest! {
+        #[test]
+        fn every_id_makes_a_valid_token(id in any::<String>()) {
+            for token in [Token::new(&id), Token::action(&id)] {
+                prop_assert!(is_plain(token.as_str()) && token.as_str().len() <= 64, "{token}");
+            }
+        }
+
+        #[test]
+        fn a_token_can_be_read_back_so_that_no_two_ids_share_one(id in "[a-c_xz.*>$ é0-9A-F]{0,40}") {
+            for token in [Token::new(&id), Token::action(&id)] {
+                if let Some(read) = id_of(token.as_str()) {
+                    prop_assert_eq!(&read, &id);
+                }
+            }
+        }
+
+        #[test]
+        fn similar_ids_make_different_tokens(one in "[a_xz2E. ]{0,70}", two in "[a_xz2E. ]{0,70}") {
+            prop_assert_eq!(one == two, Token::new(&one) == Token::new(&two));
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! One request and its place in the counts.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// A message to be answered: it has a reply subject, and that subject may be published to.
+///
+/// ```ignore
+/// let Request { message, call } = request;
+/// match answer(&message).await {
+///     Ok(()) => call.succeed(),
+///     Err(error) => call.fail(error.number(), error.code()),
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Request {
+    /// The message; its `reply` is `Some` and allowed.
+    pub message: async_nats::Message,
+    /// Counts the request when it ends.
+    pub call: Call,
+}
+
+/// A request that is being worked on. It is counted exactly once, when it ends; one that is dropped
+/// without a word has gone wrong inside the bridge and counts as `500:internal`.
+#[derive(Debug)]
+pub struct Call {
+    stats: Arc<Stats>,
+    began: Instant,
+    counted: bool,
+}
+
+impl Call {
+    pub(super) fn begin(stats: &Arc<Stats>) -> Self {
+        Self {
+            stats: Arc::clone(stats),
+            began: Instant::now(),
+            counted: false,
+        }
+    }
+
+    /// The request was answered.
+    pub fn succeed(mut self) {
+        self.count(None);
+    }
+
+    /// The request was answered with an error. `code` and `text` become the endpoint's
+    /// `last_error`, which everyone on the mesh can read.
+    pub fn fail(mut self, code: u16, text: &str) {
+        self.count(Some((code, text)));
+    }
+
+    fn count(&mut self, error: Option<(u16, &str)>) {
+        self.counted = true;
+        let spent = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.stats.processing_time.fetch_add(spent, Relaxed);
+        if let Some((code, text)) = error {
+            self.stats.errors.fetch_add(1, Relaxed);
+            *self
+                .stats
+                .last_error
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = format!("{code}:{text}");
+        }
+        self.stats.requests.fetch_add(1, Relaxed);
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.counted {
+            self.count(Some((500, "internal")));
+        }
+    }
+}
+
+/// The counts of one endpoint since it was published.
+#[derive(Debug, Default)]
+pub(super) struct Stats {
+    requests: AtomicU64,
+    errors: AtomicU64,
+    processing_time: AtomicU64,
+    last_error: Mutex<String>,
+}
+
+/// The counts at one moment.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) requests: u64,
+    pub(super) errors: u64,
+    pub(super) processing_time: u64,
+    pub(super) last_error: String,
+}
+
+impl Stats {
+    pub(super) fn counts(&self) -> Counts {
+        Counts {
+            requests: self.requests.load(Relaxed),
+            errors: self.errors.load(Relaxed),
+            processing_time: self.processing_time.load(Relaxed),
+            last_error: self
+                .last_error
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_counts_once_however_it_ends() {
+        let stats = Arc::new(Stats::default());
+        Call::begin(&stats).succeed();
+        Call::begin(&stats).fail(429, "busy");
+        assert_eq!(stats.counts().last_error, "429:busy");
+        drop(Call::begin(&stats));
+        let counts = stats.counts();
+        assert_eq!((counts.requests, counts.errors), (3, 2));
+        assert_eq!(counts.last_error, "500:internal");
+        assert!(counts.processing_time > 0);
+    }
+}

@@ -1,0 +1,344 @@
+//! What a service says about itself: PING, INFO and STATS of the NATS service protocol (ADR-32).
+//!
+//! Everything in an INFO response comes from a card or the configuration and has to fit into one
+//! message, so [`fit`] shortens what people read before it leaves out what programs need.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::endpoint::Listed;
+use super::{Description, Inner};
+use crate::bus::subject::Verb;
+
+#[derive(Serialize)]
+struct Identity<'a> {
+    r#type: &'static str,
+    name: &'a str,
+    id: &'a str,
+    version: &'a str,
+    metadata: &'a BTreeMap<String, String>,
+}
+
+#[derive(Serialize)]
+struct Info<'a> {
+    #[serde(flatten)]
+    identity: Identity<'a>,
+    description: String,
+    endpoints: Vec<EndpointInfo<'a>>,
+}
+
+#[derive(Serialize)]
+struct EndpointInfo<'a> {
+    name: &'a str,
+    subject: &'a str,
+    queue_group: &'static str,
+    metadata: BTreeMap<&'a str, String>,
+}
+
+#[derive(Serialize)]
+struct StatsResponse<'a> {
+    #[serde(flatten)]
+    identity: Identity<'a>,
+    started: &'a str,
+    endpoints: Vec<EndpointStats<'a>>,
+}
+
+#[derive(Serialize)]
+struct EndpointStats<'a> {
+    name: &'a str,
+    subject: &'a str,
+    queue_group: &'static str,
+    num_requests: u64,
+    num_errors: u64,
+    last_error: String,
+    processing_time: u64,
+    average_processing_time: u64,
+}
+
+/// The response to `verb`, at most `max_payload` bytes where that can be done.
+pub(super) fn response(verb: Verb, service: &Inner, max_payload: usize) -> serde_json::Result<Vec<u8>> {
+    let (description, listed) = (service.description(), service.listed());
+    let identity = |r#type| Identity {
+        r#type,
+        name: service.name.as_str(),
+        id: &service.id,
+        version: &description.version,
+        metadata: &description.metadata,
+    };
+    match verb {
+        Verb::Ping => serde_json::to_vec(&identity("io.nats.micro.v1.ping_response")),
+        Verb::Stats => serde_json::to_vec(&StatsResponse {
+            identity: identity("io.nats.micro.v1.stats_response"),
+            started: &service.started,
+            endpoints: listed
+                .iter()
+                .map(|listed| endpoint_stats(listed, service.queue_group))
+                .collect(),
+        }),
+        Verb::Info => {
+            let mut info = info(
+                identity("io.nats.micro.v1.info_response"),
+                &description,
+                &listed,
+                service.queue_group,
+            );
+            let bytes = serde_json::to_vec(&info)?;
+            // A quarter is left for what other people's tools add on the way.
+            let limit = max_payload / 4 * 3;
+            if bytes.len() <= limit {
+                return Ok(bytes);
+            }
+            fit(&mut info, bytes.len(), limit);
+            serde_json::to_vec(&info)
+        }
+    }
+}
+
+fn info<'a>(
+    identity: Identity<'a>,
+    description: &Description,
+    listed: &'a [Listed],
+    queue_group: &'static str,
+) -> Info<'a> {
+    let endpoints = listed
+        .iter()
+        .map(|Listed { endpoint, .. }| EndpointInfo {
+            name: &endpoint.name,
+            subject: &endpoint.subject,
+            queue_group,
+            metadata: endpoint
+                .metadata
+                .iter()
+                .map(|(key, value)| (key.as_str(), value.clone()))
+                .collect(),
+        })
+        .collect();
+    Info {
+        identity,
+        description: description.description.clone(),
+        endpoints,
+    }
+}
+
+fn endpoint_stats<'a>(listed: &'a Listed, queue_group: &'static str) -> EndpointStats<'a> {
+    let counts = listed.stats.counts();
+    EndpointStats {
+        name: &listed.endpoint.name,
+        subject: &listed.endpoint.subject,
+        queue_group,
+        num_requests: counts.requests,
+        num_errors: counts.errors,
+        last_error: counts.last_error,
+        processing_time: counts.processing_time,
+        average_processing_time: counts.processing_time.checked_div(counts.requests).unwrap_or(0),
+    }
+}
+
+/// Brings an INFO response of `size` bytes down to `limit`: the longest texts are cut first, all to
+/// one length. When not even empty texts are enough, the endpoints lose their metadata altogether.
+fn fit(info: &mut Info<'_>, size: usize, limit: usize) {
+    let texts = || {
+        info.endpoints
+            .iter()
+            .flat_map(|endpoint| endpoint.metadata.values())
+            .chain([&info.description])
+    };
+    let lengths: Vec<usize> = texts().map(|text| escaped_len(text)).collect();
+    let fixed = size.saturating_sub(lengths.iter().sum());
+    let Some(budget) = limit.checked_sub(fixed) else {
+        info.description.clear();
+        info.endpoints
+            .iter_mut()
+            .for_each(|endpoint| endpoint.metadata.clear());
+        return;
+    };
+    let length = common_length(&lengths, budget);
+    for text in info
+        .endpoints
+        .iter_mut()
+        .flat_map(|endpoint| endpoint.metadata.values_mut())
+    {
+        shorten(text, length);
+    }
+    shorten(&mut info.description, length);
+}
+
+/// The greatest length to which all can be cut so that together they are at most `budget`.
+fn common_length(lengths: &[usize], budget: usize) -> usize {
+    let fits = |length: usize| lengths.iter().map(|one| one.min(&length)).sum::<usize>() <= budget;
+    let (mut low, mut high) = (0, lengths.iter().copied().max().unwrap_or(0));
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+/// Cuts a text to at most `length` bytes of JSON. A list or a schema is left out instead: half of
+/// one would only break its reader.
+fn shorten(text: &mut String, length: usize) {
+    const ELLIPSIS: char = '…';
+    if escaped_len(text) <= length {
+        return;
+    }
+    let Some(room) = length
+        .checked_sub(ELLIPSIS.len_utf8())
+        .filter(|_| !text.starts_with(['{', '[']))
+    else {
+        text.clear();
+        return;
+    };
+    let mut used = 0;
+    let end = text.char_indices().find_map(|(at, c)| {
+        used += escaped_char_len(c);
+        (used > room).then_some(at)
+    });
+    text.truncate(end.unwrap_or(text.len()));
+    text.push(ELLIPSIS);
+}
+
+fn escaped_len(text: &str) -> usize {
+    text.chars().map(escaped_char_len).sum()
+}
+
+/// How many bytes serde_json writes for a character of a string.
+fn escaped_char_len(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\x1f' => 6,
+        other => other.len_utf8(),
+    }
+}
+
+/// The version when it is a semantic version, which the service protocol asks for, else `0.0.0`.
+pub fn semver_or_zero(version: &str) -> &str {
+    if is_semver(version) { version } else { "0.0.0" }
+}
+
+fn is_semver(version: &str) -> bool {
+    let numeric = |part: &str| {
+        part.bytes().all(|b| b.is_ascii_digit())
+            && !part.is_empty()
+            && (part == "0" || !part.starts_with('0'))
+    };
+    let word = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    let (version, build) = version
+        .split_once('+')
+        .map_or((version, None), |(v, b)| (v, Some(b)));
+    let (core, pre) = version
+        .split_once('-')
+        .map_or((version, None), |(c, p)| (c, Some(p)));
+    core.split('.').count() == 3
+        && core.split('.').all(numeric)
+        && pre.is_none_or(|pre| {
+            pre.split('.')
+                .all(|part| word(part) && (numeric(part) || part.bytes().any(|b| !b.is_ascii_digit())))
+        })
+        && build.is_none_or(|build| build.split('.').all(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("1.2.3", true)]
+    #[case("0.0.0", true)]
+    #[case("1.2.3-rc.1+build.007", true)]
+    #[case("1.0.0-0a", true)]
+    #[case("1.0.0+-", true)]
+    #[case("1.2", false)]
+    #[case("v1.2.3", false)]
+    #[case("1.2.3.4", false)]
+    #[case("01.2.3", false)]
+    #[case("1.2.3-01", false)]
+    #[case("1.2.3-", false)]
+    #[case("1.2.3+", false)]
+    #[case("", false)]
+    #[case("latest", false)]
+    fn a_version_that_is_not_semantic_becomes_zero(#[case] version: &str, #[case] valid: bool) {
+        assert_eq!(semver_or_zero(version), if valid { version } else { "0.0.0" });
+    }
+
+    fn sample<'a>(metadata: &'a BTreeMap<String, String>, texts: &[String]) -> Info<'a> {
+        let endpoint = |text: &String| EndpointInfo {
+            name: "forecast",
+            subject: "a2a.action.weather.forecast",
+            queue_group: "a2a",
+            metadata: BTreeMap::from([
+                ("a2a.skill", "forecast".to_owned()),
+                ("description", text.clone()),
+                ("params", format!("{{\"description\":{text:?}}}")),
+            ]),
+        };
+        Info {
+            identity: Identity {
+                r#type: "t",
+                name: "weather",
+                id: "i",
+                version: "0.0.0",
+                metadata,
+            },
+            description: "Forecasts".to_owned(),
+            endpoints: texts.iter().map(endpoint).collect(),
+        }
+    }
+
+    fn size(info: &Info<'_>) -> usize {
+        serde_json::to_vec(info).unwrap().len()
+    }
+
+    #[test]
+    fn the_longest_texts_are_cut_first_and_a_schema_is_left_out_whole() {
+        let metadata = BTreeMap::new();
+        let mut info = sample(&metadata, &["x".repeat(5000), "short".to_owned()]);
+        let before = size(&info);
+        fit(&mut info, before, 3000);
+        assert!(size(&info) <= 3000);
+        assert!(info.endpoints[0].metadata["description"].ends_with('…'));
+        assert!(info.endpoints[0].metadata["description"].len() > 1000);
+        assert_eq!(info.endpoints[0].metadata["params"], "");
+        assert_eq!(info.endpoints[1].metadata["description"], "short");
+        assert_eq!(
+            info.endpoints[1].metadata["params"],
+            "{\"description\":\"short\"}"
+        );
+        assert_eq!(info.description, "Forecasts");
+    }
+
+    #[test]
+    fn metadata_goes_altogether_when_shortening_is_not_enough() {
+        let metadata = BTreeMap::new();
+        let mut info = sample(&metadata, &vec!["text".to_owned(); 50]);
+        let before = size(&info);
+        fit(&mut info, before, 100);
+        assert!(info.endpoints.iter().all(|endpoint| endpoint.metadata.is_empty()));
+        assert_eq!(info.endpoints.len(), 50);
+    }
+
+    proptest! {
+        #[test]
+        fn a_fitted_response_is_within_its_limit(
+            texts in prop::collection::vec(any::<String>(), 1..20),
+            limit in 0usize..8000,
+        ) {
+            let metadata = BTreeMap::new();
+            let mut info = sample(&metadata, &texts);
+            let mut least = sample(&metadata, &texts);
+            for endpoint in &mut least.endpoints {
+                endpoint.metadata.values_mut().for_each(String::clear);
+            }
+            let before = size(&info);
+            fit(&mut info, before, limit);
+            prop_assert!(size(&info) <= limit.max(size(&least)));
+        }
+    }
+}

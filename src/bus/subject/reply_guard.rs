@@ -1,0 +1,150 @@
+//! Which reply subjects are answered.
+
+use super::SubjectError;
+
+/// Decides which reply subjects are answered.
+///
+/// The server checks what the *bridge* may publish, not what its caller might have published: a
+/// caller who may only invoke actions could otherwise have the bridge write for it. A reply to
+/// `$JS.API.STREAM.DELETE.x` or `$KV.bucket.key` is a command, one to the bridge's own subjects
+/// forges a registry entry or invokes an action in the bridge's name. So both are refused whatever
+/// the configured patterns say, and a pattern as wide as `>` is no hole.
+#[derive(Debug, Clone)]
+pub struct ReplyGuard {
+    patterns: Vec<Box<str>>,
+    prefix: Box<str>,
+}
+
+impl ReplyGuard {
+    /// Allows what matches one of `patterns` and is not below `prefix`.
+    ///
+    /// # Errors
+    ///
+    /// When a pattern has an empty token, a wildcard within a token, or `>` before its end.
+    pub fn new<P: AsRef<str>>(
+        patterns: impl IntoIterator<Item = P>,
+        prefix: &str,
+    ) -> Result<Self, SubjectError> {
+        let patterns = patterns
+            .into_iter()
+            .map(|pattern| {
+                let pattern = pattern.as_ref();
+                let literal = pattern.strip_suffix(".>").unwrap_or(pattern);
+                let valid =
+                    pattern == ">" || literal.split('.').all(|token| token == "*" || is_literal(token));
+                if valid {
+                    Ok(pattern.into())
+                } else {
+                    Err(SubjectError::Pattern(pattern.to_owned()))
+                }
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            patterns,
+            prefix: prefix.into(),
+        })
+    }
+
+    /// Whether a reply may be published to `subject`.
+    pub fn allows(&self, subject: &str) -> bool {
+        !subject.starts_with('$')
+            && subject.split('.').all(is_literal)
+            && !self.is_own(subject)
+            && self.patterns.iter().any(|pattern| matches(pattern, subject))
+    }
+
+    fn is_own(&self, subject: &str) -> bool {
+        subject
+            .strip_prefix(&*self.prefix)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    }
+}
+
+/// A token that stands for itself. `*` and `>` within a longer token are literal to the server, but
+/// nothing honest has them in an inbox.
+fn is_literal(token: &str) -> bool {
+    !token.is_empty()
+        && !token
+            .chars()
+            .any(|c| matches!(c, '*' | '>') || c.is_whitespace() || c.is_control())
+}
+
+fn matches(pattern: &str, subject: &str) -> bool {
+    let mut tokens = subject.split('.');
+    for wanted in pattern.split('.') {
+        match (wanted, tokens.next()) {
+            (">", token) => return token.is_some(),
+            ("*", Some(_)) => {}
+            (wanted, Some(token)) if wanted == token => {}
+            _ => return false,
+        }
+    }
+    tokens.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("")]
+    #[case(">.a")]
+    #[case("a..b")]
+    #[case("a.>.b")]
+    #[case("a.b*")]
+    #[case("a.>>")]
+    fn a_pattern_that_is_not_made_of_whole_tokens_is_refused(#[case] pattern: &str) {
+        assert!(ReplyGuard::new([pattern], "a2a").is_err());
+    }
+
+    #[rstest]
+    #[case("_INBOX.a", true)]
+    #[case("_INBOX.a.b.c", true)]
+    #[case("_R_.JIfKLX.MchBFM", true)]
+    #[case("one.x.two", true)]
+    #[case("one.x.three", false)]
+    #[case("one.x.two.three", false)]
+    #[case("_INBOX", false)]
+    #[case("_INBOXES.a", false)]
+    #[case("elsewhere.a", false)]
+    fn a_reply_subject_has_to_match_a_pattern(#[case] subject: &str, #[case] allowed: bool) {
+        let guard = ReplyGuard::new(["_INBOX.>", "_R_.>", "one.*.two"], "a2a").unwrap();
+        assert_eq!(guard.allows(subject), allowed);
+    }
+
+    #[rstest]
+    #[case("")]
+    #[case("a.")]
+    #[case(".a")]
+    #[case("a..b")]
+    #[case("a.*")]
+    #[case("a.>")]
+    #[case("a.b c")]
+    #[case("a.b\tc")]
+    #[case("a.\u{7f}")]
+    #[case("$JS.API.STREAM.DELETE.x")]
+    #[case("$KV.bucket.key")]
+    #[case("$SYS.REQ.SERVER.PING")]
+    #[case("$SRV.PING")]
+    #[case("org.a2a.action.weather.forecast")]
+    #[case("org.a2a.registry.weather")]
+    #[case("org.a2a")]
+    fn some_reply_subjects_are_refused_whatever_the_patterns(#[case] subject: &str) {
+        let guard = ReplyGuard::new([">"], "org.a2a").unwrap();
+        assert!(!guard.allows(subject));
+        assert!(guard.allows("org.a2abc"));
+    }
+
+    proptest! {
+        #[test]
+        fn an_inbox_below_an_allowed_prefix_is_allowed(token in "[A-Za-z0-9_-]{1,22}") {
+            let guard = ReplyGuard::new(["_INBOX.>"], "a2a").unwrap();
+            let inbox = format!("_INBOX.{token}");
+            prop_assert!(guard.allows(&inbox));
+            prop_assert!(!guard.allows(&token));
+        }
+    }
+}

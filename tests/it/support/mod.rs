@@ -1,0 +1,4 @@
+//! What the tests stand on: a real server, and waiting without sleeping.
+
+pub mod eventually;
+pub mod nats;
