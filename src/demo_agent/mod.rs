@@ -21,6 +21,8 @@ mod server;
 mod skills;
 mod store;
 mod supervisor;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::io::{self, Write as _};
