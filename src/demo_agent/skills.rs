@@ -1,0 +1,110 @@
+//! The catalogue: every skill, what the card says of it, and how a message chooses one.
+
+use clap::ValueEnum;
+
+use super::model::Message;
+
+/// What the agent can do. The names on the card are these in kebab case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Skill {
+    Echo,
+    Report,
+    Auth,
+    Stream,
+    Supervisor,
+    File,
+    Fail,
+    Reject,
+    Slow,
+    Hang,
+    Message,
+    State,
+    RpcError,
+    Http,
+    Html,
+    Cut,
+    Garbage,
+    Big,
+    Crash,
+    Headers,
+    Metadata,
+}
+
+/// What the card says of a skill.
+pub(super) struct About {
+    pub(super) name: &'static str,
+    pub(super) description: &'static str,
+    pub(super) tags: &'static [&'static str],
+    pub(super) examples: &'static [&'static str],
+    /// Output modes, where they differ from the card's.
+    pub(super) output_modes: &'static [&'static str],
+}
+
+impl Skill {
+    /// The id on the card.
+    pub(super) fn id(self) -> String {
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
+    }
+
+    fn from_id(id: &str) -> Option<Self> {
+        Self::from_str(id, true).ok()
+    }
+
+    /// The skill that `message` asks for, and its argument: the `skill_id` of its metadata with
+    /// the whole text, else the first word with the rest, else `None` with the whole text.
+    pub(super) fn chosen_by(message: &Message) -> (Option<Self>, String) {
+        let text = message.text();
+        let named = message
+            .metadata
+            .as_ref()
+            .and_then(|metadata| metadata.get("skill_id")?.as_str());
+        if let Some(skill) = named.and_then(Self::from_id) {
+            return (Some(skill), text);
+        }
+        let (first, rest) = text
+            .trim_start()
+            .split_once(char::is_whitespace)
+            .unwrap_or((text.trim(), ""));
+        match Self::from_id(first) {
+            Some(Self::Echo) => (Some(Self::Echo), text),
+            Some(skill) => (Some(skill), rest.trim_start().to_owned()),
+            None => (None, text),
+        }
+    }
+
+    #[rustfmt::skip]
+    pub(super) fn about(self) -> About {
+        let (name, description, tags, examples): (_, _, &[&str], &[&str]) = match self {
+            Self::Echo => ("Echo", "Says back what it was told, files and data included.", &["text", "demo"], &["echo hello world"]),
+            Self::Report => ("Report writer", "Write a report about {topic} for {audience}", &["writing", "questions"], &["report about tides for sailors"]),
+            Self::Auth => ("Sign-in", "Does its work only after you have signed in.", &["auth", "questions"], &["auth to the archive"]),
+            Self::Stream => ("Word streamer", "Streams the words of the prompt back, one by one.", &["text", "streaming"], &["stream one two three"]),
+            Self::Supervisor => ("Supervisor", "Plans, calls another agent and passes its answer on, in 600 events.", &["streaming", "agents"], &["supervisor show argocd version"]),
+            Self::File => ("File", "Answers with a small picture and some data.", &["files", "data"], &["file please"]),
+            Self::Fail => ("Failure", "Fails, and says why.", &["trouble"], &["fail for lack of wind"]),
+            Self::Reject => ("Rejection", "Turns the task down.", &["trouble"], &["reject this"]),
+            Self::Slow => ("Slow work", "Works for as many seconds as the prompt says; can be cancelled.", &["time", "cancel"], &["slow 3"]),
+            Self::Hang => ("Hang", "Never answers the request.", &["trouble"], &["hang"]),
+            Self::Message => ("Direct message", "Answers with a message and no task.", &["text"], &["message hello"]),
+            Self::State => ("State", "Ends in the state that the prompt names.", &["trouble", "states"], &["state rejected", "state working"]),
+            Self::RpcError => ("JSON-RPC error", "Answers with the JSON-RPC error code in the prompt.", &["trouble"], &["rpc-error -32005"]),
+            Self::Http => ("HTTP status", "Answers with the HTTP status in the prompt.", &["trouble"], &["http 503"]),
+            Self::Html => ("Web page", "Answers with a web page instead of JSON.", &["trouble"], &["html"]),
+            Self::Cut => ("Cut", "Breaks the connection in the middle of the answer.", &["trouble"], &["cut"]),
+            Self::Garbage => ("Garbage", "Answers with JSON that is not A2A.", &["trouble"], &["garbage"]),
+            Self::Big => ("Big answer", "Answers with as many bytes of text as the prompt says.", &["text", "size"], &["big 2000000"]),
+            Self::Crash => ("Crash", "The agent's process ends at once.", &["trouble"], &["crash"]),
+            Self::Headers => ("Headers", "Answers with the HTTP headers of the request.", &["data", "http"], &["headers"]),
+            Self::Metadata => ("Metadata", "Answers with what came along with the message.", &["data"], &["metadata"]),
+        };
+        let output_modes: &[&str] = match self {
+            Self::Report => &["text/plain", "text/markdown", "application/pdf"],
+            Self::File => &["image/png", "application/json"],
+            Self::Headers | Self::Metadata => &["application/json"],
+            _ => &[],
+        };
+        About { name, description, tags, examples, output_modes }
+    }
+}
