@@ -1,8 +1,8 @@
 //! Publishes the skills of A2A agents as actions on a NATS mesh.
-#![allow(dead_code)]
 pub mod a2a;
 pub mod action;
 pub mod agent;
+pub mod bridge;
 pub mod bus;
 pub mod config;
 pub mod demo_agent;

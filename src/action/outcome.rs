@@ -1,7 +1,7 @@
 //! How a call ended when it did not end in an error: the reply object of the contract.
 
 use serde::ser::SerializeMap as _;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::error::{Code, ErrorInfo};
@@ -43,7 +43,7 @@ impl From<&TaskState> for Status {
 }
 
 /// Which task a reply is about.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskRef {
     /// The agent's id; `null` for a direct message.
     pub id: Option<String>,
@@ -188,7 +188,7 @@ impl Serialize for RawObject {
     }
 }
 
-impl<'de> serde::Deserialize<'de> for RawObject {
+impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
         impl<'de> serde::de::Visitor<'de> for Visitor {

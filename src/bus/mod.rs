@@ -1,3 +1,10 @@
-//! NATS and only NATS.
+//! NATS and only NATS: the connection, the names, one service per agent, and the envelope around
+//! requests and replies.
+
+pub mod catalog;
+pub mod connect;
+pub mod desk;
+pub mod envelope;
+pub mod publication;
 pub mod service;
 pub mod subject;

@@ -1,0 +1,111 @@
+//! The connection to NATS: options, credentials, and what happens to it.
+
+use std::time::Duration;
+
+use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event};
+use secrecy::ExposeSecret as _;
+
+use crate::config;
+
+/// How long the first connection is tried for before the bridge gives up. A supervisor starts it
+/// again; somebody at a terminal wants to know.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Pause between two tries of the first connection.
+const PAUSE: Duration = Duration::from_millis(500);
+/// A connection that is silent for two of these is dead.
+const PING: Duration = Duration::from_secs(15);
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The credentials file cannot be used.
+    #[error("cannot read the NATS credentials file {path}")]
+    Credentials {
+        /// Which file.
+        path: String,
+        /// What is wrong with it.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Nobody answers, or nobody lets us in.
+    #[error("cannot connect to NATS at {servers}")]
+    Connect {
+        /// The configured servers, without passwords.
+        servers: String,
+        /// What happened.
+        #[source]
+        source: async_nats::ConnectError,
+    },
+}
+
+/// Connects, trying for a while; afterwards the client reconnects by itself for ever.
+pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
+    let servers = settings.display_servers();
+    let addresses: Vec<&str> = settings.url.iter().map(|url| url.as_str()).collect();
+    let give_up = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let options = options(settings).await?;
+        let source = match options.connect(&addresses).await {
+            Ok(client) => {
+                tracing::info!(server = %client.server_info().server_name, version = %client.server_info().version, "connected to NATS");
+                return Ok(client);
+            }
+            Err(source) => source,
+        };
+        // Waiting does not make a wrong password right.
+        let hopeless = matches!(
+            source.kind(),
+            ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::ServerParse
+        );
+        if hopeless || tokio::time::Instant::now() + PAUSE > give_up {
+            return Err(ConnectError::Connect { servers, source });
+        }
+        tracing::warn!(servers, error = crate::a2a::client::chain(&source), "no connection to NATS yet");
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn options(settings: &config::Nats) -> Result<ConnectOptions, ConnectError> {
+    let mut options = ConnectOptions::new()
+        .name(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
+        .ping_interval(PING)
+        .event_callback(|event| async move { report(&event) });
+    if let Some(path) = &settings.credentials {
+        options = options.credentials_file(path).await.map_err(|source| ConnectError::Credentials {
+            path: path.display().to_string(),
+            source,
+        })?;
+    }
+    if let Some(seed) = &settings.nkey {
+        options = options.nkey(seed.expose_secret().to_owned());
+    }
+    if let Some(token) = &settings.token {
+        options = options.token(token.expose_secret().to_owned());
+    }
+    if let Some(user) = &settings.user {
+        let password = settings.password.as_ref().map(|p| p.expose_secret().to_owned()).unwrap_or_default();
+        options = options.user_and_password(user.clone(), password);
+    }
+    if let Some(tls) = &settings.tls {
+        options = options.require_tls(tls.required);
+        if let Some(ca) = &tls.ca {
+            options = options.add_root_certificates(ca.clone());
+        }
+        if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {
+            options = options.add_client_certificate(cert.clone(), key.clone());
+        }
+    }
+    Ok(options)
+}
+
+fn report(event: &Event) {
+    match event {
+        Event::Connected => tracing::debug!("NATS connection is up"),
+        Event::Disconnected => tracing::warn!("NATS connection is down; reconnecting"),
+        Event::LameDuckMode => tracing::info!("the NATS server is about to shut down"),
+        Event::SlowConsumer(subscription) => {
+            tracing::error!(subscription, "requests arrive faster than they are taken; some are lost");
+        }
+        other => tracing::info!(event = %other, "NATS"),
+    }
+}

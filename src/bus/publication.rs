@@ -1,0 +1,235 @@
+//! One agent on the mesh: its service, its actions while it is ready, and its place in the registry.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_nats::Client;
+use async_nats::connection::State as Connection;
+use serde::Serialize;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::catalog::{self, Action, BuiltIn, Entry};
+use super::desk::{Desk, Job};
+use super::service::{Description, Mesh, Service, ServiceError, semver_or_zero};
+use super::subject::{Subjects, Token};
+use crate::a2a::client::chain;
+use crate::action::run::Actions;
+use crate::agent::{Agent, State, Status};
+use crate::json::shorten;
+use crate::tasks::{OnFailure, Tasks};
+
+/// The queue group of all endpoints.
+const QUEUE_GROUP: &str = "a2a";
+/// How often the registry is told, changes or not.
+const INTERVAL: Duration = Duration::from_secs(15);
+/// Longest description of a service.
+const MAX_DESCRIPTION: usize = 2048;
+const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
+
+/// An agent's presence on the mesh.
+#[derive(Debug)]
+pub struct Publication {
+    service: Service,
+    withdraw: CancellationToken,
+    withdrawn: CancellationToken,
+    registry: Registry,
+}
+
+impl Publication {
+    /// Puts an agent on the mesh; its skills follow when it is ready.
+    pub async fn start(
+        agent: Agent,
+        actions: Actions,
+        mesh: &Mesh,
+        subjects: &Subjects,
+        calls: TaskTracker,
+        tasks: &Tasks,
+    ) -> Result<Self, ServiceError> {
+        let token = Token::new(&agent.name);
+        let desk = Arc::new(Desk::new(agent.clone(), actions, mesh.client.clone(), calls));
+        let built_ins = BuiltIn::ALL
+            .iter()
+            .map(|&built_in| (built_in.endpoint(subjects, &token), desk.handler(Job::BuiltIn(built_in))))
+            .collect();
+        let first = describe(&agent, &agent.status.borrow(), &[]);
+        let service = Service::start(mesh, token.clone(), QUEUE_GROUP, first, built_ins).await?;
+        let registry = Registry {
+            client: mesh.client.clone(),
+            subject: subjects.registry(&token),
+            agent: Arc::clone(&agent.name),
+            instance: service.id().to_owned(),
+        };
+        let (withdraw, withdrawn) = (CancellationToken::new(), CancellationToken::new());
+        let this = Self {
+            service: service.clone(),
+            withdraw: withdraw.clone(),
+            withdrawn: withdrawn.clone(),
+            registry: registry.clone(),
+        };
+        let shown = Shown { agent, token, subjects: subjects.clone(), service, desk, registry };
+        let withdrawn = withdrawn.drop_guard();
+        tasks.spawn("publication", OnFailure::StopBridge, async move {
+            shown.follow(&withdraw).await;
+            drop(withdrawn);
+        });
+        Ok(this)
+    }
+
+    /// Takes everything off the mesh without losing a request. What was received is still worked on.
+    pub async fn withdraw(&self) {
+        self.withdraw.cancel();
+        self.withdrawn.cancelled().await;
+        self.service.stop().await;
+    }
+
+    /// Says good-bye in the registry.
+    pub async fn farewell(&self, status: &Status) {
+        self.registry.announce(status, State::Stopped, &[]).await;
+    }
+}
+
+struct Shown {
+    agent: Agent,
+    token: Token,
+    subjects: Subjects,
+    service: Service,
+    desk: Arc<Desk>,
+    registry: Registry,
+}
+
+impl Shown {
+    /// Shows every change of the agent's status, until told to withdraw.
+    async fn follow(&self, withdraw: &CancellationToken) {
+        let mut status = self.agent.status.clone();
+        let mut ticks = tokio::time::interval_at(Instant::now() + INTERVAL, INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let now = status.borrow_and_update().clone();
+            let actions = self.show(&now).await;
+            self.registry.announce(&now, now.state, &actions).await;
+            loop {
+                tokio::select! {
+                    biased;
+                    () = withdraw.cancelled() => return,
+                    changed = status.changed() => match changed {
+                        Ok(()) => break,
+                        // The agent's loop has ended; what is shown stays until we are told.
+                        Err(_) => return withdraw.cancelled().await,
+                    },
+                    _ = ticks.tick() => self.registry.announce(&now, now.state, &actions).await,
+                }
+            }
+        }
+    }
+
+    async fn show(&self, status: &Status) -> Vec<Arc<Action>> {
+        let (actions, warnings) = match &status.known {
+            Some(known) if status.state == State::Ready => {
+                catalog::actions(&known.card, &self.agent.config.skills, &self.subjects, &self.token)
+            }
+            _ => (Vec::new(), Vec::new()),
+        };
+        for warning in warnings {
+            tracing::warn!(agent = %self.agent.name, "{warning}");
+        }
+        self.service.describe(describe(&self.agent, status, &actions));
+        let endpoints = actions
+            .iter()
+            .map(|action| (action.endpoint(), self.desk.handler(Job::Skill(Arc::clone(action)))))
+            .collect();
+        if let Err(error) = self.service.publish(endpoints).await {
+            tracing::error!(agent = %self.agent.name, error = chain(&error), "cannot publish the agent's actions");
+        }
+        actions
+    }
+}
+
+/// The service as INFO shows it.
+fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Description {
+    let mut metadata = BTreeMap::from([
+        ("bridge".to_owned(), BRIDGE.to_owned()),
+        ("a2a.agent".to_owned(), agent.name.to_string()),
+        ("a2a.state".to_owned(), status.state.to_string()),
+    ]);
+    let (mut version, mut description) = ("0.0.0".to_owned(), String::new());
+    if let Some(known) = &status.known {
+        let dialect = known.interface.dialect;
+        metadata.insert("a2a.protocol_version".to_owned(), dialect.protocol_version().to_owned());
+        metadata.insert("a2a.binding".to_owned(), dialect.binding().to_owned());
+        metadata.insert("a2a.card_hash".to_owned(), known.card.hash().to_owned());
+        version = semver_or_zero(&known.card.version).to_owned();
+        description = shorten(&known.card.description, MAX_DESCRIPTION);
+    }
+    if !actions.is_empty() {
+        let names: Vec<_> = actions.iter().map(|action| action.token.as_str()).collect();
+        let separator = if description.is_empty() { "" } else { " " };
+        description = shorten(&format!("{description}{separator}Actions: {}", names.join(", ")), 2 * MAX_DESCRIPTION);
+    }
+    Description { version, description, metadata }
+}
+
+/// The agent's place in the registry.
+#[derive(Debug, Clone)]
+struct Registry {
+    client: Client,
+    subject: String,
+    agent: Arc<str>,
+    instance: String,
+}
+
+#[derive(Serialize)]
+struct Announcement<'a> {
+    agent: &'a str,
+    state: State,
+    since: String,
+    instance: &'a str,
+    bridge: &'static str,
+    actions: Vec<Entry<'a>>,
+    card_hash: Option<&'a str>,
+    restarts: u32,
+    last_error: Option<&'a str>,
+    protocol_version: Option<&'static str>,
+    binding: Option<&'static str>,
+    interval_s: u64,
+}
+
+impl Registry {
+    async fn announce(&self, status: &Status, state: State, actions: &[Arc<Action>]) {
+        // While the connection is down publishes pile up, and the news would be old by then.
+        if self.client.connection_state() != Connection::Connected {
+            return;
+        }
+        let since = if state == status.state { status.since } else { SystemTime::now() };
+        let dialect = status.known.as_ref().map(|known| known.interface.dialect);
+        let announcement = |actions| Announcement {
+            agent: &self.agent,
+            state,
+            since: OffsetDateTime::from(since).format(&Rfc3339).unwrap_or_default(),
+            instance: &self.instance,
+            bridge: BRIDGE,
+            actions,
+            card_hash: status.known.as_ref().map(|known| known.card.hash()),
+            restarts: status.restarts,
+            last_error: status.last_error.as_deref(),
+            protocol_version: dialect.map(|dialect| dialect.protocol_version()),
+            binding: dialect.map(|dialect| dialect.binding()),
+            interval_s: INTERVAL.as_secs(),
+        };
+        let json = |announcement: &Announcement<'_>| {
+            serde_json::to_vec(announcement).expect("strings, numbers and schemas always serialize")
+        };
+        let entries = || actions.iter().map(|action| action.entry());
+        let mut body = json(&announcement(entries().collect()));
+        if body.len() > self.client.max_payload() {
+            body = json(&announcement(entries().map(Entry::without_details).collect()));
+        }
+        if let Err(error) = self.client.publish(self.subject.clone(), body.into()).await {
+            tracing::warn!(agent = %self.agent, error = chain(&error), "cannot announce the agent");
+        }
+    }
+}
