@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use secrecy::SecretString;
 
 use super::fields::Fields;
-use super::node::Node;
 use super::problem::Report;
 
 pub(super) fn nats(f: &mut Fields<'_, '_, '_>) {
@@ -68,15 +67,15 @@ pub(super) fn agent(
 
 pub(super) fn unique_name(
     name: &str,
-    node: &Node,
+    at: usize,
     names: &mut BTreeMap<String, usize>,
     report: &mut Report<'_>,
 ) {
     if let Some(first) = names.get(name) {
-        let (first, second) = (report.line(*first), report.line(node.at.start));
+        let (first, second) = (report.line(*first), report.line(at));
         let message = format!("two agents have the same name, on lines {first} and {second}");
-        report.add_with_hint(node.at.start, message, "give each agent a name of its own");
+        report.add_with_hint(at, message, "give each agent a name of its own");
     } else {
-        names.insert(name.to_owned(), node.at.start);
+        names.insert(name.to_owned(), at);
     }
 }

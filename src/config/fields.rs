@@ -13,6 +13,8 @@ use super::problem::Report;
 /// A hint that lists more keys than this is not read by anyone.
 const MOST_NAMES: usize = 12;
 
+pub(super) const MAPPING: &str = "a mapping (`key: value`)";
+
 pub(super) struct Fields<'n, 'r, 't> {
     at: usize,
     entries: Vec<&'n Entry>,
@@ -23,7 +25,7 @@ pub(super) struct Fields<'n, 'r, 't> {
 impl<'n, 'r, 't> Fields<'n, 'r, 't> {
     pub(super) fn open(node: &'n Node, report: &'r mut Report<'t>) -> Option<Self> {
         let Value::Map(entries) = &node.value else {
-            unexpected(node, report, "a mapping (`key: value`)");
+            unexpected(node, report, MAPPING);
             return None;
         };
         Some(Self {
@@ -144,7 +146,7 @@ impl<'n, 'r, 't> Fields<'n, 'r, 't> {
     }
 }
 
-fn unexpected(node: &Node, report: &mut Report<'_>, expected: &str) {
+pub(super) fn unexpected(node: &Node, report: &mut Report<'_>, expected: &str) {
     if !matches!(node.value, Value::Reported) {
         report.add(
             node.at.start,
@@ -219,7 +221,7 @@ pub(super) fn words<'n, 't, T>(
     mut read: impl FnMut(&'n Node, &'n Node, &mut Report<'t>) -> Option<T>,
 ) -> Option<BTreeMap<String, T>> {
     let Value::Map(entries) = &node.value else {
-        unexpected(node, report, "a mapping (`key: value`)");
+        unexpected(node, report, MAPPING);
         return None;
     };
     let mut words = BTreeMap::new();
@@ -235,13 +237,13 @@ pub(super) fn words<'n, 't, T>(
 }
 
 /// Any value, as JSON. Text without quotes has the type that YAML's core schema gives it.
-pub(super) fn json(node: &Node, report: &mut Report<'_>) -> Option<serde_json::Value> {
+pub(super) fn json(node: &Node) -> Option<serde_json::Value> {
     match &node.value {
         Value::Reported => None,
         Value::Scalar(scalar) => Some(json_scalar(scalar)),
-        Value::List(items) => items.iter().map(|item| json(item, report)).collect(),
+        Value::List(items) => items.iter().map(json).collect(),
         Value::Map(entries) => {
-            let entry = |entry: &Entry| Some((entry.key.text()?.to_owned(), json(&entry.value, report)?));
+            let entry = |entry: &Entry| Some((entry.key.text()?.to_owned(), json(&entry.value)?));
             entries
                 .iter()
                 .map(entry)

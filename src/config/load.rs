@@ -43,7 +43,7 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
     let mut config = match str::from_utf8(&bytes) {
         Ok(text) => parse(text, &name, &env)?,
         // A file cut at the limit may end inside a letter; it is too long either way.
-        Err(_) if bytes.len() > MOST_BYTES => parse(&" ".repeat(bytes.len()), &name, &env)?,
+        Err(_) if bytes.len() > MOST_BYTES => parse(&String::from_utf8_lossy(&bytes), &name, &env)?,
         Err(error) => return Err(not_text(&bytes, error.valid_up_to(), &name)),
     };
     let folder = path

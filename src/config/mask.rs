@@ -18,8 +18,8 @@ fn is_secret(key: &str, parent: &str) -> bool {
         return false;
     }
     let key = letters(key);
-    let close = |name: &&str| strsim::damerau_levenshtein(&letters(name), &key) <= name.len() / 4;
-    SECRET_WORDS.iter().any(|word| key.contains(word)) || SECRET_KEYS.iter().any(|name| close(&name))
+    let close = |name: &str| strsim::damerau_levenshtein(&letters(name), &key) <= name.len() / 4;
+    SECRET_WORDS.iter().any(|word| key.contains(word)) || SECRET_KEYS.iter().any(|name| close(name))
 }
 
 /// Whether every value inside is a secret.

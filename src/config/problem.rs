@@ -48,7 +48,7 @@ pub struct Problem {
     /// What to try.
     pub hint: Option<String>,
     /// The line itself, secrets covered.
-    source_line: String,
+    pub source_line: String,
     /// Characters before the caret in `source_line`.
     caret: usize,
 }

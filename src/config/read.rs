@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use super::fields::{Fields, checked, each, json, list, truth, words};
+use super::fields::{Fields, MAPPING, checked, each, json, list, truth, unexpected, words};
 use super::node::{Node, Value};
 use super::problem::Report;
 use super::{Agent, Config, Nats, Skills, Tls, check, values};
@@ -49,7 +49,7 @@ fn nats(node: &Node, report: &mut Report<'_>) -> Option<Nats> {
     let nats = Nats {
         url: f.get(&["url"], servers).unwrap_or(local.url),
         credentials: f.parsed(&["credentials"], values::path),
-        nkey: f.secret(&["nkey"], values::filled),
+        nkey: f.secret(&["nkey"], values::bearer_token),
         token: f.secret(&["token"], values::filled),
         user: f.parsed(&["user"], values::filled),
         password: f.secret(&["password"], |text| Ok(text.to_owned())),
@@ -84,28 +84,23 @@ impl Nats {
 }
 
 fn servers(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
-    let Value::List(_) = &node.value else {
+    let Value::List(items) = &node.value else {
         return checked(node, report, values::nats_urls);
     };
-    let servers = list(node, report, values::nats_urls)?.concat();
-    not_empty(servers, node, report, "expected at least one server")
+    if items.iter().all(Node::is_absent) {
+        report.add(node.at.start, "expected at least one server");
+    }
+    Some(list(node, report, values::nats_urls)?.concat())
 }
 
 fn reply_prefixes(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
-    let patterns = list(node, report, values::subject_pattern)?;
-    not_empty(
-        patterns,
-        node,
-        report,
-        "expected at least one pattern: the bridge could answer nobody",
-    )
-}
-
-fn not_empty(list: Vec<String>, node: &Node, report: &mut Report<'_>, message: &str) -> Option<Vec<String>> {
-    if list.is_empty() && report.is_empty() {
-        report.add(node.at.start, message);
+    if matches!(&node.value, Value::List(items) if items.iter().all(Node::is_absent)) {
+        report.add(
+            node.at.start,
+            "expected at least one pattern: the bridge could answer nobody",
+        );
     }
-    (!list.is_empty()).then_some(list)
+    list(node, report, values::subject_pattern)
 }
 
 fn tls(node: &Node, report: &mut Report<'_>) -> Option<Tls> {
@@ -127,10 +122,12 @@ fn agents(node: &Node, report: &mut Report<'_>) -> Option<Vec<Agent>> {
 }
 
 fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usize>) -> Option<Agent> {
+    let start = node.at.start;
     let mut f = Fields::open(node, report)?;
     let name = f.required(&["name", "agent_name"], |node, report| {
         let name = checked(node, report, values::agent_name)?;
-        check::unique_name(&name, node, names, report);
+        // A name may come from an alias or a merge key: then the agent is the place to look at.
+        check::unique_name(&name, node.at.start.max(start), names, report);
         Some(name)
     });
     let url = f.required(&["url", "a2a_server_url"], |node, report| {
@@ -233,10 +230,10 @@ fn headers(node: &Node, report: &mut Report<'_>) -> Option<BTreeMap<String, Secr
 }
 
 fn card(node: &Node, report: &mut Report<'_>) -> Option<serde_json::Value> {
-    if let Value::Map(_) = &node.value {
-        return json(node, report);
+    if matches!(node.value, Value::Map(_)) {
+        return json(node);
     }
-    Fields::open(node, report);
+    unexpected(node, report, MAPPING);
     None
 }
 

@@ -202,10 +202,12 @@ pub(super) fn subject_pattern(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn card_path(text: &str) -> Result<String, String> {
-    if text.starts_with('/') && !text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+    // `//host` and `/\\host` would be another host, and be sent this agent's token.
+    let host = text.get(1..).is_some_and(|rest| rest.starts_with(['/', '\\']));
+    if text.starts_with('/') && !host && !text.chars().any(|c| c.is_whitespace() || c.is_control()) {
         Ok(text.into())
     } else {
-        Err("expected a path that starts with `/`".into())
+        Err("expected a path that starts with one `/`".into())
     }
 }
 
