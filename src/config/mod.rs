@@ -4,115 +4,247 @@
 //! comments are what users read: `a2a-bridge schema` and `config/full.yaml` are made of them.
 //! [`load`] is the only door: it reads a file, expands `${NAME}`, and reports every problem at
 //! once with file, line and column.
+//!
+//! The way of a file: `load` (YAML -> tree), `mask` (where the secrets are), `node` (duplicate and
+//! merge keys), `expand` (variables), `read` (tree -> settings) with `fields`, `values` and `check`.
+//! A tree of our own instead of a derived deserializer, because serde stops at the first error and
+//! knows no positions.
+//!
+//! ```
+//! let text = "agents: [{ name: weather, url: 'http://127.0.0.1:9000', startup_timeuot: 1m }]";
+//! let error = a2a_bridge::config::parse(text, "bridge.yaml", &|_| None).unwrap_err();
+//! assert!(error.to_string().contains("did you mean `startup_timeout`?"));
+//! ```
+
+mod check;
+mod expand;
+mod fields;
+mod load;
+mod mask;
+mod node;
+mod problem;
+mod read;
+mod schema;
+#[cfg(test)]
+mod tests;
+pub mod values;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use secrecy::SecretString;
 use url::Url;
 
-/// The whole file.
-#[derive(Debug, Clone)]
+pub use load::{load, parse};
+pub use problem::{ConfigError, Problem};
+pub use schema::{full_yaml, schema};
+
+/// The settings of one bridge.
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct Config {
     /// The connection to NATS and the names used there.
+    #[schemars(extend("default" = {}))]
     pub nats: Nats,
-    /// The agents to bridge.
+    /// The agents to bridge; `[]` for none yet.
     pub agents: Vec<Agent>,
     /// How long calls in flight may go on after SIGTERM or Ctrl-C.
+    #[schemars(schema_with = "schema::duration", extend("default" = "8s"))]
     pub shutdown_grace: Duration,
 }
 
 /// The connection to NATS and the names used there.
-#[derive(Debug, Clone)]
+#[derive(Clone, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct Nats {
-    /// One server or several of one cluster.
+    /// One server, or several of one cluster: a list, or with commas between them.
+    #[schemars(schema_with = "schema::text_or_list", extend("default" = "nats://127.0.0.1:4222"))]
     pub url: Vec<String>,
-    /// A `.creds` file (JWT and nkey seed).
+    /// Log in with a `.creds` file (JWT and nkey seed). Relative to the folder of this file.
+    #[schemars(with = "Option<String>", extend("examples" = ["bridge.creds"]))]
     pub credentials: Option<PathBuf>,
-    /// An nkey seed.
+    /// Log in with an nkey seed.
+    #[schemars(with = "Option<String>", extend("examples" = ["${NATS_NKEY_SEED}"]))]
     pub nkey: Option<SecretString>,
-    /// A token.
+    /// Log in with a token.
+    #[schemars(with = "Option<String>", extend("examples" = ["${NATS_TOKEN}"]))]
     pub token: Option<SecretString>,
-    /// A user name; goes with `password`.
+    /// Log in with a user name and `password`.
+    #[schemars(extend("examples" = ["bridge"]))]
     pub user: Option<String>,
     /// The password of `user`.
+    #[schemars(with = "Option<String>", extend("examples" = ["${NATS_PASSWORD}"]))]
     pub password: Option<SecretString>,
-    /// TLS, when the server asks for it or a `tls://` URL is given.
+    /// TLS with own certificates. The paths are relative to the folder of this file.
     pub tls: Option<Tls>,
-    /// First token or tokens of every subject of the bridge.
+    /// First word or words of every subject of the bridge: letters, digits, `_`, `-`, with dots between.
+    #[schemars(extend("default" = "a2a"))]
     pub subject_prefix: String,
-    /// Patterns of reply subjects that the bridge answers to.
+    /// Reply subjects that the bridge answers to; `*` stands for a word, `>` for the rest.
+    #[schemars(extend("default" = ["_INBOX.>", "_R_.>"]))]
     pub reply_prefixes: Vec<String>,
 }
 
+impl fmt::Debug for Nats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            url,
+            credentials,
+            nkey,
+            token,
+            user,
+            password,
+            tls,
+            subject_prefix,
+            reply_prefixes,
+        } = self;
+        // A NATS URL may hold a password, which the derived output would show.
+        let url: Vec<_> = url.iter().map(|url| without_user_info(url)).collect();
+        f.debug_struct("Nats")
+            .field("url", &url)
+            .field("credentials", credentials)
+            .field("nkey", nkey)
+            .field("token", token)
+            .field("user", user)
+            .field("password", password)
+            .field("tls", tls)
+            .field("subject_prefix", subject_prefix)
+            .field("reply_prefixes", reply_prefixes)
+            .finish()
+    }
+}
+
+/// A NATS URL as it may be shown: user and password are `***`.
+pub fn without_user_info(url: &str) -> String {
+    match url.rsplit_once('@') {
+        None => url.to_owned(),
+        Some((before, host)) => match before.split_once("://") {
+            Some((scheme, _)) => format!("{scheme}://***@{host}"),
+            None => format!("***@{host}"),
+        },
+    }
+}
+
 /// TLS towards NATS.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct Tls {
     /// PEM file with the authorities to trust instead of the system's.
+    #[schemars(with = "Option<String>", extend("examples" = ["tls/ca.pem"]))]
     pub ca: Option<PathBuf>,
-    /// PEM file with the client certificate.
+    /// PEM file with the client certificate; goes with `key`.
+    #[schemars(with = "Option<String>", extend("examples" = ["tls/client.pem"]))]
     pub cert: Option<PathBuf>,
-    /// PEM file with the client certificate's key.
+    /// PEM file with the key of the client certificate.
+    #[schemars(with = "Option<String>", extend("examples" = ["tls/client.key"]))]
     pub key: Option<PathBuf>,
     /// Refuse to talk without TLS.
+    #[schemars(schema_with = "schema::truth", extend("default" = false))]
     pub required: bool,
 }
 
 /// One agent.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct Agent {
-    /// The agent's name on the mesh, unique in the file.
+    /// The name of the agent on the mesh, unique in this file.
+    #[schemars(length(min = 1, max = 256), extend("examples" = ["weather"], "x-aliases" = ["agent_name"]))]
     pub name: String,
-    /// Where the agent listens: scheme, host and port (and a path, if its card is below one).
+    /// Where the agent listens: scheme, host, port, and the path above its card if there is one.
+    #[schemars(
+        with = "String",
+        extend("examples" = ["http://127.0.0.1:9000"], "x-aliases" = ["a2a_server_url"])
+    )]
     pub url: Url,
-    /// Program and arguments that start the agent; without it the bridge attaches to a running one.
+    /// Program and arguments that start the agent, as one line or as a list; no shell is used. Without
+    /// it the bridge attaches to an agent that runs already.
+    #[schemars(
+        schema_with = "schema::command",
+        extend("examples" = ["python -m weather_agent --port 9000"], "x-aliases" = ["a2a_server_command"])
+    )]
     pub command: Option<Vec<String>>,
-    /// Folder in which `command` runs.
+    /// Folder in which `command` runs, relative to the folder of this file.
+    #[schemars(with = "Option<String>", extend("examples" = ["agents/weather"]))]
     pub working_dir: Option<PathBuf>,
     /// Environment variables of `command`, beside a few of the bridge's own.
+    #[schemars(schema_with = "schema::texts", extend("default" = {}))]
     pub env: BTreeMap<String, SecretString>,
     /// How long a launched agent may take until its card is served.
+    #[schemars(
+        schema_with = "schema::duration",
+        extend("default" = "30s", "x-aliases" = ["a2a_server_startup_timeout"])
+    )]
     pub startup_timeout: Duration,
     /// Start a launched agent again when it ends by itself.
+    #[schemars(
+        schema_with = "schema::truth",
+        extend("default" = true, "x-aliases" = ["a2a_server_restart_on_crash"])
+    )]
     pub restart_on_crash: bool,
-    /// Token sent as `Authorization: Bearer …`, to this agent's origin only.
+    /// Token sent as `Authorization: Bearer …`, to the origin of `url` only.
+    #[schemars(
+        with = "Option<String>",
+        extend("examples" = ["${WEATHER_TOKEN}"], "x-aliases" = ["a2a_bearer_token"])
+    )]
     pub bearer_token: Option<SecretString>,
-    /// Further headers for every request to this agent's origin.
+    /// Further headers of every request to the origin of `url`.
+    #[schemars(schema_with = "schema::texts", extend("default" = {}))]
     pub headers: BTreeMap<String, SecretString>,
     /// Path of the card, instead of the two well-known ones.
+    #[schemars(extend("examples" = ["/agent/card.json"]))]
     pub card_path: Option<String>,
     /// The card itself, for an agent that serves none.
+    #[schemars(
+        schema_with = "schema::any_object",
+        extend("examples" = [{ "name": "Weather", "skills": [{ "id": "forecast", "name": "Forecast" }] }])
+    )]
     pub card: Option<serde_json::Value>,
     /// How often the card is read again.
+    #[schemars(schema_with = "schema::duration", extend("default" = "60s"))]
     pub card_refresh: Duration,
-    /// Which skills are published, and under which names.
+    /// Which skills are published, and under which names. Skills are named by id or by name.
+    #[schemars(extend("default" = {}))]
     pub skills: Skills,
     /// Limit of a whole call in reply mode `final`.
+    #[schemars(schema_with = "schema::duration", extend("default" = "300s"))]
     pub request_timeout: Duration,
     /// Limit between two events of a stream.
+    #[schemars(schema_with = "schema::duration", extend("default" = "300s"))]
     pub stream_idle_timeout: Duration,
     /// Limit of a submitted task.
+    #[schemars(schema_with = "schema::duration", extend("default" = "24h"))]
     pub task_timeout: Duration,
-    /// How long an agent's question can be answered.
+    /// How long a question of the agent can be answered.
+    #[schemars(schema_with = "schema::duration", extend("default" = "300s"))]
     pub input_required_ttl: Duration,
-    /// Calls at the same time; more are answered with `busy`.
+    /// Calls at the same time, 1 to 100000; more are answered with `busy`.
+    #[schemars(schema_with = "schema::count", extend("default" = 256))]
     pub max_in_flight: usize,
-    /// Largest answer taken from the agent, in bytes.
+    /// Largest answer taken from the agent, 1KiB to 1GiB.
+    #[schemars(schema_with = "schema::size", extend("default" = "16MiB"))]
     pub max_response_size: u64,
-    /// Name patterns (`*` matches anything) of artifacts that belong to the answer.
+    /// Names of artifacts that belong to the answer; `*` matches anything.
+    #[schemars(extend("default" = ["*"]))]
     pub answer_artifacts: Vec<String>,
-    /// Name patterns of artifacts that are notices and stay out of `message`.
+    /// Names of artifacts that are notices and stay out of `message`; `*` matches anything.
+    #[schemars(extend("default" = ["execution_plan_*", "tool_notification_*", "tool_result"]))]
     pub notice_artifacts: Vec<String>,
 }
 
 /// Which skills are published, and under which names. Skills are named by id or by name.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct Skills {
     /// Publish these only; empty means all.
+    #[schemars(extend("default" = []))]
     pub allow: Vec<String>,
     /// Do not publish these.
+    #[schemars(extend("default" = []))]
     pub deny: Vec<String>,
-    /// Publish a skill under another action name.
+    /// Publish a skill under another action name, as in `{ forecast: weather_forecast }`.
+    #[schemars(extend("default" = {}))]
     pub rename: BTreeMap<String, String>,
 }

@@ -1,0 +1,151 @@
+//! `${NAME}`, `${NAME:-default}`, `${NAME:?hint}` and `$$` in values.
+//!
+//! Expansion happens in the tree, after the file was split into keys and values: whatever a variable
+//! holds, it cannot add keys, and it is never parsed as YAML. No message repeats it.
+
+use super::node::{Node, Value};
+use super::problem::Report;
+
+/// All variables together; far above any use, and still no danger to memory.
+const MOST_BYTES: usize = 8 << 20;
+
+pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// How the reference starts, to find its column.
+    starts: String,
+    message: String,
+    hint: String,
+}
+
+/// Expands every value below `node`. Keys stay as they are.
+pub(super) fn expand(node: &mut Node, env: Env<'_>, report: &mut Report<'_>) {
+    let mut left = MOST_BYTES;
+    expand_node(node, env, report, &mut left);
+}
+
+fn expand_node(node: &mut Node, env: Env<'_>, report: &mut Report<'_>, left: &mut usize) {
+    match &mut node.value {
+        Value::Reported => {}
+        Value::List(items) => items
+            .iter_mut()
+            .for_each(|item| expand_node(item, env, report, left)),
+        Value::Map(entries) => {
+            entries
+                .iter_mut()
+                .for_each(|entry| expand_node(&mut entry.value, env, report, left));
+        }
+        Value::Scalar(scalar) if !scalar.text.contains('$') => {}
+        Value::Scalar(scalar) => match expand_text(&scalar.text, env) {
+            Ok((text, expanded)) if text.len() <= *left => {
+                *left -= text.len();
+                scalar.text = text;
+                scalar.expanded = expanded;
+            }
+            Ok(_) => {
+                report.add(node.at.start, "the variables of this file hold too much text");
+                node.value = Value::Reported;
+            }
+            Err(failures) => {
+                for failure in failures {
+                    let raw = report.text().get(node.at.clone()).unwrap_or_default();
+                    let offset = raw.find(&failure.starts).unwrap_or_default();
+                    report.add_with_hint(node.at.start + offset, failure.message, failure.hint);
+                }
+                node.value = Value::Reported;
+            }
+        },
+    }
+}
+
+/// The text with its references replaced, and whether there were any.
+pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Vec<Failure>> {
+    let mut out = String::with_capacity(text.len());
+    let mut expanded = false;
+    let mut failures = Vec::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('$') {
+        out.push_str(before);
+        if let Some(after) = after.strip_prefix('$') {
+            out.push('$');
+            rest = after;
+        } else if let Some(after) = after.strip_prefix('{') {
+            let Some((reference, after)) = after.split_once('}') else {
+                failures.push(Failure {
+                    starts: "${".into(),
+                    message: "`${` without a closing `}`".into(),
+                    hint: "write `$${` for the two characters themselves".into(),
+                });
+                rest = "";
+                continue;
+            };
+            expanded = true;
+            match resolve(reference, env) {
+                Ok(value) => out.push_str(&value),
+                Err(failure) => failures.push(failure),
+            }
+            rest = after;
+        } else {
+            out.push('$');
+            rest = after;
+        }
+    }
+    out.push_str(rest);
+    if failures.is_empty() {
+        Ok((out, expanded))
+    } else {
+        Err(failures)
+    }
+}
+
+/// What stands between `${` and the first `}`.
+fn resolve(reference: &str, env: Env<'_>) -> Result<String, Failure> {
+    let end = reference
+        .bytes()
+        .take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
+        .count();
+    let (name, operation) = reference.split_at(end);
+    let failure = |message: String, hint: String| Failure {
+        starts: format!("${{{name}"),
+        message,
+        hint,
+    };
+    let forms = || "the forms are `${NAME}`, `${NAME:-default}` and `${NAME:?hint}`; `$$` is a plain `$`";
+    if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
+        let message = "expected the name of a variable after `${`: letters, digits and `_`";
+        return Err(Failure {
+            starts: "${".into(),
+            message: message.into(),
+            hint: forms().into(),
+        });
+    }
+    let word = operation.get(2..).unwrap_or_default();
+    if word.replace("$$", "").contains("${") {
+        let message = format!("`${{{name}` holds another `${{`, which is not supported");
+        return Err(failure(message, "use one variable with one default".into()));
+    }
+    let value = env(name);
+    let filled = value.clone().filter(|value| !value.is_empty());
+    match operation.get(..2) {
+        None if operation.is_empty() => value.ok_or_else(|| {
+            failure(
+                format!("the variable `{name}` is not set"),
+                format!("set it, or give a default: `${{{name}:-default}}`"),
+            )
+        }),
+        Some(":-") => Ok(filled.unwrap_or_else(|| word.replace("$$", "$"))),
+        Some(":?") => filled.ok_or_else(|| {
+            let hint = if word.is_empty() {
+                format!("set `{name}`")
+            } else {
+                word.to_owned()
+            };
+            failure(format!("the variable `{name}` is not set or empty"), hint)
+        }),
+        _ => Err(failure(
+            format!("`${{{name}` goes on in a way that is not supported"),
+            forms().into(),
+        )),
+    }
+}

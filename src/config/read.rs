@@ -1,0 +1,274 @@
+//! Tree -> settings: which keys there are, what each may hold, and what it is when absent.
+//!
+//! Reading goes on after a problem, so one pass finds them all. A reader that cannot give a value
+//! has reported why; the settings are used only if nothing was reported.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use secrecy::SecretString;
+
+use super::fields::{Fields, MAPPING, checked, each, json, list, truth, unexpected, words};
+use super::node::{Node, Value};
+use super::problem::Report;
+use super::{Agent, Config, Nats, Skills, Tls, check, values};
+
+pub(super) fn config(root: &Node, report: &mut Report<'_>) -> Option<Config> {
+    if root.is_null() {
+        report.add_with_hint(
+            root.at.start,
+            "the file is empty",
+            "the least it needs is `agents: []`",
+        );
+        return None;
+    }
+    let mut f = Fields::open(root, report)?;
+    let nats = f.get(&["nats"], nats).unwrap_or_else(Nats::local);
+    let agents = f.required(&["agents"], agents);
+    let shutdown_grace = f.parsed(&["shutdown_grace"], values::parse_duration);
+    f.close();
+    Some(Config {
+        nats,
+        agents: agents?,
+        shutdown_grace: shutdown_grace.unwrap_or(seconds(8)),
+    })
+}
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn patterns(list: &[&str]) -> Vec<String> {
+    list.iter().map(|pattern| (*pattern).to_owned()).collect()
+}
+
+fn nats(node: &Node, report: &mut Report<'_>) -> Option<Nats> {
+    let mut f = Fields::open(node, report)?;
+    let local = Nats::local();
+    let nats = Nats {
+        url: f.get(&["url"], servers).unwrap_or(local.url),
+        credentials: f.parsed(&["credentials"], values::path),
+        nkey: f.secret(&["nkey"], values::bearer_token),
+        token: f.secret(&["token"], values::filled),
+        user: f.parsed(&["user"], values::filled),
+        password: f.secret(&["password"], |text| Ok(text.to_owned())),
+        tls: f.get(&["tls"], tls),
+        subject_prefix: f
+            .parsed(&["subject_prefix"], values::subject_prefix)
+            .unwrap_or(local.subject_prefix),
+        reply_prefixes: f
+            .get(&["reply_prefixes"], reply_prefixes)
+            .unwrap_or(local.reply_prefixes),
+    };
+    check::nats(&mut f);
+    f.close();
+    Some(nats)
+}
+
+impl Nats {
+    /// What holds when the file says nothing about NATS.
+    fn local() -> Self {
+        Self {
+            url: patterns(&["nats://127.0.0.1:4222"]),
+            credentials: None,
+            nkey: None,
+            token: None,
+            user: None,
+            password: None,
+            tls: None,
+            subject_prefix: "a2a".into(),
+            reply_prefixes: patterns(&["_INBOX.>", "_R_.>"]),
+        }
+    }
+}
+
+fn servers(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
+    let Value::List(items) = &node.value else {
+        return checked(node, report, values::nats_urls);
+    };
+    if items.iter().all(Node::is_absent) {
+        report.add(node.at.start, "expected at least one server");
+    }
+    Some(list(node, report, values::nats_urls)?.concat())
+}
+
+fn reply_prefixes(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
+    if matches!(&node.value, Value::List(items) if items.iter().all(Node::is_absent)) {
+        report.add(
+            node.at.start,
+            "expected at least one pattern: the bridge could answer nobody",
+        );
+    }
+    list(node, report, values::subject_pattern)
+}
+
+fn tls(node: &Node, report: &mut Report<'_>) -> Option<Tls> {
+    let mut f = Fields::open(node, report)?;
+    let tls = Tls {
+        ca: f.parsed(&["ca"], values::path),
+        cert: f.parsed(&["cert"], values::path),
+        key: f.parsed(&["key"], values::path),
+        required: f.get(&["required"], truth).unwrap_or(false),
+    };
+    check::tls(&mut f);
+    f.close();
+    Some(tls)
+}
+
+fn agents(node: &Node, report: &mut Report<'_>) -> Option<Vec<Agent>> {
+    let mut names = BTreeMap::new();
+    each(node, report, |node, report| agent(node, report, &mut names))
+}
+
+fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usize>) -> Option<Agent> {
+    let start = node.at.start;
+    let mut f = Fields::open(node, report)?;
+    let name = f.required(&["name", "agent_name"], |node, report| {
+        let name = checked(node, report, values::agent_name)?;
+        // A name may come from an alias or a merge key: then the agent is the place to look at.
+        check::unique_name(&name, node.at.start.max(start), names, report);
+        Some(name)
+    });
+    let url = f.required(&["url", "a2a_server_url"], |node, report| {
+        checked(node, report, values::agent_url)
+    });
+    let duration = |f: &mut Fields<'_, '_, '_>, key: &'static str| f.parsed(&[key], values::parse_duration);
+    let command = f.get(&["command", "a2a_server_command"], command);
+    let working_dir = f.parsed(&["working_dir"], values::path);
+    let env = f.get(&["env"], env).unwrap_or_default();
+    let startup_timeout = f.parsed(
+        &["startup_timeout", "a2a_server_startup_timeout"],
+        values::parse_duration,
+    );
+    let restart_on_crash = f.get(&["restart_on_crash", "a2a_server_restart_on_crash"], truth);
+    let bearer_token = f.secret(&["bearer_token", "a2a_bearer_token"], values::bearer_token);
+    let headers = f.get(&["headers"], headers).unwrap_or_default();
+    let card_path = f.parsed(&["card_path"], values::card_path);
+    let card = f.get(&["card"], card);
+    let card_refresh = duration(&mut f, "card_refresh");
+    let skills = f.get(&["skills"], skills).unwrap_or_default();
+    let request_timeout = duration(&mut f, "request_timeout");
+    let stream_idle_timeout = duration(&mut f, "stream_idle_timeout");
+    let task_timeout = duration(&mut f, "task_timeout");
+    let input_required_ttl = duration(&mut f, "input_required_ttl");
+    let max_in_flight = f.parsed(&["max_in_flight"], values::in_flight);
+    let max_response_size = f.parsed(&["max_response_size"], values::response_size);
+    let answer_artifacts = f.get(&["answer_artifacts"], filled_list);
+    let notice_artifacts = f.get(&["notice_artifacts"], filled_list);
+    check::agent(&mut f, &headers, &env);
+    f.close();
+    Some(Agent {
+        name: name?,
+        url: url?,
+        command,
+        working_dir,
+        env,
+        startup_timeout: startup_timeout.unwrap_or(seconds(30)),
+        restart_on_crash: restart_on_crash.unwrap_or(true),
+        bearer_token,
+        headers,
+        card_path,
+        card,
+        card_refresh: card_refresh.unwrap_or(seconds(60)),
+        skills,
+        request_timeout: request_timeout.unwrap_or(seconds(300)),
+        stream_idle_timeout: stream_idle_timeout.unwrap_or(seconds(300)),
+        task_timeout: task_timeout.unwrap_or(seconds(24 * 60 * 60)),
+        input_required_ttl: input_required_ttl.unwrap_or(seconds(300)),
+        max_in_flight: max_in_flight.unwrap_or(256),
+        max_response_size: max_response_size.unwrap_or(16 << 20),
+        answer_artifacts: answer_artifacts.unwrap_or_else(|| patterns(&["*"])),
+        notice_artifacts: notice_artifacts
+            .unwrap_or_else(|| patterns(&["execution_plan_*", "tool_notification_*", "tool_result"])),
+    })
+}
+
+fn command(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
+    let Value::List(_) = &node.value else {
+        return checked(node, report, values::command_line);
+    };
+    let words = list(node, report, |text| Ok(text.to_owned()))?;
+    match values::command(words) {
+        Ok(words) => Some(words),
+        Err(message) => {
+            report.add(node.at.start, message);
+            None
+        }
+    }
+}
+
+fn filled_list(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
+    list(node, report, values::filled)
+}
+
+fn env(node: &Node, report: &mut Report<'_>) -> Option<BTreeMap<String, SecretString>> {
+    words(node, report, |key, value, report| {
+        if !key.text().is_some_and(values::is_env_name) {
+            report.add(key.at.start, "expected the name of a variable, without `=`");
+        }
+        checked(value, report, values::env_value).map(SecretString::from)
+    })
+}
+
+fn headers(node: &Node, report: &mut Report<'_>) -> Option<BTreeMap<String, SecretString>> {
+    let mut seen = BTreeMap::new();
+    words(node, report, |key, value, report| {
+        let name = key.text().unwrap_or_default();
+        let shown = report.name(key);
+        if let Err(reason) = values::header_name(name) {
+            report.add(key.at.start, format!("{shown} {reason}"));
+        } else if let Some(first) = seen.insert(name.to_ascii_lowercase(), key.at.start) {
+            let first = report.line(first);
+            report.add(
+                key.at.start,
+                format!("{shown} is given twice, first on line {first}"),
+            );
+        }
+        checked(value, report, values::header_value).map(SecretString::from)
+    })
+}
+
+fn card(node: &Node, report: &mut Report<'_>) -> Option<serde_json::Value> {
+    if matches!(node.value, Value::Map(_)) {
+        return json(node);
+    }
+    unexpected(node, report, MAPPING);
+    None
+}
+
+fn skills(node: &Node, report: &mut Report<'_>) -> Option<Skills> {
+    let mut f = Fields::open(node, report)?;
+    let skills = Skills {
+        allow: f.get(&["allow"], filled_list).unwrap_or_default(),
+        deny: f.get(&["deny"], filled_list).unwrap_or_default(),
+        rename: f.get(&["rename"], rename).unwrap_or_default(),
+    };
+    f.close();
+    Some(skills)
+}
+
+fn rename(node: &Node, report: &mut Report<'_>) -> Option<BTreeMap<String, String>> {
+    words(node, report, |_, value, report| {
+        checked(value, report, values::filled)
+    })
+}
+
+impl Config {
+    /// Makes relative paths start at the folder of the file.
+    pub(super) fn resolve_paths(&mut self, folder: &Path) {
+        let tls = self
+            .nats
+            .tls
+            .iter_mut()
+            .flat_map(|tls| [&mut tls.ca, &mut tls.cert, &mut tls.key]);
+        let agents = self.agents.iter_mut().map(|agent| &mut agent.working_dir);
+        for path in std::iter::once(&mut self.nats.credentials)
+            .chain(tls)
+            .chain(agents)
+            .flatten()
+        {
+            *path = folder.join(&*path);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Tests of the settings. `tests/fixtures/config` has files with problems and what is said of them;
+//! `UPDATE_EXPECTED=1` writes the expectations anew.
+
+mod hostile;
+mod reading;
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+const SECRETS: [&str; 4] = ["t0p", "s3cret", "t0ps3cret", "notaport@"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn env(name: &str) -> Option<String> {
+    match name {
+        "SET" => Some("t0ps3cret".into()),
+        "EMPTY" => Some(String::new()),
+        _ => None,
+    }
+}
+
+fn parsed(text: &str) -> Config {
+    parse(text, "bridge.yaml", &env).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn refused(text: &str) -> String {
+    match parse(text, "bridge.yaml", &env) {
+        Ok(config) => panic!("accepted: {config:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// One agent with these lines below its name and URL.
+fn agent(lines: &str) -> Agent {
+    parsed(&agent_file(lines)).agents.remove(0)
+}
+
+fn agent_file(lines: &str) -> String {
+    let lines: String = lines.lines().map(|line| format!("    {line}\n")).collect();
+    format!("agents:\n  - name: weather\n    url: http://127.0.0.1:9000\n{lines}")
+}
+
+/// Compares a file with what is generated, or writes it if `variable` is set.
+fn assert_file(path: &Path, generated: &str, variable: &str) {
+    if std::env::var_os(variable).is_some() {
+        std::fs::write(path, generated).unwrap();
+    }
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    let name = path.strip_prefix(root()).unwrap_or(path).display();
+    assert!(
+        committed == generated,
+        "{name} is out of date; `{variable}=1 cargo test --lib config` writes it anew.\n\n{generated}"
+    );
+}
+
+fn fixtures() -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(root().join("tests/fixtures/config")).unwrap();
+    let mut files: Vec<_> = folder.map(|file| file.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+    files.sort();
+    assert!(!files.is_empty());
+    files
+}
+
+#[test]
+fn every_broken_file_gets_its_messages_and_no_secret_is_in_them() {
+    for file in fixtures() {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        let error = parse(&text, &name, &env).expect_err(&name);
+        let shown = format!("{error}\n");
+        for secret in SECRETS {
+            assert!(!shown.contains(secret), "{name} shows a secret:\n{shown}");
+            assert!(
+                !format!("{error:?}").contains(secret),
+                "{name} shows a secret in Debug"
+            );
+        }
+        assert_file(&file.with_extension("expected"), &shown, "UPDATE_EXPECTED");
+    }
+}
+
+#[test]
+fn full_yaml_is_what_the_doc_comments_say() {
+    assert_file(&root().join("config/full.yaml"), &full_yaml(), "UPDATE_FULL_YAML");
+}
+
+#[test]
+fn full_yaml_says_the_defaults_that_hold_without_it() {
+    let full = parsed(&full_yaml());
+    let least = parsed("agents: [{ name: weather, url: 'http://127.0.0.1:9000' }]");
+    assert_eq!(format!("{full:#?}"), format!("{least:#?}"));
+}
+
+#[test]
+fn the_examples_behind_a_hash_in_full_yaml_work_as_well() {
+    let text = full_yaml();
+    let one_of: [&str; 3] = ["credentials:", "nkey:", "token:"];
+    let lines = text.lines().map(|line| {
+        let indent = line.len() - line.trim_start().len();
+        let content = line.trim_start();
+        // Explanations start with a capital letter or a second `#`, examples with a key.
+        let example = content.strip_prefix("# ").filter(|rest| {
+            let word = rest.trim_start();
+            word.split_once(':')
+                .is_some_and(|(key, _)| key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'))
+                && !one_of.iter().any(|key| word.starts_with(key))
+        });
+        match example {
+            Some(example) => format!("{}{example}\n", " ".repeat(indent)),
+            None => format!("{line}\n"),
+        }
+    });
+    let text: String = lines.collect();
+    let config = parse(&text, "full.yaml", &|name| Some(name.to_owned()))
+        .unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let agent = &config.agents[0];
+    assert!(agent.command.is_some() && agent.bearer_token.is_some() && agent.card.is_some());
+    let tls = config.nats.tls.unwrap();
+    assert!(tls.ca.is_some() && tls.cert.is_some() && tls.key.is_some());
+    assert!(config.nats.user.is_some() && config.nats.password.is_some());
+}
+
+#[test]
+fn the_example_files_load() {
+    for name in ["config/minimal.yaml", "config/full.yaml"] {
+        let config = load(&root().join(name)).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(config.agents.len(), 1, "{name}");
+    }
+}
+
+#[test]
+fn the_schema_allows_no_other_keys_and_knows_every_name_of_a_key() {
+    let schema = schema();
+    assert_eq!(schema["additionalProperties"], false);
+    assert_eq!(schema["required"], serde_json::json!(["agents"]));
+    let agent = &schema["properties"]["agents"]["items"];
+    assert_eq!(agent["additionalProperties"], false);
+    assert_eq!(agent["properties"]["startup_timeout"]["default"], "30s");
+    assert_eq!(
+        agent["properties"]["a2a_server_startup_timeout"]["default"],
+        "30s"
+    );
+    assert_eq!(
+        agent["allOf"].as_array().unwrap().len(),
+        2,
+        "name and url, each by one of two names"
+    );
+    assert!(!schema.to_string().contains("x-aliases"));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named_and_so_are_the_ways_to_give_another() {
+    let error = load(Path::new("no/such/file.yaml")).unwrap_err().to_string();
+    for part in [
+        "no/such/file.yaml",
+        "--config",
+        "A2A_BRIDGE_CONFIG",
+        "config/minimal.yaml",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+}

@@ -1,0 +1,199 @@
+//! Good files: what each key becomes.
+
+use rstest::rstest;
+use secrecy::ExposeSecret;
+
+use super::super::values::{parse_duration, parse_size};
+use super::*;
+
+#[rstest]
+#[case("30s", 30_000)]
+#[case("500ms", 500)]
+#[case("2m", 120_000)]
+#[case("1h30m", 5_400_000)]
+#[case("1.5", 1_500)]
+#[case(" 30 ", 30_000)]
+#[case("0.1s", 100)]
+#[case("30d", 2_592_000_000)]
+fn a_duration_is_a_number_with_units_or_seconds(#[case] text: &str, #[case] milliseconds: u64) {
+    assert_eq!(parse_duration(text), Ok(Duration::from_millis(milliseconds)));
+}
+
+#[rstest]
+fn other_durations_are_refused(
+    #[values(
+        "", "0", "0s", "-1s", "1w", "s", "1s 2", "1e3", "inf", "nan", "31d", "1..5", ".", "½s", "1s2",
+        "9e99s"
+    )]
+    text: &str,
+) {
+    assert!(parse_duration(text).is_err(), "{text}");
+    assert!(parse_duration(&"9".repeat(400)).is_err());
+}
+
+#[rstest]
+#[case("0", Some(0))]
+#[case("4MiB", Some(4 << 20))]
+#[case("64KB", Some(64_000))]
+#[case("1 gib", Some(1 << 30))]
+#[case("1.5MiB", None)]
+#[case("99999999999GiB", None)]
+#[case("MiB", None)]
+#[case("", None)]
+fn a_size_is_a_whole_number_with_a_unit(#[case] text: &str, #[case] bytes: Option<u64>) {
+    assert_eq!(parse_size(text).ok(), bytes);
+}
+
+#[test]
+fn text_that_looks_like_a_number_stays_text() {
+    let config = parsed("agents: [{ name: 007, url: 'http://h' }]\nnats: { user: 1e3, password: true }");
+    assert_eq!(config.agents[0].name, "007");
+    assert_eq!(config.nats.user.as_deref(), Some("1e3"));
+    assert_eq!(config.nats.password.unwrap().expose_secret(), "true");
+}
+
+#[test]
+fn a_variable_with_structure_in_it_stays_one_value() {
+    let hostile = "x\nbearer_token: stolen # {}";
+    let read = |name: &str| (name == "NAME").then(|| hostile.to_owned());
+    let text = agent_file("command: [run, '${NAME}', '$${NAME}', cost $5]\nheaders: { X: '${OTHER:-a$$b}' }");
+    let agent = parse(&text, "f", &read).unwrap().agents.remove(0);
+    assert_eq!(agent.command.unwrap(), ["run", hostile, "${NAME}", "cost $5"]);
+    assert_eq!(agent.headers["X"].expose_secret(), "a$b");
+    assert!(agent.bearer_token.is_none());
+}
+
+#[test]
+fn an_empty_variable_without_quotes_means_absent_and_in_quotes_an_empty_text() {
+    let read = agent(concat!(
+        "bearer_token: ${EMPTY}\ncommand: [run, '${EMPTY:-}']\nstartup_timeout: ${EMPTY:-}\n",
+        "env:\n  A: ${EMPTY}\n  B: \"${EMPTY}\"\n",
+    ));
+    assert!(read.bearer_token.is_none());
+    assert_eq!(read.startup_timeout, Duration::from_secs(30));
+    assert_eq!(read.command.unwrap(), ["run", ""]);
+    assert_eq!(read.env.keys().collect::<Vec<_>>(), ["B"]);
+}
+
+#[test]
+fn a_variable_that_holds_the_word_null_is_that_word() {
+    let text =
+        "nats: { user: u, password: \"p\", subject_prefix: a }\nagents: [{ name: '${N}', url: 'http://h' }]";
+    let config = parse(text, "f", &|_| Some("null".into())).unwrap();
+    assert_eq!(config.agents[0].name, "null");
+    let plain = parse("agents:\n- name: ${N}\n  url: http://h\n", "f", &|_| {
+        Some("null".into())
+    })
+    .unwrap();
+    assert_eq!(plain.agents[0].name, "null");
+}
+
+#[test]
+fn truth_may_come_from_a_variable() {
+    let text = agent_file("restart_on_crash: ${RESTART}");
+    let config = parse(&text, "f", &|_| Some("false".into())).unwrap();
+    assert!(!config.agents[0].restart_on_crash);
+}
+
+#[test]
+fn the_other_names_of_keys_mean_the_same() {
+    let config = parsed(concat!(
+        "agents:\n- agent_name: w\n  a2a_server_url: https://h/base\n  a2a_server_command: run 'a b' c\n",
+        "  a2a_server_startup_timeout: 5\n  a2a_server_restart_on_crash: false\n  a2a_bearer_token: t\n",
+    ));
+    let agent = &config.agents[0];
+    assert_eq!((agent.name.as_str(), agent.url.as_str()), ("w", "https://h/base"));
+    assert_eq!(agent.command.as_deref().unwrap(), ["run", "a b", "c"]);
+    assert_eq!(
+        (agent.startup_timeout.as_secs(), agent.restart_on_crash),
+        (5, false)
+    );
+    assert_eq!(agent.bearer_token.as_ref().unwrap().expose_secret(), "t");
+}
+
+#[test]
+fn a_merge_key_brings_what_is_not_given() {
+    let config = parsed(concat!(
+        "agents:\n- &first { name: a, url: 'http://h:1', request_timeout: 7s, max_in_flight: 3 }\n",
+        "- { <<: *first, name: b, url: 'http://h:2', max_in_flight: 4 }\n",
+        "- { <<: [{ name: c }, *first], url: 'http://h:3' }\n",
+    ));
+    let seen: Vec<_> = config
+        .agents
+        .iter()
+        .map(|a| (a.name.as_str(), a.max_in_flight))
+        .collect();
+    assert_eq!(seen, [("a", 3), ("b", 4), ("c", 3)]);
+    assert!(
+        config
+            .agents
+            .iter()
+            .all(|agent| agent.request_timeout.as_secs() == 7)
+    );
+}
+
+#[test]
+fn a_card_keeps_its_types_and_its_order() {
+    let card = agent(concat!(
+        "card:\n  version: '1.0'\n  n: [1, -2, +3, 0x1F, 0o17, 1.5, 1e3, 18446744073709551615, .5]\n",
+        "  t: [true, False, yes, null, ~, .inf, 0xzz, 1-2, 2026-01-01]\n  a: {}\n",
+    ));
+    let expected = serde_json::json!({
+        "version": "1.0",
+        "n": [1, -2, 3, 31, 15, 1.5, 1000.0, 18_446_744_073_709_551_615_u64, 0.5],
+        "t": [true, false, "yes", null, null, ".inf", "0xzz", "1-2", "2026-01-01"],
+        "a": {},
+    });
+    assert_eq!(card.card.unwrap().to_string(), expected.to_string());
+}
+
+#[rstest]
+#[case("a, tls://b:1 ,wss://c", &["a", "tls://b:1", "wss://c"])]
+#[case("[a:1, 'b:2,c:3']", &["a:1", "b:2", "c:3"])]
+#[case("nats://u:p@h:4222", &["nats://u:p@h:4222"])]
+#[case("'[::1]:4222'", &["[::1]:4222"])]
+fn servers_are_one_or_many(#[case] url: &str, #[case] servers: &[&str]) {
+    assert_eq!(
+        parsed(&format!("agents: []\nnats:\n  url: {url}")).nats.url,
+        servers
+    );
+}
+
+#[test]
+fn paths_start_at_the_folder_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bridge.yaml");
+    let nats = "nats: { credentials: a.creds, tls: { ca: /etc/ca.pem, cert: c, key: k } }\n";
+    std::fs::write(
+        &file,
+        format!("{nats}{}", agent_file("command: run\nworking_dir: w")),
+    )
+    .unwrap();
+    let config = load(&file).unwrap();
+    assert_eq!(config.nats.credentials.unwrap(), folder.path().join("a.creds"));
+    let tls = config.nats.tls.unwrap();
+    assert_eq!(tls.ca.unwrap(), Path::new("/etc/ca.pem"));
+    assert_eq!(tls.key.unwrap(), folder.path().join("k"));
+    assert_eq!(
+        config.agents[0].working_dir.clone().unwrap(),
+        folder.path().join("w")
+    );
+}
+
+#[test]
+fn debug_output_of_settings_shows_no_secret() {
+    let config = parsed(concat!(
+        "nats: { url: 'nats://t0p:s3cret@h:1,t0ps3cret@h', user: u, password: t0ps3cret }\n",
+        "agents: [{ name: w, url: 'http://h', command: run, env: { A: t0ps3cret }, ",
+        "bearer_token: t0ps3cret, headers: { X: t0ps3cret } }]",
+    ));
+    let shown = format!("{config:?}");
+    assert!(!SECRETS.iter().any(|secret| shown.contains(secret)), "{shown}");
+    assert!(shown.contains("nats://***@h:1"), "{shown}");
+}
+
+#[test]
+fn a_byte_order_mark_and_windows_line_ends_do_no_harm() {
+    let text = format!("\u{feff}{}", agent_file("colour: x").replace('\n', "\r\n"));
+    assert!(refused(&text).starts_with("bridge.yaml:4:5: unknown key `colour`\n  4 |     colour: x\n"));
+}

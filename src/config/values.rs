@@ -1,0 +1,286 @@
+//! Single values: text in, checked value out.
+//!
+//! Nothing here knows of files or positions. An error says what was expected and never repeats the
+//! text, which may be a secret or come from the environment.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use url::Url;
+
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// Reads `30s`, `500ms`, `2m`, `1h30m`, `1d`, or a plain number of seconds (`30`, `1.5`).
+///
+/// The result is above zero and at most 30 days.
+///
+/// # Errors
+///
+/// A sentence that says what was expected; it does not contain the text.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let seconds = seconds(text.trim())
+        .ok_or("expected a duration such as `30s`, `500ms`, `2m`, `1h30m` or a number of seconds")?;
+    let duration = Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|duration| *duration <= LONGEST)
+        .ok_or("expected a duration of at most 30 days (`30d`)")?;
+    if duration.is_zero() {
+        Err("expected a duration above zero".into())
+    } else {
+        Ok(duration)
+    }
+}
+
+fn seconds(text: &str) -> Option<f64> {
+    if !text.is_empty() && text.bytes().all(is_number) {
+        return text.parse().ok();
+    }
+    let mut rest = text;
+    let mut sum = 0.0;
+    while !rest.is_empty() {
+        let (number, after) = rest.split_at(rest.bytes().take_while(|byte| is_number(*byte)).count());
+        let (unit, after) = after.split_at(
+            after
+                .bytes()
+                .take_while(|byte| byte.is_ascii_alphabetic())
+                .count(),
+        );
+        let scale = match unit {
+            "ms" => 0.001,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            "d" => 86400.0,
+            _ => return None,
+        };
+        sum += number.parse::<f64>().ok()? * scale;
+        rest = after;
+    }
+    (!text.is_empty()).then_some(sum)
+}
+
+fn is_number(byte: u8) -> bool {
+    byte.is_ascii_digit() || byte == b'.'
+}
+
+/// Reads `4MiB`, `64KB` or a plain number of bytes.
+///
+/// # Errors
+///
+/// A sentence that says what was expected; it does not contain the text.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let (number, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+    let scale: Option<u64> = match unit.trim_start().to_ascii_lowercase().as_str() {
+        "" | "b" => Some(1),
+        "kb" => Some(1000),
+        "kib" => Some(1 << 10),
+        "mb" => Some(1_000_000),
+        "mib" => Some(1 << 20),
+        "gb" => Some(1_000_000_000),
+        "gib" => Some(1 << 30),
+        _ => None,
+    };
+    number
+        .parse::<u64>()
+        .ok()
+        .zip(scale)
+        .and_then(|(number, scale)| number.checked_mul(scale))
+        .ok_or_else(|| "expected a size such as `4MiB`, `64KB` or a number of bytes".into())
+}
+
+pub(super) fn response_size(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if (1 << 10..=1 << 30).contains(&size) {
+        Ok(size)
+    } else {
+        Err("expected a size from 1KiB to 1GiB".into())
+    }
+}
+
+pub(super) fn in_flight(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|number| (1..=100_000).contains(number))
+        .ok_or_else(|| "expected a whole number from 1 to 100000".into())
+}
+
+pub(super) fn filled(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        Err("expected some text, found none".into())
+    } else {
+        Ok(text.into())
+    }
+}
+
+pub(super) fn path(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() || text.contains('\0') {
+        Err("expected a path".into())
+    } else {
+        Ok(text.into())
+    }
+}
+
+pub(super) fn agent_name(text: &str) -> Result<String, String> {
+    if text.chars().count() > 256 {
+        Err("a name has at most 256 characters".into())
+    } else if text.chars().any(char::is_control) {
+        Err("a name has no line breaks or other control characters".into())
+    } else {
+        filled(text)
+    }
+}
+
+pub(super) fn agent_url(text: &str) -> Result<Url, String> {
+    let url = Url::parse(text).map_err(|_| "expected a URL such as `http://127.0.0.1:9000`")?;
+    if !matches!(url.scheme(), "http" | "https") {
+        Err("expected a URL that starts with `http://` or `https://`".into())
+    } else if url.host_str().is_none_or(str::is_empty) {
+        Err("expected a URL with a host".into())
+    } else if !url.username().is_empty() || url.password().is_some() {
+        Err("a URL holds no user or password here; use `bearer_token` or `headers`".into())
+    } else if url.query().is_some() || url.fragment().is_some() {
+        Err("expected a URL without `?` and `#`".into())
+    } else {
+        Ok(url)
+    }
+}
+
+/// One server, or several with commas between them.
+pub(super) fn nats_urls(text: &str) -> Result<Vec<String>, String> {
+    text.split(',').map(str::trim).map(nats_url).collect()
+}
+
+fn nats_url(text: &str) -> Result<String, String> {
+    let expected = "expected a server such as `nats://127.0.0.1:4222`, `tls://host:4222` or `host:4222`";
+    let (scheme, rest) = text.split_once("://").unwrap_or(("nats", text));
+    if !matches!(scheme, "nats" | "tls" | "ws" | "wss") {
+        return Err("expected a URL that starts with `nats://`, `tls://`, `ws://` or `wss://`".into());
+    }
+    // The URL standard parses host and port strictly for the schemes it knows, and `http` is one.
+    match Url::parse(&format!("http://{rest}")) {
+        Ok(url) if url.host_str().is_some_and(|host| !host.is_empty()) => Ok(text.into()),
+        _ => Err(expected.into()),
+    }
+}
+
+pub(super) fn subject_prefix(text: &str) -> Result<String, String> {
+    let token = |token: &str| {
+        !token.is_empty()
+            && token
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+    };
+    if text.len() <= 128 && text.split('.').all(token) {
+        Ok(text.into())
+    } else {
+        Err(
+            "expected words of letters, digits, `_` and `-` with dots between them, at most 128 characters"
+                .into(),
+        )
+    }
+}
+
+pub(super) fn subject_pattern(text: &str) -> Result<String, String> {
+    let last = text.split('.').count().saturating_sub(1);
+    let token = |(index, token): (usize, &str)| match token {
+        "" => false,
+        "*" => true,
+        ">" => index == last,
+        _ => !token
+            .chars()
+            .any(|c| c.is_whitespace() || c.is_control() || matches!(c, '*' | '>')),
+    };
+    if text.split('.').enumerate().all(token) {
+        Ok(text.into())
+    } else {
+        Err(
+            "expected a subject pattern such as `_INBOX.>`: `*` stands for a whole word, `>` comes last"
+                .into(),
+        )
+    }
+}
+
+pub(super) fn card_path(text: &str) -> Result<String, String> {
+    // `//host` and `/\\host` would be another host, and be sent this agent's token.
+    let host = text.get(1..).is_some_and(|rest| rest.starts_with(['/', '\\']));
+    if text.starts_with('/') && !host && !text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        Ok(text.into())
+    } else {
+        Err("expected a path that starts with one `/`".into())
+    }
+}
+
+/// Splits a command line as a shell would, without a shell.
+pub(super) fn command_line(text: &str) -> Result<Vec<String>, String> {
+    command(shlex::split(text).ok_or("a quote in this command is not closed")?)
+}
+
+pub(super) fn command(words: Vec<String>) -> Result<Vec<String>, String> {
+    if words.first().is_none_or(|program| program.trim().is_empty()) {
+        Err("expected a program and its arguments".into())
+    } else if words.iter().any(|word| word.contains('\0')) {
+        Err("a command holds no zero characters".into())
+    } else {
+        Ok(words)
+    }
+}
+
+pub(super) fn env_value(text: &str) -> Result<String, String> {
+    if text.contains('\0') {
+        Err("a variable holds no zero characters".into())
+    } else {
+        Ok(text.into())
+    }
+}
+
+pub(super) fn is_env_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['=', '\0'])
+}
+
+pub(super) fn bearer_token(text: &str) -> Result<String, String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(text.into())
+    } else {
+        Err("expected a token without spaces, line breaks or letters beyond ASCII".into())
+    }
+}
+
+pub(super) fn header_value(text: &str) -> Result<String, String> {
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t')) {
+        Ok(text.into())
+    } else {
+        Err("expected a header value without line breaks or letters beyond ASCII".into())
+    }
+}
+
+/// Why a header cannot be set, if it cannot.
+pub(super) fn header_name(name: &str) -> Result<(), &'static str> {
+    // RFC 9110 section 5.6.2: what a token is made of; 7.6.1: headers of one connection only.
+    const MARKS: &str = "!#$%&'*+-.^_`|~";
+    const OWN: [&str; 12] = [
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    if name.is_empty()
+        || !name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || MARKS.contains(c))
+    {
+        Err("is not a valid header name")
+    } else if OWN.contains(&name.to_ascii_lowercase().as_str()) {
+        Err("is set by the bridge itself")
+    } else {
+        Ok(())
+    }
+}
