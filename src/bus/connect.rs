@@ -40,7 +40,8 @@ pub enum ConnectError {
 
 /// Connects, trying for a while; afterwards the client reconnects by itself for ever.
 pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
-    let servers = settings.display_servers();
+    let servers: Vec<String> = settings.url.iter().map(|url| config::without_user_info(url)).collect();
+    let servers = servers.join(", ");
     let addresses: Vec<&str> = settings.url.iter().map(|url| url.as_str()).collect();
     let give_up = tokio::time::Instant::now() + PATIENCE;
     loop {

@@ -9,7 +9,7 @@ use crate::action::error::{ActionError, Code};
 use crate::action::once::Reply;
 use crate::action::outcome::TaskRef;
 use crate::action::request::Options;
-use crate::config::parse_duration;
+use crate::config::values::parse_duration;
 use crate::json::shorten;
 
 /// Longest idempotency key.

@@ -141,6 +141,12 @@ struct Endpoints {
     answering: Option<JoinHandle<()>>,
 }
 
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("name", &self.inner.name).field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
 impl Service {
     /// Starts a service with the endpoints that stay for as long as it runs. It can be called when this
     /// returns; without a connection it returns all the same, and the service is there as soon as

@@ -1,0 +1,70 @@
+//! `check`: the settings, then NATS, then the agents that should be running already.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use super::{Failure, TROUBLE, UNAVAILABLE, print};
+use crate::a2a::client::chain;
+use crate::a2a::{self, auth, card};
+use crate::bus::connect::connect;
+use crate::config::{self, Config};
+
+pub(super) async fn check(file: &Path, config: Config, offline: bool) -> Result<ExitCode, Failure> {
+    let mut report = format!("{}: settings are valid, {} agents\n", file.display(), config.agents.len());
+    let mut code = 0;
+    if !offline {
+        match connect(&config.nats).await {
+            Ok(client) => {
+                let info = client.server_info();
+                let _ = writeln!(report, "NATS: ok, nats-server {}", info.version);
+            }
+            Err(error) => {
+                code = UNAVAILABLE;
+                let _ = writeln!(report, "NATS: {}", chain(&error));
+            }
+        }
+        let http = a2a::http_client().map_err(|error| Failure::new(super::DEFECT, error))?;
+        for agent in &config.agents {
+            match look(agent, &http).await {
+                Ok(line) => {
+                    let _ = writeln!(report, "agent `{}`: {line}", agent.name);
+                }
+                Err(line) => {
+                    code = code.max(TROUBLE);
+                    let _ = writeln!(report, "agent `{}`: {line}", agent.name);
+                }
+            }
+        }
+    }
+    print(report.trim_end())?;
+    Ok(ExitCode::from(code))
+}
+
+async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, String> {
+    if let Some(command) = &agent.command {
+        let program = command.first().map(String::as_str).unwrap_or_default();
+        return if is_program(program, agent.working_dir.as_deref()) {
+            Ok(format!("ok, `{program}` will be launched"))
+        } else {
+            Err(format!("command not found: `{program}`; is it installed, and on the PATH?"))
+        };
+    }
+    let headers = auth::headers(agent.bearer_token.as_ref(), &agent.headers).map_err(|error| chain(&error))?;
+    let card = match &agent.card {
+        Some(card) => card::Card::from_value(card.clone()),
+        None => card::fetch(http, &agent.url, agent.card_path.as_deref(), &headers).await,
+    };
+    let card = card.map_err(|error| format!("{}; the bridge would keep trying", chain(&error)))?;
+    let interface = card.interface(&agent.url).map_err(|error| chain(&error))?;
+    let (version, skills) = (interface.dialect.protocol_version(), card.skills.len());
+    Ok(format!("ok, A2A {version} at {}, {skills} skills", interface.url))
+}
+
+/// Whether the program can be found the way `execvp` does it.
+fn is_program(program: &str, working_dir: Option<&Path>) -> bool {
+    if program.contains('/') {
+        return working_dir.unwrap_or(Path::new("")).join(program).is_file();
+    }
+    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
