@@ -71,7 +71,7 @@ pub fn parse(text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut report = Report::new(text);
     let config = tree(text, &mut report).and_then(|mut root| {
-        report.cover(mask::secrets(&root, text));
+        report.cover(mask::secrets(&root, text, schema::keys()));
         settle(&mut root, &mut report);
         expand(&mut root, env, &mut report);
         read::config(&root, &mut report)
@@ -352,7 +352,7 @@ impl Tree {
     fn give_up(&self, stop: Stop, report: &mut Report<'_>) {
         let line = report.line_range(stop.at);
         let shown = report.text().get(line.clone()).unwrap_or_default();
-        let mask = mask::unparsed_line(shown, &schema::keys(), &self.open_keys());
+        let mask = mask::unparsed_line(shown, schema::keys(), &self.open_keys());
         report.cover(
             mask.into_iter()
                 .map(|mask| line.start + mask.start..line.start + mask.end)

@@ -1,69 +1,88 @@
 //! What a message must not show: the places of secrets in the file.
 //!
-//! [`secrets`] finds them by the names of keys, so a secret under a misspelt or unknown key is covered
-//! too. [`unparsed_line`] decides for a file that is no YAML, where there are no keys to go by; there,
-//! a line is shown only if it is plainly harmless. Covering too much is fine, too little is not.
+//! [`secrets`] goes by the names of keys. The value of a key that is not known is shown only if the key
+//! looks like a misspelt harmless one. [`unparsed_line`] decides for a file that is no YAML, where there
+//! are no keys to go by; there, a line is shown only if it is plainly harmless. Covering too much is
+//! fine, too little is not.
 
 use std::ops::Range;
 
 use super::node::{Entry, Node, Value};
 
-const SECRET_KEYS: [&str; 5] = ["bearer_token", "a2a_bearer_token", "token", "password", "nkey"];
 const SECRET_WORDS: [&str; 6] = ["token", "secret", "pass", "key", "credential", "auth"];
+/// Below these, keys are the user's own.
+const FREE: [&str; 2] = ["card", "rename"];
 
-/// Whether the value of `key` inside `parent` is a secret, or a mapping of secrets.
-fn is_secret(key: &str, parent: &str) -> bool {
-    // These two hold paths, which help more than they harm.
-    if (parent, key) == ("tls", "key") || (parent, key) == ("nats", "credentials") {
-        return false;
-    }
-    let key = letters(key);
-    let close = |name: &str| strsim::damerau_levenshtein(&letters(name), &key) <= name.len() / 4;
-    SECRET_WORDS.iter().any(|word| key.contains(word)) || SECRET_KEYS.iter().any(|name| close(name))
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    /// Something to show, or keys to look at.
+    Harmless,
+    /// A secret, whatever its shape.
+    Secret,
+    /// A mapping of names to secrets.
+    Secrets,
 }
 
-/// Whether every value inside is a secret.
-fn holds_secrets(key: &str) -> bool {
-    let key = letters(key);
-    key.contains("env") || key.contains("header") || strsim::damerau_levenshtein(&key, "headers") <= 2
+fn holds(key: &str, parent: &str, known: &[String]) -> Holds {
+    let letters = letters(key);
+    if (parent, key) == ("tls", "key") || (parent, key) == ("nats", "credentials") {
+        // Paths, which help more than they harm.
+        Holds::Harmless
+    } else if SECRET_WORDS.iter().any(|word| letters.contains(word)) {
+        Holds::Secret
+    } else if letters == "env" || letters.contains("header") {
+        Holds::Secrets
+    } else if FREE.contains(&parent) || key == "<<" || known.iter().any(|known| known == key) {
+        Holds::Harmless
+    } else {
+        match nearest(&letters, known) {
+            Some(meant) if meant != key => holds(meant, parent, known),
+            _ => Holds::Secret,
+        }
+    }
+}
+
+/// The key that was meant, if one is close.
+fn nearest<'k>(letters: &str, known: &'k [String]) -> Option<&'k str> {
+    let likeness = |name: &&String| strsim::jaro_winkler(name, letters);
+    let best = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
+    (likeness(&best) > 0.84).then_some(best)
 }
 
 /// A key without the marks that a slip of the finger brings in; cut, as comparing takes its time.
 fn letters(key: &str) -> String {
-    key.chars()
-        .filter(|c| c.is_alphanumeric())
-        .take(64)
-        .collect::<String>()
-        .to_ascii_lowercase()
+    let letters = key.chars().filter(|c| c.is_alphanumeric() || *c == '_').take(28);
+    letters.collect::<String>().to_ascii_lowercase()
 }
 
-/// The bytes of `text` that hold secrets, in no order.
-pub(super) fn secrets(node: &Node, text: &str) -> Vec<Range<usize>> {
-    let mut masks = Vec::new();
-    walk(node, "", text, &mut masks);
+/// The bytes of `text` that hold secrets, in no order. `known` are the keys of the settings.
+pub(super) fn secrets(node: &Node, text: &str, known: &[String]) -> Vec<Range<usize>> {
+    let mut masks = passwords_in_urls(text);
+    walk(node, "", text, known, &mut masks);
     masks
 }
 
-fn walk(node: &Node, parent: &str, text: &str, masks: &mut Vec<Range<usize>>) {
+fn walk(node: &Node, parent: &str, text: &str, known: &[String], masks: &mut Vec<Range<usize>>) {
     match &node.value {
         Value::Reported => {}
         Value::Scalar(_) => masks.extend(user_info(node, parent, text)),
-        Value::List(items) => items.iter().for_each(|item| walk(item, parent, text, masks)),
+        Value::List(items) => items
+            .iter()
+            .for_each(|item| walk(item, parent, text, known, masks)),
         Value::Map(entries) => {
             for entry in entries {
-                let key = entry.key.text().unwrap_or("key");
+                let key = entry.key.text().unwrap_or_default();
                 cover_bare(entry, text, masks);
-                if is_secret(key, parent) {
-                    cover_entry(entry, text, masks);
-                } else if !holds_secrets(key) {
-                    walk(&entry.value, key, text, masks);
-                } else if let Value::Map(inner) = &entry.value.value {
-                    for entry in inner {
+                match (holds(key, parent, known), &entry.value.value) {
+                    (Holds::Harmless, _) if FREE.contains(&parent) => {
+                        walk(&entry.value, parent, text, known, masks);
+                    }
+                    (Holds::Harmless, _) => walk(&entry.value, key, text, known, masks),
+                    (Holds::Secrets, Value::Map(inner)) => inner.iter().for_each(|entry| {
                         cover_bare(entry, text, masks);
                         cover_entry(entry, text, masks);
-                    }
-                } else {
-                    cover_entry(entry, text, masks);
+                    }),
+                    _ => cover_entry(entry, text, masks),
                 }
             }
         }
@@ -116,7 +135,20 @@ fn cover(node: &Node, masks: &mut Vec<Range<usize>>) {
     }
 }
 
-/// The user and password of a URL.
+/// Users and passwords of URLs wherever they stand, be it in a comment or in a key.
+fn passwords_in_urls(text: &str) -> Vec<Range<usize>> {
+    let mut at = 0;
+    let mut masks = Vec::new();
+    for word in text.split_inclusive(char::is_whitespace) {
+        if let (Some(scheme), Some(end)) = (word.find("://"), word.rfind('@')) {
+            masks.push(at + scheme + 3..at + end);
+        }
+        at += word.len();
+    }
+    masks
+}
+
+/// The user and password of a URL as a value, which may lack the scheme or go over several lines.
 fn user_info(node: &Node, key: &str, text: &str) -> Option<Range<usize>> {
     let raw = text.get(node.at.clone())?;
     let end = raw.rfind('@')?;
@@ -139,7 +171,7 @@ pub(super) fn unparsed_line(line: &str, known: &[String], open: &[String]) -> Op
     };
     let key = key.trim_end();
     let parent = if key == "credentials" { "nats" } else { "" };
-    let secret = |key: &str| is_secret(key, parent) || holds_secrets(key);
+    let secret = |key: &str| holds(key, parent, known) != Holds::Harmless;
     let inside = open.iter().any(|open| open != key && secret(open));
     if !known.iter().any(|known| known == key) || inside {
         return all;

@@ -1,6 +1,7 @@
 //! The settings described: a JSON Schema, and `config/full.yaml`, both made from the doc comments.
 
 use std::fmt::Write;
+use std::sync::LazyLock;
 
 use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator, json_schema};
@@ -99,7 +100,12 @@ fn is_nullable(schema: &Value) -> bool {
 }
 
 /// Every key there is, at any depth.
-pub(super) fn keys() -> Vec<String> {
+pub(super) fn keys() -> &'static [String] {
+    static KEYS: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let mut keys = Vec::new();
+        collect(&schema(), &mut keys);
+        keys
+    });
     fn collect(schema: &Value, keys: &mut Vec<String>) {
         if let Some(Value::Object(properties)) = schema.get("properties") {
             for (key, property) in properties {
@@ -112,9 +118,7 @@ pub(super) fn keys() -> Vec<String> {
             .into_iter()
             .for_each(|items| collect(items, keys));
     }
-    let mut keys = Vec::new();
-    collect(&schema(), &mut keys);
-    keys
+    &KEYS
 }
 
 /// Every key with its default and its explanation, as a settings file that works.
