@@ -78,7 +78,11 @@ impl Bridge {
         let http = a2a::http_client()?;
         let client = connect(&config.nats).await?;
         let tasks = Tasks::default();
-        let mesh = Mesh { client: client.clone(), guard, tasks: tasks.tracker().clone() };
+        let mesh = Mesh {
+            client: client.clone(),
+            guard,
+            tasks: tasks.tracker().clone(),
+        };
         let memory = Arc::new(Memory::default());
         let mut bridge = Self {
             client,
@@ -115,8 +119,13 @@ impl Bridge {
                 notice: config.notice_artifacts.clone(),
             },
         };
-        let agent = Agent::start(config, http.clone(), &self.tasks, self.hurry_agents.clone())
-            .map_err(|source| BridgeError::Auth { agent: name.clone(), source })?;
+        let agent =
+            Agent::start(config, http.clone(), &self.tasks, self.hurry_agents.clone()).map_err(|source| {
+                BridgeError::Auth {
+                    agent: name.clone(),
+                    source,
+                }
+            })?;
         let actions = Actions::new(
             Arc::clone(&agent.name),
             limits,
@@ -124,8 +133,15 @@ impl Bridge {
             Arc::clone(memory),
             self.hurry_calls.clone(),
         );
-        let published =
-            Publication::start(agent.clone(), actions, mesh, subjects, self.calls.clone(), &self.tasks).await;
+        let published = Publication::start(
+            agent.clone(),
+            actions,
+            mesh,
+            subjects,
+            self.calls.clone(),
+            &self.tasks,
+        )
+        .await;
         match published {
             Ok(publication) => self.served.push((agent, publication)),
             Err(source) => {

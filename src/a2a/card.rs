@@ -29,22 +29,22 @@ pub enum CardError {
     #[error("cannot read the agent card from {url}")]
     Fetch {
         /// Where it was looked for.
-        url: Url,
+        url: String,
         /// What happened.
         #[source]
-        source: ClientError,
+        source: Box<ClientError>,
     },
     /// No answer in time.
     #[error("no answer within {}s from {url}", FETCH_TIMEOUT.as_secs())]
     Timeout {
         /// Where it was looked for.
-        url: Url,
+        url: String,
     },
     /// Nobody accepts connections, so a card from the settings is of no use.
     #[error("nobody accepts connections at {url}")]
     NobodyThere {
         /// The configured address.
-        url: Url,
+        url: String,
     },
     /// The agent refuses, or has nothing there.
     #[error("no agent card: {0}")]
@@ -60,14 +60,11 @@ pub enum CardError {
 impl CardError {
     /// Whether there is no agent at all, rather than one without a usable card.
     pub fn is_nobody_there(&self) -> bool {
-        matches!(
-            self,
-            Self::NobodyThere { .. }
-                | Self::Fetch {
-                    source: ClientError::Unreachable(_),
-                    ..
-                }
-        )
+        match self {
+            Self::NobodyThere { .. } => true,
+            Self::Fetch { source, .. } => !source.is_delivered(),
+            _ => false,
+        }
     }
 }
 
@@ -130,8 +127,13 @@ pub async fn fetch(
     let mut refusals = String::new();
     for url in candidates(base, card_path) {
         match tokio::time::timeout(FETCH_TIMEOUT, get(http, &url, headers)).await {
-            Err(_) => return Err(CardError::Timeout { url }),
-            Ok(Err(source)) => return Err(CardError::Fetch { url, source }),
+            Err(_) => return Err(CardError::Timeout { url: url.into() }),
+            Ok(Err(source)) => {
+                return Err(CardError::Fetch {
+                    url: url.into(),
+                    source: Box::new(source),
+                });
+            }
             Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
             Ok(Ok((status, _))) => {
                 let separator = if refusals.is_empty() { "" } else { ", " };
@@ -346,12 +348,15 @@ impl Skill {
         let mut skill = json!({
             "id": self.id, "name": self.name, "description": self.description, "tags": self.tags,
         });
+        let Some(object) = skill.as_object_mut() else {
+            return skill;
+        };
         for (key, modes) in [
             ("inputModes", &self.input_modes),
             ("outputModes", &self.output_modes),
         ] {
             if !modes.is_empty() {
-                skill[key] = json!(modes);
+                object.insert(key.to_owned(), json!(modes));
             }
         }
         skill

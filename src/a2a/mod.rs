@@ -11,6 +11,7 @@ pub mod card;
 pub mod client;
 pub mod dialect;
 pub mod model;
+mod wire;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -11,8 +11,6 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_S
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::json::null_is_default;
-
 /// What an agent answered to a message.
 #[derive(Debug, Clone)]
 pub enum Answer {
@@ -20,6 +18,47 @@ pub enum Answer {
     Task(Task),
     /// A direct message without a task.
     Message(Message),
+}
+
+/// What an agent tells, while it works or at once.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// The whole task as it stands.
+    Task(Task),
+    /// A direct message: there is no task.
+    Message(Message),
+    /// The task's state has changed.
+    Status(StatusUpdate),
+    /// A result, or a piece of one.
+    Artifact(ArtifactUpdate),
+}
+
+/// A change of a task's state.
+#[derive(Debug, Clone)]
+pub struct StatusUpdate {
+    /// Which task.
+    pub task_id: Option<String>,
+    /// Which conversation.
+    pub context_id: Option<String>,
+    /// The new state.
+    pub state: TaskState,
+    /// What the agent says about it.
+    pub message: Option<Message>,
+}
+
+/// A result, or a piece of one.
+#[derive(Debug, Clone)]
+pub struct ArtifactUpdate {
+    /// Which task.
+    pub task_id: Option<String>,
+    /// Which conversation.
+    pub context_id: Option<String>,
+    /// The piece.
+    pub artifact: Artifact,
+    /// Whether its parts continue those of the artifact with the same id.
+    pub append: bool,
+    /// Whether the artifact is complete with it.
+    pub last_chunk: bool,
 }
 
 /// A task as the agent last told it.
@@ -175,46 +214,6 @@ impl<'de> Deserialize<'de> for TaskState {
     }
 }
 
-impl Answer {
-    /// Decodes a result that is a task, a message, or an object that wraps one of them.
-    pub fn decode(json: &str) -> Result<Self, serde_json::Error> {
-        let wire: WireAnswer = serde_json::from_str(json)?;
-        // A v0.1 task may have a `message` key, so what has a status is a task.
-        if wire.status.is_some() {
-            return WireTask::from(wire).try_into().map(Self::Task);
-        }
-        if let Some(task) = wire.task {
-            return Ok(Self::Task(task.try_into()?));
-        }
-        if let Some(message) = wire.message {
-            return Ok(Self::Message(
-                serde_json::from_str::<WireMessage>(message.get())?.into(),
-            ));
-        }
-        if wire.parts.is_some() {
-            let message = WireMessage {
-                message_id: wire.message_id,
-                role: wire.role,
-                context_id: wire.context_id,
-                context_id_snake: wire.context_id_snake,
-                parts: wire.parts.unwrap_or_default(),
-            };
-            return Ok(Self::Message(message.into()));
-        }
-        Err(serde::de::Error::custom("neither a task nor a message"))
-    }
-}
-
-impl Task {
-    /// Decodes a task, bare or wrapped as `{"task": …}`.
-    pub fn decode(json: &str) -> Result<Self, serde_json::Error> {
-        match Answer::decode(json)? {
-            Answer::Task(task) => Ok(task),
-            Answer::Message(_) => Err(serde::de::Error::custom("a message where a task was expected")),
-        }
-    }
-}
-
 impl Part {
     /// The text, if this is one.
     pub fn as_text(&self) -> Option<&str> {
@@ -237,212 +236,4 @@ pub fn normal_base64(text: &str) -> Option<(String, usize)> {
         .iter()
         .find_map(|engine| engine.decode(text).ok())
         .map(|bytes| (STANDARD.encode(&bytes), bytes.len()))
-}
-
-// The shapes on the wire. Two spellings of one field are two fields here, because some agents
-// send both and an alias would call that a duplicate.
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireAnswer {
-    id: Option<Id>,
-    context_id: Option<String>,
-    #[serde(rename = "context_id")]
-    context_id_snake: Option<String>,
-    session_id: Option<String>,
-    status: Option<WireStatus>,
-    #[serde(default, deserialize_with = "null_is_default")]
-    artifacts: Vec<WireArtifact>,
-    #[serde(default, deserialize_with = "null_is_default")]
-    history: Vec<WireMessage>,
-    task: Option<WireTask>,
-    // Kept raw: in a v0.1 task it can be anything.
-    message: Option<Box<RawValue>>,
-    message_id: Option<Id>,
-    role: Option<String>,
-    parts: Option<Vec<WirePart>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireTask {
-    id: Option<Id>,
-    context_id: Option<String>,
-    #[serde(rename = "context_id")]
-    context_id_snake: Option<String>,
-    session_id: Option<String>,
-    status: Option<WireStatus>,
-    #[serde(default, deserialize_with = "null_is_default")]
-    artifacts: Vec<WireArtifact>,
-    #[serde(default, deserialize_with = "null_is_default")]
-    history: Vec<WireMessage>,
-}
-
-#[derive(Deserialize)]
-struct WireStatus {
-    state: Option<TaskState>,
-    message: Option<WireMessage>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireMessage {
-    #[serde(alias = "message_id")]
-    message_id: Option<Id>,
-    role: Option<String>,
-    context_id: Option<String>,
-    #[serde(rename = "context_id")]
-    context_id_snake: Option<String>,
-    #[serde(default, deserialize_with = "null_is_default")]
-    parts: Vec<WirePart>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireArtifact {
-    #[serde(alias = "artifact_id")]
-    artifact_id: Option<Id>,
-    name: Option<String>,
-    #[serde(default, deserialize_with = "null_is_default")]
-    parts: Vec<WirePart>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WirePart {
-    text: Option<String>,
-    file: Option<WireFile>,
-    data: Option<Box<RawValue>>,
-    raw: Option<String>,
-    url: Option<String>,
-    filename: Option<String>,
-    #[serde(alias = "media_type", alias = "mimeType", alias = "mime_type")]
-    media_type: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireFile {
-    name: Option<String>,
-    #[serde(alias = "mime_type", alias = "mediaType", alias = "media_type")]
-    mime_type: Option<String>,
-    bytes: Option<String>,
-    #[serde(alias = "url")]
-    uri: Option<String>,
-}
-
-/// An id that should be a string and sometimes is a number.
-#[derive(Deserialize)]
-#[serde(from = "serde_json::Value")]
-struct Id(String);
-
-impl From<serde_json::Value> for Id {
-    fn from(value: serde_json::Value) -> Self {
-        match value {
-            serde_json::Value::String(text) => Self(text),
-            other => Self(other.to_string()),
-        }
-    }
-}
-
-impl From<WireAnswer> for WireTask {
-    fn from(wire: WireAnswer) -> Self {
-        Self {
-            id: wire.id,
-            context_id: wire.context_id,
-            context_id_snake: wire.context_id_snake,
-            session_id: wire.session_id,
-            status: wire.status,
-            artifacts: wire.artifacts,
-            history: wire.history,
-        }
-    }
-}
-
-impl TryFrom<WireTask> for Task {
-    type Error = serde_json::Error;
-
-    fn try_from(wire: WireTask) -> Result<Self, Self::Error> {
-        let missing = |what: &str| serde::de::Error::custom(format!("a task without {what}"));
-        let Some(WireStatus {
-            state: Some(state),
-            message,
-        }) = wire.status
-        else {
-            return Err(missing("a status"));
-        };
-        Ok(Self {
-            id: wire
-                .id
-                .map(|id| id.0)
-                .filter(|id| !id.is_empty())
-                .ok_or_else(|| missing("an id"))?,
-            context_id: wire
-                .context_id
-                .or(wire.context_id_snake)
-                .or(wire.session_id)
-                .filter(|id| !id.is_empty()),
-            state,
-            status_message: message.map(Into::into),
-            artifacts: wire.artifacts.into_iter().map(Into::into).collect(),
-            history: wire.history.into_iter().map(Into::into).collect(),
-        })
-    }
-}
-
-impl From<WireMessage> for Message {
-    fn from(wire: WireMessage) -> Self {
-        Self {
-            id: wire.message_id.map(|id| id.0),
-            from_user: wire
-                .role
-                .is_some_and(|role| role.eq_ignore_ascii_case("user") || role == "ROLE_USER"),
-            context_id: wire
-                .context_id
-                .or(wire.context_id_snake)
-                .filter(|id| !id.is_empty()),
-            parts: wire.parts.into_iter().filter_map(WirePart::into_part).collect(),
-        }
-    }
-}
-
-impl From<WireArtifact> for Artifact {
-    fn from(wire: WireArtifact) -> Self {
-        Self {
-            id: wire.artifact_id.map(|id| id.0),
-            name: wire.name.filter(|name| !name.is_empty()),
-            parts: wire.parts.into_iter().filter_map(WirePart::into_part).collect(),
-        }
-    }
-}
-
-impl WirePart {
-    /// `None` for a kind of part that no known version has.
-    fn into_part(self) -> Option<Part> {
-        let file = |name, media_type, content| {
-            Some(Part::File(File {
-                name,
-                media_type,
-                content,
-            }))
-        };
-        if let Some(text) = self.text {
-            return Some(Part::Text(text));
-        }
-        if let Some(wire) = self.file {
-            let content = match (wire.bytes, wire.uri) {
-                (Some(bytes), _) => FileContent::Base64(bytes),
-                (None, Some(uri)) => FileContent::Uri(uri),
-                (None, None) => return None,
-            };
-            return file(wire.name, wire.mime_type, content);
-        }
-        if let Some(raw) = self.raw {
-            return file(self.filename, self.media_type, FileContent::Base64(raw));
-        }
-        if let Some(url) = self.url {
-            return file(self.filename, self.media_type, FileContent::Uri(url));
-        }
-        self.data.map(Part::Data)
-    }
 }

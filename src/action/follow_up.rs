@@ -153,7 +153,7 @@ impl FollowUps {
     }
 
     /// How many ids are remembered, used and expired ones included.
-    pub fn len(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.entries.run_pending_tasks();
         self.entries.entry_count()
     }

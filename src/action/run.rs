@@ -303,7 +303,7 @@ impl Actions {
             Answer::Task(task) => task,
             Answer::Message(message) => {
                 self.follow_context(journey, message.context_id.as_deref());
-                let content = assemble::of_message(&message).map_err(|reason| self.unreadable(reason))?;
+                let content = assemble::of_message(&message).map_err(|reason| self.unreadable(&reason))?;
                 let task = self.task_ref(journey, None, message.context_id);
                 return Ok(Outcome::new(Status::Completed, content, task).to_json().into());
             }
@@ -440,7 +440,7 @@ impl Actions {
     ) -> Result<Outcome, ActionError> {
         let reference = self.task_ref(journey, Some(task.id.clone()), task.context_id.clone());
         let content = assemble::of_task(task, &self.limits.artifacts)
-            .map_err(|reason| self.unreadable(reason).about(reference.clone()))?;
+            .map_err(|reason| self.unreadable(&reason).about(reference.clone()))?;
         let mut outcome = Outcome::new(Status::from(&task.state), content, reference);
         if task.state.is_waiting() {
             let known = known.filter(|known| !self.memory.follow_ups.is_used(&known.id));
@@ -536,7 +536,7 @@ impl Actions {
         error
     }
 
-    fn unreadable(&self, reason: String) -> ActionError {
+    fn unreadable(&self, reason: &str) -> ActionError {
         let message = format!("the agent answered with something that is not A2A: {reason}");
         ActionError::new(Code::AgentError, message).after_reaching_agent()
     }

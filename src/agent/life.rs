@@ -158,7 +158,7 @@ impl Life {
                 Ok(Ok(known)) => return Ok(known),
                 Ok(Err(error)) => error,
                 Err(_) => CardError::Timeout {
-                    url: self.config.url.clone(),
+                    url: self.config.url.to_string(),
                 },
             };
             if Instant::now() + STARTUP_POLL >= deadline {

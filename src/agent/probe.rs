@@ -36,7 +36,7 @@ pub(super) async fn read_card(
         Some(card) => {
             if !accepts_connections(&config.url).await {
                 return Err(CardError::NobodyThere {
-                    url: config.url.clone(),
+                    url: config.url.to_string(),
                 });
             }
             Card::from_value(card.clone())

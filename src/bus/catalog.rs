@@ -54,7 +54,9 @@ pub fn actions(
         let token = Token::action(wanted);
         if let Some(first) = taken.get(&token) {
             let (first, second) = (shorten(first, 80), shorten(&skill.id, 80));
-            warnings.push(format!("skills `{first}` and `{second}` would share the action `{token}`; the second is left out"));
+            warnings.push(format!(
+                "skills `{first}` and `{second}` would share the action `{token}`; the second is left out"
+            ));
             continue;
         }
         taken.insert(token.clone(), skill.id.clone());
@@ -67,7 +69,8 @@ pub fn actions(
 }
 
 fn names(skill: &Skill, list: &[String]) -> bool {
-    list.iter().any(|entry| *entry == skill.id || *entry == skill.name)
+    list.iter()
+        .any(|entry| *entry == skill.id || *entry == skill.name)
 }
 
 fn is_published(skill: &Skill, rules: &config::Skills) -> bool {
@@ -75,23 +78,41 @@ fn is_published(skill: &Skill, rules: &config::Skills) -> bool {
 }
 
 fn renamed<'a>(skill: &Skill, rules: &'a config::Skills) -> Option<&'a String> {
-    rules.rename.get(&skill.id).or_else(|| rules.rename.get(&skill.name))
+    rules
+        .rename
+        .get(&skill.id)
+        .or_else(|| rules.rename.get(&skill.name))
 }
 
 impl Action {
     fn of_skill(skill: &Skill, card: &Card, token: Token, subjects: &Subjects, agent: &Token) -> Self {
         let template = Template::parse(&skill.description);
-        let or_cards = |own: &Vec<String>, cards: &Vec<String>| if own.is_empty() { cards.clone() } else { own.clone() };
+        let or_cards = |own: &Vec<String>, cards: &Vec<String>| {
+            if own.is_empty() {
+                cards.clone()
+            } else {
+                own.clone()
+            }
+        };
         let mut metadata = metadata(&skill.name, &skill.description, &template.schema());
         metadata.insert("a2a.skill".to_owned(), skill.id.clone());
         metadata.insert("tags".to_owned(), json(&skill.tags));
-        metadata.insert("input_modes".to_owned(), json(&or_cards(&skill.input_modes, &card.input_modes)));
-        metadata.insert("output_modes".to_owned(), json(&or_cards(&skill.output_modes, &card.output_modes)));
+        metadata.insert(
+            "input_modes".to_owned(),
+            json(&or_cards(&skill.input_modes, &card.input_modes)),
+        );
+        metadata.insert(
+            "output_modes".to_owned(),
+            json(&or_cards(&skill.output_modes, &card.output_modes)),
+        );
         metadata.insert("streaming".to_owned(), card.streaming.to_string());
         Self {
             subject: subjects.action(agent, &token),
             token,
-            skill: run::Skill { id: Some(skill.id.as_str().into()), output_modes: skill.output_modes.clone() },
+            skill: run::Skill {
+                id: Some(skill.id.as_str().into()),
+                output_modes: skill.output_modes.clone(),
+            },
             template,
             name: shorten(&skill.name, MAX_NAME),
             description: shorten(&skill.description, MAX_DESCRIPTION),
@@ -109,7 +130,10 @@ impl Action {
         Self {
             subject: subjects.action(agent, &token),
             token,
-            skill: run::Skill { id: None, output_modes: Vec::new() },
+            skill: run::Skill {
+                id: None,
+                output_modes: Vec::new(),
+            },
             template,
             name: shorten(&card.name, MAX_NAME),
             description: shorten(&card.description, MAX_DESCRIPTION),
@@ -119,7 +143,11 @@ impl Action {
 
     /// The action as INFO shows it.
     pub fn endpoint(&self) -> Endpoint {
-        Endpoint { name: self.token.to_string(), subject: self.subject.clone(), metadata: self.metadata.clone() }
+        Endpoint {
+            name: self.token.to_string(),
+            subject: self.subject.clone(),
+            metadata: self.metadata.clone(),
+        }
     }
 
     /// The action as the registry shows it.
@@ -149,7 +177,11 @@ pub struct Entry<'a> {
 impl Entry<'_> {
     /// Leaves out what is long, for a registry object that would not fit into a message.
     pub fn without_details(self) -> Self {
-        Self { description: "", params: None, ..self }
+        Self {
+            description: "",
+            params: None,
+            ..self
+        }
     }
 }
 
@@ -168,7 +200,12 @@ pub enum BuiltIn {
 
 impl BuiltIn {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::ProvideRequiredInput, Self::CancelTask, Self::GetTask, Self::Card];
+    pub const ALL: [Self; 4] = [
+        Self::ProvideRequiredInput,
+        Self::CancelTask,
+        Self::GetTask,
+        Self::Card,
+    ];
 
     /// The built-in action as INFO shows it.
     pub fn endpoint(self, subjects: &Subjects, agent: &Token) -> Endpoint {
@@ -191,10 +228,20 @@ impl BuiltIn {
                     },
                 }),
             ),
-            Self::CancelTask => {
-                ("cancel_task", subjects.cancel_task(agent), "Cancel task", "Cancels a task at the agent", task)
-            }
-            Self::GetTask => ("get_task", subjects.get_task(agent), "Get task", "Tells where a task stands", task),
+            Self::CancelTask => (
+                "cancel_task",
+                subjects.cancel_task(agent),
+                "Cancel task",
+                "Cancels a task at the agent",
+                task,
+            ),
+            Self::GetTask => (
+                "get_task",
+                subjects.get_task(agent),
+                "Get task",
+                "Tells where a task stands",
+                task,
+            ),
             Self::Card => (
                 "card",
                 subjects.card(agent),
@@ -203,7 +250,11 @@ impl BuiltIn {
                 serde_json::json!({}),
             ),
         };
-        Endpoint { name: name.to_owned(), subject, metadata: metadata(title, description, &params) }
+        Endpoint {
+            name: name.to_owned(),
+            subject,
+            metadata: metadata(title, description, &params),
+        }
     }
 }
 

@@ -40,7 +40,11 @@ pub enum ConnectError {
 
 /// Connects, trying for a while; afterwards the client reconnects by itself for ever.
 pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
-    let servers: Vec<String> = settings.url.iter().map(|url| config::without_user_info(url)).collect();
+    let servers: Vec<String> = settings
+        .url
+        .iter()
+        .map(|url| config::without_user_info(url))
+        .collect();
     let servers = servers.join(", ");
     let addresses: Vec<&str> = settings.url.iter().map(|url| url.as_str()).collect();
     let give_up = tokio::time::Instant::now() + PATIENCE;
@@ -56,12 +60,18 @@ pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
         // Waiting does not make a wrong password right.
         let hopeless = matches!(
             source.kind(),
-            ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::ServerParse
+            ConnectErrorKind::Authentication
+                | ConnectErrorKind::AuthorizationViolation
+                | ConnectErrorKind::ServerParse
         );
         if hopeless || tokio::time::Instant::now() + PAUSE > give_up {
             return Err(ConnectError::Connect { servers, source });
         }
-        tracing::warn!(servers, error = crate::a2a::client::chain(&source), "no connection to NATS yet");
+        tracing::warn!(
+            servers,
+            error = crate::a2a::client::chain(&source),
+            "no connection to NATS yet"
+        );
         tokio::time::sleep(PAUSE).await;
     }
 }
@@ -72,10 +82,13 @@ async fn options(settings: &config::Nats) -> Result<ConnectOptions, ConnectError
         .ping_interval(PING)
         .event_callback(|event| async move { report(&event) });
     if let Some(path) = &settings.credentials {
-        options = options.credentials_file(path).await.map_err(|source| ConnectError::Credentials {
-            path: path.display().to_string(),
-            source,
-        })?;
+        options = options
+            .credentials_file(path)
+            .await
+            .map_err(|source| ConnectError::Credentials {
+                path: path.display().to_string(),
+                source,
+            })?;
     }
     if let Some(seed) = &settings.nkey {
         options = options.nkey(seed.expose_secret().to_owned());
@@ -84,7 +97,11 @@ async fn options(settings: &config::Nats) -> Result<ConnectOptions, ConnectError
         options = options.token(token.expose_secret().to_owned());
     }
     if let Some(user) = &settings.user {
-        let password = settings.password.as_ref().map(|p| p.expose_secret().to_owned()).unwrap_or_default();
+        let password = settings
+            .password
+            .as_ref()
+            .map(|p| p.expose_secret().to_owned())
+            .unwrap_or_default();
         options = options.user_and_password(user.clone(), password);
     }
     if let Some(tls) = &settings.tls {
@@ -105,7 +122,10 @@ fn report(event: &Event) {
         Event::Disconnected => tracing::warn!("NATS connection is down; reconnecting"),
         Event::LameDuckMode => tracing::info!("the NATS server is about to shut down"),
         Event::SlowConsumer(subscription) => {
-            tracing::error!(subscription, "requests arrive faster than they are taken; some are lost");
+            tracing::error!(
+                subscription,
+                "requests arrive faster than they are taken; some are lost"
+            );
         }
         other => tracing::info!(event = %other, "NATS"),
     }

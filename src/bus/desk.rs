@@ -51,7 +51,14 @@ impl Desk {
     /// `calls` tracks the requests that are being worked on.
     pub fn new(agent: Agent, actions: Actions, client: Client, calls: TaskTracker) -> Self {
         let in_flight = Arc::new(Semaphore::new(agent.config.max_in_flight));
-        Self { agent, actions, client, calls, in_flight, aside: Arc::new(Semaphore::new(MAX_ASIDE)) }
+        Self {
+            agent,
+            actions,
+            client,
+            calls,
+            in_flight,
+            aside: Arc::new(Semaphore::new(MAX_ASIDE)),
+        }
     }
 
     /// The handler of one endpoint.
@@ -74,19 +81,40 @@ impl Desk {
         let (_, options) = envelope::options(&request.message)?;
         let mut running = None;
         if let (Some(key), true) = (&options.idempotency_key, job.runs_the_agent()) {
-            match self.actions.memory().once.turn(action, key, &request.message.payload)? {
+            match self
+                .actions
+                .memory()
+                .once
+                .turn(action, key, &request.message.payload)?
+            {
                 Turn::First(first) => running = Some(first),
-                Turn::Later(reply) => return Ok(Plan::Wait { reply, permit: self.permit(&self.aside)? }),
+                Turn::Later(reply) => {
+                    return Ok(Plan::Wait {
+                        reply,
+                        permit: self.permit(&self.aside)?,
+                    });
+                }
             }
         }
-        let permits = if job.runs_the_agent() { &self.in_flight } else { &self.aside };
-        Ok(Plan::Run { options, running, permit: self.permit(permits)? })
+        let permits = if job.runs_the_agent() {
+            &self.in_flight
+        } else {
+            &self.aside
+        };
+        Ok(Plan::Run {
+            options: Box::new(options),
+            running,
+            permit: self.permit(permits)?,
+        })
     }
 
     fn permit(&self, permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ActionError> {
         Arc::clone(permits).try_acquire_owned().map_err(|_| {
             let limit = self.agent.config.max_in_flight;
-            let message = format!("agent `{}` has {limit} calls in flight (`max_in_flight`); try again", self.agent.name);
+            let message = format!(
+                "agent `{}` has {limit} calls in flight (`max_in_flight`); try again",
+                self.agent.name
+            );
             ActionError::new(Code::Busy, message)
         })
     }
@@ -96,7 +124,11 @@ impl Desk {
         let (reply, permit) = match plan {
             Err(error) => (Err(error), None),
             Ok(Plan::Wait { reply, permit }) => (once::reply_of_first(reply).await, Some(permit)),
-            Ok(Plan::Run { options, running, permit }) => {
+            Ok(Plan::Run {
+                options,
+                running,
+                permit,
+            }) => {
                 // A defect in one request must not cost the caller the reply.
                 let work = AssertUnwindSafe(self.perform(&job, &message.payload, &options));
                 let reply = work.catch_unwind().await.unwrap_or_else(|_| {
@@ -148,7 +180,10 @@ impl Desk {
         let status = self.agent.status.borrow();
         match &status.known {
             Some(known) => Ok(known.card.to_v1(&known.interface).to_string().into()),
-            None => Err(ActionError::unavailable(&self.agent.name, status.last_error.as_deref())),
+            None => Err(ActionError::unavailable(
+                &self.agent.name,
+                status.last_error.as_deref(),
+            )),
         }
     }
 }
@@ -164,6 +199,13 @@ impl Job {
 
 /// What is done with a request that was taken. The permit is held until the reply is ready.
 enum Plan {
-    Run { options: Options, running: Option<Running>, permit: OwnedSemaphorePermit },
-    Wait { reply: tokio::sync::watch::Receiver<Option<Reply>>, permit: OwnedSemaphorePermit },
+    Run {
+        options: Box<Options>,
+        running: Option<Running>,
+        permit: OwnedSemaphorePermit,
+    },
+    Wait {
+        reply: tokio::sync::watch::Receiver<Option<Reply>>,
+        permit: OwnedSemaphorePermit,
+    },
 }

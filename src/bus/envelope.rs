@@ -35,34 +35,60 @@ pub fn options(message: &Message) -> Result<(ReplyMode, Options), ActionError> {
         None => ReplyMode::Final,
         Some(mode) if mode.eq_ignore_ascii_case("final") => ReplyMode::Final,
         Some(mode @ ("stream" | "submit")) => {
-            let message = format!("header `A2A-Reply: {mode}` is not served by this version of the bridge; use `final`");
+            let message = format!(
+                "header `A2A-Reply: {mode}` is not served by this version of the bridge; use `final`"
+            );
             return Err(ActionError::invalid(message));
         }
         Some(mode) => {
-            let message = format!("header `A2A-Reply: {}` is not known; use `final`", shorten(mode, 40));
+            let message = format!(
+                "header `A2A-Reply: {}` is not known; use `final`",
+                shorten(mode, 40)
+            );
             return Err(ActionError::invalid(message));
         }
     };
     let timeout = header(headers, "A2A-Timeout").map(parse_duration).transpose();
     let timeout = timeout.map_err(|why| ActionError::invalid(format!("header `A2A-Timeout`: {why}")))?;
-    let idempotency_key = header(headers, "Nats-Msg-Id").filter(|key| !key.is_empty()).map(str::to_owned);
+    let idempotency_key = header(headers, "Nats-Msg-Id")
+        .filter(|key| !key.is_empty())
+        .map(str::to_owned);
     if idempotency_key.as_ref().is_some_and(|key| key.len() > MAX_KEY) {
-        return Err(ActionError::invalid(format!("header `Nats-Msg-Id` is longer than {MAX_KEY} bytes")));
+        return Err(ActionError::invalid(format!(
+            "header `Nats-Msg-Id` is longer than {MAX_KEY} bytes"
+        )));
     }
-    Ok((mode, Options { timeout, idempotency_key, trace: trace(headers) }))
+    Ok((
+        mode,
+        Options {
+            timeout,
+            idempotency_key,
+            trace: trace(headers),
+        },
+    ))
 }
 
 /// Header names are compared without case: HTTP clients and bridges change it.
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let mut all = headers.iter().filter(|(other, _)| AsRef::<str>::as_ref(*other).eq_ignore_ascii_case(name));
-    all.next().and_then(|(_, values)| values.first()).map(|value| value.as_str().trim())
+    let mut all = headers
+        .iter()
+        .filter(|(other, _)| AsRef::<str>::as_ref(*other).eq_ignore_ascii_case(name));
+    all.next()
+        .and_then(|(_, values)| values.first())
+        .map(|value| value.as_str().trim())
 }
 
 fn trace(headers: &HeaderMap) -> Trace {
-    let value = |name| header(headers, name).and_then(|text| reqwest::header::HeaderValue::from_str(text).ok());
+    let value =
+        |name| header(headers, name).and_then(|text| reqwest::header::HeaderValue::from_str(text).ok());
     // What is not a trace context is not handed on: it could be anything.
-    let parent = header(headers, "traceparent").filter(|text| is_traceparent(text)).and_then(|_| value("traceparent"));
-    Trace { parent, state: value("tracestate").filter(|state| state.len() <= 512) }
+    let parent = header(headers, "traceparent")
+        .filter(|text| is_traceparent(text))
+        .and_then(|_| value("traceparent"));
+    Trace {
+        parent,
+        state: value("tracestate").filter(|state| state.len() <= 512),
+    }
 }
 
 fn is_traceparent(text: &str) -> bool {
@@ -85,10 +111,19 @@ impl Outgoing {
     /// Writes a reply; one that does not fit into a message becomes an error that does.
     pub fn new(reply: Reply, max_payload: usize) -> Self {
         let outgoing = match reply {
-            Ok(body) => Self { headers: None, body, error: None },
+            Ok(body) => Self {
+                headers: None,
+                body,
+                error: None,
+            },
             Err(error) => Self::of_error(&error),
         };
-        let size = outgoing.body.len() + if outgoing.headers.is_some() { MAX_ERROR + FRAMING } else { 0 };
+        let size = outgoing.body.len()
+            + if outgoing.headers.is_some() {
+                MAX_ERROR + FRAMING
+            } else {
+                0
+            };
         if size <= max_payload {
             return outgoing;
         }
@@ -100,11 +135,22 @@ impl Outgoing {
 
     fn of_error(error: &ActionError) -> Self {
         let code = error.info.code;
-        let line: String = error.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let line: String = error
+            .message
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
         let mut headers = HeaderMap::new();
-        headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(code.number())));
+        headers.insert(
+            "Nats-Service-Error-Code",
+            HeaderValue::from(u64::from(code.number())),
+        );
         headers.insert("Nats-Service-Error", shorten(&line, MAX_ERROR).as_str());
-        Self { headers: Some(headers), body: error.to_json().into(), error: Some((code.number(), code.name())) }
+        Self {
+            headers: Some(headers),
+            body: error.to_json().into(),
+            error: Some((code.number(), code.name())),
+        }
     }
 
     /// Publishes the reply.
@@ -122,5 +168,7 @@ fn task_of(body: &[u8]) -> Option<TaskRef> {
     struct Body {
         task: Option<TaskRef>,
     }
-    serde_json::from_slice::<Body>(body).ok().and_then(|body| body.task)
+    serde_json::from_slice::<Body>(body)
+        .ok()
+        .and_then(|body| body.task)
 }

@@ -54,7 +54,12 @@ impl Publication {
         let desk = Arc::new(Desk::new(agent.clone(), actions, mesh.client.clone(), calls));
         let built_ins = BuiltIn::ALL
             .iter()
-            .map(|&built_in| (built_in.endpoint(subjects, &token), desk.handler(Job::BuiltIn(built_in))))
+            .map(|&built_in| {
+                (
+                    built_in.endpoint(subjects, &token),
+                    desk.handler(Job::BuiltIn(built_in)),
+                )
+            })
             .collect();
         let first = describe(&agent, &agent.status.borrow(), &[]);
         let service = Service::start(mesh, token.clone(), QUEUE_GROUP, first, built_ins).await?;
@@ -71,7 +76,14 @@ impl Publication {
             withdrawn: withdrawn.clone(),
             registry: registry.clone(),
         };
-        let shown = Shown { agent, token, subjects: subjects.clone(), service, desk, registry };
+        let shown = Shown {
+            agent,
+            token,
+            subjects: subjects.clone(),
+            service,
+            desk,
+            registry,
+        };
         let withdrawn = withdrawn.drop_guard();
         tasks.spawn("publication", OnFailure::StopBridge, async move {
             shown.follow(&withdraw).await;
@@ -129,9 +141,12 @@ impl Shown {
 
     async fn show(&self, status: &Status) -> Vec<Arc<Action>> {
         let (actions, warnings) = match &status.known {
-            Some(known) if status.state == State::Ready => {
-                catalog::actions(&known.card, &self.agent.config.skills, &self.subjects, &self.token)
-            }
+            Some(known) if status.state == State::Ready => catalog::actions(
+                &known.card,
+                &self.agent.config.skills,
+                &self.subjects,
+                &self.token,
+            ),
             _ => (Vec::new(), Vec::new()),
         };
         for warning in warnings {
@@ -140,7 +155,12 @@ impl Shown {
         self.service.describe(describe(&self.agent, status, &actions));
         let endpoints = actions
             .iter()
-            .map(|action| (action.endpoint(), self.desk.handler(Job::Skill(Arc::clone(action)))))
+            .map(|action| {
+                (
+                    action.endpoint(),
+                    self.desk.handler(Job::Skill(Arc::clone(action))),
+                )
+            })
             .collect();
         if let Err(error) = self.service.publish(endpoints).await {
             tracing::error!(agent = %self.agent.name, error = chain(&error), "cannot publish the agent's actions");
@@ -159,7 +179,10 @@ fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Descript
     let (mut version, mut description) = ("0.0.0".to_owned(), String::new());
     if let Some(known) = &status.known {
         let dialect = known.interface.dialect;
-        metadata.insert("a2a.protocol_version".to_owned(), dialect.protocol_version().to_owned());
+        metadata.insert(
+            "a2a.protocol_version".to_owned(),
+            dialect.protocol_version().to_owned(),
+        );
         metadata.insert("a2a.binding".to_owned(), dialect.binding().to_owned());
         metadata.insert("a2a.card_hash".to_owned(), known.card.hash().to_owned());
         version = semver_or_zero(&known.card.version).to_owned();
@@ -168,9 +191,16 @@ fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Descript
     if !actions.is_empty() {
         let names: Vec<_> = actions.iter().map(|action| action.token.as_str()).collect();
         let separator = if description.is_empty() { "" } else { " " };
-        description = shorten(&format!("{description}{separator}Actions: {}", names.join(", ")), 2 * MAX_DESCRIPTION);
+        description = shorten(
+            &format!("{description}{separator}Actions: {}", names.join(", ")),
+            2 * MAX_DESCRIPTION,
+        );
     }
-    Description { version, description, metadata }
+    Description {
+        version,
+        description,
+        metadata,
+    }
 }
 
 /// The agent's place in the registry.
@@ -204,7 +234,11 @@ impl Registry {
         if self.client.connection_state() != Connection::Connected {
             return;
         }
-        let since = if state == status.state { status.since } else { SystemTime::now() };
+        let since = if state == status.state {
+            status.since
+        } else {
+            SystemTime::now()
+        };
         let dialect = status.known.as_ref().map(|known| known.interface.dialect);
         let announcement = |actions| Announcement {
             agent: &self.agent,

@@ -143,7 +143,10 @@ struct Endpoints {
 
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Service").field("name", &self.inner.name).field("id", &self.inner.id).finish_non_exhaustive()
+        f.debug_struct("Service")
+            .field("name", &self.inner.name)
+            .field("id", &self.inner.id)
+            .finish_non_exhaustive()
     }
 }
 

@@ -11,7 +11,11 @@ use crate::bus::connect::connect;
 use crate::config::{self, Config};
 
 pub(super) async fn check(file: &Path, config: Config, offline: bool) -> Result<ExitCode, Failure> {
-    let mut report = format!("{}: settings are valid, {} agents\n", file.display(), config.agents.len());
+    let mut report = format!(
+        "{}: settings are valid, {} agents\n",
+        file.display(),
+        config.agents.len()
+    );
     let mut code = 0;
     if !offline {
         match connect(&config.nats).await {
@@ -47,10 +51,13 @@ async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, S
         return if is_program(program, agent.working_dir.as_deref()) {
             Ok(format!("ok, `{program}` will be launched"))
         } else {
-            Err(format!("command not found: `{program}`; is it installed, and on the PATH?"))
+            Err(format!(
+                "command not found: `{program}`; is it installed, and on the PATH?"
+            ))
         };
     }
-    let headers = auth::headers(agent.bearer_token.as_ref(), &agent.headers).map_err(|error| chain(&error))?;
+    let headers =
+        auth::headers(agent.bearer_token.as_ref(), &agent.headers).map_err(|error| chain(&error))?;
     let card = match &agent.card {
         Some(card) => card::Card::from_value(card.clone()),
         None => card::fetch(http, &agent.url, agent.card_path.as_deref(), &headers).await,
@@ -66,5 +73,6 @@ fn is_program(program: &str, working_dir: Option<&Path>) -> bool {
     if program.contains('/') {
         return working_dir.unwrap_or(Path::new("")).join(program).is_file();
     }
-    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }

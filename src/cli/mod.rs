@@ -34,10 +34,22 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
     /// What to log, in the form of RUST_LOG, such as `warn` or `info,a2a_bridge=debug`
-    #[arg(long, global = true, value_name = "FILTER", env = "A2A_BRIDGE_LOG", default_value = "info")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        env = "A2A_BRIDGE_LOG",
+        default_value = "info"
+    )]
     log: String,
     /// How to log
-    #[arg(long, global = true, value_enum, env = "A2A_BRIDGE_LOG_FORMAT", default_value = "text")]
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        env = "A2A_BRIDGE_LOG_FORMAT",
+        default_value = "text"
+    )]
     log_format: LogFormat,
 }
 
@@ -63,13 +75,22 @@ enum Command {
 #[derive(Debug, clap::Args)]
 struct Settings {
     /// The settings file
-    #[arg(long, short, value_name = "FILE", env = "A2A_BRIDGE_CONFIG", default_value = "a2a-bridge.yaml")]
+    #[arg(
+        long,
+        short,
+        value_name = "FILE",
+        env = "A2A_BRIDGE_CONFIG",
+        default_value = "a2a-bridge.yaml"
+    )]
     config: PathBuf,
 }
 
 impl Settings {
     fn load(&self) -> Result<Config, Failure> {
-        config::load(&self.config).map_err(|error| Failure { code: CONFIG, error: anyhow::Error::new(error) })
+        config::load(&self.config).map_err(|error| Failure {
+            code: CONFIG,
+            error: anyhow::Error::new(error),
+        })
     }
 }
 
@@ -82,7 +103,10 @@ struct Failure {
 
 impl Failure {
     fn new(code: u8, error: impl Into<anyhow::Error>) -> Self {
-        Self { code, error: error.into() }
+        Self {
+            code,
+            error: error.into(),
+        }
     }
 }
 
@@ -108,7 +132,8 @@ pub fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     telemetry::start(&cli.log, cli.log_format).map_err(|error| {
-        let error = anyhow::Error::new(error).context("`--log` (or A2A_BRIDGE_LOG) is not a filter; try `info`");
+        let error =
+            anyhow::Error::new(error).context("`--log` (or A2A_BRIDGE_LOG) is not a filter; try `info`");
         Failure::new(USAGE, error)
     })?;
     match cli.command {
@@ -118,11 +143,14 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
             block_on(check::check(&settings.config, config, offline))
         }
         Command::Schema => {
-            let schema = serde_json::to_string_pretty(&config::schema()).map_err(|e| Failure::new(DEFECT, e))?;
+            let schema =
+                serde_json::to_string_pretty(&config::schema()).map_err(|e| Failure::new(DEFECT, e))?;
             print(&schema)
         }
         Command::DemoAgent(args) => block_on(async {
-            demo_agent::run(args).await.map_err(|error| Failure::new(TROUBLE, error))?;
+            demo_agent::run(args)
+                .await
+                .map_err(|error| Failure::new(TROUBLE, error))?;
             Ok(ExitCode::SUCCESS)
         }),
     }

@@ -20,7 +20,10 @@ pub(super) async fn run(config: Config) -> Result<ExitCode, Failure> {
             return Ok(ExitCode::SUCCESS);
         }
     };
-    tracing::info!(agents = bridge.agents().count(), "serving; Ctrl-C or SIGTERM stops");
+    tracing::info!(
+        agents = bridge.agents().count(),
+        "serving; Ctrl-C or SIGTERM stops"
+    );
     tokio::select! {
         name = stop.next() => tracing::info!("{name}: stopping; once more stops at once"),
         () = bridge.failed() => tracing::error!("stopping after a defect"),
@@ -47,10 +50,15 @@ fn failure(error: BridgeError) -> Failure {
         BridgeError::Http(_) | BridgeError::Publish { .. } => TROUBLE,
     };
     let hint = match error {
-        BridgeError::Connect(_) => "is a nats-server running there? `nats.url` in the settings says where to look",
+        BridgeError::Connect(_) => {
+            "is a nats-server running there? `nats.url` in the settings says where to look"
+        }
         _ => return Failure::new(code, error),
     };
-    Failure::new(code, anyhow::anyhow!("{}\nhint: {hint}", crate::a2a::client::chain(&error)))
+    Failure::new(
+        code,
+        anyhow::anyhow!("{}\nhint: {hint}", crate::a2a::client::chain(&error)),
+    )
 }
 
 struct StopSignals {
@@ -60,7 +68,10 @@ struct StopSignals {
 
 impl StopSignals {
     fn new() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     async fn next(&mut self) -> &'static str {

@@ -10,7 +10,7 @@ mod v1;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::model::{Answer, Part, Task};
+use super::model::{Answer, Event, Part, Task};
 
 /// A version of A2A together with its binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +99,23 @@ impl Dialect {
         }
     }
 
+    /// A send whose answer comes as a stream of events.
+    pub fn stream(self, message: &Outgoing<'_>) -> Call {
+        match self {
+            Self::V03 => rpc("message/stream", &v03::send_params(message)),
+            Self::V1 => rpc("SendStreamingMessage", &v1::send_params(message)),
+        }
+    }
+
+    /// Asks for the events of a task that is under way.
+    pub fn subscribe(self, task_id: &str) -> Call {
+        let method = match self {
+            Self::V03 => "tasks/resubscribe",
+            Self::V1 => "SubscribeToTask",
+        };
+        rpc(method, &TaskParams { id: task_id })
+    }
+
     /// Asks for a task.
     pub fn get(self, task_id: &str) -> Call {
         let method = match self {
@@ -120,6 +137,11 @@ impl Dialect {
     /// Reads the answer to [`Dialect::send`].
     pub fn read_answer(self, body: &[u8]) -> Result<Answer, NotAResult> {
         Answer::decode(rpc_result(body)?).map_err(|e| NotAResult::NotA2a(e.to_string()))
+    }
+
+    /// Reads one event of [`Dialect::stream`] and [`Dialect::subscribe`]: the data of one SSE event.
+    pub fn read_event(self, data: &[u8]) -> Result<Event, NotAResult> {
+        Event::decode(rpc_result(data)?).map_err(|e| NotAResult::NotA2a(e.to_string()))
     }
 
     /// Reads the answer to [`Dialect::get`] and [`Dialect::cancel`].
