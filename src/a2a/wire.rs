@@ -62,12 +62,7 @@ impl Answer {
             Event::Task(task) => Ok(Self::Task(task)),
             Event::Message(message) => Ok(Self::Message(message)),
             // A v0.1 task with nothing but id and status looks like news of one.
-            Event::Status(StatusUpdate {
-                task_id: Some(id),
-                context_id,
-                state,
-                message,
-            }) => {
+            Event::Status(StatusUpdate { task_id: Some(id), context_id, state, message, .. }) => {
                 let (artifacts, history) = (Vec::new(), Vec::new());
                 Ok(Self::Task(Task {
                     id,
@@ -149,6 +144,7 @@ impl WireEvent {
             context_id: self.context_id.or(self.context_id_snake).or(self.session_id),
             status: self.status,
             artifact: self.artifact,
+            is_final: self.is_final,
             append: self.append,
             last_chunk: self.last_chunk,
         }
@@ -177,6 +173,8 @@ struct WireUpdate {
     context_id: Option<String>,
     status: Option<WireStatus>,
     artifact: Option<WireArtifact>,
+    #[serde(rename = "final")]
+    is_final: Option<bool>,
     append: Option<bool>,
     #[serde(alias = "last_chunk")]
     last_chunk: Option<bool>,
@@ -205,12 +203,7 @@ impl WireUpdate {
                 message,
             }) => {
                 let message = message.map(Into::into);
-                Ok(Event::Status(StatusUpdate {
-                    task_id,
-                    context_id,
-                    state,
-                    message,
-                }))
+                Ok(Event::Status(StatusUpdate { task_id, context_id, state, message, is_last: self.is_final.unwrap_or(false) }))
             }
             _ => Err(serde_json::Error::custom("an update without a state")),
         }
