@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use a2a_bridge::bus::service::{Description, Endpoint, Handler, Mesh, Request, Service, round_trip};
-use a2a_bridge::bus::subject::{ReplyGuard, Token};
+use a2a_bridge::bus::service::{Description, Handler, Request, round_trip};
 use async_nats::client::RequestErrorKind;
-use async_nats::{Client, ConnectOptions, HeaderMap};
+use async_nats::{ConnectOptions, HeaderMap};
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -16,114 +15,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::support::eventually::eventually_eq;
 use crate::support::nats::NatsServer;
+use crate::support::weather::{Weather, answer, endpoint};
 
 const FORECAST: &str = "a2a.action.weather.forecast";
 const SOON: Duration = Duration::from_secs(5);
-
-/// A service named `weather` with the permanent endpoint `card`, and someone who calls it.
-struct Weather {
-    server: NatsServer,
-    caller: Client,
-    mesh: Mesh,
-    service: Service,
-}
-
-impl Weather {
-    async fn start() -> Self {
-        Self::start_on(NatsServer::start().await, ConnectOptions::new()).await
-    }
-
-    async fn start_on(server: NatsServer, options: ConnectOptions) -> Self {
-        let caller = server.connect().await;
-        let client = server.connect_with(options).await;
-        let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
-        let mesh = Mesh {
-            client,
-            guard,
-            tasks: TaskTracker::new(),
-        };
-        let description = Description {
-            version: "1.2.3".into(),
-            description: "Forecasts".into(),
-            metadata: BTreeMap::from([("a2a.state".into(), "starting".into())]),
-        };
-        let card = (endpoint("a2a.card.weather", "card"), answer(&mesh, "a card"));
-        let service = Service::start(&mesh, Token::new("weather"), "a2a", description, vec![card])
-            .await
-            .unwrap();
-        Self {
-            server,
-            caller,
-            mesh,
-            service,
-        }
-    }
-
-    async fn publish(&self, endpoints: &[(&str, &str)]) {
-        let endpoints = endpoints.iter().map(|(subject, text)| {
-            let mut endpoint = endpoint(subject, subject.rsplit('.').next().unwrap());
-            endpoint.metadata.insert("description".into(), (*text).into());
-            (endpoint, answer(&self.mesh, text))
-        });
-        self.service.publish(endpoints.collect()).await.unwrap();
-    }
-
-    async fn ask(&self, subject: &str) -> Result<String, RequestErrorKind> {
-        match self.caller.request(subject.to_owned(), "now".into()).await {
-            Ok(message) => Ok(String::from_utf8(message.payload.to_vec()).unwrap()),
-            Err(error) => Err(error.kind()),
-        }
-    }
-
-    async fn question(&self, verb: &str) -> Value {
-        serde_json::from_str(&self.ask(&format!("$SRV.{verb}.weather")).await.unwrap()).unwrap()
-    }
-
-    async fn endpoint_names(&self) -> Vec<String> {
-        let info = self.question("INFO").await;
-        let endpoints = info["endpoints"].as_array().unwrap();
-        endpoints
-            .iter()
-            .map(|endpoint| endpoint["name"].as_str().unwrap().to_owned())
-            .collect()
-    }
-
-    /// `num_requests` and `num_errors`, and the last error.
-    async fn counts(&self, endpoint: &str) -> (u64, u64, String) {
-        let stats = self.question("STATS").await;
-        let found = stats["endpoints"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|one| one["name"] == endpoint)
-            .unwrap();
-        let count = |key: &str| found[key].as_u64().unwrap();
-        (
-            count("num_requests"),
-            count("num_errors"),
-            found["last_error"].as_str().unwrap().to_owned(),
-        )
-    }
-}
-
-fn endpoint(subject: &str, name: &str) -> Endpoint {
-    Endpoint {
-        name: name.into(),
-        subject: subject.into(),
-        metadata: BTreeMap::new(),
-    }
-}
-
-fn answer(mesh: &Mesh, text: &str) -> Handler {
-    let (mesh, text) = (mesh.clone(), text.to_owned());
-    Arc::new(move |Request { message, call }| {
-        let (client, text) = (mesh.client.clone(), text.clone());
-        mesh.tasks.spawn(async move {
-            client.publish(message.reply.unwrap(), text.into()).await.unwrap();
-            call.succeed();
-        });
-    })
-}
 
 #[tokio::test]
 async fn a_service_says_who_it_is_and_what_it_can_do() {
