@@ -2,3 +2,4 @@
 
 pub mod eventually;
 pub mod nats;
+pub mod weather;
