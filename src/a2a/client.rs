@@ -183,21 +183,38 @@ impl Client {
     }
 
     async fn events(&self, call: Call, trace: &Trace) -> Result<EventStream, ClientError> {
-        let sent = self.request(call, "text/event-stream, application/json", trace).send().await;
+        let sent = self
+            .request(call, "text/event-stream, application/json", trace)
+            .send()
+            .await;
         let response = sent.map_err(connection_error)?;
         if !response.status().is_success() {
             let status = response.status();
-            let body = Body { status, bytes: read_body(response, self.max_response).await? };
+            let body = Body {
+                status,
+                bytes: read_body(response, self.max_response).await?,
+            };
             return Err(body.refusal(self.dialect));
         }
         EventStream::open(response, self.dialect, self.max_response).await
     }
 
     async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {
-        let response = self.request(call, "application/json", trace).send().await.map_err(connection_error)?;
-        let body = Body { status: response.status(), bytes: read_body(response, self.max_response).await? };
+        let response = self
+            .request(call, "application/json", trace)
+            .send()
+            .await
+            .map_err(connection_error)?;
+        let body = Body {
+            status: response.status(),
+            bytes: read_body(response, self.max_response).await?,
+        };
         body.check_depth()?;
-        if body.status.is_success() { Ok(body) } else { Err(body.refusal(self.dialect)) }
+        if body.status.is_success() {
+            Ok(body)
+        } else {
+            Err(body.refusal(self.dialect))
+        }
     }
 
     fn request(&self, call: Call, accept: &'static str, trace: &Trace) -> reqwest::RequestBuilder {
@@ -209,7 +226,10 @@ impl Client {
                 headers.insert(HeaderName::from_static("tracestate"), state.clone());
             }
         }
-        self.http.post(self.endpoint.clone()).headers(headers).body(call.body)
+        self.http
+            .post(self.endpoint.clone())
+            .headers(headers)
+            .body(call.body)
     }
 }
 
@@ -221,7 +241,10 @@ pub(super) struct Body {
 
 impl Body {
     pub(super) fn of_event(bytes: Bytes) -> Self {
-        Self { status: reqwest::StatusCode::OK, bytes }
+        Self {
+            status: reqwest::StatusCode::OK,
+            bytes,
+        }
     }
 
     pub(super) fn check_depth(&self) -> Result<(), ClientError> {

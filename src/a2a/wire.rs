@@ -62,7 +62,13 @@ impl Answer {
             Event::Task(task) => Ok(Self::Task(task)),
             Event::Message(message) => Ok(Self::Message(message)),
             // A v0.1 task with nothing but id and status looks like news of one.
-            Event::Status(StatusUpdate { task_id: Some(id), context_id, state, message, .. }) => {
+            Event::Status(StatusUpdate {
+                task_id: Some(id),
+                context_id,
+                state,
+                message,
+                ..
+            }) => {
                 let (artifacts, history) = (Vec::new(), Vec::new());
                 Ok(Self::Task(Task {
                     id,
@@ -203,7 +209,13 @@ impl WireUpdate {
                 message,
             }) => {
                 let message = message.map(Into::into);
-                Ok(Event::Status(StatusUpdate { task_id, context_id, state, message, is_last: self.is_final.unwrap_or(false) }))
+                Ok(Event::Status(StatusUpdate {
+                    task_id,
+                    context_id,
+                    state,
+                    message,
+                    is_last: self.is_final.unwrap_or(false),
+                }))
             }
             _ => Err(serde_json::Error::custom("an update without a state")),
         }

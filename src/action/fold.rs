@@ -112,21 +112,30 @@ impl<'a> Fold<'a> {
     fn snapshot(&mut self, mut snapshot: Task, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
         self.name(&snapshot.id, snapshot.context_id.as_deref(), frames);
         let news = self.task.as_ref().is_none_or(|task| {
-            task.state != snapshot.state || message_id(&task.status_message) != message_id(&snapshot.status_message)
+            task.state != snapshot.state
+                || message_id(&task.status_message) != message_id(&snapshot.status_message)
         });
         if news {
             frames.push(state_frame(&snapshot.state, snapshot.status_message.as_ref()));
         }
         for artifact in std::mem::take(&mut snapshot.artifacts) {
-            let known = self.task.as_ref().and_then(|task| find(&task.artifacts, &artifact));
+            let known = self
+                .task
+                .as_ref()
+                .and_then(|task| find(&task.artifacts, &artifact));
             if known.is_none_or(|known| !same_parts(&known.parts, &artifact.parts)) {
-                let update =
-                    ArtifactUpdate { task_id: None, context_id: None, artifact, append: false, last_chunk: true };
+                let update = ArtifactUpdate {
+                    task_id: None,
+                    context_id: None,
+                    artifact,
+                    append: false,
+                    last_chunk: true,
+                };
                 self.artifact(update, frames)?;
             }
         }
         self.grow(snapshot.history.iter().map(|message| size(&message.parts)).sum())?;
-        let task = self.task_mut(&snapshot.id);
+        let task = task_mut(&mut self.task, &snapshot.id);
         task.state = snapshot.state;
         task.context_id = snapshot.context_id.or(task.context_id.take());
         task.status_message = snapshot.status_message;
@@ -143,10 +152,11 @@ impl<'a> Fold<'a> {
         self.grow(update.message.as_ref().map_or(0, |message| size(&message.parts)))?;
         let is_open = !(update.state.is_final() || update.state.is_waiting());
         if is_open && let Some(message) = &update.message {
-            self.status_texts.extend(message.parts.iter().filter_map(Part::as_text));
+            self.status_texts
+                .extend(message.parts.iter().filter_map(Part::as_text));
         }
         self.is_last = update.is_last;
-        let task = self.task_mut(&id);
+        let task = task_mut(&mut self.task, &id);
         task.context_id = update.context_id.or(task.context_id.take());
         task.state = update.state;
         task.status_message = update.message;
@@ -157,9 +167,11 @@ impl<'a> Fold<'a> {
         let id = self.id_for(update.task_id.as_deref());
         self.name(&id, update.context_id.as_deref(), frames);
         self.grow(size(&update.artifact.parts))?;
-        let is_answer = self.rules.is_answer(&update.artifact);
-        let task = self.task_mut(&id);
-        let index = task.artifacts.iter().position(|known| is_same(known, &update.artifact));
+        let task = task_mut(&mut self.task, &id);
+        let index = task
+            .artifacts
+            .iter()
+            .position(|known| is_same(known, &update.artifact));
         let piece = update.artifact.clone();
         let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
             Some(known) if update.append => {
@@ -167,20 +179,31 @@ impl<'a> Fold<'a> {
                 known
             }
             Some(known) => {
-                *known = Artifact { name: piece.name.or(known.name.take()), ..piece };
+                *known = Artifact {
+                    name: piece.name.or(known.name.take()),
+                    ..piece
+                };
                 known
             }
             None => {
-                let mut fresh = Artifact { parts: Vec::new(), ..piece };
+                let mut fresh = Artifact {
+                    parts: Vec::new(),
+                    ..piece
+                };
                 extend(&mut fresh.parts, piece.parts);
                 task.artifacts.push(fresh);
-                let Some(fresh) = task.artifacts.last_mut() else { return Ok(()) };
+                let Some(fresh) = task.artifacts.last_mut() else {
+                    return Ok(());
+                };
                 fresh
             }
         };
-        // A piece may leave out the name that the first one gave.
-        let is_answer = is_answer && (update.artifact.name.is_some() || self.rules.is_answer(known));
-        let delta = if is_answer { self.answer.told(known, update.append, &update.artifact) } else { None };
+        let is_answer = self.rules.is_answer(known);
+        let delta = if is_answer {
+            self.answer.told(known, update.append, &update.artifact)
+        } else {
+            None
+        };
         frames.push(Frame::Artifact(update));
         frames.extend(delta.map(Frame::Response));
         Ok(())
@@ -190,7 +213,10 @@ impl<'a> Fold<'a> {
     fn name(&mut self, id: &str, context_id: Option<&str>, frames: &mut Vec<Frame>) {
         if !self.told_task && !id.is_empty() {
             self.told_task = true;
-            frames.push(Frame::Task { id: id.to_owned(), context_id: context_id.map(str::to_owned) });
+            frames.push(Frame::Task {
+                id: id.to_owned(),
+                context_id: context_id.map(str::to_owned),
+            });
         }
     }
 
@@ -200,26 +226,33 @@ impl<'a> Fold<'a> {
         known.or(told).unwrap_or_default().to_owned()
     }
 
-    fn task_mut(&mut self, id: &str) -> &mut Task {
-        self.task.get_or_insert_with(|| Task {
-            id: id.to_owned(),
-            context_id: None,
-            state: TaskState::Submitted,
-            status_message: None,
-            artifacts: Vec::new(),
-            history: Vec::new(),
-        })
-    }
-
     fn grow(&mut self, by: usize) -> Result<(), TooMuch> {
         self.size += by;
-        if self.size > self.max_size { Err(TooMuch) } else { Ok(()) }
+        if self.size > self.max_size {
+            Err(TooMuch)
+        } else {
+            Ok(())
+        }
     }
+}
+
+fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
+    task.get_or_insert_with(|| Task {
+        id: id.to_owned(),
+        context_id: None,
+        state: TaskState::Submitted,
+        status_message: None,
+        artifacts: Vec::new(),
+        history: Vec::new(),
+    })
 }
 
 fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
     let text = message.map(|message| message.parts.iter().filter_map(Part::as_text).collect());
-    Frame::State { state: state.to_string(), message: text.unwrap_or_default() }
+    Frame::State {
+        state: state.to_string(),
+        message: text.unwrap_or_default(),
+    }
 }
 
 fn message_id(message: &Option<Message>) -> Option<&str> {
