@@ -115,9 +115,6 @@ impl<'a> Fold<'a> {
             task.state != snapshot.state
                 || message_id(&task.status_message) != message_id(&snapshot.status_message)
         });
-        if news {
-            frames.push(state_frame(&snapshot.state, snapshot.status_message.as_ref()));
-        }
         for artifact in std::mem::take(&mut snapshot.artifacts) {
             let known = self
                 .task
@@ -133,6 +130,10 @@ impl<'a> Fold<'a> {
                 };
                 self.artifact(update, frames)?;
             }
+        }
+        // The results first: a final state is the last word on them.
+        if news {
+            frames.push(state_frame(&snapshot.state, snapshot.status_message.as_ref()));
         }
         self.grow(snapshot.history.iter().map(|message| size(&message.parts)).sum())?;
         let task = task_mut(&mut self.task, &snapshot.id);

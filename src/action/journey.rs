@@ -393,8 +393,9 @@ impl<P: Progress> Journey<'_, P> {
             ttl: self.actions.limits.task_ttl,
         };
         let is_change = before.is_none_or(|before| {
-            before.state != record.state
-                || before.follow_up.as_ref().map(|f| f.id) != record.follow_up.as_ref().map(|f| f.id)
+            let question = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
+            Status::from(&before.state) != outcome.status
+                || question(&before.follow_up) != question(&record.follow_up)
         });
         if is_submitted && is_change {
             self.actions.news(&task.id, record.reply.clone()).await;
