@@ -8,6 +8,9 @@
     reason = "tests fail by panicking; clippy.toml allows it in test functions only, not in their helpers"
 )]
 
+mod passing_on;
+mod requests;
 mod rolling;
 mod service;
+mod states;
 mod support;
