@@ -8,9 +8,14 @@
     reason = "tests fail by panicking; clippy.toml allows it in test functions only, not in their helpers"
 )]
 
+mod agent_errors;
+mod follow_ups;
+mod idempotency;
+mod limits;
 mod passing_on;
 mod requests;
 mod rolling;
 mod service;
 mod states;
 mod support;
+mod tasks;

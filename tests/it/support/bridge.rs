@@ -286,14 +286,46 @@ impl Bridge {
             .expect("it is announced in time")
     }
 
-    /// Begins a call of `slow` and waits until the agent works on it.
+    /// Begins a call that takes this long.
     pub async fn begin_slow(&self, agent: &str, seconds: u32) -> Inbox {
-        let inbox = self
-            .prompt(&format!("{agent}.slow"), &seconds.to_string())
-            .begin()
-            .await;
-        self.client.flush().await.unwrap();
-        inbox
+        let call = self.prompt(&format!("{agent}.slow"), &seconds.to_string());
+        call.begin().await
+    }
+
+    /// The id of the one task that a demo agent works on, once the bridge knows it. The agent has to
+    /// give tasks back at once (`--ignore-blocking`), or the bridge knows it only at its end.
+    pub async fn working_task(&self, agent: &str) -> String {
+        eventually(SOON, || async {
+            let task = self
+                .tasks(agent)
+                .await
+                .into_iter()
+                .find(|task| is_working(task))?;
+            let id = task["id"].as_str()?.to_owned();
+            self.get_task(agent, &id).await.is("WORKING").then_some(id)
+        })
+        .await
+    }
+
+    /// Waits until a demo agent works on something.
+    pub async fn until_working(&self, agent: &str) {
+        eventually(SOON, || async {
+            self.tasks(agent).await.iter().any(is_working).then_some(())
+        })
+        .await;
+    }
+
+    /// All tasks that a demo agent of A2A 1.0 has, asked for at the agent itself.
+    pub async fn tasks(&self, agent: &str) -> Vec<Value> {
+        let card = self.card(agent).await;
+        let url = card["supportedInterfaces"][0]["url"]
+            .as_str()
+            .expect("an address");
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}});
+        let request = reqwest::Client::new().post(url).header("A2A-Version", "1.0");
+        let answer = request.body(body.to_string()).send().await.unwrap();
+        let answer: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+        answer["result"]["tasks"].as_array().cloned().unwrap_or_default()
     }
 
     pub fn log(&self) -> String {
@@ -349,6 +381,10 @@ impl Bridge {
             (left, ..) => Err(format!("the bridge left processes behind: {left:?}")),
         }
     }
+}
+
+fn is_working(task: &Value) -> bool {
+    task["status"]["state"] == "TASK_STATE_WORKING"
 }
 
 /// How many endpoints every agent has.
