@@ -121,21 +121,31 @@ impl<'a> Fold<'a> {
             task.state != snapshot.state
                 || message_id(&task.status_message) != message_id(&snapshot.status_message)
         });
-        for artifact in std::mem::take(&mut snapshot.artifacts) {
-            let known = self
-                .task
-                .as_ref()
-                .and_then(|task| find(&task.artifacts, &artifact));
+        let artifacts = &task_mut(&mut self.task, &snapshot.id).artifacts;
+        let mut news_of = Vec::new();
+        for (position, artifact) in std::mem::take(&mut snapshot.artifacts).into_iter().enumerate() {
+            // Without ids, artifacts of a snapshot are told apart by their place.
+            let index = match &artifact.id {
+                Some(_) => artifacts.iter().position(|known| known.id == artifact.id),
+                None => artifacts
+                    .get(position)
+                    .filter(|known| is_same(known, &artifact))
+                    .map(|_| position),
+            };
+            let known = index.and_then(|index| artifacts.get(index));
             if known.is_none_or(|known| !same_parts(&known.parts, &artifact.parts)) {
-                let update = ArtifactUpdate {
-                    task_id: None,
-                    context_id: None,
-                    artifact,
-                    append: false,
-                    last_chunk: true,
-                };
-                self.artifact(update, frames)?;
+                news_of.push((index, artifact));
             }
+        }
+        for (index, artifact) in news_of {
+            let update = ArtifactUpdate {
+                task_id: None,
+                context_id: None,
+                artifact,
+                append: false,
+                last_chunk: true,
+            };
+            self.put(index, update, frames)?;
         }
         // The results first: a final state is the last word on them.
         if news {
@@ -178,12 +188,23 @@ impl<'a> Fold<'a> {
     fn artifact(&mut self, update: ArtifactUpdate, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
         let id = self.id_for(update.task_id.as_deref());
         self.name(&id, update.context_id.as_deref(), frames);
-        let added = size(&update.artifact.parts);
         let task = task_mut(&mut self.task, &id);
         let index = task
             .artifacts
             .iter()
             .position(|known| is_same(known, &update.artifact));
+        self.put(index, update, frames)
+    }
+
+    /// Adds a piece to the artifact at `index`, or a new artifact.
+    fn put(
+        &mut self,
+        index: Option<usize>,
+        update: ArtifactUpdate,
+        frames: &mut Vec<Frame>,
+    ) -> Result<(), TooMuch> {
+        let Some(task) = &mut self.task else { return Ok(()) };
+        let added = size(&update.artifact.parts);
         let piece = update.artifact.clone();
         let mut replaced = 0;
         let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
@@ -237,7 +258,11 @@ impl<'a> Fold<'a> {
     }
 
     fn id_for(&self, told: Option<&str>) -> String {
-        let known = self.task.as_ref().map(|task| task.id.as_str());
+        let known = self
+            .task
+            .as_ref()
+            .map(|task| task.id.as_str())
+            .filter(|id| !id.is_empty());
         // Once a task is known, news is about it, whatever it calls the task.
         known.or(told).unwrap_or_default().to_owned()
     }
@@ -253,14 +278,19 @@ impl<'a> Fold<'a> {
 }
 
 fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
-    task.get_or_insert_with(|| Task {
-        id: id.to_owned(),
+    let task = task.get_or_insert_with(|| Task {
+        id: String::new(),
         context_id: None,
         state: TaskState::Submitted,
         status_message: None,
         artifacts: Vec::new(),
         history: Vec::new(),
-    })
+    });
+    // Some agents begin with news that does not say of which task.
+    if task.id.is_empty() {
+        id.clone_into(&mut task.id);
+    }
+    task
 }
 
 fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
@@ -273,10 +303,6 @@ fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
 
 fn message_id(message: &Option<Message>) -> Option<&str> {
     message.as_ref().and_then(|message| message.id.as_deref())
-}
-
-fn find<'t>(artifacts: &'t [Artifact], wanted: &Artifact) -> Option<&'t Artifact> {
-    artifacts.iter().find(|known| is_same(known, wanted))
 }
 
 /// Artifacts are told apart by id; where an agent gives none, by name.
@@ -424,6 +450,16 @@ mod tests {
         assert_eq!((news.artifacts, news.response.as_str()), (2, " two\nthree"));
         assert_eq!(news.states, ["completed"]);
         assert!(fold.is_settled());
+    }
+
+    #[test]
+    fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
+        let rules = rules();
+        let mut fold = Fold::new(&rules, 1000, true);
+        let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"artifacts":[{"parts":[{"text":"a"}]},{"parts":[{"text":"b"}]}]}}"#;
+        assert_eq!(told(&mut fold, &[snapshot, snapshot]).response, "a\nb");
+        let task = fold.task().unwrap();
+        assert_eq!((task.id.as_str(), task.artifacts.len()), ("t", 2));
     }
 
     #[test]

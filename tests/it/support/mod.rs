@@ -5,9 +5,9 @@ pub mod caller;
 pub mod demo_agent;
 pub mod eventually;
 pub mod nats;
-pub mod weather;
 pub mod peer;
 pub mod processes;
+pub mod weather;
 
 pub use bridge::{AgentSettings, Bridge, attached, launched};
 pub use caller::Reply;
