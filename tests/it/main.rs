@@ -25,5 +25,6 @@ mod secrets;
 mod service;
 mod shutdown;
 mod states;
+mod streams;
 mod support;
 mod tasks;

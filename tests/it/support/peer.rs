@@ -39,6 +39,8 @@ pub enum Answer {
     Http(u16, Vec<(&'static str, String)>, Vec<u8>),
     /// These bytes, and the end of the connection.
     Raw(Vec<u8>),
+    /// Server-sent events, written in pieces of this size.
+    Events(Vec<u8>, usize),
     /// Nothing, and the end of the connection.
     Close,
 }
@@ -182,6 +184,13 @@ fn write(mut stream: TcpStream, answer: &Answer) {
     let _ = match answer {
         Answer::Close => Ok(()),
         Answer::Raw(bytes) => stream.write_all(bytes),
+        Answer::Events(body, piece) => {
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
+            let _ = stream.set_nodelay(true);
+            stream
+                .write_all(head.as_bytes())
+                .and_then(|()| body.chunks(*piece).try_for_each(|piece| stream.write_all(piece)))
+        }
         Answer::Http(status, headers, body) => {
             let mut head = format!(
                 "HTTP/1.1 {status} Status\r\nContent-Length: {}\r\nConnection: close\r\n",
