@@ -7,8 +7,9 @@ pub mod eventually;
 pub mod nats;
 pub mod peer;
 pub mod processes;
+pub mod weather;
 
-pub use bridge::{AgentSettings, Bridge, attached, launched};
+pub use bridge::{Bridge, attached, launched};
 pub use caller::Reply;
 pub use demo_agent::DemoAgent;
 pub use eventually::{eventually, eventually_eq};

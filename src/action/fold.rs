@@ -1,0 +1,303 @@
+//! A task put together from what the agent tells: snapshots, updates, pieces of artifacts.
+//!
+//! The fold is the same for a stream, for polling, and for a single answer. Each step says what
+//! is new in it, so that a caller can be told; at the end the fold is the task.
+
+use super::assemble::{AnswerText, ArtifactRules};
+use super::progress::Frame;
+use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
+
+/// A task in the making.
+#[derive(Debug)]
+pub struct Fold<'a> {
+    rules: &'a ArtifactRules,
+    task: Option<Task>,
+    direct: Option<Message>,
+    // Everything said in states before the last, in order.
+    status_texts: String,
+    answer: AnswerText,
+    told_task: bool,
+    // An agent may repeat the old task before it continues with it.
+    is_stale: bool,
+    is_last: bool,
+    size: usize,
+    max_size: usize,
+}
+
+/// The agent told more than the bridge holds for one task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooMuch;
+
+impl<'a> Fold<'a> {
+    /// Begins with nothing. All texts together may have `max_size` bytes.
+    pub fn new(rules: &'a ArtifactRules, max_size: usize) -> Self {
+        Self {
+            rules,
+            task: None,
+            direct: None,
+            status_texts: String::new(),
+            answer: AnswerText::default(),
+            told_task: false,
+            is_stale: false,
+            is_last: false,
+            size: 0,
+            max_size,
+        }
+    }
+
+    /// The task, as far as it is known.
+    pub fn task(&self) -> Option<&Task> {
+        self.task.as_ref()
+    }
+
+    /// The direct message, when that was the answer.
+    pub fn direct(&self) -> Option<&Message> {
+        self.direct.as_ref()
+    }
+
+    /// Everything that was said in states before the last, in order.
+    pub fn status_texts(&self) -> &str {
+        &self.status_texts
+    }
+
+    /// Whether nothing will change without the caller.
+    pub fn is_settled(&self) -> bool {
+        let settled = |task: &Task| task.state.is_final() || task.state.is_waiting();
+        self.direct.is_some() || (!self.is_stale && self.task.as_ref().is_some_and(settled))
+    }
+
+    /// Whether the agent has said that nothing follows.
+    pub fn is_last(&self) -> bool {
+        self.direct.is_some() || (self.is_last && self.is_settled())
+    }
+
+    /// Whether the task has ended without saying anything, as some streams do.
+    pub fn is_bare(&self) -> bool {
+        let bare = |task: &Task| task.artifacts.is_empty() && task.status_message.is_none();
+        self.status_texts.is_empty() && self.task.as_ref().is_some_and(bare)
+    }
+
+    /// Takes the first event of an answered question's stream: an old snapshot that still waits
+    /// does not end it, and what it holds was told before.
+    pub fn apply_first_after_answer(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
+        let is_old = matches!(&event, Event::Task(task) if task.state.is_waiting());
+        let mut frames = self.apply(event)?;
+        if is_old {
+            self.is_stale = true;
+            frames.retain(|frame| matches!(frame, Frame::Task { .. }));
+        }
+        Ok(frames)
+    }
+
+    /// Takes what the agent told next.
+    pub fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
+        let mut frames = Vec::with_capacity(2);
+        self.is_stale = false;
+        match event {
+            Event::Message(message) => {
+                let text: String = message.parts.iter().filter_map(Part::as_text).collect();
+                self.grow(text.len())?;
+                if !text.is_empty() {
+                    frames.push(Frame::Response(text));
+                }
+                self.direct = Some(message);
+            }
+            Event::Task(task) => self.snapshot(task, &mut frames)?,
+            Event::Status(update) => self.status(update, &mut frames)?,
+            Event::Artifact(update) => self.artifact(update, &mut frames)?,
+        }
+        Ok(frames)
+    }
+
+    fn snapshot(&mut self, mut snapshot: Task, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
+        self.name(&snapshot.id, snapshot.context_id.as_deref(), frames);
+        let news = self.task.as_ref().is_none_or(|task| {
+            task.state != snapshot.state
+                || message_id(&task.status_message) != message_id(&snapshot.status_message)
+        });
+        for artifact in std::mem::take(&mut snapshot.artifacts) {
+            let known = self
+                .task
+                .as_ref()
+                .and_then(|task| find(&task.artifacts, &artifact));
+            if known.is_none_or(|known| !same_parts(&known.parts, &artifact.parts)) {
+                let update = ArtifactUpdate {
+                    task_id: None,
+                    context_id: None,
+                    artifact,
+                    append: false,
+                    last_chunk: true,
+                };
+                self.artifact(update, frames)?;
+            }
+        }
+        // The results first: a final state is the last word on them.
+        if news {
+            frames.push(state_frame(&snapshot.state, snapshot.status_message.as_ref()));
+        }
+        self.grow(snapshot.history.iter().map(|message| size(&message.parts)).sum())?;
+        let task = task_mut(&mut self.task, &snapshot.id);
+        task.state = snapshot.state;
+        task.context_id = snapshot.context_id.or(task.context_id.take());
+        task.status_message = snapshot.status_message;
+        if !snapshot.history.is_empty() {
+            task.history = snapshot.history;
+        }
+        Ok(())
+    }
+
+    fn status(&mut self, update: StatusUpdate, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
+        let id = self.id_for(update.task_id.as_deref());
+        self.name(&id, update.context_id.as_deref(), frames);
+        frames.push(state_frame(&update.state, update.message.as_ref()));
+        self.grow(update.message.as_ref().map_or(0, |message| size(&message.parts)))?;
+        let is_open = !(update.state.is_final() || update.state.is_waiting());
+        if is_open && let Some(message) = &update.message {
+            self.status_texts
+                .extend(message.parts.iter().filter_map(Part::as_text));
+        }
+        self.is_last = update.is_last;
+        let task = task_mut(&mut self.task, &id);
+        task.context_id = update.context_id.or(task.context_id.take());
+        task.state = update.state;
+        task.status_message = update.message;
+        Ok(())
+    }
+
+    fn artifact(&mut self, update: ArtifactUpdate, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
+        let id = self.id_for(update.task_id.as_deref());
+        self.name(&id, update.context_id.as_deref(), frames);
+        self.grow(size(&update.artifact.parts))?;
+        let task = task_mut(&mut self.task, &id);
+        let index = task
+            .artifacts
+            .iter()
+            .position(|known| is_same(known, &update.artifact));
+        let piece = update.artifact.clone();
+        let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
+            Some(known) if update.append => {
+                extend(&mut known.parts, piece.parts);
+                known
+            }
+            Some(known) => {
+                *known = Artifact {
+                    name: piece.name.or(known.name.take()),
+                    ..piece
+                };
+                known
+            }
+            None => {
+                let mut fresh = Artifact {
+                    parts: Vec::new(),
+                    ..piece
+                };
+                extend(&mut fresh.parts, piece.parts);
+                task.artifacts.push(fresh);
+                let Some(fresh) = task.artifacts.last_mut() else {
+                    return Ok(());
+                };
+                fresh
+            }
+        };
+        let is_answer = self.rules.is_answer(known);
+        let delta = if is_answer {
+            self.answer.told(known, update.append, &update.artifact)
+        } else {
+            None
+        };
+        frames.push(Frame::Artifact(update));
+        frames.extend(delta.map(Frame::Response));
+        Ok(())
+    }
+
+    /// Tells the task's id once.
+    fn name(&mut self, id: &str, context_id: Option<&str>, frames: &mut Vec<Frame>) {
+        if !self.told_task && !id.is_empty() {
+            self.told_task = true;
+            frames.push(Frame::Task {
+                id: id.to_owned(),
+                context_id: context_id.map(str::to_owned),
+            });
+        }
+    }
+
+    fn id_for(&self, told: Option<&str>) -> String {
+        let known = self.task.as_ref().map(|task| task.id.as_str());
+        // Once a task is known, news is about it, whatever it calls the task.
+        known.or(told).unwrap_or_default().to_owned()
+    }
+
+    fn grow(&mut self, by: usize) -> Result<(), TooMuch> {
+        self.size += by;
+        if self.size > self.max_size {
+            Err(TooMuch)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
+    task.get_or_insert_with(|| Task {
+        id: id.to_owned(),
+        context_id: None,
+        state: TaskState::Submitted,
+        status_message: None,
+        artifacts: Vec::new(),
+        history: Vec::new(),
+    })
+}
+
+fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
+    let text = message.map(|message| message.parts.iter().filter_map(Part::as_text).collect());
+    Frame::State {
+        state: state.to_string(),
+        message: text.unwrap_or_default(),
+    }
+}
+
+fn message_id(message: &Option<Message>) -> Option<&str> {
+    message.as_ref().and_then(|message| message.id.as_deref())
+}
+
+fn find<'t>(artifacts: &'t [Artifact], wanted: &Artifact) -> Option<&'t Artifact> {
+    artifacts.iter().find(|known| is_same(known, wanted))
+}
+
+/// Artifacts are told apart by id; where an agent gives none, by name.
+fn is_same(one: &Artifact, other: &Artifact) -> bool {
+    match (&one.id, &other.id) {
+        (Some(one), Some(other)) => one == other,
+        (None, None) => one.name == other.name,
+        _ => false,
+    }
+}
+
+/// Adds parts; text that continues text joins it, so that a million tokens are one part.
+fn extend(parts: &mut Vec<Part>, more: Vec<Part>) {
+    for part in more {
+        match (parts.last_mut(), part) {
+            (Some(Part::Text(text)), Part::Text(more)) => text.push_str(&more),
+            (_, part) => parts.push(part),
+        }
+    }
+}
+
+fn size(parts: &[Part]) -> usize {
+    use crate::a2a::model::FileContent;
+    let one = |part: &Part| match part {
+        Part::Text(text) => text.len(),
+        Part::Data(data) => data.get().len(),
+        Part::File(file) => match &file.content {
+            FileContent::Base64(bytes) => bytes.len(),
+            FileContent::Uri(uri) => uri.len(),
+        },
+    };
+    parts.iter().map(one).sum()
+}
+
+fn same_parts(one: &[Part], other: &[Part]) -> bool {
+    let text = |parts: &[Part]| parts.iter().filter_map(Part::as_text).collect::<String>();
+    let others = |parts: &[Part]| parts.iter().filter(|part| part.as_text().is_none()).count();
+    others(one) == others(other) && text(one) == text(other)
+}
