@@ -219,7 +219,8 @@ impl Bridge {
         if let Err(error) = round_trip(&self.client).await {
             tracing::warn!(%error, "the last replies may not have reached NATS");
         }
-        let _ = self.client.drain().await;
+        // Without a connection its queue may be full, and nobody empties it.
+        let _ = tokio::time::timeout(LAST_TASKS, self.client.drain()).await;
         self.tasks.stopping().cancel();
         let _ = tokio::time::timeout(LAST_TASKS, self.tasks.finished()).await;
         step.end();

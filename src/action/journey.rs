@@ -75,6 +75,8 @@ pub(super) struct Journey<'a, P> {
     // Nobody listens; the task is cancelled as soon as its id is known.
     pub(super) abandoned: bool,
     pub(super) is_named: bool,
+    // The status that was remembered last.
+    pub(super) observed: Option<Status>,
 }
 
 /// Why a message led nowhere.
@@ -100,7 +102,7 @@ impl<P: Progress> Journey<'_, P> {
     pub(super) async fn deliver(&mut self, message: &Outgoing<'_>) -> Result<Outcome, Failure> {
         let max_size = usize::try_from(self.actions.limits.max_response_size).unwrap_or(usize::MAX);
         let rules = &self.actions.limits.artifacts;
-        let mut fold = Fold::new(rules, max_size);
+        let mut fold = Fold::new(rules, max_size, self.progress.listens());
         let wants_stream = self.mode != Mode::Final || self.actions.limits.prefer_stream;
         if wants_stream && self.instance.card.streaming {
             match self.stream(message, &mut fold).await {
@@ -188,8 +190,9 @@ impl<P: Progress> Journey<'_, P> {
         let mut is_answer = message.task_id.is_some();
         let mut subscriptions = 0;
         loop {
-            let was_cut = self.read(&mut events, fold, &mut is_answer).await?;
-            if fold.is_settled() && !was_cut && !fold.is_bare() {
+            self.read(&mut events, fold, &mut is_answer).await?;
+            // Between two streams events may have been missed.
+            if fold.is_settled() && subscriptions == 0 && !fold.is_bare() {
                 return Ok(self.follow(fold).await?);
             }
             let Some(id) = fold
@@ -222,7 +225,7 @@ impl<P: Progress> Journey<'_, P> {
                 }
                 Ok(Err(_)) | Err(_) => {}
             }
-            if fold.is_settled() || subscriptions == MAX_SUBSCRIPTIONS {
+            if fold.is_settled() || subscriptions >= MAX_SUBSCRIPTIONS {
                 return Ok(self.follow(fold).await?);
             }
             subscriptions += 1;
@@ -234,17 +237,17 @@ impl<P: Progress> Journey<'_, P> {
         }
     }
 
-    /// Reads events until the task settles or the stream ends; whether it was cut off.
+    /// Reads events until the task settles or the stream ends, in order or not.
     async fn read(
         &mut self,
         events: &mut EventStream,
         fold: &mut Fold<'_>,
         is_answer: &mut bool,
-    ) -> Result<bool, Failure> {
+    ) -> Result<(), Failure> {
         let mut last_call: Option<Instant> = None;
         loop {
             if fold.is_last() {
-                return Ok(false);
+                return Ok(());
             }
             if fold.is_settled() {
                 last_call.get_or_insert_with(|| Instant::now() + AFTER_THE_END);
@@ -252,19 +255,19 @@ impl<P: Progress> Journey<'_, P> {
             let next = match last_call {
                 Some(until) => match tokio::time::timeout_at(until, events.next()).await {
                     Ok(next) => Ok(next),
-                    Err(_) => return Ok(false),
+                    Err(_) => return Ok(()),
                 },
                 None => self.within_idle(events.next()).await,
             };
             let event = match next {
                 Ok(Ok(Some(event))) => event,
-                Ok(Ok(None)) => return Ok(false),
+                Ok(Ok(None)) => return Ok(()),
                 Ok(Err(ClientError::Broken(error))) => {
                     tracing::debug!(agent = %self.actions.agent, %error, "a stream was cut off");
-                    return Ok(!fold.is_settled());
+                    return Ok(());
                 }
                 // A task that has ended is not undone by what comes after it.
-                Ok(Err(_)) if fold.is_settled() => return Ok(false),
+                Ok(Err(_)) if fold.is_settled() => return Ok(()),
                 Ok(Err(error)) => {
                     return Err(match fold.task() {
                         Some(_) => about_known_task(error, self.known_ref(fold)).into(),
@@ -273,7 +276,7 @@ impl<P: Progress> Journey<'_, P> {
                 }
                 // A submitted task may be silent for hours; then it is polled.
                 Err(Interruption::Idle) if self.mode == Mode::Submit && fold.task().is_some() => {
-                    return Ok(true);
+                    return Ok(());
                 }
                 Err(interruption) => return Err(self.interrupted_with(interruption, fold).await.into()),
             };
@@ -295,15 +298,13 @@ impl<P: Progress> Journey<'_, P> {
     }
 
     async fn tell(&mut self, fold: &Fold<'_>, frames: Vec<Frame>) -> Result<(), ActionError> {
-        let is_news = frames
-            .iter()
-            .any(|frame| matches!(frame, Frame::Task { .. } | Frame::State { .. }));
-        // The task is remembered as soon as it has a name, so that it can be cancelled and looked up;
-        // a submitted one at every change, because its changes are published. Its settled
-        // state is left to the end, when all of it is there.
-        if let Some(task) = fold.task().filter(|_| is_news)
+        // The task is remembered as soon as it has a name, so that it can be cancelled and looked up,
+        // and when its status changes. Its settled state is left to the end, when all of it is there.
+        if let Some(task) = fold.task().filter(|task| !task.id.is_empty())
             && !(task.state.is_final() || task.state.is_waiting())
+            && self.observed != Some(Status::from(&task.state))
         {
+            self.observed = Some(Status::from(&task.state));
             self.follow_context(task.context_id.as_deref());
             self.observe(task, fold.status_texts(), None).await?;
         }

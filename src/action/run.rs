@@ -2,7 +2,7 @@
 //!
 //! [`Actions`] holds no connection of its own: it looks at the instance that is running right now
 //! (a watch channel written by the agent's loop) and at the shared [`Memory`]. How a call goes on
-//! its way is in [`journey`](super::journey).
+//! its way is in `journey`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -357,7 +357,7 @@ impl Actions {
         // If it still waits, the answer was lost on its way, and the question can be answered.
         let Some(task) = last else { return Ok(None) };
         let max_size = usize::try_from(self.limits.max_response_size).unwrap_or(usize::MAX);
-        let mut fold = Fold::new(&self.limits.artifacts, max_size);
+        let mut fold = Fold::new(&self.limits.artifacts, max_size, journey.progress.listens());
         journey.resume(&mut fold, Event::Task(task)).await.map(Some)
     }
 
@@ -404,6 +404,7 @@ impl Actions {
             progress,
             abandoned: false,
             is_named: false,
+            observed: None,
         }
     }
 

@@ -7,7 +7,7 @@
 //!
 //! The reply modes differ only in who hears of the progress: nobody (`final`), the caller
 //! ([`Frames`], `stream`), or the caller once and then the task's own subject
-//! ([`Submission`], `submit`).
+//! (`Submission`, `submit`).
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -32,6 +32,7 @@ use crate::agent::Agent;
 /// Look-ups, cancels and repeats at the same time. They have a limit of their own, so that a task
 /// can be cancelled while the agent is busy.
 const MAX_ASIDE: usize = 1024;
+const ASIDE: &str = "look-ups, cancels and repeated calls in flight";
 /// Submitted tasks that are followed at the same time, for one agent.
 const MAX_SUBMITTED: usize = 10_000;
 
@@ -96,7 +97,7 @@ impl Desk {
             return Ok(Plan::Run(Run {
                 wishes,
                 running: None,
-                permits: vec![self.permit(&self.aside)?],
+                permits: vec![self.permit(&self.aside, ASIDE)?],
             }));
         }
         let mut running = None;
@@ -112,14 +113,14 @@ impl Desk {
                     return Ok(Plan::Wait {
                         reply,
                         mode: wishes.mode,
-                        permit: self.permit(&self.aside)?,
+                        permit: self.permit(&self.aside, ASIDE)?,
                     });
                 }
             }
         }
-        let mut permits = vec![self.permit(&self.in_flight)?];
+        let mut permits = vec![self.permit(&self.in_flight, "calls in flight (`max_in_flight`)")?];
         if wishes.mode == Mode::Submit {
-            permits.push(self.permit(&self.submitted)?);
+            permits.push(self.permit(&self.submitted, "submitted tasks")?);
         }
         Ok(Plan::Run(Run {
             wishes,
@@ -128,11 +129,10 @@ impl Desk {
         }))
     }
 
-    fn permit(&self, permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ActionError> {
+    fn permit(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {
         Arc::clone(permits).try_acquire_owned().map_err(|_| {
-            let limit = self.agent.config.max_in_flight;
             let message = format!(
-                "agent `{}` has {limit} calls in flight (`max_in_flight`); try again",
+                "agent `{}` has as many {what} as it may; try again",
                 self.agent.name
             );
             ActionError::new(Code::Busy, message)
@@ -390,6 +390,10 @@ impl Submission<'_> {
 }
 
 impl Progress for Submission<'_> {
+    fn listens(&self) -> bool {
+        false
+    }
+
     async fn frame(&mut self, frame: Frame) {
         if let Frame::Task { id, .. } = frame {
             // Known to the ledger, unless it has ended already; then the end is the reply.

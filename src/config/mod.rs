@@ -2,7 +2,7 @@
 //!
 //! [`Config`] and its parts are the settings as the rest of the bridge sees them. Their doc
 //! comments are what users read: `a2a-bridge schema` and `config/full.yaml` are made of them.
-//! [`load`] is the only door: it reads a file, expands `${NAME}`, and reports every problem at
+//! [`load()`] is the only door: it reads a file, expands `${NAME}`, and reports every problem at
 //! once with file, line and column.
 //!
 //! The way of a file: `load` (YAML -> tree), `mask` (where the secrets are), `node` (duplicate and
