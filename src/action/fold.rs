@@ -3,6 +3,8 @@
 //! The fold is the same for a stream, for polling, and for a single answer. Each step says what
 //! is new in it, so that a caller can be told; at the end the fold is the task.
 
+use std::collections::HashSet;
+
 use super::assemble::{AnswerText, ArtifactRules};
 use super::progress::Frame;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
@@ -121,12 +123,22 @@ impl<'a> Fold<'a> {
             task.state != snapshot.state
                 || message_id(&task.status_message) != message_id(&snapshot.status_message)
         });
-        for artifact in std::mem::take(&mut snapshot.artifacts) {
-            let known = self
-                .task
-                .as_ref()
-                .and_then(|task| find(&task.artifacts, &artifact));
-            if known.is_none_or(|known| !same_parts(&known.parts, &artifact.parts)) {
+        // What one snapshot lists twice is two, also where nothing tells them apart.
+        let before = self.task.as_ref().map_or(0, |task| task.artifacts.len());
+        let mut placed = HashSet::new();
+        for (index, artifact) in std::mem::take(&mut snapshot.artifacts).into_iter().enumerate() {
+            let known = |at: usize| self.task.as_ref().and_then(|task| task.artifacts.get(at));
+            let is_it = |at: &usize| {
+                !placed.contains(at) && known(*at).is_some_and(|known| is_same(known, &artifact))
+            };
+            let at = Some(index)
+                .filter(|at| *at < before && is_it(at))
+                .or_else(|| (0..before).find(is_it));
+            let is_new = at
+                .and_then(known)
+                .is_none_or(|known| !same_parts(&known.parts, &artifact.parts));
+            placed.extend(at);
+            if is_new {
                 let update = ArtifactUpdate {
                     task_id: None,
                     context_id: None,
@@ -134,7 +146,7 @@ impl<'a> Fold<'a> {
                     append: false,
                     last_chunk: true,
                 };
-                self.artifact(update, frames)?;
+                self.place(update, at, frames)?;
             }
         }
         // The results first: a final state is the last word on them.
@@ -176,14 +188,25 @@ impl<'a> Fold<'a> {
     }
 
     fn artifact(&mut self, update: ArtifactUpdate, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
+        let known = self.task.as_ref().and_then(|task| {
+            task.artifacts
+                .iter()
+                .position(|known| is_same(known, &update.artifact))
+        });
+        self.place(update, known, frames)
+    }
+
+    /// Takes a result or a piece of one; `index` is the artifact that it belongs to.
+    fn place(
+        &mut self,
+        update: ArtifactUpdate,
+        index: Option<usize>,
+        frames: &mut Vec<Frame>,
+    ) -> Result<(), TooMuch> {
         let id = self.id_for(update.task_id.as_deref());
         self.name(&id, update.context_id.as_deref(), frames);
         let added = size(&update.artifact.parts);
         let task = task_mut(&mut self.task, &id);
-        let index = task
-            .artifacts
-            .iter()
-            .position(|known| is_same(known, &update.artifact));
         let piece = update.artifact.clone();
         let mut replaced = 0;
         let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
@@ -238,6 +261,7 @@ impl<'a> Fold<'a> {
 
     fn id_for(&self, told: Option<&str>) -> String {
         let known = self.task.as_ref().map(|task| task.id.as_str());
+        let known = known.filter(|id| !id.is_empty());
         // Once a task is known, news is about it, whatever it calls the task.
         known.or(told).unwrap_or_default().to_owned()
     }
@@ -253,14 +277,19 @@ impl<'a> Fold<'a> {
 }
 
 fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
-    task.get_or_insert_with(|| Task {
-        id: id.to_owned(),
+    let task = task.get_or_insert_with(|| Task {
+        id: String::new(),
         context_id: None,
         state: TaskState::Submitted,
         status_message: None,
         artifacts: Vec::new(),
         history: Vec::new(),
-    })
+    });
+    // The first that comes may not say which task it is about.
+    if task.id.is_empty() {
+        id.clone_into(&mut task.id);
+    }
+    task
 }
 
 fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
@@ -273,10 +302,6 @@ fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
 
 fn message_id(message: &Option<Message>) -> Option<&str> {
     message.as_ref().and_then(|message| message.id.as_deref())
-}
-
-fn find<'t>(artifacts: &'t [Artifact], wanted: &Artifact) -> Option<&'t Artifact> {
-    artifacts.iter().find(|known| is_same(known, wanted))
 }
 
 /// Artifacts are told apart by id; where an agent gives none, by name.
