@@ -25,6 +25,7 @@ mod secrets;
 mod service;
 mod shutdown;
 mod states;
+mod stream_faults;
 mod streams;
 mod support;
 mod tasks;
