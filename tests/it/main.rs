@@ -27,5 +27,6 @@ mod shutdown;
 mod states;
 mod stream_faults;
 mod streams;
+mod submit;
 mod support;
 mod tasks;
