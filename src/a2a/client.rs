@@ -121,8 +121,6 @@ impl Client {
         mut headers: HeaderMap,
         max_response: u64,
     ) -> Self {
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         if let Some(version) = dialect.version_header() {
             headers.insert(
                 HeaderName::from_static("a2a-version"),
@@ -172,21 +170,33 @@ impl Client {
             .map_err(|problem| body.explain(problem))
     }
 
-    async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {
+    /// The HTTP request for a call, with the credentials that are known without asking anyone.
+    fn request(&self, call: Call, accept: &'static str, trace: &Trace) -> reqwest::RequestBuilder {
         let mut headers = self.headers.clone();
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
         if let Some(parent) = &trace.parent {
             headers.insert(HeaderName::from_static("traceparent"), parent.clone());
             if let Some(state) = &trace.state {
                 headers.insert(HeaderName::from_static("tracestate"), state.clone());
             }
         }
-        let sent = self
-            .http
-            .post(self.endpoint.clone())
-            .headers(headers)
-            .body(call.body)
-            .send()
-            .await;
+        let mut url = self.endpoint.clone();
+        if !call.path.is_empty()
+            && let Ok(mut segments) = url.path_segments_mut()
+        {
+            segments.pop_if_empty().extend(&call.path);
+        }
+        let body = call.body();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(call.content_type));
+        let request = self.http.request(call.method, url).headers(headers);
+        match body {
+            Some(body) => request.body(body),
+            None => request,
+        }
+    }
+
+    async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {
+        let sent = self.request(call, "application/json", trace).send().await;
         let response = sent.map_err(connection_error)?;
         let body = Body {
             status: response.status(),

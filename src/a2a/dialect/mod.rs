@@ -4,6 +4,7 @@
 //! [`super::model`]), because agents mix the versions' spellings. A new wire is a new variant of
 //! [`Dialect`], a file that writes its calls, and the rules in [`super::card`] that choose it.
 
+mod call;
 mod v03;
 mod v1;
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::model::{Answer, Event, Part, Task};
+pub use call::Call;
 
 /// A version of A2A together with its binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,13 +38,6 @@ pub struct Outgoing<'a> {
     pub skill_id: Option<&'a str>,
     /// Media types that the caller takes.
     pub output_modes: &'a [String],
-}
-
-/// One HTTP request in the making.
-#[derive(Debug)]
-pub struct Call {
-    /// The JSON body.
-    pub body: Vec<u8>,
 }
 
 /// What an agent's body says when it is not a result.
@@ -94,16 +89,16 @@ impl Dialect {
     /// A blocking send.
     pub fn send(self, message: &Outgoing<'_>) -> Call {
         match self {
-            Self::V03 => rpc("message/send", &v03::send_params(message)),
-            Self::V1 => rpc("SendMessage", &v1::send_params(message)),
+            Self::V03 => Call::rpc("message/send", &v03::send_params(message)),
+            Self::V1 => Call::rpc("SendMessage", &v1::send_params(message)),
         }
     }
 
     /// A send whose answer comes as a stream of events.
     pub fn stream(self, message: &Outgoing<'_>) -> Call {
         match self {
-            Self::V03 => rpc("message/stream", &v03::send_params(message)),
-            Self::V1 => rpc("SendStreamingMessage", &v1::send_params(message)),
+            Self::V03 => Call::rpc("message/stream", &v03::send_params(message)),
+            Self::V1 => Call::rpc("SendStreamingMessage", &v1::send_params(message)),
         }
     }
 
@@ -113,7 +108,7 @@ impl Dialect {
             Self::V03 => "tasks/resubscribe",
             Self::V1 => "SubscribeToTask",
         };
-        rpc(method, &TaskParams { id: task_id })
+        Call::rpc(method, &TaskParams { id: task_id })
     }
 
     /// Asks for a task.
@@ -122,7 +117,7 @@ impl Dialect {
             Self::V03 => "tasks/get",
             Self::V1 => "GetTask",
         };
-        rpc(method, &TaskParams { id: task_id })
+        Call::rpc(method, &TaskParams { id: task_id })
     }
 
     /// Asks to cancel a task.
@@ -131,7 +126,7 @@ impl Dialect {
             Self::V03 => "tasks/cancel",
             Self::V1 => "CancelTask",
         };
-        rpc(method, &TaskParams { id: task_id })
+        Call::rpc(method, &TaskParams { id: task_id })
     }
 
     /// Reads the answer to [`Dialect::send`].
@@ -153,25 +148,6 @@ impl Dialect {
 #[derive(Serialize)]
 struct TaskParams<'a> {
     id: &'a str,
-}
-
-fn rpc(method: &str, params: &impl Serialize) -> Call {
-    #[derive(Serialize)]
-    struct Request<'a, P> {
-        jsonrpc: &'static str,
-        // Some agents want UUIDs here.
-        id: uuid::Uuid,
-        method: &'a str,
-        params: &'a P,
-    }
-    let request = Request {
-        jsonrpc: "2.0",
-        id: uuid::Uuid::new_v4(),
-        method,
-        params,
-    };
-    let body = serde_json::to_vec(&request).expect("strings, lists and raw JSON always serialize");
-    Call { body }
 }
 
 /// The `result` of a JSON-RPC response, whatever its id says: some agents answer with one of their own.
