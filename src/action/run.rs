@@ -145,6 +145,7 @@ impl Actions {
         let journey = self.journey(instance, skill.id.clone(), output_modes, meta.session_id, options);
         let message = Outgoing {
             task_id: None,
+            new_task_id: None,
             context_id: context_id.as_deref(),
             reference_task_ids: &meta.reference_task_ids,
             parts: &parts,
@@ -176,6 +177,7 @@ impl Actions {
         );
         let message = Outgoing {
             task_id: Some(&waiting.task_id),
+            new_task_id: None,
             context_id: waiting.context_id.as_deref(),
             reference_task_ids: &[],
             parts: &answer.parts,
@@ -373,7 +375,7 @@ impl Actions {
         let task = self.task_ref(journey, Some(waiting.task_id.clone()), waiting.context_id);
         match &error {
             // The agent's error means that it did not take the answer.
-            ClientError::Unreachable(_) | ClientError::Refused { .. } => {
+            ClientError::Unreachable(_) | ClientError::Token(_) | ClientError::Refused { .. } => {
                 if error.rpc_code() != Some(code::TASK_NOT_FOUND) {
                     claim.give_back();
                 }

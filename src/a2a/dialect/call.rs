@@ -6,6 +6,8 @@ use reqwest::Method;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
+const JSON: &str = "application/json";
+
 /// What a dialect wants to be sent; the client knows where to.
 #[derive(Debug, Clone)]
 pub struct Call {
@@ -25,7 +27,7 @@ impl Call {
         Self {
             method: Method::POST,
             path: Vec::new(),
-            content_type: "application/json",
+            content_type: JSON,
             rpc_method: Some(method),
             params: Some(raw(params)),
         }
@@ -73,6 +75,23 @@ impl Call {
             }
         }
         self
+    }
+
+    /// Changes the media type to the one that everybody knows; false if it is that already.
+    pub fn in_plain_json(&mut self) -> bool {
+        let was_other = self.content_type != JSON;
+        self.content_type = JSON;
+        was_other
+    }
+
+    /// Makes a GET for a stream a POST, which some have instead; false if it is something else.
+    pub fn subscribe_with_post(&mut self) -> bool {
+        let is_subscribe = self.path.last().is_some_and(|last| last.ends_with(":subscribe"));
+        let was_get = is_subscribe && self.method == Method::GET;
+        if was_get {
+            self.method = Method::POST;
+        }
+        was_get
     }
 
     /// The body, if the call has one.
