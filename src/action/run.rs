@@ -6,6 +6,7 @@
 //! over, or its agent is gone; then the caller gets exactly one reply, true to the agent's state.
 
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,9 +23,9 @@ use super::once::{Once, Reply};
 use super::outcome::{Outcome, Status, TaskRef};
 use super::request::{FollowUpAnswer, Invocation, Options};
 use crate::a2a::Instance;
-use crate::a2a::client::{Client, ClientError, Trace, code};
+use crate::a2a::client::{Client, ClientError, Trace};
 use crate::a2a::dialect::Outgoing;
-use crate::a2a::model::{Answer, Task, TaskState};
+use crate::a2a::model::{Answer, Part, Task, TaskState};
 
 /// First pause before asking for a task again, and the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -143,22 +144,51 @@ impl Actions {
             .as_ref()
             .map(|session| self.memory.ledger.context(&self.agent, session));
         let journey = self.journey(instance, skill.id.clone(), output_modes, meta.session_id, options);
-        let message = Outgoing {
+        // On wires where the client makes the ids, the task can be asked for whatever happens.
+        let new_task_id = uuid::Uuid::new_v4().to_string();
+        let known = journey
+            .instance
+            .client
+            .dialect()
+            .has_client_made_ids()
+            .then(|| self.task_ref(&journey, Some(new_task_id.clone()), context_id.clone()));
+        let mut message = Outgoing {
             task_id: None,
-            new_task_id: None,
+            new_task_id: Some(&new_task_id),
             context_id: context_id.as_deref(),
             reference_task_ids: &meta.reference_task_ids,
             parts: &parts,
             skill_id: skill.id.as_deref(),
             output_modes: &journey.output_modes,
         };
-        match self
-            .within(&journey, journey.instance.client.send(&message, journey.trace))
-            .await
+        let client = &journey.instance.client;
+        let mut sent = self.within(&journey, client.send(&message, journey.trace)).await;
+        if let Ok(Err(error)) = &sent
+            && message.context_id.is_some()
+            && error.is_context_refused()
         {
-            Ok(Ok(answer)) => self.settle(&journey, answer).await,
-            Ok(Err(error)) => Err(ActionError::from_client(error)),
-            Err(interruption) => Err(self.interrupted(&journey, interruption, None).await),
+            // The agent makes its own conversation, which the session follows from now on.
+            message.context_id = None;
+            sent = self.within(&journey, client.send(&message, journey.trace)).await;
+        }
+        match (sent, known) {
+            (Ok(Ok(answer)), _) => self.settle(&journey, answer).await,
+            (Ok(Err(error @ ClientError::Broken(_))), Some(task)) => {
+                self.ask_what_became(&journey, error, task).await
+            }
+            (Ok(Err(error)), _) => Err(ActionError::from_client(error)),
+            (Err(interruption), known) => Err(self.interrupted(&journey, interruption, known).await),
+        }
+    }
+
+    /// The connection broke, and the task's id is known all the same.
+    async fn ask_what_became(&self, journey: &Journey<'_>, error: ClientError, task: TaskRef) -> Reply {
+        let id = task.id.as_deref().unwrap_or_default();
+        let looked = journey.instance.client.get(id, journey.trace);
+        match self.within(journey, tokio::time::timeout(ASIDE, looked)).await {
+            Ok(Ok(Ok(seen))) => self.settle(journey, Answer::Task(seen)).await,
+            Ok(_) => Err(ActionError::from_client(error).about(task)),
+            Err(interruption) => Err(self.interrupted(journey, interruption, Some(task)).await),
         }
     }
 
@@ -188,13 +218,40 @@ impl Actions {
             .within(&journey, journey.instance.client.send(&message, journey.trace))
             .await
         {
-            Ok(Ok(answer)) => self.settle(&journey, answer).await,
+            Ok(Ok(answer)) => {
+                let answer = self.past_old_question(&journey, answer, waiting.question).await;
+                self.settle(&journey, answer).await
+            }
             Ok(Err(error)) => self.answer_failed(&journey, claim, error).await,
             Err(interruption) => {
                 let task = self.task_ref(&journey, Some(waiting.task_id), waiting.context_id);
                 Err(self.interrupted(&journey, interruption, Some(task)).await)
             }
         }
+    }
+
+    /// Some agents answer an answer with the task as it was, still asking, and then go on: looks
+    /// again for a moment while the question is the one that was answered.
+    async fn past_old_question(&self, journey: &Journey<'_>, answer: Answer, question: u64) -> Answer {
+        let Answer::Task(mut task) = answer else {
+            return answer;
+        };
+        let mut pause = POLL.0;
+        for _ in 0..SETTLING_LOOKS {
+            if !task.state.is_waiting() || question_of(&task) != question {
+                break;
+            }
+            let looked = self.within(journey, async {
+                tokio::time::sleep(pause).await;
+                tokio::time::timeout(ASIDE, journey.instance.client.get(&task.id, journey.trace)).await
+            });
+            match looked.await {
+                Ok(Ok(Ok(seen))) => task = seen,
+                _ => break,
+            }
+            pause *= 2;
+        }
+        Answer::Task(task)
     }
 
     /// Asks the agent to cancel a task that was seen here.
@@ -216,11 +273,10 @@ impl Actions {
         let task = match self.within(&journey, client.cancel(task_id, journey.trace)).await {
             Ok(Ok(task)) => task,
             Ok(Err(error)) => {
-                return match error.rpc_code() {
-                    Some(
-                        code::TASK_NOT_CANCELABLE | code::UNSUPPORTED_OPERATION | code::METHOD_NOT_FOUND,
-                    ) => refuse(&format!("the agent refuses to cancel the task: {error}")),
-                    _ => Err(self.about_known_task(error, &record.task)),
+                return if error.is_not_cancelable() {
+                    refuse(&format!("the agent refuses to cancel the task: {error}"))
+                } else {
+                    Err(self.about_known_task(error, &record.task))
                 };
             }
             Err(_) => {
@@ -344,7 +400,7 @@ impl Actions {
                         return Ok(task);
                     }
                 }
-                Ok(Ok(Err(error))) if error.rpc_code() == Some(code::TASK_NOT_FOUND) => {
+                Ok(Ok(Err(error))) if error.is_task_not_found() => {
                     return Err(
                         self.about_known_task(error, &self.task_ref(journey, Some(task.id), task.context_id))
                     );
@@ -376,7 +432,7 @@ impl Actions {
         match &error {
             // The agent's error means that it did not take the answer.
             ClientError::Unreachable(_) | ClientError::Token(_) | ClientError::Refused { .. } => {
-                if error.rpc_code() != Some(code::TASK_NOT_FOUND) {
+                if !error.is_task_not_found() {
                     claim.give_back();
                 }
                 Err(self.about_known_task(error, &task))
@@ -397,7 +453,7 @@ impl Actions {
                         // Perhaps only not yet moved: an agent takes its time to begin.
                         Ok(Ok(Ok(seen))) if seen.state.is_waiting() => pause *= 2,
                         Ok(Ok(Ok(seen))) => return self.settle(journey, Answer::Task(seen)).await,
-                        Ok(Ok(Err(error))) if error.rpc_code() == Some(code::TASK_NOT_FOUND) => {
+                        Ok(Ok(Err(error))) if error.is_task_not_found() => {
                             return Err(self.about_known_task(error, &task));
                         }
                         Ok(_) => pause *= 2,
@@ -464,6 +520,7 @@ impl Actions {
             context_id: task.context_id.clone(),
             skill: journey.skill.clone(),
             output_modes: journey.output_modes.clone(),
+            question: question_of(task),
         };
         self.memory
             .follow_ups
@@ -530,7 +587,7 @@ impl Actions {
 
     /// An error about a task that was seen here: when the agent does not know it any more, it is lost.
     fn about_known_task(&self, error: ClientError, task: &TaskRef) -> ActionError {
-        let lost = error.rpc_code() == Some(code::TASK_NOT_FOUND);
+        let lost = error.is_task_not_found();
         let mut error = ActionError::from_client(error).about(task.clone());
         if lost {
             error.info.code = Code::TaskLost;
@@ -559,6 +616,21 @@ impl Actions {
             skill: journey.skill.clone(),
         }
     }
+}
+
+/// Tells one question of a task from the next: by what the agent has said so far.
+fn question_of(task: &Task) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let said = task.history.iter().filter(|message| !message.from_user);
+    for message in said.chain(&task.status_message) {
+        message.id.hash(&mut hasher);
+        message.parts.len().hash(&mut hasher);
+        for text in message.parts.iter().filter_map(Part::as_text) {
+            text.hash(&mut hasher);
+        }
+    }
+    task.artifacts.len().hash(&mut hasher);
+    hasher.finish()
 }
 
 fn is_settled(task: &Task) -> bool {
