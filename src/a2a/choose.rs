@@ -8,8 +8,8 @@
 mod candidates;
 mod probe;
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use url::Url;
 
@@ -25,6 +25,9 @@ use probe::Verdict;
 /// How long choosing may take altogether; then the card is believed.
 const LIMIT: Duration = Duration::from_secs(15);
 
+/// How long the agent is left alone after choosing again found nothing.
+const PAUSE: Duration = Duration::from_secs(10);
+
 /// Chooses for one agent and remembers.
 #[derive(Debug)]
 pub struct Chooser {
@@ -36,13 +39,15 @@ pub struct Chooser {
     max_response: u64,
     // Held while probing, so that many calls that fail at once probe once.
     flight: tokio::sync::Mutex<()>,
-    remembered: Mutex<Option<Remembered>>,
+    memory: Mutex<Memory>,
 }
 
-#[derive(Debug, Clone)]
-struct Remembered {
-    card: String,
-    interface: Interface,
+#[derive(Debug, Default)]
+struct Memory {
+    /// The card's hash and what was chosen for it.
+    choice: Option<(String, Interface)>,
+    /// When choosing again last found nothing.
+    in_vain: Option<Instant>,
 }
 
 impl Chooser {
@@ -56,7 +61,7 @@ impl Chooser {
             binding: config.binding,
             max_response: config.max_response_size,
             flight: tokio::sync::Mutex::default(),
-            remembered: Mutex::default(),
+            memory: Mutex::default(),
         }
     }
 
@@ -79,19 +84,36 @@ impl Chooser {
         let _flight = self.flight.lock().await;
         match self.remembered(card) {
             Some(interface) => Ok(interface),
-            None => self.look(card, None).await,
+            None => self.look(card).await,
         }
     }
 
-    /// Chooses again after the agent refused `failed` as a wire; `None` if there is no other.
+    /// Chooses again after the agent refused `failed` as a wire; `None` if it speaks no other.
     pub async fn again(&self, card: &Card, failed: &Interface) -> Option<Interface> {
-        let is_other =
-            |interface: &Interface| (interface.dialect, &interface.url) != (failed.dialect, &failed.url);
         let _flight = self.flight.lock().await;
-        if let Some(interface) = self.remembered(card).filter(is_other) {
+        if let Some(interface) = self.changed_from(card, failed) {
             return Some(interface);
         }
-        self.look(card, Some(failed)).await.ok().filter(is_other)
+        let is_too_soon = |last: &Instant| last.elapsed() < PAUSE;
+        if self.lock().in_vain.as_ref().is_some_and(is_too_soon) {
+            return None;
+        }
+        let plan = candidates::plan(card, &self.places, self.protocol, self.binding).ok()?;
+        let probing = self.probe(card, &plan, Some(failed));
+        let found = tokio::time::timeout(LIMIT, probing).await.ok().flatten();
+        match found {
+            Some(interface) => Some(self.remember(card, interface)),
+            None => {
+                self.lock().in_vain = Some(Instant::now());
+                None
+            }
+        }
+    }
+
+    /// The interface that was chosen since `old` was, if another one was.
+    pub fn changed_from(&self, card: &Card, old: &Interface) -> Option<Interface> {
+        self.remembered(card)
+            .filter(|interface| (interface.dialect, &interface.url) != (old.dialect, &old.url))
     }
 
     /// A client for an interface that was chosen.
@@ -114,28 +136,34 @@ impl Chooser {
     }
 
     fn remembered(&self, card: &Card) -> Option<Interface> {
-        let remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        let remembered = remembered.as_ref()?;
-        (remembered.card == card.hash()).then(|| remembered.interface.clone())
+        let memory = self.lock();
+        let (hash, interface) = memory.choice.as_ref()?;
+        (hash == card.hash()).then(|| interface.clone())
     }
 
-    async fn look(&self, card: &Card, failed: Option<&Interface>) -> Result<Interface, CardError> {
+    fn remember(&self, card: &Card, interface: Interface) -> Interface {
+        let mut memory = self.lock();
+        memory.choice = Some((card.hash().to_owned(), interface.clone()));
+        memory.in_vain = None;
+        interface
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn look(&self, card: &Card) -> Result<Interface, CardError> {
         let plan = candidates::plan(card, &self.places, self.protocol, self.binding)?;
         let Some(claim) = plan.claimed.first().cloned() else {
             return Err(CardError::Unsupported(card.offered()));
         };
-        let probing = self.probe(card, &plan, failed);
+        let probing = self.probe(card, &plan, None);
         let interface = match tokio::time::timeout(LIMIT, probing).await {
             Ok(Some(interface)) => interface,
             Ok(None) => claim.interface(format!("{} so; no probe was answered", plan.who_says)),
             Err(_) => claim.interface(format!("{} so; probing took too long", plan.who_says)),
         };
-        let remembered = Remembered {
-            card: card.hash().to_owned(),
-            interface: interface.clone(),
-        };
-        *self.remembered.lock().unwrap_or_else(PoisonError::into_inner) = Some(remembered);
-        Ok(interface)
+        Ok(self.remember(card, interface))
     }
 
     /// Tries the claimed wires, then the others, and takes the first that is surely spoken, else

@@ -244,7 +244,7 @@ impl Client {
     /// Asks what became of a task.
     pub async fn get(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         match self.get_once(task_id, trace).await {
-            Err(error) if error.is_wrong_wire() => match self.on_another_wire().await {
+            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
                 Some(other) => other.get_once(task_id, trace).await,
                 None => Err(error),
             },
@@ -252,8 +252,18 @@ impl Client {
         }
     }
 
-    /// Asks to cancel a task. An agent may well not know how to, so this is no sign of a wrong wire.
+    /// Asks to cancel a task.
     pub async fn cancel(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
+        match self.cancel_once(task_id, trace).await {
+            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
+                Some(other) => other.cancel_once(task_id, trace).await,
+                None => Err(error),
+            },
+            result => result,
+        }
+    }
+
+    async fn cancel_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         let body = self.call(self.dialect.cancel(task_id), trace).await?;
         self.dialect
             .read_task(&body.bytes)
@@ -285,20 +295,27 @@ impl Client {
 
     /// A client for another wire that the agent speaks, after it has refused this one.
     pub(super) async fn on_another_wire(&self) -> Option<Self> {
-        let SecondThoughts {
-            chooser,
-            card,
-            changed,
-        } = self.second_thoughts.as_ref()?;
-        let failed = Interface {
+        let thoughts = self.second_thoughts.as_ref()?;
+        let other = thoughts.chooser.again(&thoughts.card, &self.interface()).await?;
+        thoughts.changed.notify_one();
+        thoughts.chooser.client(&thoughts.card, &other).ok()
+    }
+
+    /// A client for the wire that was found since this one was made. An agent may lack a method to
+    /// look or to cancel, so that alone is no reason to search for a wire.
+    fn on_the_new_wire(&self) -> Option<Self> {
+        let SecondThoughts { chooser, card, .. } = self.second_thoughts.as_ref()?;
+        let other = chooser.changed_from(card, &self.interface())?;
+        chooser.client(card, &other).ok()
+    }
+
+    fn interface(&self) -> Interface {
+        Interface {
             url: self.endpoint.clone(),
             dialect: self.dialect,
             tenant: self.tenant.clone(),
             because: String::new(),
-        };
-        let other = chooser.again(card, &failed).await?;
-        changed.notify_one();
-        chooser.client(card, &other).ok()
+        }
     }
 
     /// The HTTP request for a call, with the credentials that are at hand.
@@ -383,23 +400,7 @@ impl Client {
             status: response.status(),
             bytes: read_body(response, self.max_response).await?,
         };
-        if !json::is_shallow(&body.bytes) {
-            return Err(body.not_a2a(format!("it nests deeper than {}", json::MAX_DEPTH)));
-        }
-        // An error status may still carry an error object, which says more; a result under an
-        // error status is an error all the same.
-        if !body.status.is_success() {
-            return Err(match RpcError::in_body(&body.bytes) {
-                Some(error) => body.explain(NotAResult::Error(error)),
-                None => ClientError::Refused {
-                    http_status: Some(body.status.as_u16()),
-                    code: None,
-                    message: body.snippet(),
-                    data: None,
-                },
-            });
-        }
-        Ok(body)
+        body.check()
     }
 }
 
@@ -410,6 +411,27 @@ struct Body {
 }
 
 impl Body {
+    /// Lets pass what may be a result.
+    fn check(self) -> Result<Self, ClientError> {
+        if !json::is_shallow(&self.bytes) {
+            return Err(self.not_a2a(format!("it nests deeper than {}", json::MAX_DEPTH)));
+        }
+        if self.status.is_success() {
+            return Ok(self);
+        }
+        // An error status may still carry an error object, which says more; a result under an
+        // error status is an error all the same.
+        Err(match RpcError::in_body(&self.bytes) {
+            Some(error) => self.explain(NotAResult::Error(error)),
+            None => ClientError::Refused {
+                http_status: Some(self.status.as_u16()),
+                code: None,
+                message: self.snippet(),
+                data: None,
+            },
+        })
+    }
+
     fn explain(&self, problem: NotAResult) -> ClientError {
         match problem {
             NotAResult::Error(error) => ClientError::Refused {
@@ -504,4 +526,23 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Reads an answer as [`Client::send`] would, from a recording.
+#[cfg(test)]
+pub(super) fn read_recorded(
+    dialect: Dialect,
+    status: u16,
+    content_type: Option<&str>,
+    bytes: &[u8],
+) -> Result<Answer, ClientError> {
+    let body = Body {
+        content_type: content_type.map(str::to_owned),
+        status: StatusCode::from_u16(status).expect("recordings have a status"),
+        bytes: Bytes::copy_from_slice(bytes),
+    };
+    let body = body.check()?;
+    dialect
+        .read_answer(&body.bytes)
+        .map_err(|problem| body.explain(problem))
 }

@@ -14,6 +14,8 @@ pub mod client;
 pub mod dialect;
 pub mod model;
 pub mod security;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::path::Path;

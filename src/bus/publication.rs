@@ -254,7 +254,10 @@ impl Registry {
             last_error: status.last_error.as_deref(),
             protocol_version: dialect.map(|dialect| dialect.protocol_version()),
             binding: dialect.map(|dialect| dialect.binding()),
-            chosen_because: status.known.as_ref().map(|known| known.interface.because.as_str()),
+            chosen_because: status
+                .known
+                .as_ref()
+                .map(|known| known.interface.because.as_str()),
             interval_s: INTERVAL.as_secs(),
         };
         let json = |announcement: &Announcement<'_>| {

@@ -1,0 +1,6 @@
+//! Tests of the wires: recordings of real agents, our output against a strict reader, and agents
+//! that deviate.
+
+mod choosing;
+mod fake;
+mod recordings;
