@@ -2,5 +2,6 @@
 //! that deviate.
 
 mod choosing;
+mod credentials;
 mod fake;
 mod recordings;
