@@ -5,3 +5,4 @@ mod choosing;
 mod credentials;
 mod fake;
 mod recordings;
+mod strict;
