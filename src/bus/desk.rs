@@ -185,7 +185,7 @@ impl Desk {
         };
         match mode {
             Mode::Final => {
-                let reply = self.guarded(work, &mut Silent).await;
+                let reply = Box::pin(self.guarded(work, &mut Silent)).await;
                 finish(running, &reply);
                 // Whoever has a reply may call again at once.
                 drop(permits);
@@ -194,7 +194,7 @@ impl Desk {
             Mode::Stream => {
                 let mut frames = self.frames(to, cancel_on_disconnect);
                 frames.acknowledge().await;
-                let reply = self.guarded(work, &mut frames).await;
+                let reply = Box::pin(self.guarded(work, &mut frames)).await;
                 finish(running, &reply);
                 drop(permits);
                 self.end_frames(frames, reply, call).await;
@@ -212,8 +212,8 @@ impl Desk {
                     task_id: None,
                     permits: Vec::new(),
                 };
-                let reply = self.guarded(work, &mut submission).await;
-                submission.end(reply).await;
+                let reply = Box::pin(self.guarded(work, &mut submission)).await;
+                Box::pin(submission.end(reply)).await;
             }
         }
     }
