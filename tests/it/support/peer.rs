@@ -39,8 +39,6 @@ pub enum Answer {
     Http(u16, Vec<(&'static str, String)>, Vec<u8>),
     /// These bytes, and the end of the connection.
     Raw(Vec<u8>),
-    /// Nothing, and the end of the connection.
-    Close,
 }
 
 impl Answer {
@@ -180,7 +178,6 @@ fn read(stream: &TcpStream) -> Option<Seen> {
 fn write(mut stream: TcpStream, answer: &Answer) {
     // The reader may have gone: that is its business.
     let _ = match answer {
-        Answer::Close => Ok(()),
         Answer::Raw(bytes) => stream.write_all(bytes),
         Answer::Http(status, headers, body) => {
             let mut head = format!(
