@@ -3,8 +3,6 @@
 //! The fold is the same for a stream, for polling, and for a single answer. Each step says what
 //! is new in it, so that a caller can be told; at the end the fold is the task.
 
-use std::collections::HashSet;
-
 use super::assemble::{AnswerText, ArtifactRules};
 use super::progress::Frame;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
@@ -123,31 +121,31 @@ impl<'a> Fold<'a> {
             task.state != snapshot.state
                 || message_id(&task.status_message) != message_id(&snapshot.status_message)
         });
-        // What one snapshot lists twice is two, also where nothing tells them apart.
-        let before = self.task.as_ref().map_or(0, |task| task.artifacts.len());
-        let mut placed = HashSet::new();
-        for (index, artifact) in std::mem::take(&mut snapshot.artifacts).into_iter().enumerate() {
-            let known = |at: usize| self.task.as_ref().and_then(|task| task.artifacts.get(at));
-            let is_it = |at: &usize| {
-                !placed.contains(at) && known(*at).is_some_and(|known| is_same(known, &artifact))
+        let artifacts = &task_mut(&mut self.task, &snapshot.id).artifacts;
+        let mut news_of = Vec::new();
+        for (position, artifact) in std::mem::take(&mut snapshot.artifacts).into_iter().enumerate() {
+            // Without ids, artifacts of a snapshot are told apart by their place.
+            let index = match &artifact.id {
+                Some(_) => artifacts.iter().position(|known| known.id == artifact.id),
+                None => artifacts
+                    .get(position)
+                    .filter(|known| is_same(known, &artifact))
+                    .map(|_| position),
             };
-            let at = Some(index)
-                .filter(|at| *at < before && is_it(at))
-                .or_else(|| (0..before).find(is_it));
-            let is_new = at
-                .and_then(known)
-                .is_none_or(|known| !same_parts(&known.parts, &artifact.parts));
-            placed.extend(at);
-            if is_new {
-                let update = ArtifactUpdate {
-                    task_id: None,
-                    context_id: None,
-                    artifact,
-                    append: false,
-                    last_chunk: true,
-                };
-                self.place(update, at, frames)?;
+            let known = index.and_then(|index| artifacts.get(index));
+            if known.is_none_or(|known| !same_parts(&known.parts, &artifact.parts)) {
+                news_of.push((index, artifact));
             }
+        }
+        for (index, artifact) in news_of {
+            let update = ArtifactUpdate {
+                task_id: None,
+                context_id: None,
+                artifact,
+                append: false,
+                last_chunk: true,
+            };
+            self.put(index, update, frames)?;
         }
         // The results first: a final state is the last word on them.
         if news {
@@ -188,25 +186,25 @@ impl<'a> Fold<'a> {
     }
 
     fn artifact(&mut self, update: ArtifactUpdate, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
-        let known = self.task.as_ref().and_then(|task| {
-            task.artifacts
-                .iter()
-                .position(|known| is_same(known, &update.artifact))
-        });
-        self.place(update, known, frames)
-    }
-
-    /// Takes a result or a piece of one; `index` is the artifact that it belongs to.
-    fn place(
-        &mut self,
-        update: ArtifactUpdate,
-        index: Option<usize>,
-        frames: &mut Vec<Frame>,
-    ) -> Result<(), TooMuch> {
         let id = self.id_for(update.task_id.as_deref());
         self.name(&id, update.context_id.as_deref(), frames);
-        let added = size(&update.artifact.parts);
         let task = task_mut(&mut self.task, &id);
+        let index = task
+            .artifacts
+            .iter()
+            .position(|known| is_same(known, &update.artifact));
+        self.put(index, update, frames)
+    }
+
+    /// Adds a piece to the artifact at `index`, or a new artifact.
+    fn put(
+        &mut self,
+        index: Option<usize>,
+        update: ArtifactUpdate,
+        frames: &mut Vec<Frame>,
+    ) -> Result<(), TooMuch> {
+        let Some(task) = &mut self.task else { return Ok(()) };
+        let added = size(&update.artifact.parts);
         let piece = update.artifact.clone();
         let mut replaced = 0;
         let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
@@ -260,8 +258,11 @@ impl<'a> Fold<'a> {
     }
 
     fn id_for(&self, told: Option<&str>) -> String {
-        let known = self.task.as_ref().map(|task| task.id.as_str());
-        let known = known.filter(|id| !id.is_empty());
+        let known = self
+            .task
+            .as_ref()
+            .map(|task| task.id.as_str())
+            .filter(|id| !id.is_empty());
         // Once a task is known, news is about it, whatever it calls the task.
         known.or(told).unwrap_or_default().to_owned()
     }
@@ -285,7 +286,7 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
         artifacts: Vec::new(),
         history: Vec::new(),
     });
-    // The first that comes may not say which task it is about.
+    // Some agents begin with news that does not say of which task.
     if task.id.is_empty() {
         id.clone_into(&mut task.id);
     }
@@ -449,6 +450,16 @@ mod tests {
         assert_eq!((news.artifacts, news.response.as_str()), (2, " two\nthree"));
         assert_eq!(news.states, ["completed"]);
         assert!(fold.is_settled());
+    }
+
+    #[test]
+    fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
+        let rules = rules();
+        let mut fold = Fold::new(&rules, 1000, true);
+        let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"artifacts":[{"parts":[{"text":"a"}]},{"parts":[{"text":"b"}]}]}}"#;
+        assert_eq!(told(&mut fold, &[snapshot, snapshot]).response, "a\nb");
+        let task = fold.task().unwrap();
+        assert_eq!((task.id.as_str(), task.artifacts.len()), ("t", 2));
     }
 
     #[test]

@@ -4,6 +4,7 @@ pub mod bridge;
 pub mod caller;
 pub mod demo_agent;
 pub mod eventually;
+pub mod frames;
 pub mod nats;
 pub mod peer;
 pub mod processes;

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -39,6 +40,13 @@ pub enum Answer {
     Http(u16, Vec<(&'static str, String)>, Vec<u8>),
     /// These bytes, and the end of the connection.
     Raw(Vec<u8>),
+    /// Server-sent events, written in pieces of this size.
+    Events(Vec<u8>, usize),
+    /// The beginning of a stream of events, then these bytes again and again with a pause between them,
+    /// until the reader leaves.
+    Endless(Vec<u8>, Vec<u8>, Duration),
+    /// Nothing, and the end of the connection.
+    Close,
 }
 
 impl Answer {
@@ -69,6 +77,9 @@ impl Answer {
         Self::result(seen, &if is_send { json!({ "task": task }) } else { task })
     }
 }
+
+/// The head of a stream of events.
+const EVENTS: &str = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
 
 /// A server on a free port. Dropping it ends it.
 pub struct Peer {
@@ -138,6 +149,13 @@ impl Drop for Peer {
     }
 }
 
+/// A card of A2A 1.0 with these skills, of an agent that streams.
+pub fn streaming_card(skills: &[&str]) -> Value {
+    let mut card = card(skills);
+    card["capabilities"] = json!({"streaming": true});
+    card
+}
+
 /// A card of A2A 1.0 with these skills.
 pub fn card(skills: &[&str]) -> Value {
     let skill = |id: &&str| json!({"id": id, "name": id, "description": format!("Does {id}"), "tags": []});
@@ -178,7 +196,26 @@ fn read(stream: &TcpStream) -> Option<Seen> {
 fn write(mut stream: TcpStream, answer: &Answer) {
     // The reader may have gone: that is its business.
     let _ = match answer {
+        Answer::Close => Ok(()),
         Answer::Raw(bytes) => stream.write_all(bytes),
+        Answer::Endless(begin, more, pause) => {
+            let _ = stream.set_nodelay(true);
+            let begun = stream
+                .write_all(EVENTS.as_bytes())
+                .and_then(|()| stream.write_all(begin));
+            begun.and_then(|()| {
+                loop {
+                    stream.write_all(more)?;
+                    std::thread::park_timeout(*pause);
+                }
+            })
+        }
+        Answer::Events(body, piece) => {
+            let _ = stream.set_nodelay(true);
+            stream
+                .write_all(EVENTS.as_bytes())
+                .and_then(|()| body.chunks(*piece).try_for_each(|piece| stream.write_all(piece)))
+        }
         Answer::Http(status, headers, body) => {
             let mut head = format!(
                 "HTTP/1.1 {status} Status\r\nContent-Length: {}\r\nConnection: close\r\n",
