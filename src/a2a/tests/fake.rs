@@ -78,6 +78,7 @@ impl Fake {
             async move { (status, [(header::CONTENT_TYPE, content_type)], body).into_response() }
         };
         let router = Router::new().fallback(handle);
+        #[expect(clippy::disallowed_methods, reason = "it ends with the test's runtime")]
         tokio::task::spawn(async move { axum::serve(listener, router).await });
         Self { url, seen }
     }

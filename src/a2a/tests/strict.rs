@@ -83,7 +83,7 @@ fn calls_are_exactly_v1() {
         reference_task_ids: &[],
         skill_id: None,
         output_modes: &[],
-        ..full.clone()
+        ..full
     };
     for message in [&full, &least] {
         for tenant in [None, Some("acme")] {

@@ -182,9 +182,14 @@ pub struct Bridge {
 impl Bridge {
     /// A bridge for this agent.
     pub fn of(agent: AgentSettings) -> Builder {
+        Self::of_none().and(agent)
+    }
+
+    /// A bridge without an agent yet.
+    pub fn of_none() -> Builder {
         let (nats, variables) = (Map::new(), Vec::new());
         Builder {
-            agents: vec![agent],
+            agents: Vec::new(),
             nats,
             grace: "500ms".into(),
             log: "info,a2a_bridge=debug".into(),
