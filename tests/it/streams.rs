@@ -314,6 +314,9 @@ fn player(protocol: &'static str, recording: Vec<u8>, piece: usize) -> Peer {
 fn comparable(stream: &Stream) -> Vec<(String, Value)> {
     let mut frames = stream.frames.clone();
     for (_, data) in &mut frames {
+        if let Some(task) = data.get_mut("task").and_then(Value::as_object_mut) {
+            task.remove("agent");
+        }
         if let Some(follow_up) = data.get_mut("data").and_then(Value::as_object_mut) {
             follow_up.remove("follow_up_id");
             follow_up.remove("expires_at");
