@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::{Failure, TROUBLE, UNAVAILABLE, print};
+use super::output::print;
+use super::{Failure, TROUBLE, UNAVAILABLE};
 use crate::a2a::client::chain;
 use crate::a2a::{self, auth, card};
 use crate::bus::connect::connect;
