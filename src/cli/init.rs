@@ -62,19 +62,26 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
     };
     say(format_args!("wrote {file}"));
     remark("next:");
+    let mut steps = vec![
+        (format!("a2a-bridge check{flag}"), "is everything there?"),
+        (format!("a2a-bridge run{flag}"), "put the agent on NATS"),
+        (
+            format!("a2a-bridge skills {}", Token::new(&agent)),
+            "from any machine that reaches NATS",
+        ),
+    ];
     if args.from.is_none() {
-        remark("  a2a-bridge demo-agent --port 9000   an agent to try it with, in another terminal");
+        let demo = "a2a-bridge demo-agent --port 9000".to_owned();
+        steps.insert(0, (demo, "an agent to try it with, in another terminal"));
     }
-    remark(format_args!(
-        "  a2a-bridge check{flag}                    is everything there?"
-    ));
-    remark(format_args!(
-        "  a2a-bridge run{flag}                      put the agent on NATS"
-    ));
-    remark(format_args!(
-        "  a2a-bridge skills {}                 from any machine that reaches NATS",
-        Token::new(&agent)
-    ));
+    let width = steps
+        .iter()
+        .map(|(command, _)| command.len())
+        .max()
+        .unwrap_or_default();
+    for (command, why) in steps {
+        remark(format_args!("  {command:width$}   {why}"));
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -239,6 +239,8 @@ fn message(failure: &Failure) -> String {
     // Settings problems are several lines that begin with file names.
     let mut text = match error.downcast_ref::<config::ConfigError>() {
         Some(problems) => problems.to_string(),
+        // Whoever left knows that it is not an error.
+        None if failure.code == INTERRUPTED => format!("{error}"),
         None => format!(
             "{}: {}",
             To::Stderr.paint(Colour::Red, "error"),

@@ -1,6 +1,6 @@
 //! `skills`: what the agents on the mesh can do, and what it takes to ask them.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::process::ExitCode;
 
 use serde_json::json;
@@ -34,16 +34,16 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
     if let (Some(name), true) = (&args.agent, agents.is_empty()) {
         return Err(found.no_agent(name, &mesh));
     }
-    // Replicas serve the same skills; each is listed once.
-    let mut skills = BTreeMap::new();
+    // Replicas serve the same skills; each is listed once, in the order of the card.
+    let mut seen = HashSet::new();
+    let mut skills = Vec::new();
     for agent in &agents {
-        for skill in &agent.skills {
-            skills.entry(&skill.subject).or_insert((agent, skill));
-        }
+        let new = agent.skills.iter().filter(|skill| seen.insert(&skill.subject));
+        skills.extend(new.map(|skill| (agent, skill)));
     }
     if args.output.is_json() {
         let list: Vec<_> = skills
-            .values()
+            .iter()
             .map(|(agent, skill)| {
                 let mut entry = json!({"agent": agent.agent});
                 if let (Some(entry), Ok(serde_json::Value::Object(rest))) =
@@ -57,7 +57,7 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
         return print_json(&list);
     }
     let mut table = Table::new(&["SKILL", "NEEDS", "NAME", "DESCRIPTION"]);
-    for (agent, skill) in skills.values() {
+    for (agent, skill) in &skills {
         table.row(vec![
             (Colour::Bold, format!("{}.{}", agent.token, skill.action)),
             (Colour::Plain, skill.parameters()),
@@ -77,7 +77,7 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     table.print()?;
-    if let Some((agent, skill)) = skills.values().next() {
+    if let Some((agent, skill)) = skills.first() {
         let example = match skill.parameters().as_str() {
             "prompt" | "" => "'some text'".to_owned(),
             names => names

@@ -189,6 +189,7 @@ async fn watch(
         last = reply.status().to_owned();
         reply = tokio::select! {
             () = interrupts.next() => {
+                terminal::after_interrupt();
                 let error = anyhow::anyhow!("left; the task goes on");
                 return Err(Failure::new(INTERRUPTED, error)
                     .hint(format!("`a2a-bridge task cancel {} {}` cancels it", task.agent, task.task)));

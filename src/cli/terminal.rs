@@ -46,6 +46,13 @@ impl Interrupts {
     }
 }
 
+/// A terminal shows `^C`; what is said next begins on a line of its own.
+pub(super) fn after_interrupt() {
+    if io::stderr().is_terminal() {
+        let _ = writeln!(io::stderr());
+    }
+}
+
 /// Reads a line.
 pub(super) async fn ask(echo: Echo, interrupts: &mut Interrupts) -> io::Result<Answer> {
     let silence = (echo == Echo::Off).then(Silence::begin).transpose()?;

@@ -12,7 +12,7 @@ use super::view::View;
 use crate::bus::subject::Token;
 use crate::cli::client::{Fields as _, Mesh, Replies, Silence};
 use crate::cli::output::{To, remark, write};
-use crate::cli::terminal::Interrupts;
+use crate::cli::terminal::{self, Interrupts};
 use crate::cli::{Failure, INTERRUPTED, UNAVAILABLE};
 use crate::config::values::parse_duration;
 
@@ -92,6 +92,7 @@ impl Exchange<'_> {
                     Err(silence) => Ok(Err(silence)),
                 },
                 () = interrupts.next() => {
+                    terminal::after_interrupt();
                     let error = anyhow::anyhow!("left; the agent was not told and may go on");
                     return Err(Failure::new(INTERRUPTED, error).hint("with `--stream`, Ctrl-C cancels the task"));
                 }
@@ -153,6 +154,7 @@ impl Exchange<'_> {
                 biased;
                 () = interrupts.next() => {
                     view.break_line()?;
+                    terminal::after_interrupt();
                     if cancel != Cancel::No {
                         let error = anyhow::anyhow!("left while the task was being cancelled");
                         return Err(Failure::new(INTERRUPTED, error)

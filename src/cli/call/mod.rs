@@ -21,7 +21,7 @@ use super::client::{Connection, Mesh, Silence};
 use super::discover::discover;
 use super::output::{Output, remark};
 use super::terminal::{self, Answer, Echo, Interrupts};
-use super::{Failure, TROUBLE, USAGE};
+use super::{Failure, INTERRUPTED, TROUBLE, USAGE};
 use crate::bus::subject::Token;
 use crate::config::values::parse_duration;
 
@@ -189,8 +189,8 @@ pub(super) async fn converse(
             .map_err(|error| Failure::new(TROUBLE, error))?;
         let Answer::Line(line) = answer else {
             let error = anyhow::anyhow!("left without an answer; the agent waits");
-            show.how_to_answer(&came.reply);
-            return Err(Failure::new(TROUBLE, error));
+            let hint = show.how_to_answer(&came.reply).unwrap_or_default();
+            return Err(Failure::new(INTERRUPTED, error).hint(hint));
         };
         let body = json!({"follow_up_id": id, "user_response": line});
         let subject = exchange.mesh.subjects.provide_required_input(&exchange.agent);

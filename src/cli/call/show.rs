@@ -81,7 +81,7 @@ impl Show<'_> {
         };
         write(&format!("{}\n", To::Stdout.clean(task)))?;
         remark(format_args!(
-            "the task goes on; follow it: {}",
+            "the task goes on; follow it with:\n  {}",
             self.command(&format!("task watch {} {task}", self.agent))
         ));
         Ok(())
@@ -101,7 +101,7 @@ impl Show<'_> {
     }
 
     /// A question that nobody here answers.
-    pub(in crate::cli) fn open_question(&self, reply: &Reply) {
+    fn open_question(&self, reply: &Reply) {
         let what = if reply.status() == "AUTH_REQUIRED" {
             "the agent wants you to sign in"
         } else {
@@ -112,21 +112,27 @@ impl Show<'_> {
             "{}: {message}",
             To::Stderr.paint(Colour::Yellow, what)
         ));
-        self.how_to_answer(reply);
+        if let Some(hint) = self.how_to_answer(reply) {
+            say(format_args!("hint: {hint}"));
+        }
     }
 
     /// The command that answers later.
-    pub(in crate::cli) fn how_to_answer(&self, reply: &Reply) {
-        let Some((id, expires)) = reply.follow_up() else {
-            return;
+    pub(in crate::cli) fn how_to_answer(&self, reply: &Reply) -> Option<String> {
+        let (id, expires) = reply.follow_up()?;
+        // A secret does not belong into arguments.
+        let (answer, from) = if reply.status() == "AUTH_REQUIRED" {
+            ("-", ", which reads from stdin")
+        } else {
+            ("'your answer'", "")
         };
-        let command = self.command(&format!("call {} --answer {id} 'your answer'", self.agent));
+        let command = self.command(&format!("call {} --answer {id} {answer}", self.agent));
         let until = if age(expires).is_empty() {
             String::new()
         } else {
-            format!(" (until {expires})")
+            format!(" until {expires}")
         };
-        say(format_args!("hint: answer with{until}: {command}"));
+        Some(format!("answer{until} with{from}:\n  {command}"))
     }
 
     fn command(&self, command: &str) -> String {
