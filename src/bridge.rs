@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use async_nats::Client;
 use futures_util::future::join_all;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::a2a::{self, auth::AuthError};
 use crate::action::assemble::ArtifactRules;
-use crate::action::run::{Actions, Limits, Memory};
+use crate::action::run::{Actions, Limits, Memory, Stop};
 use crate::agent::Agent;
 use crate::bus::connect::{ConnectError, connect};
 use crate::bus::publication::Publication;
@@ -22,6 +23,8 @@ use crate::tasks::Tasks;
 
 /// How long calls that were cut off may take to cancel at the agent and to reply.
 const LAST_WORDS: Duration = Duration::from_secs(4);
+/// Changes of submitted tasks that wait to be published, for one agent.
+const NEWS: usize = 256;
 /// How long the last tasks may take to leave.
 const LAST_TASKS: Duration = Duration::from_secs(2);
 
@@ -65,7 +68,7 @@ pub struct Bridge {
     served: Vec<(Agent, Publication)>,
     calls: TaskTracker,
     // The end of the grace time, for calls and for processes.
-    hurry_calls: CancellationToken,
+    stop: Stop,
     hurry_agents: CancellationToken,
     grace: Duration,
 }
@@ -89,7 +92,7 @@ impl Bridge {
             tasks,
             served: Vec::with_capacity(config.agents.len()),
             calls: TaskTracker::new(),
-            hurry_calls: CancellationToken::new(),
+            stop: Stop::default(),
             hurry_agents: CancellationToken::new(),
             grace: config.shutdown_grace,
         };
@@ -113,6 +116,11 @@ impl Bridge {
         let name = config.name.clone();
         let limits = Limits {
             request_timeout: config.request_timeout,
+            stream_idle_timeout: config.stream_idle_timeout,
+            task_timeout: config.task_timeout,
+            task_ttl: config.task_ttl,
+            max_response_size: config.max_response_size,
+            prefer_stream: config.prefer_stream,
             input_required_ttl: config.input_required_ttl,
             artifacts: ArtifactRules {
                 answer: config.answer_artifacts.clone(),
@@ -126,16 +134,19 @@ impl Bridge {
                     source,
                 }
             })?;
+        let (news, changes) = mpsc::channel(NEWS);
         let actions = Actions::new(
             Arc::clone(&agent.name),
             limits,
             agent.live.clone(),
             Arc::clone(memory),
-            self.hurry_calls.clone(),
+            news,
+            &self.stop,
         );
         let published = Publication::start(
             agent.clone(),
             actions,
+            changes,
             mesh,
             subjects,
             self.calls.clone(),
@@ -169,7 +180,7 @@ impl Bridge {
 
     /// Skips every grace time of a [`Bridge::stop`] under way.
     pub fn hurry(&self) {
-        self.hurry_calls.cancel();
+        self.stop.hurry.cancel();
         self.hurry_agents.cancel();
     }
 
@@ -177,6 +188,7 @@ impl Bridge {
     pub async fn stop(&self) {
         let step = Step::begin("actions taken off the mesh");
         join_all(self.served.iter().map(|(_, publication)| publication.withdraw())).await;
+        self.stop.leave.cancel();
         step.end();
 
         let step = Step::begin("calls finished");
@@ -185,11 +197,11 @@ impl Bridge {
             biased;
             () = self.calls.wait() => true,
             () = tokio::time::sleep(self.grace) => false,
-            () = self.hurry_calls.cancelled() => false,
+            () = self.stop.hurry.cancelled() => false,
         };
         if !in_time {
             tracing::warn!(calls = self.calls.len(), "calls still in flight are cancelled");
-            self.hurry_calls.cancel();
+            self.stop.hurry.cancel();
             let _ = tokio::time::timeout(LAST_WORDS, self.calls.wait()).await;
         }
         step.end();
@@ -207,7 +219,8 @@ impl Bridge {
         if let Err(error) = round_trip(&self.client).await {
             tracing::warn!(%error, "the last replies may not have reached NATS");
         }
-        let _ = self.client.drain().await;
+        // Without a connection its queue may be full, and nobody empties it.
+        let _ = tokio::time::timeout(LAST_TASKS, self.client.drain()).await;
         self.tasks.stopping().cancel();
         let _ = tokio::time::timeout(LAST_TASKS, self.tasks.finished()).await;
         step.end();

@@ -11,6 +11,7 @@ use url::Url;
 
 use super::dialect::{Call, Dialect, NotAResult, Outgoing};
 use super::model::{Answer, Task};
+use super::stream::EventStream;
 use crate::json;
 
 /// How much of a body that is not A2A an error shows.
@@ -122,7 +123,6 @@ impl Client {
         max_response: u64,
     ) -> Self {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         if let Some(version) = dialect.version_header() {
             headers.insert(
                 HeaderName::from_static("a2a-version"),
@@ -172,53 +172,103 @@ impl Client {
             .map_err(|problem| body.explain(problem))
     }
 
+    /// Sends a message and takes the events of its answer as they come.
+    pub async fn stream(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<EventStream, ClientError> {
+        self.events(self.dialect.stream(message), trace).await
+    }
+
+    /// Takes the events of a task that is under way.
+    pub async fn subscribe(&self, task_id: &str, trace: &Trace) -> Result<EventStream, ClientError> {
+        self.events(self.dialect.subscribe(task_id), trace).await
+    }
+
+    async fn events(&self, call: Call, trace: &Trace) -> Result<EventStream, ClientError> {
+        let sent = self
+            .request(call, "text/event-stream, application/json", trace)
+            .send()
+            .await;
+        let response = sent.map_err(connection_error)?;
+        if !response.status().is_success() {
+            let status = response.status();
+            let body = Body {
+                status,
+                bytes: read_body(response, self.max_response).await?,
+            };
+            return Err(body.refusal(self.dialect));
+        }
+        EventStream::open(response, self.dialect, self.max_response).await
+    }
+
     async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {
+        let response = self
+            .request(call, "application/json", trace)
+            .send()
+            .await
+            .map_err(connection_error)?;
+        let body = Body {
+            status: response.status(),
+            bytes: read_body(response, self.max_response).await?,
+        };
+        body.check_depth()?;
+        if body.status.is_success() {
+            Ok(body)
+        } else {
+            Err(body.refusal(self.dialect))
+        }
+    }
+
+    fn request(&self, call: Call, accept: &'static str, trace: &Trace) -> reqwest::RequestBuilder {
         let mut headers = self.headers.clone();
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
         if let Some(parent) = &trace.parent {
             headers.insert(HeaderName::from_static("traceparent"), parent.clone());
             if let Some(state) = &trace.state {
                 headers.insert(HeaderName::from_static("tracestate"), state.clone());
             }
         }
-        let sent = self
-            .http
+        self.http
             .post(self.endpoint.clone())
             .headers(headers)
             .body(call.body)
-            .send()
-            .await;
-        let response = sent.map_err(connection_error)?;
-        let body = Body {
-            status: response.status(),
-            bytes: read_body(response, self.max_response).await?,
-        };
-        if !json::is_shallow(&body.bytes) {
-            return Err(body.not_a2a(format!("it nests deeper than {}", json::MAX_DEPTH)));
-        }
-        // An error status may still carry a JSON-RPC error, which says more; a result under an
-        // error status is an error all the same.
-        if !body.status.is_success() {
-            return Err(match self.dialect.read_answer(&body.bytes) {
-                Err(problem @ NotAResult::Error(_)) => body.explain(problem),
-                Ok(_) | Err(NotAResult::NotA2a(_)) => ClientError::Refused {
-                    http_status: Some(body.status.as_u16()),
-                    code: None,
-                    message: body.snippet(),
-                    data: None,
-                },
-            });
-        }
-        Ok(body)
     }
 }
 
-struct Body {
+/// What came back, before it is understood.
+pub(super) struct Body {
     status: reqwest::StatusCode,
-    bytes: Bytes,
+    pub(super) bytes: Bytes,
 }
 
 impl Body {
-    fn explain(&self, problem: NotAResult) -> ClientError {
+    pub(super) fn of_event(bytes: Bytes) -> Self {
+        Self {
+            status: reqwest::StatusCode::OK,
+            bytes,
+        }
+    }
+
+    pub(super) fn check_depth(&self) -> Result<(), ClientError> {
+        if json::is_shallow(&self.bytes) {
+            return Ok(());
+        }
+        Err(self.not_a2a(format!("it nests deeper than {}", json::MAX_DEPTH)))
+    }
+
+    /// What an error status means. It may still carry a JSON-RPC error, which says more; a result
+    /// under an error status is an error all the same.
+    fn refusal(&self, dialect: Dialect) -> ClientError {
+        match dialect.read_answer(&self.bytes) {
+            Err(problem @ NotAResult::Error(_)) => self.explain(problem),
+            Ok(_) | Err(NotAResult::NotA2a(_)) => ClientError::Refused {
+                http_status: Some(self.status.as_u16()),
+                code: None,
+                message: self.snippet(),
+                data: None,
+            },
+        }
+    }
+
+    pub(super) fn explain(&self, problem: NotAResult) -> ClientError {
         match problem {
             NotAResult::Error(error) => ClientError::Refused {
                 http_status: Some(self.status.as_u16()).filter(|_| !self.status.is_success()),

@@ -11,6 +11,8 @@ pub mod card;
 pub mod client;
 pub mod dialect;
 pub mod model;
+mod sse;
+pub mod stream;
 mod wire;
 
 use std::sync::Arc;

@@ -44,6 +44,8 @@ pub struct StatusUpdate {
     pub state: TaskState,
     /// What the agent says about it.
     pub message: Option<Message>,
+    /// Whether the agent says that nothing follows. v1.0 has no word for it.
+    pub is_last: bool,
 }
 
 /// A result, or a piece of one.

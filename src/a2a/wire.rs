@@ -67,6 +67,7 @@ impl Answer {
                 context_id,
                 state,
                 message,
+                ..
             }) => {
                 let (artifacts, history) = (Vec::new(), Vec::new());
                 Ok(Self::Task(Task {
@@ -149,6 +150,7 @@ impl WireEvent {
             context_id: self.context_id.or(self.context_id_snake).or(self.session_id),
             status: self.status,
             artifact: self.artifact,
+            is_final: self.is_final,
             append: self.append,
             last_chunk: self.last_chunk,
         }
@@ -177,6 +179,8 @@ struct WireUpdate {
     context_id: Option<String>,
     status: Option<WireStatus>,
     artifact: Option<WireArtifact>,
+    #[serde(rename = "final")]
+    is_final: Option<bool>,
     append: Option<bool>,
     #[serde(alias = "last_chunk")]
     last_chunk: Option<bool>,
@@ -210,6 +214,7 @@ impl WireUpdate {
                     context_id,
                     state,
                     message,
+                    is_last: self.is_final.unwrap_or(false),
                 }))
             }
             _ => Err(serde_json::Error::custom("an update without a state")),

@@ -7,7 +7,8 @@
 //! | --- | --- | --- |
 //! | 1 | answer artifacts | final status message |
 //! | 2 | final status message | answer artifacts |
-//! | 3 | the agent's messages in `history` since the user's last | the same |
+//! | 3 | if there is no artifact at all: what was said in states before, in order | the same |
+//! | 4 | the agent's messages in `history` since the user's last | the same |
 //!
 //! Files and data are for programs, so they come from everywhere, notices included.
 
@@ -26,25 +27,44 @@ pub struct ArtifactRules {
 }
 
 impl ArtifactRules {
-    fn is_answer(&self, artifact: &Artifact) -> bool {
+    /// Whether an artifact's text belongs to the answer.
+    pub fn is_answer(&self, artifact: &Artifact) -> bool {
         let name = artifact.name.as_deref().unwrap_or_default();
         let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
         !any(&self.notice) && any(&self.answer)
     }
 }
 
-/// The content of a task as it stands. The error tells which file is not readable.
-pub fn of_task(task: &Task, rules: &ArtifactRules) -> Result<Content, String> {
-    let status = task
-        .status_message
-        .as_ref()
-        .map(text_of)
-        .filter(|text| !text.is_empty());
-    let answer = || answer_text(&task.artifacts, rules);
-    let message = if task.state == TaskState::Completed {
-        answer().or(status)
+/// Where the message of a reply came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Artifacts, or a direct message: it was told as it came.
+    Answer,
+    /// What the agent said in its states.
+    States,
+    /// What it said before, or nothing.
+    History,
+}
+
+/// The content of a task as it stands; `status_texts` is what was said in states before the last.
+/// The error tells which file is not readable.
+pub fn of_task(task: &Task, status_texts: &str, rules: &ArtifactRules) -> Result<(Content, Source), String> {
+    let status = || {
+        task.status_message
+            .as_ref()
+            .map(text_of)
+            .filter(|text| !text.is_empty())
+    };
+    let status = || status().map(|text| (text, Source::States));
+    let answer = || answer_text(&task.artifacts, rules).map(|text| (text, Source::Answer));
+    let states = || {
+        let counts = task.artifacts.is_empty() && !status_texts.is_empty();
+        counts.then(|| (status_texts.to_owned(), Source::States))
+    };
+    let first = if task.state == TaskState::Completed {
+        answer().or_else(status)
     } else {
-        status.or_else(answer)
+        status().or_else(answer)
     };
     // What was said before the user's last message belongs to an earlier turn.
     let since = task
@@ -53,6 +73,9 @@ pub fn of_task(task: &Task, rules: &ArtifactRules) -> Result<Content, String> {
         .rposition(|message| message.from_user)
         .map_or(0, |index| index + 1);
     let said = task.history.get(since..).unwrap_or_default();
+    let (message, source) = first
+        .or_else(states)
+        .unwrap_or_else(|| (said.iter().map(text_of).collect(), Source::History));
 
     let mut collector = Collector::default();
     for artifact in &task.artifacts {
@@ -74,12 +97,15 @@ pub fn of_task(task: &Task, rules: &ArtifactRules) -> Result<Content, String> {
             name: a.name.clone(),
         })
         .collect();
-    Ok(Content {
-        message: message.unwrap_or_else(|| said.iter().map(text_of).collect()),
-        files: collector.files,
-        data: collector.data,
-        artifacts,
-    })
+    Ok((
+        Content {
+            message,
+            files: collector.files,
+            data: collector.data,
+            artifacts,
+        },
+        source,
+    ))
 }
 
 /// The content of a direct message.
@@ -95,28 +121,77 @@ pub fn of_message(message: &Message) -> Result<Content, String> {
 }
 
 fn text_of(message: &Message) -> String {
-    message.parts.iter().filter_map(Part::as_text).collect()
+    text_of_parts(&message.parts)
 }
 
 /// The text of the answer artifacts, one line break between two; an artifact that repeats all
 /// that came before it counts once.
 fn answer_text(artifacts: &[Artifact], rules: &ArtifactRules) -> Option<String> {
-    let mut joined = String::new();
+    let mut all = AnswerText::default();
+    for artifact in artifacts.iter().filter(|artifact| rules.is_answer(artifact)) {
+        all.add(&text_of_parts(&artifact.parts));
+    }
+    (!all.joined.is_empty()).then_some(all.joined)
+}
+
+/// The answer so far.
+#[derive(Debug, Default)]
+pub struct AnswerText {
+    joined: String,
     // The same without line breaks between artifacts, which is how a closing artifact repeats
     // what was streamed in several.
-    let mut run_on = String::new();
-    for artifact in artifacts.iter().filter(|artifact| rules.is_answer(artifact)) {
-        let text: String = artifact.parts.iter().filter_map(Part::as_text).collect();
-        if text.is_empty() || text == joined || text == run_on {
-            continue;
+    run_on: String,
+    // The artifact that text was added for last, and how much of its text was added.
+    current: Option<(Option<String>, usize)>,
+}
+
+impl AnswerText {
+    /// Adds an artifact's text; what is new in it, unless it repeats all that came before.
+    fn add(&mut self, text: &str) -> Option<String> {
+        if text.is_empty() || text == self.joined || text == self.run_on {
+            return None;
         }
-        if !joined.is_empty() {
-            joined.push('\n');
-        }
-        joined.push_str(&text);
-        run_on.push_str(&text);
+        let separator = if self.joined.is_empty() { "" } else { "\n" };
+        let added = format!("{separator}{text}");
+        self.joined.push_str(&added);
+        self.run_on.push_str(text);
+        Some(added)
     }
-    (!joined.is_empty()).then_some(joined)
+
+    /// What a caller is told of `known`, an artifact that was just added to or replaced by `piece`.
+    pub fn told(&mut self, known: &Artifact, appended: bool, piece: &Artifact) -> Option<String> {
+        let text = text_of_parts(&piece.parts);
+        let is_current = self.current.as_ref().is_some_and(|(id, _)| *id == known.id);
+        if is_current && appended {
+            self.joined.push_str(&text);
+            self.run_on.push_str(&text);
+            if let Some((_, length)) = &mut self.current {
+                *length += text.len();
+            }
+            return (!text.is_empty()).then_some(text);
+        }
+        // Some agents send the whole text again with every token instead of appending.
+        if let Some((_, length)) = self.current.as_mut().filter(|_| is_current) {
+            let before = self
+                .run_on
+                .get(self.run_on.len().saturating_sub(*length)..)
+                .unwrap_or_default();
+            if let Some(more) = text.strip_prefix(before) {
+                let more = more.to_owned();
+                *length = text.len();
+                self.joined.push_str(&more);
+                self.run_on.push_str(&more);
+                return (!more.is_empty()).then_some(more);
+            }
+        }
+        let added = self.add(&text);
+        self.current = added.is_some().then(|| (known.id.clone(), text.len()));
+        added
+    }
+}
+
+fn text_of_parts(parts: &[Part]) -> String {
+    parts.iter().filter_map(Part::as_text).collect()
 }
 
 /// Files and data in order; what is sent again, to the letter, counts once.
@@ -204,7 +279,7 @@ mod tests {
     }
 
     fn content(task: &str) -> Content {
-        of_task(&Task::decode(task).unwrap(), &rules()).unwrap()
+        of_task(&Task::decode(task).unwrap(), "", &rules()).unwrap().0
     }
 
     fn artifact(name: &str, text: &str) -> String {
@@ -286,7 +361,7 @@ mod tests {
     #[test]
     fn a_file_that_is_not_base64_is_an_error() {
         let task = r#"{"id":"t","status":{"state":"completed"},"artifacts":[{"parts":[{"raw":"%%%"}]}]}"#;
-        assert!(of_task(&Task::decode(task).unwrap(), &rules()).is_err());
+        assert!(of_task(&Task::decode(task).unwrap(), "", &rules()).is_err());
     }
 
     #[test]

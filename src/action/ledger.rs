@@ -1,7 +1,7 @@
 //! What the bridge remembers of tasks and conversations, bounded in number, bytes and time.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use moka::policy::EvictionPolicy;
@@ -9,9 +9,10 @@ use moka::sync::Cache;
 
 use super::follow_up::FollowUp;
 use super::outcome::TaskRef;
+use crate::a2a::model::TaskState;
 
-/// How long a task is remembered.
-const TASK_TTL: Duration = Duration::from_secs(24 * 3600);
+/// How long a conversation is remembered after its last call.
+const SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Most bytes of remembered replies; the least recently used go first.
 const TASK_BYTES: u64 = 64 << 20;
 /// What a record costs beside its reply.
@@ -24,12 +25,16 @@ const SESSIONS: u64 = 50_000;
 pub struct Record {
     /// Which one.
     pub task: TaskRef,
-    /// Whether nothing can change any more.
-    pub is_final: bool,
+    /// Where it stood.
+    pub state: TaskState,
     /// The reply object at that time.
     pub reply: Bytes,
     /// The open question, if the agent waits.
     pub follow_up: Option<FollowUp>,
+    /// Whether its changes are published.
+    pub is_submitted: bool,
+    /// How long it is remembered.
+    pub ttl: Duration,
 }
 
 type Key = (Arc<str>, String);
@@ -50,12 +55,12 @@ impl Default for Ledger {
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             })
             .eviction_policy(EvictionPolicy::lru())
-            .time_to_live(TASK_TTL)
+            .expire_after(AfterItsTtl)
             .build();
         let contexts = Cache::builder()
             .max_capacity(SESSIONS)
             .eviction_policy(EvictionPolicy::lru())
-            .time_to_idle(TASK_TTL)
+            .time_to_idle(SESSION_TTL)
             .build();
         Self { tasks, contexts }
     }
@@ -86,5 +91,23 @@ impl Ledger {
             self.contexts
                 .insert((Arc::clone(agent), session_id.to_owned()), context_id.to_owned());
         }
+    }
+}
+
+struct AfterItsTtl;
+
+impl moka::Expiry<Key, Arc<Record>> for AfterItsTtl {
+    fn expire_after_create(&self, _: &Key, record: &Arc<Record>, _: Instant) -> Option<Duration> {
+        Some(record.ttl)
+    }
+
+    fn expire_after_update(
+        &self,
+        _: &Key,
+        record: &Arc<Record>,
+        _: Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        Some(record.ttl)
     }
 }

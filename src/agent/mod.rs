@@ -1,6 +1,6 @@
 //! One agent's life: process and card make a status. Nothing about NATS.
 //!
-//! [`Agent::start`] spawns the loop in [`life`] and returns a handle. The loop writes two watch
+//! [`Agent::start`] spawns the loop in `life` and returns a handle. The loop writes two watch
 //! channels: the [`Status`] for whoever publishes it, and the [`Instance`] that calls go to, which
 //! is there exactly while the agent is ready.
 

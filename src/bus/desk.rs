@@ -4,28 +4,37 @@
 //! Service ──Request──> Desk ── headers, idempotency, a permit ──> task
 //!                                   body ──> Actions ──> Reply ──> envelope ──> caller
 //! ```
+//!
+//! The reply modes differ only in who hears of the progress: nobody (`final`), the caller
+//! ([`Frames`], `stream`), or the caller once and then the task's own subject
+//! (`Submission`, `submit`).
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use async_nats::Client;
+use async_nats::{Client, Message, Subject};
 use futures_util::FutureExt as _;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use super::catalog::{Action, BuiltIn};
-use super::envelope;
-use super::service::{Handler, Request};
+use super::envelope::{self, Wishes};
+use super::frames::Frames;
+use super::service::{Call, Handler, Request};
 use crate::a2a::client::chain;
 use crate::action::error::{ActionError, Code};
 use crate::action::once::{self, Reply, Running, Turn};
+use crate::action::progress::{Frame, Progress, Silent};
 use crate::action::request::{self, FollowUpAnswer, Invocation, Options};
-use crate::action::run::Actions;
+use crate::action::run::{Actions, Mode};
 use crate::agent::Agent;
 
 /// Look-ups, cancels and repeats at the same time. They have a limit of their own, so that a task
 /// can be cancelled while the agent is busy.
 const MAX_ASIDE: usize = 1024;
+const ASIDE: &str = "look-ups, cancels and repeated calls in flight";
+/// Submitted tasks that are followed at the same time, for one agent.
+const MAX_SUBMITTED: usize = 10_000;
 
 /// What a request asks for.
 #[derive(Debug, Clone)]
@@ -45,19 +54,23 @@ pub struct Desk {
     calls: TaskTracker,
     in_flight: Arc<Semaphore>,
     aside: Arc<Semaphore>,
+    submitted: Arc<Semaphore>,
 }
 
 impl Desk {
     /// `calls` tracks the requests that are being worked on.
     pub fn new(agent: Agent, actions: Actions, client: Client, calls: TaskTracker) -> Self {
-        let in_flight = Arc::new(Semaphore::new(agent.config.max_in_flight));
+        let permits = |count| Arc::new(Semaphore::new(count));
+        let in_flight = permits(agent.config.max_in_flight);
+        let (aside, submitted) = (permits(MAX_ASIDE), permits(MAX_SUBMITTED));
         Self {
             agent,
             actions,
             client,
             calls,
             in_flight,
-            aside: Arc::new(Semaphore::new(MAX_ASIDE)),
+            aside,
+            submitted,
         }
     }
 
@@ -78,9 +91,17 @@ impl Desk {
 
     /// Decides what to do with a request before anything is spent on it.
     fn plan(&self, job: &Job, action: &Arc<str>, request: &Request) -> Result<Plan, ActionError> {
-        let (_, options) = envelope::options(&request.message)?;
+        let mut wishes = envelope::wishes(&request.message)?;
+        if !job.runs_the_agent() {
+            wishes.mode = Mode::Final;
+            return Ok(Plan::Run(Run {
+                wishes,
+                running: None,
+                permits: vec![self.permit(&self.aside, ASIDE)?],
+            }));
+        }
         let mut running = None;
-        if let (Some(key), true) = (&options.idempotency_key, job.runs_the_agent()) {
+        if let Some(key) = &wishes.options.idempotency_key {
             match self
                 .actions
                 .memory()
@@ -91,28 +112,27 @@ impl Desk {
                 Turn::Later(reply) => {
                     return Ok(Plan::Wait {
                         reply,
-                        permit: self.permit(&self.aside)?,
+                        mode: wishes.mode,
+                        permit: self.permit(&self.aside, ASIDE)?,
                     });
                 }
             }
         }
-        let permits = if job.runs_the_agent() {
-            &self.in_flight
-        } else {
-            &self.aside
-        };
-        Ok(Plan::Run {
-            options: Box::new(options),
+        let mut permits = vec![self.permit(&self.in_flight, "calls in flight (`max_in_flight`)")?];
+        if wishes.mode == Mode::Submit {
+            permits.push(self.permit(&self.submitted, "submitted tasks")?);
+        }
+        Ok(Plan::Run(Run {
+            wishes,
             running,
-            permit: self.permit(permits)?,
-        })
+            permits,
+        }))
     }
 
-    fn permit(&self, permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ActionError> {
+    fn permit(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {
         Arc::clone(permits).try_acquire_owned().map_err(|_| {
-            let limit = self.agent.config.max_in_flight;
             let message = format!(
-                "agent `{}` has {limit} calls in flight (`max_in_flight`); try again",
+                "agent `{}` has as many {what} as it may; try again",
                 self.agent.name
             );
             ActionError::new(Code::Busy, message)
@@ -121,54 +141,120 @@ impl Desk {
 
     async fn serve(&self, job: Job, plan: Result<Plan, ActionError>, request: Request) {
         let Request { message, call } = request;
-        let (reply, permit) = match plan {
-            Err(error) => (Err(error), None),
-            Ok(Plan::Wait { reply, permit }) => (once::reply_of_first(reply).await, Some(permit)),
-            Ok(Plan::Run {
-                options,
-                running,
-                permit,
-            }) => {
-                // A defect in one request must not cost the caller the reply.
-                let work = AssertUnwindSafe(self.perform(&job, &message.payload, &options));
-                let reply = work.catch_unwind().await.unwrap_or_else(|_| {
-                    tracing::error!(agent = %self.agent.name, "a request panicked; this is a defect, please report it");
-                    Err(ActionError::internal().after_reaching_agent())
-                });
-                if let Some(running) = running {
-                    running.finish(reply.clone());
+        // The service hands on no request without a reply subject.
+        let Some(to) = message.reply.clone() else { return };
+        match plan {
+            Err(error) => {
+                let mode = envelope::mode(&message).unwrap_or(Mode::Final);
+                if mode == Mode::Stream && job.runs_the_agent() {
+                    let mut frames = self.frames(to, false);
+                    frames.acknowledge().await;
+                    self.end_frames(frames, Err(error), call).await;
+                } else {
+                    self.respond(to, Err(error), call).await;
                 }
-                (reply, Some(permit))
             }
-        };
-        if let Err(error) = &reply {
-            if error.info.code == Code::AgentUnavailable {
-                self.agent.doubt();
+            Ok(Plan::Wait { reply, mode, permit }) => {
+                let reply = once::reply_of_first(reply).await;
+                match mode {
+                    Mode::Stream => self.end_frames(self.frames(to, false), reply, call).await,
+                    Mode::Final | Mode::Submit => self.respond(to, reply, call).await,
+                }
+                drop(permit);
             }
-            tracing::debug!(agent = %self.agent.name, subject = %message.subject, code = error.info.code.name(), message = error.message, "request failed");
-        }
-        drop(permit);
-        let outgoing = envelope::Outgoing::new(reply, self.client.max_payload());
-        let error = outgoing.error;
-        if let Some(to) = message.reply
-            && let Err(error) = outgoing.send(&self.client, to).await
-        {
-            tracing::warn!(agent = %self.agent.name, error = chain(&error), "a reply could not be sent");
-        }
-        match error {
-            None => call.succeed(),
-            Some((number, code)) => call.fail(number, code),
+            Ok(Plan::Run(run)) => self.run(&job, run, &message, to, call).await,
         }
     }
 
-    async fn perform(&self, job: &Job, body: &[u8], options: &Options) -> Reply {
+    async fn run(&self, job: &Job, run: Run, message: &Message, to: Subject, call: Call) {
+        let Run {
+            wishes,
+            running,
+            permits,
+        } = run;
+        let Wishes {
+            mode,
+            cancel_on_disconnect,
+            options,
+        } = wishes;
+        let work = Work {
+            job,
+            body: &message.payload,
+            options: &options,
+            mode,
+        };
+        match mode {
+            Mode::Final => {
+                let reply = self.guarded(work, &mut Silent).await;
+                finish(running, &reply);
+                self.respond(to, reply, call).await;
+            }
+            Mode::Stream => {
+                let mut frames = self.frames(to, cancel_on_disconnect);
+                frames.acknowledge().await;
+                let reply = self.guarded(work, &mut frames).await;
+                finish(running, &reply);
+                self.end_frames(frames, reply, call).await;
+            }
+            Mode::Submit => {
+                let first = First {
+                    to,
+                    call,
+                    running,
+                    permits,
+                };
+                let mut submission = Submission {
+                    desk: self,
+                    first: Some(first),
+                    task_id: None,
+                    permits: Vec::new(),
+                };
+                let reply = self.guarded(work, &mut submission).await;
+                submission.end(reply).await;
+                return;
+            }
+        }
+        drop(permits);
+    }
+
+    fn frames(&self, to: Subject, cancel_on_disconnect: bool) -> Frames {
+        Frames::new(
+            self.client.clone(),
+            to,
+            self.agent.config.stream_keepalive,
+            cancel_on_disconnect,
+        )
+    }
+
+    /// Runs the work; a defect in one request must not cost the caller the reply.
+    async fn guarded(&self, work: Work<'_>, progress: &mut impl Progress) -> Reply {
+        let done = AssertUnwindSafe(self.perform(work, progress))
+            .catch_unwind()
+            .await;
+        done.unwrap_or_else(|_| {
+            tracing::error!(agent = %self.agent.name, "a request panicked; this is a defect, please report it");
+            Err(ActionError::internal().after_reaching_agent())
+        })
+    }
+
+    async fn perform(&self, work: Work<'_>, progress: &mut impl Progress) -> Reply {
+        let Work {
+            job,
+            body,
+            options,
+            mode,
+        } = work;
         match job {
             Job::Skill(action) => {
                 let request = Invocation::parse(body, &action.template)?;
-                self.actions.invoke(&action.skill, request, options).await
+                self.actions
+                    .invoke(&action.skill, request, options, mode, progress)
+                    .await
             }
             Job::BuiltIn(BuiltIn::ProvideRequiredInput) => {
-                self.actions.answer(FollowUpAnswer::parse(body)?, options).await
+                self.actions
+                    .answer(FollowUpAnswer::parse(body)?, options, mode, progress)
+                    .await
             }
             Job::BuiltIn(BuiltIn::CancelTask) => self.actions.cancel(&request::task_id(body)?, options).await,
             Job::BuiltIn(BuiltIn::GetTask) => self.actions.get(&request::task_id(body)?, options).await,
@@ -186,6 +272,44 @@ impl Desk {
             )),
         }
     }
+
+    async fn end_frames(&self, frames: Frames, reply: Reply, call: Call) {
+        self.note(&reply);
+        count(call, frames.finish(reply).await);
+    }
+
+    async fn respond(&self, to: Subject, reply: Reply, call: Call) {
+        self.note(&reply);
+        let outgoing = envelope::Outgoing::new(reply, self.client.max_payload(), 0);
+        let error = outgoing.error;
+        if let Err(error) = outgoing.send(&self.client, to).await {
+            tracing::warn!(agent = %self.agent.name, error = chain(&error), "a reply could not be sent");
+        }
+        count(call, error);
+    }
+
+    fn note(&self, reply: &Reply) {
+        if let Err(error) = reply {
+            let code = error.info.code;
+            if code == Code::AgentUnavailable {
+                self.agent.doubt();
+            }
+            tracing::debug!(agent = %self.agent.name, code = code.name(), message = error.message, "request failed");
+        }
+    }
+}
+
+fn count(call: Call, error: Option<(u16, &'static str)>) {
+    match error {
+        None => call.succeed(),
+        Some((number, code)) => call.fail(number, code),
+    }
+}
+
+fn finish(running: Option<Running>, reply: &Reply) {
+    if let Some(running) = running {
+        running.finish(reply.clone());
+    }
 }
 
 impl Job {
@@ -197,15 +321,92 @@ impl Job {
     }
 }
 
-/// What is done with a request that was taken. The permit is held until the reply is ready.
+/// What is done with a request that was taken. Permits are held until the reply is ready.
 enum Plan {
-    Run {
-        options: Box<Options>,
-        running: Option<Running>,
-        permit: OwnedSemaphorePermit,
-    },
+    Run(Run),
     Wait {
-        reply: tokio::sync::watch::Receiver<Option<Reply>>,
+        reply: watch::Receiver<Option<Reply>>,
+        mode: Mode,
         permit: OwnedSemaphorePermit,
     },
+}
+
+struct Run {
+    wishes: Wishes,
+    running: Option<Running>,
+    permits: Vec<OwnedSemaphorePermit>,
+}
+
+struct Work<'a> {
+    job: &'a Job,
+    body: &'a [u8],
+    options: &'a Options,
+    mode: Mode,
+}
+
+/// A submitted task: the caller is told its id, everyone else its changes.
+struct Submission<'a> {
+    desk: &'a Desk,
+    first: Option<First>,
+    task_id: Option<String>,
+    permits: Vec<OwnedSemaphorePermit>,
+}
+
+/// The reply that a submission owes its caller.
+struct First {
+    to: Subject,
+    call: Call,
+    running: Option<Running>,
+    permits: Vec<OwnedSemaphorePermit>,
+}
+
+impl Submission<'_> {
+    async fn reply(&mut self, reply: Reply) {
+        if let Some(First {
+            to,
+            call,
+            running,
+            permits,
+        }) = self.first.take()
+        {
+            finish(running, &reply);
+            self.desk.respond(to, reply, call).await;
+            // The agent's slot is free again; the place among the submitted tasks is not.
+            self.permits = permits.into_iter().skip(1).collect();
+        }
+    }
+
+    /// The end of the task: a reply if the caller has had none, else news for those who follow it.
+    /// States are published where they are observed, so only errors are left.
+    async fn end(mut self, reply: Reply) {
+        if self.first.is_some() {
+            return self.reply(reply).await;
+        }
+        if let (Err(error), Some(task_id)) = (reply, &self.task_id) {
+            tracing::debug!(agent = %self.desk.agent.name, task_id, code = error.info.code.name(), "a submitted task was lost from sight");
+            self.desk.actions.news(task_id, error.to_json().into()).await;
+        }
+    }
+}
+
+impl Progress for Submission<'_> {
+    fn listens(&self) -> bool {
+        false
+    }
+
+    async fn frame(&mut self, frame: Frame) {
+        if let Frame::Task { id, .. } = frame {
+            // Known to the ledger, unless it has ended already; then the end is the reply.
+            let record = self
+                .desk
+                .actions
+                .memory()
+                .ledger
+                .task(self.desk.actions.agent(), &id);
+            self.task_id = Some(id);
+            if let Some(record) = record {
+                self.reply(Ok(record.reply.clone())).await;
+            }
+        }
+    }
 }

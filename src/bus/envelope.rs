@@ -9,6 +9,7 @@ use crate::action::error::{ActionError, Code};
 use crate::action::once::Reply;
 use crate::action::outcome::TaskRef;
 use crate::action::request::Options;
+use crate::action::run::Mode;
 use crate::config::values::parse_duration;
 use crate::json::shorten;
 
@@ -19,31 +20,56 @@ const MAX_ERROR: usize = 400;
 /// What a message costs beside payload and headers, at the most.
 const FRAMING: usize = 64;
 
-/// How the caller wants the reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReplyMode {
-    /// One reply when the task ends or needs input.
-    Final,
+/// What headers say.
+#[derive(Debug, Clone)]
+pub struct Wishes {
+    /// How the caller wants the reply.
+    pub mode: Mode,
+    /// Whether the task is cancelled when the caller is gone.
+    pub cancel_on_disconnect: bool,
+    /// Everything that the action itself wants to know.
+    pub options: Options,
+}
+
+/// How the caller wants the reply, as far as that can be understood.
+pub fn mode(message: &Message) -> Result<Mode, ActionError> {
+    match message
+        .headers
+        .as_ref()
+        .and_then(|headers| header(headers, "A2A-Reply"))
+    {
+        None => Ok(Mode::Final),
+        Some(mode) if mode.eq_ignore_ascii_case("final") => Ok(Mode::Final),
+        Some(mode) if mode.eq_ignore_ascii_case("stream") => Ok(Mode::Stream),
+        Some(mode) if mode.eq_ignore_ascii_case("submit") => Ok(Mode::Submit),
+        Some(mode) => {
+            let message = format!(
+                "header `A2A-Reply: {}` is not known; use `final`, `stream` or `submit`",
+                shorten(mode, 40)
+            );
+            Err(ActionError::invalid(message))
+        }
+    }
 }
 
 /// Reads the headers of a request.
-pub fn options(message: &Message) -> Result<(ReplyMode, Options), ActionError> {
+pub fn wishes(message: &Message) -> Result<Wishes, ActionError> {
+    let mode = mode(message)?;
     let Some(headers) = &message.headers else {
-        return Ok((ReplyMode::Final, Options::default()));
+        return Ok(Wishes {
+            mode,
+            cancel_on_disconnect: false,
+            options: Options::default(),
+        });
     };
-    let mode = match header(headers, "A2A-Reply") {
-        None => ReplyMode::Final,
-        Some(mode) if mode.eq_ignore_ascii_case("final") => ReplyMode::Final,
-        Some(mode @ ("stream" | "submit")) => {
+    let cancel_on_disconnect = match header(headers, "A2A-On-Disconnect") {
+        None => false,
+        Some(wish) if wish.eq_ignore_ascii_case("cancel") => true,
+        Some(wish) if wish.eq_ignore_ascii_case("continue") => false,
+        Some(wish) => {
             let message = format!(
-                "header `A2A-Reply: {mode}` is not served by this version of the bridge; use `final`"
-            );
-            return Err(ActionError::invalid(message));
-        }
-        Some(mode) => {
-            let message = format!(
-                "header `A2A-Reply: {}` is not known; use `final`",
-                shorten(mode, 40)
+                "header `A2A-On-Disconnect: {}` is not known; use `cancel` or `continue`",
+                shorten(wish, 40)
             );
             return Err(ActionError::invalid(message));
         }
@@ -58,14 +84,16 @@ pub fn options(message: &Message) -> Result<(ReplyMode, Options), ActionError> {
             "header `Nats-Msg-Id` is longer than {MAX_KEY} bytes"
         )));
     }
-    Ok((
+    let options = Options {
+        timeout,
+        idempotency_key,
+        trace: trace(headers),
+    };
+    Ok(Wishes {
         mode,
-        Options {
-            timeout,
-            idempotency_key,
-            trace: trace(headers),
-        },
-    ))
+        cancel_on_disconnect,
+        options,
+    })
 }
 
 /// Header names are compared without case: HTTP clients and bridges change it.
@@ -98,32 +126,35 @@ fn is_traceparent(text: &str) -> bool {
     next(2) && next(32) && next(16) && next(2)
 }
 
-/// A reply as it goes out.
+/// A reply as it goes out: its body, and the headers of an error.
 #[derive(Debug)]
 pub struct Outgoing {
-    headers: Option<HeaderMap>,
-    body: Bytes,
-    /// The number and text of the error, for the counts.
+    /// The reply object.
+    pub body: Bytes,
+    /// The two headers of an error.
+    pub headers: Option<HeaderMap>,
+    /// The number and name of the error, for the counts.
     pub error: Option<(u16, &'static str)>,
 }
 
 impl Outgoing {
-    /// Writes a reply; one that does not fit into a message becomes an error that does.
-    pub fn new(reply: Reply, max_payload: usize) -> Self {
+    /// Writes a reply; one that does not fit into a message, with `overhead` bytes around it,
+    /// becomes an error that does.
+    pub fn new(reply: Reply, max_payload: usize, overhead: usize) -> Self {
         let outgoing = match reply {
             Ok(body) => Self {
-                headers: None,
                 body,
+                headers: None,
                 error: None,
             },
             Err(error) => Self::of_error(&error),
         };
-        let size = outgoing.body.len()
-            + if outgoing.headers.is_some() {
-                MAX_ERROR + FRAMING
-            } else {
-                0
-            };
+        let headers = if outgoing.headers.is_some() {
+            MAX_ERROR + FRAMING
+        } else {
+            0
+        };
+        let size = outgoing.body.len() + headers + overhead;
         if size <= max_payload {
             return outgoing;
         }
@@ -147,8 +178,8 @@ impl Outgoing {
         );
         headers.insert("Nats-Service-Error", shorten(&line, MAX_ERROR).as_str());
         Self {
-            headers: Some(headers),
             body: error.to_json().into(),
+            headers: Some(headers),
             error: Some((code.number(), code.name())),
         }
     }

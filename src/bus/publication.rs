@@ -9,16 +9,18 @@ use async_nats::connection::State as Connection;
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::catalog::{self, Action, BuiltIn, Entry};
 use super::desk::{Desk, Job};
+use super::envelope::Outgoing;
 use super::service::{Description, Mesh, Service, ServiceError, semver_or_zero};
 use super::subject::{Subjects, Token};
 use crate::a2a::client::chain;
-use crate::action::run::Actions;
+use crate::action::run::{Actions, News};
 use crate::agent::{Agent, State, Status};
 use crate::json::shorten;
 use crate::tasks::{OnFailure, Tasks};
@@ -47,6 +49,7 @@ impl Publication {
     pub async fn start(
         agent: Agent,
         actions: Actions,
+        news: mpsc::Receiver<News>,
         mesh: &Mesh,
         subjects: &Subjects,
         calls: TaskTracker,
@@ -86,6 +89,8 @@ impl Publication {
             desk,
             registry,
         };
+        let publisher = publish_news(mesh.client.clone(), subjects.clone(), shown.token.clone(), news);
+        tasks.spawn("task news", OnFailure::StopBridge, publisher);
         let withdrawn = withdrawn.drop_guard();
         tasks.spawn("publication", OnFailure::StopBridge, async move {
             shown.follow(&withdraw).await;
@@ -168,6 +173,17 @@ impl Shown {
             tracing::error!(agent = %self.agent.name, error = chain(&error), "cannot publish the agent's actions");
         }
         actions
+    }
+}
+
+/// Publishes the changes of submitted tasks, until nobody can cause any.
+async fn publish_news(client: Client, subjects: Subjects, agent: Token, mut news: mpsc::Receiver<News>) {
+    while let Some(News { task_id, reply }) = news.recv().await {
+        let subject = subjects.task(&agent, &Token::new(&task_id));
+        let outgoing = Outgoing::new(Ok(reply), client.max_payload(), 0);
+        if let Err(error) = outgoing.send(&client, subject.into()).await {
+            tracing::warn!(%agent, task_id, error = chain(&error), "a task's change could not be published");
+        }
     }
 }
 

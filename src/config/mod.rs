@@ -2,7 +2,7 @@
 //!
 //! [`Config`] and its parts are the settings as the rest of the bridge sees them. Their doc
 //! comments are what users read: `a2a-bridge schema` and `config/full.yaml` are made of them.
-//! [`load`] is the only door: it reads a file, expands `${NAME}`, and reports every problem at
+//! [`load()`] is the only door: it reads a file, expands `${NAME}`, and reports every problem at
 //! once with file, line and column.
 //!
 //! The way of a file: `load` (YAML -> tree), `mask` (where the secrets are), `node` (duplicate and
@@ -217,6 +217,15 @@ pub struct Agent {
     /// Limit of a submitted task.
     #[schemars(schema_with = "schema::duration", extend("default" = "24h"))]
     pub task_timeout: Duration,
+    /// How long a task and its result can be looked up.
+    #[schemars(schema_with = "schema::duration", extend("default" = "24h"))]
+    pub task_ttl: Duration,
+    /// After how much silence a stream says that it is still there.
+    #[schemars(schema_with = "schema::duration", extend("default" = "15s"))]
+    pub stream_keepalive: Duration,
+    /// Use the agent's stream for reply mode `final` too: the task is known early, and can be cancelled.
+    #[schemars(schema_with = "schema::truth", extend("default" = false))]
+    pub prefer_stream: bool,
     /// How long a question of the agent can be answered.
     #[schemars(schema_with = "schema::duration", extend("default" = "300s"))]
     pub input_required_ttl: Duration,

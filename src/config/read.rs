@@ -151,6 +151,9 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
     let request_timeout = duration(&mut f, "request_timeout");
     let stream_idle_timeout = duration(&mut f, "stream_idle_timeout");
     let task_timeout = duration(&mut f, "task_timeout");
+    let task_ttl = duration(&mut f, "task_ttl");
+    let stream_keepalive = duration(&mut f, "stream_keepalive");
+    let prefer_stream = f.get(&["prefer_stream"], truth);
     let input_required_ttl = duration(&mut f, "input_required_ttl");
     let max_in_flight = f.parsed(&["max_in_flight"], values::in_flight);
     let max_response_size = f.parsed(&["max_response_size"], values::response_size);
@@ -175,6 +178,9 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
         request_timeout: request_timeout.unwrap_or(seconds(300)),
         stream_idle_timeout: stream_idle_timeout.unwrap_or(seconds(300)),
         task_timeout: task_timeout.unwrap_or(seconds(24 * 60 * 60)),
+        task_ttl: task_ttl.unwrap_or(seconds(24 * 60 * 60)),
+        stream_keepalive: stream_keepalive.unwrap_or(seconds(15)),
+        prefer_stream: prefer_stream.unwrap_or(false),
         input_required_ttl: input_required_ttl.unwrap_or(seconds(300)),
         max_in_flight: max_in_flight.unwrap_or(256),
         max_response_size: max_response_size.unwrap_or(16 << 20),

@@ -154,8 +154,8 @@ pub(super) fn nats_urls(text: &str) -> Result<Vec<String>, String> {
 fn nats_url(text: &str) -> Result<String, String> {
     let expected = "expected a server such as `nats://127.0.0.1:4222`, `tls://host:4222` or `host:4222`";
     let (scheme, rest) = text.split_once("://").unwrap_or(("nats", text));
-    if !matches!(scheme, "nats" | "tls" | "ws" | "wss") {
-        return Err("expected a URL that starts with `nats://`, `tls://`, `ws://` or `wss://`".into());
+    if !matches!(scheme, "nats" | "tls") {
+        return Err("expected a URL that starts with `nats://` or `tls://`".into());
     }
     // The URL standard parses host and port strictly for the schemes it knows, and `http` is one.
     match Url::parse(&format!("http://{rest}")) {

@@ -8,7 +8,24 @@
     reason = "tests fail by panicking; clippy.toml allows it in test functions only, not in their helpers"
 )]
 
+mod agent_errors;
+mod callers;
 mod commands;
+mod discovery;
+mod follow_ups;
+mod idempotency;
+mod limits;
+mod names;
+mod passing_on;
+mod presence;
+mod reconnect;
+mod reply_guard;
+mod requests;
 mod rolling;
+mod secrets;
 mod service;
+mod shutdown;
+mod states;
+mod streams;
 mod support;
+mod tasks;

@@ -1,1 +1,402 @@
+//! One agent's service as its callers see it.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use a2a_bridge::bus::service::{Description, Handler, Request, round_trip};
+use async_nats::client::RequestErrorKind;
+use async_nats::{ConnectOptions, HeaderMap};
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::support::eventually::eventually_eq;
+use crate::support::nats::NatsServer;
+use crate::support::weather::{Weather, answer, endpoint};
+
+const FORECAST: &str = "a2a.action.weather.forecast";
+const SOON: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn a_service_says_who_it_is_and_what_it_can_do() {
+    let weather = Weather::start().await;
+    weather.publish(&[(FORECAST, "tomorrow")]).await;
+    let identity = json!({
+        "type": "io.nats.micro.v1.ping_response", "name": "weather", "id": weather.service.id(),
+        "version": "1.2.3", "metadata": {"a2a.state": "starting"},
+    });
+    for subject in [
+        "$SRV.PING".to_owned(),
+        format!("$SRV.PING.weather.{}", weather.service.id()),
+    ] {
+        assert_eq!(
+            serde_json::from_str::<Value>(&weather.ask(&subject).await.unwrap()).unwrap(),
+            identity
+        );
+    }
+    let info = weather.question("INFO").await;
+    assert_eq!(info["type"], "io.nats.micro.v1.info_response");
+    assert_eq!(info["description"], "Forecasts");
+    assert_eq!(
+        info["endpoints"],
+        json!([
+            {"name": "card", "subject": "a2a.card.weather", "queue_group": "a2a", "metadata": {}},
+            {"name": "forecast", "subject": FORECAST, "queue_group": "a2a", "metadata": {"description": "tomorrow"}},
+        ])
+    );
+    let stats = weather.question("STATS").await;
+    assert_eq!(stats["type"], "io.nats.micro.v1.stats_response");
+    assert!(stats["started"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(
+        weather.ask("$SRV.PING.elsewhere").await,
+        Err(RequestErrorKind::NoResponders)
+    );
+}
+
+#[tokio::test]
+async fn endpoints_come_and_go_while_the_permanent_ones_stay() {
+    let weather = Weather::start().await;
+    assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
+    weather
+        .publish(&[(FORECAST, "one"), ("a2a.action.weather.alerts", "two")])
+        .await;
+    assert_eq!(weather.endpoint_names().await, ["card", "forecast", "alerts"]);
+    assert_eq!(weather.ask(FORECAST).await.unwrap(), "one");
+    assert_eq!(weather.ask("a2a.action.weather.alerts").await.unwrap(), "two");
+
+    weather.publish(&[("a2a.action.weather.alerts", "three")]).await;
+    assert_eq!(weather.endpoint_names().await, ["card", "alerts"]);
+    assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
+    assert_eq!(weather.ask("a2a.action.weather.alerts").await.unwrap(), "three");
+    eventually_eq(SOON, 2, || async { weather.counts("alerts").await.0 }).await;
+
+    weather.publish(&[]).await;
+    weather.publish(&[("a2a.action.weather.alerts", "four")]).await;
+    assert_eq!(
+        weather.counts("alerts").await.0,
+        0,
+        "an endpoint that comes back counts from zero"
+    );
+    assert_eq!(weather.ask("a2a.card.weather").await.unwrap(), "a card");
+}
+
+#[tokio::test]
+async fn a_subject_that_is_taken_is_not_served_twice() {
+    let weather = Weather::start().await;
+    weather
+        .publish(&[
+            (FORECAST, "first"),
+            (FORECAST, "second"),
+            ("a2a.card.weather", "not a card"),
+        ])
+        .await;
+    assert_eq!(weather.endpoint_names().await, ["card", "forecast"]);
+    assert_eq!(weather.ask(FORECAST).await.unwrap(), "first");
+    assert_eq!(weather.ask("a2a.card.weather").await.unwrap(), "a card");
+}
+
+#[tokio::test]
+async fn a_new_description_shows_at_once() {
+    let weather = Weather::start().await;
+    let metadata = BTreeMap::from([("a2a.state".to_owned(), "ready".to_owned())]);
+    weather.service.describe(Description {
+        version: "2.0.0".into(),
+        description: "New".into(),
+        metadata,
+    });
+    let info = weather.question("INFO").await;
+    assert_eq!(
+        (
+            &info["version"],
+            &info["description"],
+            &info["metadata"]["a2a.state"]
+        ),
+        (&json!("2.0.0"), &json!("New"), &json!("ready"))
+    );
+}
+
+#[tokio::test]
+async fn counts_are_true() {
+    let weather = Weather::start().await;
+    let client = weather.mesh.client.clone();
+    let tasks = weather.mesh.tasks.clone();
+    let handler: Handler = Arc::new(move |Request { message, call }| {
+        let client = client.clone();
+        tasks.spawn(async move {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            client.publish(message.reply.unwrap(), "".into()).await.unwrap();
+            match &message.payload[..] {
+                b"busy" => call.fail(429, "busy"),
+                b"forgotten" => drop(call),
+                _ => call.succeed(),
+            }
+        });
+    });
+    weather
+        .service
+        .publish(vec![(endpoint(FORECAST, "forecast"), handler)])
+        .await
+        .unwrap();
+    for (body, counts) in [
+        ("fine", (1, 0, "")),
+        ("busy", (2, 1, "429:busy")),
+        ("fine", (3, 1, "429:busy")),
+        ("forgotten", (4, 2, "500:internal")),
+    ] {
+        weather.caller.request(FORECAST, body.into()).await.unwrap();
+        let counts = (counts.0, counts.1, counts.2.to_owned());
+        eventually_eq(SOON, counts, || weather.counts("forecast")).await;
+    }
+    let stats = weather.question("STATS").await;
+    let forecast = &stats["endpoints"][1];
+    let spent = forecast["processing_time"].as_u64().unwrap();
+    assert!(
+        spent >= 8_000_000,
+        "four times two milliseconds, and not {spent} ns"
+    );
+    assert_eq!(forecast["average_processing_time"].as_u64().unwrap(), spent / 4);
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_does_not_take_the_endpoint_along() {
+    let weather = Weather::start().await;
+    let fine = answer(&weather.mesh, "fine");
+    let handler: Handler = Arc::new(move |request| {
+        assert_ne!(
+            &request.message.payload[..],
+            b"boom",
+            "the panic that this test is about"
+        );
+        fine(request);
+    });
+    weather
+        .service
+        .publish(vec![(endpoint(FORECAST, "forecast"), handler)])
+        .await
+        .unwrap();
+    weather
+        .caller
+        .publish_with_reply(FORECAST, weather.caller.new_inbox(), "boom".into())
+        .await
+        .unwrap();
+    eventually_eq(SOON, (1, 1, "500:internal".to_owned()), || {
+        weather.counts("forecast")
+    })
+    .await;
+    assert_eq!(weather.ask(FORECAST).await.unwrap(), "fine");
+}
+
+#[tokio::test]
+async fn a_message_without_a_reply_subject_is_neither_run_nor_counted() {
+    let weather = Weather::start().await;
+    weather.publish(&[(FORECAST, "tomorrow")]).await;
+    weather
+        .caller
+        .publish(FORECAST, "nobody listens".into())
+        .await
+        .unwrap();
+    assert_eq!(weather.ask(FORECAST).await.unwrap(), "tomorrow");
+    eventually_eq(SOON, (1, 0, String::new()), || weather.counts("forecast")).await;
+}
+
+#[tokio::test]
+async fn a_refused_reply_subject_is_counted_and_never_published_to() {
+    let weather = Weather::start().await;
+    weather.publish(&[(FORECAST, "tomorrow")]).await;
+    let mallory = weather
+        .server
+        .connect_with(ConnectOptions::new().skip_subject_validation(true))
+        .await;
+    let mut overheard = weather.server.connect().await.subscribe(">").await.unwrap();
+    let refused = [
+        "$JS.API.STREAM.DELETE.orders",
+        "$KV.bucket.key",
+        "$SYS.REQ.SERVER.PING",
+        "$SRV.PING",
+        "a2a.action.weather.forecast",
+        "a2a.registry.weather",
+        "elsewhere.inbox",
+        "_INBOX.*",
+        "_INBOX.>",
+        "_INBOX..x",
+    ];
+    for reply in refused {
+        for subject in [FORECAST, "$SRV.PING", "$SRV.INFO.weather", "$SRV.STATS.weather"] {
+            mallory
+                .publish_with_reply(subject, reply, "asked".into())
+                .await
+                .unwrap();
+        }
+    }
+    let refusals = refused.len() as u64;
+    let counts = (refusals, refusals, "403:reply subject refused".to_owned());
+    eventually_eq(SOON, counts, || weather.counts("forecast")).await;
+    round_trip(&weather.mesh.client).await.unwrap();
+    weather.caller.publish("the.end", "".into()).await.unwrap();
+    while let Some(message) = overheard.next().await {
+        let subject = message.subject.as_str();
+        let by_a_caller = matches!(&message.payload[..], b"asked" | b"now");
+        if subject == "the.end" {
+            break;
+        }
+        assert!(
+            by_a_caller || !refused.contains(&subject),
+            "the service published to {subject}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_are_swapped_under_load_without_a_gap() {
+    let weather = Arc::new(Weather::start().await);
+    weather.publish(&[(FORECAST, "0")]).await;
+    let (ended, answered) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
+    let load = TaskTracker::new();
+    let calls: Vec<_> = (0..8)
+        .map(|_| {
+            let (weather, ended, answered) = (Arc::clone(&weather), ended.clone(), Arc::clone(&answered));
+            load.spawn(async move {
+                while !ended.is_cancelled() {
+                    weather.ask(FORECAST).await.expect("someone always serves");
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    for round in 1..=50 {
+        let before = answered.load(Ordering::Relaxed);
+        let other = format!("a2a.action.weather.other-{round}");
+        weather
+            .publish(&[(FORECAST, &round.to_string()), (&other, "other")])
+            .await;
+        eventually_eq(SOON, true, || async {
+            answered.load(Ordering::Relaxed) > before + 10
+        })
+        .await;
+    }
+    assert_eq!(
+        weather.ask(FORECAST).await.unwrap(),
+        "50",
+        "a swap is complete when publish returns"
+    );
+    ended.cancel();
+    for call in calls {
+        call.await.unwrap();
+    }
+    let total = answered.load(Ordering::Relaxed) as u64 + 1;
+    eventually_eq(SOON, (total, 0, String::new()), || weather.counts("forecast")).await;
+}
+
+#[tokio::test]
+async fn a_stopped_service_leaves_nothing_behind() {
+    let weather = Weather::start().await;
+    weather.publish(&[(FORECAST, "tomorrow")]).await;
+    weather.service.stop().await;
+    round_trip(&weather.mesh.client).await.unwrap();
+    for subject in [FORECAST, "a2a.card.weather", "$SRV.PING", "$SRV.INFO.weather"] {
+        assert_eq!(
+            weather.ask(subject).await,
+            Err(RequestErrorKind::NoResponders),
+            "{subject}"
+        );
+    }
+    weather.mesh.tasks.close();
+    tokio::time::timeout(SOON, weather.mesh.tasks.wait())
+        .await
+        .expect("no task is left");
+    assert!(weather.service.publish(vec![]).await.is_err());
+    weather.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_service_can_be_stopped_while_the_server_is_away_and_stays_stopped() {
+    let mut weather = Weather::start().await;
+    weather.publish(&[(FORECAST, "tomorrow")]).await;
+    weather.server.end();
+    let began = Instant::now();
+    weather.service.stop().await;
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    weather.server.restart().await;
+    eventually_eq(SOON, Ok(()), || round_trip(&weather.mesh.client)).await;
+    eventually_eq(SOON, Ok(()), || round_trip(&weather.caller)).await;
+    assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
+}
+
+#[tokio::test]
+async fn a_service_comes_back_with_the_server() {
+    let mut weather = Weather::start().await;
+    weather.publish(&[(FORECAST, "tomorrow")]).await;
+    weather.server.restart().await;
+    eventually_eq(SOON, Ok("tomorrow".to_owned()), || weather.ask(FORECAST)).await;
+    assert_eq!(weather.endpoint_names().await, ["card", "forecast"]);
+}
+
+#[tokio::test]
+async fn a_service_that_may_not_write_to_itself_still_starts_and_stops() {
+    let server = NatsServer::start_configured(
+        r#"authorization { users: [
+            {user: caller, password: c}
+            {user: bridge, password: b, permissions: {publish: ["a2a.>"], subscribe: [">"], allow_responses: true}}
+        ] }
+        no_auth_user: caller"#,
+    )
+    .await;
+    let options = ConnectOptions::with_user_and_password("bridge".into(), "b".into());
+    let weather = Weather::start_on(server, options).await;
+    weather.publish(&[(FORECAST, "tomorrow")]).await;
+    assert_eq!(weather.ask(FORECAST).await.unwrap(), "tomorrow");
+    let began = Instant::now();
+    weather.service.stop().await;
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
+}
+
+#[tokio::test]
+async fn an_info_response_stays_well_under_the_largest_payload() {
+    let server = NatsServer::start_configured("max_payload: 16384").await;
+    let weather = Weather::start_on(server, ConnectOptions::new()).await;
+    let text = "long ".repeat(2000);
+    weather
+        .publish(&[(FORECAST, &text), ("a2a.action.weather.alerts", &text)])
+        .await;
+    let info = weather.ask("$SRV.INFO.weather").await.unwrap();
+    assert!((10_000..=12_288).contains(&info.len()), "{} bytes", info.len());
+    assert_eq!(weather.endpoint_names().await, ["card", "forecast", "alerts"]);
+}
+
+#[tokio::test]
+async fn a_request_reaches_its_handler_as_it_was_sent() {
+    let weather = Weather::start().await;
+    let client = weather.mesh.client.clone();
+    let tasks = weather.mesh.tasks.clone();
+    let echo: Handler = Arc::new(move |Request { message, call }| {
+        let client = client.clone();
+        tasks.spawn(async move {
+            let (reply, headers) = (message.reply.unwrap(), message.headers.unwrap_or_default());
+            client
+                .publish_with_headers(reply, headers, message.payload)
+                .await
+                .unwrap();
+            call.succeed();
+        });
+    });
+    weather
+        .service
+        .publish(vec![(endpoint(FORECAST, "forecast"), echo)])
+        .await
+        .unwrap();
+    let mut headers = HeaderMap::new();
+    headers.insert("A2A-Reply", "final");
+    let reply = weather
+        .caller
+        .request_with_headers(FORECAST, headers.clone(), "Paris".into())
+        .await
+        .unwrap();
+    assert_eq!(
+        (&reply.payload[..], reply.headers),
+        (&b"Paris"[..], Some(headers))
+    );
+}

@@ -7,6 +7,8 @@
 mod v03;
 mod v1;
 
+pub use v1::{WirePart as V1Part, part as v1_part};
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -21,8 +23,17 @@ pub enum Dialect {
     V1,
 }
 
+/// When an agent shall answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// When the task has ended, or needs the caller.
+    UntilSettled,
+    /// As soon as the task has an id.
+    No,
+}
+
 /// A message to send, independent of the wire.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {
     /// Continues this task.
     pub task_id: Option<&'a str>,
@@ -36,6 +47,8 @@ pub struct Outgoing<'a> {
     pub skill_id: Option<&'a str>,
     /// Media types that the caller takes.
     pub output_modes: &'a [String],
+    /// When the agent shall answer; a stream answers at once anyway.
+    pub wait: Wait,
 }
 
 /// One HTTP request in the making.
@@ -91,7 +104,7 @@ impl Dialect {
         }
     }
 
-    /// A blocking send.
+    /// A send.
     pub fn send(self, message: &Outgoing<'_>) -> Call {
         match self {
             Self::V03 => rpc("message/send", &v03::send_params(message)),

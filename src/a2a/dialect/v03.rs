@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{Outgoing, v1::Metadata};
+use super::{Outgoing, Wait, v1::Metadata};
 use crate::a2a::model::{FileContent, Part};
 
 #[derive(Serialize)]
@@ -77,7 +77,7 @@ pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
             } else {
                 modes.iter().map(String::as_str).collect()
             },
-            blocking: true,
+            blocking: message.wait == Wait::UntilSettled,
         },
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::Outgoing;
+use super::{Outgoing, Wait};
 use crate::a2a::model::{FileContent, Part};
 
 #[derive(Serialize)]
@@ -39,29 +39,38 @@ pub(super) struct Metadata<'a> {
 struct Configuration<'a> {
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     accepted_output_modes: &'a [String],
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    return_immediately: bool,
 }
 
 impl Configuration<'_> {
     fn is_empty(&self) -> bool {
-        self.accepted_output_modes.is_empty()
+        self.accepted_output_modes.is_empty() && !self.return_immediately
     }
 }
 
-#[derive(Serialize, Default)]
+/// A part, exactly as v1.0 has it.
+#[derive(Debug, Serialize, Default)]
 #[serde(rename_all = "camelCase")]
-struct WirePart<'a> {
+pub struct WirePart<'a> {
+    /// Text for people.
     #[serde(skip_serializing_if = "Option::is_none")]
-    text: Option<&'a str>,
+    pub text: Option<&'a str>,
+    /// A file's bytes, in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
-    raw: Option<&'a str>,
+    pub raw: Option<&'a str>,
+    /// Where a file is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    url: Option<&'a str>,
+    pub url: Option<&'a str>,
+    /// Structured data.
     #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<&'a RawValue>,
+    pub data: Option<&'a RawValue>,
+    /// A file's name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    filename: Option<&'a str>,
+    pub filename: Option<&'a str>,
+    /// A file's media type.
     #[serde(skip_serializing_if = "Option::is_none")]
-    media_type: Option<&'a str>,
+    pub media_type: Option<&'a str>,
 }
 
 pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
@@ -77,11 +86,13 @@ pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
         },
         configuration: Configuration {
             accepted_output_modes: message.output_modes,
+            return_immediately: message.wait == Wait::No,
         },
     }
 }
 
-fn part(part: &Part) -> WirePart<'_> {
+/// A part in v1.0's shape, which is also how the mesh sees it.
+pub fn part(part: &Part) -> WirePart<'_> {
     match part {
         Part::Text(text) => WirePart {
             text: Some(text),

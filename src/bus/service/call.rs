@@ -4,15 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+/// Longest text of an error in STATS, so that the counts of all endpoints fit into one message.
+const LAST_ERROR_MAX: usize = 200;
+
 /// A message to be answered: it has a reply subject, and that subject may be published to.
 ///
-/// ```ignore
-/// let Request { message, call } = request;
-/// match answer(&message).await {
-///     Ok(()) => call.succeed(),
-///     Err(error) => call.fail(error.number(), error.code()),
-/// }
-/// ```
+/// Take it apart: `let Request { message, call } = request;`, answer, and end the call.
 #[derive(Debug)]
 pub struct Request {
     /// The message; its `reply` is `Some` and allowed.
@@ -56,11 +53,13 @@ impl Call {
         self.stats.processing_time.fetch_add(spent, Relaxed);
         if let Some((code, text)) = error {
             self.stats.errors.fetch_add(1, Relaxed);
-            *self
+            let text: String = text.chars().take(LAST_ERROR_MAX).collect();
+            let mut last = self
                 .stats
                 .last_error
                 .lock()
-                .unwrap_or_else(PoisonError::into_inner) = format!("{code}:{text}");
+                .unwrap_or_else(PoisonError::into_inner);
+            *last = format!("{code}:{text}");
         }
         self.stats.requests.fetch_add(1, Relaxed);
     }

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::Description;
 use super::endpoint::Listed;
-use super::{Description, Inner};
+use super::inner::Inner;
 use crate::bus::subject::Verb;
 
 #[derive(Serialize)]

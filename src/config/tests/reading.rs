@@ -148,7 +148,7 @@ fn a_card_keeps_its_types_and_its_order() {
 }
 
 #[rstest]
-#[case("a, tls://b:1 ,wss://c", &["a", "tls://b:1", "wss://c"])]
+#[case("a, tls://b:1 ,nats://c", &["a", "tls://b:1", "nats://c"])]
 #[case("[a:1, 'b:2,c:3']", &["a:1", "b:2", "c:3"])]
 #[case("nats://u:p@h:4222", &["nats://u:p@h:4222"])]
 #[case("'[::1]:4222'", &["[::1]:4222"])]

@@ -1,0 +1,240 @@
+//! Server-sent events: bytes in any pieces to the data of whole events, with limits.
+//!
+//! Takes LF, CRLF and CR, comments, data over several lines and event names. An event that the
+//! end of the stream cuts off before its blank line still counts: some servers leave it out.
+
+use bytes::{Buf as _, Bytes, BytesMut};
+
+/// The stream has an event that is larger than allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TooLarge;
+
+/// Assembles events from bytes.
+#[derive(Debug)]
+pub(super) struct Parser {
+    buffer: BytesMut,
+    // How much of the buffer is known to hold no line end.
+    searched: usize,
+    data: Data,
+    started: bool,
+    max_event: usize,
+}
+
+/// The data lines of the event so far. Nearly all events have one, which needs no copy.
+#[derive(Debug, Default)]
+enum Data {
+    #[default]
+    None,
+    One(Bytes),
+    Many(BytesMut),
+}
+
+impl Parser {
+    /// No event, and no line, may be larger than `max_event` bytes.
+    pub(super) fn new(max_event: usize) -> Self {
+        Self {
+            buffer: BytesMut::new(),
+            searched: 0,
+            data: Data::None,
+            started: false,
+            max_event,
+        }
+    }
+
+    /// Takes the next bytes.
+    pub(super) fn feed(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The data of the next whole event.
+    pub(super) fn next_event(&mut self) -> Result<Option<Bytes>, TooLarge> {
+        while let Some(line) = self.line()? {
+            if line.is_empty() {
+                if let Some(data) = self.data.take() {
+                    return Ok(Some(data));
+                }
+            } else {
+                self.field(line)?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// What is left when no more bytes come.
+    pub(super) fn finish(&mut self) -> Result<Option<Bytes>, TooLarge> {
+        if let Some(event) = self.next_event()? {
+            return Ok(Some(event));
+        }
+        let mut rest = self.buffer.split();
+        self.searched = 0;
+        if rest.last() == Some(&b'\r') {
+            rest.truncate(rest.len() - 1);
+        }
+        if !rest.is_empty() {
+            self.field(rest.freeze())?;
+        }
+        Ok(self.data.take())
+    }
+
+    fn line(&mut self) -> Result<Option<Bytes>, TooLarge> {
+        if !self.started && !self.buffer.is_empty() {
+            const BOM: &[u8] = b"\xEF\xBB\xBF";
+            if self.buffer.len() < BOM.len() && BOM.starts_with(&self.buffer) {
+                return Ok(None);
+            }
+            if self.buffer.starts_with(BOM) {
+                self.buffer.advance(BOM.len());
+            }
+            self.started = true;
+        }
+        let unsearched = self.buffer.get(self.searched..).unwrap_or_default();
+        let Some(found) = unsearched.iter().position(|byte| matches!(byte, b'\n' | b'\r')) else {
+            self.searched = self.buffer.len();
+            return if self.searched > self.max_event {
+                Err(TooLarge)
+            } else {
+                Ok(None)
+            };
+        };
+        let end = self.searched + found;
+        // Whether CR is a line end of its own shows only with the next byte.
+        let ending = match (self.buffer.get(end), self.buffer.get(end + 1)) {
+            (Some(b'\r'), Some(b'\n')) => 2,
+            (Some(b'\r'), None) => {
+                self.searched = end;
+                return Ok(None);
+            }
+            _ => 1,
+        };
+        if end > self.max_event {
+            return Err(TooLarge);
+        }
+        let line = self.buffer.split_to(end).freeze();
+        self.buffer.advance(ending);
+        self.searched = 0;
+        Ok(Some(line))
+    }
+
+    fn field(&mut self, line: Bytes) -> Result<(), TooLarge> {
+        // Comments, ids, names and retry times say nothing here: an `error` event has its error in
+        // its data like any other.
+        let Some(rest) = line.strip_prefix(b"data") else {
+            return Ok(());
+        };
+        let skipped = match rest {
+            [b':', b' ', ..] => 6,
+            [b':', ..] => 5,
+            [] => 4,
+            _ => return Ok(()),
+        };
+        let value = line.slice(skipped..);
+        self.data.push(value);
+        if self.data.len() > self.max_event {
+            Err(TooLarge)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Data {
+    fn push(&mut self, line: Bytes) {
+        *self = match std::mem::take(self) {
+            Self::None => Self::One(line),
+            Self::One(first) => {
+                let mut all = BytesMut::from(first.as_ref());
+                all.extend_from_slice(b"\n");
+                all.extend_from_slice(&line);
+                Self::Many(all)
+            }
+            Self::Many(mut all) => {
+                all.extend_from_slice(b"\n");
+                all.extend_from_slice(&line);
+                Self::Many(all)
+            }
+        };
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One(line) => line.len(),
+            Self::Many(all) => all.len(),
+        }
+    }
+
+    fn take(&mut self) -> Option<Bytes> {
+        match std::mem::take(self) {
+            Self::None => None,
+            Self::One(line) => Some(line),
+            Self::Many(all) => Some(all.freeze()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events(text: &[u8], piece: usize) -> Vec<String> {
+        let mut parser = Parser::new(1 << 20);
+        let mut events = Vec::new();
+        let mut push = |data: Bytes| events.push(String::from_utf8(data.to_vec()).unwrap());
+        for bytes in text.chunks(piece) {
+            parser.feed(bytes);
+            while let Some(data) = parser.next_event().unwrap() {
+                push(data);
+            }
+        }
+        while let Some(data) = parser.finish().unwrap() {
+            push(data);
+        }
+        events
+    }
+
+    #[test]
+    fn all_line_ends_comments_names_and_long_data_are_understood_in_any_pieces() {
+        let text = "\u{FEFF}: hello\n\ndata: one\n\n: ping\r\n\r\nevent: x\r\nid: 7\r\ndata:two\r\ndata:  three\r\n\r\n\
+                    data: four\r\rretry: 5\ndata\ndata: \n\ndatum: no\n\ndata: {\ndata: }\n\ndata: last";
+        let expected = ["one", "two\n three", "four", "\n", "{\n}", "last"];
+        for piece in [1, 2, 3, 7, 64 << 10] {
+            assert_eq!(events(text.as_bytes(), piece), expected, "in pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn an_endless_line_and_an_endless_event_are_refused() {
+        let mut parser = Parser::new(1000);
+        parser.feed(&[b'x'; 1001]);
+        assert_eq!(parser.next_event(), Err(TooLarge));
+        let mut parser = Parser::new(1000);
+        let mut refused = false;
+        for _ in 0..200 {
+            parser.feed(b"data: 0123456789\n");
+            refused |= parser.next_event().is_err();
+        }
+        assert!(refused);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn pieces_make_no_difference(text in "(data: ?[a-z]{0,5}|:[a-z]{0,3}|event: x|)(\n|\r\n|\r)".prop_map_repeat(), piece in 1_usize..9) {
+            proptest::prop_assert_eq!(events(text.as_bytes(), piece), events(text.as_bytes(), usize::MAX));
+        }
+    }
+
+    /// A regular expression, repeated.
+    trait Repeated {
+        fn prop_map_repeat(self) -> proptest::strategy::BoxedStrategy<String>;
+    }
+
+    impl Repeated for &'static str {
+        fn prop_map_repeat(self) -> proptest::strategy::BoxedStrategy<String> {
+            use proptest::strategy::Strategy as _;
+            let line = proptest::string::string_regex(self).unwrap();
+            proptest::collection::vec(line, 0..12)
+                .prop_map(|lines| lines.concat())
+                .boxed()
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! A stream of events from one agent, read from a socket one at a time.
+
+use bytes::Bytes;
+use reqwest::Response;
+
+use super::client::{Body, ClientError, read_body};
+use super::dialect::Dialect;
+use super::model::Event;
+use super::sse::Parser;
+
+/// How many times the size of its largest event a stream may have in all. What is held of it is
+/// bounded elsewhere; this bounds the work.
+const STREAM_FACTOR: u64 = 64;
+
+/// The events of one call. Dropping it closes the connection.
+#[derive(Debug)]
+pub struct EventStream {
+    source: Source,
+    dialect: Dialect,
+    limit: u64,
+    received: u64,
+}
+
+#[derive(Debug)]
+enum Source {
+    Events {
+        response: Response,
+        parser: Box<Parser>,
+        ended: bool,
+    },
+    /// Some agents answer a stream call with one JSON document: an error, or the whole task.
+    Document(Option<Bytes>),
+}
+
+impl EventStream {
+    /// Takes an answer that is not an error. No event may be larger than `limit`.
+    pub(super) async fn open(response: Response, dialect: Dialect, limit: u64) -> Result<Self, ClientError> {
+        let content_type = response.headers().get(reqwest::header::CONTENT_TYPE);
+        let is_events = content_type
+            .and_then(|value| value.to_str().ok())
+            .is_some_and(|value| value.contains("event-stream"));
+        let source = if is_events {
+            let max_event = usize::try_from(limit).unwrap_or(usize::MAX);
+            Source::Events {
+                response,
+                parser: Box::new(Parser::new(max_event)),
+                ended: false,
+            }
+        } else {
+            Source::Document(Some(read_body(response, limit).await?))
+        };
+        Ok(Self {
+            source,
+            dialect,
+            limit,
+            received: 0,
+        })
+    }
+
+    /// The next event; `None` when the agent has ended the stream.
+    pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
+        let data = match &mut self.source {
+            Source::Document(document) => document.take(),
+            Source::Events {
+                response,
+                parser,
+                ended,
+            } => loop {
+                let parsed = if *ended {
+                    parser.finish()
+                } else {
+                    parser.next_event()
+                };
+                match parsed.map_err(|_| ClientError::TooLarge { limit: self.limit })? {
+                    Some(data) => break Some(data),
+                    None if *ended => break None,
+                    None => {}
+                }
+                match response
+                    .chunk()
+                    .await
+                    .map_err(|error| ClientError::Broken(error.without_url()))?
+                {
+                    Some(chunk) => {
+                        self.received += chunk.len() as u64;
+                        if self.received > self.limit.saturating_mul(STREAM_FACTOR) {
+                            return Err(ClientError::TooLarge { limit: self.limit });
+                        }
+                        parser.feed(&chunk);
+                    }
+                    None => *ended = true,
+                }
+            },
+        };
+        let Some(bytes) = data else { return Ok(None) };
+        let body = Body::of_event(bytes);
+        body.check_depth()?;
+        self.dialect
+            .read_event(&body.bytes)
+            .map(Some)
+            .map_err(|problem| body.explain(problem))
+    }
+}

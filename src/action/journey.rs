@@ -1,0 +1,618 @@
+//! One call on its way: sent once, followed to its end, told on the way.
+//!
+//! ```text
+//! deliver ──blocking──> answer ──┐
+//!         ──stream────> events ──┼──> Fold ──settled──> observe ──> Outcome
+//!         ──at once───> poll ────┘      └──frames──> Progress
+//! ```
+//!
+//! A message is sent at most once. A stream that ends without a settled state is never success:
+//! the agent is asked what became of the task, its events are subscribed to again a few times,
+//! and in the end it is polled. When nobody can tell, the outcome is unknown, and so says the reply.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::assemble::{self, Source};
+use super::error::{ActionError, Code};
+use super::fold::{Fold, TooMuch};
+use super::follow_up::{FollowUp, Waiting};
+use super::ledger::Record;
+use super::outcome::{Outcome, Status, TaskRef};
+use super::progress::{Audience, Frame, Progress};
+use super::run::{Actions, Mode};
+use crate::a2a::Instance;
+use crate::a2a::client::{Client, ClientError, Trace, chain, code};
+use crate::a2a::dialect::{Outgoing, Wait};
+use crate::a2a::model::{Answer, Event, Task, TaskState};
+use crate::a2a::stream::EventStream;
+
+/// First pause before asking for a task again, and the longest.
+pub(super) const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How often in a row the agent may fail to say what became of a task.
+const MAX_POLL_FAILURES: u32 = 6;
+/// How often a task's events are subscribed to again.
+const MAX_SUBSCRIPTIONS: u32 = 3;
+/// How long one look at a task may take.
+pub(super) const ASIDE: Duration = Duration::from_secs(10);
+/// How long a cancel may take that nobody asked for.
+const CANCEL_AT_AGENT: Duration = Duration::from_secs(3);
+/// How long to read on after a state that ends the call: some agents send more after it, and some
+/// keep the stream open for ever.
+const AFTER_THE_END: Duration = Duration::from_millis(500);
+/// How often a task is looked at after its answer was cut off before it counts as still waiting.
+pub(super) const SETTLING_LOOKS: u32 = 4;
+
+/// How a wait for the agent ended when it was not the agent that ended it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Interruption {
+    /// The call's own limit.
+    Deadline,
+    /// Silence for too long.
+    Idle,
+    /// The end of a stop's grace time.
+    Hurry,
+    /// The agent's process has ended.
+    Gone,
+    /// Nobody listens any more.
+    Abandoned,
+}
+
+/// One call on its way.
+#[derive(Debug)]
+pub(super) struct Journey<'a, P> {
+    pub(super) actions: &'a Actions,
+    pub(super) instance: Arc<Instance>,
+    pub(super) mode: Mode,
+    pub(super) skill: Option<Arc<str>>,
+    pub(super) output_modes: Vec<String>,
+    pub(super) session_id: Option<String>,
+    pub(super) trace: &'a Trace,
+    pub(super) deadline: Instant,
+    pub(super) progress: &'a mut P,
+    // Nobody listens; the task is cancelled as soon as its id is known.
+    pub(super) abandoned: bool,
+    pub(super) is_named: bool,
+    // The status that was remembered last.
+    pub(super) observed: Option<Status>,
+}
+
+/// Why a message led nowhere.
+pub(super) enum Failure {
+    /// The call to the agent failed, and no task is known.
+    Client(ClientError),
+    /// Everything else, ready for the caller.
+    Action(ActionError),
+}
+
+impl From<ActionError> for Failure {
+    fn from(error: ActionError) -> Self {
+        Self::Action(error)
+    }
+}
+
+impl<P: Progress> Journey<'_, P> {
+    fn client(&self) -> Client {
+        self.instance.client.clone()
+    }
+
+    /// Sends the message in the way that suits agent and caller, and follows the task to its end.
+    pub(super) async fn deliver(&mut self, message: &Outgoing<'_>) -> Result<Outcome, Failure> {
+        let max_size = usize::try_from(self.actions.limits.max_response_size).unwrap_or(usize::MAX);
+        let rules = &self.actions.limits.artifacts;
+        let mut fold = Fold::new(rules, max_size, self.progress.listens());
+        let wants_stream = self.mode != Mode::Final || self.actions.limits.prefer_stream;
+        if wants_stream && self.instance.card.streaming {
+            match self.stream(message, &mut fold).await {
+                // The card promised what the agent does not do; the message was not taken.
+                Err(Failure::Client(error)) if is_unsupported(&error) => {}
+                Err(failure) => return Err(failure),
+                Ok(()) => return Ok(self.conclude(&fold).await?),
+            }
+        }
+        let wait = if self.mode == Mode::Final {
+            Wait::UntilSettled
+        } else {
+            Wait::No
+        };
+        let message = Outgoing { wait, ..*message };
+        let client = self.client();
+        let answer = match self.within(client.send(&message, self.trace)).await {
+            Ok(answer) => answer.map_err(Failure::Client)?,
+            Err(interruption) => {
+                let task = message.task_id.map(|id| self.task_ref(Some(id.to_owned()), None));
+                return Err(self.interrupted(interruption, task).await.into());
+            }
+        };
+        Ok(self.resume(&mut fold, answer.into()).await?)
+    }
+
+    /// Goes on with a task that was looked at.
+    pub(super) async fn resume(&mut self, fold: &mut Fold<'_>, event: Event) -> Result<Outcome, ActionError> {
+        self.take(fold, event).await?;
+        self.follow(fold).await?;
+        self.conclude(fold).await
+    }
+
+    /// Follows a task that is known to the fold until it settles.
+    async fn follow(&mut self, fold: &mut Fold<'_>) -> Result<(), ActionError> {
+        let (mut pause, longest) = POLL;
+        let mut failures = 0;
+        let client = self.client();
+        self.tell_of_auth(fold).await?;
+        while !self.is_over(fold) {
+            let Some(id) = fold.task().map(|task| task.id.clone()) else {
+                return Ok(());
+            };
+            let trace = self.trace;
+            let looked = self.within(async {
+                tokio::time::sleep(pause).await;
+                tokio::time::timeout(ASIDE, client.get(&id, trace)).await
+            });
+            match looked.await {
+                Err(interruption) => return Err(self.interrupted_with(interruption, fold).await),
+                Ok(Ok(Ok(seen))) => {
+                    failures = 0;
+                    self.take(fold, Event::Task(Task { id, ..seen })).await?;
+                    self.tell_of_auth(fold).await?;
+                }
+                Ok(Ok(Err(error))) if error.rpc_code() == Some(code::TASK_NOT_FOUND) => {
+                    return Err(about_known_task(error, self.known_ref(fold)));
+                }
+                Ok(failed) => {
+                    failures += 1;
+                    if failures >= MAX_POLL_FAILURES {
+                        let why = match failed {
+                            Ok(Err(error)) => chain(&error),
+                            _ => "no answer in time".to_owned(),
+                        };
+                        return Err(self.unknown(&why, fold));
+                    }
+                }
+            }
+            pause = pause.mul_f32(1.5).min(longest);
+        }
+        Ok(())
+    }
+
+    /// Sends the message and reads the events of its answer.
+    async fn stream(&mut self, message: &Outgoing<'_>, fold: &mut Fold<'_>) -> Result<(), Failure> {
+        let client = self.client();
+        let mut events = match self.within_idle(client.stream(message, self.trace)).await {
+            Ok(events) => events.map_err(Failure::Client)?,
+            Err(interruption) => {
+                let task = message.task_id.map(|id| self.task_ref(Some(id.to_owned()), None));
+                return Err(self.interrupted(interruption, task).await.into());
+            }
+        };
+        let mut is_answer = message.task_id.is_some();
+        let mut subscriptions = 0;
+        loop {
+            self.read(&mut events, fold, &mut is_answer).await?;
+            // Between two streams events may have been missed.
+            if fold.is_settled() && subscriptions == 0 && !fold.is_bare() {
+                return Ok(self.follow(fold).await?);
+            }
+            let Some(id) = fold
+                .task()
+                .map(|task| task.id.clone())
+                .filter(|id| !id.is_empty())
+            else {
+                if fold.direct().is_some() {
+                    return Ok(());
+                }
+                let message = "the agent ended its stream before it named a task";
+                return Err(ActionError::new(Code::OutcomeUnknown, message)
+                    .after_reaching_agent()
+                    .into());
+            };
+            // Without a settled state, or without any content: ask what became of the task.
+            match tokio::time::timeout(ASIDE, client.get(&id, self.trace)).await {
+                Ok(Ok(seen)) => {
+                    self.take(
+                        fold,
+                        Event::Task(Task {
+                            id: id.clone(),
+                            ..seen
+                        }),
+                    )
+                    .await?
+                }
+                Ok(Err(error)) if error.rpc_code() == Some(code::TASK_NOT_FOUND) && !fold.is_settled() => {
+                    return Err(about_known_task(error, self.known_ref(fold)).into());
+                }
+                Ok(Err(_)) | Err(_) => {}
+            }
+            if fold.is_settled() || subscriptions >= MAX_SUBSCRIPTIONS {
+                return Ok(self.follow(fold).await?);
+            }
+            subscriptions += 1;
+            match self.within_idle(client.subscribe(&id, self.trace)).await {
+                Ok(Ok(again)) => events = again,
+                Ok(Err(_)) | Err(Interruption::Idle) => return Ok(self.follow(fold).await?),
+                Err(interruption) => return Err(self.interrupted_with(interruption, fold).await.into()),
+            }
+        }
+    }
+
+    /// Reads events until the task settles or the stream ends, in order or not.
+    async fn read(
+        &mut self,
+        events: &mut EventStream,
+        fold: &mut Fold<'_>,
+        is_answer: &mut bool,
+    ) -> Result<(), Failure> {
+        let mut last_call: Option<Instant> = None;
+        loop {
+            if fold.is_last() {
+                return Ok(());
+            }
+            if fold.is_settled() {
+                last_call.get_or_insert_with(|| Instant::now() + AFTER_THE_END);
+            }
+            let next = match last_call {
+                Some(until) => match tokio::time::timeout_at(until, events.next()).await {
+                    Ok(next) => Ok(next),
+                    Err(_) => return Ok(()),
+                },
+                None => self.within_idle(events.next()).await,
+            };
+            let event = match next {
+                Ok(Ok(Some(event))) => event,
+                Ok(Ok(None)) => return Ok(()),
+                Ok(Err(ClientError::Broken(error))) => {
+                    tracing::debug!(agent = %self.actions.agent, %error, "a stream was cut off");
+                    return Ok(());
+                }
+                // A task that has ended is not undone by what comes after it.
+                Ok(Err(_)) if fold.is_settled() => return Ok(()),
+                Ok(Err(error)) => {
+                    return Err(match fold.task() {
+                        Some(_) => about_known_task(error, self.known_ref(fold)).into(),
+                        None => Failure::Client(error),
+                    });
+                }
+                // A submitted task may be silent for hours; then it is polled.
+                Err(Interruption::Idle) if self.mode == Mode::Submit && fold.task().is_some() => {
+                    return Ok(());
+                }
+                Err(interruption) => return Err(self.interrupted_with(interruption, fold).await.into()),
+            };
+            if std::mem::take(is_answer) {
+                let frames = fold
+                    .apply_first_after_answer(event)
+                    .map_err(|TooMuch| self.too_much(fold))?;
+                self.tell(fold, frames).await?;
+            } else {
+                self.take(fold, event).await?;
+            }
+        }
+    }
+
+    /// Takes what the agent told, and tells it on.
+    async fn take(&mut self, fold: &mut Fold<'_>, event: Event) -> Result<(), ActionError> {
+        let frames = fold.apply(event).map_err(|TooMuch| self.too_much(fold))?;
+        self.tell(fold, frames).await
+    }
+
+    async fn tell(&mut self, fold: &Fold<'_>, frames: Vec<Frame>) -> Result<(), ActionError> {
+        // The task is remembered as soon as it has a name, so that it can be cancelled and looked up,
+        // and when its status changes. Its settled state is left to the end, when all of it is there.
+        if let Some(task) = fold.task().filter(|task| !task.id.is_empty())
+            && !(task.state.is_final() || task.state.is_waiting())
+            && self.observed != Some(Status::from(&task.state))
+        {
+            self.observed = Some(Status::from(&task.state));
+            self.follow_context(task.context_id.as_deref());
+            self.observe(task, fold.status_texts(), None).await?;
+        }
+        self.is_named |= fold.task().is_some_and(|task| !task.id.is_empty());
+        for frame in frames {
+            self.progress.frame(frame).await;
+        }
+        if self.abandoned && self.is_named {
+            return Err(self.interrupted_with(Interruption::Abandoned, fold).await);
+        }
+        Ok(())
+    }
+
+    /// Whether there is nothing to wait for. Authentication may happen elsewhere, so a submitted
+    /// task is followed on while it waits for that.
+    fn is_over(&self, fold: &Fold<'_>) -> bool {
+        let waits_for_auth = fold
+            .task()
+            .is_some_and(|task| task.state == TaskState::AuthRequired);
+        fold.is_settled() && !(self.mode == Mode::Submit && waits_for_auth)
+    }
+
+    /// Tells how to answer a question after which the task is followed on.
+    async fn tell_of_auth(&mut self, fold: &Fold<'_>) -> Result<(), ActionError> {
+        if let Some(task) = fold
+            .task()
+            .filter(|task| task.state == TaskState::AuthRequired && !self.is_over(fold))
+        {
+            let known = self.actions.memory.ledger.task(&self.actions.agent, &task.id);
+            self.observe(
+                task,
+                fold.status_texts(),
+                known.and_then(|record| record.follow_up.clone()),
+            )
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// The reply for a call that has come to its end.
+    async fn conclude(&mut self, fold: &Fold<'_>) -> Result<Outcome, ActionError> {
+        if let Some(message) = fold.direct() {
+            self.follow_context(message.context_id.as_deref());
+            let content = assemble::of_message(message).map_err(|reason| unreadable(&reason))?;
+            let task = self.task_ref(None, message.context_id.clone());
+            return Ok(Outcome::new(Status::Completed, content, task));
+        }
+        let Some(task) = fold.task() else {
+            return Err(ActionError::internal().after_reaching_agent());
+        };
+        self.follow_context(task.context_id.as_deref());
+        let (outcome, source) = self.observe(task, fold.status_texts(), None).await?;
+        if source == Source::States && !outcome.content.message.is_empty() {
+            self.progress
+                .frame(Frame::Response(outcome.content.message.clone()))
+                .await;
+        }
+        Ok(outcome)
+    }
+
+    /// Remembers where a task stands and makes the reply for it; if it waits, with the follow-up
+    /// that is `known` for its question, or with a new one.
+    pub(super) async fn observe(
+        &self,
+        task: &Task,
+        status_texts: &str,
+        known: Option<FollowUp>,
+    ) -> Result<(Outcome, Source), ActionError> {
+        let memory = &self.actions.memory;
+        let reference = self.task_ref(Some(task.id.clone()), task.context_id.clone());
+        let (content, source) = assemble::of_task(task, status_texts, &self.actions.limits.artifacts)
+            .map_err(|reason| unreadable(&reason).about(reference.clone()))?;
+        let mut outcome = Outcome::new(Status::from(&task.state), content, reference);
+        if task.state.is_waiting() {
+            let known = known.filter(|known| !memory.follow_ups.is_used(&known.id));
+            outcome.follow_up = Some(known.unwrap_or_else(|| self.follow_up(task)));
+        }
+        let before = memory.ledger.task(&self.actions.agent, &task.id);
+        let is_submitted =
+            self.mode == Mode::Submit || before.as_ref().is_some_and(|record| record.is_submitted);
+        let record = Record {
+            task: outcome.task.clone(),
+            state: task.state.clone(),
+            reply: outcome.to_json().into(),
+            follow_up: outcome.follow_up.clone(),
+            is_submitted,
+            ttl: self.actions.limits.task_ttl,
+        };
+        let is_change = before.is_none_or(|before| {
+            let question = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
+            Status::from(&before.state) != outcome.status
+                || question(&before.follow_up) != question(&record.follow_up)
+        });
+        if is_submitted && is_change {
+            self.actions.news(&task.id, record.reply.clone()).await;
+        }
+        memory.ledger.record(&self.actions.agent, &task.id, record);
+        Ok((outcome, source))
+    }
+
+    fn follow_up(&self, task: &Task) -> FollowUp {
+        let waiting = Waiting {
+            task_id: task.id.clone(),
+            context_id: task.context_id.clone(),
+            skill: self.skill.clone(),
+            output_modes: self.output_modes.clone(),
+        };
+        self.actions.memory.follow_ups.park(
+            &self.actions.agent,
+            waiting,
+            self.actions.limits.input_required_ttl,
+        )
+    }
+
+    fn follow_context(&self, context_id: Option<&str>) {
+        if let (Some(session_id), Some(context_id)) = (&self.session_id, context_id) {
+            self.actions
+                .memory
+                .ledger
+                .follow_context(&self.actions.agent, session_id, context_id);
+        }
+    }
+
+    pub(super) fn task_ref(&self, id: Option<String>, context_id: Option<String>) -> TaskRef {
+        TaskRef {
+            id,
+            context_id,
+            agent: Arc::clone(&self.actions.agent),
+            skill: self.skill.clone(),
+        }
+    }
+
+    fn known_ref(&self, fold: &Fold<'_>) -> TaskRef {
+        let task = fold.task();
+        self.task_ref(
+            task.map(|task| task.id.clone()),
+            task.and_then(|task| task.context_id.clone()),
+        )
+    }
+
+    /// Runs a wait until the call's limit, the end of a stop's grace time, or the end of the agent.
+    pub(super) async fn within<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, Interruption> {
+        self.limited(wait, self.deadline).await
+    }
+
+    /// The same, for a wait in which a stream may not be silent for too long.
+    async fn within_idle<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, Interruption> {
+        // In mode `final` nobody sees the stream, and the call has a limit of its own.
+        if self.mode == Mode::Final {
+            return self.within(wait).await;
+        }
+        let idle = Instant::now() + self.actions.limits.stream_idle_timeout;
+        let result = self.limited(wait, idle.min(self.deadline)).await;
+        result.map_err(|why| {
+            if why == Interruption::Deadline && idle < self.deadline {
+                Interruption::Idle
+            } else {
+                why
+            }
+        })
+    }
+
+    async fn limited<T>(&mut self, wait: impl Future<Output = T>, until: Instant) -> Result<T, Interruption> {
+        tokio::pin!(wait);
+        let gone = self.instance.gone.clone();
+        let hurry = self.actions.hurry.clone();
+        // Nobody waits for a submitted task, so neither does a stop.
+        let leave = (self.mode == Mode::Submit && self.is_named).then(|| self.actions.leave.clone());
+        let leave = async {
+            match leave {
+                Some(leave) => leave.cancelled_owned().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(leave);
+        let end = tokio::time::sleep_until(until);
+        tokio::pin!(end);
+        loop {
+            let patience = self.progress.patience().filter(|_| !self.abandoned);
+            let silence = async {
+                match patience {
+                    Some(patience) => tokio::time::sleep(patience).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                result = &mut wait => return Ok(result),
+                () = gone.cancelled() => return Err(Interruption::Gone),
+                () = &mut end => return Err(Interruption::Deadline),
+                () = hurry.cancelled() => return Err(Interruption::Hurry),
+                () = &mut leave => return Err(Interruption::Hurry),
+                () = silence => {
+                    self.abandoned |= self.progress.keep_alive().await == Audience::Gone;
+                    if self.abandoned && self.is_named {
+                        return Err(Interruption::Abandoned);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn interrupted_with(&self, why: Interruption, fold: &Fold<'_>) -> ActionError {
+        let task = fold
+            .task()
+            .filter(|task| !task.id.is_empty())
+            .map(|_| self.known_ref(fold));
+        self.interrupted(why, task).await
+    }
+
+    /// Cancels what was interrupted, if its task is known, and says how that went.
+    pub(super) async fn interrupted(&self, why: Interruption, task: Option<TaskRef>) -> ActionError {
+        let message = match why {
+            Interruption::Gone => {
+                let error = match task {
+                    Some(task) => {
+                        ActionError::new(Code::TaskLost, "the agent ended while it held the task").about(task)
+                    }
+                    None => ActionError::new(Code::OutcomeUnknown, "the agent ended before it answered"),
+                };
+                return error.after_reaching_agent();
+            }
+            Interruption::Deadline => "the agent did not end within the limit",
+            Interruption::Idle => "the agent was silent for too long (`stream_idle_timeout`)",
+            Interruption::Hurry => "the bridge is stopping and the agent did not end in time",
+            Interruption::Abandoned => "nobody listens any more",
+        };
+        // A submitted task goes on without the bridge; only its own limit ends it.
+        let leaves_it = self.mode == Mode::Submit && why == Interruption::Hurry;
+        let id = task
+            .as_ref()
+            .and_then(|task| task.id.clone())
+            .filter(|_| !leaves_it);
+        let mut cancelled = None;
+        if let Some(id) = id {
+            cancelled = Some(self.cancel_at_agent(&id).await);
+        }
+        let mut error = ActionError {
+            task,
+            ..ActionError::new(Code::Timeout, message)
+        };
+        error.info.cancelled = Some(cancelled);
+        error.after_reaching_agent()
+    }
+
+    async fn cancel_at_agent(&self, task_id: &str) -> bool {
+        let client = &self.instance.client;
+        match tokio::time::timeout(CANCEL_AT_AGENT, client.cancel(task_id, self.trace)).await {
+            Ok(Ok(task)) => {
+                let cancelled = task.state == TaskState::Canceled;
+                let _ = self
+                    .observe(
+                        &Task {
+                            id: task_id.to_owned(),
+                            ..task
+                        },
+                        "",
+                        None,
+                    )
+                    .await;
+                cancelled
+            }
+            Ok(Err(_)) | Err(_) => false,
+        }
+    }
+
+    fn unknown(&self, why: &str, fold: &Fold<'_>) -> ActionError {
+        let message = format!("the agent can no longer be asked what became of the task: {why}");
+        ActionError::new(Code::OutcomeUnknown, message)
+            .after_reaching_agent()
+            .about(self.known_ref(fold))
+    }
+
+    fn too_much(&self, fold: &Fold<'_>) -> ActionError {
+        let limit = self.actions.limits.max_response_size;
+        let error = ClientError::TooLarge { limit };
+        ActionError::from_client(error).about(self.known_ref(fold))
+    }
+}
+
+impl From<Answer> for Event {
+    fn from(answer: Answer) -> Self {
+        match answer {
+            Answer::Task(task) => Self::Task(task),
+            Answer::Message(message) => Self::Message(message),
+        }
+    }
+}
+
+/// An error about a task that was seen here: when the agent does not know it any more, it is lost.
+pub(super) fn about_known_task(error: ClientError, task: TaskRef) -> ActionError {
+    let lost = error.rpc_code() == Some(code::TASK_NOT_FOUND);
+    let mut error = ActionError::from_client(error).about(task);
+    if lost {
+        error.info.code = Code::TaskLost;
+    }
+    error
+}
+
+fn unreadable(reason: &str) -> ActionError {
+    let message = format!("the agent answered with something that is not A2A: {reason}");
+    ActionError::new(Code::AgentError, message).after_reaching_agent()
+}
+
+/// Whether the agent says that it does not stream, which means that it has not taken the message.
+fn is_unsupported(error: &ClientError) -> bool {
+    matches!(
+        error.rpc_code(),
+        Some(code::UNSUPPORTED_OPERATION | code::METHOD_NOT_FOUND)
+    )
+}

@@ -1,0 +1,312 @@
+//! The frames of a streamed reply, on their way to the caller's inbox.
+
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, HeaderMap, HeaderValue, StatusCode, Subject, Subscriber};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::envelope::Outgoing;
+use crate::a2a::client::chain;
+use crate::a2a::dialect::{V1Part as WirePart, v1_part};
+use crate::a2a::model::{ArtifactUpdate, File, FileContent, Part};
+use crate::action::once::Reply;
+use crate::action::progress::{Audience, Frame, Progress};
+
+/// What a frame costs beside its data: the type around it, and its headers.
+const OVERHEAD: usize = 256;
+/// How long to wait for the server to say that nobody listens.
+const PROBE: Duration = Duration::from_millis(300);
+
+/// The way to one caller.
+#[derive(Debug)]
+pub struct Frames {
+    client: Client,
+    to: Subject,
+    sequence: u64,
+    keepalive: Duration,
+    last_sent: Instant,
+    probe: Option<Probe>,
+}
+
+/// Finds out whether somebody listens, when the caller wants the task cancelled otherwise.
+#[derive(Debug)]
+enum Probe {
+    Wanted,
+    Open { inbox: Subject, answers: Subscriber },
+}
+
+#[derive(Serialize)]
+struct Body<'a, T: ?Sized> {
+    r#type: &'a str,
+    data: &'a T,
+}
+
+impl Frames {
+    /// Frames go to `to`; silence is broken after `keepalive`.
+    pub fn new(client: Client, to: Subject, keepalive: Duration, cancel_on_disconnect: bool) -> Self {
+        let probe = cancel_on_disconnect.then_some(Probe::Wanted);
+        Self {
+            client,
+            to,
+            sequence: 0,
+            keepalive,
+            last_sent: Instant::now(),
+            probe,
+        }
+    }
+
+    /// The first frame, before the agent is called.
+    pub async fn acknowledge(&mut self) {
+        self.publish(&Body {
+            r#type: "status",
+            data: &"ack",
+        })
+        .await;
+    }
+
+    /// The last frame, and the empty message that ends the stream; the error, for the counts.
+    pub async fn finish(mut self, reply: Reply) -> Option<(u16, &'static str)> {
+        let Outgoing { body, headers, error } = Outgoing::new(reply, self.client.max_payload(), OVERHEAD);
+        let frame = match std::str::from_utf8(&body)
+            .ok()
+            .and_then(|json| serde_json::from_str::<&RawValue>(json).ok())
+        {
+            Some(data) => json(&Body {
+                r#type: "result",
+                data,
+            }),
+            // Cannot happen: the reply was serialized a moment ago.
+            None => body,
+        };
+        self.send(headers.unwrap_or_default(), frame).await;
+        self.done(self.client.publish(self.to.clone(), Bytes::new()).await);
+        error
+    }
+
+    async fn publish(&mut self, body: &impl Serialize) {
+        self.send(HeaderMap::new(), json(body)).await;
+    }
+
+    async fn send(&mut self, mut headers: HeaderMap, body: Bytes) {
+        headers.insert("A2A-Seq", HeaderValue::from(self.sequence));
+        self.sequence += 1;
+        self.last_sent = Instant::now();
+        let sent = match &self.probe {
+            Some(Probe::Open { inbox, .. }) => {
+                let (to, inbox) = (self.to.clone(), inbox.clone());
+                self.client
+                    .publish_with_reply_and_headers(to, inbox, headers, body)
+                    .await
+            }
+            _ => {
+                self.client
+                    .publish_with_headers(self.to.clone(), headers, body)
+                    .await
+            }
+        };
+        self.done(sent);
+    }
+
+    fn done(&self, sent: Result<(), async_nats::PublishError>) {
+        if let Err(error) = sent {
+            tracing::warn!(error = chain(&error), "a frame could not be sent");
+        }
+    }
+
+    fn fits(&self, body: &Bytes) -> bool {
+        body.len() + OVERHEAD <= self.client.max_payload()
+    }
+
+    /// Sends text in as many frames as it takes.
+    async fn text<'t>(&mut self, text: &'t str, frame: impl Fn(&'t str) -> Bytes) {
+        let mut left = vec![text];
+        while let Some(text) = left.pop() {
+            let body = frame(text);
+            let middle = (text.len() / 2..text.len()).find(|&at| at > 0 && text.is_char_boundary(at));
+            match middle.filter(|_| !self.fits(&body)).map(|at| text.split_at(at)) {
+                None => self.send(HeaderMap::new(), body).await,
+                Some((first, second)) => left.extend([second, first]),
+            }
+        }
+    }
+
+    /// Sends an artifact, in pieces that append to each other where it does not fit into one frame.
+    async fn artifact(&mut self, update: ArtifactUpdate) {
+        let (artifact_id, name) = (update.artifact.id.as_deref(), update.artifact.name.as_deref());
+        let frame = |parts: Vec<Piece<'_>>, append, last_chunk| {
+            let data = ArtifactData {
+                artifact_id,
+                name,
+                append,
+                last_chunk,
+                parts,
+            };
+            json(&Body {
+                r#type: "artifact",
+                data: &data,
+            })
+        };
+        let parts = &update.artifact.parts;
+        let whole = parts.iter().map(|part| Piece::Part(v1_part(part))).collect();
+        let whole = frame(whole, update.append, update.last_chunk);
+        if self.fits(&whole) {
+            return self.send(HeaderMap::new(), whole).await;
+        }
+        let pieces: Vec<_> = parts
+            .iter()
+            .flat_map(|part| split(part, self.client.max_payload()))
+            .collect();
+        let count = pieces.len();
+        for (index, piece) in pieces.into_iter().enumerate() {
+            let is_last = update.last_chunk && index + 1 == count;
+            let body = frame(vec![piece], update.append || index > 0, is_last);
+            self.send(HeaderMap::new(), body).await;
+        }
+    }
+
+    /// Whether the server says that nobody is subscribed to the caller's inbox.
+    async fn is_nobody_there(&mut self) -> bool {
+        if let Some(Probe::Wanted) = self.probe {
+            let inbox = Subject::from(self.client.new_inbox());
+            if let Ok(answers) = self.client.subscribe(inbox.clone()).await {
+                self.probe = Some(Probe::Open { inbox, answers });
+            }
+        }
+        self.acknowledge().await;
+        match &mut self.probe {
+            Some(Probe::Open { answers, .. }) => {
+                let answer = tokio::time::timeout(PROBE, answers.next()).await;
+                matches!(answer, Ok(Some(message)) if message.status == Some(StatusCode::NO_RESPONDERS))
+            }
+            _ => false,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ArtifactData<'a> {
+    artifact_id: Option<&'a str>,
+    name: Option<&'a str>,
+    append: bool,
+    last_chunk: bool,
+    parts: Vec<Piece<'a>>,
+}
+
+/// A part as the caller sees it, in v1.0's shape.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Piece<'a> {
+    Part(WirePart<'a>),
+    /// What cannot be cut and does not fit is told without its content, and the stream goes on.
+    Omitted {
+        filename: Option<&'a str>,
+        size: usize,
+        omitted: &'static str,
+    },
+}
+
+#[derive(Serialize)]
+struct StateData<'a> {
+    state: &'a str,
+    message: &'a str,
+}
+
+#[derive(Serialize)]
+struct TaskData<'a> {
+    id: &'a str,
+    context_id: Option<&'a str>,
+}
+
+impl Progress for Frames {
+    async fn frame(&mut self, frame: Frame) {
+        match frame {
+            Frame::Task { id, context_id } => {
+                let data = TaskData {
+                    id: &id,
+                    context_id: context_id.as_deref(),
+                };
+                self.publish(&Body {
+                    r#type: "task",
+                    data: &data,
+                })
+                .await;
+            }
+            Frame::State { state, message } => {
+                let state = state.as_str();
+                let frame = |message| {
+                    json(&Body {
+                        r#type: "state",
+                        data: &StateData { state, message },
+                    })
+                };
+                self.text(&message, frame).await;
+            }
+            Frame::Artifact(update) => self.artifact(update).await,
+            Frame::Response(text) => {
+                self.text(&text, |text| {
+                    json(&Body {
+                        r#type: "response",
+                        data: &text,
+                    })
+                })
+                .await;
+            }
+        }
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        Some(self.keepalive.saturating_sub(self.last_sent.elapsed()))
+    }
+
+    async fn keep_alive(&mut self) -> Audience {
+        if self.is_nobody_there().await {
+            Audience::Gone
+        } else {
+            Audience::There
+        }
+    }
+}
+
+/// A part in pieces of less than `max_payload`.
+fn split(part: &Part, max_payload: usize) -> Vec<Piece<'_>> {
+    // Escapes can make a text in JSON six times as long.
+    let room = max_payload.saturating_sub(OVERHEAD) / 6;
+    let omitted = |filename, size| {
+        vec![Piece::Omitted {
+            filename,
+            size,
+            omitted: "too_large",
+        }]
+    };
+    match part {
+        Part::Text(text) if text.len() > room => {
+            let mut pieces = Vec::new();
+            let mut rest = text.as_str();
+            while !rest.is_empty() {
+                let head = crate::json::head(rest, room.max(4));
+                pieces.push(Piece::Part(WirePart {
+                    text: Some(head),
+                    ..WirePart::default()
+                }));
+                rest = rest.get(head.len()..).unwrap_or_default();
+            }
+            pieces
+        }
+        Part::File(File {
+            name,
+            content: FileContent::Base64(bytes),
+            ..
+        }) if bytes.len() + OVERHEAD > max_payload => omitted(name.as_deref(), bytes.len() / 4 * 3),
+        Part::Data(data) if data.get().len() + OVERHEAD > max_payload => omitted(None, data.get().len()),
+        other => vec![Piece::Part(v1_part(other))],
+    }
+}
+
+fn json(body: &impl Serialize) -> Bytes {
+    serde_json::to_vec(body)
+        .expect("strings, numbers and raw JSON always serialize")
+        .into()
+}

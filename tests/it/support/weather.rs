@@ -1,0 +1,118 @@
+//! A service as an agent named `weather` would have it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use a2a_bridge::bus::service::{Description, Endpoint, Handler, Mesh, Request, Service};
+use a2a_bridge::bus::subject::{ReplyGuard, Token};
+use async_nats::client::RequestErrorKind;
+use async_nats::{Client, ConnectOptions};
+use serde_json::Value;
+use tokio_util::task::TaskTracker;
+
+use super::nats::NatsServer;
+
+/// A service named `weather` with the permanent endpoint `card`, and someone who calls it.
+pub struct Weather {
+    pub server: NatsServer,
+    pub caller: Client,
+    pub mesh: Mesh,
+    pub service: Service,
+}
+
+impl Weather {
+    pub async fn start() -> Self {
+        Self::start_on(NatsServer::start().await, ConnectOptions::new()).await
+    }
+
+    pub async fn start_on(server: NatsServer, options: ConnectOptions) -> Self {
+        let caller = server.connect().await;
+        let client = server.connect_with(options).await;
+        let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
+        let mesh = Mesh {
+            client,
+            guard,
+            tasks: TaskTracker::new(),
+        };
+        let description = Description {
+            version: "1.2.3".into(),
+            description: "Forecasts".into(),
+            metadata: BTreeMap::from([("a2a.state".into(), "starting".into())]),
+        };
+        let card = (endpoint("a2a.card.weather", "card"), answer(&mesh, "a card"));
+        let service = Service::start(&mesh, Token::new("weather"), "a2a", description, vec![card])
+            .await
+            .unwrap();
+        Self {
+            server,
+            caller,
+            mesh,
+            service,
+        }
+    }
+
+    pub async fn publish(&self, endpoints: &[(&str, &str)]) {
+        let endpoints = endpoints.iter().map(|(subject, text)| {
+            let mut endpoint = endpoint(subject, subject.rsplit('.').next().unwrap());
+            endpoint.metadata.insert("description".into(), (*text).into());
+            (endpoint, answer(&self.mesh, text))
+        });
+        self.service.publish(endpoints.collect()).await.unwrap();
+    }
+
+    pub async fn ask(&self, subject: &str) -> Result<String, RequestErrorKind> {
+        match self.caller.request(subject.to_owned(), "now".into()).await {
+            Ok(message) => Ok(String::from_utf8(message.payload.to_vec()).unwrap()),
+            Err(error) => Err(error.kind()),
+        }
+    }
+
+    pub async fn question(&self, verb: &str) -> Value {
+        serde_json::from_str(&self.ask(&format!("$SRV.{verb}.weather")).await.unwrap()).unwrap()
+    }
+
+    pub async fn endpoint_names(&self) -> Vec<String> {
+        let info = self.question("INFO").await;
+        let endpoints = info["endpoints"].as_array().unwrap();
+        endpoints
+            .iter()
+            .map(|endpoint| endpoint["name"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    /// `num_requests` and `num_errors`, and the last error.
+    pub async fn counts(&self, endpoint: &str) -> (u64, u64, String) {
+        let stats = self.question("STATS").await;
+        let found = stats["endpoints"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|one| one["name"] == endpoint)
+            .unwrap();
+        let count = |key: &str| found[key].as_u64().unwrap();
+        (
+            count("num_requests"),
+            count("num_errors"),
+            found["last_error"].as_str().unwrap().to_owned(),
+        )
+    }
+}
+
+pub fn endpoint(subject: &str, name: &str) -> Endpoint {
+    Endpoint {
+        name: name.into(),
+        subject: subject.into(),
+        metadata: BTreeMap::new(),
+    }
+}
+
+pub fn answer(mesh: &Mesh, text: &str) -> Handler {
+    let (mesh, text) = (mesh.clone(), text.to_owned());
+    Arc::new(move |Request { message, call }| {
+        let (client, text) = (mesh.client.clone(), text.clone());
+        mesh.tasks.spawn(async move {
+            client.publish(message.reply.unwrap(), text.into()).await.unwrap();
+            call.succeed();
+        });
+    })
+}
