@@ -45,7 +45,8 @@ impl Show<'_> {
                 };
                 let reason = match To::Stderr.clean(reply.message().trim()) {
                     reason if reason.is_empty() && status != "CANCELED" => ": no reason given".to_owned(),
-                    reason if reason.is_empty() => reason,
+                    // Who watched the task knows where it was.
+                    reason if reason.is_empty() || status == "CANCELED" && came.shown => String::new(),
                     reason => format!(": {reason}"),
                 };
                 say(format_args!("{}{reason}", To::Stderr.paint(colour, word)));

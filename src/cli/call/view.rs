@@ -26,7 +26,12 @@ pub(super) struct View {
     task: Option<String>,
     expected: Option<u64>,
     lost: u64,
-    last_state: String,
+    /// Everything that the states said.
+    states: String,
+    /// What the last state said, if it ended the task.
+    last_words: String,
+    /// A response that may be the reason of a failure.
+    held: Option<String>,
 }
 
 impl View {
@@ -60,8 +65,13 @@ impl View {
                 let text = data.as_str().unwrap_or_default();
                 self.is_answer(text);
                 self.flush_notice()?;
-                self.shown.push_str(text);
-                write(&To::Stdout.clean(text))
+                // Made of what the states said: whether it is the answer or the reason of a failure, the
+                // result will tell.
+                if self.shown.is_empty() && squeezed(text) == squeezed(&self.states) {
+                    self.held = Some(text.to_owned());
+                    return Ok(());
+                }
+                self.show(text)
             }
             "artifact" => {
                 self.flush_notice()?;
@@ -70,21 +80,32 @@ impl View {
             }
             "state" => {
                 self.flush_notice()?;
-                let line = match (data.text("/state"), data.text("/message")) {
-                    (_, Some(text)) if !text.trim().is_empty() => one_line(text),
-                    (Some(state), _) => state.to_owned(),
-                    _ => return Ok(()),
-                };
-                // The state alone is told once, texts each time.
-                if line != self.last_state && To::Stderr.is_terminal() {
-                    self.break_line()?;
-                    remark(format_args!("· {}", shorten(&line, MAX_NOTICE)));
+                let text = data.text("/message").unwrap_or_default();
+                self.states.push_str(text);
+                let is_open = matches!(data.text("/state"), Some("working" | "submitted" | "unknown"));
+                if is_open {
+                    self.remark_on(text)
+                } else {
+                    self.last_words = text.to_owned();
+                    Ok(())
                 }
-                self.last_state = line;
-                Ok(())
             }
             _ => Ok(()),
         }
+    }
+
+    fn show(&mut self, text: &str) -> Result<(), Failure> {
+        self.shown.push_str(text);
+        write(&To::Stdout.clean(text))
+    }
+
+    /// What the agent says about its state, for somebody who watches.
+    fn remark_on(&mut self, text: &str) -> Result<(), Failure> {
+        if !text.trim().is_empty() && To::Stderr.is_terminal() {
+            self.break_line()?;
+            remark(format_args!("· {}", shorten(&one_line(text), MAX_NOTICE)));
+        }
+        Ok(())
     }
 
     /// A response came: an artifact with that text was part of the answer.
@@ -108,7 +129,9 @@ impl View {
         let id = text("artifact_id");
         let parts = artifact.list("/parts").iter();
         let said: String = parts.filter_map(|part| part.text("/text")).collect();
-        (!said.trim().is_empty() && !self.answers.contains(&id)).then(|| (id, text("name"), said))
+        // A closing artifact often repeats all that was streamed.
+        let is_new = !self.answers.contains(&id) && !squeezed(&self.shown).contains(&squeezed(&said));
+        is_new.then(|| (id, text("name"), said))
     }
 
     fn flush_notice(&mut self) -> Result<(), Failure> {
@@ -133,24 +156,38 @@ impl View {
     /// The result has the last word. Whether it is on the screen already.
     pub(super) fn finish(&mut self, reply: &Reply) -> Result<bool, Failure> {
         self.flush_notice()?;
+        if let Some(held) = self.held.take() {
+            if reply.status() != "COMPLETED" {
+                return Ok(To::Stderr.is_terminal());
+            }
+            self.show(&held)?;
+        }
+        if !self.shown.is_empty() && !self.shown.ends_with('\n') {
+            self.show("\n")?;
+        }
+        if reply.status() == "COMPLETED" && !squeezed(reply.message()).contains(&squeezed(&self.last_words)) {
+            let words = std::mem::take(&mut self.last_words);
+            self.remark_on(&words)?;
+        }
         if self.shown.is_empty() {
             return Ok(false);
         }
-        if !self.shown.ends_with('\n') {
-            self.shown.push('\n');
-            write("\n")?;
-        }
         // How parts are joined may differ; what they say may not.
-        let said = |text: &str| text.chars().filter(|c| !c.is_whitespace()).collect::<String>();
-        if said(&self.shown) == said(reply.message()) {
+        if squeezed(&self.shown) == squeezed(reply.message()) {
             return Ok(true);
         }
         if self.lost > 0 {
             remark(format_args!("{} frames were lost on the way", self.lost));
         }
-        remark("the whole answer:");
+        if reply.status() == "COMPLETED" {
+            remark("the whole answer:");
+        }
         Ok(false)
     }
+}
+
+fn squeezed(text: &str) -> String {
+    text.chars().filter(|c| !c.is_whitespace()).collect()
 }
 
 #[cfg(test)]
@@ -176,14 +213,35 @@ mod tests {
         assert!(view.pending.is_none(), "a later piece of the answer is no notice");
         view.take("response", &json!("lo"), true).unwrap();
         assert!(
-            view.finish(&Reply::from_value(json!({"message": "hel\nlo"})))
-                .unwrap()
+            view.finish(&Reply::from_value(
+                json!({"status": "COMPLETED", "message": "hel\nlo"})
+            ))
+            .unwrap()
         );
         assert!(
             !view
-                .finish(&Reply::from_value(json!({"message": "other"})))
+                .finish(&Reply::from_value(
+                    json!({"status": "COMPLETED", "message": "other"})
+                ))
                 .unwrap()
         );
+    }
+
+    #[test]
+    fn what_states_said_is_an_answer_only_if_the_task_is_done() {
+        for (status, shown) in [("COMPLETED", "one two\n"), ("FAILED", "")] {
+            let mut view = View::new();
+            view.take("state", &json!({"state": "working", "message": "one "}), true)
+                .unwrap();
+            view.take("state", &json!({"state": "failed", "message": "two"}), true)
+                .unwrap();
+            view.take("response", &json!("one two"), true).unwrap();
+            view.finish(&Reply::from_value(
+                json!({"status": status, "message": "one two"}),
+            ))
+            .unwrap();
+            assert_eq!(view.shown, shown);
+        }
     }
 
     #[test]
