@@ -210,6 +210,8 @@ impl<P: Progress> Journey<'_, P> {
             };
             // Without a settled state, or without any content: ask what became of the task.
             match tokio::time::timeout(ASIDE, client.get(&id, self.trace)).await {
+                // A state that ended the task is not undone by an older one.
+                Ok(Ok(seen)) if fold.is_settled() && !(seen.state.is_final() || seen.state.is_waiting()) => {}
                 Ok(Ok(seen)) => {
                     self.take(
                         fold,

@@ -156,11 +156,11 @@ impl Desk {
             }
             Ok(Plan::Wait { reply, mode, permit }) => {
                 let reply = once::reply_of_first(reply).await;
+                drop(permit);
                 match mode {
                     Mode::Stream => self.end_frames(self.frames(to, false), reply, call).await,
                     Mode::Final | Mode::Submit => self.respond(to, reply, call).await,
                 }
-                drop(permit);
             }
             Ok(Plan::Run(run)) => self.run(&job, run, &message, to, call).await,
         }
@@ -187,6 +187,8 @@ impl Desk {
             Mode::Final => {
                 let reply = self.guarded(work, &mut Silent).await;
                 finish(running, &reply);
+                // Whoever has a reply may call again at once.
+                drop(permits);
                 self.respond(to, reply, call).await;
             }
             Mode::Stream => {
@@ -194,6 +196,7 @@ impl Desk {
                 frames.acknowledge().await;
                 let reply = self.guarded(work, &mut frames).await;
                 finish(running, &reply);
+                drop(permits);
                 self.end_frames(frames, reply, call).await;
             }
             Mode::Submit => {
@@ -211,10 +214,8 @@ impl Desk {
                 };
                 let reply = self.guarded(work, &mut submission).await;
                 submission.end(reply).await;
-                return;
             }
         }
-        drop(permits);
     }
 
     fn frames(&self, to: Subject, cancel_on_disconnect: bool) -> Frames {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Bridge, Peer, SOON, attached, eventually, launched};
+use crate::support::{Answer, Bridge, Peer, attached, launched};
 
 #[tokio::test]
 async fn an_agent_that_never_answers_ends_in_a_timeout_without_a_task() {
@@ -75,11 +75,8 @@ async fn one_call_too_many_is_busy_while_tasks_can_still_be_looked_up_and_cancel
         .expect("COMPLETED")
         .task_id();
     let mut slow = bridge.begin_slow("demo", 60).await;
-    let busy = eventually(SOON, || async {
-        let reply = bridge.prompt("demo.echo", "x").await;
-        (!reply.is("COMPLETED")).then_some(reply)
-    })
-    .await;
+    let task = bridge.working_task("demo").await;
+    let busy = bridge.prompt("demo.echo", "x").await;
     let busy = busy.expect_error("busy").saying("max_in_flight");
     assert_eq!(busy["error_info"]["retryable"], true);
     bridge
@@ -88,12 +85,21 @@ async fn one_call_too_many_is_busy_while_tasks_can_still_be_looked_up_and_cancel
         .expect_error("busy");
     bridge.get_task("demo", &done).await.expect("COMPLETED");
     assert!(bridge.card("demo").await["name"].is_string());
-    let task = bridge.working_task("demo").await;
     let cancelled = bridge.cancel_task("demo", &task).await;
     assert!(cancelled.is("CANCELED"), "{cancelled:?}");
     assert_eq!(cancelled["success"], true);
     slow.reply().await.expect("CANCELED");
     bridge.prompt("demo.echo", "free again").await.expect("COMPLETED");
+}
+
+#[tokio::test]
+async fn whoever_has_a_reply_may_call_again_at_once() {
+    let peer = Peer::agent(|seen| Answer::task(seen, "TASK_STATE_COMPLETED", "done"));
+    let agent = attached("peer", &peer.url()).set("max_in_flight", 1);
+    let bridge = Bridge::of(agent).start().await;
+    for _ in 0..300 {
+        bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
+    }
 }
 
 #[tokio::test]

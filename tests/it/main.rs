@@ -26,6 +26,8 @@ mod secrets;
 mod service;
 mod shutdown;
 mod states;
+mod stream_faults;
 mod streams;
+mod submit;
 mod support;
 mod tasks;

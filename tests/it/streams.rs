@@ -6,7 +6,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::frames::Stream;
-use crate::support::peer::{Answer, Seen};
+use crate::support::peer::{Answer, Seen, streaming_card};
 use crate::support::{Bridge, Peer, SOON, attached, eventually, launched};
 
 #[rstest]
@@ -295,11 +295,7 @@ fn recordings() -> Vec<(String, &'static str, Vec<u8>)> {
 /// An agent that answers a stream with a recording, in pieces, and knows no task afterwards.
 fn player(protocol: &'static str, recording: Vec<u8>, piece: usize) -> Peer {
     Peer::start(move |seen: &Seen| match seen.method.as_str() {
-        "GET" if protocol == "1.0" => {
-            let mut card = crate::support::peer::card(&["ask"]);
-            card["capabilities"] = json!({"streaming": true});
-            Answer::json(&card)
-        }
+        "GET" if protocol == "1.0" => Answer::json(&streaming_card(&["ask"])),
         "GET" => Answer::json(&json!({
             "name": "Peer", "description": "", "version": "1.0.0", "protocolVersion": "0.3.0", "url": "/",
             "preferredTransport": "JSONRPC", "capabilities": {"streaming": true}, "skills": [{"id": "ask", "name": "ask"}],

@@ -347,6 +347,10 @@ impl Bridge {
         processes::marked(&self.mark)
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: Signal) {
         processes::signal(i32::try_from(self.child.id()).unwrap(), signal);
     }

@@ -57,6 +57,28 @@ impl DemoAgent {
         }
     }
 
+    /// The state of a task, asked for at the agent itself.
+    pub async fn state_of(&self, task_id: &str) -> String {
+        let body =
+            serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": task_id}});
+        let request = reqwest::Client::new()
+            .post(self.url())
+            .header("A2A-Version", "1.0");
+        let answer = request
+            .body(body.to_string())
+            .send()
+            .await
+            .unwrap()
+            .bytes()
+            .await
+            .unwrap();
+        let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+        answer["result"]["status"]["state"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    }
+
     /// Where it listens.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)

@@ -11,7 +11,7 @@ pub mod peer;
 pub mod processes;
 pub mod weather;
 
-pub use bridge::{AgentSettings, Bridge, attached, launched};
+pub use bridge::{Bridge, attached, launched};
 pub use caller::Reply;
 pub use demo_agent::DemoAgent;
 pub use eventually::{eventually, eventually_eq};

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -41,6 +42,9 @@ pub enum Answer {
     Raw(Vec<u8>),
     /// Server-sent events, written in pieces of this size.
     Events(Vec<u8>, usize),
+    /// The beginning of a stream of events, then these bytes again and again with a pause between them,
+    /// until the reader leaves.
+    Endless(Vec<u8>, Vec<u8>, Duration),
     /// Nothing, and the end of the connection.
     Close,
 }
@@ -73,6 +77,9 @@ impl Answer {
         Self::result(seen, &if is_send { json!({ "task": task }) } else { task })
     }
 }
+
+/// The head of a stream of events.
+const EVENTS: &str = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
 
 /// A server on a free port. Dropping it ends it.
 pub struct Peer {
@@ -142,6 +149,13 @@ impl Drop for Peer {
     }
 }
 
+/// A card of A2A 1.0 with these skills, of an agent that streams.
+pub fn streaming_card(skills: &[&str]) -> Value {
+    let mut card = card(skills);
+    card["capabilities"] = json!({"streaming": true});
+    card
+}
+
 /// A card of A2A 1.0 with these skills.
 pub fn card(skills: &[&str]) -> Value {
     let skill = |id: &&str| json!({"id": id, "name": id, "description": format!("Does {id}"), "tags": []});
@@ -184,11 +198,22 @@ fn write(mut stream: TcpStream, answer: &Answer) {
     let _ = match answer {
         Answer::Close => Ok(()),
         Answer::Raw(bytes) => stream.write_all(bytes),
+        Answer::Endless(begin, more, pause) => {
+            let _ = stream.set_nodelay(true);
+            let begun = stream
+                .write_all(EVENTS.as_bytes())
+                .and_then(|()| stream.write_all(begin));
+            begun.and_then(|()| {
+                loop {
+                    stream.write_all(more)?;
+                    std::thread::park_timeout(*pause);
+                }
+            })
+        }
         Answer::Events(body, piece) => {
-            let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
             let _ = stream.set_nodelay(true);
             stream
-                .write_all(head.as_bytes())
+                .write_all(EVENTS.as_bytes())
                 .and_then(|()| body.chunks(*piece).try_for_each(|piece| stream.write_all(piece)))
         }
         Answer::Http(status, headers, body) => {
