@@ -33,16 +33,28 @@ pub(super) struct Connection {
     #[arg(long, global = true, value_name = "URL", env = "NATS_URL", hide_env_values = true, default_value = DEFAULT_URL)]
     nats: String,
     /// Log in with a `.creds` file
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_CREDS")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "NATS_CREDS",
+        hide_env_values = true
+    )]
     creds: Option<PathBuf>,
     /// Log in with the nkey seed in this file
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_NKEY")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "NATS_NKEY",
+        hide_env_values = true
+    )]
     nkey: Option<PathBuf>,
     /// Log in with a token; better given by the variable, as others see arguments
     #[arg(long, global = true, env = "NATS_TOKEN", hide_env_values = true)]
     token: Option<String>,
     /// Log in with a user name and `--password`
-    #[arg(long, global = true, env = "NATS_USER")]
+    #[arg(long, global = true, env = "NATS_USER", hide_env_values = true)]
     user: Option<String>,
     /// The password of `--user`; better given by the variable, as others see arguments
     #[arg(
@@ -54,7 +66,13 @@ pub(super) struct Connection {
     )]
     password: Option<String>,
     /// PEM file with the authorities to trust
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_CA")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "NATS_CA",
+        hide_env_values = true
+    )]
     tls_ca: Option<PathBuf>,
     /// PEM file with a client certificate
     #[arg(
@@ -62,6 +80,7 @@ pub(super) struct Connection {
         global = true,
         value_name = "FILE",
         env = "NATS_CERT",
+        hide_env_values = true,
         requires = "tls_key"
     )]
     tls_cert: Option<PathBuf>,
@@ -71,11 +90,12 @@ pub(super) struct Connection {
         global = true,
         value_name = "FILE",
         env = "NATS_KEY",
+        hide_env_values = true,
         requires = "tls_cert"
     )]
     tls_key: Option<PathBuf>,
     /// First word of the bridge's subjects (`nats.subject_prefix` in its settings)
-    #[arg(long, global = true, env = "A2A_BRIDGE_PREFIX", default_value = DEFAULT_PREFIX)]
+    #[arg(long, global = true, env = "A2A_BRIDGE_PREFIX", hide_env_values = true, default_value = DEFAULT_PREFIX)]
     prefix: String,
 }
 

@@ -59,22 +59,25 @@ Exit codes: 0 well, 1 the action failed, 64 usage, 69 no NATS or nobody there, 7
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// What to log, in the form of RUST_LOG, such as `warn` or `info,a2a_bridge=debug`; `info` for `run`,
-    /// `check` and `demo-agent`, else `error`
+    /// What to log, in the form of RUST_LOG, such as `warn` or `info,a2a_bridge=debug`
     #[arg(
         long,
         global = true,
         value_name = "FILTER",
         env = "A2A_BRIDGE_LOG",
+        hide_env_values = true,
         help_heading = "Log"
     )]
     log: Option<String>,
-    /// How to log
+    /// How to log: `text` or `json`
     #[arg(
         long,
         global = true,
         value_enum,
+        hide_possible_values = true,
+        value_name = "FORM",
         env = "A2A_BRIDGE_LOG_FORMAT",
+        hide_env_values = true,
         default_value = "text",
         help_heading = "Log"
     )]
@@ -127,6 +130,7 @@ struct Settings {
         short,
         value_name = "FILE",
         env = "A2A_BRIDGE_CONFIG",
+        hide_env_values = true,
         default_value = "a2a-bridge.yaml"
     )]
     config: PathBuf,

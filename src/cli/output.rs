@@ -22,12 +22,13 @@ const GAP: &str = "  ";
 /// How results are written.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Output {
-    /// How to write the result
+    /// How to write the result: `table` or `json`
     #[arg(
         long,
         short,
         global = true,
         value_enum,
+        hide_possible_values = true,
         value_name = "FORM",
         default_value = "table",
         help_heading = "Output"

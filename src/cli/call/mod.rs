@@ -30,8 +30,17 @@ pub(super) use files::Save;
 pub(super) use reply::Reply;
 pub(super) use show::Show;
 
+const HOW: &str = "How to ask";
+const EXAMPLES: &str = "\
+Examples:
+  a2a-bridge call demo.echo 'hello'
+  a2a-bridge call demo.report -p topic=tides -p audience=sailors --save .
+  git diff | a2a-bridge call review.summarize - --stream
+  a2a-bridge call demo.slow 3600 --submit";
+
 /// Options of `call`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Agent and skill, with a dot between
     #[arg(value_name = "AGENT.SKILL")]
@@ -39,19 +48,19 @@ pub(super) struct Args {
     #[command(flatten)]
     content: body::Content,
     /// Answer the question with this follow-up id; then the target is the agent alone
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = HOW)]
     answer: Option<String>,
     /// Show the answer while it is written; Ctrl-C cancels the task
-    #[arg(long, conflicts_with = "submit")]
+    #[arg(long, conflicts_with = "submit", help_heading = HOW)]
     stream: bool,
     /// Do not wait: print the task's id, see `task`
-    #[arg(long)]
+    #[arg(long, help_heading = HOW)]
     submit: bool,
     /// The most that it may take, such as `30s`; never more than the bridge allows
-    #[arg(long, value_name = "TIME", value_parser = checked_duration)]
+    #[arg(long, value_name = "TIME", value_parser = checked_duration, help_heading = HOW)]
     timeout: Option<String>,
     /// Never ask on the terminal; a question of the agent then ends the call with exit code 1
-    #[arg(long)]
+    #[arg(long, help_heading = HOW)]
     no_input: bool,
     #[command(flatten)]
     save: Save,
