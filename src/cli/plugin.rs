@@ -224,6 +224,80 @@ mod tests {
         );
     }
 
+    fn read(name: &str) -> String {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    fn variables(command: &clap::Command) -> Vec<String> {
+        let own = command.get_arguments().filter_map(clap::Arg::get_env);
+        let own = own.map(|name| name.to_string_lossy().into_owned());
+        own.chain(command.get_subcommands().flat_map(variables)).collect()
+    }
+
+    fn keys(schema: &Value) -> Vec<String> {
+        let mut all = Vec::new();
+        for (key, property) in schema["properties"].as_object().into_iter().flatten() {
+            all.push(key.clone());
+            all.extend(keys(property));
+            all.extend(keys(&property["items"]));
+        }
+        all
+    }
+
+    #[test]
+    fn the_readme_names_every_variable_command_subject_and_key() {
+        let readme = read("README.md");
+        let mut command = Cli::command();
+        command.build();
+        let mut missing: Vec<_> = variables(&command);
+        // The demo agent's own variable is in its help.
+        missing.retain(|name| name != "PORT");
+        let commands = command.get_subcommands().map(|one| one.get_name().to_owned());
+        missing.extend(commands.filter(|name| name != "help"));
+        // The keys of `tls` are in full.yaml, where they are explained.
+        let hidden = ["ca", "cert", "key", "required"];
+        missing.extend(
+            keys(&config::schema())
+                .into_iter()
+                .filter(|key| !hidden.contains(&key.as_str())),
+        );
+        missing.retain(|name| !readme.contains(&format!("`{name}`")));
+        let (serves, publishes) = (serves(), publishes());
+        let subjects = [&serves, &publishes]
+            .map(|list| list.as_array().unwrap().clone())
+            .concat();
+        let subjects = subjects
+            .iter()
+            .map(|one| one["subject"].as_str().unwrap().to_owned());
+        missing
+            .extend(subjects.filter(|name| !name.starts_with('$') && !readme.contains(&format!("`{name}`"))));
+        assert!(missing.is_empty(), "not in README.md: {missing:?}");
+    }
+
+    #[test]
+    fn the_permissions_are_the_same_everywhere() {
+        let conf = read("deploy/nats-permissions.conf");
+        let block = conf
+            .split("user: bridge")
+            .nth(1)
+            .unwrap()
+            .split("user: caller")
+            .next()
+            .unwrap();
+        for (verb, list) in [("publish", PUBLISH), ("subscribe", SUBSCRIBE)] {
+            let line = format!(
+                "{verb}: {}",
+                serde_json::to_string(&list).unwrap().replace(",", ", ")
+            );
+            assert!(block.contains(&line), "{line} is not in {block}");
+        }
+        assert!(
+            read("README.md").contains(conf.trim()),
+            "README.md has other permissions than {conf}"
+        );
+    }
+
     #[test]
     fn yaml_is_written_so_that_it_reads_back_the_same() {
         let value = json!({"a": [], "b": {}, "on": "on", "c": [{"x": 1, "y": [1, "two: 2"]}, {"z": null}], "d": "line\nbreak"});
