@@ -187,11 +187,11 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
-    let quiet = !matches!(
-        cli.command,
-        Command::Run(_) | Command::Check { .. } | Command::DemoAgent(_)
-    );
-    let filter = cli.log.as_deref().unwrap_or(if quiet { "error" } else { "info" });
+    let usual = match cli.command {
+        Command::Run(_) | Command::DemoAgent(_) => "info",
+        _ => "error",
+    };
+    let filter = cli.log.as_deref().unwrap_or(usual);
     telemetry::start(filter, cli.log_format).map_err(|error| {
         let error =
             anyhow::Error::new(error).context("`--log` (or A2A_BRIDGE_LOG) is not a filter; try `info`");

@@ -61,8 +61,9 @@ async fn stage() -> (NatsServer, Client) {
     (server, client)
 }
 
-async fn said(command: std::process::Command) -> crate::support::cli::Said {
-    tokio::task::spawn_blocking(|| run(command, "")).await.unwrap()
+/// Runs a command while the test goes on.
+fn said(command: std::process::Command) -> tokio::task::JoinHandle<crate::support::cli::Said> {
+    tokio::task::spawn_blocking(|| run(command, ""))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +71,7 @@ async fn a_stream_is_shown_as_it_comes_and_its_answer_once() {
     let (server, client) = stage().await;
     let mut requests = client.subscribe("a2a.action.demo.talk").await.unwrap();
     client.flush().await.unwrap();
-    let call = tokio::spawn(said(on(&server.url(), &["call", "demo.talk", "--stream", "go"])));
+    let call = said(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
     let request = next(&mut requests).await;
     assert_eq!(header(&request, "A2A-Reply"), "stream");
     let mut stream = Stream {
@@ -109,7 +110,7 @@ async fn frames_for_programs_are_lines_and_lost_frames_cost_nothing() {
     for json in [true, false] {
         let mut command = on(&server.url(), &["call", "demo.talk", "--stream", "go"]);
         command.args(json.then_some("--json"));
-        let call = tokio::spawn(said(command));
+        let call = said(command);
         let request = next(&mut requests).await;
         let mut stream = Stream {
             client: &client,
@@ -193,7 +194,7 @@ async fn a_submitted_task_gives_its_id_and_can_be_followed_to_its_end() {
         client.flush().await.unwrap();
     };
 
-    let call = tokio::spawn(said(on(&server.url(), &["call", "demo.talk", "--submit", "go"])));
+    let call = said(on(&server.url(), &["call", "demo.talk", "--submit", "go"]));
     let request = next(&mut requests).await;
     assert_eq!(header(&request, "A2A-Reply"), "submit");
     reply(request, &working).await;
@@ -204,7 +205,7 @@ async fn a_submitted_task_gives_its_id_and_can_be_followed_to_its_end() {
         "{said_first:?}"
     );
 
-    let watch = tokio::spawn(said(on(&server.url(), &["task", "watch", "demo", "t.1"])));
+    let watch = said(on(&server.url(), &["task", "watch", "demo", "t.1"]));
     let look = next(&mut requests).await;
     assert_eq!(look.subject.as_str(), "a2a.action.demo.get_task");
     reply(look, &working).await;
@@ -215,7 +216,7 @@ async fn a_submitted_task_gives_its_id_and_can_be_followed_to_its_end() {
     let watched = watch.await.unwrap();
     assert_eq!((watched.code, watched.out.as_str()), (0, "done\n"), "{watched:?}");
 
-    let cancel = tokio::spawn(said(on(&server.url(), &["task", "cancel", "demo", "t.1"])));
+    let cancel = said(on(&server.url(), &["task", "cancel", "demo", "t.1"]));
     let request = next(&mut requests).await;
     assert_eq!(request.subject.as_str(), "a2a.action.demo.cancel_task");
     reply(
@@ -231,7 +232,7 @@ async fn a_bridge_without_streams_is_understood() {
     let (server, client) = stage().await;
     let mut requests = client.subscribe("a2a.action.demo.talk").await.unwrap();
     client.flush().await.unwrap();
-    let call = tokio::spawn(said(on(&server.url(), &["call", "demo.talk", "--stream", "go"])));
+    let call = said(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
     let request = next(&mut requests).await;
     let error = json!({"success": false, "status": "ERROR", "message": "not served", "error_info": {"code": "invalid_request"}});
     client
