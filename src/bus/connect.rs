@@ -76,7 +76,8 @@ pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
     }
 }
 
-async fn options(settings: &config::Nats) -> Result<ConnectOptions, ConnectError> {
+/// The connection's options, without the addresses.
+pub(crate) async fn options(settings: &config::Nats) -> Result<ConnectOptions, ConnectError> {
     let mut options = ConnectOptions::new()
         .name(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
         .ping_interval(PING)

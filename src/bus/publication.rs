@@ -31,6 +31,8 @@ const QUEUE_GROUP: &str = "a2a";
 const INTERVAL: Duration = Duration::from_secs(15);
 /// Longest description of a service.
 const MAX_DESCRIPTION: usize = 2048;
+/// Longest error in metadata; the registry has the whole one.
+const MAX_ERROR: usize = 512;
 const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
 
 /// An agent's presence on the mesh.
@@ -191,7 +193,12 @@ fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Descript
         ("bridge".to_owned(), BRIDGE.to_owned()),
         ("a2a.agent".to_owned(), agent.name.to_string()),
         ("a2a.state".to_owned(), status.state.to_string()),
+        ("a2a.since".to_owned(), rfc3339(status.since)),
+        ("a2a.restarts".to_owned(), status.restarts.to_string()),
     ]);
+    if let Some(error) = &status.last_error {
+        metadata.insert("a2a.last_error".to_owned(), shorten(error, MAX_ERROR));
+    }
     let (mut version, mut description) = ("0.0.0".to_owned(), String::new());
     if let Some(known) = &status.known {
         let dialect = known.interface.dialect;
@@ -218,6 +225,10 @@ fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Descript
         description,
         metadata,
     }
+}
+
+fn rfc3339(time: SystemTime) -> String {
+    OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
 }
 
 /// The agent's place in the registry.
@@ -261,7 +272,7 @@ impl Registry {
         let announcement = |actions| Announcement {
             agent: &self.agent,
             state,
-            since: OffsetDateTime::from(since).format(&Rfc3339).unwrap_or_default(),
+            since: rfc3339(since),
             instance: &self.instance,
             bridge: BRIDGE,
             actions,

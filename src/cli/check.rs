@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::{Failure, TROUBLE, UNAVAILABLE, print};
+use super::output::print;
+use super::{Failure, TROUBLE, UNAVAILABLE};
 use crate::a2a::client::chain;
 use crate::a2a::{self, card};
 use crate::bus::connect::connect;
@@ -12,9 +13,9 @@ use crate::config::{self, Config};
 
 pub(super) async fn check(file: &Path, config: Config, offline: bool) -> Result<ExitCode, Failure> {
     let mut report = format!(
-        "{}: settings are valid, {} agents\n",
+        "{}: settings are valid, {}\n",
         file.display(),
-        config.agents.len()
+        counted(config.agents.len(), "agent")
     );
     let mut code = 0;
     if !offline {
@@ -72,8 +73,14 @@ async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, S
     };
     let card = card.map_err(|error| format!("{}; the bridge would keep trying", chain(&error)))?;
     let interface = chooser.choose(&card).await.map_err(|error| chain(&error))?;
-    let (version, skills) = (interface.dialect.protocol_version(), card.skills.len());
-    Ok(format!("ok, A2A {version} at {}, {skills} skills", interface.url))
+    let version = interface.dialect.protocol_version();
+    let skills = counted(card.skills.len(), "skill");
+    Ok(format!("ok, A2A {version} at {}, {skills}", interface.url))
+}
+
+fn counted(number: usize, what: &str) -> String {
+    let s = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{s}")
 }
 
 /// Whether the program can be found the way `execvp` does it.

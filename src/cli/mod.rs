@@ -1,35 +1,61 @@
 //! The edge for people: arguments, commands, exit codes.
 //!
-//! Data goes to stdout, talk to stderr. Exit codes follow sysexits: 0 well, 1 a check that found
-//! trouble, 64 usage, 69 no NATS, 70 a defect, 78 bad settings.
+//! Data goes to stdout, talk to stderr. Exit codes follow sysexits: 0 well, 1 the action failed or a check
+//! found trouble, 64 usage, 69 no NATS or nobody there, 70 a defect, 78 bad settings; 130 after Ctrl-C.
+//!
+//! `run` and `check` work on the settings; `agents`, `skills`, `call`, `task` and `card` are callers like
+//! any other and know nothing but the contract.
 
+mod agents;
+mod call;
+mod card;
 mod check;
+mod client;
+mod discover;
+mod init;
+mod output;
+mod plugin;
 mod run;
+mod skills;
+mod task;
+mod terminal;
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use self::output::{Colour, To, print};
 
 use crate::config::{self, Config};
 use crate::demo_agent;
 use crate::telemetry::{self, LogFormat};
 
-/// Something found trouble.
+/// The action failed, or something found trouble.
 const TROUBLE: u8 = 1;
 /// The command line is not understood.
 const USAGE: u8 = 64;
-/// NATS is not there.
+/// NATS is not there, or nobody on it who serves what is wanted.
 const UNAVAILABLE: u8 = 69;
 /// A defect of the bridge.
 const DEFECT: u8 = 70;
 /// The settings are wrong.
 const CONFIG: u8 = 78;
+/// Ctrl-C, as shells say it.
+const INTERRUPTED: u8 = 130;
+
+const EXAMPLES: &str = "\
+Examples:
+  a2a-bridge init --from http://127.0.0.1:9000    settings for an agent that runs there
+  a2a-bridge run                                  put it on NATS
+  a2a-bridge agents                               who is there?
+  a2a-bridge call demo.echo 'hello'               ask a skill
+
+Exit codes: 0 well, 1 the action failed, 64 usage, 69 no NATS or nobody there, 70 a defect, 78 bad settings";
 
 /// Publishes the skills of A2A agents as actions on a NATS mesh.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, arg_required_else_help = true)]
+#[command(version, max_term_width = 100, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -39,16 +65,21 @@ struct Cli {
         global = true,
         value_name = "FILTER",
         env = "A2A_BRIDGE_LOG",
-        default_value = "info"
+        hide_env_values = true,
+        help_heading = "Log"
     )]
-    log: String,
-    /// How to log
+    log: Option<String>,
+    /// How to log: `text` or `json`
     #[arg(
         long,
         global = true,
         value_enum,
+        hide_possible_values = true,
+        value_name = "FORM",
         env = "A2A_BRIDGE_LOG_FORMAT",
-        default_value = "text"
+        hide_env_values = true,
+        default_value = "text",
+        help_heading = "Log"
     )]
     log_format: LogFormat,
 }
@@ -65,8 +96,27 @@ enum Command {
         #[arg(long)]
         offline: bool,
     },
+    /// Write a first settings file
+    Init(init::Args),
+    /// List the agents on the mesh
+    Agents(agents::Args),
+    /// List what the agents can do
+    Skills(skills::Args),
+    /// Ask a skill of an agent
+    Call(Box<call::Args>),
+    /// Look up, follow or cancel a task
+    Task(task::Args),
+    /// Show an agent's card
+    Card(card::Args),
     /// Print the JSON schema of the settings
     Schema,
+    /// Print the manifest of this plugin
+    Plugin,
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
     /// Run the bundled A2A agent, for trying things out
     DemoAgent(demo_agent::Args),
 }
@@ -80,6 +130,7 @@ struct Settings {
         short,
         value_name = "FILE",
         env = "A2A_BRIDGE_CONFIG",
+        hide_env_values = true,
         default_value = "a2a-bridge.yaml"
     )]
     config: PathBuf,
@@ -87,10 +138,7 @@ struct Settings {
 
 impl Settings {
     fn load(&self) -> Result<Config, Failure> {
-        config::load(&self.config).map_err(|error| Failure {
-            code: CONFIG,
-            error: anyhow::Error::new(error),
-        })
+        config::load(&self.config).map_err(|error| Failure::new(CONFIG, error))
     }
 }
 
@@ -99,6 +147,7 @@ impl Settings {
 struct Failure {
     code: u8,
     error: anyhow::Error,
+    hint: Option<String>,
 }
 
 impl Failure {
@@ -106,7 +155,14 @@ impl Failure {
         Self {
             code,
             error: error.into(),
+            hint: None,
         }
+    }
+
+    /// The same, with what to try next.
+    fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
     }
 }
 
@@ -123,15 +179,20 @@ pub fn main() -> ExitCode {
     };
     match dispatch(cli) {
         Ok(code) => code,
-        Err(Failure { code, error }) => {
-            let _ = writeln!(std::io::stderr(), "{}", message(&error));
-            ExitCode::from(code)
+        Err(failure) => {
+            output::say(message(&failure));
+            ExitCode::from(failure.code)
         }
     }
 }
 
 fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
-    telemetry::start(&cli.log, cli.log_format).map_err(|error| {
+    let usual = match cli.command {
+        Command::Run(_) | Command::DemoAgent(_) => "info",
+        _ => "error",
+    };
+    let filter = cli.log.as_deref().unwrap_or(usual);
+    telemetry::start(filter, cli.log_format).map_err(|error| {
         let error =
             anyhow::Error::new(error).context("`--log` (or A2A_BRIDGE_LOG) is not a filter; try `info`");
         Failure::new(USAGE, error)
@@ -147,6 +208,18 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
                 serde_json::to_string_pretty(&config::schema()).map_err(|e| Failure::new(DEFECT, e))?;
             print(&schema)
         }
+        Command::Plugin => print(plugin::manifest().trim_end()),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "a2a-bridge", &mut script);
+            print(String::from_utf8_lossy(&script).trim_end())
+        }
+        Command::Init(args) => block_on(init::run(args)),
+        Command::Agents(args) => block_on(agents::run(args)),
+        Command::Skills(args) => block_on(skills::run(args)),
+        Command::Call(args) => block_on(call::run(*args)),
+        Command::Task(args) => block_on(task::run(args)),
+        Command::Card(args) => block_on(card::run(args)),
         Command::DemoAgent(args) => block_on(async {
             demo_agent::run(args)
                 .await
@@ -165,18 +238,22 @@ fn block_on(command: impl Future<Output = Result<ExitCode, Failure>>) -> Result<
     result
 }
 
-/// Data goes to stdout; a reader that has gone is not an error.
-fn print(text: &str) -> Result<ExitCode, Failure> {
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::new(TROUBLE, error)),
-        _ => Ok(ExitCode::SUCCESS),
-    }
-}
-
-fn message(error: &anyhow::Error) -> String {
+fn message(failure: &Failure) -> String {
+    let error = &failure.error;
     // Settings problems are several lines that begin with file names.
-    match error.downcast_ref::<config::ConfigError>() {
+    let mut text = match error.downcast_ref::<config::ConfigError>() {
         Some(problems) => problems.to_string(),
-        None => format!("error: {}", crate::a2a::client::chain(error.as_ref())),
+        // Whoever left knows that it is not an error.
+        None if failure.code == INTERRUPTED => format!("{error}"),
+        None => format!(
+            "{}: {}",
+            To::Stderr.paint(Colour::Red, "error"),
+            crate::a2a::client::chain(error.as_ref())
+        ),
+    };
+    if let Some(hint) = &failure.hint {
+        text.push_str("\nhint: ");
+        text.push_str(hint);
     }
+    text
 }

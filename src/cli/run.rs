@@ -49,16 +49,13 @@ fn failure(error: BridgeError) -> Failure {
         BridgeError::Subject(_) | BridgeError::Auth { .. } => super::CONFIG,
         BridgeError::Http(_) | BridgeError::Publish { .. } => TROUBLE,
     };
-    let hint = match error {
-        BridgeError::Connect(_) => {
-            "is a nats-server running there? `nats.url` in the settings says where to look"
-        }
-        _ => return Failure::new(code, error),
-    };
-    Failure::new(
-        code,
-        anyhow::anyhow!("{}\nhint: {hint}", crate::a2a::client::chain(&error)),
-    )
+    let is_connection = matches!(error, BridgeError::Connect(_));
+    let failure = Failure::new(code, error);
+    if is_connection {
+        failure.hint("is a nats-server running there? `nats.url` in the settings says where to look")
+    } else {
+        failure
+    }
 }
 
 struct StopSignals {

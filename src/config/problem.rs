@@ -19,8 +19,8 @@ const LINE_WIDTH: usize = 160;
 pub enum ConfigError {
     /// The file cannot be read.
     #[error(
-        "cannot read the settings file {}\n    hint: name another with `--config FILE` or in \
-         `A2A_BRIDGE_CONFIG`; `config/minimal.yaml` and `config/full.yaml` are examples",
+        "cannot read the settings file {}\n    hint: `a2a-bridge init` writes a first one (`config/minimal.yaml` is \
+         such a file); name another with `--config FILE` or in `A2A_BRIDGE_CONFIG`",
         path.display()
     )]
     Read {

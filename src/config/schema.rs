@@ -124,7 +124,8 @@ pub(super) fn keys() -> &'static [String] {
 /// Every key with its default and its explanation, as a settings file that works.
 pub fn full_yaml() -> String {
     let mut out = String::from(
-        "# Every setting of a2a-bridge with its default. Keys without a default are examples behind a `#`.\n\
+        "# yaml-language-server: $schema=schema.json\n\
+         # Every setting of a2a-bridge with its default. Keys without a default are examples behind a `#`.\n\
          # Values may hold variables: ${NAME}, ${NAME:-default}, ${NAME:?hint}; write $$ for a plain $.\n\
          # Durations: 500ms, 30s, 2m, 1h30m, 1d. Sizes: 64KB, 4MiB.\n",
     );

@@ -125,11 +125,44 @@ fn the_examples_behind_a_hash_in_full_yaml_work_as_well() {
 }
 
 #[test]
-fn the_example_files_load() {
-    for name in ["config/minimal.yaml", "config/full.yaml"] {
-        let config = load(&root().join(name)).unwrap_or_else(|error| panic!("{error}"));
+fn the_schema_that_editors_read_is_the_one_of_the_settings() {
+    let text = format!("{}\n", serde_json::to_string_pretty(&schema()).unwrap());
+    assert_file(&root().join("config/schema.json"), &text, "UPDATE_FULL_YAML");
+}
+
+#[test]
+fn the_example_files_load_and_editors_find_their_schema() {
+    let mut names = Vec::new();
+    for file in std::fs::read_dir(root().join("config")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "yaml") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        // Only what has a default, and the one secret that an example asks for.
+        let env = |name: &str| (name == "ARCHIVE_TOKEN").then(|| "t0ps3cret".to_owned());
+        let config = parse(&text, &name, &env).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(config.agents.len(), 1, "{name}");
+        assert!(
+            text.starts_with("# yaml-language-server: $schema=schema.json\n"),
+            "{name}"
+        );
+        names.push(name);
     }
+    names.sort();
+    assert_eq!(
+        names,
+        [
+            "attached-with-token.yaml",
+            "container.yaml",
+            "demo.yaml",
+            "full.yaml",
+            "minimal.yaml",
+            "node.yaml",
+            "python-uv.yaml"
+        ]
+    );
 }
 
 #[test]

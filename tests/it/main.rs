@@ -9,6 +9,7 @@
 )]
 
 mod agent_errors;
+mod callers;
 mod commands;
 mod discovery;
 mod follow_ups;

@@ -2,6 +2,7 @@
 
 pub mod bridge;
 pub mod caller;
+pub mod cli;
 pub mod demo_agent;
 pub mod eventually;
 pub mod frames;

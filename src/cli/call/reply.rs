@@ -1,0 +1,102 @@
+//! A reply as the contract has it, read leniently.
+
+use async_nats::Message;
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::cli::client::{Fields as _, json};
+use crate::cli::output::{one_line, write};
+use crate::cli::{Failure, output};
+use crate::json::shorten;
+
+/// The reply object.
+#[derive(Debug, Clone)]
+pub(in crate::cli) struct Reply {
+    raw: Bytes,
+    value: Value,
+}
+
+impl Reply {
+    pub(in crate::cli) fn read(message: &Message) -> Result<Self, Failure> {
+        Ok(Self {
+            value: json(message)?,
+            raw: message.payload.clone(),
+        })
+    }
+
+    /// From the `result` of a stream.
+    pub(in crate::cli) fn from_value(value: Value) -> Self {
+        Self {
+            raw: value.to_string().into(),
+            value,
+        }
+    }
+
+    pub(in crate::cli) fn status(&self) -> &str {
+        self.value.text("/status").unwrap_or_default()
+    }
+
+    pub(in crate::cli) fn message(&self) -> &str {
+        self.value.text("/message").unwrap_or_default()
+    }
+
+    pub(in crate::cli) fn task_id(&self) -> Option<&str> {
+        self.value.text("/task/id")
+    }
+
+    pub(in crate::cli) fn error_code(&self) -> &str {
+        self.value.text("/error_info/code").unwrap_or_default()
+    }
+
+    pub(in crate::cli) fn error_number(&self, key: &str) -> Option<i64> {
+        self.value.get("error_info")?.get(key)?.as_i64()
+    }
+
+    pub(in crate::cli) fn files(&self) -> &[Value] {
+        self.value.list("/files")
+    }
+
+    /// The agent's data, if it sent any: the merged object, or the parts.
+    pub(in crate::cli) fn data(&self) -> Option<&Value> {
+        let parts = self.value.get("data_parts").filter(|_| !self.needs_input());
+        parts.or_else(|| {
+            let data = self.value.get("data").filter(|_| !self.needs_input())?;
+            data.as_object()
+                .is_some_and(|object| !object.is_empty())
+                .then_some(data)
+        })
+    }
+
+    pub(in crate::cli) fn needs_input(&self) -> bool {
+        matches!(self.status(), "INPUT_REQUIRED" | "AUTH_REQUIRED")
+    }
+
+    /// What an answer has to name, and until when.
+    pub(in crate::cli) fn follow_up(&self) -> Option<(&str, &str)> {
+        let data = self.value.get("data")?;
+        let id = data.text("/follow_up_id").filter(|_| self.needs_input())?;
+        Some((id, data.text("/expires_at").unwrap_or_default()))
+    }
+
+    /// The answers that the agent offers, when its form says so.
+    pub(in crate::cli) fn choices(&self) -> Vec<String> {
+        let parts = self.value.list("/data_parts").iter();
+        let options = parts.flat_map(|part| part.list("/options"));
+        options
+            .filter_map(Value::as_str)
+            .map(|option| shorten(&one_line(option), 60))
+            .take(20)
+            .collect()
+    }
+
+    /// Writes it to stdout as it came.
+    pub(in crate::cli) fn print_raw(&self) -> Result<(), Failure> {
+        write(&format!("{}\n", String::from_utf8_lossy(&self.raw)))
+    }
+
+    /// Data for people, below the text.
+    pub(super) fn data_text(&self) -> Option<String> {
+        let text = serde_json::to_string_pretty(self.data()?).ok()?;
+        Some(output::To::Stdout.clean(&text))
+    }
+}
