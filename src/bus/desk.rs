@@ -128,6 +128,32 @@ impl Desk {
         }))
     }
 
+    /// The agent whose desk it is.
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// What the agent can be asked to do.
+    pub fn actions(&self) -> &Actions {
+        &self.actions
+    }
+
+    /// The tracker of all requests that are being worked on.
+    pub fn calls(&self) -> &TaskTracker {
+        &self.calls
+    }
+
+    /// A place among the calls in flight (`max_in_flight`), whichever way a call came.
+    pub fn place(&self) -> Result<OwnedSemaphorePermit, ActionError> {
+        self.permit(&self.in_flight)
+    }
+
+    /// The same for a call that has been let in before: it waits for its turn.
+    pub async fn place_in_turn(&self) -> Result<OwnedSemaphorePermit, ActionError> {
+        let place = Arc::clone(&self.in_flight).acquire_owned().await;
+        place.map_err(|_| ActionError::internal())
+    }
+
     fn permit(&self, permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ActionError> {
         Arc::clone(permits).try_acquire_owned().map_err(|_| {
             let limit = self.agent.config.max_in_flight;
@@ -247,14 +273,16 @@ impl Desk {
         match job {
             Job::Skill(action) => {
                 let request = Invocation::parse(body, &action.template)?;
-                self.actions
+                let outcome = self
+                    .actions
                     .invoke(&action.skill, request, options, mode, progress)
-                    .await
+                    .await?;
+                Ok(outcome.to_json().into())
             }
             Job::BuiltIn(BuiltIn::ProvideRequiredInput) => {
-                self.actions
-                    .answer(FollowUpAnswer::parse(body)?, options, mode, progress)
-                    .await
+                let answer = FollowUpAnswer::parse(body)?;
+                let outcome = self.actions.answer(answer, options, mode, progress).await?;
+                Ok(outcome.to_json().into())
             }
             Job::BuiltIn(BuiltIn::CancelTask) => self.actions.cancel(&request::task_id(body)?, options).await,
             Job::BuiltIn(BuiltIn::GetTask) => self.actions.get(&request::task_id(body)?, options).await,

@@ -31,12 +31,13 @@ const QUEUE_GROUP: &str = "a2a";
 const INTERVAL: Duration = Duration::from_secs(15);
 /// Longest description of a service.
 const MAX_DESCRIPTION: usize = 2048;
-const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
+pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
 
 /// An agent's presence on the mesh.
 #[derive(Debug)]
 pub struct Publication {
     service: Service,
+    desk: Arc<Desk>,
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
     registry: Registry,
@@ -75,6 +76,7 @@ impl Publication {
         let (withdraw, withdrawn) = (CancellationToken::new(), CancellationToken::new());
         let this = Self {
             service: service.clone(),
+            desk: Arc::clone(&desk),
             withdraw: withdraw.clone(),
             withdrawn: withdrawn.clone(),
             registry: registry.clone(),
@@ -95,6 +97,11 @@ impl Publication {
             drop(withdrawn);
         });
         Ok(this)
+    }
+
+    /// Where the agent's requests arrive.
+    pub fn desk(&self) -> &Arc<Desk> {
+        &self.desk
     }
 
     /// Takes everything off the mesh without losing a request. What was received is still worked on.
