@@ -8,6 +8,7 @@
     reason = "tests fail by panicking; clippy.toml allows it in test functions only, not in their helpers"
 )]
 
+mod face;
 mod rolling;
 mod service;
 mod support;

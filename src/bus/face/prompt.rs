@@ -9,7 +9,6 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use uuid::Uuid;
 
 use super::chunks::Chunks;
 use super::envelope::Envelope;
