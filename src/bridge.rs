@@ -15,6 +15,7 @@ use crate::action::assemble::ArtifactRules;
 use crate::action::run::{Actions, Limits, Memory, Stop};
 use crate::agent::Agent;
 use crate::bus::connect::{ConnectError, connect};
+use crate::bus::desk::Desk;
 use crate::bus::face::Face;
 use crate::bus::publication::Publication;
 use crate::bus::service::{Mesh, ServiceError, round_trip};
@@ -152,22 +153,15 @@ impl Bridge {
             news,
             &self.stop,
         );
-        let published = Publication::start(
-            agent.clone(),
-            actions,
-            changes,
-            mesh,
-            subjects,
-            self.calls.clone(),
-            &self.tasks,
-        )
-        .await;
-        match published {
+        let desk = Desk::new(agent.clone(), actions, self.client.clone(), self.calls.clone());
+        let desk = Arc::new(desk);
+        match Publication::start(Arc::clone(&desk), changes, mesh, subjects, &self.tasks).await {
             Ok(publication) => {
-                self.faces.extend(self.owner.as_ref().map(|owner| {
-                    let desk = publication.desk();
-                    Face::start(owner, desk, mesh, subjects, &self.stop, &self.tasks)
-                }));
+                self.faces.extend(
+                    self.owner
+                        .as_ref()
+                        .map(|owner| Face::start(owner, desk, mesh, subjects, &self.stop, &self.tasks)),
+                );
                 self.served.push((agent, publication));
             }
             Err(source) => {

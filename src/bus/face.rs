@@ -23,6 +23,8 @@
 //!   malformed, or if the bridge stops.
 //! - **Sign-in elsewhere.** A task that moves on from `AUTH_REQUIRED` by itself is followed to its end.
 //! - **Data** of the agent goes out as attachments `data.json`, `data-2.json` and so on.
+//! - **Headers.** `traceparent` and `A2A-Timeout` mean what they mean to actions; there are no reply modes
+//!   and no idempotency here.
 //! - **Names.** See [`AgentSubjects::new`] for agents whose names are not lower case.
 
 mod chunks;
@@ -70,7 +72,7 @@ impl Face {
     /// Shows an agent whenever it is ready.
     pub fn start(
         owner: &str,
-        desk: &Arc<Desk>,
+        desk: Arc<Desk>,
         mesh: &Mesh,
         subjects: &Subjects,
         stop: &Stop,
@@ -78,14 +80,14 @@ impl Face {
     ) -> Self {
         let own = AgentSubjects::new(owner, &Token::new(&desk.agent().name));
         let prompts = Prompts::new(
-            Arc::clone(desk),
+            Arc::clone(&desk),
             mesh.client.clone(),
             subjects.clone(),
             own.clone(),
             stop.clone(),
         );
         let shown = Shown {
-            desk: Arc::clone(desk),
+            desk,
             mesh: mesh.clone(),
             subjects: own,
             prompts: Arc::new(prompts),

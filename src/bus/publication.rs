@@ -12,7 +12,6 @@ use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::catalog::{self, Action, BuiltIn, Entry};
 use super::desk::{Desk, Job};
@@ -20,7 +19,7 @@ use super::envelope::Outgoing;
 use super::service::{Description, Mesh, Service, ServiceError, semver_or_zero};
 use super::subject::{Subjects, Token};
 use crate::a2a::client::chain;
-use crate::action::run::{Actions, News};
+use crate::action::run::News;
 use crate::agent::{Agent, State, Status};
 use crate::json::shorten;
 use crate::tasks::{OnFailure, Tasks};
@@ -37,7 +36,6 @@ pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")
 #[derive(Debug)]
 pub struct Publication {
     service: Service,
-    desk: Arc<Desk>,
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
     registry: Registry,
@@ -46,16 +44,14 @@ pub struct Publication {
 impl Publication {
     /// Puts an agent on the mesh; its skills follow when it is ready.
     pub async fn start(
-        agent: Agent,
-        actions: Actions,
+        desk: Arc<Desk>,
         news: mpsc::Receiver<News>,
         mesh: &Mesh,
         subjects: &Subjects,
-        calls: TaskTracker,
         tasks: &Tasks,
     ) -> Result<Self, ServiceError> {
+        let agent = desk.agent().clone();
         let token = Token::new(&agent.name);
-        let desk = Arc::new(Desk::new(agent.clone(), actions, mesh.client.clone(), calls));
         let built_ins = BuiltIn::ALL
             .iter()
             .map(|&built_in| {
@@ -76,7 +72,6 @@ impl Publication {
         let (withdraw, withdrawn) = (CancellationToken::new(), CancellationToken::new());
         let this = Self {
             service: service.clone(),
-            desk: Arc::clone(&desk),
             withdraw: withdraw.clone(),
             withdrawn: withdrawn.clone(),
             registry: registry.clone(),
@@ -97,11 +92,6 @@ impl Publication {
             drop(withdrawn);
         });
         Ok(this)
-    }
-
-    /// Where the agent's requests arrive.
-    pub fn desk(&self) -> &Arc<Desk> {
-        &self.desk
     }
 
     /// Takes everything off the mesh without losing a request. What was received is still worked on.

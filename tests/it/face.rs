@@ -116,7 +116,7 @@ async fn silence_is_broken_by_acks_also_while_a_question_is_open() {
         assert_eq!(stream.chunk().await, json!({"type": "status", "data": "ack"}));
     }
     stream.reply(&query, "PDF").await;
-    assert_eq!(stream.to_end().await.error, None);
+    assert_eq!(stream.rest().await.error, None);
 
     let answer = scene.answer("slow 1").await;
     let acks = answer
@@ -149,7 +149,7 @@ async fn questions_are_asked_and_answered_on_the_same_stream() {
     );
     stream.reply(&second, json!({"prompt": "as PDF, please"})).await;
 
-    let answer = stream.to_end().await;
+    let answer = stream.rest().await;
     assert_eq!(answer.error, None);
     assert_eq!(answer.text, "Report: report about tides");
     let [report] = answer.attachments.as_slice() else {
@@ -167,16 +167,13 @@ async fn a_sign_in_is_a_question_and_a_sign_in_elsewhere_needs_no_answer() {
     let query = stream.chunk_of("query").await;
     assert!(query["prompt"].as_str().unwrap().starts_with("Please sign in"));
     stream.reply(&query, "key").await;
-    assert_eq!(stream.to_end().await.text, "Signed in; the work is done.");
+    assert_eq!(stream.rest().await.text, "Signed in; the work is done.");
 
     let agent = DemoAgent::start(&["--auth-after", "200ms"]);
     let scene = Scene::with(NatsServer::start().await, agent, "demo", None, "").await;
     let mut stream = scene.prompt("auth to the archive").await;
     stream.chunk_of("query").await;
-    assert_eq!(
-        stream.to_end().await.text,
-        "Signed in elsewhere; the work is done."
-    );
+    assert_eq!(stream.rest().await.text, "Signed in elsewhere; the work is done.");
 }
 
 #[tokio::test]
@@ -187,7 +184,7 @@ async fn a_question_without_an_answer_ends_in_an_error_and_its_task_is_cancelled
     let scene = Scene::with(server, agent, "demo", Some(&overheard.url), settings).await;
     let mut stream = scene.prompt("report about tides").await;
     stream.chunk_of("query").await;
-    let (code, text) = stream.to_end().await.error.unwrap();
+    let (code, text) = stream.rest().await.error.unwrap();
     assert_eq!(code, 409);
     assert!(text.starts_with("no answer within 0.3 s"), "{text}");
     assert!(overheard.has_said("CancelTask"));
@@ -201,7 +198,7 @@ async fn a_malformed_answer_to_a_question_is_refused_and_its_task_is_cancelled()
     let mut stream = scene.prompt("report about tides").await;
     let query = stream.chunk_of("query").await;
     stream.reply(&query, "{not json").await;
-    assert_eq!(stream.to_end().await.error.unwrap().0, 400);
+    assert_eq!(stream.rest().await.error.unwrap().0, 400);
     assert!(overheard.has_said("CancelTask"));
 }
 
@@ -218,7 +215,7 @@ async fn an_agent_that_ends_takes_its_open_questions_with_it() {
     let mut stream = scene.prompt("report about tides").await;
     stream.chunk_of("query").await;
     scene.answer("crash").await.error.unwrap();
-    let (code, text) = stream.to_end().await.error.unwrap();
+    let (code, text) = stream.rest().await.error.unwrap();
     assert_eq!(
         (code, text.as_str()),
         (500, "the agent ended while it waited for the answer")
@@ -232,7 +229,7 @@ async fn a_stop_ends_open_questions_at_once() {
     let mut stream = scene.prompt("report about tides").await;
     stream.chunk_of("query").await;
     scene.bridge.stop().await;
-    let (code, text) = stream.to_end().await.error.unwrap();
+    let (code, text) = stream.rest().await.error.unwrap();
     assert_eq!(code, 500);
     assert!(text.starts_with("the bridge is stopping"), "{text}");
     let gone = scene.caller.request("$SRV.PING.agents", "".into()).await;
@@ -321,7 +318,7 @@ async fn a_prompt_that_is_wrong_gets_400_and_the_bridge_goes_on(#[case] body: &s
 #[tokio::test]
 async fn bytes_that_are_no_text_get_400() {
     let scene = Scene::start("").await;
-    let answer = scene.prompt_bytes(vec![0xff, 0xfe]).await.to_end().await;
+    let answer = scene.prompt_bytes(vec![0xff, 0xfe]).await.rest().await;
     assert_eq!(answer.error.unwrap().0, 400);
 }
 
@@ -453,8 +450,8 @@ async fn an_answer_waits_for_its_turn() {
     let mut slow = scene.prompt("slow 1").await;
     slow.chunk().await;
     question.reply(&query, "PDF").await;
-    assert_eq!(slow.to_end().await.text, "worked for 1 s");
-    assert_eq!(question.to_end().await.text, "Report: report about tides");
+    assert_eq!(slow.rest().await.text, "worked for 1 s");
+    assert_eq!(question.rest().await.text, "Report: report about tides");
 }
 
 #[tokio::test]

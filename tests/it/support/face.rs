@@ -12,6 +12,7 @@ use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_util::task::TaskTracker;
 
 use super::eventually::eventually;
 use super::nats::NatsServer;
@@ -129,7 +130,7 @@ impl Scene {
 
     /// Prompts and reads to the end.
     pub async fn answer(&self, body: impl ToString) -> Answer {
-        self.prompt(body).await.to_end().await
+        self.prompt(body).await.rest().await
     }
 
     /// The error of a prompt that must have one: number and text.
@@ -198,7 +199,7 @@ impl Stream {
     }
 
     /// Reads on until the empty message without headers.
-    pub async fn to_end(mut self) -> Answer {
+    pub async fn rest(mut self) -> Answer {
         let mut answer = Answer::default();
         loop {
             let message = self.message().await;
@@ -264,7 +265,7 @@ impl Overheard {
         let (_, card) = card.keep().unwrap();
         let agent = DemoAgent::start(&["--card-file", card.to_str().unwrap()]);
         let said = Arc::<Mutex<Vec<u8>>>::default();
-        tokio::spawn(pass_on(
+        TaskTracker::new().spawn(pass_on(
             listener,
             agent.url.strip_prefix("http://").unwrap().to_owned(),
             Arc::clone(&said),
@@ -285,7 +286,7 @@ async fn pass_on(listener: TcpListener, to: String, said: Arc<Mutex<Vec<u8>>>) {
         let (mut hears, mut answers) = near.into_split();
         let (mut from_agent, mut to_agent) = far.into_split();
         let said = Arc::clone(&said);
-        tokio::spawn(async move {
+        TaskTracker::new().spawn(async move {
             let mut buffer = vec![0; 1 << 16];
             while let Ok(count @ 1..) = hears.read(&mut buffer).await {
                 said.lock().unwrap().extend_from_slice(&buffer[..count]);
@@ -294,6 +295,6 @@ async fn pass_on(listener: TcpListener, to: String, said: Arc<Mutex<Vec<u8>>>) {
                 }
             }
         });
-        tokio::spawn(async move { tokio::io::copy(&mut from_agent, &mut answers).await });
+        TaskTracker::new().spawn(async move { tokio::io::copy(&mut from_agent, &mut answers).await });
     }
 }
