@@ -15,9 +15,11 @@ use crate::action::assemble::ArtifactRules;
 use crate::action::run::{Actions, Limits, Memory, Stop};
 use crate::agent::Agent;
 use crate::bus::connect::{ConnectError, connect};
+use crate::bus::desk::Desk;
+use crate::bus::face::Face;
 use crate::bus::publication::Publication;
 use crate::bus::service::{Mesh, ServiceError, round_trip};
-use crate::bus::subject::{ReplyGuard, SubjectError, Subjects};
+use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
 use crate::config::{self, Config};
 use crate::tasks::Tasks;
 
@@ -66,6 +68,9 @@ pub struct Bridge {
     client: Client,
     tasks: Tasks,
     served: Vec<(Agent, Publication)>,
+    // Whose agents they are, for clients of the agent protocol, and their faces there.
+    owner: Option<String>,
+    faces: Vec<Face>,
     calls: TaskTracker,
     // The end of the grace time, for calls and for processes.
     stop: Stop,
@@ -77,13 +82,16 @@ impl Bridge {
     /// Connects and begins to serve every agent. Agents that are not there come later.
     pub async fn start(config: Config) -> Result<Self, BridgeError> {
         let subjects = Subjects::new(&config.nats.subject_prefix)?;
-        let guard = Arc::new(ReplyGuard::new(&config.nats.reply_prefixes, subjects.prefix())?);
+        let mut guard = ReplyGuard::new(&config.nats.reply_prefixes, subjects.prefix())?;
+        if config.nats.agent_protocol.is_some() {
+            guard = guard.and_not_below(AGENT_PROTOCOL_ROOT);
+        }
         let http = a2a::http_client()?;
         let client = connect(&config.nats).await?;
         let tasks = Tasks::default();
         let mesh = Mesh {
             client: client.clone(),
-            guard,
+            guard: Arc::new(guard),
             tasks: tasks.tracker().clone(),
         };
         let memory = Arc::new(Memory::default());
@@ -91,6 +99,8 @@ impl Bridge {
             client,
             tasks,
             served: Vec::with_capacity(config.agents.len()),
+            owner: config.nats.agent_protocol.map(|face| face.owner),
+            faces: Vec::new(),
             calls: TaskTracker::new(),
             stop: Stop::default(),
             hurry_agents: CancellationToken::new(),
@@ -142,18 +152,17 @@ impl Bridge {
             news,
             &self.stop,
         );
-        let published = Publication::start(
-            agent.clone(),
-            actions,
-            changes,
-            mesh,
-            subjects,
-            self.calls.clone(),
-            &self.tasks,
-        )
-        .await;
-        match published {
-            Ok(publication) => self.served.push((agent, publication)),
+        let desk = Desk::new(agent.clone(), actions, self.client.clone(), self.calls.clone());
+        let desk = Arc::new(desk);
+        match Publication::start(Arc::clone(&desk), changes, mesh, subjects, &self.tasks).await {
+            Ok(publication) => {
+                self.faces.extend(
+                    self.owner
+                        .as_ref()
+                        .map(|owner| Face::start(owner, desk, mesh, subjects, &self.stop, &self.tasks)),
+                );
+                self.served.push((agent, publication));
+            }
             Err(source) => {
                 agent.stop().await;
                 return Err(BridgeError::Publish { agent: name, source });
@@ -186,7 +195,9 @@ impl Bridge {
     /// Off the mesh, let calls finish, cancel the rest, end the agents, close NATS.
     pub async fn stop(&self) {
         let step = Step::begin("actions taken off the mesh");
-        join_all(self.served.iter().map(|(_, publication)| publication.withdraw())).await;
+        let actions = join_all(self.served.iter().map(|(_, publication)| publication.withdraw()));
+        let faces = join_all(self.faces.iter().map(Face::withdraw));
+        tokio::join!(actions, faces);
         self.stop.leave.cancel();
         step.end();
 

@@ -157,7 +157,7 @@ impl Actions {
         options: &Options,
         mode: Mode,
         progress: &mut impl Progress,
-    ) -> Reply {
+    ) -> Result<Outcome, ActionError> {
         let instance = self.instance()?;
         let Invocation { parts, meta } = request;
         let output_modes = [
@@ -189,7 +189,7 @@ impl Actions {
             wait: Wait::UntilSettled,
         };
         match journey.deliver(&message).await {
-            Ok(outcome) => Ok(outcome.to_json().into()),
+            Ok(outcome) => Ok(outcome),
             Err(Failure::Client(error)) => Err(ActionError::from_client(error)),
             Err(Failure::Action(error)) => Err(error),
         }
@@ -202,7 +202,7 @@ impl Actions {
         options: &Options,
         mode: Mode,
         progress: &mut impl Progress,
-    ) -> Reply {
+    ) -> Result<Outcome, ActionError> {
         // The agent first: while it is away the id stays valid.
         let instance = self.instance()?;
         let claim = self.memory.follow_ups.take(&self.agent, &answer.follow_up_id)?;
@@ -222,7 +222,7 @@ impl Actions {
             wait: Wait::UntilSettled,
         };
         match journey.deliver(&message).await {
-            Ok(outcome) => Ok(outcome.to_json().into()),
+            Ok(outcome) => Ok(outcome),
             Err(Failure::Client(error)) => Box::pin(self.answer_failed(&mut journey, claim, error)).await,
             Err(Failure::Action(error)) => Err(error),
         }
@@ -277,8 +277,17 @@ impl Actions {
             return Ok(record.reply.clone());
         }
         // While the agent is away, memory answers.
+        match self.look(task_id, options).await? {
+            Some(outcome) => Ok(outcome.to_json().into()),
+            None => Ok(record.reply.clone()),
+        }
+    }
+
+    /// Where a task that was seen here stands at the agent; `None` while the agent cannot be asked.
+    pub async fn look(&self, task_id: &str, options: &Options) -> Result<Option<Outcome>, ActionError> {
+        let record = self.record(task_id)?;
         let Ok(instance) = self.instance() else {
-            return Ok(record.reply.clone());
+            return Ok(None);
         };
         let mut progress = Silent;
         let mut journey = self.journey(instance, Mode::Final, options, &mut progress);
@@ -292,11 +301,9 @@ impl Actions {
         {
             Ok(Ok(task)) => {
                 let (outcome, _) = journey.observe(&task, "", record.follow_up.clone()).await?;
-                Ok(outcome.to_json().into())
+                Ok(Some(outcome))
             }
-            Ok(Err(ClientError::Unreachable(_) | ClientError::Broken(_))) | Err(_) => {
-                Ok(record.reply.clone())
-            }
+            Ok(Err(ClientError::Unreachable(_) | ClientError::Broken(_))) | Err(_) => Ok(None),
             Ok(Err(error)) => Err(about_known_task(error, record.task.clone())),
         }
     }
@@ -307,7 +314,7 @@ impl Actions {
         journey: &mut Journey<'_, P>,
         claim: Claim,
         error: ClientError,
-    ) -> Reply {
+    ) -> Result<Outcome, ActionError> {
         let waiting = claim.waiting.clone();
         let task = journey.task_ref(Some(waiting.task_id.clone()), waiting.context_id);
         match &error {
@@ -321,7 +328,7 @@ impl Actions {
             ClientError::NotA2a { .. } | ClientError::TooLarge { .. } => Err(about_known_task(error, task)),
             // The answer may have arrived, so it is not sent again; but the task can be asked for.
             ClientError::Broken(_) => match self.after_a_cut(journey, &waiting.task_id).await? {
-                Some(outcome) => Ok(outcome.to_json().into()),
+                Some(outcome) => Ok(outcome),
                 None => Err(ActionError::from_client(error).about(task)),
             },
         }

@@ -32,6 +32,7 @@ use crate::agent::Agent;
 /// Look-ups, cancels and repeats at the same time. They have a limit of their own, so that a task
 /// can be cancelled while the agent is busy.
 const MAX_ASIDE: usize = 1024;
+const IN_FLIGHT: &str = "calls in flight (`max_in_flight`)";
 const ASIDE: &str = "look-ups, cancels and repeated calls in flight";
 /// Submitted tasks that are followed at the same time, for one agent.
 const MAX_SUBMITTED: usize = 10_000;
@@ -118,7 +119,7 @@ impl Desk {
                 }
             }
         }
-        let mut permits = vec![self.permit(&self.in_flight, "calls in flight (`max_in_flight`)")?];
+        let mut permits = vec![self.permit(&self.in_flight, IN_FLIGHT)?];
         if wishes.mode == Mode::Submit {
             permits.push(self.permit(&self.submitted, "submitted tasks")?);
         }
@@ -127,6 +128,32 @@ impl Desk {
             running,
             permits,
         })))
+    }
+
+    /// The agent whose desk it is.
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// What the agent can be asked to do.
+    pub fn actions(&self) -> &Actions {
+        &self.actions
+    }
+
+    /// The tracker of all requests that are being worked on.
+    pub fn calls(&self) -> &TaskTracker {
+        &self.calls
+    }
+
+    /// A place among the calls in flight (`max_in_flight`), whichever way a call came.
+    pub fn place(&self) -> Result<OwnedSemaphorePermit, ActionError> {
+        self.permit(&self.in_flight, IN_FLIGHT)
+    }
+
+    /// The same for a call that has been let in before: it waits for its turn.
+    pub async fn place_in_turn(&self) -> Result<OwnedSemaphorePermit, ActionError> {
+        let place = Arc::clone(&self.in_flight).acquire_owned().await;
+        place.map_err(|_| ActionError::internal())
     }
 
     fn permit(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {
@@ -248,14 +275,16 @@ impl Desk {
         match job {
             Job::Skill(action) => {
                 let request = Invocation::parse(body, &action.template)?;
-                self.actions
+                let outcome = self
+                    .actions
                     .invoke(&action.skill, request, options, mode, progress)
-                    .await
+                    .await?;
+                Ok(outcome.to_json().into())
             }
             Job::BuiltIn(BuiltIn::ProvideRequiredInput) => {
-                self.actions
-                    .answer(FollowUpAnswer::parse(body)?, options, mode, progress)
-                    .await
+                let answer = FollowUpAnswer::parse(body)?;
+                let outcome = self.actions.answer(answer, options, mode, progress).await?;
+                Ok(outcome.to_json().into())
             }
             Job::BuiltIn(BuiltIn::CancelTask) => self.actions.cancel(&request::task_id(body)?, options).await,
             Job::BuiltIn(BuiltIn::GetTask) => self.actions.get(&request::task_id(body)?, options).await,

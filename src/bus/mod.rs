@@ -5,6 +5,7 @@ pub mod catalog;
 pub mod connect;
 pub mod desk;
 pub mod envelope;
+pub mod face;
 pub mod frames;
 pub mod publication;
 pub mod service;

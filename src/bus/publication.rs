@@ -12,7 +12,6 @@ use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::catalog::{self, Action, BuiltIn, Entry};
 use super::desk::{Desk, Job};
@@ -20,7 +19,7 @@ use super::envelope::Outgoing;
 use super::service::{Description, Mesh, Service, ServiceError, semver_or_zero};
 use super::subject::{Subjects, Token};
 use crate::a2a::client::chain;
-use crate::action::run::{Actions, News};
+use crate::action::run::News;
 use crate::agent::{Agent, State, Status};
 use crate::json::shorten;
 use crate::tasks::{OnFailure, Tasks};
@@ -33,7 +32,7 @@ const INTERVAL: Duration = Duration::from_secs(15);
 const MAX_DESCRIPTION: usize = 2048;
 /// Longest error in metadata; the registry has the whole one.
 const MAX_ERROR: usize = 512;
-const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
+pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
 
 /// An agent's presence on the mesh.
 #[derive(Debug)]
@@ -47,16 +46,14 @@ pub struct Publication {
 impl Publication {
     /// Puts an agent on the mesh; its skills follow when it is ready.
     pub async fn start(
-        agent: Agent,
-        actions: Actions,
+        desk: Arc<Desk>,
         news: mpsc::Receiver<News>,
         mesh: &Mesh,
         subjects: &Subjects,
-        calls: TaskTracker,
         tasks: &Tasks,
     ) -> Result<Self, ServiceError> {
+        let agent = desk.agent().clone();
         let token = Token::new(&agent.name);
-        let desk = Arc::new(Desk::new(agent.clone(), actions, mesh.client.clone(), calls));
         let built_ins = BuiltIn::ALL
             .iter()
             .map(|&built_in| {

@@ -19,6 +19,7 @@
 //! # Ok::<(), a2a_bridge::bus::subject::SubjectError>(())
 //! ```
 
+mod agent_protocol;
 mod reply_guard;
 
 use std::fmt;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+pub use self::agent_protocol::{AgentSubjects, ROOT as AGENT_PROTOCOL_ROOT};
 pub use self::reply_guard::ReplyGuard;
 
 /// Longest token.

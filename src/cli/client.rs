@@ -160,6 +160,7 @@ impl Connection {
             required: false,
         };
         Ok(config::Nats {
+            agent_protocol: None,
             url: self.nats.split(',').map(|url| url.trim().to_owned()).collect(),
             credentials: self.creds.clone(),
             nkey: self.nkey.as_ref().map(seed).transpose()?,

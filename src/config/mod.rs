@@ -88,6 +88,8 @@ pub struct Nats {
     /// Reply subjects that the bridge answers to; `*` stands for a word, `>` for the rest.
     #[schemars(extend("default" = ["_INBOX.>", "_R_.>"]))]
     pub reply_prefixes: Vec<String>,
+    /// Offer the agents to clients of the Synadia Agent Protocol for NATS as well.
+    pub agent_protocol: Option<AgentProtocol>,
 }
 
 impl fmt::Debug for Nats {
@@ -102,6 +104,7 @@ impl fmt::Debug for Nats {
             tls,
             subject_prefix,
             reply_prefixes,
+            agent_protocol,
         } = self;
         // A NATS URL may hold a password, which the derived output would show.
         let url: Vec<_> = url.iter().map(|url| without_user_info(url)).collect();
@@ -115,6 +118,7 @@ impl fmt::Debug for Nats {
             .field("tls", tls)
             .field("subject_prefix", subject_prefix)
             .field("reply_prefixes", reply_prefixes)
+            .field("agent_protocol", agent_protocol)
             .finish()
     }
 }
@@ -146,6 +150,15 @@ pub struct Tls {
     /// Refuse to talk without TLS.
     #[schemars(schema_with = "schema::truth", extend("default" = false))]
     pub required: bool,
+}
+
+/// The agents for clients of the Synadia Agent Protocol for NATS.
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct AgentProtocol {
+    /// Whose agents they are, as those clients see it: lower-case letters, digits, `_` and `-`.
+    #[schemars(length(min = 1, max = 64), extend("examples" = ["acme"]))]
+    pub owner: String,
 }
 
 /// One agent.

@@ -12,7 +12,7 @@ use secrecy::SecretString;
 use super::fields::{Fields, MAPPING, checked, each, json, list, truth, unexpected, words};
 use super::node::{Node, Value};
 use super::problem::Report;
-use super::{Agent, Config, Nats, Skills, Tls, auth, check, values};
+use super::{Agent, AgentProtocol, Config, Nats, Skills, Tls, auth, check, values};
 
 pub(super) fn config(root: &Node, report: &mut Report<'_>) -> Option<Config> {
     if root.is_null() {
@@ -60,6 +60,7 @@ fn nats(node: &Node, report: &mut Report<'_>) -> Option<Nats> {
         reply_prefixes: f
             .get(&["reply_prefixes"], reply_prefixes)
             .unwrap_or(local.reply_prefixes),
+        agent_protocol: f.get(&["agent_protocol"], agent_protocol),
     };
     check::nats(&mut f);
     f.close();
@@ -79,6 +80,7 @@ impl Nats {
             tls: None,
             subject_prefix: "a2a".into(),
             reply_prefixes: patterns(&["_INBOX.>", "_R_.>"]),
+            agent_protocol: None,
         }
     }
 }
@@ -114,6 +116,13 @@ fn tls(node: &Node, report: &mut Report<'_>) -> Option<Tls> {
     check::tls(&mut f);
     f.close();
     Some(tls)
+}
+
+fn agent_protocol(node: &Node, report: &mut Report<'_>) -> Option<AgentProtocol> {
+    let mut f = Fields::open(node, report)?;
+    let owner = f.required(&["owner"], |node, report| checked(node, report, values::owner));
+    f.close();
+    Some(AgentProtocol { owner: owner? })
 }
 
 fn agents(node: &Node, report: &mut Report<'_>) -> Option<Vec<Agent>> {

@@ -252,6 +252,15 @@ pub(super) fn subject_pattern(text: &str) -> Result<String, String> {
     }
 }
 
+pub(super) fn owner(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-');
+    if (1..=64).contains(&text.len()) && text.bytes().all(plain) {
+        Ok(text.into())
+    } else {
+        Err("expected 1 to 64 lower-case letters, digits, `_` and `-`".into())
+    }
+}
+
 pub(super) fn card_path(text: &str) -> Result<String, String> {
     // `//host` and `/\\host` would be another host, and be sent this agent's token.
     let host = text.get(1..).is_some_and(|rest| rest.starts_with(['/', '\\']));

@@ -12,6 +12,7 @@ mod agent_errors;
 mod callers;
 mod commands;
 mod discovery;
+mod face;
 mod follow_ups;
 mod idempotency;
 mod limits;

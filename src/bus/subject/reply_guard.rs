@@ -12,7 +12,7 @@ use super::SubjectError;
 #[derive(Debug, Clone)]
 pub struct ReplyGuard {
     patterns: Vec<Box<str>>,
-    prefix: Box<str>,
+    own: Vec<Box<str>>,
 }
 
 impl ReplyGuard {
@@ -41,8 +41,14 @@ impl ReplyGuard {
             .collect::<Result<_, _>>()?;
         Ok(Self {
             patterns,
-            prefix: prefix.into(),
+            own: vec![prefix.into()],
         })
+    }
+
+    /// Allows nothing below `prefix` either.
+    pub fn and_not_below(mut self, prefix: &str) -> Self {
+        self.own.push(prefix.into());
+        self
     }
 
     /// Whether a reply may be published to `subject`.
@@ -54,9 +60,10 @@ impl ReplyGuard {
     }
 
     fn is_own(&self, subject: &str) -> bool {
-        subject
-            .strip_prefix(&*self.prefix)
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        let below = |rest: &str| rest.is_empty() || rest.starts_with('.');
+        self.own
+            .iter()
+            .any(|prefix| subject.strip_prefix(&**prefix).is_some_and(below))
     }
 }
 
@@ -136,6 +143,14 @@ mod tests {
         let guard = ReplyGuard::new([">"], "org.a2a").unwrap();
         assert!(!guard.allows(subject));
         assert!(guard.allows("org.a2abc"));
+    }
+
+    #[test]
+    fn what_is_below_another_own_prefix_is_refused_as_well() {
+        let guard = ReplyGuard::new([">"], "a2a").unwrap().and_not_below("agents");
+        assert!(!guard.allows("agents.hb.a2a.acme.weather"));
+        assert!(!guard.allows("a2a.registry.weather"));
+        assert!(guard.allows("agentsx.hb"));
     }
 
     proptest! {

@@ -197,3 +197,28 @@ fn a_byte_order_mark_and_windows_line_ends_do_no_harm() {
     let text = format!("\u{feff}{}", agent_file("colour: x").replace('\n', "\r\n"));
     assert!(refused(&text).starts_with("bridge.yaml:4:5: unknown key `colour`\n  4 |     colour: ***\n"));
 }
+
+#[rstest]
+#[case("{ owner: acme_2-x }", None)]
+#[case(
+    "{ owner: Acme }",
+    Some("expected 1 to 64 lower-case letters, digits, `_` and `-`")
+)]
+#[case("{ owner: a.b }", Some("expected 1 to 64 lower-case letters"))]
+#[case("{ owner: '' }", Some("expected 1 to 64 lower-case letters"))]
+#[case("{}", Some("`owner`"))]
+fn the_owner_for_the_agent_protocol_is_one_lower_case_word(
+    #[case] value: &str,
+    #[case] problem: Option<&str>,
+) {
+    let text = format!("nats:\n  agent_protocol: {value}\nagents: []\n");
+    match problem {
+        None => assert_eq!(parsed(&text).nats.agent_protocol.unwrap().owner, "acme_2-x"),
+        Some(problem) => assert!(refused(&text).contains(problem), "{}", refused(&text)),
+    }
+}
+
+#[test]
+fn without_an_owner_there_is_no_agent_protocol() {
+    assert!(parsed("agents: []").nats.agent_protocol.is_none());
+}

@@ -5,6 +5,7 @@ pub mod caller;
 pub mod cli;
 pub mod demo_agent;
 pub mod eventually;
+pub mod face;
 pub mod frames;
 pub mod nats;
 pub mod peer;

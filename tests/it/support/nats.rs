@@ -55,6 +55,17 @@ impl NatsServer {
         }
     }
 
+    /// Gives a server that was started with a configuration file another content of it.
+    pub fn reconfigure(&self, configuration: &str) {
+        std::fs::write(self.dir.path().join("nats.conf"), configuration)
+            .expect("the configuration is written");
+        let reloaded = Command::new(binary())
+            .args(["--signal", &format!("reload={}", self.child.id())])
+            .status()
+            .expect("nats-server sends a signal");
+        assert!(reloaded.success());
+    }
+
     /// Ends the server by force and starts it again on the same port.
     pub async fn restart(&mut self) {
         self.end();

@@ -1,0 +1,285 @@
+//! A prompt, or the answer to a question, as clients of the protocol send it.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+
+use crate::a2a::model::{File, FileContent, Part};
+use crate::action::error::ActionError;
+use crate::json::{null_is_default, shorten};
+
+/// Most attachments of one message.
+const MAX_ATTACHMENTS: usize = 64;
+/// Longest file name.
+const MAX_NAME: usize = 255;
+/// Longest name of a skill or a session.
+const MAX_ID: usize = 256;
+
+/// What a caller sent, checked.
+#[derive(Debug)]
+pub(super) struct Envelope {
+    /// What goes to the agent: the prompt, then the attachments.
+    pub(super) parts: Vec<Part>,
+    /// The skill to prompt, instead of the agent as a whole.
+    pub(super) skill: Option<String>,
+    /// A conversation of its own.
+    pub(super) session: Option<String>,
+}
+
+/// Unknown fields are tolerated, as the protocol asks.
+#[derive(Deserialize)]
+struct Body {
+    prompt: String,
+    #[serde(default, deserialize_with = "null_is_default")]
+    attachments: Vec<Attachment>,
+    #[serde(default)]
+    skill: Option<String>,
+    #[serde(default)]
+    session: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Attachment {
+    filename: String,
+    content: String,
+}
+
+impl Envelope {
+    /// Reads a body of at most `limit` bytes. One that begins with `{` is an envelope, anything else
+    /// the prompt as it stands.
+    pub(super) fn parse(body: &[u8], limit: usize) -> Result<Self, ActionError> {
+        if body.len() > limit {
+            let message = format!(
+                "the prompt has {} bytes, and {limit} are taken at most",
+                body.len()
+            );
+            return Err(ActionError::invalid(message));
+        }
+        let is_envelope = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
+        let Body {
+            prompt,
+            attachments,
+            skill,
+            session,
+        } = if is_envelope {
+            serde_json::from_slice(body)
+                .map_err(|error| ActionError::invalid(format!("malformed envelope: {error}")))?
+        } else {
+            let text = std::str::from_utf8(body)
+                .map_err(|_| ActionError::invalid("the prompt is neither an envelope nor UTF-8 text"))?;
+            Body {
+                prompt: text.to_owned(),
+                attachments: Vec::new(),
+                skill: None,
+                session: None,
+            }
+        };
+        if prompt.trim().is_empty() {
+            return Err(ActionError::invalid("the prompt is empty"));
+        }
+        if attachments.len() > MAX_ATTACHMENTS {
+            let message = format!("a prompt has at most {MAX_ATTACHMENTS} attachments");
+            return Err(ActionError::invalid(message));
+        }
+        for (name, value) in [("skill", &skill), ("session", &session)] {
+            let fits = |text: &String| !text.is_empty() && text.len() <= MAX_ID;
+            if !value.as_ref().is_none_or(fits) {
+                let message = format!("`{name}` must have 1 to {MAX_ID} bytes");
+                return Err(ActionError::invalid(message));
+            }
+        }
+        let files = attachments.into_iter().enumerate();
+        let files: Result<Vec<_>, _> = files.map(|(index, one)| one.into_part(index)).collect();
+        let mut parts = vec![Part::Text(prompt)];
+        parts.extend(files?);
+        Ok(Self {
+            parts,
+            skill,
+            session,
+        })
+    }
+}
+
+impl Attachment {
+    fn into_part(self, index: usize) -> Result<Part, ActionError> {
+        if !is_safe(&self.filename) {
+            let name = shorten(&self.filename, 60);
+            let message = format!("attachments[{index}]: `{name}` is not a plain file name");
+            return Err(ActionError::invalid(message));
+        }
+        // Standard alphabet, padded, no line breaks: the protocol takes no other.
+        if STANDARD.decode(&self.content).is_err() {
+            let message = format!("attachments[{index}]: the content is not base64");
+            return Err(ActionError::invalid(message));
+        }
+        Ok(Part::File(File {
+            media_type: media_type(&self.filename).map(str::to_owned),
+            name: Some(self.filename),
+            content: FileContent::Base64(self.content),
+        }))
+    }
+}
+
+/// A name that stays within the folder it is saved to.
+fn is_safe(name: &str) -> bool {
+    let odd = |c: char| c.is_control() || matches!(c, '/' | '\\');
+    !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME && !name.chars().any(odd)
+}
+
+/// A plain file name for a file that the agent calls `name`; `fallback` if nothing is left of it.
+pub(super) fn safe_name(name: Option<&str>, fallback: &str) -> String {
+    let last = name
+        .unwrap_or_default()
+        .rsplit(['/', '\\'])
+        .next()
+        .unwrap_or_default();
+    let kept: String = last.chars().filter(|c| !c.is_control()).collect();
+    let kept = crate::json::head(kept.trim(), MAX_NAME);
+    if is_safe(kept) { kept } else { fallback }.to_owned()
+}
+
+/// The protocol names no media types, and many agents go by them. `None` for endings that say
+/// nothing certain.
+fn media_type(name: &str) -> Option<&'static str> {
+    let (_, ending) = name.rsplit_once('.')?;
+    Some(match ending.to_ascii_lowercase().as_str() {
+        "txt" | "log" => "text/plain",
+        "md" => "text/markdown",
+        "csv" => "text/csv",
+        "html" | "htm" => "text/html",
+        "json" => "application/json",
+        "xml" => "application/xml",
+        "yaml" | "yml" => "application/yaml",
+        "pdf" => "application/pdf",
+        "zip" => "application/zip",
+        "png" => "image/png",
+        "jpg" | "jpeg" => "image/jpeg",
+        "gif" => "image/gif",
+        "webp" => "image/webp",
+        "svg" => "image/svg+xml",
+        "mp3" => "audio/mpeg",
+        "wav" => "audio/wav",
+        "mp4" => "video/mp4",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::action::error::Code;
+
+    fn parsed(body: &str) -> Envelope {
+        Envelope::parse(body.as_bytes(), 1000).unwrap()
+    }
+
+    fn text(envelope: &Envelope) -> &str {
+        envelope.parts[0].as_text().unwrap()
+    }
+
+    #[rstest]
+    #[case("hello", "hello")]
+    #[case("  [1, 2]", "  [1, 2]")]
+    #[case("\"quoted\"", "\"quoted\"")]
+    #[case(" {\"prompt\": \"hi\"}", "hi")]
+    #[case(r#"{"prompt": "hi", "attachments": null, "of_tomorrow": {"a": [1]}}"#, "hi")]
+    fn a_prompt_is_text_or_an_envelope(#[case] body: &str, #[case] prompt: &str) {
+        let envelope = parsed(body);
+        assert_eq!(text(&envelope), prompt);
+        assert_eq!(envelope.parts.len(), 1);
+    }
+
+    #[test]
+    fn attachments_become_files_with_the_media_type_of_their_names() {
+        let body = r#"{"prompt": "look", "attachments": [
+            {"filename": "a.PNG", "content": "iVBORw==", "size": 4}, {"filename": "no ending", "content": ""}]}"#;
+        let envelope = parsed(body);
+        let [_, Part::File(png), Part::File(other)] = envelope.parts.as_slice() else {
+            panic!("{:?}", envelope.parts)
+        };
+        assert_eq!(png.name.as_deref(), Some("a.PNG"));
+        assert_eq!(png.media_type.as_deref(), Some("image/png"));
+        assert!(matches!(&png.content, FileContent::Base64(bytes) if bytes == "iVBORw=="));
+        assert_eq!(other.media_type, None);
+    }
+
+    #[test]
+    fn a_skill_and_a_session_can_be_named() {
+        let envelope = parsed(r#"{"prompt": "hi", "skill": "echo", "session": "s 1"}"#);
+        assert_eq!(envelope.skill.as_deref(), Some("echo"));
+        assert_eq!(envelope.session.as_deref(), Some("s 1"));
+    }
+
+    #[rstest]
+    #[case("")]
+    #[case(" \n")]
+    #[case("{")]
+    #[case("{}")]
+    #[case(r#"{"prompt": ""}"#)]
+    #[case(r#"{"prompt": 1}"#)]
+    #[case(r#"{"prompt": "a"} {"prompt": "b"}"#)]
+    #[case(r#"{"prompt": "a", "prompt": "b"}"#)]
+    #[case(r#"{"prompt": "a", "attachments": {}}"#)]
+    #[case(r#"{"prompt": "a", "attachments": [{"filename": "a"}]}"#)]
+    #[case(r#"{"prompt": "a", "skill": ""}"#)]
+    #[case(r#"{"prompt": "a", "session": 7}"#)]
+    fn a_malformed_prompt_is_refused(#[case] body: &str) {
+        let error = Envelope::parse(body.as_bytes(), 1000).expect_err("refused");
+        assert_eq!(error.info.code, Code::InvalidRequest);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_refused_and_so_is_too_much() {
+        Envelope::parse(b"\xff\xfe", 1000).expect_err("no text");
+        Envelope::parse(b"12345", 5).unwrap();
+        Envelope::parse(b"123456", 5).expect_err("too long");
+    }
+
+    #[rstest]
+    #[case("YQ")]
+    #[case("YQ=")]
+    #[case("Y Q=")]
+    #[case("YQ==\\n")]
+    #[case("-_-_")]
+    #[case("YR==")]
+    fn content_in_anything_but_strict_base64_is_refused(#[case] content: &str) {
+        let body =
+            format!(r#"{{"prompt": "a", "attachments": [{{"filename": "a", "content": "{content}"}}]}}"#);
+        let error = Envelope::parse(body.as_bytes(), 1000).expect_err("refused");
+        assert_eq!(error.message, "attachments[0]: the content is not base64");
+    }
+
+    #[rstest]
+    #[case("")]
+    #[case(".")]
+    #[case("..")]
+    #[case("../a")]
+    #[case("a/b")]
+    #[case("/etc/passwd")]
+    #[case("a\\\\b")]
+    #[case("a\\u0000b")]
+    #[case("a\\nb")]
+    fn a_file_name_that_is_not_plain_is_refused(#[case] name: &str) {
+        let body = format!(r#"{{"prompt": "a", "attachments": [{{"filename": "{name}", "content": ""}}]}}"#);
+        let error = Envelope::parse(body.as_bytes(), 1000).expect_err("refused");
+        assert!(
+            error.message.ends_with("is not a plain file name"),
+            "{}",
+            error.message
+        );
+    }
+
+    #[rstest]
+    #[case(Some("report.pdf"), "report.pdf")]
+    #[case(Some("../../etc/passwd"), "passwd")]
+    #[case(Some("C:\\temp\\a.txt"), "a.txt")]
+    #[case(Some("a\u{0}\nb"), "ab")]
+    #[case(Some(".."), "file-1")]
+    #[case(Some("dir/"), "file-1")]
+    #[case(None, "file-1")]
+    fn a_file_of_the_agent_gets_a_plain_name(#[case] name: Option<&str>, #[case] safe: &str) {
+        assert_eq!(safe_name(name, "file-1"), safe);
+    }
+}

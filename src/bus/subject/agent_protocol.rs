@@ -1,0 +1,139 @@
+//! The subjects of the Synadia Agent Protocol for NATS 0.3.
+
+use super::Token;
+
+/// First word of every subject of the protocol.
+pub const ROOT: &str = "agents";
+/// The kind of host, third word of every subject.
+const KIND: &str = "a2a";
+/// Marks a token that is not the agent's own. No token that is used as it is begins like that.
+const ENCODED: &str = "_u";
+
+/// Where one agent is reached by clients of the protocol.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentSubjects {
+    owner: String,
+    session: String,
+}
+
+impl AgentSubjects {
+    /// The subjects of an agent. The owner comes from the settings, which take only what fits.
+    ///
+    /// The protocol has lower-case tokens only, `[a-z0-9_-]+`. An agent's token that fits is used as
+    /// it is. Another gets the mark `_u`, and in it every capital becomes `_` and its small letter,
+    /// every `_` becomes `__`, so that it can be read back and no two agents share a subject:
+    /// `Weather-2` is `_u_weather-2`.
+    pub fn new(owner: &str, agent: &Token) -> Self {
+        Self {
+            owner: owner.to_owned(),
+            session: lower_case(agent.as_str()),
+        }
+    }
+
+    /// The kind of host that metadata and subjects name.
+    pub fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    /// Whose agent it is.
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// The last word, which the protocol calls the session.
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+
+    /// Where the agent is prompted.
+    pub fn prompt(&self) -> String {
+        self.subject("prompt")
+    }
+
+    /// Where it is asked for a heartbeat.
+    pub fn status(&self) -> String {
+        self.subject("status")
+    }
+
+    /// Where its heartbeats are published.
+    pub fn heartbeat(&self) -> String {
+        self.subject("hb")
+    }
+
+    fn subject(&self, verb: &str) -> String {
+        format!("{ROOT}.{verb}.{KIND}.{}.{}", self.owner, self.session)
+    }
+}
+
+fn lower_case(token: &str) -> String {
+    let fits = token.bytes().all(|byte| !byte.is_ascii_uppercase()) && !token.starts_with(ENCODED);
+    if fits {
+        return token.to_owned();
+    }
+    let mut encoded = String::from(ENCODED);
+    for c in token.chars() {
+        if c == '_' || c.is_ascii_uppercase() {
+            encoded.push('_');
+        }
+        encoded.push(c.to_ascii_lowercase());
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    #[test]
+    fn subjects_are_those_of_the_protocol() {
+        let subjects = AgentSubjects::new("acme", &Token::new("weather"));
+        assert_eq!(subjects.prompt(), "agents.prompt.a2a.acme.weather");
+        assert_eq!(subjects.status(), "agents.status.a2a.acme.weather");
+        assert_eq!(subjects.heartbeat(), "agents.hb.a2a.acme.weather");
+    }
+
+    #[rstest]
+    #[case("weather", "weather")]
+    #[case("a_b-9", "a_b-9")]
+    #[case("Weather-2", "_u_weather-2")]
+    #[case("_u", "_u__u")]
+    #[case("two words", "_xtwo_20words")]
+    #[case("é", "_u__x___c3___a9")]
+    fn a_name_becomes_a_lower_case_token(#[case] name: &str, #[case] session: &str) {
+        assert_eq!(AgentSubjects::new("o", &Token::new(name)).session(), session);
+    }
+
+    fn read_back(session: &str) -> String {
+        let Some(encoded) = session.strip_prefix(ENCODED) else {
+            return session.to_owned();
+        };
+        let mut chars = encoded.chars();
+        let mut token = String::new();
+        while let Some(c) = chars.next() {
+            token.push(match c {
+                '_' => chars.next().unwrap().to_ascii_uppercase(),
+                other => other,
+            });
+        }
+        token
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_makes_a_token_of_its_own(name in any::<String>()) {
+            let token = Token::new(&name);
+            let subjects = AgentSubjects::new("o", &token);
+            let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
+            prop_assert!(!subjects.session().is_empty() && subjects.session().bytes().all(plain));
+            prop_assert_eq!(read_back(subjects.session()), token.as_str());
+        }
+
+        #[test]
+        fn similar_tokens_stay_apart(token in "[aAuU_]{1,12}") {
+            prop_assert_eq!(read_back(&lower_case(&token)), token);
+        }
+    }
+}
