@@ -11,7 +11,9 @@ use std::sync::Arc;
 use async_nats::Client;
 use futures_util::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 use super::catalog::{Action, BuiltIn};
 use super::envelope;
@@ -72,8 +74,22 @@ impl Desk {
             let plan = desk.plan(&job, &action, &request);
             let (desk, job) = (Arc::clone(&desk), job.clone());
             let calls = desk.calls.clone();
-            calls.spawn(async move { desk.serve(job, plan, request).await });
+            let span = desk.span(&job, &request);
+            calls.spawn(async move { desk.serve(job, plan, request).await }.instrument(span));
         })
+    }
+
+    /// What happens for this request is logged under it; it continues the caller's trace.
+    fn span(&self, job: &Job, request: &Request) -> tracing::Span {
+        let action = match job {
+            Job::Skill(action) => action.token.as_str(),
+            Job::BuiltIn(built_in) => built_in.name(),
+        };
+        let span = tracing::info_span!("call", agent = %self.agent.name, skill = action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
+        if let Some(id) = envelope::trace_id(&request.message) {
+            span.record("trace_id", id);
+        }
+        span
     }
 
     /// Decides what to do with a request before anything is spent on it.
@@ -121,6 +137,7 @@ impl Desk {
 
     async fn serve(&self, job: Job, plan: Result<Plan, ActionError>, request: Request) {
         let Request { message, call } = request;
+        let began = Instant::now();
         let (reply, permit) = match plan {
             Err(error) => (Err(error), None),
             Ok(Plan::Wait { reply, permit }) => (once::reply_of_first(reply).await, Some(permit)),
@@ -129,6 +146,7 @@ impl Desk {
                 running,
                 permit,
             }) => {
+                let _working = self.agent.work();
                 // A defect in one request must not cost the caller the reply.
                 let work = AssertUnwindSafe(self.perform(&job, &message.payload, &options));
                 let reply = work.catch_unwind().await.unwrap_or_else(|_| {
@@ -141,7 +159,9 @@ impl Desk {
                 (reply, Some(permit))
             }
         };
+        self.agent.calls.ended(envelope::outcome(&reply), began.elapsed());
         if let Err(error) = &reply {
+            self.agent.calls.failed(error.info.code.name(), &error.message);
             if error.info.code == Code::AgentUnavailable {
                 self.agent.doubt();
             }
