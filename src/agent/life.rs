@@ -112,7 +112,7 @@ impl Life {
         };
         let mut backoff = Backoff::new(first, longest);
         let mut budget = Budget::new(self.config.max_restarts, self.config.restart_window);
-        let mut last_port = None;
+        let (mut last_port, mut said) = (None, String::new());
         while let Some(order) = self.until_wanted().await {
             let ended = match self.config.command {
                 Some(_) => self.launched(order, &mut last_port).await,
@@ -133,7 +133,7 @@ impl Life {
                     budget.reset();
                     Next::Again(Duration::ZERO)
                 }
-                Ended::Lost(lost) => self.next(lost, &mut backoff, &mut budget),
+                Ended::Lost(lost) => self.next(lost, &mut backoff, &mut budget, &mut said),
             };
             let pause = match next {
                 Next::Again(pause) => pause,
@@ -214,7 +214,7 @@ impl Life {
         }
     }
 
-    fn next(&self, lost: Lost, backoff: &mut Backoff, budget: &mut Budget) -> Next {
+    fn next(&self, lost: Lost, backoff: &mut Backoff, budget: &mut Budget, said: &mut String) -> Next {
         let Lost {
             trouble,
             exit,
@@ -248,11 +248,12 @@ impl Life {
         }
         let pause = backoff.pause();
         // The same reason every few seconds helps nobody.
-        if self.status.borrow().last_error.as_deref() == Some(trouble.text.as_str()) {
+        if was_ready_for.is_zero() && *said == trouble.text {
             tracing::debug!(agent = %self.name, reason = trouble.text, ?pause, "agent still not available");
         } else {
             tracing::warn!(agent = %self.name, reason = trouble.text, ?pause, "agent not available; trying again");
         }
+        said.clone_from(&trouble.text);
         self.withdraw(State::BackingOff, Some(trouble));
         Next::Again(pause)
     }
@@ -280,6 +281,7 @@ impl Life {
         tracing::info!(agent = %self.name, pid = child.pid(), url = %start.config.url, "agent launched");
         self.status.send_modify(|status| {
             status.pid = Some(child.pid());
+            status.url = start.config.url.to_string();
             status.started = Some(SystemTime::now());
         });
         let gone = CancellationToken::new();
@@ -359,16 +361,29 @@ impl Life {
         let config = &start.config;
         let deadline = Instant::now() + config.startup_timeout;
         let mut pause = FIRST_LOOK.min(config.startup.interval);
+        let mut last = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let error = match self.look(start, config.startup.timeout.min(left)).await {
+            let cut = left < config.startup.timeout;
+            match self.look(start, config.startup.timeout.min(left)).await {
                 Ok(known) => return Ok(known),
                 // Waiting does not make somebody else's port ours.
                 Err(error @ LookError::Foreign { .. }) => return Err(error),
-                Err(error) => error,
-            };
+                // A look that the deadline cut short says less than the one before it.
+                Err(error) if cut && error.is_silence() && last.is_some() => {}
+                Err(error) => last = Some(error),
+            }
             if Instant::now() + pause >= deadline {
-                return Err(error);
+                return Err(match last {
+                    Some(LookError::NotListening { port, .. }) => LookError::NotListening {
+                        port,
+                        instead: start.tree.map(ports::listened_by).unwrap_or_default(),
+                    },
+                    Some(other) => other,
+                    None => LookError::Card(CardError::NobodyThere {
+                        url: config.url.to_string(),
+                    }),
+                });
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 3 / 2).min(config.startup.interval);
@@ -383,7 +398,7 @@ impl Life {
                 Holder::Nobody => {
                     return Err(LookError::NotListening {
                         port: port.number,
-                        instead: start.tree.map(ports::listened_by).unwrap_or_default(),
+                        instead: Vec::new(),
                     });
                 }
                 Holder::Foreign { process } => {

@@ -83,6 +83,8 @@ pub struct Status {
     pub last_error: Option<String>,
     /// What to do about it.
     pub advice: Option<String>,
+    /// Where it was told to listen at its last start; empty before the first.
+    pub url: String,
     /// The process, while the bridge runs one.
     pub pid: Option<i32>,
     /// When that process was started.
@@ -106,6 +108,7 @@ impl Status {
             restarts: 0,
             last_error: None,
             advice: None,
+            url: String::new(),
             pid: None,
             started: None,
             last_exit: None,

@@ -58,7 +58,7 @@ pub struct Report {
     pub state: String,
     /// Since when, in milliseconds since 1970.
     pub since_ms: u64,
-    /// Where the settings say it listens.
+    /// Where it is to listen.
     pub url: String,
     /// The program, when the bridge launches it. Its arguments may hold what is nobody's business.
     pub program: Option<String>,
@@ -361,7 +361,11 @@ fn report(agent: &Agent, instance: &str) -> Report {
         instance: instance.to_owned(),
         state: status.state.to_string(),
         since_ms: millis(status.since),
-        url: config.url.to_string(),
+        url: if status.url.is_empty() {
+            config.url.to_string()
+        } else {
+            status.url
+        },
         program: config
             .command
             .as_ref()

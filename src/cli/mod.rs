@@ -5,6 +5,7 @@
 
 mod check;
 mod run;
+mod supervise;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -65,6 +66,20 @@ enum Command {
         #[arg(long)]
         offline: bool,
     },
+    /// See and steer one agent
+    Agents {
+        #[command(flatten)]
+        settings: Settings,
+        #[command(subcommand)]
+        command: supervise::Supervise,
+    },
+    /// Show what agents write
+    Logs {
+        #[command(flatten)]
+        settings: Settings,
+        #[command(flatten)]
+        args: supervise::LogsArgs,
+    },
     /// Print the JSON schema of the settings
     Schema,
     /// Run the bundled A2A agent, for trying things out
@@ -78,6 +93,7 @@ struct Settings {
     #[arg(
         long,
         short,
+        global = true,
         value_name = "FILE",
         env = "A2A_BRIDGE_CONFIG",
         default_value = "a2a-bridge.yaml"
@@ -131,7 +147,14 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
-    telemetry::start(&cli.log, cli.log_format).map_err(|error| {
+    // A command that asks for something prints the answer; what the connection says on the way is noise.
+    let asks = matches!(cli.command, Command::Agents { .. } | Command::Logs { .. });
+    let log = if asks && cli.log == "info" {
+        "warn"
+    } else {
+        &cli.log
+    };
+    telemetry::start(log, cli.log_format).map_err(|error| {
         let error =
             anyhow::Error::new(error).context("`--log` (or A2A_BRIDGE_LOG) is not a filter; try `info`");
         Failure::new(USAGE, error)
@@ -142,6 +165,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
             let config = settings.load()?;
             block_on(check::check(&settings.config, config, offline))
         }
+        Command::Agents { settings, command } => block_on(supervise::supervise(&settings, command)),
+        Command::Logs { settings, args } => block_on(supervise::logs(&settings, args)),
         Command::Schema => {
             let schema =
                 serde_json::to_string_pretty(&config::schema()).map_err(|e| Failure::new(DEFECT, e))?;

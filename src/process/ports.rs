@@ -141,6 +141,7 @@ pub fn free() -> std::io::Result<u16> {
 mod linux {
     use std::collections::HashSet;
     use std::fs;
+    use std::io::{self, BufRead as _, BufReader};
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
     /// The state of a listening socket in `/proc/net/tcp`.
@@ -161,11 +162,23 @@ mod linux {
     }
 
     fn read() -> Option<Vec<(IpAddr, u16, u64)>> {
-        let v4 = fs::read_to_string("/proc/net/tcp").ok()?;
+        let mut sockets = Vec::new();
+        read_file("/proc/net/tcp", &mut sockets).ok()?;
         // Not there when IPv6 is switched off.
-        let v6 = fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
-        let lines = v4.lines().skip(1).chain(v6.lines().skip(1));
-        Some(lines.filter_map(listener).collect())
+        let _ = read_file("/proc/net/tcp6", &mut sockets);
+        Some(sockets)
+    }
+
+    /// The kernel lists those that listen before all others, of which there may be many thousands, and
+    /// makes up the lines as they are read: so reading ends with the last that listens.
+    fn read_file(path: &str, sockets: &mut Vec<(IpAddr, u16, u64)>) -> io::Result<()> {
+        for line in BufReader::new(fs::File::open(path)?).lines().skip(1) {
+            match listener(&line?) {
+                Some(socket) => sockets.push(socket),
+                None => break,
+            }
+        }
+        Ok(())
     }
 
     fn listener(line: &str) -> Option<(IpAddr, u16, u64)> {

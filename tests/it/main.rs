@@ -8,6 +8,12 @@
     reason = "tests fail by panicking; clippy.toml allows it in test functions only, not in their helpers"
 )]
 
+#[cfg(target_os = "linux")]
+mod operator;
 mod rolling;
 mod service;
+#[cfg(target_os = "linux")]
+mod stress;
+#[cfg(target_os = "linux")]
+mod supervision;
 mod support;

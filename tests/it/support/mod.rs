@@ -2,3 +2,5 @@
 
 pub mod eventually;
 pub mod nats;
+#[cfg(target_os = "linux")]
+pub mod supervise;
