@@ -452,6 +452,7 @@ impl Actions {
             reply: Bytes::from(outcome.to_json()),
             follow_up: outcome.follow_up.clone(),
         };
+        tracing::Span::current().record("task", task.id.as_str());
         self.memory.ledger.record(&self.agent, &task.id, record);
         Ok(outcome)
     }

@@ -10,23 +10,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::calls::Calls;
 use super::probe;
+use super::start::Start;
 use super::status::{KnownCard, State, Status};
 use super::trouble::{LookError, Trouble};
 use crate::a2a::Instance;
 use crate::a2a::card::{Card, CardError};
 use crate::a2a::client::Client;
-use crate::config::{self, Port, Restart};
+use crate::config::{self, Restart};
 use crate::process::child::{Child, Exit, Host, Spec};
 use crate::process::output::Output;
-use crate::process::ports::{self, Holder, LocalPort};
+use crate::process::ports::Holder;
 use crate::process::restart::{Backoff, Budget};
 
 /// Pauses before a launched agent is started again.
 const RESTART: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Pauses before an attached agent is looked for again: looking costs little.
 pub(super) const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
-/// First pause between two looks at an agent that starts.
-const FIRST_LOOK: Duration = Duration::from_millis(10);
 /// How many of its last lines go into the log when an agent ends.
 const LAST_LINES: usize = 3;
 
@@ -52,22 +51,6 @@ pub(super) struct Life {
     pub(super) doubt: Arc<Notify>,
     pub(super) stop: CancellationToken,
     pub(super) hurry: CancellationToken,
-}
-
-/// One start of the agent: its settings with the port filled in, and what is known to be its own.
-pub(super) struct Start {
-    pub(super) config: Arc<config::Agent>,
-    /// The port whose listener has to be ours; `None` where that is not asked or not possible.
-    pub(super) port: Option<LocalPort>,
-    /// The process below which everything is ours.
-    pub(super) tree: Option<i32>,
-    order: u64,
-}
-
-impl Start {
-    pub(super) fn order(&self) -> u64 {
-        self.order
-    }
 }
 
 /// How one start of the agent ended.
@@ -117,12 +100,7 @@ impl Life {
             let ended = match self.config.command {
                 Some(_) => self.launched(order, &mut last_port).await,
                 None => {
-                    let start = Start {
-                        config: Arc::clone(&self.config),
-                        port: None,
-                        tree: None,
-                        order,
-                    };
+                    let start = Start::attached(Arc::clone(&self.config), order);
                     self.watched(&start, None, CancellationToken::new()).await
                 }
             };
@@ -205,7 +183,7 @@ impl Life {
         let ordered = async {
             // Whoever could order is gone: then nothing else will be ordered.
             if wanted.wait_for(|wanted| wanted.order != order).await.is_err() {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         };
         tokio::select! {
@@ -288,7 +266,7 @@ impl Life {
         let ended = tokio::select! {
             biased;
             exit = child.wait() => Ended::Lost(Lost {
-                trouble: Trouble::exit_at_start(exit, began.elapsed(), &start.config),
+                trouble: Trouble::exit_at_start(exit, began.elapsed()),
                 exit: Some(exit),
                 was_ready_for: Duration::ZERO,
             }),
@@ -316,78 +294,6 @@ impl Life {
             status.last_exit = Some((exit.to_string(), SystemTime::now()));
         });
         ended
-    }
-
-    /// Finds a port if the settings leave that to us, and sees that the port is free.
-    fn place(&self, order: u64, last_port: &mut Option<u16>) -> Result<Start, Trouble> {
-        let config = match self.config.port {
-            None => Arc::clone(&self.config),
-            Some(Port::Fixed(port)) => Arc::new(self.config.at_port(port)),
-            Some(Port::Auto) => {
-                // The same again, as long as it is free: others may have come to know it.
-                let is_free = |port: &u16| {
-                    let local = LocalPort::of(&self.config.at_port(*port).url);
-                    local.is_none_or(|local| matches!(local.holder(None), Holder::Nobody))
-                };
-                let port = match last_port.filter(is_free).map_or_else(ports::free, Ok) {
-                    Ok(port) => port,
-                    Err(error) => {
-                        return Err(Trouble {
-                            text: format!("no free port for `port: auto`: {error}"),
-                            advice: "give the agent a fixed port".into(),
-                        });
-                    }
-                };
-                *last_port = Some(port);
-                Arc::new(self.config.at_port(port))
-            }
-        };
-        let port = LocalPort::of(&config.url).filter(|_| config.verify_port);
-        if let Some(local) = &port
-            && let Holder::Foreign { process } = local.holder(None)
-        {
-            return Err(Trouble::port_taken(local.number, process.as_ref(), &config));
-        }
-        Ok(Start {
-            config,
-            port,
-            tree: None,
-            order,
-        })
-    }
-
-    /// Asks for the card until the agent shows a usable one.
-    async fn until_ready(&self, start: &Start) -> Result<KnownCard, LookError> {
-        let config = &start.config;
-        let deadline = Instant::now() + config.startup_timeout;
-        let mut pause = FIRST_LOOK.min(config.startup.interval);
-        let mut last = None;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let cut = left < config.startup.timeout;
-            match self.look(start, config.startup.timeout.min(left)).await {
-                Ok(known) => return Ok(known),
-                // Waiting does not make somebody else's port ours.
-                Err(error @ LookError::Foreign { .. }) => return Err(error),
-                // A look that the deadline cut short says less than the one before it.
-                Err(error) if cut && error.is_silence() && last.is_some() => {}
-                Err(error) => last = Some(error),
-            }
-            if Instant::now() + pause >= deadline {
-                return Err(match last {
-                    Some(LookError::NotListening { port, .. }) => LookError::NotListening {
-                        port,
-                        instead: start.tree.map(ports::listened_by).unwrap_or_default(),
-                    },
-                    Some(other) => other,
-                    None => LookError::Card(CardError::NobodyThere {
-                        url: config.url.to_string(),
-                    }),
-                });
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 3 / 2).min(config.startup.interval);
-        }
     }
 
     /// One look at the agent's card. Whose port it is comes first: what is not ours is sent nothing.

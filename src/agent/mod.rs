@@ -12,6 +12,7 @@
 pub mod calls;
 mod life;
 mod probe;
+mod start;
 pub mod status;
 mod trouble;
 mod watch;

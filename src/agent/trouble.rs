@@ -87,24 +87,19 @@ impl Trouble {
     }
 
     /// It ended before its card was seen.
-    pub(super) fn exit_at_start(exit: Exit, after: Duration, config: &config::Agent) -> Self {
-        let program = config.command.as_ref().and_then(|command| command.first());
-        let program = program.map(String::as_str).unwrap_or_default();
+    pub(super) fn exit_at_start(exit: Exit, after: Duration) -> Self {
         let advice = if exit.is_success() {
-            format!(
-                "let `{program}` stay in the foreground: the bridge takes the end of its process for the end of the agent"
-            )
+            "let the command stay in the foreground: the bridge takes the end of its process for the end of the agent"
         } else {
-            format!(
-                "its last output says why; run `{program}` by hand, with the same arguments, folder and variables, to see more"
-            )
+            "its last output says why; run its `command` by hand, in the same folder and with the same variables, to \
+             see more"
         };
         Self {
             text: format!(
                 "the agent {exit} after {}, before it showed its card",
                 short(after)
             ),
-            advice,
+            advice: advice.into(),
         }
     }
 

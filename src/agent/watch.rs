@@ -10,8 +10,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::life::{Ended, LOOK, Life, Lost, Start};
+use super::life::{Ended, LOOK, Life, Lost};
 use super::probe;
+use super::start::Start;
 use super::status::{KnownCard, State};
 use super::trouble::{LookError, Trouble};
 use crate::a2a::client::chain;

@@ -16,6 +16,7 @@
 //! | `exited code N` · `exited signal N` | how the child itself ended |
 //! | end of file | nothing is left |
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -107,6 +108,7 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
         signals,
         order: String::new(),
         ending: None,
+        asked: HashSet::new(),
     }
     .run();
     Ok(())
@@ -134,6 +136,8 @@ struct Guard {
     order: String,
     /// When the grace is over, once the end has begun.
     ending: Option<Instant>,
+    /// Who was asked to end.
+    asked: HashSet<i32>,
 }
 
 impl Guard {
@@ -143,8 +147,11 @@ impl Guard {
             if self.reap() {
                 return;
             }
-            if self.ending.is_some_and(|limit| Instant::now() >= limit) {
-                signal_all(Signal::SIGKILL);
+            match self.ending {
+                Some(limit) if Instant::now() >= limit => signal_all(Signal::SIGKILL),
+                // One that was just being forked has not heard of it.
+                Some(_) => self.ask_all(),
+                None => {}
             }
             self.wait();
             self.read_orders();
@@ -218,9 +225,18 @@ impl Guard {
             return;
         }
         self.ending = Some(limit);
-        signal_all(self.stop_signal);
-        // A stopped process acts upon its end only when it goes on.
-        signal_all(Signal::SIGCONT);
+        self.ask_all();
+    }
+
+    /// Asks those who were not asked yet; nobody is asked twice, as some take that for impatience.
+    fn ask_all(&mut self) {
+        for pid in below() {
+            if self.asked.insert(pid) {
+                let _ = kill(Pid::from_raw(pid), self.stop_signal);
+                // A stopped process acts upon its end only when it goes on.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+            }
+        }
     }
 
     /// Takes in whoever has ended; whether nobody is left.
@@ -244,10 +260,13 @@ impl Guard {
 }
 
 fn signal_all(signal: Signal) {
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
-    for pid in procfs::descendants(own) {
+    for pid in below() {
         let _ = kill(Pid::from_raw(pid), signal);
     }
+}
+
+fn below() -> Vec<i32> {
+    procfs::descendants(i32::try_from(std::process::id()).unwrap_or_default())
 }
 
 /// A status as the guard reported it.

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     fn local(url: &str) -> Option<LocalPort> {
-        LocalPort::of(&Url::parse(url).unwrap())
+        LocalPort::of(&url.parse().ok()?)
     }
 
     #[test]

@@ -113,7 +113,7 @@ async fn eight_situations_and_what_the_operator_is_told() {
             .collect();
         let own = std::process::id().to_string();
         let changing = [
-            (format!(":{port}/"), ":PORT/"),
+            (format!("127.0.0.1:{port}"), "127.0.0.1:PORT"),
             (format!("port {port}"), "port PORT"),
             (own, "PID"),
         ];

@@ -379,13 +379,15 @@ async fn flood(line: &str) -> Row {
     } else {
         "lines of 10 MB"
     };
+    // An unoptimised build reads at half the speed or less.
+    let enough = times(40, 100);
     row(
         format!("6 flood on stderr, {kind}"),
-        "100 MB/s or more taken, calls not slower, < 32 MiB more",
+        format!("{enough} MB/s or more taken, calls not slower, < 32 MiB more"),
         format!(
             "{rate:.0} MB/s, a call {loud:.1?} and {calm:.1?} at a quiet agent ({slower:.2}x), +{grown} MiB"
         ),
-        rate >= 100.0 && grown < 32 && slower < 2.0,
+        rate >= enough as f64 && grown < 32 && slower < 2.0,
     )
 }
 

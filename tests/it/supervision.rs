@@ -235,8 +235,10 @@ async fn a_stopped_agent_is_unpublished_and_started_again_even_with_a_call_in_fl
     site.settings(&[("a", &lines)]);
     site.start();
     let report = until_published(&site, "a").await;
-    let call = site.client.request("a2a.action.a.slow", "slow 60".into());
-    let call = tokio::time::timeout(SOON, call);
+    let request = async_nats::Request::new()
+        .payload("slow 60".into())
+        .timeout(Some(SOON * 2));
+    let call = site.client.send_request("a2a.action.a.slow", request);
     let rest = async {
         site.until("a", SOON, |report| report.in_flight == 1).await;
         kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGSTOP).unwrap();
@@ -249,7 +251,7 @@ async fn a_stopped_agent_is_unpublished_and_started_again_even_with_a_call_in_fl
         .await;
     };
     let (reply, ()) = tokio::join!(call, rest);
-    let reply: Value = serde_json::from_slice(&reply.unwrap().unwrap().payload).unwrap();
+    let reply: Value = serde_json::from_slice(&reply.unwrap().payload).unwrap();
     assert_eq!(reply["success"], false, "{reply}");
 }
 
