@@ -398,9 +398,6 @@ impl Bridge {
 /// Ends what an earlier bridge of the same settings file has left behind, before anything new starts.
 fn records(config: &Config) -> Option<Arc<Records>> {
     let file = config.file.as_deref()?;
-    if config.agents.iter().all(|agent| agent.command.is_none()) {
-        return None;
-    }
     match Records::open(file) {
         Ok(records) => {
             let left = records.end_leftovers();

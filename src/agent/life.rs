@@ -280,10 +280,12 @@ impl Life {
         // Its tasks go with it.
         self.live.send_replace(None);
         gone.cancel();
-        let state = self.status.borrow().state;
-        if let (Ended::Lost(lost), State::Ready) = (&ended, state) {
-            // The end of the process may take its time; its skills are off the mesh meanwhile.
-            self.withdraw(State::Unhealthy, Some(lost.trouble.clone()));
+        let is_ready = self.status.borrow().state == State::Ready;
+        // The end of the process may take its time; its skills are off the mesh meanwhile.
+        match &ended {
+            Ended::Lost(lost) if is_ready => self.withdraw(State::Unhealthy, Some(lost.trouble.clone())),
+            Ended::Ordered if is_ready => self.withdraw(State::Unhealthy, Some(Trouble::ending())),
+            Ended::Lost(_) | Ended::Ordered | Ended::Stopped => {}
         }
         let ending = Instant::now();
         let exit = child.stop(start.config.stop_grace, &self.hurry).await;

@@ -187,6 +187,14 @@ impl Trouble {
         Self { text, advice }
     }
 
+    /// It is being ended because somebody said so.
+    pub(super) fn ending() -> Self {
+        Self {
+            text: "being ended on request".into(),
+            advice: "wait for it; `stop_grace` limits how long it takes".into(),
+        }
+    }
+
     /// It was stopped by SIGSTOP.
     pub(super) fn stopped(pid: i32) -> Self {
         Self {
