@@ -1,9 +1,8 @@
 //! Puts the parts together: the order in which they start, and the order in which they stop.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use async_nats::Client;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -15,13 +14,17 @@ use crate::action::assemble::ArtifactRules;
 use crate::action::run::{Actions, Limits, Memory, Stop};
 use crate::agent::Agent;
 use crate::bus::connect::{ConnectError, connect};
+use crate::bus::control::{Control, ControlError};
 use crate::bus::desk::Desk;
 use crate::bus::face::Face;
 use crate::bus::publication::Publication;
 use crate::bus::service::{Mesh, ServiceError, round_trip};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
 use crate::config::{self, Config};
-use crate::tasks::Tasks;
+use crate::metrics::{self, Metrics};
+use crate::process::child::Host;
+use crate::process::leftovers::Records;
+use crate::tasks::{OnFailure, Tasks};
 
 /// How long calls that were cut off may take to cancel at the agent and to reply.
 const LAST_WORDS: Duration = Duration::from_secs(4);
@@ -60,22 +63,97 @@ pub enum BridgeError {
         #[source]
         source: ServiceError,
     },
+    /// An agent could not be put under control from the mesh.
+    #[error("cannot listen for orders to agent `{agent}`")]
+    Control {
+        /// Which agent.
+        agent: String,
+        /// What is wrong.
+        #[source]
+        source: ControlError,
+    },
+    /// The port for metrics cannot be had.
+    #[error("cannot listen on {listen} (`metrics.listen`)")]
+    Metrics {
+        /// Where.
+        listen: std::net::SocketAddr,
+        /// What is wrong.
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 /// A running bridge.
 #[derive(Debug)]
 pub struct Bridge {
-    client: Client,
+    mesh: Mesh,
+    subjects: Subjects,
+    http: reqwest::Client,
+    memory: Arc<Memory>,
+    host: Host,
     tasks: Tasks,
-    served: Vec<(Agent, Publication)>,
-    // Whose agents they are, for clients of the agent protocol, and their faces there.
+    served: Mutex<Vec<Arc<Served>>>,
+    /// One reload at a time.
+    reload: tokio::sync::Mutex<Fixed>,
+    metrics: Arc<Metrics>,
+    // Whose agents they are, for clients of the agent protocol.
     owner: Option<String>,
-    faces: Vec<Face>,
-    calls: TaskTracker,
     // The end of the grace time, for calls and for processes.
     stop: Stop,
     hurry_agents: CancellationToken,
     grace: Duration,
+}
+
+/// One agent and its places on the mesh.
+#[derive(Debug)]
+struct Served {
+    agent: Agent,
+    publication: Publication,
+    control: Control,
+    /// For clients of the agent protocol.
+    face: Option<Face>,
+    calls: TaskTracker,
+}
+
+impl Served {
+    /// Off the mesh, without losing a request.
+    async fn withdraw(&self) {
+        let face = async {
+            if let Some(face) = &self.face {
+                face.withdraw().await;
+            }
+        };
+        tokio::join!(self.publication.withdraw(), face);
+    }
+}
+
+/// The settings that hold until the bridge is started anew.
+#[derive(Debug)]
+struct Fixed(String);
+
+impl Fixed {
+    fn of(config: &Config) -> Self {
+        // Secrets are not in it: a changed password is noticed at the next connection.
+        Self(format!(
+            "{:?} {:?} {:?}",
+            config.nats, config.metrics, config.shutdown_grace
+        ))
+    }
+}
+
+/// What a reload has changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// Agents that are new.
+    pub added: Vec<String>,
+    /// Agents that were started anew with other settings.
+    pub changed: Vec<String>,
+    /// Agents that are gone.
+    pub removed: Vec<String>,
+    /// Agents that kept their process.
+    pub kept: usize,
+    /// Whether something changed that needs a restart of the bridge.
+    pub needs_restart: bool,
 }
 
 impl Bridge {
@@ -95,34 +173,47 @@ impl Bridge {
             tasks: tasks.tracker().clone(),
         };
         let memory = Arc::new(Memory::default());
-        let mut bridge = Self {
-            client,
+        let metrics = Arc::new(Metrics::new(client, Arc::clone(&memory)));
+        let bridge = Self {
+            mesh,
+            subjects,
+            http,
+            memory,
+            host: Host {
+                tasks: tasks.clone(),
+                records: records(&config),
+            },
             tasks,
-            served: Vec::with_capacity(config.agents.len()),
-            owner: config.nats.agent_protocol.map(|face| face.owner),
-            faces: Vec::new(),
-            calls: TaskTracker::new(),
+            served: Mutex::default(),
+            reload: tokio::sync::Mutex::new(Fixed::of(&config)),
+            metrics,
+            owner: config.nats.agent_protocol.as_ref().map(|face| face.owner.clone()),
             stop: Stop::default(),
             hurry_agents: CancellationToken::new(),
             grace: config.shutdown_grace,
         };
-        for agent in config.agents {
-            if let Err(error) = bridge.serve(agent, &http, &mesh, &subjects, &memory).await {
-                bridge.stop().await;
-                return Err(error);
-            }
+        if let Err(error) = bridge.serve_all(config).await {
+            bridge.stop().await;
+            return Err(error);
         }
         Ok(bridge)
     }
 
-    async fn serve(
-        &mut self,
-        config: config::Agent,
-        http: &reqwest::Client,
-        mesh: &Mesh,
-        subjects: &Subjects,
-        memory: &Arc<Memory>,
-    ) -> Result<(), BridgeError> {
+    async fn serve_all(&self, config: Config) -> Result<(), BridgeError> {
+        if let Some(config::Metrics { listen }) = config.metrics {
+            let server = metrics::serve(listen, Arc::clone(&self.metrics), self.tasks.stopping().clone())
+                .await
+                .map_err(|source| BridgeError::Metrics { listen, source })?;
+            self.tasks.spawn("metrics", OnFailure::Log, server);
+        }
+        for agent in config.agents {
+            self.serve(agent).await?;
+        }
+        self.metrics.begun();
+        Ok(())
+    }
+
+    async fn serve(&self, config: config::Agent) -> Result<(), BridgeError> {
         let name = config.name.clone();
         let limits = Limits {
             request_timeout: config.request_timeout,
@@ -137,43 +228,126 @@ impl Bridge {
                 notice: config.notice_artifacts.clone(),
             },
         };
-        let agent = Agent::start(config, http, &self.tasks, self.hurry_agents.clone()).map_err(|source| {
-            BridgeError::Auth {
+        let hurry = self.hurry_agents.clone();
+        let agent =
+            Agent::start(config, &self.http, &self.host, hurry).map_err(|source| BridgeError::Auth {
                 agent: name.clone(),
                 source,
-            }
-        })?;
+            })?;
         let (news, changes) = mpsc::channel(NEWS);
         let actions = Actions::new(
             Arc::clone(&agent.name),
             limits,
             agent.live.clone(),
-            Arc::clone(memory),
+            Arc::clone(&self.memory),
             news,
             &self.stop,
         );
-        let desk = Desk::new(agent.clone(), actions, self.client.clone(), self.calls.clone());
-        let desk = Arc::new(desk);
-        match Publication::start(Arc::clone(&desk), changes, mesh, subjects, &self.tasks).await {
-            Ok(publication) => {
-                self.faces.extend(
-                    self.owner
-                        .as_ref()
-                        .map(|owner| Face::start(owner, desk, mesh, subjects, &self.stop, &self.tasks)),
-                );
-                self.served.push((agent, publication));
-            }
+        let calls = TaskTracker::new();
+        let desk = Arc::new(Desk::new(
+            agent.clone(),
+            actions,
+            self.mesh.client.clone(),
+            calls.clone(),
+        ));
+        let published = Publication::start(
+            Arc::clone(&desk),
+            changes,
+            &self.mesh,
+            &self.subjects,
+            &self.tasks,
+        )
+        .await;
+        let publication = match published {
+            Ok(publication) => publication,
             Err(source) => {
                 agent.stop().await;
                 return Err(BridgeError::Publish { agent: name, source });
             }
-        }
+        };
+        let control = Control::start(
+            agent.clone(),
+            publication.instance(),
+            &self.mesh,
+            &self.subjects,
+            &self.tasks,
+        );
+        let control = match control.await {
+            Ok(control) => control,
+            Err(source) => {
+                publication.withdraw().await;
+                agent.stop().await;
+                return Err(BridgeError::Control { agent: name, source });
+            }
+        };
+        let face = self.owner.as_ref();
+        let face =
+            face.map(|owner| Face::start(owner, desk, &self.mesh, &self.subjects, &self.stop, &self.tasks));
+        self.metrics.add(agent.clone());
+        self.served().push(Arc::new(Served {
+            agent,
+            publication,
+            control,
+            face,
+            calls,
+        }));
         Ok(())
     }
 
+    /// Takes over other settings. Agents that are the same in both keep their process and their calls.
+    ///
+    /// # Errors
+    ///
+    /// An agent of the new settings cannot be served; the others are, as the new settings say.
+    pub async fn reload(&self, config: Config) -> Result<Reloaded, BridgeError> {
+        let fixed = self.reload.lock().await;
+        let mut done = Reloaded {
+            needs_restart: fixed.0 != Fixed::of(&config).0,
+            ..Reloaded::default()
+        };
+        let before: Vec<Arc<Served>> = self.served().clone();
+        let (same, new): (Vec<_>, Vec<_>) = config.agents.into_iter().partition(|agent| {
+            let is_same = |served: &Arc<Served>| served.agent.config.digest == agent.digest;
+            before
+                .iter()
+                .filter(|served| *served.agent.name == *agent.name)
+                .any(is_same)
+        });
+        let is_kept = |served: &Arc<Served>| same.iter().any(|agent| *served.agent.name == *agent.name);
+        let (kept, leaving): (Vec<_>, Vec<_>) = before.into_iter().partition(is_kept);
+        done.kept = kept.len();
+        *self.served() = kept;
+        for agent in &new {
+            let was_there = leaving.iter().any(|served| *served.agent.name == *agent.name);
+            let list = if was_there {
+                &mut done.changed
+            } else {
+                &mut done.added
+            };
+            list.push(agent.name.clone());
+        }
+        let gone = leaving.iter().map(|served| served.agent.name.to_string());
+        done.removed = gone.filter(|name| !done.changed.contains(name)).collect();
+        join_all(leaving.iter().map(|served| self.leave(served))).await;
+        let mut failed = None;
+        for agent in new {
+            if let Err(error) = self.serve(agent).await {
+                failed = Some(error);
+            }
+        }
+        match failed {
+            None => Ok(done),
+            Some(error) => Err(error),
+        }
+    }
+
     /// The agents that are served.
-    pub fn agents(&self) -> impl Iterator<Item = &Agent> {
-        self.served.iter().map(|(agent, _)| agent)
+    pub fn agents(&self) -> Vec<Agent> {
+        self.served().iter().map(|served| served.agent.clone()).collect()
+    }
+
+    fn served(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Served>>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Resolves when a task that the bridge cannot do without has failed.
@@ -192,48 +366,95 @@ impl Bridge {
         self.hurry_agents.cancel();
     }
 
-    /// Off the mesh, let calls finish, cancel the rest, end the agents, close NATS.
-    pub async fn stop(&self) {
-        let step = Step::begin("actions taken off the mesh");
-        let actions = join_all(self.served.iter().map(|(_, publication)| publication.withdraw()));
-        let faces = join_all(self.faces.iter().map(Face::withdraw));
-        tokio::join!(actions, faces);
-        self.stop.leave.cancel();
-        step.end();
-
-        let step = Step::begin("calls finished");
-        self.calls.close();
+    /// Lets one agent go, while the others stay.
+    async fn leave(&self, served: &Served) {
+        self.metrics.remove(&served.agent.name);
+        served.withdraw().await;
+        served.calls.close();
         let in_time = tokio::select! {
             biased;
-            () = self.calls.wait() => true,
+            () = served.calls.wait() => true,
             () = tokio::time::sleep(self.grace) => false,
             () = self.stop.hurry.cancelled() => false,
         };
         if !in_time {
-            tracing::warn!(calls = self.calls.len(), "calls still in flight are cancelled");
+            tracing::warn!(agent = %served.agent.name, calls = served.calls.len(), "calls in flight are lost with their agent");
+        }
+        served.agent.stop().await;
+        let status = served.agent.status.borrow().clone();
+        served.publication.farewell(&status).await;
+        served.control.stop().await;
+    }
+
+    /// Off the mesh, let calls finish, cancel the rest, end the agents, close NATS.
+    pub async fn stop(&self) {
+        self.metrics.ends();
+        let served = self.served().clone();
+        let step = Step::begin("actions taken off the mesh");
+        join_all(served.iter().map(|served| served.withdraw())).await;
+        self.stop.leave.cancel();
+        step.end();
+
+        let step = Step::begin("calls finished");
+        let calls = join_all(served.iter().map(|served| async {
+            served.calls.close();
+            served.calls.wait().await;
+        }));
+        tokio::pin!(calls);
+        let in_time = tokio::select! {
+            biased;
+            _ = &mut calls => true,
+            () = tokio::time::sleep(self.grace) => false,
+            () = self.stop.hurry.cancelled() => false,
+        };
+        if !in_time {
+            let left: usize = served.iter().map(|served| served.calls.len()).sum();
+            tracing::warn!(calls = left, "calls still in flight are cancelled");
             self.stop.hurry.cancel();
-            let _ = tokio::time::timeout(LAST_WORDS, self.calls.wait()).await;
+            let _ = tokio::time::timeout(LAST_WORDS, calls).await;
         }
         step.end();
 
         let step = Step::begin("agents ended");
-        join_all(self.served.iter().map(|(agent, _)| agent.stop())).await;
+        join_all(served.iter().map(|served| served.agent.stop())).await;
         step.end();
 
         let step = Step::begin("NATS closed");
-        for (agent, publication) in &self.served {
-            let status = agent.status.borrow().clone();
-            publication.farewell(&status).await;
+        for served in &served {
+            let status = served.agent.status.borrow().clone();
+            served.publication.farewell(&status).await;
+            served.control.stop().await;
         }
         // The connection may only be closed once the last replies have arrived.
-        if let Err(error) = round_trip(&self.client).await {
+        if let Err(error) = round_trip(&self.mesh.client).await {
             tracing::warn!(%error, "the last replies may not have reached NATS");
         }
         // Without a connection its queue may be full, and nobody empties it.
-        let _ = tokio::time::timeout(LAST_TASKS, self.client.drain()).await;
+        let _ = tokio::time::timeout(LAST_TASKS, self.mesh.client.drain()).await;
         self.tasks.stopping().cancel();
         let _ = tokio::time::timeout(LAST_TASKS, self.tasks.finished()).await;
         step.end();
+    }
+}
+
+/// Ends what an earlier bridge of the same settings file has left behind, before anything new starts.
+fn records(config: &Config) -> Option<Arc<Records>> {
+    let file = config.file.as_deref()?;
+    match Records::open(file) {
+        Ok(records) => {
+            let left = records.end_leftovers();
+            if !left.is_empty() {
+                tracing::warn!(
+                    processes = left.join(", "),
+                    "ended what an earlier bridge has left behind"
+                );
+            }
+            Some(Arc::new(records))
+        }
+        Err(error) => {
+            tracing::warn!(%error, "agents of a bridge that is killed together with their guards will not be found again");
+            None
+        }
     }
 }
 

@@ -70,6 +70,7 @@ pub mod cli;
 pub mod config;
 pub mod demo_agent;
 mod json;
+pub mod metrics;
 pub mod process;
 pub mod tasks;
 pub mod telemetry;

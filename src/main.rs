@@ -3,5 +3,10 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // A guard is small because nothing else is set up before it.
+    #[cfg(target_os = "linux")]
+    if let Some(code) = a2a_bridge::process::guard::main_if_asked() {
+        return code;
+    }
     a2a_bridge::cli::main()
 }

@@ -39,10 +39,12 @@ pub enum CardError {
         source: Box<ClientError>,
     },
     /// No answer in time.
-    #[error("no answer within {}s from {url}", FETCH_TIMEOUT.as_secs())]
+    #[error("no answer within {limit:?} from {url}")]
     Timeout {
         /// Where it was looked for.
         url: String,
+        /// How long was waited.
+        limit: Duration,
     },
     /// Nobody accepts connections, so a card from the settings is of no use.
     #[error("nobody accepts connections at {url}")]
@@ -152,7 +154,12 @@ pub async fn fetch(
     let mut refusals = String::new();
     for url in candidates(base, card_path) {
         match tokio::time::timeout(FETCH_TIMEOUT, get(http, &url, credentials)).await {
-            Err(_) => return Err(CardError::Timeout { url: url.into() }),
+            Err(_) => {
+                return Err(CardError::Timeout {
+                    url: url.into(),
+                    limit: FETCH_TIMEOUT,
+                });
+            }
             Ok(Err(source)) => {
                 return Err(CardError::Fetch {
                     url: url.into(),

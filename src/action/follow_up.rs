@@ -154,6 +154,13 @@ impl FollowUps {
         self.entries.get(id).is_none_or(used)
     }
 
+    /// How many questions wait for an answer.
+    pub fn pending(&self) -> usize {
+        let now = Instant::now();
+        let waits = |entry: &Arc<Entry>| entry.expires > now && matches!(*entry.lock(), State::Pending(_));
+        self.entries.iter().filter(|(_, entry)| waits(entry)).count()
+    }
+
     /// How many ids are remembered, used and expired ones included.
     pub fn count(&self) -> u64 {
         self.entries.run_pending_tasks();

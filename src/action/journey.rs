@@ -474,6 +474,7 @@ impl<P: Progress> Journey<'_, P> {
         if is_submitted && is_change {
             self.actions.news(&task.id, record.reply.clone()).await;
         }
+        tracing::Span::current().record("task", task.id.as_str());
         memory.ledger.record(&self.actions.agent, &task.id, record);
         Ok((outcome, source))
     }

@@ -19,13 +19,23 @@ pub enum State {
     Unhealthy,
     /// It is gone or never came; the bridge waits before it tries again.
     BackingOff,
-    /// The bridge has let it go.
+    /// The bridge has let it go, or it has ended well and is left so.
     Stopped,
-    /// It ended, and the settings say to leave it so.
+    /// It ended badly, too often or with settings that say to leave it so.
     Failed,
 }
 
 impl State {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Starting,
+        Self::Ready,
+        Self::Unhealthy,
+        Self::BackingOff,
+        Self::Stopped,
+        Self::Failed,
+    ];
+
     /// The word for it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -71,6 +81,20 @@ pub struct Status {
     pub restarts: u32,
     /// What went wrong last; kept while it explains the state.
     pub last_error: Option<String>,
+    /// What to do about it.
+    pub advice: Option<String>,
+    /// Where it was told to listen at its last start; empty before the first.
+    pub url: String,
+    /// The process, while the bridge runs one.
+    pub pid: Option<i32>,
+    /// When that process was started.
+    pub started: Option<SystemTime>,
+    /// How the last process ended, and when.
+    pub last_exit: Option<(String, SystemTime)>,
+    /// When it is tried again, while the bridge waits for that.
+    pub next_try: Option<SystemTime>,
+    /// Which order it follows; see `Agent::order`.
+    pub order: u64,
     /// The last card, also while the agent is away.
     pub known: Option<KnownCard>,
 }
@@ -83,6 +107,13 @@ impl Status {
             since: SystemTime::now(),
             restarts: 0,
             last_error: None,
+            advice: None,
+            url: String::new(),
+            pid: None,
+            started: None,
+            last_exit: None,
+            next_try: None,
+            order: 0,
             known: None,
         }
     }

@@ -207,6 +207,16 @@ impl BuiltIn {
         Self::Card,
     ];
 
+    /// Its name in logs and figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ProvideRequiredInput => "provide_required_input",
+            Self::CancelTask => "cancel_task",
+            Self::GetTask => "get_task",
+            Self::Card => "card",
+        }
+    }
+
     /// The built-in action as INFO shows it.
     pub fn endpoint(self, subjects: &Subjects, agent: &Token) -> Endpoint {
         let task = serde_json::json!({

@@ -16,6 +16,7 @@ use async_nats::{Client, Message, Subject};
 use futures_util::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 use super::catalog::{Action, BuiltIn};
 use super::envelope::{self, Wishes};
@@ -86,8 +87,22 @@ impl Desk {
             let plan = desk.plan(&job, &action, &request);
             let (desk, job) = (Arc::clone(&desk), job.clone());
             let calls = desk.calls.clone();
-            calls.spawn(async move { desk.serve(job, plan, request).await });
+            let span = desk.span(&job, &request);
+            calls.spawn(async move { desk.serve(job, plan, request).await }.instrument(span));
         })
+    }
+
+    /// What happens for this request is logged under it; it continues the caller's trace.
+    fn span(&self, job: &Job, request: &Request) -> tracing::Span {
+        let action = match job {
+            Job::Skill(action) => action.token.as_str(),
+            Job::BuiltIn(built_in) => built_in.name(),
+        };
+        let span = tracing::info_span!("call", agent = %self.agent.name, skill = action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
+        if let Some(id) = envelope::trace_id(&request.message) {
+            span.record("trace_id", id);
+        }
+        span
     }
 
     /// Decides what to do with a request before anything is spent on it.
@@ -256,6 +271,7 @@ impl Desk {
 
     /// Runs the work; a defect in one request must not cost the caller the reply.
     async fn guarded(&self, work: Work<'_>, progress: &mut impl Progress) -> Reply {
+        let _working = work.job.runs_the_agent().then(|| self.agent.work());
         let done = AssertUnwindSafe(self.perform(work, progress))
             .catch_unwind()
             .await;
@@ -304,12 +320,12 @@ impl Desk {
     }
 
     async fn end_frames(&self, frames: Frames, reply: Reply, call: Call) {
-        self.note(&reply);
+        self.note(&reply, &call);
         count(call, frames.finish(reply).await);
     }
 
     async fn respond(&self, to: Subject, reply: Reply, call: Call) {
-        self.note(&reply);
+        self.note(&reply, &call);
         let outgoing = envelope::Outgoing::new(reply, self.client.max_payload(), 0);
         let error = outgoing.error;
         if let Err(error) = outgoing.send(&self.client, to).await {
@@ -318,8 +334,10 @@ impl Desk {
         count(call, error);
     }
 
-    fn note(&self, reply: &Reply) {
+    fn note(&self, reply: &Reply, call: &Call) {
+        self.agent.calls.ended(envelope::outcome(reply), call.elapsed());
         if let Err(error) = reply {
+            self.agent.calls.failed(error.info.code.name(), &error.message);
             let code = error.info.code;
             if code == Code::AgentUnavailable {
                 self.agent.doubt();

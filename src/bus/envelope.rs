@@ -126,6 +126,25 @@ fn is_traceparent(text: &str) -> bool {
     next(2) && next(32) && next(16) && next(2)
 }
 
+/// The trace that the caller's `traceparent` names.
+pub fn trace_id(message: &Message) -> Option<&str> {
+    let parent = header(message.headers.as_ref()?, "traceparent").filter(|text| is_traceparent(text))?;
+    parent.split('-').nth(1)
+}
+
+/// How a call ended, in one word: its status, or its error code.
+pub fn outcome(reply: &Reply) -> &str {
+    match reply {
+        Err(error) => error.info.code.name(),
+        // Replies begin with `success` and `status`; cards and other objects have neither.
+        Ok(body) => std::str::from_utf8(body.get(..80.min(body.len())).unwrap_or_default())
+            .ok()
+            .and_then(|head| head.split_once("\"status\":\""))
+            .and_then(|(_, rest)| rest.split('"').next())
+            .unwrap_or("ok"),
+    }
+}
+
 /// A reply as it goes out: its body, and the headers of an error.
 #[derive(Debug)]
 pub struct Outgoing {

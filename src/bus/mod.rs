@@ -3,6 +3,7 @@
 
 pub mod catalog;
 pub mod connect;
+pub mod control;
 pub mod desk;
 pub mod envelope;
 pub mod face;

@@ -96,6 +96,11 @@ impl Publication {
         Ok(this)
     }
 
+    /// The id of this agent's service, which tells replicas apart.
+    pub fn instance(&self) -> String {
+        self.registry.instance.clone()
+    }
+
     /// Takes everything off the mesh without losing a request. What was received is still worked on.
     pub async fn withdraw(&self) {
         self.withdraw.cancel();

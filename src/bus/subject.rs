@@ -182,6 +182,11 @@ impl Subjects {
         format!("{}.card.{agent}", self.prefix)
     }
 
+    /// Asks about the agent or orders it; `*` in place of a verb listens for all of them.
+    pub fn control(&self, agent: &Token, verb: &str) -> String {
+        self.below("control", agent, verb)
+    }
+
     /// Where the agent's registry object is published.
     pub fn registry(&self, agent: &Token) -> String {
         format!("{}.registry.{agent}", self.prefix)

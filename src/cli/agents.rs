@@ -6,6 +6,7 @@ use super::Failure;
 use super::client::Connection;
 use super::discover::{Agent, discover};
 use super::output::{Colour, Output, Table, age, print_json, remark};
+use super::supervise::{Supervise, supervise};
 
 /// Options of `agents`.
 #[derive(Debug, clap::Args)]
@@ -22,11 +23,14 @@ pub(super) struct Args {
 enum Command {
     /// List the agents, as `agents` alone does
     List,
+    #[command(flatten)]
+    Supervise(Supervise),
 }
 
 pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
     match args.command {
         None | Some(Command::List) => list(&args.connection, &args.output).await,
+        Some(Command::Supervise(command)) => supervise(&args.connection, &args.output, command).await,
     }
 }
 

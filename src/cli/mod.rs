@@ -17,6 +17,7 @@ mod output;
 mod plugin;
 mod run;
 mod skills;
+mod supervise;
 mod task;
 mod terminal;
 
@@ -108,6 +109,8 @@ enum Command {
     Task(task::Args),
     /// Show an agent's card
     Card(card::Args),
+    /// Show what agents write
+    Logs(supervise::LogsArgs),
     /// Print the JSON schema of the settings
     Schema,
     /// Print the manifest of this plugin
@@ -128,6 +131,7 @@ struct Settings {
     #[arg(
         long,
         short,
+        global = true,
         value_name = "FILE",
         env = "A2A_BRIDGE_CONFIG",
         hide_env_values = true,
@@ -216,6 +220,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         }
         Command::Init(args) => block_on(init::run(args)),
         Command::Agents(args) => block_on(agents::run(args)),
+        Command::Logs(args) => block_on(supervise::logs(args)),
         Command::Skills(args) => block_on(skills::run(args)),
         Command::Call(args) => block_on(call::run(*args)),
         Command::Task(args) => block_on(task::run(args)),

@@ -1,18 +1,23 @@
 //! `run`: serve until told to stop.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{DEFECT, Failure, TROUBLE, UNAVAILABLE};
 use crate::bridge::{Bridge, BridgeError};
-use crate::config::Config;
+use crate::config::{self, Config};
 
 pub(super) async fn run(config: Config) -> Result<ExitCode, Failure> {
-    let mut stop = StopSignals::new().map_err(|error| Failure::new(DEFECT, error))?;
+    let defect = |error: std::io::Error| Failure::new(DEFECT, error);
+    let mut stop = StopSignals::new().map_err(defect)?;
+    let mut hang_up = signal(SignalKind::hangup()).map_err(defect)?;
+    look_after_orphans();
     if config.agents.is_empty() {
         tracing::warn!("the settings name no agents; there is nothing to bridge");
     }
+    let file = config.file.clone();
     let bridge = tokio::select! {
         bridge = Bridge::start(config) => bridge.map_err(failure)?,
         name = stop.next() => {
@@ -21,18 +26,93 @@ pub(super) async fn run(config: Config) -> Result<ExitCode, Failure> {
         }
     };
     tracing::info!(
-        agents = bridge.agents().count(),
-        "serving; Ctrl-C or SIGTERM stops"
+        agents = bridge.agents().len(),
+        "serving; Ctrl-C or SIGTERM stops, SIGHUP reads the settings again"
     );
-    tokio::select! {
-        name = stop.next() => tracing::info!("{name}: stopping; once more stops at once"),
-        () = bridge.failed() => tracing::error!("stopping after a defect"),
+    loop {
+        tokio::select! {
+            name = stop.next() => {
+                tracing::info!("{name}: stopping; once more stops at once");
+                break;
+            }
+            () = bridge.failed() => {
+                tracing::error!("stopping after a defect");
+                break;
+            }
+            _ = hang_up.recv() => {
+                let stopping = tokio::select! {
+                    () = reload(&bridge, file.as_deref()) => false,
+                    _ = stop.next() => true,
+                };
+                if stopping {
+                    break;
+                }
+            }
+        }
     }
     tokio::select! {
         () = bridge.stop() => {}
         () = hurried(&mut stop, &bridge) => {}
     }
     Ok(ExitCode::from(if bridge.has_defect() { DEFECT } else { 0 }))
+}
+
+/// Reads the settings again; if they are bad, everything stays as it is.
+async fn reload(bridge: &Bridge, file: Option<&Path>) {
+    let Some(file) = file else {
+        return tracing::error!("SIGHUP: the settings did not come from a file");
+    };
+    let config = match config::load(file) {
+        Ok(config) => config,
+        Err(error) => {
+            return tracing::error!(
+                "SIGHUP: the settings are not taken over, everything stays as it is\n{error}"
+            );
+        }
+    };
+    match bridge.reload(config).await {
+        Ok(done) => {
+            tracing::info!(
+                kept = done.kept, added = ?done.added, changed = ?done.changed, removed = ?done.removed,
+                "SIGHUP: settings taken over"
+            );
+            if done.needs_restart {
+                tracing::warn!(
+                    "`nats`, `metrics` and `shutdown_grace` change only when the bridge is started anew"
+                );
+            }
+        }
+        Err(error) => {
+            tracing::error!(
+                error = crate::a2a::client::chain(&error),
+                "SIGHUP: an agent cannot be served"
+            );
+        }
+    }
+}
+
+/// Orphans below us come to us, and we see them to their end.
+#[cfg(target_os = "linux")]
+fn look_after_orphans() {
+    use crate::process::{guard, reaper};
+    // Not by path: the file may be replaced by a newer one while we run.
+    guard::use_program("/proc/self/exe");
+    if let Err(error) = reaper::become_subreaper() {
+        tracing::warn!(%error, "orphans of agents will not be seen");
+    }
+    tokio_util::task::TaskTracker::new().spawn(async {
+        if let Err(error) = reaper::run().await {
+            tracing::warn!(%error, "orphans of agents will stay zombies");
+        }
+    });
+}
+
+#[cfg(not(target_os = "linux"))]
+fn look_after_orphans() {
+    tracing::warn!(
+        "on this system an agent is ended with its process group: what leaves the group by setsid stays, agents \
+         outlive a bridge that is killed with -9, and nobody checks whose port it is"
+    );
 }
 
 /// A second signal skips every grace time; a third leaves everything as it is.
@@ -47,7 +127,10 @@ fn failure(error: BridgeError) -> Failure {
     let code = match error {
         BridgeError::Connect(_) => UNAVAILABLE,
         BridgeError::Subject(_) | BridgeError::Auth { .. } => super::CONFIG,
-        BridgeError::Http(_) | BridgeError::Publish { .. } => TROUBLE,
+        BridgeError::Http(_)
+        | BridgeError::Publish { .. }
+        | BridgeError::Control { .. }
+        | BridgeError::Metrics { .. } => TROUBLE,
     };
     let is_connection = matches!(error, BridgeError::Connect(_));
     let failure = Failure::new(code, error);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use secrecy::SecretString;
 
+use super::Restart;
 use super::fields::Fields;
 use super::problem::Report;
 
@@ -61,7 +62,8 @@ pub(super) fn agent(
         .is_some();
     if !launched {
         let env = f.place("env").filter(|_| !env.is_empty());
-        for (at, key) in [(f.place("working_dir"), "working_dir"), (env, "env")] {
+        let alone = ["working_dir", "env_file", "port"].map(|key| (f.place(key), key));
+        for (at, key) in alone.into_iter().chain([(env, "env")]) {
             if let Some(at) = at {
                 f.report.add(at, format!("`{key}` goes only with `command`"));
             }
@@ -77,6 +79,17 @@ pub(super) fn agent(
         f.report.add(
             at,
             "`bearer_token` and the header `Authorization` exclude each other",
+        );
+    }
+}
+
+pub(super) fn restart(f: &mut Fields<'_, '_, '_>, restart: Option<Restart>, on_crash: Option<bool>) {
+    let contradiction =
+        matches!(restart, Some(Restart::Always | Restart::OnFailure)) && on_crash == Some(false);
+    if let (Some(at), true) = (f.place("restart"), contradiction) {
+        f.report.add(
+            at,
+            "`restart` and `restart_on_crash: false` contradict each other; give `restart` alone",
         );
     }
 }

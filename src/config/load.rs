@@ -40,17 +40,20 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
         .map_err(unreadable)?;
     let name = path.display().to_string();
     let env = |name: &str| std::env::var(name).ok();
-    let mut config = match str::from_utf8(&bytes) {
-        Ok(text) => parse(text, &name, &env)?,
-        // A file cut at the limit may end inside a letter; it is too long either way.
-        Err(_) if bytes.len() > MOST_BYTES => parse(&String::from_utf8_lossy(&bytes), &name, &env)?,
-        Err(error) => return Err(not_text(&bytes, error.valid_up_to(), &name)),
-    };
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    config.resolve_paths(&std::path::absolute(folder).map_err(unreadable)?);
+    let folder = std::path::absolute(folder).map_err(unreadable)?;
+    let parse = |text: &str| parse_in(Some(&folder), text, &name, &env);
+    let mut config = match str::from_utf8(&bytes) {
+        Ok(text) => parse(text)?,
+        // A file cut at the limit may end inside a letter; it is too long either way.
+        Err(_) if bytes.len() > MOST_BYTES => parse(&String::from_utf8_lossy(&bytes))?,
+        Err(error) => return Err(not_text(&bytes, error.valid_up_to(), &name)),
+    };
+    config.resolve_paths(&folder);
+    config.file = Some(path.to_owned());
     Ok(config)
 }
 
@@ -68,8 +71,13 @@ fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {
 ///
 /// All problems of the text at once.
 pub fn parse(text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError> {
+    parse_in(None, text, file, env)
+}
+
+/// As [`parse`]; files that the settings name are read if there is a folder where they start.
+fn parse_in(folder: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut report = Report::new(text);
+    let mut report = Report::new(text).in_folder(folder);
     let config = tree(text, &mut report).and_then(|mut root| {
         report.cover(mask::secrets(&root, text, schema::keys()));
         settle(&mut root, &mut report);

@@ -26,15 +26,18 @@ mod node;
 mod problem;
 mod read;
 mod schema;
+mod supervision;
 #[cfg(test)]
 mod tests;
 pub mod values;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use schemars::JsonSchema;
 use secrecy::SecretString;
 use url::Url;
@@ -43,6 +46,7 @@ pub use auth::{AgentTls, ApiKey, Auth, Basic, KeyPlace, OAuth2};
 pub use load::{load, parse};
 pub use problem::{ConfigError, Problem};
 pub use schema::{full_yaml, schema};
+pub use supervision::{Digest, Liveness, Port, Readiness, Restart, Startup};
 
 /// The settings of one bridge.
 #[derive(Debug, Clone, JsonSchema)]
@@ -56,6 +60,20 @@ pub struct Config {
     /// How long calls in flight may go on after SIGTERM or Ctrl-C.
     #[schemars(schema_with = "schema::duration", extend("default" = "8s"))]
     pub shutdown_grace: Duration,
+    /// Figures for Prometheus, and `/healthz` and `/readyz`, over HTTP.
+    pub metrics: Option<Metrics>,
+    /// The file these settings came from.
+    #[schemars(skip)]
+    pub file: Option<PathBuf>,
+}
+
+/// Figures for Prometheus, and `/healthz` and `/readyz`, over HTTP.
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Metrics {
+    /// Address and port to listen on.
+    #[schemars(with = "String", extend("examples" = ["127.0.0.1:9464"]))]
+    pub listen: SocketAddr,
 }
 
 /// The connection to NATS and the names used there.
@@ -168,37 +186,85 @@ pub struct Agent {
     /// The name of the agent on the mesh, unique in this file.
     #[schemars(length(min = 1, max = 256), extend("examples" = ["weather"], "x-aliases" = ["agent_name"]))]
     pub name: String,
-    /// Where the agent listens: scheme, host, port, and the path above its card if there is one.
+    /// Where the agent listens: scheme, host, port, and the path above its card if there is one. `{port}`
+    /// in it is the `port`.
     #[schemars(
         with = "String",
         extend("examples" = ["http://127.0.0.1:9000"], "x-aliases" = ["a2a_server_url"])
     )]
     pub url: Url,
-    /// Program and arguments that start the agent, as one line or as a list; no shell is used. Without
-    /// it the bridge attaches to an agent that runs already.
+    /// Program and arguments that start the agent, as one line or as a list; no shell is used unless
+    /// `shell` says so. Without it the bridge attaches to an agent that runs already.
     #[schemars(
         schema_with = "schema::command",
         extend("examples" = ["python -m weather_agent --port 9000"], "x-aliases" = ["a2a_server_command"])
     )]
     pub command: Option<Vec<String>>,
+    /// Give `command`, one line, to `/bin/sh -c`.
+    #[schemars(schema_with = "schema::truth", extend("default" = false))]
+    pub shell: bool,
+    /// The port of a launched agent: `auto` finds a free one at every start. It stands for `{port}` in
+    /// `command`, `env` and `url`.
+    #[schemars(schema_with = "schema::port", extend("examples" = [9000]))]
+    pub port: Option<Port>,
+    /// Talk to a launched agent only if the port of `url` was free before the start and is listened to
+    /// by the agent's own processes after it. Set it to false where others listen for the agent, as
+    /// with `docker run -p`.
+    #[schemars(schema_with = "schema::truth", extend("default" = true))]
+    pub verify_port: bool,
     /// Folder in which `command` runs, relative to the folder of this file.
     #[schemars(with = "Option<String>", extend("examples" = ["agents/weather"]))]
     pub working_dir: Option<PathBuf>,
-    /// Environment variables of `command`, beside a few of the bridge's own.
+    /// Environment variables of `command`. Of the bridge's own it gets PATH, HOME, USER, LANG, LC_*, TZ
+    /// and TMPDIR only.
     #[schemars(schema_with = "schema::texts", extend("default" = {}))]
     pub env: BTreeMap<String, SecretString>,
+    /// File with further variables of `command`, one `NAME=value` a line; `env` goes before it. Relative
+    /// to the folder of this file.
+    #[schemars(with = "Option<String>", extend("examples" = ["weather.env"]))]
+    pub env_file: Option<PathBuf>,
     /// How long a launched agent may take until its card is served.
     #[schemars(
         schema_with = "schema::duration",
         extend("default" = "30s", "x-aliases" = ["a2a_server_startup_timeout"])
     )]
     pub startup_timeout: Duration,
-    /// Start a launched agent again when it ends by itself.
+    /// How a launched agent is looked at until its card is there, for `startup_timeout` at the most.
+    #[schemars(extend("default" = {}))]
+    pub startup: Startup,
+    /// When an agent that runs loses its place on the mesh: its card, read every `card_refresh`, cannot
+    /// be read or used. It comes back with the first good card.
+    #[schemars(extend("default" = {}))]
+    pub readiness: Readiness,
+    /// When a launched agent is ended and started again: it does not answer at all, and has no call in
+    /// flight that would explain it. One that was stopped (SIGSTOP) is started again in any case.
+    #[schemars(extend("default" = {}))]
+    pub liveness: Liveness,
+    /// When a launched agent that ended by itself is started again: `always`, `on-failure` (any end but
+    /// exit code 0) or `never`. The pause is 1 s at first and doubles up to 60 s.
+    #[schemars(schema_with = "schema::restart", extend("default" = "on-failure"))]
+    pub restart: Restart,
+    /// `false` is another way to say `restart: never`.
     #[schemars(
         schema_with = "schema::truth",
         extend("default" = true, "x-aliases" = ["a2a_server_restart_on_crash"])
     )]
     pub restart_on_crash: bool,
+    /// Restarts within `restart_window` after which the agent counts as failed and is left alone.
+    #[schemars(schema_with = "schema::count", extend("default" = 15))]
+    pub max_restarts: usize,
+    /// The time over which `max_restarts` counts.
+    #[schemars(schema_with = "schema::duration", extend("default" = "15m"))]
+    pub restart_window: Duration,
+    /// After this time without trouble the pauses between restarts begin small again.
+    #[schemars(schema_with = "schema::duration", extend("default" = "60s"))]
+    pub stable_after: Duration,
+    /// The signal that asks a launched agent to end; all its processes get it.
+    #[schemars(schema_with = "schema::signal", extend("default" = "SIGTERM"))]
+    pub stop_signal: Signal,
+    /// How long a launched agent may take to end before it gets SIGKILL.
+    #[schemars(schema_with = "schema::duration", extend("default" = "10s"))]
+    pub stop_grace: Duration,
     /// Token sent as `Authorization: Bearer …`, to the origin of `url` only.
     #[schemars(
         with = "Option<String>",
@@ -287,6 +353,9 @@ pub struct Agent {
     /// Names of artifacts that are notices and stay out of `message`; `*` matches anything.
     #[schemars(extend("default" = ["execution_plan_*", "tool_notification_*", "tool_result"]))]
     pub notice_artifacts: Vec<String>,
+    /// Changes when anything about this agent in the file does.
+    #[schemars(skip)]
+    pub digest: Digest,
 }
 
 /// A version of A2A.

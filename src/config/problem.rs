@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::node::Node;
 
@@ -99,6 +99,7 @@ pub(super) struct Report<'a> {
     line_starts: Vec<usize>,
     masks: Vec<Range<usize>>,
     found: Vec<Found>,
+    folder: Option<PathBuf>,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -121,7 +122,18 @@ impl<'a> Report<'a> {
             line_starts,
             masks: Vec::new(),
             found: Vec::new(),
+            folder: None,
         }
+    }
+
+    /// The folder of the file, if there is a file: paths in it start there.
+    pub(super) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    pub(super) fn in_folder(mut self, folder: Option<&Path>) -> Self {
+        self.folder = folder.map(Path::to_owned);
+        self
     }
 
     pub(super) fn text(&self) -> &'a str {

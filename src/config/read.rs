@@ -7,12 +7,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use secrecy::SecretString;
 
 use super::fields::{Fields, MAPPING, checked, each, json, list, truth, unexpected, words};
 use super::node::{Node, Value};
 use super::problem::Report;
-use super::{Agent, AgentProtocol, Config, Nats, Skills, Tls, auth, check, values};
+use super::{
+    Agent, AgentProtocol, Config, Digest, Metrics, Nats, Restart, Skills, Tls, auth, check, supervision,
+    values,
+};
 
 pub(super) fn config(root: &Node, report: &mut Report<'_>) -> Option<Config> {
     if root.is_null() {
@@ -27,12 +31,27 @@ pub(super) fn config(root: &Node, report: &mut Report<'_>) -> Option<Config> {
     let nats = f.get(&["nats"], nats).unwrap_or_else(Nats::local);
     let agents = f.required(&["agents"], agents);
     let shutdown_grace = f.parsed(&["shutdown_grace"], values::parse_duration);
+    let metrics = f.get(&["metrics"], metrics);
     f.close();
     Some(Config {
         nats,
         agents: agents?,
         shutdown_grace: shutdown_grace.unwrap_or(seconds(8)),
+        metrics,
+        file: None,
     })
+}
+
+fn metrics(node: &Node, report: &mut Report<'_>) -> Option<Metrics> {
+    let mut f = Fields::open(node, report)?;
+    let listen = f.required(&["listen"], |node, report| {
+        checked(node, report, |text| {
+            text.parse()
+                .map_err(|_| "expected an address with a port, such as `127.0.0.1:9464`".into())
+        })
+    });
+    f.close();
+    Some(Metrics { listen: listen? })
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -139,18 +158,35 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
         check::unique_name(&name, node.at.start.max(start), names, report);
         Some(name)
     });
+    let port = f.parsed(&["port"], supervision::port);
     let url = f.required(&["url", "a2a_server_url"], |node, report| {
-        checked(node, report, values::agent_url)
+        checked(node, report, |text| supervision::url(text, port))
     });
     let duration = |f: &mut Fields<'_, '_, '_>, key: &'static str| f.parsed(&[key], values::parse_duration);
-    let command = f.get(&["command", "a2a_server_command"], command);
+    let shell = f.get(&["shell"], truth).unwrap_or(false);
+    let command = f.get(&["command", "a2a_server_command"], |node, report| {
+        supervision::command(node, report, shell)
+    });
+    let verify_port = f.get(&["verify_port"], truth);
     let working_dir = f.parsed(&["working_dir"], values::path);
-    let env = f.get(&["env"], env).unwrap_or_default();
+    let mut env = f.get(&["env"], env).unwrap_or_default();
+    let (env_file, variables) = f.get(&["env_file"], supervision::env_file).unzip();
+    let variables = variables.unwrap_or_default();
+    let digest = Digest::of(node, &variables);
     let startup_timeout = f.parsed(
         &["startup_timeout", "a2a_server_startup_timeout"],
         values::parse_duration,
     );
+    let startup = f.get(&["startup"], supervision::startup);
+    let readiness = f.get(&["readiness"], supervision::readiness);
+    let liveness = f.get(&["liveness"], supervision::liveness);
+    let restart = f.parsed(&["restart"], supervision::restart);
     let restart_on_crash = f.get(&["restart_on_crash", "a2a_server_restart_on_crash"], truth);
+    let max_restarts = f.parsed(&["max_restarts"], values::count);
+    let restart_window = duration(&mut f, "restart_window");
+    let stable_after = duration(&mut f, "stable_after");
+    let stop_signal = f.parsed(&["stop_signal"], supervision::signal);
+    let stop_grace = duration(&mut f, "stop_grace");
     let bearer_token = f.secret(&["bearer_token", "a2a_bearer_token"], values::bearer_token);
     let headers = f.get(&["headers"], headers).unwrap_or_default();
     let auth = f.get(&["auth"], auth::ways);
@@ -173,20 +209,41 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
     let stream_keepalive = duration(&mut f, "stream_keepalive");
     let prefer_stream = f.get(&["prefer_stream"], truth);
     let input_required_ttl = duration(&mut f, "input_required_ttl");
-    let max_in_flight = f.parsed(&["max_in_flight"], values::in_flight);
+    let max_in_flight = f.parsed(&["max_in_flight"], values::count);
     let max_response_size = f.parsed(&["max_response_size"], values::response_size);
     let answer_artifacts = f.get(&["answer_artifacts"], filled_list);
     let notice_artifacts = f.get(&["notice_artifacts"], filled_list);
     check::agent(&mut f, &headers, &env);
+    check::restart(&mut f, restart, restart_on_crash);
     f.close();
+    for (name, value) in variables {
+        env.entry(name).or_insert(value);
+    }
     Some(Agent {
         name: name?,
         url: url?,
         command,
+        shell,
+        port,
+        verify_port: verify_port.unwrap_or(true),
         working_dir,
         env,
+        env_file,
         startup_timeout: startup_timeout.unwrap_or(seconds(30)),
+        startup: startup.unwrap_or_default(),
+        readiness: readiness.unwrap_or_default(),
+        liveness: liveness.unwrap_or_default(),
+        restart: if restart_on_crash == Some(false) {
+            Restart::Never
+        } else {
+            restart.unwrap_or(Restart::OnFailure)
+        },
         restart_on_crash: restart_on_crash.unwrap_or(true),
+        max_restarts: max_restarts.unwrap_or(15),
+        restart_window: restart_window.unwrap_or(seconds(15 * 60)),
+        stable_after: stable_after.unwrap_or(seconds(60)),
+        stop_signal: stop_signal.unwrap_or(Signal::SIGTERM),
+        stop_grace: stop_grace.unwrap_or(seconds(10)),
         bearer_token,
         headers,
         auth,
@@ -212,21 +269,8 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
         answer_artifacts: answer_artifacts.unwrap_or_else(|| patterns(&["*"])),
         notice_artifacts: notice_artifacts
             .unwrap_or_else(|| patterns(&["execution_plan_*", "tool_notification_*", "tool_result"])),
+        digest,
     })
-}
-
-fn command(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
-    let Value::List(_) = &node.value else {
-        return checked(node, report, values::command_line);
-    };
-    let words = list(node, report, |text| Ok(text.to_owned()))?;
-    match values::command(words) {
-        Ok(words) => Some(words),
-        Err(message) => {
-            report.add(node.at.start, message);
-            None
-        }
-    }
 }
 
 pub(super) fn filled_list(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {

@@ -255,6 +255,18 @@ pub(super) fn binding(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["string", "null"] })
 }
 
+pub(super) fn port(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "integer", "null"], "minimum": 1, "maximum": 65535, "pattern": "^auto$|^[0-9]+$|\\$\\{" })
+}
+
+pub(super) fn restart(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": "^(always|on-failure|never)$|\\$\\{" })
+}
+
+pub(super) fn signal(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string" })
+}
+
 pub(super) fn text_or_list(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["string", "array"], "items": { "type": "string" } })
 }

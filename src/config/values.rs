@@ -100,7 +100,7 @@ pub(super) fn response_size(text: &str) -> Result<u64, String> {
     }
 }
 
-pub(super) fn in_flight(text: &str) -> Result<usize, String> {
+pub(super) fn count(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()
         .filter(|number| (1..=100_000).contains(number))

@@ -98,12 +98,23 @@ pub(super) fn leave_grandchild() -> io::Result<Option<u32>> {
     Ok(child.id())
 }
 
+/// A child that is in no group and no session of the agent.
+pub(super) fn leave_daemon() -> io::Result<Option<u32>> {
+    let child = Command::new("setsid")
+        .args(["sleep", "1000"])
+        .stdin(Stdio::null())
+        .spawn()?;
+    Ok(child.id())
+}
+
 /// Writes to stderr for ever. A thread of its own, as a full pipe blocks it, and the end of the
 /// process must not wait for it.
-pub(super) fn flood() -> io::Result<()> {
-    let write = || {
-        let mut lines = (0_u64..).map(|n| writeln!(io::stderr(), "flood line {n} {}", "~".repeat(80)));
-        lines.find(Result::is_err);
+pub(super) fn flood(line: usize) -> io::Result<()> {
+    let write = move || {
+        // Short lines in one write of a pipe's size: the flood is to be as fast as the pipe.
+        let one = format!("flood {}\n", "~".repeat(line.saturating_sub(7)));
+        let text = one.repeat((65536 / one.len()).max(1));
+        while io::stderr().write_all(text.as_bytes()).is_ok() {}
     };
     std::thread::Builder::new()
         .name("flood".into())

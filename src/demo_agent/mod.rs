@@ -101,9 +101,18 @@ pub struct Args {
     /// Start a child that sleeps on in the agent's process group
     #[arg(long)]
     leave_grandchild: bool,
+    /// Start a child that sleeps on in a session of its own
+    #[arg(long)]
+    leave_daemon: bool,
+    /// Answer every request for the card but the first only after this time
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "0s")]
+    slow_card: Duration,
     /// Write lines to stderr as fast as they go
     #[arg(long)]
     flood: bool,
+    /// How long those lines are, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 100)]
+    flood_line: usize,
 }
 
 impl Args {
@@ -127,8 +136,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             .unwrap_or_default();
         say(&format!("grandchild {pid}"))?;
     }
+    if args.leave_daemon {
+        let pid = mischief::leave_daemon()
+            .context("start the daemon")?
+            .unwrap_or_default();
+        say(&format!("daemon {pid}"))?;
+    }
     if args.flood {
-        mischief::flood().context("start the flood")?;
+        mischief::flood(args.flood_line).context("start the flood")?;
     }
     if stop
         .run_until_cancelled(tokio::time::sleep(args.slow_start))

@@ -39,6 +39,8 @@ pub(super) struct Agent {
     pub(super) tasks: TaskTracker,
     /// How many were sent to it, for a planned crash.
     pub(super) messages: AtomicU64,
+    /// How often it was asked for its card.
+    cards: AtomicU64,
 }
 
 /// Serves on `listener` until `stop`.
@@ -51,6 +53,7 @@ pub(super) async fn serve(listener: TcpListener, args: Args, stop: CancellationT
         store: Store::new(),
         tasks,
         messages: AtomicU64::new(0),
+        cards: AtomicU64::new(0),
     };
     let server = axum::serve(listener, routes(Arc::new(agent)))
         .with_graceful_shutdown(stop.clone().cancelled_owned())
@@ -99,6 +102,9 @@ async fn call(State(agent): State<Arc<Agent>>, headers: HeaderMap, body: Bytes) 
 async fn get_card(State(agent): State<Arc<Agent>>, headers: HeaderMap) -> Response {
     if agent.args.card_auth && !agent.knows(&headers) {
         return unauthorized();
+    }
+    if agent.cards.fetch_add(1, Ordering::Relaxed) > 0 {
+        sleep(agent.args.slow_card).await;
     }
     card::serve(&agent).await
 }

@@ -1,7 +1,6 @@
-//! A running child in its own process group: how it starts, how it ended, how it is ended.
+//! A running child and everything it started: how it starts, how it ended, how it is ended.
 //!
-//! A child is not killed on drop, because drop cannot wait: whoever owns one calls
-//! [`Child::stop`].
+//! A child is not killed on drop, because drop cannot wait: whoever owns one calls [`Child::stop`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,25 +11,43 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use secrecy::{ExposeSecret as _, SecretString};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
 
-use super::output::{self, LastLines};
+use super::leftovers::{MARK, Records};
+use super::output::{Output, Stream};
+use super::plain;
 use crate::tasks::{OnFailure, Tasks};
 
 /// Variables of the bridge that a child gets too; names ending in `*` are beginnings.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMPDIR"];
+/// How long after its grace a child may take to be gone: not even SIGKILL ends what hangs in the kernel.
+const AFTER_KILL: Duration = Duration::from_secs(5);
 
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Spec {
+    /// Whose child it is.
+    pub agent: Arc<str>,
     /// Program and arguments.
     pub command: Vec<String>,
     /// Where; the bridge's own folder if not said.
     pub working_dir: Option<PathBuf>,
     /// Variables beside the inherited ones.
     pub env: BTreeMap<String, SecretString>,
+    /// What asks it to end.
+    pub stop_signal: Signal,
+}
+
+/// Where children run: what they need of the bridge.
+#[derive(Debug, Clone, Default)]
+pub struct Host {
+    /// Reads their output.
+    pub tasks: Tasks,
+    /// Remembers them beyond the bridge's own life.
+    pub records: Option<Arc<Records>>,
 }
 
 /// Why a child did not start.
@@ -40,9 +57,15 @@ pub enum SpawnError {
     #[error("the command is empty")]
     Empty,
     /// No such program.
-    #[error("command not found: `{program}` (is it installed, and on the bridge's PATH?)")]
+    #[error("command not found: `{program}`")]
     NotFound {
         /// What was looked for.
+        program: String,
+    },
+    /// The program is there and may not be run.
+    #[error("permission denied: `{program}` may not be executed")]
+    Denied {
+        /// What was to be started.
         program: String,
     },
     /// No such folder.
@@ -59,13 +82,39 @@ pub enum SpawnError {
     },
 }
 
+impl SpawnError {
+    fn new(program: &str, source: io::Error) -> Self {
+        let program = program.to_owned();
+        match source.kind() {
+            io::ErrorKind::NotFound => Self::NotFound { program },
+            io::ErrorKind::PermissionDenied => Self::Denied { program },
+            _ => Self::Other { program, source },
+        }
+    }
+}
+
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exit(ExitStatus);
+pub enum Exit {
+    /// As the system told it.
+    Known(ExitStatus),
+    /// Its guard was killed, and it with it.
+    WithGuard,
+}
+
+impl Exit {
+    /// Whether it left with exit code 0.
+    pub fn is_success(self) -> bool {
+        matches!(self, Self::Known(status) if status.success())
+    }
+}
 
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0.code(), self.0.signal()) {
+        let Self::Known(status) = self else {
+            return f.write_str("was ended after its guard process was killed");
+        };
+        match (status.code(), status.signal()) {
             (Some(code), _) => write!(f, "exited with code {code}"),
             (None, Some(signal)) => match Signal::try_from(signal) {
                 Ok(name) => write!(f, "was killed by {name}"),
@@ -76,115 +125,162 @@ impl fmt::Display for Exit {
     }
 }
 
-/// A running child and its group.
+/// What a child's keeper is told.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Order {
+    Stop(Duration),
+    Kill,
+}
+
+/// How far a child has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Running,
+    /// The child itself has ended; others below it may not have.
+    Exited(Exit),
+    /// Nothing is left.
+    Gone(Exit),
+}
+
+/// What both ways to run a child give back.
+pub(super) struct Started {
+    pub(super) pid: i32,
+    pub(super) guard: Option<i32>,
+    pub(super) phase: watch::Receiver<Phase>,
+    pub(super) orders: mpsc::Sender<Order>,
+}
+
+/// A running child.
 #[derive(Debug)]
 pub struct Child {
-    inner: tokio::process::Child,
-    group: Pid,
-    last: LastLines,
+    agent: Arc<str>,
+    pid: i32,
+    guard: Option<i32>,
+    phase: watch::Receiver<Phase>,
+    orders: mpsc::Sender<Order>,
+    records: Option<Arc<Records>>,
 }
 
 impl Child {
-    /// Starts a child for `agent`; its output is read by `tasks`.
-    pub fn spawn(spec: &Spec, agent: &Arc<str>, tasks: &Tasks) -> Result<Self, SpawnError> {
-        let (program, arguments) = spec.command.split_first().ok_or(SpawnError::Empty)?;
+    /// Starts a child; what it writes goes to `output`.
+    pub async fn spawn(spec: &Spec, host: &Host, output: &Output) -> Result<Self, SpawnError> {
+        let program = spec.command.first().ok_or(SpawnError::Empty)?;
         if let Some(dir) = spec.working_dir.as_ref().filter(|dir| !dir.is_dir()) {
             return Err(SpawnError::NoSuchDir(dir.clone()));
         }
-        let mut command = tokio::process::Command::new(program);
-        command
-            .args(arguments)
-            .env_clear()
-            .envs(std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_inherited)))
-            .envs(spec.env.iter().map(|(name, value)| (name, value.expose_secret())))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
-        if let Some(dir) = &spec.working_dir {
-            command.current_dir(dir);
-        }
-        let mut inner = command.spawn().map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => SpawnError::NotFound {
-                program: program.clone(),
-            },
-            _ => SpawnError::Other {
-                program: program.clone(),
-                source,
-            },
-        })?;
-        let last = LastLines::default();
-        if let Some(pipe) = inner.stdout.take() {
-            tasks.spawn(
-                "agent stdout",
-                OnFailure::Log,
-                output::pump(pipe, Arc::clone(agent), "stdout", last.clone()),
-            );
-        }
-        if let Some(pipe) = inner.stderr.take() {
-            tasks.spawn(
-                "agent stderr",
-                OnFailure::Log,
-                output::pump(pipe, Arc::clone(agent), "stderr", last.clone()),
-            );
-        }
-        // A child that was just spawned and not yet waited for has an id.
-        let group = Pid::from_raw(
-            inner
-                .id()
-                .and_then(|id| i32::try_from(id).ok())
-                .unwrap_or_default(),
-        );
-        Ok(Self { inner, group, last })
-    }
-
-    /// The leader's process id.
-    pub fn pid(&self) -> i32 {
-        self.group.as_raw()
-    }
-
-    /// What it wrote last.
-    pub fn last_lines(&self) -> &LastLines {
-        &self.last
-    }
-
-    /// Waits until the leader ends. Cancel-safe.
-    pub async fn wait(&mut self) -> Exit {
-        match self.inner.wait().await {
-            Ok(status) => Exit(status),
-            // Only possible when somebody else reaped it; then nothing is known but that it ended.
-            Err(_) => Exit(ExitStatus::from_raw(0)),
-        }
-    }
-
-    /// Ends the group: SIGTERM, and SIGKILL when `grace` is over or `hurry` says so.
-    pub async fn stop(mut self, grace: Duration, hurry: &tokio_util::sync::CancellationToken) -> Exit {
-        self.signal(Signal::SIGTERM);
-        let graceful = tokio::select! {
-            exit = self.wait() => Some(exit),
-            () = tokio::time::sleep(grace) => None,
-            () = hurry.cancelled() => None,
+        #[cfg(target_os = "linux")]
+        let started = match super::guard::program() {
+            Some(guard) => super::guarded::start(guard, spec, host, output).await,
+            None => plain::start(spec, host, output),
         };
-        // Also after a graceful end: the leader may have left others of its group behind.
-        self.signal(Signal::SIGKILL);
-        match graceful {
-            Some(exit) => exit,
-            None => self.wait().await,
+        #[cfg(not(target_os = "linux"))]
+        let started = plain::start(spec, host, output);
+        let Started {
+            pid,
+            guard,
+            phase,
+            orders,
+        } = started.map_err(|source| SpawnError::new(program, source))?;
+        if let Some(records) = &host.records {
+            records.add(&spec.agent, guard, pid);
+        }
+        Ok(Self {
+            agent: Arc::clone(&spec.agent),
+            pid,
+            guard,
+            phase,
+            orders,
+            records: host.records.clone(),
+        })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Its guard's process id, where there is one: everything that belongs to the child is below it.
+    pub fn guard(&self) -> Option<i32> {
+        self.guard
+    }
+
+    /// Waits until the child itself ends. Cancel-safe.
+    pub async fn wait(&self) -> Exit {
+        let mut phase = self.phase.clone();
+        let ended = phase.wait_for(|phase| *phase != Phase::Running).await;
+        match ended.as_deref() {
+            Ok(Phase::Exited(exit) | Phase::Gone(exit)) => *exit,
+            // Whoever keeps the child is gone without a word, which is a defect.
+            Ok(Phase::Running) | Err(_) => Exit::WithGuard,
         }
     }
 
-    /// Ends what a leader that is gone has left behind.
-    pub fn sweep(&self) {
-        self.signal(Signal::SIGKILL);
-    }
-
-    fn signal(&self, signal: Signal) {
-        // 0 and 1 would mean our own group, or everyone.
-        if self.group.as_raw() > 1 {
-            // ESRCH: nobody is left, which is what was wanted.
-            let _ = killpg(self.group, signal);
+    /// Ends the child and everything it started: the stop signal, and SIGKILL when `grace` is over or
+    /// `hurry` says so.
+    pub async fn stop(self, grace: Duration, hurry: &CancellationToken) -> Exit {
+        let mut phase = self.phase.clone();
+        let gone = phase.wait_for(|phase| matches!(phase, Phase::Gone(_)));
+        let _ = self.orders.send(Order::Stop(grace)).await;
+        let hurried = async {
+            hurry.cancelled().await;
+            let _ = self.orders.send(Order::Kill).await;
+            std::future::pending::<()>().await;
+        };
+        let in_time = tokio::select! {
+            gone = gone => gone.is_ok(),
+            () = hurried => false,
+            () = tokio::time::sleep(grace + AFTER_KILL) => false,
+        };
+        if in_time {
+            if let Some(records) = &self.records {
+                records.remove(&self.agent);
+            }
+        } else {
+            tracing::error!(agent = %self.agent, pid = self.pid, "processes of the agent do not end, not even by SIGKILL");
+        }
+        match *self.phase.borrow() {
+            Phase::Exited(exit) | Phase::Gone(exit) => exit,
+            Phase::Running => Exit::WithGuard,
         }
     }
+}
+
+/// Gives a command the child's surroundings: variables, folder, pipes, a process group of its own.
+pub(super) fn surround(command: &mut tokio::process::Command, spec: &Spec, host: &Host) {
+    command
+        .env_clear()
+        .envs(std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_inherited)))
+        .envs(spec.env.iter().map(|(name, value)| (name, value.expose_secret())))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    if let Some(records) = &host.records {
+        command.env(MARK, records.mark(&spec.agent));
+    }
+    if let Some(dir) = &spec.working_dir {
+        command.current_dir(dir);
+    }
+}
+
+/// Reads both pipes from now on.
+pub(super) fn read_output(child: &mut tokio::process::Child, host: &Host, output: &Output) {
+    if let Some(pipe) = child.stdout.take() {
+        let pump = output.pump(pipe, Stream::Stdout);
+        host.tasks.spawn("agent stdout", OnFailure::Log, pump);
+    }
+    if let Some(pipe) = child.stderr.take() {
+        let pump = output.pump(pipe, Stream::Stderr);
+        host.tasks.spawn("agent stderr", OnFailure::Log, pump);
+    }
+}
+
+pub(super) fn pid_of(child: &tokio::process::Child) -> i32 {
+    // A child that was just spawned and not yet waited for has an id.
+    child
+        .id()
+        .and_then(|id| i32::try_from(id).ok())
+        .unwrap_or_default()
 }
 
 fn is_inherited(name: &str) -> bool {

@@ -1,6 +1,7 @@
-//! How long to wait before the next try: pure and without a clock.
+//! Whether and when to start again: pure and without a clock of its own.
 
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// Pauses that double from `first` to `longest`.
 #[derive(Debug, Clone)]
@@ -34,6 +35,43 @@ impl Backoff {
     }
 }
 
+/// So many restarts within a stretch of time.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    most: usize,
+    window: Duration,
+    spent: VecDeque<Instant>,
+}
+
+impl Budget {
+    /// At most `most` within `window`.
+    pub fn new(most: usize, window: Duration) -> Self {
+        Self {
+            most,
+            window,
+            spent: VecDeque::new(),
+        }
+    }
+
+    /// Takes one, if one is left.
+    pub fn take(&mut self, now: Instant) -> bool {
+        let over = |at: &Instant| now.saturating_duration_since(*at) >= self.window;
+        while self.spent.front().is_some_and(over) {
+            self.spent.pop_front();
+        }
+        let left = self.spent.len() < self.most;
+        if left {
+            self.spent.push_back(now);
+        }
+        left
+    }
+
+    /// Begins again, because somebody has looked after it.
+    pub fn reset(&mut self) {
+        self.spent.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,5 +88,39 @@ mod tests {
         }
         backoff.reset();
         assert!(backoff.pause() <= Duration::from_millis(1200));
+    }
+
+    #[test]
+    fn an_agent_that_always_exits_at_once_starts_at_most_eight_times_in_two_minutes() {
+        for _ in 0..1000 {
+            let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+            let (mut at, mut starts) = (Duration::ZERO, 0);
+            while at < Duration::from_secs(120) {
+                starts += 1;
+                at += backoff.pause();
+            }
+            assert!((7..=8).contains(&starts), "{starts}");
+        }
+    }
+
+    #[test]
+    fn agents_that_fall_together_do_not_start_together() {
+        let first = |_| Backoff::new(Duration::from_secs(1), Duration::from_secs(60)).pause();
+        let mut pauses: Vec<_> = (0..100).map(first).collect();
+        pauses.sort_unstable();
+        assert!(pauses[99] - pauses[0] > Duration::from_millis(200), "{pauses:?}");
+    }
+
+    #[test]
+    fn a_budget_is_for_a_stretch_of_time() {
+        let mut budget = Budget::new(2, Duration::from_secs(10));
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        assert!(budget.take(at(0)) && budget.take(at(1)));
+        assert!(!budget.take(at(9)));
+        assert!(budget.take(at(10)));
+        assert!(!budget.take(at(10)));
+        budget.reset();
+        assert!(budget.take(at(10)));
     }
 }

@@ -17,6 +17,8 @@ mod follow_ups;
 mod idempotency;
 mod limits;
 mod names;
+#[cfg(target_os = "linux")]
+mod operator;
 mod passing_on;
 mod presence;
 mod reconnect;
@@ -29,6 +31,10 @@ mod shutdown;
 mod states;
 mod stream_faults;
 mod streams;
+#[cfg(target_os = "linux")]
+mod stress;
 mod submit;
+#[cfg(target_os = "linux")]
+mod supervision;
 mod support;
 mod tasks;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Longest text of an error in STATS, so that the counts of all endpoints fit into one message.
 const LAST_ERROR_MAX: usize = 200;
@@ -34,6 +34,11 @@ impl Call {
             began: Instant::now(),
             counted: false,
         }
+    }
+
+    /// How long it has been worked on.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
     }
 
     /// The request was answered.

@@ -222,3 +222,62 @@ fn the_owner_for_the_agent_protocol_is_one_lower_case_word(
 fn without_an_owner_there_is_no_agent_protocol() {
     assert!(parsed("agents: []").nats.agent_protocol.is_none());
 }
+
+#[test]
+fn a_shell_gets_the_line_as_it_stands() {
+    let agent = agent("shell: true\ncommand: a & b \"c\"");
+    assert_eq!(agent.command.unwrap(), ["/bin/sh", "-c", "a & b \"c\""]);
+    let error = refused(&agent_file("shell: true\ncommand: [a, b]"));
+    assert!(error.contains("one line, not a list"), "{error}");
+}
+
+#[test]
+fn a_port_stands_for_its_name_in_command_environment_and_address() {
+    let file = "agents:\n  - name: w\n    url: http://127.0.0.1:{port}/x\n    port: auto\n    command: run {port}\n    env: { PORT: '{port}' }";
+    let agent = parsed(file).agents.remove(0).at_port(4711);
+    assert_eq!(agent.url.as_str(), "http://127.0.0.1:4711/x");
+    assert_eq!(agent.command.unwrap(), ["run", "4711"]);
+    let port = secrecy::ExposeSecret::expose_secret(&agent.env["PORT"]);
+    assert_eq!(port, "4711");
+    let error = refused("agents: [{ name: w, url: 'http://127.0.0.1:{port}' }]");
+    assert!(error.contains("goes only with the key `port`"), "{error}");
+}
+
+#[test]
+fn the_older_key_for_no_restart_still_counts_and_may_not_contradict() {
+    assert_eq!(
+        agent("command: a\nrestart_on_crash: false").restart,
+        Restart::Never
+    );
+    assert_eq!(agent("command: a").restart, Restart::OnFailure);
+    let error = refused(&agent_file(
+        "command: a\nrestart: always\nrestart_on_crash: false",
+    ));
+    assert!(error.contains("contradict"), "{error}");
+}
+
+#[test]
+fn an_environment_file_is_read_with_the_settings_and_changes_the_digest() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bridge.yaml");
+    std::fs::write(
+        &file,
+        agent_file("command: a\nenv_file: a.env\nenv: { ONE: mine }"),
+    )
+    .unwrap();
+    let error = load(&file).unwrap_err().to_string();
+    assert!(error.contains("a.env: cannot read this file"), "{error}");
+    let load_with = |text: &str| {
+        std::fs::write(folder.path().join("a.env"), text).unwrap();
+        load(&file).map(|mut config| config.agents.remove(0))
+    };
+    let agent = load_with("# comment\nONE=file\nexport TWO='2 = two'\n\n").unwrap();
+    let shown = |name: &str| secrecy::ExposeSecret::expose_secret(&agent.env[name]).to_owned();
+    assert_eq!((shown("ONE"), shown("TWO")), ("mine".into(), "2 = two".into()));
+    assert_ne!(agent.digest, load_with("TWO=3").unwrap().digest);
+    let error = load_with("ONE=1\nnonsense").unwrap_err().to_string();
+    assert!(
+        error.contains("line 2 is not `NAME=value`") && !error.contains("nonsense"),
+        "{error}"
+    );
+}

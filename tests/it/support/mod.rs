@@ -10,6 +10,8 @@ pub mod frames;
 pub mod nats;
 pub mod peer;
 pub mod processes;
+#[cfg(target_os = "linux")]
+pub mod supervise;
 pub mod weather;
 
 pub use bridge::{Bridge, attached, launched};

@@ -1,0 +1,149 @@
+//! The calls of one agent, counted: how many are in flight, how they ended, how long they took.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// Upper limits of the histogram's buckets, in seconds.
+pub const BUCKETS: [f64; 12] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0,
+];
+
+/// The counts of one agent.
+#[derive(Debug, Default)]
+pub struct Calls {
+    in_flight: AtomicUsize,
+    outcomes: Mutex<BTreeMap<String, u64>>,
+    buckets: [AtomicU64; BUCKETS.len()],
+    count: AtomicU64,
+    micros: AtomicU64,
+    last_error: Mutex<Option<CallError>>,
+}
+
+/// The last call that went wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallError {
+    /// Its code.
+    pub code: String,
+    /// Its text.
+    pub message: String,
+    /// When.
+    pub at: SystemTime,
+}
+
+/// The latencies at one moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Latency {
+    /// Calls up to each of [`BUCKETS`], each with all before it.
+    pub buckets: [u64; BUCKETS.len()],
+    /// All calls.
+    pub count: u64,
+    /// Their times together, in seconds.
+    pub seconds: f64,
+}
+
+/// A call in flight, for as long as it lives.
+#[derive(Debug)]
+pub struct Work(Arc<Calls>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Calls {
+    pub(super) fn begin(self: &Arc<Self>) -> Work {
+        self.in_flight.fetch_add(1, Relaxed);
+        Work(Arc::clone(self))
+    }
+
+    /// How many are being worked on.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Counts one that ended, under a word for how.
+    pub fn ended(&self, outcome: &str, took: Duration) {
+        let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        match outcomes.get_mut(outcome) {
+            Some(count) => *count += 1,
+            None => drop(outcomes.insert(outcome.to_owned(), 1)),
+        }
+        drop(outcomes);
+        let seconds = took.as_secs_f64();
+        for (limit, bucket) in BUCKETS.iter().zip(&self.buckets) {
+            if seconds <= *limit {
+                bucket.fetch_add(1, Relaxed);
+            }
+        }
+        self.count.fetch_add(1, Relaxed);
+        self.micros
+            .fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Remembers what went wrong last.
+    pub fn failed(&self, code: &str, message: &str) {
+        let error = CallError {
+            code: code.to_owned(),
+            message: crate::json::shorten(message, 400),
+            at: SystemTime::now(),
+        };
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+
+    /// How the calls ended.
+    pub fn outcomes(&self) -> BTreeMap<String, u64> {
+        self.outcomes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// How long they took.
+    pub fn latency(&self) -> Latency {
+        Latency {
+            buckets: std::array::from_fn(|index| {
+                self.buckets.get(index).map_or(0, |bucket| bucket.load(Relaxed))
+            }),
+            count: self.count.load(Relaxed),
+            seconds: Duration::from_micros(self.micros.load(Relaxed)).as_secs_f64(),
+        }
+    }
+
+    /// What went wrong last.
+    pub fn last_error(&self) -> Option<CallError> {
+        self.last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_in_flight_by_outcome_and_by_time() {
+        let calls = Arc::new(Calls::default());
+        let (one, two) = (calls.begin(), calls.begin());
+        assert_eq!(calls.in_flight(), 2);
+        drop((one, two));
+        assert_eq!(calls.in_flight(), 0);
+        calls.ended("COMPLETED", Duration::from_millis(7));
+        calls.ended("COMPLETED", Duration::from_secs(400));
+        calls.ended("busy", Duration::ZERO);
+        assert_eq!(
+            calls.outcomes(),
+            BTreeMap::from([("COMPLETED".into(), 2), ("busy".into(), 1)])
+        );
+        let latency = calls.latency();
+        assert_eq!(
+            (latency.buckets[0], latency.buckets[1], latency.buckets[11]),
+            (1, 2, 2)
+        );
+        assert_eq!(latency.count, 3);
+    }
+}

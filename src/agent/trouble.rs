@@ -1,0 +1,277 @@
+//! What is wrong with an agent, and what to do about it, in words for somebody woken up at night.
+
+use std::time::Duration;
+
+use crate::a2a::card::CardError;
+use crate::a2a::client::chain;
+use crate::config;
+use crate::process::child::{Exit, SpawnError};
+
+/// A reason and a way out of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub(super) text: String,
+    pub(super) advice: String,
+}
+
+/// What a look at an agent found instead of a card.
+#[derive(Debug)]
+pub(super) enum LookError {
+    /// Somebody else listens on the agent's port.
+    Foreign {
+        port: u16,
+        process: Option<(i32, String)>,
+    },
+    /// A launched agent does not listen on its port; these are the ports it does listen on.
+    NotListening { port: u16, instead: Vec<u16> },
+    /// The card.
+    Card(CardError),
+}
+
+impl LookError {
+    /// Whether there is no agent at all, rather than one without a usable card.
+    pub(super) fn is_nobody_there(&self) -> bool {
+        match self {
+            Self::Foreign { .. } | Self::NotListening { .. } => true,
+            Self::Card(error) => error.is_nobody_there(),
+        }
+    }
+
+    /// Whether somebody is there and says nothing: hung, or busy.
+    pub(super) fn is_silence(&self) -> bool {
+        match self {
+            Self::Foreign { .. } | Self::NotListening { .. } => false,
+            Self::Card(CardError::Timeout { .. }) => true,
+            Self::Card(error @ CardError::Fetch { .. }) => !error.is_nobody_there(),
+            Self::Card(_) => false,
+        }
+    }
+}
+
+impl Trouble {
+    pub(super) fn spawn(error: &SpawnError) -> Self {
+        let advice = match error {
+            SpawnError::NotFound { .. } => {
+                "install it, or give its full path in `command`; it is looked for on the PATH of the bridge, \
+                 or on the one in `env`"
+            }
+            SpawnError::Denied { .. } => "make it executable (`chmod +x`), and check who the bridge runs as",
+            SpawnError::NoSuchDir(_) => "make that folder, or correct `working_dir`",
+            SpawnError::Empty | SpawnError::Other { .. } => "check `command`, `working_dir` and `env`",
+        };
+        Self {
+            text: chain(error),
+            advice: advice.into(),
+        }
+    }
+
+    pub(super) fn port_taken(port: u16, process: Option<&(i32, String)>, config: &config::Agent) -> Self {
+        let (who, first) = match process {
+            Some((pid, name)) => (format!("pid {pid} ({name})"), format!("end it (`kill {pid}`)")),
+            None => (
+                "a process of another user".to_owned(),
+                format!("see who it is (`ss -ltnp 'sport = :{port}'`, as root)"),
+            ),
+        };
+        let launched = "or give the agent another port: `port: auto` with `{port}` in `command` and `url` finds a free one; \
+                        if others listen for it, as with `docker run -p`, set `verify_port: false`";
+        let advice = if config.command.is_some() {
+            format!("{first}, {launched}")
+        } else {
+            first
+        };
+        Self {
+            text: format!("port {port} in use by {who}"),
+            advice,
+        }
+    }
+
+    /// It ended before its card was seen.
+    pub(super) fn exit_at_start(exit: Exit, after: Duration) -> Self {
+        let advice = if exit.is_success() {
+            "let the command stay in the foreground: the bridge takes the end of its process for the end of the agent"
+        } else {
+            "its last output says why; run its `command` by hand, in the same folder and with the same variables, to \
+             see more"
+        };
+        Self {
+            text: format!(
+                "the agent {exit} after {}, before it showed its card",
+                short(after)
+            ),
+            advice: advice.into(),
+        }
+    }
+
+    pub(super) fn exit(exit: Exit, after: Duration) -> Self {
+        Self {
+            text: format!("the agent {exit} after {}", short(after)),
+            advice: "its last output says why; it is started again".into(),
+        }
+    }
+
+    /// Nothing usable was seen until the limit.
+    pub(super) fn slow_start(error: &LookError, config: &config::Agent) -> Self {
+        let seen = Self::look(error, config);
+        let limit = short(config.startup_timeout);
+        let advice = if error.is_nobody_there() || error.is_silence() {
+            match error {
+                LookError::NotListening { instead, .. } if !instead.is_empty() => seen.advice,
+                _ => format!(
+                    "if it needs more time, raise `startup_timeout` (now {limit}); if not, its last output says what it waits for"
+                ),
+            }
+        } else {
+            seen.advice
+        };
+        Self {
+            text: format!("not ready within {limit} (`startup_timeout`): {}", seen.text),
+            advice,
+        }
+    }
+
+    pub(super) fn look(error: &LookError, config: &config::Agent) -> Self {
+        match error {
+            LookError::Foreign { port, process } => Self::port_taken(*port, process.as_ref(), config),
+            LookError::NotListening { port, instead } if instead.is_empty() => Self {
+                text: format!("the agent does not listen on port {port}"),
+                advice: format!(
+                    "see in its last output what it waits for, and whether it knows that its port is {port}"
+                ),
+            },
+            LookError::NotListening { port, instead } => {
+                let ports: Vec<_> = instead.iter().map(u16::to_string).collect();
+                let ports = ports.join(", ");
+                Self {
+                    text: format!("the agent listens on port {ports}, and not on {port} as `url` says"),
+                    advice: format!(
+                        "set `url` to the port that it uses, or tell it in `command` or `env` to use {port}"
+                    ),
+                }
+            }
+            LookError::Card(error) => Self::card(error, config),
+        }
+    }
+
+    fn card(error: &CardError, config: &config::Agent) -> Self {
+        let text = chain(error);
+        let refused = ["answers 401", "answers 403"]
+            .iter()
+            .any(|words| text.contains(words));
+        let has_credentials = config.bearer_token.is_some() || !config.headers.is_empty();
+        let advice = match error {
+            CardError::Status(_) if refused && has_credentials => {
+                "the agent does not take the credentials: correct `bearer_token` or `headers`".to_owned()
+            }
+            CardError::Status(_) if refused => {
+                "the agent wants credentials: give them in `bearer_token` or `headers`".to_owned()
+            }
+            CardError::Status(_) => {
+                "somebody answers there, but without a card: set `card_path` to where the agent serves it, \
+                 or give the card itself under `card`"
+                    .to_owned()
+            }
+            CardError::Invalid(_) => format!(
+                "look at what the agent serves (`curl {}`), and correct it there, or set `card_path` or `card`",
+                card_url(config)
+            ),
+            CardError::Unsupported(_) => "have the agent offer JSON-RPC as well".to_owned(),
+            CardError::Timeout { .. } => {
+                "the agent takes connections and does not answer: see its last output".to_owned()
+            }
+            _ if config.command.is_none() => {
+                format!("start the agent, or correct `url` (now {})", config.url)
+            }
+            _ => "see its last output".to_owned(),
+        };
+        Self { text, advice }
+    }
+
+    /// It is being ended because somebody said so.
+    pub(super) fn ending() -> Self {
+        Self {
+            text: "being ended on request".into(),
+            advice: "wait for it; `stop_grace` limits how long it takes".into(),
+        }
+    }
+
+    /// It was stopped by SIGSTOP.
+    pub(super) fn stopped(pid: i32) -> Self {
+        Self {
+            text: format!("the agent's process {pid} is stopped (SIGSTOP)"),
+            advice: "it is ended and started again, unless SIGCONT comes first".into(),
+        }
+    }
+
+    pub(super) fn hung(error: &LookError, failures: usize, config: &config::Agent) -> Self {
+        Self {
+            text: format!(
+                "the agent did not answer {failures} times in a row (`liveness`): {}",
+                Self::look(error, config).text
+            ),
+            advice: "it is ended and started again; if it is only slow, raise `liveness.timeout` or `liveness.failures`".into(),
+        }
+    }
+
+    /// It is left alone after too many restarts.
+    pub(super) fn crash_loop(self, name: &str, config: &config::Agent) -> Self {
+        Self {
+            text: format!(
+                "started again {} times within {} (`max_restarts`, `restart_window`) and given up; at last: {}",
+                config.max_restarts,
+                short(config.restart_window),
+                self.text
+            ),
+            advice: format!(
+                "{}; then `a2a-bridge agents start {name}`",
+                without_restart(&self.advice)
+            ),
+        }
+    }
+
+    /// It is left alone because the settings say so.
+    pub(super) fn left_alone(self, exit: Option<Exit>, name: &str, config: &config::Agent) -> Self {
+        let why = match config.restart {
+            config::Restart::OnFailure => "`restart: on-failure` takes exit code 0 for a wanted end",
+            config::Restart::Always | config::Restart::Never => "`restart` is `never`",
+        };
+        let start = format!("`a2a-bridge agents start {name}` starts it");
+        let advice = if exit.is_some_and(Exit::is_success) {
+            format!("{start}; `restart: always` keeps it running")
+        } else {
+            format!("{}; then {start}", without_restart(&self.advice))
+        };
+        Self {
+            text: format!("{}; not started again: {why}", self.text),
+            advice,
+        }
+    }
+}
+
+/// Advice for an agent that is not started again.
+fn without_restart(advice: &str) -> &str {
+    advice.split("; it is started again").next().unwrap_or(advice)
+}
+
+fn card_url(config: &config::Agent) -> String {
+    let base = config.url.as_str().trim_end_matches('/');
+    match &config.card_path {
+        Some(path) => format!("{base}{path}"),
+        None => format!("{base}/.well-known/agent-card.json"),
+    }
+}
+
+/// A duration as people say it: `12ms`, `3.4s`, `2m`, `15m`.
+pub(super) fn short(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    if seconds < 1.0 {
+        format!("{}ms", duration.as_millis())
+    } else if seconds < 60.0 {
+        let text = format!("{seconds:.1}");
+        format!("{}s", text.strip_suffix(".0").unwrap_or(&text))
+    } else if seconds < 3600.0 {
+        format!("{}m", (seconds / 60.0).round())
+    } else {
+        format!("{:.1}h", seconds / 3600.0)
+    }
+}

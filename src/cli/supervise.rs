@@ -1,0 +1,421 @@
+//! `agents show|start|stop|restart` and `logs`: seeing and steering agents over NATS.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use async_nats::{Message, StatusCode};
+use clap::Subcommand;
+use futures_util::StreamExt as _;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use super::client::{Connection, Mesh};
+use super::discover::discover;
+use super::output::{Output, print, print_json};
+use super::{Failure, TROUBLE};
+use crate::bus::control::{Logs, LogsRequest, Report};
+use crate::bus::subject::Token;
+use crate::process::output::{Level, Line};
+
+/// How long the first answer may take.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long an order may take.
+const ORDER: Duration = Duration::from_secs(90);
+/// How long other bridges with the same agent may take to answer after the first one.
+const OTHERS: Duration = Duration::from_millis(150);
+/// How long logs are followed before the request is renewed.
+const FOLLOW_S: u64 = 30;
+
+/// What can be done with one agent.
+#[derive(Debug, Subcommand)]
+pub(super) enum Supervise {
+    /// Show what an agent does, what is wrong with it, and what to do about that
+    Show {
+        /// The agent
+        name: String,
+    },
+    /// Start an agent that was stopped or has failed; try one now that waits for its next try
+    Start {
+        /// The agent
+        name: String,
+    },
+    /// Stop an agent; it stays stopped until it is started, or the bridge is
+    Stop {
+        /// The agent
+        name: String,
+    },
+    /// Stop an agent and start it at once
+    Restart {
+        /// The agent
+        name: String,
+    },
+}
+
+/// What of the logs is shown.
+#[derive(Debug, clap::Args)]
+pub(super) struct LogsArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// The agents; all that are on the mesh, if none is named
+    names: Vec<String>,
+    /// Go on with new lines as they come
+    #[arg(long, short)]
+    follow: bool,
+    /// The last so many lines of each
+    #[arg(long, short = 'n', default_value_t = 50)]
+    lines: usize,
+}
+
+pub(super) async fn supervise(
+    connection: &Connection,
+    output: &Output,
+    command: Supervise,
+) -> Result<ExitCode, Failure> {
+    let mesh = Site(connection.connect().await?);
+    let (name, verb) = match command {
+        Supervise::Show { name } => (name, "show"),
+        Supervise::Start { name } => (name, "start"),
+        Supervise::Stop { name } => (name, "stop"),
+        Supervise::Restart { name } => (name, "restart"),
+    };
+    let limit = if verb == "show" { ANSWER } else { ORDER };
+    let reports: Vec<Report> = mesh.ask(&name, verb, limit).await?;
+    if output.is_json() {
+        return print_json(&reports);
+    }
+    let now = SystemTime::now();
+    let shown: Vec<String> = reports
+        .iter()
+        .map(|report| match verb {
+            "show" => show(report, now),
+            _ => brief(report),
+        })
+        .collect();
+    print(shown.join("\n").trim_end())?;
+    let well = |report: &Report| match verb {
+        "start" | "restart" => report.state == "ready",
+        "stop" => report.state == "stopped",
+        _ => true,
+    };
+    let code = if reports.iter().all(well) { 0 } else { TROUBLE };
+    Ok(ExitCode::from(code))
+}
+
+pub(super) async fn logs(args: LogsArgs) -> Result<ExitCode, Failure> {
+    let mesh = Site(args.connection.connect().await?);
+    let mut names = args.names;
+    if names.is_empty() {
+        let found = discover(&mesh.0, None).await?;
+        names.extend(found.agents.into_iter().map(|agent| agent.agent));
+        names.dedup();
+    }
+    let with_name = names.len() > 1;
+    let mut lines = BTreeMap::new();
+    let mut following = Vec::new();
+    for name in &names {
+        let request = LogsRequest {
+            lines: Some(args.lines),
+            ..LogsRequest::default()
+        };
+        let logs: Vec<Logs> = mesh.ask_with(name, "logs", &request, ANSWER).await?;
+        for one in logs {
+            for (index, line) in one.lines.into_iter().enumerate() {
+                lines.insert((line.at_ms, name.clone(), one.instance.clone(), index), line);
+            }
+            following.push((name.clone(), one.instance, one.next));
+        }
+    }
+    for ((_, name, _, _), line) in &lines {
+        print(&log_line(with_name.then_some(name), line))?;
+    }
+    if args.follow {
+        let followers = following.into_iter().map(|(name, instance, from)| {
+            let mesh = &mesh;
+            async move { mesh.follow(&name, &instance, from, with_name).await }
+        });
+        for result in futures_util::future::join_all(followers).await {
+            result?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The mesh, where bridges answer for their agents.
+struct Site(Mesh);
+
+impl Site {
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        agent: &str,
+        verb: &str,
+        limit: Duration,
+    ) -> Result<Vec<T>, Failure> {
+        self.ask_with(agent, verb, &LogsRequest::default(), limit).await
+    }
+
+    /// All answers: there may be several bridges with this agent.
+    async fn ask_with<T: DeserializeOwned>(
+        &self,
+        agent: &str,
+        verb: &str,
+        request: &LogsRequest,
+        limit: Duration,
+    ) -> Result<Vec<T>, Failure> {
+        let trouble = |error: anyhow::Error| Failure::new(TROUBLE, error);
+        let subject = self.0.subjects.control(&Token::new(agent), verb);
+        let inbox = self.0.client.new_inbox();
+        let mut replies = self
+            .0
+            .client
+            .subscribe(inbox.clone())
+            .await
+            .map_err(|error| trouble(error.into()))?;
+        let body = serde_json::to_vec(request).map_err(|error| trouble(error.into()))?;
+        self.0
+            .client
+            .publish_with_reply(subject.clone(), inbox, body.into())
+            .await
+            .map_err(|error| trouble(error.into()))?;
+        let mut answers = Vec::new();
+        let mut wait = limit;
+        while let Ok(Some(message)) = tokio::time::timeout(wait, replies.next()).await {
+            if message.status == Some(StatusCode::NO_RESPONDERS) {
+                let error = anyhow::anyhow!("no bridge serves an agent `{agent}` on this mesh");
+                return Err(trouble(error).hint("`a2a-bridge agents` lists those that are served"));
+            }
+            answers.push(read(&message)?);
+            wait = OTHERS;
+        }
+        if answers.is_empty() {
+            return Err(trouble(anyhow::anyhow!(
+                "no answer within {limit:?} on {subject}\nhint: this user may not be allowed to publish to `{}.control.>`",
+                self.0.subjects.prefix()
+            )));
+        }
+        Ok(answers)
+    }
+
+    /// Prints lines of one bridge as they come, until nobody answers any more.
+    async fn follow(
+        &self,
+        agent: &str,
+        instance: &str,
+        mut from: u64,
+        with_name: bool,
+    ) -> Result<(), Failure> {
+        let trouble = |error: anyhow::Error| Failure::new(TROUBLE, error);
+        let subject = self.0.subjects.control(&Token::new(agent), "logs");
+        loop {
+            let request = LogsRequest {
+                instance: Some(instance.to_owned()),
+                lines: None,
+                from,
+                follow_s: FOLLOW_S,
+            };
+            let inbox = self.0.client.new_inbox();
+            let mut replies = self
+                .0
+                .client
+                .subscribe(inbox.clone())
+                .await
+                .map_err(|error| trouble(error.into()))?;
+            let body = serde_json::to_vec(&request).map_err(|error| trouble(error.into()))?;
+            self.0
+                .client
+                .publish_with_reply(subject.clone(), inbox, body.into())
+                .await
+                .map_err(|error| trouble(error.into()))?;
+            let until = Instant::now() + Duration::from_secs(FOLLOW_S) + ANSWER;
+            loop {
+                let message = match tokio::time::timeout_at(until, replies.next()).await {
+                    Ok(Some(message)) if message.status != Some(StatusCode::NO_RESPONDERS) => message,
+                    _ => {
+                        let gone = format!("{agent}: the bridge {instance} is gone");
+                        let _ = writeln!(std::io::stderr(), "{gone}");
+                        return Ok(());
+                    }
+                };
+                let logs: Logs = read(&message)?;
+                for line in &logs.lines {
+                    print(&log_line(with_name.then_some(agent), line))?;
+                }
+                from = logs.next;
+                if !logs.more {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn read<T: DeserializeOwned>(message: &Message) -> Result<T, Failure> {
+    #[derive(Deserialize)]
+    struct Refusal {
+        message: String,
+    }
+    serde_json::from_slice(&message.payload).map_err(|error| {
+        let error = match serde_json::from_slice::<Refusal>(&message.payload) {
+            Ok(refusal) => anyhow::anyhow!("{}", refusal.message),
+            Err(_) => anyhow::Error::new(error).context("the bridge's answer is not understood"),
+        };
+        Failure::new(TROUBLE, error)
+    })
+}
+
+fn log_line(name: Option<impl AsRef<str>>, line: &Line) -> String {
+    let at = time::OffsetDateTime::from(SystemTime::UNIX_EPOCH + Duration::from_millis(line.at_ms));
+    let level = match line.level {
+        Level::Debug => "DEBUG",
+        Level::Info => " INFO",
+        Level::Warn => " WARN",
+        Level::Error => "ERROR",
+    };
+    let name = name.map(|name| format!(" {}", name.as_ref())).unwrap_or_default();
+    let (hour, minute, second) = at.to_hms();
+    format!(
+        "{hour:02}:{minute:02}:{second:02}.{:03} {level}{name} {}",
+        at.millisecond(),
+        line.text
+    )
+}
+
+fn brief(report: &Report) -> String {
+    let mut text = format!("{}: {}", report.agent, report.state);
+    if let Some(pid) = report.pid {
+        let _ = write!(text, ", pid {pid}");
+    }
+    for (word, what) in [("", &report.last_error), ("what to do: ", &report.advice)] {
+        if let Some(what) = what {
+            let _ = write!(text, "\n  {word}{what}");
+        }
+    }
+    text
+}
+
+/// The report for people: what is wrong comes first, and what to do next.
+fn show(report: &Report, now: SystemTime) -> String {
+    let ago = |at: u64| format!("{} ago", span(now, at));
+    let mut rows: Vec<(&str, String)> = vec![(
+        "Status",
+        format!("{}, for {}", report.state, span(now, report.since_ms)),
+    )];
+    let mut row = |name, value: Option<String>| rows.extend(value.map(|value| (name, value)));
+    let why = if report.state == "stopped" {
+        "Why"
+    } else {
+        "Problem"
+    };
+    row(why, report.last_error.clone());
+    row("What to do", report.advice.clone());
+    row(
+        "Next try",
+        report.next_try_ms.map(|at| format!("in {}", until(now, at))),
+    );
+    row(
+        "Process",
+        report.pid.map(|pid| match report.started_ms {
+            Some(at) => format!("{pid}, started {}", ago(at)),
+            None => pid.to_string(),
+        }),
+    );
+    row(
+        "Last exit",
+        report
+            .last_exit
+            .as_ref()
+            .map(|exit| format!("{}, {}", exit.how, ago(exit.at_ms))),
+    );
+    row(
+        "Command",
+        report
+            .program
+            .as_ref()
+            .map(|program| format!("{program} (arguments are in the settings)")),
+    );
+    row(
+        "Restarts",
+        report
+            .restart
+            .as_ref()
+            .map(|policy| format!("{} (restart: {policy})", report.restarts)),
+    );
+    row("URL", Some(report.url.clone()));
+    row(
+        "Card",
+        Some(report.card.as_ref().map_or("none seen yet".to_owned(), |card| {
+            let version = if card.version.is_empty() { "" } else { " " };
+            format!(
+                "{}{version}{}, {} skills, {}",
+                card.name, card.version, card.skills, card.hash
+            )
+        })),
+    );
+    row(
+        "Protocol",
+        report.card.as_ref().map(|card| {
+            format!(
+                "A2A {} over {} at {}",
+                card.protocol_version, card.binding, card.endpoint
+            )
+        }),
+    );
+    row("In flight", Some(report.in_flight.to_string()));
+    row(
+        "Last error",
+        report.last_call_error.as_ref().map(|error| {
+            format!(
+                "of a call: {}: {}, {}",
+                error.code,
+                error.message,
+                ago(error.at_ms)
+            )
+        }),
+    );
+    let counts = report.counts;
+    if counts.dropped_bytes > 0 {
+        row(
+            "Output",
+            Some(format!(
+                "{} lines and {} bytes dropped: it writes faster than the log takes",
+                counts.dropped_lines, counts.dropped_bytes
+            )),
+        );
+    }
+    row("Bridge", Some(report.instance.clone()));
+    let mut text = format!("{}\n", report.agent);
+    for (name, value) in rows {
+        let _ = writeln!(text, "  {:<12}{value}", format!("{name}:"));
+    }
+    if !report.output.is_empty() {
+        let _ = writeln!(text, "  Last output:");
+        for line in &report.output {
+            let _ = writeln!(text, "    {}", log_line(None::<&str>, line));
+        }
+    }
+    text
+}
+
+/// How long ago, as people say it.
+fn span(now: SystemTime, at_ms: u64) -> String {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(at_ms);
+    words(now.duration_since(at).unwrap_or_default())
+}
+
+fn until(now: SystemTime, at_ms: u64) -> String {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(at_ms);
+    words(at.duration_since(now).unwrap_or_default())
+}
+
+fn words(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        3600..86400 => format!("{}h{}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{}h", seconds / 86400, seconds / 3600 % 24),
+    }
+}

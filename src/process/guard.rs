@@ -1,0 +1,302 @@
+//! The guard: a small process between the bridge and one child, and the end of everything below it.
+//!
+//! It is this same program, entered before anything else is set up: no threads, no runtime, a few
+//! hundred kilobytes of its own. Its standard input is its end of a socket to the bridge; output and
+//! environment are the child's. A line of text each way:
+//!
+//! | from the bridge | meaning |
+//! | --- | --- |
+//! | `stop MILLISECONDS` | ask everything below to end, SIGKILL after the grace |
+//! | `kill` | SIGKILL at once |
+//! | end of file | the bridge is gone: as `stop`, with a grace of one second |
+//!
+//! | to the bridge | meaning |
+//! | --- | --- |
+//! | `started PID` · `failed ERRNO` | how the start went |
+//! | `exited code N` · `exited signal N` | how the child itself ended |
+//! | end of file | nothing is left |
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::procfs;
+
+/// The first argument of a guard.
+pub const WORD: &str = "guard-process";
+/// Grace when the bridge is gone: everything has to be gone two seconds after it.
+const ORPHANED: Duration = Duration::from_secs(1);
+/// Grace of what a child that ended by itself has left behind.
+const LEFT_BEHIND: Duration = Duration::from_secs(2);
+/// How often is looked whether all have gone.
+const LOOK: Duration = Duration::from_millis(20);
+/// Longest order.
+const MAX_ORDER: usize = 64;
+
+/// Runs a guard if the arguments ask for one; call it first of all.
+pub fn main_if_asked() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next()? != WORD {
+        return None;
+    }
+    let signal = arguments.next().and_then(|word| word.to_str()?.parse().ok());
+    let program = arguments.next();
+    let (Some(signal), Some(program)) = (signal, program) else {
+        let _ = writeln!(
+            io::stderr(),
+            "{WORD} is what the bridge runs its agents under, nothing for people"
+        );
+        return Some(ExitCode::from(64));
+    };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    Some(match guard(command, signal) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "a2a-bridge guard: {error}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
+    close_inherited();
+    nix::sys::prctl::set_child_subreaper(true)?;
+    let mut bridge = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let started = command
+        .stdin(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .map(|child| i32::try_from(child.id()).unwrap_or_default());
+    let leader = match started {
+        Ok(pid) => pid,
+        Err(error) => {
+            let number = error.raw_os_error().unwrap_or_default();
+            return writeln!(bridge, "failed {number}");
+        }
+    };
+    // Only now: a child inherits what is blocked, and would never see a SIGTERM.
+    let signals = SigSet::from_iter([
+        Signal::SIGCHLD,
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ]);
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), None)?;
+    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let _ = writeln!(bridge, "started {leader}");
+    bridge.set_nonblocking(true)?;
+    Guard {
+        leader: Pid::from_raw(leader),
+        stop_signal,
+        bridge: Some(bridge),
+        signals,
+        order: String::new(),
+        ending: None,
+        asked: HashSet::new(),
+    }
+    .run();
+    Ok(())
+}
+
+/// Whoever started the bridge may have left descriptors open for it; the child gets none of them.
+fn close_inherited() {
+    let open: Vec<i32> = fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
+        // Nothing is open here that anyone owns; the folder that was just read is closed already.
+        let _ = nix::unistd::close(descriptor);
+    }
+}
+
+struct Guard {
+    leader: Pid,
+    stop_signal: Signal,
+    /// `None` once the bridge is gone.
+    bridge: Option<UnixStream>,
+    signals: SignalFd,
+    order: String,
+    /// When the grace is over, once the end has begun.
+    ending: Option<Instant>,
+    /// Who was asked to end.
+    asked: HashSet<i32>,
+}
+
+impl Guard {
+    /// Returns when nothing is left below.
+    fn run(mut self) {
+        loop {
+            if self.reap() {
+                return;
+            }
+            match self.ending {
+                Some(limit) if Instant::now() >= limit => signal_all(Signal::SIGKILL),
+                // One that was just being forked has not heard of it.
+                Some(_) => self.ask_all(),
+                None => {}
+            }
+            self.wait();
+            self.read_orders();
+            while let Ok(Some(info)) = self.signals.read_signal() {
+                // SIGCHLD only wakes us up; the others are somebody's wish to end this.
+                if i32::try_from(info.ssi_signo) != Ok(Signal::SIGCHLD as i32) {
+                    self.end(LEFT_BEHIND);
+                }
+            }
+        }
+    }
+
+    /// Until something happens, or it is time to look again.
+    fn wait(&self) {
+        let timeout = match self.ending {
+            // Children that others have to reap end without a signal to us.
+            Some(_) => PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO),
+            None => PollTimeout::NONE,
+        };
+        let mut watched = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        watched.extend(
+            self.bridge
+                .iter()
+                .map(|bridge| PollFd::new(bridge.as_fd(), PollFlags::POLLIN)),
+        );
+        let _ = poll(&mut watched, timeout);
+    }
+
+    fn read_orders(&mut self) {
+        let mut text = [0; MAX_ORDER];
+        while let Some(bridge) = &mut self.bridge {
+            match bridge.read(&mut text) {
+                Ok(count @ 1..) => {
+                    let part = text.get(..count).unwrap_or_default();
+                    self.order.push_str(&String::from_utf8_lossy(part));
+                    while let Some((order, rest)) = self.order.split_once('\n') {
+                        let (order, rest) = (order.to_owned(), rest.to_owned());
+                        self.obey(&order);
+                        self.order = rest;
+                    }
+                    self.order.truncate(MAX_ORDER);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The end, or a broken socket: the bridge is gone.
+                Ok(_) | Err(_) => {
+                    self.bridge = None;
+                    self.end(ORPHANED);
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, order: &str) {
+        match order.split_once(' ') {
+            Some(("stop", grace)) => {
+                self.end(Duration::from_millis(grace.parse().unwrap_or_default()));
+            }
+            _ => {
+                self.ending = Some(Instant::now());
+                signal_all(Signal::SIGKILL);
+            }
+        }
+    }
+
+    /// Asks everything below to end. A second time only shortens the grace.
+    fn end(&mut self, grace: Duration) {
+        let limit = Instant::now() + grace;
+        if let Some(ending) = &mut self.ending {
+            *ending = limit.min(*ending);
+            return;
+        }
+        self.ending = Some(limit);
+        self.ask_all();
+    }
+
+    /// Asks those who were not asked yet; nobody is asked twice, as some take that for impatience.
+    fn ask_all(&mut self) {
+        for pid in below() {
+            if self.asked.insert(pid) {
+                let _ = kill(Pid::from_raw(pid), self.stop_signal);
+                // A stopped process acts upon its end only when it goes on.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+            }
+        }
+    }
+
+    /// Takes in whoever has ended; whether nobody is left.
+    fn reap(&mut self) -> bool {
+        loop {
+            let (pid, status) = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, code)) => (pid, format!("code {code}")),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, format!("signal {}", signal as i32)),
+                Ok(WaitStatus::StillAlive) => return false,
+                Err(Errno::EINTR) | Ok(_) => continue,
+                Err(_) => return true,
+            };
+            if pid == self.leader {
+                if let Some(bridge) = &mut self.bridge {
+                    let _ = writeln!(bridge, "exited {status}");
+                }
+                self.end(LEFT_BEHIND);
+            }
+        }
+    }
+}
+
+fn signal_all(signal: Signal) {
+    for pid in below() {
+        let _ = kill(Pid::from_raw(pid), signal);
+    }
+}
+
+fn below() -> Vec<i32> {
+    procfs::descendants(i32::try_from(std::process::id()).unwrap_or_default())
+}
+
+/// A status as the guard reported it.
+pub(super) fn read_status(text: &str) -> Option<ExitStatus> {
+    let (kind, number) = text.split_once(' ')?;
+    let number: i32 = number.parse().ok()?;
+    // As wait(2) has it: the code in the second byte, or the signal in the first.
+    match kind {
+        "code" => Some(ExitStatus::from_raw((number & 0xff) << 8)),
+        "signal" => Some(ExitStatus::from_raw(number & 0x7f)),
+        _ => None,
+    }
+}
+
+/// Two ends of a socket: ours, and the one that becomes a guard's standard input.
+pub(super) fn tie() -> io::Result<(UnixStream, OwnedFd)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    Ok((ours, theirs.into()))
+}
+
+static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
+/// Names the program that can be a guard. The `a2a-bridge` program names itself; without a name,
+/// children run in plain process groups.
+pub fn use_program(program: impl Into<PathBuf>) {
+    // The first name counts; a second one would be the same.
+    let _ = PROGRAM.set(program.into());
+}
+
+pub(super) fn program() -> Option<&'static Path> {
+    PROGRAM.get().map(PathBuf::as_path)
+}

@@ -1,0 +1,263 @@
+//! What a bridge that died together with a guard leaves behind, found and ended at the next start.
+//!
+//! Two traces lead to it. A record per agent in a folder of this user says which processes were
+//! started, each by pid, start time and boot: a pid alone may be somebody else's by now. And every
+//! process of an agent carries a mark in its environment, which names the bridge that started it; so
+//! those are found that had left the recorded ones by `setsid`. Both are about bridges of the same
+//! settings file, and nothing is touched while the bridge that started it is alive.
+
+#[cfg(target_os = "linux")]
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+#[cfg(target_os = "linux")]
+use super::procfs::{self, Stat};
+
+/// The variable that marks every process of an agent.
+pub const MARK: &str = "A2A_BRIDGE_AGENT";
+
+/// A process that cannot be taken for another one within a boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+struct Process {
+    pid: i32,
+    start: u64,
+}
+
+impl Process {
+    #[cfg(target_os = "linux")]
+    fn find(pid: i32) -> Option<Self> {
+        let stat = Stat::read(pid)?;
+        Some(Self {
+            pid,
+            start: stat.start,
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn find(_: i32) -> Option<Self> {
+        None
+    }
+
+    #[cfg(target_os = "linux")]
+    fn is_alive(self) -> bool {
+        Stat::read(self.pid).is_some_and(|stat| stat.start == self.start && !stat.is_over())
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    boot: String,
+    bridge: Process,
+    agent: String,
+    guard: Option<Process>,
+    child: Option<Process>,
+}
+
+/// The records of the bridges of one settings file.
+#[derive(Debug)]
+pub struct Records {
+    dir: PathBuf,
+    key: String,
+    boot: String,
+    bridge: Process,
+}
+
+impl Records {
+    /// Opens the folder of records for a settings file.
+    ///
+    /// # Errors
+    ///
+    /// When there is no folder that is this user's alone, or no `/proc` to tell processes apart.
+    pub fn open(settings: &Path) -> io::Result<Self> {
+        let no_proc = || io::Error::new(io::ErrorKind::Unsupported, "no /proc to tell processes apart");
+        let bridge = i32::try_from(std::process::id()).ok().and_then(Process::find);
+        let bridge = bridge.ok_or_else(no_proc)?;
+        let settings = fs::canonicalize(settings)?;
+        let mut hash = Sha256::new();
+        hash.update(settings.as_os_str().as_encoded_bytes());
+        // Process ids mean nothing in another container.
+        hash.update(fs::read_link("/proc/self/ns/pid")?.as_os_str().as_encoded_bytes());
+        let key = hex(&hash.finalize());
+        let dir = base()?.join(&key);
+        make_private(&dir)?;
+        Ok(Self {
+            dir,
+            key,
+            #[cfg(target_os = "linux")]
+            boot: procfs::boot_id().ok_or_else(no_proc)?,
+            #[cfg(not(target_os = "linux"))]
+            boot: String::new(),
+            bridge,
+        })
+    }
+
+    /// The value of [`MARK`] for the processes of an agent.
+    pub(super) fn mark(&self, agent: &str) -> String {
+        let Process { pid, start } = self.bridge;
+        format!("{}:{pid}:{start}:{}", self.key, hex(&Sha256::digest(agent)))
+    }
+
+    fn file(&self, agent: &str) -> PathBuf {
+        self.dir.join(format!(
+            "{}-{}.json",
+            self.bridge.pid,
+            hex(&Sha256::digest(agent))
+        ))
+    }
+
+    pub(super) fn add(&self, agent: &str, guard: Option<i32>, child: i32) {
+        let record = Record {
+            boot: self.boot.clone(),
+            bridge: self.bridge,
+            agent: agent.to_owned(),
+            guard: guard.and_then(Process::find),
+            child: Process::find(child),
+        };
+        let written = serde_json::to_vec(&record)
+            .map_err(io::Error::from)
+            .and_then(|text| fs::write(self.file(agent), text));
+        if let Err(error) = written {
+            tracing::warn!(agent, %error, dir = %self.dir.display(), "cannot record the agent's process");
+        }
+    }
+
+    pub(super) fn remove(&self, agent: &str) {
+        let _ = fs::remove_file(self.file(agent));
+    }
+
+    /// Ends what earlier bridges of this settings file have left, and says what that was. Blocks for
+    /// as long as it takes to end, two seconds at the most.
+    #[cfg(target_os = "linux")]
+    pub fn end_leftovers(&self) -> Vec<String> {
+        use nix::sys::signal::{Signal, kill};
+        use nix::unistd::Pid;
+
+        let (mut left, stale) = self.recorded();
+        left.extend(self.marked_by_the_dead());
+        let mut said: Vec<String> = Vec::new();
+        for process in &left {
+            if let Some(stat) = Stat::read(process.pid) {
+                said.push(format!("{} ({})", process.pid, stat.name));
+            }
+        }
+        let limit = std::time::Instant::now() + std::time::Duration::from_secs(2);
+        while !left.is_empty() && std::time::Instant::now() < limit {
+            left.retain(|process| process.is_alive());
+            for process in &left {
+                let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
+            }
+            // What they started meanwhile has the same mark.
+            left.extend(self.marked_by_the_dead());
+            let pause = nix::poll::PollTimeout::from(5_u8);
+            let _ = nix::poll::poll(&mut [], pause);
+        }
+        for file in stale {
+            let _ = fs::remove_file(file);
+        }
+        said
+    }
+
+    /// Nothing can be told apart here.
+    #[cfg(not(target_os = "linux"))]
+    pub fn end_leftovers(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// What dead bridges have recorded and is still alive, with all below it; and their records.
+    #[cfg(target_os = "linux")]
+    fn recorded(&self) -> (HashSet<Process>, Vec<PathBuf>) {
+        let (mut left, mut stale) = (HashSet::new(), Vec::new());
+        for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let path = file.path();
+            let record = fs::read(&path)
+                .ok()
+                .and_then(|text| serde_json::from_slice::<Record>(&text).ok());
+            let Some(record) = record else {
+                stale.push(path);
+                continue;
+            };
+            let same_boot = record.boot == self.boot;
+            if same_boot && record.bridge.is_alive() {
+                continue;
+            }
+            stale.push(path);
+            let known = [record.guard, record.child].into_iter().flatten();
+            for process in known.filter(|process| same_boot && process.is_alive()) {
+                left.extend(
+                    procfs::descendants(process.pid)
+                        .into_iter()
+                        .filter_map(Process::find),
+                );
+                left.insert(process);
+            }
+        }
+        (left, stale)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn marked_by_the_dead(&self) -> HashSet<Process> {
+        let own = format!("{}:", self.key);
+        let is_left = |pid: &i32| {
+            let mark = procfs::variable(*pid, MARK);
+            let Some(rest) = mark.as_deref().and_then(|mark| mark.strip_prefix(&own)) else {
+                return false;
+            };
+            let mut parts = rest.split(':');
+            let mut number = || parts.next()?.parse::<u64>().ok();
+            let (Some(pid), Some(start)) = (number(), number()) else {
+                return false;
+            };
+            i32::try_from(pid).is_ok_and(|pid| !Process { pid, start }.is_alive())
+        };
+        procfs::all().filter(is_left).filter_map(Process::find).collect()
+    }
+}
+
+/// The processes that carry exactly this mark.
+#[cfg(target_os = "linux")]
+pub(super) fn marked(mark: &str) -> Vec<i32> {
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    procfs::all()
+        .filter(|pid| *pid != own && procfs::variable(*pid, MARK).as_deref() == Some(mark))
+        .collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `$XDG_RUNTIME_DIR/a2a-bridge`, or a folder with the user's number where temporary files go.
+fn base() -> io::Result<PathBuf> {
+    let base = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_dir()) {
+        Some(dir) => Path::new(&dir).join("a2a-bridge"),
+        None => std::env::temp_dir().join(format!("a2a-bridge-{}", nix::unistd::getuid())),
+    };
+    make_private(&base)?;
+    Ok(base)
+}
+
+/// A folder that others could write to could have us kill what they like.
+fn make_private(dir: &Path) -> io::Result<()> {
+    let made = fs::DirBuilder::new().mode(0o700).create(dir);
+    if let Err(error) = made
+        && error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(error);
+    }
+    let found = fs::symlink_metadata(dir)?;
+    if found.is_dir() && found.uid() == nix::unistd::getuid().as_raw() && found.mode() & 0o022 == 0 {
+        Ok(())
+    } else {
+        let message = format!(
+            "{} is not a folder that only this user can write to",
+            dir.display()
+        );
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+    }
+}

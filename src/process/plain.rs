@@ -1,0 +1,81 @@
+//! A child without a guard: the leader of a process group of its own.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::child::{Exit, Host, Order, Phase, Spec, Started, pid_of, read_output, surround};
+use super::output::Output;
+use crate::tasks::OnFailure;
+
+pub(super) fn start(spec: &Spec, host: &Host, output: &Output) -> io::Result<Started> {
+    let (program, arguments) = spec
+        .command
+        .split_first()
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let mut command = tokio::process::Command::new(program);
+    command.args(arguments);
+    surround(&mut command, spec, host);
+    let mut child = command.spawn()?;
+    read_output(&mut child, host, output);
+    let pid = pid_of(&child);
+    let (told, phase) = watch::channel(Phase::Running);
+    let (orders, received) = mpsc::channel(4);
+    let keeper = keep(child, Pid::from_raw(pid), spec.stop_signal, told, received);
+    host.tasks.spawn("agent process", OnFailure::StopBridge, keeper);
+    Ok(Started {
+        pid,
+        guard: None,
+        phase,
+        orders,
+    })
+}
+
+async fn keep(
+    mut child: tokio::process::Child,
+    group: Pid,
+    stop_signal: Signal,
+    told: watch::Sender<Phase>,
+    mut orders: mpsc::Receiver<Order>,
+) {
+    let far = Duration::from_secs(24 * 60 * 60 * 365);
+    let mut kill_at = Instant::now() + far;
+    let mut open = true;
+    let status = loop {
+        tokio::select! {
+            status = child.wait() => break status,
+            order = orders.recv(), if open => match order {
+                Some(Order::Stop(grace)) => {
+                    signal(group, stop_signal);
+                    signal(group, Signal::SIGCONT);
+                    kill_at = Instant::now() + grace;
+                }
+                Some(Order::Kill) => kill_at = Instant::now(),
+                None => open = false,
+            },
+            () = tokio::time::sleep_until(kill_at) => {
+                signal(group, Signal::SIGKILL);
+                kill_at = Instant::now() + far;
+            }
+        }
+    };
+    // An error is only possible when somebody else reaped it; then nothing is known but that it ended.
+    let exit = Exit::Known(status.unwrap_or(ExitStatus::from_raw(0)));
+    // The leader may have left others of its group behind.
+    signal(group, Signal::SIGKILL);
+    told.send_replace(Phase::Gone(exit));
+}
+
+fn signal(group: Pid, signal: Signal) {
+    // 0 and 1 would mean our own group, or everyone.
+    if group.as_raw() > 1 {
+        // ESRCH: nobody is left, which is what was wanted.
+        let _ = killpg(group, signal);
+    }
+}

@@ -1,0 +1,256 @@
+//! Whose is a port on this machine: free before a start, our child's after it.
+//!
+//! Linux lists listening sockets in `/proc/net/tcp` and `tcp6` by inode, and the descriptors of a
+//! process by inode too. Elsewhere nobody can be told apart, and every port is [`Holder::Unknown`].
+
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+
+use url::{Host, Url};
+
+/// Who listens at an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// Nobody.
+    Nobody,
+    /// Processes of the given tree, and nobody else.
+    Ours(Vec<i32>),
+    /// Somebody else.
+    Foreign {
+        /// Who, if that can be seen: processes of other users cannot.
+        process: Option<(i32, String)>,
+    },
+    /// It cannot be found out here.
+    Unknown,
+}
+
+/// A port of this machine that an agent's address names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalPort {
+    /// The number.
+    pub number: u16,
+    /// The addresses that a caller may reach.
+    hosts: Vec<IpAddr>,
+}
+
+impl LocalPort {
+    /// The port, if the address is one of this machine's own: loopback, or any.
+    pub fn of(url: &Url) -> Option<Self> {
+        let hosts = match url.host()? {
+            Host::Domain(name) if name.trim_end_matches('.').eq_ignore_ascii_case("localhost") => {
+                vec![
+                    IpAddr::V4(Ipv4Addr::LOCALHOST),
+                    std::net::Ipv6Addr::LOCALHOST.into(),
+                ]
+            }
+            Host::Domain(_) => return None,
+            Host::Ipv4(ip) => vec![IpAddr::V4(ip)],
+            Host::Ipv6(ip) => vec![IpAddr::V6(ip)],
+        };
+        let is_local = hosts.iter().all(|ip| ip.is_loopback() || ip.is_unspecified());
+        let number = url.port_or_known_default()?;
+        is_local.then_some(Self { number, hosts })
+    }
+
+    /// Whether a listener at this address is one that a caller of ours may reach.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "needs /proc"))]
+    fn concerns(&self, listens: IpAddr) -> bool {
+        let listens = listens.to_canonical();
+        listens.is_unspecified()
+            || self
+                .hosts
+                .iter()
+                .any(|host| *host == listens || (host.is_unspecified() && listens.is_loopback()))
+    }
+
+    /// Who listens there. `tree` is a process: it and everything below it is ours.
+    #[cfg(target_os = "linux")]
+    pub fn holder(&self, tree: Option<i32>) -> Holder {
+        use super::procfs::{self, Stat};
+
+        let Some(inodes) = linux::listeners(self.number, |ip| self.concerns(ip)) else {
+            return Holder::Unknown;
+        };
+        if inodes.is_empty() {
+            return Holder::Nobody;
+        }
+        let ours: Vec<i32> = tree
+            .into_iter()
+            .flat_map(|tree| std::iter::once(tree).chain(procfs::descendants(tree)))
+            .collect();
+        let held = procfs::sockets(ours, &inodes);
+        let foreign: std::collections::HashSet<u64> = inodes
+            .iter()
+            .filter(|inode| !held.contains_key(inode))
+            .copied()
+            .collect();
+        if foreign.is_empty() {
+            let mut holders: Vec<i32> = held.into_values().flatten().collect();
+            holders.sort_unstable();
+            holders.dedup();
+            return Holder::Ours(holders);
+        }
+        let process = procfs::sockets(procfs::all(), &foreign)
+            .into_values()
+            .flatten()
+            .min()
+            .and_then(Stat::read)
+            .map(|stat| (stat.pid, stat.name));
+        Holder::Foreign { process }
+    }
+
+    /// Who listens there: not to be found out.
+    #[cfg(not(target_os = "linux"))]
+    pub fn holder(&self, _: Option<i32>) -> Holder {
+        Holder::Unknown
+    }
+}
+
+/// The ports that a process and everything below it listens on.
+#[cfg(target_os = "linux")]
+pub fn listened_by(tree: i32) -> Vec<u16> {
+    use super::procfs;
+    let all = linux::listening();
+    let inodes = all.iter().map(|(_, _, inode)| *inode).collect();
+    let held = procfs::sockets(std::iter::once(tree).chain(procfs::descendants(tree)), &inodes);
+    let mut ports: Vec<u16> = all
+        .into_iter()
+        .filter(|(_, _, inode)| held.contains_key(inode))
+        .map(|(_, port, _)| port)
+        .collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports
+}
+
+/// The ports that a process listens on: not to be found out.
+#[cfg(not(target_os = "linux"))]
+pub fn listened_by(_: i32) -> Vec<u16> {
+    Vec::new()
+}
+
+/// A port that nobody listens on right now.
+///
+/// # Errors
+///
+/// When none is left.
+pub fn free() -> std::io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::collections::HashSet;
+    use std::fs;
+    use std::io::{self, BufRead as _, BufReader};
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+    /// The state of a listening socket in `/proc/net/tcp`.
+    const LISTEN: &str = "0A";
+
+    /// The inodes of sockets that listen on `port`; `None` without `/proc/net/tcp`.
+    pub(super) fn listeners(port: u16, concerns: impl Fn(IpAddr) -> bool) -> Option<HashSet<u64>> {
+        let sockets = read()?;
+        let wanted = sockets
+            .into_iter()
+            .filter(|(ip, number, _)| *number == port && concerns(*ip));
+        Some(wanted.map(|(_, _, inode)| inode).collect())
+    }
+
+    /// All listening sockets.
+    pub(super) fn listening() -> Vec<(IpAddr, u16, u64)> {
+        read().unwrap_or_default()
+    }
+
+    fn read() -> Option<Vec<(IpAddr, u16, u64)>> {
+        let mut sockets = Vec::new();
+        read_file("/proc/net/tcp", &mut sockets).ok()?;
+        // Not there when IPv6 is switched off.
+        let _ = read_file("/proc/net/tcp6", &mut sockets);
+        Some(sockets)
+    }
+
+    /// The kernel lists those that listen before all others, of which there may be many thousands, and
+    /// makes up the lines as they are read: so reading ends with the last that listens.
+    fn read_file(path: &str, sockets: &mut Vec<(IpAddr, u16, u64)>) -> io::Result<()> {
+        for line in BufReader::new(fs::File::open(path)?).lines().skip(1) {
+            match listener(&line?) {
+                Some(socket) => sockets.push(socket),
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    fn listener(line: &str) -> Option<(IpAddr, u16, u64)> {
+        let mut fields = line.split_ascii_whitespace();
+        let (address, number) = fields.nth(1)?.split_once(':')?;
+        if fields.nth(1)? != LISTEN {
+            return None;
+        }
+        let port = u16::from_str_radix(number, 16).ok()?;
+        Some((ip(address)?, port, fields.nth(5)?.parse().ok()?))
+    }
+
+    /// Words of 32 bits in the byte order of the machine.
+    fn ip(text: &str) -> Option<IpAddr> {
+        let word = |index: usize| {
+            let digits = text.get(index * 8..index * 8 + 8)?;
+            Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
+        };
+        if text.len() == 8 {
+            return Some(Ipv4Addr::from(word(0)?).into());
+        }
+        let bytes = [word(0)?, word(1)?, word(2)?, word(3)?].concat();
+        Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into())
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    fn local(url: &str) -> Option<LocalPort> {
+        LocalPort::of(&url.parse().ok()?)
+    }
+
+    #[test]
+    fn only_addresses_of_this_machine_have_a_local_port() {
+        for url in [
+            "http://127.0.0.1:9",
+            "http://localhost:9",
+            "http://[::1]:9",
+            "http://0.0.0.0:9",
+        ] {
+            assert_eq!(local(url).unwrap().number, 9, "{url}");
+        }
+        assert_eq!(local("http://10.0.0.1:9"), None);
+        assert_eq!(local("https://agents.example.org"), None);
+    }
+
+    #[test]
+    fn a_listener_is_ours_or_foreign_by_the_process_that_holds_it() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = local(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        assert_eq!(port.holder(Some(own)), Holder::Ours(vec![own]));
+        let Holder::Foreign { process } = port.holder(None) else {
+            panic!("a foreign listener")
+        };
+        assert_eq!(process.unwrap().0, own);
+        drop(listener);
+        assert_eq!(port.holder(Some(own)), Holder::Nobody);
+    }
+
+    #[test]
+    fn a_listener_on_every_address_and_on_ipv6_counts_too() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        for address in ["0.0.0.0:0", "[::]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else {
+                continue;
+            };
+            let port = listener.local_addr().unwrap().port();
+            let port = local(&format!("http://127.0.0.1:{port}")).unwrap();
+            assert_eq!(port.holder(Some(own)), Holder::Ours(vec![own]), "{address}");
+        }
+    }
+}

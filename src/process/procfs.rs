@@ -1,0 +1,174 @@
+//! What Linux says about processes: parents, states, start times, and who holds which socket.
+//!
+//! Everything here is a snapshot and may be over when it is read; nothing here fails because of that.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+/// One line of `/proc/<pid>/stat`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// The process.
+    pub pid: i32,
+    /// The name of its program, cut at 15 bytes by the kernel.
+    pub name: String,
+    /// `R`, `S`, `T` (stopped), `Z` (zombie), …
+    pub state: char,
+    /// Its parent.
+    pub parent: i32,
+    /// Its process group.
+    pub group: i32,
+    /// When it started, in clock ticks since boot. Together with the pid it names a process for good.
+    pub start: u64,
+}
+
+impl Stat {
+    /// Of a process that exists.
+    pub fn read(pid: i32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        // The name is in parentheses and may hold spaces and parentheses itself.
+        let (head, tail) = line.rsplit_once(')')?;
+        let (pid, name) = head.split_once(" (")?;
+        let mut fields = tail.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let group = fields.next()?.parse().ok()?;
+        // See proc_pid_stat(5): starttime is field 22, and the group was field 5.
+        let start = fields.nth(16)?.parse().ok()?;
+        Some(Self {
+            pid: pid.parse().ok()?,
+            name: name.to_owned(),
+            state,
+            parent,
+            group,
+            start,
+        })
+    }
+
+    /// Whether it has ended and only waits to be reaped.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+}
+
+/// Which boot of the machine this is: start times mean something within one boot only.
+pub fn boot_id() -> Option<String> {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
+}
+
+/// Every process there is.
+pub fn all() -> impl Iterator<Item = i32> {
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// The children of a process, zombies too.
+pub fn children(pid: i32) -> Vec<i32> {
+    let mut children = Vec::new();
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return children;
+    };
+    for thread in threads.flatten() {
+        match fs::read_to_string(thread.path().join("children")) {
+            Ok(list) => children.extend(
+                list.split_ascii_whitespace()
+                    .filter_map(|id| id.parse::<i32>().ok()),
+            ),
+            // The kernel was built without this file, or the thread has just ended.
+            Err(_) if thread.path().exists() => {
+                let all = all().filter_map(Stat::read);
+                return all
+                    .filter(|stat| stat.parent == pid)
+                    .map(|stat| stat.pid)
+                    .collect();
+            }
+            Err(_) => {}
+        }
+    }
+    children
+}
+
+/// Everything below a process, nearest first; the process itself is not in it.
+pub fn descendants(pid: i32) -> Vec<i32> {
+    let mut found = children(pid);
+    let mut known: HashSet<i32> = found.iter().copied().collect();
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        next += 1;
+        for child in children(parent) {
+            if known.insert(child) {
+                found.push(child);
+            }
+        }
+    }
+    found
+}
+
+/// The value of a variable that a process was started with.
+pub fn variable(pid: i32, name: &str) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    environment.split(|byte| *byte == 0).find_map(|pair| {
+        let value = pair.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+        Some(String::from_utf8_lossy(value).into_owned())
+    })
+}
+
+/// Which of `processes` hold which sockets, by inode.
+pub fn sockets(processes: impl IntoIterator<Item = i32>, wanted: &HashSet<u64>) -> HashMap<u64, Vec<i32>> {
+    let mut held: HashMap<u64, Vec<i32>> = HashMap::new();
+    for pid in processes {
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+        for descriptor in descriptors.flatten() {
+            let inode = fs::read_link(descriptor.path()).ok().and_then(|target| {
+                let text = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+                text.parse().ok()
+            });
+            if let Some(inode) = inode.filter(|inode| wanted.contains(inode)) {
+                held.entry(inode).or_default().push(pid);
+            }
+        }
+    }
+    held
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_does_not_shift_the_fields() {
+        let line = "42 (a) b (c) T 7 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 2 3";
+        let stat = Stat::parse(line).unwrap();
+        assert_eq!((stat.pid, stat.name.as_str(), stat.state), (42, "a) b (c", 'T'));
+        assert_eq!((stat.parent, stat.group, stat.start), (7, 42, 98765));
+    }
+
+    #[test]
+    fn a_process_knows_itself_its_children_and_its_environment() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(Stat::read(own).unwrap().pid, own);
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .env("A2A_TEST_MARK", "x=y")
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let found = children(own).contains(&pid) && descendants(own).contains(&pid);
+        // A program that is just being executed has its environment a moment later.
+        let mut looks = std::iter::repeat_with(|| variable(pid, "A2A_TEST_MARK"));
+        let mark = looks.by_ref().take(100_000).find_map(|mark| mark);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found);
+        assert_eq!(mark.as_deref(), Some("x=y"));
+        assert!(!children(own).contains(&pid));
+    }
+}

@@ -1,0 +1,510 @@
+//! The faults that supervision has to stand, with figures: `scripts/stress supervise`.
+//!
+//! `STRESS=full` takes the counts that are promised, anything else the short form of them.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use a2a_bridge::process::child::{Child, Host, Spec};
+use a2a_bridge::process::guard;
+use a2a_bridge::process::output::Output;
+use a2a_bridge::process::procfs::{self, Stat};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use secrecy::SecretString;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::eventually::eventually;
+use crate::support::supervise::{MARK, Site, demo, marked, program, shell};
+
+const LONG: Duration = Duration::from_secs(60);
+const TREE: &str = "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; exec sleep 1000";
+
+fn full() -> bool {
+    std::env::var("STRESS").is_ok_and(|form| form == "full")
+}
+
+fn times(short: usize, long: usize) -> usize {
+    if full() { long } else { short }
+}
+
+struct Row {
+    fault: String,
+    expected: String,
+    measured: String,
+    held: bool,
+}
+
+fn row(
+    fault: impl Into<String>,
+    expected: impl Into<String>,
+    measured: impl Into<String>,
+    held: bool,
+) -> Row {
+    Row {
+        fault: fault.into(),
+        expected: expected.into(),
+        measured: measured.into(),
+        held,
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let width = |cell: fn(&Row) -> &str| {
+        rows.iter()
+            .map(|row| cell(row).chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let (fault, expected) = (width(|row| &row.fault), width(|row| &row.expected));
+    let mut text = format!(
+        "\n{:<fault$}  {:<expected$}  held  measured\n",
+        "fault", "expected"
+    );
+    for row in rows {
+        let held = if row.held { "yes" } else { "NO" };
+        let _ = writeln!(
+            text,
+            "{:<fault$}  {:<expected$}  {held:<4}  {}",
+            row.fault, row.expected, row.measured
+        );
+    }
+    text
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "minutes long; scripts/stress supervise runs it"]
+async fn supervise() {
+    guard::use_program(program());
+    let mut rows = Vec::new();
+    // The first only waits, so the others need not wait for it.
+    let first = exits_at_once();
+    let others = async {
+        let mut rows = vec![reset().await, foreign().await];
+        rows.extend([trees().await, deaf().await]);
+        rows.extend(killed().await);
+        rows.push(flood("").await);
+        rows.push(flood("--flood-line 10000000").await);
+        rows.extend([stopped().await, busy().await, thousand().await]);
+        rows
+    };
+    let (one, others) = tokio::join!(first, others);
+    rows.push(one);
+    rows.extend(others);
+    let table = table(&rows);
+    println!("{table}");
+    assert!(rows.iter().all(|row| row.held), "{table}");
+}
+
+async fn exits_at_once() -> Row {
+    let mut site = Site::new().await;
+    let starts = site.folder().join("starts");
+    site.settings(&[("a", &shell(&format!("echo x >> {}; exit 1", starts.display())))]);
+    site.start();
+    let (seconds, most) = if full() { (120, 8) } else { (10, 4) };
+    let began = Instant::now();
+    let mut published = false;
+    while began.elapsed() < Duration::from_secs(seconds) {
+        let info = site.client.request("$SRV.INFO.a", "".into()).await;
+        let text = info
+            .map(|reply| String::from_utf8_lossy(&reply.payload).into_owned())
+            .unwrap_or_default();
+        published |= text.contains("\"name\":\"prompt\"") || text.contains("\"name\":\"echo\"");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let count = std::fs::read_to_string(starts)
+        .unwrap_or_default()
+        .lines()
+        .count();
+    let held = (1..=most).contains(&count) && !published;
+    row(
+        "1 agent exits at once",
+        format!("at most {most} starts in {seconds} s, nothing published"),
+        format!(
+            "{count} starts, {}",
+            if published {
+                "published"
+            } else {
+                "nothing published"
+            }
+        ),
+        held,
+    )
+}
+
+async fn reset() -> Row {
+    let mut site = Site::new().await;
+    site.settings(&[("a", &format!("{}\nstable_after: 300ms", demo("")))]);
+    site.start();
+    let mut pauses = Vec::new();
+    for restarts in 0..times(3, 10) {
+        let report = site
+            .until("a", LONG, |report| {
+                report.state == "ready" && report.restarts as usize == restarts
+            })
+            .await;
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGKILL).unwrap();
+        let report = site.until("a", LONG, |report| report.next_try_ms.is_some()).await;
+        pauses.push(report.next_try_ms.unwrap() - report.since_ms);
+    }
+    let (least, most) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
+    row(
+        "2 crash after a healthy stretch",
+        "the first pause again: 0.8 to 1.2 s",
+        format!("{} crashes, pauses {least} to {most} ms", pauses.len()),
+        *least >= 790 && *most <= 1210,
+    )
+}
+
+async fn foreign() -> Row {
+    let (mut named, mut visits) = (0, 0);
+    let count = times(3, 20);
+    for _ in 0..count {
+        let mut site = Site::new().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let lines = format!(
+            "url: http://127.0.0.1:{port}\ncommand: {} demo-agent --port {port}\nbearer_token: secret-token",
+            program()
+        );
+        site.settings(&[("a", &lines)]);
+        site.start();
+        let report = site.until("a", LONG, |report| report.last_error.is_some()).await;
+        let wanted = format!("port {port} in use by pid {}", std::process::id());
+        named += usize::from(report.last_error.unwrap().contains(&wanted));
+        visits += usize::from(
+            tokio::time::timeout(Duration::from_millis(100), listener.accept())
+                .await
+                .is_ok(),
+        );
+    }
+    row(
+        "3 foreign process on the port",
+        "named with its pid; not even a connection",
+        format!("{named} of {count} named, {visits} connections"),
+        named == count && visits == 0,
+    )
+}
+
+fn spec(mark: &str, line: &str) -> Spec {
+    Spec {
+        agent: "stress".into(),
+        command: vec!["/bin/sh".into(), "-c".into(), line.into()],
+        working_dir: None,
+        env: [(MARK.to_owned(), SecretString::from(mark))].into(),
+        stop_signal: Signal::SIGTERM,
+    }
+}
+
+fn output() -> Output {
+    Output::new(Arc::from("stress"), [])
+}
+
+async fn trees() -> Row {
+    let count = times(20, 200);
+    let (mut clean, mut slowest) = (0, Duration::ZERO);
+    let host = Host::default();
+    for _ in 0..count {
+        let mark = uuid::Uuid::new_v4().to_string();
+        let child = Child::spawn(&spec(&mark, TREE), &host, &output()).await.unwrap();
+        // The guard, and four that sleep.
+        eventually(LONG, || async { (marked(&mark).len() >= 5).then_some(()) }).await;
+        let began = Instant::now();
+        child
+            .stop(Duration::from_secs(10), &CancellationToken::new())
+            .await;
+        slowest = slowest.max(began.elapsed());
+        clean += usize::from(marked(&mark).is_empty());
+    }
+    row(
+        "4 sh -c \"a & setsid b & c\", stopped",
+        format!("no survivor, {count} of {count}"),
+        format!("{clean} of {count} without survivor, slowest {slowest:.0?}"),
+        clean == count,
+    )
+}
+
+async fn deaf() -> Row {
+    let count = times(5, 50);
+    let grace = Duration::from_millis(300);
+    let (mut clean, mut least, mut most) = (0, LONG, Duration::ZERO);
+    let host = Host::default();
+    for _ in 0..count {
+        let mark = uuid::Uuid::new_v4().to_string();
+        let line = "trap \"\" TERM; echo up; setsid sleep 1000 & sleep 1000";
+        let output = output();
+        let child = Child::spawn(&spec(&mark, line), &host, &output).await.unwrap();
+        output.beyond(0).await;
+        let began = Instant::now();
+        child.stop(grace, &CancellationToken::new()).await;
+        (least, most) = (least.min(began.elapsed()), most.max(began.elapsed()));
+        clean += usize::from(marked(&mark).is_empty());
+    }
+    row(
+        "4 SIGTERM ignored",
+        format!("SIGKILL at the grace limit ({grace:?})"),
+        format!("{clean} of {count} gone, after {least:.0?} to {most:.0?}"),
+        clean == count && least >= grace && most < grace * 4,
+    )
+}
+
+async fn killed() -> [Row; 2] {
+    let count = times(16, 200);
+    let mut site = Site::new().await;
+    site.settings(&[(
+        "a",
+        &shell("sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; DEMO"),
+    )]);
+    let (mut gone, mut slowest, mut alone) = (0, Duration::ZERO, 0);
+    let (mut found, mut both, mut double) = (0, 0, 0);
+    for turn in 0..count {
+        site.start();
+        let report = site.until("a", LONG, |report| report.state == "ready").await;
+        let agents = site.processes().into_iter().filter(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            line.starts_with(program()) && line.contains("demo-agent")
+        });
+        double += usize::from(agents.count() != 1);
+        eventually(LONG, || async { (site.processes().len() >= 6).then_some(()) }).await;
+        if turn % 4 < 3 {
+            alone += 1;
+            site.kill_9().await;
+            let began = Instant::now();
+            let ended = tokio::time::timeout(LONG, async {
+                while !site.processes().is_empty() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            });
+            gone += usize::from(ended.await.is_ok());
+            slowest = slowest.max(began.elapsed());
+            continue;
+        }
+        both += 1;
+        let guard = Stat::read(report.pid.unwrap()).unwrap().parent;
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            kill(Pid::from_raw(guard), signal).unwrap();
+            site.signal(signal);
+        }
+        site.ended().await;
+        let left = site.processes();
+        site.start();
+        // The new agent is launched only when the old ones are gone.
+        site.until("a", LONG, |report| report.pid.is_some()).await;
+        let still = site.processes().iter().any(|pid| left.contains(pid));
+        found += usize::from(!left.is_empty() && !still);
+        site.kill_9().await;
+        site.until_nothing_runs(LONG).await;
+    }
+    [
+        row(
+            "5 bridge killed with -9",
+            format!("agents gone in 2 s, {alone} of {alone}, no double agent"),
+            format!("{gone} of {alone} gone, slowest {slowest:.0?}, {double} double"),
+            gone == alone && slowest < Duration::from_secs(2) && double == 0,
+        ),
+        row(
+            "5 bridge and guard killed together",
+            format!("ended before the next start, {both} of {both}"),
+            format!("{found} of {both}"),
+            found == both,
+        ),
+    ]
+}
+
+fn memory(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap_or_default();
+    line.trim()
+        .trim_end_matches(" kB")
+        .trim()
+        .parse::<u64>()
+        .unwrap_or_default()
+        / 1024
+}
+
+/// The median time of a call.
+async fn latency(site: &Site, agent: &str) -> Duration {
+    let mut taken = Vec::new();
+    for _ in 0..times(50, 500) {
+        let began = Instant::now();
+        let subject = format!("a2a.action.{agent}.echo");
+        site.client.request(subject, "hello".into()).await.unwrap();
+        taken.push(began.elapsed());
+    }
+    taken.sort_unstable();
+    taken[taken.len() / 2]
+}
+
+async fn flood(line: &str) -> Row {
+    let mut site = Site::new().await;
+    site.settings(&[
+        ("calm", &demo("--skills echo")),
+        ("loud", &demo(&format!("--skills echo --flood {line}"))),
+    ]);
+    let bridge = site.start();
+    for agent in ["calm", "loud"] {
+        site.until(agent, LONG, |report| report.state == "ready").await;
+        let subject = format!("a2a.action.{agent}.echo");
+        eventually(LONG, || async {
+            site.client.request(subject.clone(), "hello".into()).await.ok()
+        })
+        .await;
+    }
+    // The quiet agent shares the machine with the loud one, so the difference is the flood's own.
+    let calm = latency(&site, "calm").await;
+    let before = (
+        memory(bridge),
+        site.show("loud").await.unwrap().counts,
+        Instant::now(),
+    );
+    let mut most = before.0;
+    while before.2.elapsed() < Duration::from_secs(times(4, 20) as u64) {
+        most = most.max(memory(bridge));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let after = site.show("loud").await.unwrap().counts;
+    let rate = (after.bytes - before.1.bytes) as f64 / before.2.elapsed().as_secs_f64() / 1e6;
+    let loud = latency(&site, "loud").await;
+    let grown = most - before.0;
+    let slower = loud.as_secs_f64() / calm.as_secs_f64();
+    let kind = if line.is_empty() {
+        "lines of 100 bytes"
+    } else {
+        "lines of 10 MB"
+    };
+    // An unoptimised build reads at half the speed or less.
+    let enough = times(40, 100);
+    row(
+        format!("6 flood on stderr, {kind}"),
+        format!("{enough} MB/s or more taken, calls not slower, < 32 MiB more"),
+        format!(
+            "{rate:.0} MB/s, a call {loud:.1?} and {calm:.1?} at a quiet agent ({slower:.2}x), +{grown} MiB"
+        ),
+        rate >= enough as f64 && grown < 32 && slower < 2.0,
+    )
+}
+
+async fn stopped() -> Row {
+    let mut site = Site::new().await;
+    site.settings(&[("a", &demo(""))]);
+    site.start();
+    let count = times(1, 5);
+    let (mut noticed, mut back) = (Duration::ZERO, Duration::ZERO);
+    for restarts in 0..count {
+        let report = site
+            .until("a", LONG, |report| {
+                report.state == "ready" && report.restarts as usize == restarts
+            })
+            .await;
+        kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGSTOP).unwrap();
+        let began = Instant::now();
+        site.until("a", LONG, |report| report.state != "ready").await;
+        noticed = noticed.max(began.elapsed());
+        site.until("a", LONG, |report| {
+            report.state == "ready" && report.restarts as usize > restarts
+        })
+        .await;
+        back = back.max(began.elapsed());
+    }
+    row(
+        "7 agent stopped (SIGSTOP), default settings",
+        "unpublished and restarted within 30 s",
+        format!("{count} times, unpublished after {noticed:.1?}, ready again after {back:.1?} at the most"),
+        back < Duration::from_secs(30),
+    )
+}
+
+async fn busy() -> Row {
+    let mut site = Site::new().await;
+    let probes = if full() {
+        ""
+    } else {
+        "\nliveness: { interval: 500ms, timeout: 200ms, failures: 2 }\nreadiness: { timeout: 200ms }"
+    };
+    site.settings(&[("a", &format!("{}{probes}", demo("--slow-card 10m")))]);
+    site.start();
+    site.until("a", LONG, |report| report.state == "ready").await;
+    let seconds = times(5, 90);
+    eventually(LONG, || async {
+        site.client
+            .request("a2a.action.a.echo", "hello".into())
+            .await
+            .ok()
+    })
+    .await;
+    let mut request = async_nats::Request::new();
+    request = request
+        .payload(format!("slow {seconds}").into())
+        .timeout(Some(LONG * 3));
+    let reply = site
+        .client
+        .send_request("a2a.action.a.slow", request)
+        .await
+        .unwrap();
+    let done = String::from_utf8_lossy(&reply.payload).contains("COMPLETED");
+    let restarts = site.show("a").await.unwrap().restarts;
+    row(
+        "7 agent busy, and slow on its card",
+        "not restarted, the task completes",
+        format!(
+            "{seconds} s of work, {restarts} restarts, {}",
+            if done { "completed" } else { "NOT completed" }
+        ),
+        done && restarts == 0,
+    )
+}
+
+async fn thousand() -> Row {
+    let count = times(50, 1000);
+    let host = Host::default();
+    let own = i32::try_from(std::process::id()).unwrap();
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let one = async || {
+        let mark = uuid::Uuid::new_v4().to_string();
+        let child = Child::spawn(&spec(&mark, "true & exit 7"), &host, &output())
+            .await
+            .unwrap();
+        let exit = child
+            .stop(Duration::from_secs(5), &CancellationToken::new())
+            .await;
+        exit.to_string()
+    };
+    for _ in 0..10 {
+        one().await;
+    }
+    let before = descriptors();
+    let began = Instant::now();
+    for _ in 0..count {
+        one().await;
+    }
+    let took = began.elapsed();
+    // Pipes are read to their end by tasks of their own.
+    let _ = tokio::time::timeout(Duration::from_secs(5), async {
+        while descriptors() > before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let after = descriptors();
+    let zombies = procfs::children(own)
+        .into_iter()
+        .filter_map(Stat::read)
+        .filter(Stat::is_over)
+        .count();
+    row(
+        format!("8 {count} starts and ends"),
+        "no zombie, descriptors flat",
+        format!(
+            "{zombies} zombies, {before} descriptors before and {after} after, {:.1?} each",
+            took / u32::try_from(count).unwrap()
+        ),
+        zombies == 0 && after <= before,
+    )
+}
