@@ -137,13 +137,12 @@ impl Bridge {
                 notice: config.notice_artifacts.clone(),
             },
         };
-        let agent =
-            Agent::start(config, http.clone(), &self.tasks, self.hurry_agents.clone()).map_err(|source| {
-                BridgeError::Auth {
-                    agent: name.clone(),
-                    source,
-                }
-            })?;
+        let agent = Agent::start(config, http, &self.tasks, self.hurry_agents.clone()).map_err(|source| {
+            BridgeError::Auth {
+                agent: name.clone(),
+                source,
+            }
+        })?;
         let (news, changes) = mpsc::channel(NEWS);
         let actions = Actions::new(
             Arc::clone(&agent.name),
@@ -230,7 +229,8 @@ impl Bridge {
         if let Err(error) = round_trip(&self.client).await {
             tracing::warn!(%error, "the last replies may not have reached NATS");
         }
-        let _ = self.client.drain().await;
+        // Without a connection its queue may be full, and nobody empties it.
+        let _ = tokio::time::timeout(LAST_TASKS, self.client.drain()).await;
         self.tasks.stopping().cancel();
         let _ = tokio::time::timeout(LAST_TASKS, self.tasks.finished()).await;
         step.end();

@@ -1,7 +1,11 @@
 //! Where the bridge's own words go: to stderr, as text for people or as JSON for programs.
 
 use clap::ValueEnum;
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -25,8 +29,23 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::
         .with_writer(std::io::stderr)
         .with_ansi(ansi);
     match format {
-        LogFormat::Text => builder.with_target(false).init(),
-        LogFormat::Json => builder.json().flatten_event(true).init(),
+        LogFormat::Text => builder
+            .with_target(false)
+            .finish()
+            .with(filter_fn(is_for_logs))
+            .init(),
+        LogFormat::Json => builder
+            .json()
+            .flatten_event(true)
+            .finish()
+            .with(filter_fn(is_for_logs))
+            .init(),
     }
     Ok(())
+}
+
+/// Libraries trace whole messages as they come and go, and messages hold what nobody else shall
+/// read, such as a user's answer to an agent's question.
+fn is_for_logs(metadata: &Metadata<'_>) -> bool {
+    *metadata.level() < Level::TRACE || metadata.target().starts_with("a2a_bridge")
 }

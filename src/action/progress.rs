@@ -41,6 +41,11 @@ pub trait Progress: Send {
     /// Tells one piece of news.
     fn frame(&mut self, frame: Frame) -> impl Future<Output = ()> + Send;
 
+    /// Whether anybody hears frames about content; without, they are not made.
+    fn listens(&self) -> bool {
+        true
+    }
+
     /// How long silence may last before [`Progress::keep_alive`] is called.
     fn patience(&self) -> Option<Duration> {
         None
@@ -57,6 +62,10 @@ pub trait Progress: Send {
 pub struct Silent;
 
 impl Progress for Silent {
+    fn listens(&self) -> bool {
+        false
+    }
+
     fn frame(&mut self, _: Frame) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }

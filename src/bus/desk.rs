@@ -7,7 +7,7 @@
 //!
 //! The reply modes differ only in who hears of the progress: nobody (`final`), the caller
 //! ([`Frames`], `stream`), or the caller once and then the task's own subject
-//! ([`Submission`], `submit`).
+//! (`Submission`, `submit`).
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -32,6 +32,7 @@ use crate::agent::Agent;
 /// Look-ups, cancels and repeats at the same time. They have a limit of their own, so that a task
 /// can be cancelled while the agent is busy.
 const MAX_ASIDE: usize = 1024;
+const ASIDE: &str = "look-ups, cancels and repeated calls in flight";
 /// Submitted tasks that are followed at the same time, for one agent.
 const MAX_SUBMITTED: usize = 10_000;
 
@@ -93,11 +94,11 @@ impl Desk {
         let mut wishes = envelope::wishes(&request.message)?;
         if !job.runs_the_agent() {
             wishes.mode = Mode::Final;
-            return Ok(Plan::Run(Run {
+            return Ok(Plan::Run(Box::new(Run {
                 wishes,
                 running: None,
-                permits: vec![self.permit(&self.aside)?],
-            }));
+                permits: vec![self.permit(&self.aside, ASIDE)?],
+            })));
         }
         let mut running = None;
         if let Some(key) = &wishes.options.idempotency_key {
@@ -112,20 +113,20 @@ impl Desk {
                     return Ok(Plan::Wait {
                         reply,
                         mode: wishes.mode,
-                        permit: self.permit(&self.aside)?,
+                        permit: self.permit(&self.aside, ASIDE)?,
                     });
                 }
             }
         }
-        let mut permits = vec![self.permit(&self.in_flight)?];
+        let mut permits = vec![self.place()?];
         if wishes.mode == Mode::Submit {
-            permits.push(self.permit(&self.submitted)?);
+            permits.push(self.permit(&self.submitted, "submitted tasks")?);
         }
-        Ok(Plan::Run(Run {
+        Ok(Plan::Run(Box::new(Run {
             wishes,
             running,
             permits,
-        }))
+        })))
     }
 
     /// The agent whose desk it is.
@@ -145,7 +146,7 @@ impl Desk {
 
     /// A place among the calls in flight (`max_in_flight`), whichever way a call came.
     pub fn place(&self) -> Result<OwnedSemaphorePermit, ActionError> {
-        self.permit(&self.in_flight)
+        self.permit(&self.in_flight, "calls in flight (`max_in_flight`)")
     }
 
     /// The same for a call that has been let in before: it waits for its turn.
@@ -154,11 +155,10 @@ impl Desk {
         place.map_err(|_| ActionError::internal())
     }
 
-    fn permit(&self, permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ActionError> {
+    fn permit(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {
         Arc::clone(permits).try_acquire_owned().map_err(|_| {
-            let limit = self.agent.config.max_in_flight;
             let message = format!(
-                "agent `{}` has {limit} calls in flight (`max_in_flight`); try again",
+                "agent `{}` has as many {what} as it may; try again",
                 self.agent.name
             );
             ActionError::new(Code::Busy, message)
@@ -182,13 +182,13 @@ impl Desk {
             }
             Ok(Plan::Wait { reply, mode, permit }) => {
                 let reply = once::reply_of_first(reply).await;
+                drop(permit);
                 match mode {
                     Mode::Stream => self.end_frames(self.frames(to, false), reply, call).await,
                     Mode::Final | Mode::Submit => self.respond(to, reply, call).await,
                 }
-                drop(permit);
             }
-            Ok(Plan::Run(run)) => self.run(&job, run, &message, to, call).await,
+            Ok(Plan::Run(run)) => self.run(&job, *run, &message, to, call).await,
         }
     }
 
@@ -211,15 +211,18 @@ impl Desk {
         };
         match mode {
             Mode::Final => {
-                let reply = self.guarded(work, &mut Silent).await;
+                let reply = Box::pin(self.guarded(work, &mut Silent)).await;
                 finish(running, &reply);
+                // Whoever has a reply may call again at once.
+                drop(permits);
                 self.respond(to, reply, call).await;
             }
             Mode::Stream => {
                 let mut frames = self.frames(to, cancel_on_disconnect);
                 frames.acknowledge().await;
-                let reply = self.guarded(work, &mut frames).await;
+                let reply = Box::pin(self.guarded(work, &mut frames)).await;
                 finish(running, &reply);
+                drop(permits);
                 self.end_frames(frames, reply, call).await;
             }
             Mode::Submit => {
@@ -235,12 +238,10 @@ impl Desk {
                     task_id: None,
                     permits: Vec::new(),
                 };
-                let reply = self.guarded(work, &mut submission).await;
-                submission.end(reply).await;
-                return;
+                let reply = Box::pin(self.guarded(work, &mut submission)).await;
+                Box::pin(submission.end(reply)).await;
             }
         }
-        drop(permits);
     }
 
     fn frames(&self, to: Subject, cancel_on_disconnect: bool) -> Frames {
@@ -351,7 +352,7 @@ impl Job {
 
 /// What is done with a request that was taken. Permits are held until the reply is ready.
 enum Plan {
-    Run(Run),
+    Run(Box<Run>),
     Wait {
         reply: watch::Receiver<Option<Reply>>,
         mode: Mode,
@@ -418,6 +419,10 @@ impl Submission<'_> {
 }
 
 impl Progress for Submission<'_> {
+    fn listens(&self) -> bool {
+        false
+    }
+
     async fn frame(&mut self, frame: Frame) {
         if let Frame::Task { id, .. } = frame {
             // Known to the ledger, unless it has ended already; then the end is the reply.

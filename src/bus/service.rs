@@ -34,7 +34,7 @@
 //! server reads counts of at most nine digits, and takes any other for none, which means at once
 //! (`parseSize` and `processUnsub` in nats-server: since 2.2 by the number of digits, before by
 //! overflow to -1). After a reconnect the client repeats it, so nothing depends on either side's
-//! count of messages. A [`round_trip`] says that the server has heard. Should a server ever take the
+//! count of messages. A [`round_trip()`] says that the server has heard. Should a server ever take the
 //! number at its word, the endpoint still ends, only as lossy as a plain unsubscribe, and the
 //! tests of rolling restarts tell.
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use super::{Failure, TROUBLE, UNAVAILABLE, print};
 use crate::a2a::client::chain;
-use crate::a2a::{self, auth, card};
+use crate::a2a::{self, card};
 use crate::bus::connect::connect;
 use crate::config::{self, Config};
 
@@ -56,14 +56,22 @@ async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, S
             ))
         };
     }
-    let headers =
-        auth::headers(agent.bearer_token.as_ref(), &agent.headers).map_err(|error| chain(&error))?;
+    let chooser = a2a::chooser(agent, http).map_err(|error| chain(&error))?;
     let card = match &agent.card {
         Some(card) => card::Card::from_value(card.clone()),
-        None => card::fetch(http, &agent.url, agent.card_path.as_deref(), &headers).await,
+        None => {
+            let credentials = chooser.card_credentials();
+            card::fetch(
+                chooser.http(),
+                &agent.url,
+                agent.card_path.as_deref(),
+                &credentials,
+            )
+            .await
+        }
     };
     let card = card.map_err(|error| format!("{}; the bridge would keep trying", chain(&error)))?;
-    let interface = card.interface(&agent.url).map_err(|error| chain(&error))?;
+    let interface = chooser.choose(&card).await.map_err(|error| chain(&error))?;
     let (version, skills) = (interface.dialect.protocol_version(), card.skills.len());
     Ok(format!("ok, A2A {version} at {}, {skills} skills", interface.url))
 }

@@ -8,7 +8,26 @@
     reason = "tests fail by panicking; clippy.toml allows it in test functions only, not in their helpers"
 )]
 
+mod agent_errors;
+mod commands;
+mod discovery;
 mod face;
+mod follow_ups;
+mod idempotency;
+mod limits;
+mod names;
+mod passing_on;
+mod presence;
+mod reconnect;
+mod reply_guard;
+mod requests;
 mod rolling;
+mod secrets;
 mod service;
+mod shutdown;
+mod states;
+mod stream_faults;
+mod streams;
+mod submit;
 mod support;
+mod tasks;

@@ -1,0 +1,191 @@
+//! The program's commands and its exit codes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use rstest::rstest;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{DemoAgent, NatsServer};
+
+fn program(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"));
+    command.args(arguments).env_remove("A2A_BRIDGE_CONFIG");
+    command.output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
+}
+
+/// A settings file in a folder of its own.
+struct Settings {
+    _dir: TempDir,
+    path: PathBuf,
+}
+
+impl Settings {
+    fn of(yaml: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bridge.yaml");
+        std::fs::write(&path, yaml).unwrap();
+        Self { _dir: dir, path }
+    }
+
+    fn path(&self) -> &str {
+        self.path.to_str().unwrap()
+    }
+}
+
+const GOOD: &str = "agents: [{ name: demo, url: 'http://127.0.0.1:9' }]";
+
+#[rstest]
+#[case("run")]
+#[case("check")]
+fn bad_settings_are_all_told_with_their_place_and_nothing_starts(#[case] command: &str) {
+    let settings = Settings::of(
+        "nats:\n  url: nats://127.0.0.1:4222\n  subjectprefix: a2a\nagents:\n  - name: demo\n    url: ftp://example.org\n    startup_timeout: soon\n  - name: demo\n    url: http://127.0.0.1:9\n",
+    );
+    let output = program(&[command, "--config", settings.path()]);
+    assert_eq!(output.status.code(), Some(78));
+    let errors = text(&output.stderr);
+    for place in [
+        "bridge.yaml:3:3: ",
+        "bridge.yaml:6:",
+        "bridge.yaml:7:",
+        "bridge.yaml:8:",
+    ] {
+        assert!(errors.contains(place), "no {place} in:\n{errors}");
+    }
+    assert!(
+        errors.contains("subjectprefix") && errors.contains("subject_prefix"),
+        "{errors}"
+    );
+    assert_eq!(text(&output.stdout), "");
+}
+
+#[test]
+fn a_settings_file_that_is_not_there_is_named() {
+    for command in ["run", "check"] {
+        let output = program(&[command, "--config", "/nowhere/bridge.yaml"]);
+        assert_eq!(output.status.code(), Some(78));
+        assert!(text(&output.stderr).contains("/nowhere/bridge.yaml"));
+    }
+}
+
+#[test]
+fn a_variable_that_is_not_set_is_told_with_its_place() {
+    let settings = Settings::of("agents:\n  - name: demo\n    url: ${NO_SUCH_VARIABLE_HERE}\n");
+    let output = program(&["check", "--offline", "--config", settings.path()]);
+    assert_eq!(output.status.code(), Some(78));
+    let errors = text(&output.stderr);
+    assert!(errors.contains("bridge.yaml:3:10"), "{errors}");
+    assert!(errors.contains("NO_SUCH_VARIABLE_HERE"), "{errors}");
+}
+
+#[test]
+fn good_settings_are_checked_offline_without_anybody_there() {
+    let settings = Settings::of(GOOD);
+    let output = program(&["check", "--offline", "--config", settings.path()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("valid"));
+}
+
+#[test]
+fn the_settings_file_can_be_named_by_a_variable() {
+    let settings = Settings::of(GOOD);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"));
+    command
+        .args(["check", "--offline"])
+        .env("A2A_BRIDGE_CONFIG", settings.path());
+    assert_eq!(command.output().unwrap().status.code(), Some(0));
+}
+
+#[test]
+fn the_settings_that_come_along_are_valid() {
+    for file in ["config/minimal.yaml", "config/full.yaml"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let output = program(&["check", "--offline", "--config", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(0), "{file}: {}", text(&output.stderr));
+    }
+}
+
+#[tokio::test]
+async fn check_looks_at_nats_and_at_the_agents() {
+    let (nats, agent) = (NatsServer::start().await, DemoAgent::start(&[]).await);
+    let yaml = |second: &str| {
+        format!(
+            "nats: {{ url: '{}' }}\nagents:\n  - {{ name: demo, url: '{}' }}\n  - {second}\n",
+            nats.url(),
+            agent.url()
+        )
+    };
+    let fine = Settings::of(&yaml("{ name: own, url: 'http://127.0.0.1:9', command: sh }"));
+    let output = program(&["check", "--config", fine.path()]);
+    let report = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert!(
+        report.contains("NATS: ok") && report.contains("agent `demo`: ok, A2A 1.0"),
+        "{report}"
+    );
+    for trouble in [
+        "{ name: away, url: 'http://127.0.0.1:9' }",
+        "{ name: away, url: 'http://127.0.0.1:9', command: no-such-program }",
+    ] {
+        let output = program(&["check", "--config", Settings::of(&yaml(trouble)).path()]);
+        let report = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{report}");
+        assert!(report.contains("agent `away`: "), "{report}");
+    }
+}
+
+#[rstest]
+#[case("run")]
+#[case("check")]
+fn without_nats_there_is_a_hint_and_its_own_exit_code(#[case] command: &str) {
+    let settings = Settings::of("nats: { url: 'nats://127.0.0.1:9' }\nagents: []\n");
+    let began = Instant::now();
+    let output = program(&[command, "--config", settings.path()]);
+    assert_eq!(output.status.code(), Some(69));
+    let said = text(&output.stderr) + &text(&output.stdout);
+    assert!(said.contains("nats://127.0.0.1:9"), "{said}");
+    assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn the_schema_is_json_that_knows_every_setting() {
+    let output = program(&["schema"]);
+    assert_eq!(output.status.code(), Some(0));
+    let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let written = schema.to_string();
+    for key in [
+        "subject_prefix",
+        "reply_prefixes",
+        "max_in_flight",
+        "input_required_ttl",
+        "shutdown_grace",
+    ] {
+        assert!(written.contains(key), "no {key}");
+    }
+}
+
+#[rstest]
+#[case(&["--no-such-flag"], 64)]
+#[case(&["run", "--no-such-flag"], 64)]
+#[case(&["no-such-command"], 64)]
+#[case(&["--log", "=[", "schema"], 64)]
+#[case(&["--help"], 0)]
+#[case(&["--version"], 0)]
+fn arguments_that_are_not_understood_are_usage_errors(#[case] arguments: &[&str], #[case] code: i32) {
+    let output = program(arguments);
+    assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+    let (said, silent) = if code == 0 {
+        (output.stdout, output.stderr)
+    } else {
+        (output.stderr, output.stdout)
+    };
+    assert!(!said.is_empty());
+    assert_eq!(text(&silent), "");
+}

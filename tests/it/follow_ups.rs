@@ -1,0 +1,233 @@
+//! Questions of the agent and their answers.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rstest::rstest;
+use serde_json::json;
+
+use crate::support::{Answer, Bridge, DemoAgent, Peer, Reply, SOON, attached, eventually, launched};
+
+const NEVER: &str = "00000000-0000-4000-8000-000000000000";
+
+async fn question(bridge: &Bridge, agent: &str) -> Reply {
+    let body = json!({"topic": "tides", "audience": "sailors"});
+    bridge
+        .call(&format!("{agent}.report"), body)
+        .only_reply()
+        .await
+        .expect("INPUT_REQUIRED")
+}
+
+/// An agent that asks once and is content with any answer.
+fn asking_once() -> Peer {
+    Peer::agent(|seen| {
+        let is_answer = seen.json()["params"]["message"]["taskId"].is_string();
+        let state = if is_answer { "COMPLETED" } else { "INPUT_REQUIRED" };
+        Answer::task(seen, &format!("TASK_STATE_{state}"), "well")
+    })
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_question_is_answered_in_as_many_rounds_as_it_takes(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let first = question(&bridge, "demo").await.saying("Which format");
+    let keys: Vec<_> = first["data"].as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["follow_up_id", "expires_at"]);
+    assert_eq!(first["data_parts"][0]["options"], json!(["PDF", "Markdown"]));
+
+    let second = bridge
+        .answer("demo", &first.follow_up_id(), "a painting")
+        .only_reply()
+        .await
+        .expect("INPUT_REQUIRED")
+        .saying("I cannot write that");
+    assert_ne!(second.follow_up_id(), first.follow_up_id());
+    assert_eq!(second.task_id(), first.task_id());
+
+    let done = bridge
+        .answer("demo", &second.follow_up_id(), "PDF")
+        .only_reply()
+        .await
+        .expect("COMPLETED");
+    assert_eq!(done.message(), "Report: Write a report about tides for sailors");
+    assert_eq!(done["files"][0]["mime_type"], "application/pdf");
+    assert_eq!(done["task"]["skill"], "report");
+    assert_eq!(done.task_id(), first.task_id());
+
+    for used in [&first, &second] {
+        let late = bridge.answer("demo", &used.follow_up_id(), "PDF").await;
+        late.expect_error("follow_up_used");
+    }
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_sign_in_is_answered_or_happens_elsewhere(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let ask = bridge
+        .prompt("demo.auth", "x")
+        .only_reply()
+        .await
+        .expect("AUTH_REQUIRED");
+    assert_eq!(ask["data_parts"][0]["auth_type"], "api_key");
+    let done = bridge.answer("demo", &ask.follow_up_id(), "the key").await;
+    done.expect("COMPLETED").saying("Signed in");
+    drop(bridge);
+
+    let bridge = Bridge::of_demo(&["--protocol", protocol, "--auth-after", "300ms"]).await;
+    let ask = bridge.prompt("demo.auth", "x").await.expect("AUTH_REQUIRED");
+    let id = ask.task_id();
+    let moved = eventually(SOON, || async {
+        let reply = bridge.get_task("demo", &id).await;
+        reply.is("COMPLETED").then_some(reply)
+    })
+    .await;
+    moved.expect("COMPLETED").saying("elsewhere");
+}
+
+#[tokio::test]
+async fn an_id_that_was_never_issued_or_belongs_to_another_agent_is_not_found() {
+    let bridge = Bridge::of(launched("demo", &[]))
+        .and(launched("other", &[]))
+        .start()
+        .await;
+    let asked = question(&bridge, "demo").await.follow_up_id();
+    for (agent, id) in [
+        ("demo", NEVER),
+        ("demo", "no uuid"),
+        ("demo", ""),
+        ("other", &asked),
+    ] {
+        bridge.answer(agent, id, "PDF").await.expect_error("not_found");
+    }
+    bridge.answer("demo", &asked, "PDF").await.expect("COMPLETED");
+}
+
+#[tokio::test]
+async fn an_answer_after_its_time_is_expired() {
+    let agent = launched("demo", &[]).set("input_required_ttl", "200ms");
+    let bridge = Bridge::of(agent).start().await;
+    let id = question(&bridge, "demo").await.follow_up_id();
+    // To ask earlier would be to answer in time.
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    let late = bridge.answer("demo", &id, "PDF").await;
+    late.expect_error("follow_up_expired");
+}
+
+#[tokio::test]
+async fn while_the_agent_is_away_an_answer_is_unavailable_and_the_id_stays_valid() {
+    let mut agent = DemoAgent::start(&[]).await;
+    let bridge = Bridge::of(attached("demo", &agent.url())).start().await;
+    let asked = question(&bridge, "demo").await;
+    agent.kill();
+    let away = bridge
+        .answer("demo", &asked.follow_up_id(), "PDF")
+        .only_reply()
+        .await;
+    let away = away.expect_error("agent_unavailable");
+    assert_eq!(away["error_info"]["retryable"], true);
+    bridge.until("demo", "backing-off").await;
+    let away = bridge.answer("demo", &asked.follow_up_id(), "PDF").await;
+    away.expect_error("agent_unavailable");
+    // Memory answers for the agent, with the same follow-up.
+    let seen = bridge
+        .get_task("demo", &asked.task_id())
+        .await
+        .expect("INPUT_REQUIRED");
+    assert_eq!(seen["data"], asked["data"]);
+
+    // The new instance never heard of the task.
+    agent.run().await;
+    bridge.until("demo", "ready").await;
+    let lost = bridge.answer("demo", &asked.follow_up_id(), "PDF").await;
+    let lost = lost.expect_error("task_lost");
+    assert_eq!(lost.task_id(), asked.task_id());
+}
+
+#[rstest]
+#[case::an_http_error(503)]
+#[case::too_many_requests(429)]
+#[tokio::test]
+async fn an_answer_that_the_agent_refuses_can_be_given_again(#[case] status: u16) {
+    let refusals = AtomicUsize::new(0);
+    let peer = Peer::agent(move |seen| {
+        if !seen.json()["params"]["message"]["taskId"].is_string() {
+            Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", "which?")
+        } else if refusals.fetch_add(1, Ordering::Relaxed) == 0 {
+            Answer::text(status, "text/plain", "later")
+        } else {
+            Answer::task(seen, "TASK_STATE_COMPLETED", "thanks")
+        }
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let refused = bridge.answer("peer", &asked.follow_up_id(), "blue").await;
+    let refused = refused.expect_error("agent_error");
+    assert_eq!(refused["error_info"]["http_status"], status);
+    assert_eq!(refused["error_info"]["retryable"], true);
+    let done = bridge.answer("peer", &asked.follow_up_id(), "blue").await;
+    done.expect("COMPLETED");
+    bridge
+        .answer("peer", &asked.follow_up_id(), "blue")
+        .await
+        .expect_error("follow_up_used");
+}
+
+#[tokio::test]
+async fn of_twenty_answers_at_once_exactly_one_wins_and_the_agent_sees_one() {
+    let peer = asking_once();
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let answers = (0..20).map(|n| {
+        bridge
+            .answer("peer", &asked.follow_up_id(), &format!("answer {n}"))
+            .only_reply()
+    });
+    let replies = futures_util::future::join_all(answers).await;
+    let won = replies.iter().filter(|reply| reply.is("COMPLETED")).count();
+    assert_eq!(won, 1);
+    for reply in replies.into_iter().filter(|reply| !reply.is("COMPLETED")) {
+        reply.expect_error("follow_up_used");
+    }
+    assert_eq!(peer.calls("SendMessage").len(), 2);
+}
+
+#[tokio::test]
+async fn an_answer_takes_files_along_and_goes_to_the_right_task() {
+    let peer = asking_once();
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let files = json!([{"name": "a.txt", "mime_type": "text/plain", "bytes": "aGk="}]);
+    let body = json!({"follow_up_id": asked.follow_up_id(), "user_response": "blue", "files": files});
+    let call = bridge.call("peer.provide_required_input", body);
+    call.await.expect("COMPLETED");
+    let message = peer.calls("SendMessage")[1].json()["params"]["message"].clone();
+    assert_eq!(message["taskId"], "task-1");
+    assert_eq!(message["contextId"], "context-1");
+    assert_eq!(message["parts"][0]["text"], "blue");
+    assert_eq!(message["parts"][1]["raw"], "aGk=");
+}
+
+#[tokio::test]
+async fn looking_a_waiting_task_up_shows_the_same_follow_up() {
+    let bridge = Bridge::of_demo(&[]).await;
+    let asked = question(&bridge, "demo").await;
+    for _ in 0..3 {
+        let seen = bridge
+            .get_task("demo", &asked.task_id())
+            .await
+            .expect("INPUT_REQUIRED");
+        assert_eq!(seen["data"], asked["data"]);
+    }
+    bridge
+        .answer("demo", &asked.follow_up_id(), "md")
+        .await
+        .expect("COMPLETED");
+    let seen = bridge
+        .get_task("demo", &asked.task_id())
+        .await
+        .expect("COMPLETED");
+    assert_eq!(seen["files"][0]["mime_type"], "text/markdown");
+}

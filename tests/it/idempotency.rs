@@ -1,0 +1,115 @@
+//! The same request twice runs the agent once.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
+
+use crate::support::{Answer, Bridge, DemoAgent, Peer, SOON, attached, eventually, launched};
+
+const KEY: &str = "Nats-Msg-Id";
+
+/// An agent that counts its messages.
+fn counting() -> Peer {
+    let count = AtomicUsize::new(0);
+    Peer::agent(move |seen| {
+        let n = count.fetch_add(1, Ordering::Relaxed);
+        Answer::task(seen, "TASK_STATE_COMPLETED", &format!("run {n}"))
+    })
+}
+
+#[tokio::test]
+async fn a_repeat_gets_the_first_reply_and_the_agent_runs_once() {
+    let peer = counting();
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let first = bridge
+        .prompt("peer.ask", "x")
+        .header(KEY, "k-1")
+        .await
+        .expect("COMPLETED");
+    for _ in 0..3 {
+        let again = bridge
+            .prompt("peer.ask", "x")
+            .header(KEY, "k-1")
+            .only_reply()
+            .await;
+        assert_eq!(again.text, first.text);
+    }
+    assert_eq!(peer.calls("SendMessage").len(), 1);
+    let other = bridge.prompt("peer.ask", "x").header(KEY, "k-2").await;
+    assert_eq!(other.message(), "run 1");
+    let none = bridge.prompt("peer.ask", "x").await;
+    assert_eq!(none.message(), "run 2");
+    bridge.stats("peer", "ask", 6).await;
+}
+
+#[tokio::test]
+async fn repeats_while_the_first_still_runs_wait_for_its_reply() {
+    let bridge = Bridge::of(launched("demo", &[]).set("max_in_flight", 1))
+        .start()
+        .await;
+    let begin = || bridge.prompt("demo.slow", "1").header(KEY, "k").begin();
+    let first = begin().await;
+    bridge.until_working("demo").await;
+    let (second, third) = (begin().await, begin().await);
+    let first = first.only_reply().await.expect("COMPLETED");
+    for later in [second, third] {
+        assert_eq!(later.only_reply().await.text, first.text);
+    }
+    assert_eq!(bridge.tasks("demo").await.len(), 1);
+}
+
+#[tokio::test]
+async fn the_same_key_with_another_body_is_refused() {
+    let peer = counting();
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let call = |prompt| bridge.prompt("peer.ask", prompt).header(KEY, "k");
+    call("x").await.expect("COMPLETED");
+    call("y").await.expect_error("invalid_request").saying(KEY);
+    assert_eq!(call("x").await.message(), "run 0");
+    assert_eq!(peer.calls("SendMessage").len(), 1);
+}
+
+#[tokio::test]
+async fn errors_of_the_agent_are_remembered() {
+    let count = AtomicUsize::new(0);
+    let peer = Peer::agent(move |seen| match count.fetch_add(1, Ordering::Relaxed) {
+        0 => Answer::text(500, "text/plain", "sorry"),
+        _ => Answer::task(seen, "TASK_STATE_COMPLETED", "done"),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    for _ in 0..2 {
+        let reply = bridge.prompt("peer.ask", "x").header(KEY, "k").await;
+        reply.expect_error("agent_error");
+    }
+    assert_eq!(peer.calls("SendMessage").len(), 1);
+}
+
+#[tokio::test]
+async fn errors_from_before_the_agent_was_reached_are_not_remembered() {
+    let mut agent = DemoAgent::start(&["--ignore-blocking"]).await;
+    let settings = attached("demo", &agent.url()).set("max_in_flight", 1);
+    let bridge = Bridge::of(settings).start().await;
+    let slow = bridge.begin_slow("demo", 60).await;
+    let task = bridge.working_task("demo").await;
+    let call = || bridge.prompt("demo.echo", "x").header(KEY, "k");
+    call().await.expect_error("busy");
+    bridge.cancel_task("demo", &task).await;
+    slow.only_reply().await.expect("CANCELED");
+    call().await.expect("COMPLETED");
+
+    let asked = bridge.prompt("demo.state", "input-required").await;
+    agent.kill();
+    let answer = || {
+        let body = json!({"follow_up_id": asked.follow_up_id(), "user_response": "x"});
+        bridge.call("demo.provide_required_input", body).header(KEY, "k")
+    };
+    answer().await.expect_error("agent_unavailable");
+    agent.run().await;
+    // The new instance does not know the task, and saying so needs it to be asked.
+    let reply = eventually(SOON, || async {
+        let reply = answer().await;
+        (reply.code() != "agent_unavailable").then_some(reply)
+    })
+    .await;
+    reply.expect_error("task_lost");
+}

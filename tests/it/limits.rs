@@ -1,0 +1,143 @@
+//! Limits: time, calls at the same time, sizes.
+
+use std::time::{Duration, Instant};
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Bridge, Peer, attached, launched};
+
+#[tokio::test]
+async fn an_agent_that_never_answers_ends_in_a_timeout_without_a_task() {
+    let agent = launched("demo", &[]).set("max_in_flight", 1);
+    let bridge = Bridge::of(agent).start().await;
+    let began = Instant::now();
+    let call = bridge.prompt("demo.hang", "x").header("A2A-Timeout", "1s");
+    let reply = call.only_reply().await.expect_error("timeout");
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert_eq!(reply["error_info"]["cancelled"], Value::Null);
+    assert!(reply["error_info"].get("cancelled").is_some());
+    assert_eq!(reply["task"], Value::Null);
+    bridge
+        .prompt("demo.echo", "the slot is free")
+        .await
+        .expect("COMPLETED");
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_task_that_takes_too_long_is_cancelled_at_the_agent(#[values("1.0", "0.3")] protocol: &str) {
+    let agent = launched("demo", &["--ignore-blocking", "--protocol", protocol]).set("max_in_flight", 1);
+    let bridge = Bridge::of(agent).start().await;
+    let call = bridge.prompt("demo.slow", "60").header("A2A-Timeout", "500ms");
+    let reply = call.only_reply().await.expect_error("timeout");
+    assert_eq!(reply["error_info"]["cancelled"], true);
+    assert_eq!(reply["task"]["skill"], "slow");
+    let task = bridge.get_task("demo", &reply.task_id()).await;
+    assert!(task.is("CANCELED"), "{task:?}");
+    bridge
+        .prompt("demo.echo", "the slot is free")
+        .await
+        .expect("COMPLETED");
+}
+
+#[tokio::test]
+async fn a_task_that_cannot_be_cancelled_at_its_timeout_says_so() {
+    let peer = Peer::agent(|seen| match seen.rpc_method().as_str() {
+        "CancelTask" => Answer::text(500, "text/plain", "no"),
+        _ => Answer::task(seen, "TASK_STATE_WORKING", "on it"),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let call = bridge.prompt("peer.ask", "x").header("A2A-Timeout", "300ms");
+    let reply = call.only_reply().await.expect_error("timeout");
+    assert_eq!(reply["error_info"]["cancelled"], false);
+    assert_eq!(reply.task_id(), "task-1");
+    assert_eq!(peer.calls("SendMessage").len(), 1);
+}
+
+#[tokio::test]
+async fn the_callers_limit_is_never_longer_than_the_agents() {
+    let agent = launched("demo", &[]).set("request_timeout", "1s");
+    let bridge = Bridge::of(agent).start().await;
+    let began = Instant::now();
+    let call = bridge.prompt("demo.hang", "x").header("A2A-Timeout", "1h");
+    call.only_reply().await.expect_error("timeout");
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn one_call_too_many_is_busy_while_tasks_can_still_be_looked_up_and_cancelled() {
+    let agent = launched("demo", &["--ignore-blocking"]).set("max_in_flight", 1);
+    let bridge = Bridge::of(agent).start().await;
+    let done = bridge
+        .prompt("demo.echo", "x")
+        .await
+        .expect("COMPLETED")
+        .task_id();
+    let mut slow = bridge.begin_slow("demo", 60).await;
+    let task = bridge.working_task("demo").await;
+    let busy = bridge.prompt("demo.echo", "x").await;
+    let busy = busy.expect_error("busy").saying("max_in_flight");
+    assert_eq!(busy["error_info"]["retryable"], true);
+    bridge
+        .answer("demo", "00000000-0000-4000-8000-000000000000", "x")
+        .await
+        .expect_error("busy");
+    bridge.get_task("demo", &done).await.expect("COMPLETED");
+    assert!(bridge.card("demo").await["name"].is_string());
+    let cancelled = bridge.cancel_task("demo", &task).await;
+    assert!(cancelled.is("CANCELED"), "{cancelled:?}");
+    assert_eq!(cancelled["success"], true);
+    slow.reply().await.expect("CANCELED");
+    bridge.prompt("demo.echo", "free again").await.expect("COMPLETED");
+}
+
+#[tokio::test]
+async fn whoever_has_a_reply_may_call_again_at_once() {
+    let peer = Peer::agent(|seen| Answer::task(seen, "TASK_STATE_COMPLETED", "done"));
+    let agent = attached("peer", &peer.url()).set("max_in_flight", 1);
+    let bridge = Bridge::of(agent).start().await;
+    for _ in 0..300 {
+        bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
+    }
+}
+
+#[tokio::test]
+async fn a_reply_over_the_payload_limit_is_too_large_and_the_connection_survives() {
+    let bridge = Bridge::of_demo(&[]).await;
+    let reply = bridge
+        .prompt("demo.big", "2000000")
+        .only_reply()
+        .await
+        .expect_error("too_large");
+    assert_eq!(reply["task"]["skill"], "big");
+    let id = reply.task_id();
+    bridge.get_task("demo", &id).await.expect_error("too_large");
+    let large = bridge.prompt("demo.big", "1000000").await.expect("COMPLETED");
+    assert_eq!(large.message().len(), 1_000_000);
+    assert!(
+        !bridge.log().contains("NATS connection is down"),
+        "{}",
+        bridge.log()
+    );
+    let stats = bridge.stats("demo", "big", 2).await;
+    assert_eq!(stats["num_errors"], 1);
+}
+
+#[tokio::test]
+async fn a_thousand_skills_and_long_texts_still_fit_into_info_and_registry() {
+    let peer = Peer::start(|_| {
+        let mut card = crate::support::peer::card(&[]);
+        let skill = |n: usize| json!({"id": format!("skill-{n}"), "name": "n".repeat(60), "description": "d".repeat(850)});
+        card["skills"] = (0..1000).map(skill).collect();
+        card["description"] = "long ".repeat(5_000).into();
+        Answer::json(&card)
+    });
+    let mut bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let actions = bridge.actions("peer").await;
+    assert_eq!(actions.len(), 500);
+    let object = bridge
+        .announced("peer", |object| object["state"] == "ready")
+        .await;
+    assert_eq!(object["actions"].as_array().unwrap().len(), 500);
+}

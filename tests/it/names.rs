@@ -1,0 +1,146 @@
+//! Which skills become actions, and under which names.
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::support::bridge::AgentSettings;
+use crate::support::{Answer, Bridge, Peer, attached, peer};
+
+/// An agent with skills of these ids and names.
+fn agent(skills: &[(&str, &str)]) -> Peer {
+    let mut card = peer::card(&[]);
+    card["skills"] = skills
+        .iter()
+        .map(|(id, name)| json!({"id": id, "name": name, "description": "Does it"}))
+        .collect();
+    Peer::start(move |seen| match seen.method.as_str() {
+        "GET" => Answer::json(&card),
+        _ => {
+            let skill = seen.json()["params"]["message"]["metadata"]["skill_id"].clone();
+            Answer::task(seen, "TASK_STATE_COMPLETED", skill.as_str().unwrap_or("none"))
+        }
+    })
+}
+
+fn weather(skills: Value) -> (Peer, AgentSettings) {
+    let peer = agent(&[("a-1", "Forecast"), ("b-2", "History"), ("c-3", "Alarm")]);
+    let settings = attached("peer", &peer.url()).set("skills", skills);
+    (peer, settings)
+}
+
+#[rstest]
+#[case::all(json!({}), &["a-1", "b-2", "c-3"])]
+#[case::allow_by_id(json!({"allow": ["a-1"]}), &["a-1"])]
+#[case::allow_by_name(json!({"allow": ["Forecast", "History"]}), &["a-1", "b-2"])]
+#[case::deny_by_id(json!({"deny": ["a-1"]}), &["b-2", "c-3"])]
+#[case::deny_by_name(json!({"deny": ["Alarm"]}), &["a-1", "b-2"])]
+#[case::deny_beats_allow(json!({"allow": ["a-1", "b-2"], "deny": ["History"]}), &["a-1"])]
+#[case::rename_by_id(json!({"rename": {"a-1": "forecast"}}), &["forecast", "b-2", "c-3"])]
+#[case::rename_by_name(json!({"rename": {"Alarm": "alarm"}}), &["a-1", "b-2", "alarm"])]
+#[case::rename_onto_another(json!({"rename": {"b-2": "a-1"}}), &["a-1", "c-3"])]
+#[case::rename_to_something_wild(json!({"rename": {"a-1": "x.>"}}), &["_xx_2E_3E", "b-2", "c-3"])]
+#[case::none_left(json!({"allow": ["nobody"]}), &["prompt"])]
+#[tokio::test]
+async fn the_settings_choose_and_name_the_actions(#[case] skills: Value, #[case] expected: &[&str]) {
+    let (_peer, settings) = weather(skills);
+    let bridge = Bridge::of(settings).start().await;
+    assert_eq!(bridge.actions("peer").await, expected);
+    for action in expected {
+        let reply = bridge.prompt(&format!("peer.{action}"), "x").await;
+        reply.expect("COMPLETED");
+    }
+}
+
+#[tokio::test]
+async fn of_two_skills_with_one_id_the_first_counts_and_a_warning_names_both() {
+    let peer = agent(&[("same", "First"), ("same", "Second"), ("other", "Third")]);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    assert_eq!(bridge.actions("peer").await, ["same", "other"]);
+    let info = bridge.info("peer").await;
+    assert_eq!(info["endpoints"][4]["metadata"]["name"], "First");
+    let log = bridge.log();
+    assert!(
+        log.lines()
+            .any(|line| line.contains("WARN") && line.contains("same")),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn no_skill_id_breaks_out_of_its_subject_and_no_two_clash() {
+    let long = ["x".repeat(500), "x".repeat(501), "é.".repeat(200)];
+    let mut ids = vec![
+        "a.b",
+        "a b",
+        "a_b",
+        "a-b",
+        "*",
+        ">",
+        "a.>",
+        "$SYS",
+        "$JS.API.>",
+        "_x",
+        "_xa_2Eb",
+        "ünïcode",
+        "日本",
+        "\u{0}\n\t",
+        "provide_required_input",
+        "cancel_task",
+        "get_task",
+        "card",
+        "prompt",
+        ".",
+        "..",
+        " ",
+        "A-B",
+        "a/b",
+        "🦀",
+    ];
+    ids.extend(long.iter().map(String::as_str));
+    let skills: Vec<_> = ids.iter().map(|id| (*id, *id)).collect();
+    let peer = agent(&skills);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let info = bridge.info("peer").await;
+    let endpoints: Vec<_> = info["endpoints"].as_array().unwrap().iter().skip(4).collect();
+    assert_eq!(endpoints.len(), ids.len(), "{info}");
+    let mut subjects = std::collections::HashSet::new();
+    let start = bridge.subject("peer.");
+    for (endpoint, id) in endpoints.iter().zip(&ids) {
+        let subject = endpoint["subject"].as_str().unwrap();
+        let token = subject.strip_prefix(&start).unwrap();
+        assert!((1..=64).contains(&token.len()), "{token}");
+        assert!(
+            token
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')),
+            "{token}"
+        );
+        assert!(subjects.insert(subject.to_owned()), "{subject} twice");
+        assert!(!["provide_required_input", "cancel_task", "get_task"].contains(&token));
+        assert_eq!(endpoint["metadata"]["a2a.skill"], *id);
+        let reply = bridge
+            .prompt(&format!("peer.{token}"), "x")
+            .await
+            .expect("COMPLETED");
+        assert_eq!(reply.message(), *id);
+        assert_eq!(reply["task"]["skill"], *id);
+    }
+    // The built-in ones are still what they were.
+    bridge.get_task("peer", "never").await.expect_error("not_found");
+}
+
+#[tokio::test]
+async fn an_agents_name_is_escaped_too() {
+    let peer = agent(&[("ask", "Ask")]);
+    let bridge = Bridge::of(attached("my agent.v2", &peer.url()))
+        .start_early()
+        .await;
+    bridge.until("_xmy_20agent_2Ev2", "ready").await;
+    let reply = bridge
+        .prompt("_xmy_20agent_2Ev2.ask", "x")
+        .await
+        .expect("COMPLETED");
+    assert_eq!(reply["task"]["agent"], "my agent.v2");
+    let info = bridge.info("_xmy_20agent_2Ev2").await;
+    assert_eq!(info["metadata"]["a2a.agent"], "my agent.v2");
+}

@@ -1,0 +1,100 @@
+//! Secrets are used and never shown.
+
+use futures_util::StreamExt as _;
+use serde_json::json;
+
+use crate::support::{Bridge, NatsServer, SOON, eventually, launched};
+
+#[tokio::test]
+async fn no_secret_shows_in_output_logs_or_on_the_mesh() {
+    const TOKEN: &str = "canary-bearer-1f0c";
+    const HEADER: &str = "canary-header-2e1d";
+    const ENVIRONMENT: &str = "canary-environment-3d2e";
+    const PASSWORD: &str = "canary-password-4c3f";
+    const RESPONSE: &str = "canary-response-5b40";
+    let nats = NatsServer::start_configured(&format!(
+        "authorization {{ users: [ {{ user: bridge, password: '{PASSWORD}' }}, {{ user: test, password: test }} ] }}\nno_auth_user: test\n"
+    ))
+    .await;
+    let agent = launched("demo", &["--bearer", TOKEN, "--card-auth"])
+        .set("bearer_token", "${CANARY_TOKEN}")
+        .set("headers", json!({"X-API-Key": HEADER}))
+        .set("env", json!({"SOME_KEY": ENVIRONMENT}));
+    let mut bridge = Bridge::of(agent)
+        .variable("CANARY_TOKEN", TOKEN)
+        .nats("user", "bridge")
+        .nats("password", PASSWORD)
+        .log("trace")
+        .start_on(nats)
+        .await;
+    let mut everything = bridge
+        .client
+        .subscribe(format!("{}.>", bridge.prefix))
+        .await
+        .unwrap();
+    bridge.client.flush().await.unwrap();
+
+    let asked = bridge.prompt("demo.auth", "x").await.expect("AUTH_REQUIRED");
+    let done = bridge
+        .answer("demo", &asked.follow_up_id(), RESPONSE)
+        .await
+        .expect("COMPLETED");
+    let failed = bridge
+        .prompt("demo.http", "500")
+        .await
+        .expect_error("agent_error");
+    let html = bridge.prompt("demo.html", "x").await.expect_error("agent_error");
+    let info = bridge.info("demo").await.to_string();
+    let card = bridge.card("demo").await.text;
+    bridge.prompt("demo.crash", "x").await;
+    eventually(SOON, || async {
+        bridge.log().contains("agent not available").then_some(())
+    })
+    .await;
+    let registry = bridge
+        .announced("demo", |object| object["last_error"].is_string())
+        .await;
+    bridge.stop().await;
+
+    let own = [TOKEN, HEADER, ENVIRONMENT, PASSWORD];
+    let shown = [
+        bridge.log(),
+        bridge.output(),
+        done.text,
+        failed.text,
+        html.text,
+        info,
+        card,
+        registry.to_string(),
+    ];
+    for secret in own {
+        for text in &shown {
+            assert!(!text.contains(secret), "{secret} in {text}");
+        }
+    }
+    assert!(
+        !bridge.log().contains(RESPONSE),
+        "the answer of a user is in the log"
+    );
+    // What others say on the mesh is theirs: the answer itself was sent there by the test.
+    while let Ok(Some(message)) =
+        tokio::time::timeout(std::time::Duration::from_millis(50), everything.next()).await
+    {
+        let text = String::from_utf8_lossy(&message.payload).into_owned();
+        assert!(!own.iter().any(|secret| text.contains(secret)), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_settings_with_secrets_in_them_do_not_show_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bridge.yaml");
+    let yaml = "nats:\n  url: 'nats://user:canary-1@127.0.0.1:4222'\n  tokn: canary-2\nagents:\n  - name: demo\n    url: http://127.0.0.1:9\n    bearer_token: [canary-3]\n    headers: canary-4\n";
+    std::fs::write(&file, yaml).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_a2a-bridge"));
+    let output = command.args(["run", "--config"]).arg(&file).output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    let said =
+        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(!said.contains("canary"), "{said}");
+}

@@ -1,0 +1,109 @@
+//! How the bridge ends.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use rstest::rstest;
+use serde_json::Value;
+
+use crate::support::{Bridge, SOON, eventually, launched};
+
+fn is_stopped(object: &Value) -> bool {
+    object["state"] == "stopped"
+}
+
+#[rstest]
+#[tokio::test]
+async fn calls_in_flight_finish_and_nothing_is_left(
+    #[values(Signal::SIGTERM, Signal::SIGINT)] signal: Signal,
+) {
+    let mut bridge = Bridge::of(launched("demo", &["--leave-grandchild"]))
+        .shutdown_grace("8s")
+        .start()
+        .await;
+    assert_eq!(bridge.launched().len(), 2, "the agent and its child");
+    let slow = bridge.begin_slow("demo", 1).await;
+    bridge.until_working("demo").await;
+    bridge.signal(signal);
+    // It is off the mesh while the call goes on.
+    eventually(SOON, || async {
+        bridge.ask("PING", "demo").await.is_none().then_some(())
+    })
+    .await;
+    assert!(bridge.prompt("demo.echo", "x").await.is_no_responders());
+    let reply = slow.only_reply().await.expect("COMPLETED");
+    assert_eq!(reply.message(), "worked for 1 s");
+    let status = bridge.ended().await;
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(bridge.launched(), Vec::<i32>::new());
+    bridge.announced("demo", is_stopped).await;
+}
+
+#[tokio::test]
+async fn a_call_longer_than_the_grace_time_gets_exactly_one_reply_and_is_cancelled() {
+    let agent = launched("demo", &["--ignore-blocking"]);
+    let mut bridge = Bridge::of(agent).shutdown_grace("500ms").start().await;
+    let slow = bridge.begin_slow("demo", 60).await;
+    let task = bridge.working_task("demo").await;
+    let status = bridge.stop().await;
+    let reply = slow.only_reply().await.expect_error("timeout");
+    assert_eq!(reply.task_id(), task);
+    assert_eq!(reply["error_info"]["cancelled"], true);
+    assert_eq!(status.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_call_whose_task_is_not_known_gets_exactly_one_reply_too() {
+    let mut bridge = Bridge::of_demo(&[]).await;
+    let hang = bridge.prompt("demo.hang", "x").begin().await;
+    bridge.prompt("demo.echo", "after it").await.expect("COMPLETED");
+    let status = bridge.stop().await;
+    let reply = hang.only_reply().await.expect_error("timeout");
+    assert_eq!(reply["error_info"]["cancelled"], Value::Null);
+    assert_eq!(status.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_at_once() {
+    let agent = launched("demo", &["--ignore-sigterm", "--leave-grandchild"]);
+    let mut bridge = Bridge::of(agent).shutdown_grace("60s").start().await;
+    let slow = bridge.begin_slow("demo", 60).await;
+    bridge.until_working("demo").await;
+    bridge.signal(Signal::SIGINT);
+    eventually(SOON, || async {
+        bridge
+            .log()
+            .contains("stopping; once more stops at once")
+            .then_some(())
+    })
+    .await;
+    let began = Instant::now();
+    bridge.signal(Signal::SIGINT);
+    bridge.ended().await;
+    assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+    slow.only_reply().await.expect_error("timeout");
+    assert_eq!(bridge.launched(), Vec::<i32>::new());
+}
+
+#[tokio::test]
+async fn an_agent_that_ignores_the_wish_to_end_is_ended_by_force() {
+    let agent = launched("demo", &["--ignore-sigterm", "--leave-grandchild"]);
+    let mut bridge = Bridge::of(agent).start().await;
+    let began = Instant::now();
+    let status = bridge.stop().await;
+    assert_eq!(status.code(), Some(0));
+    assert!(began.elapsed() >= Duration::from_secs(9), "{:?}", began.elapsed());
+    assert_eq!(bridge.launched(), Vec::<i32>::new());
+    bridge.announced("demo", is_stopped).await;
+}
+
+#[tokio::test]
+async fn a_bridge_whose_agent_is_still_starting_stops_at_once() {
+    let agent = launched("demo", &["--slow-start", "60s"]);
+    let mut bridge = Bridge::of(agent).start_early().await;
+    eventually(SOON, || async { (!bridge.launched().is_empty()).then_some(()) }).await;
+    let began = Instant::now();
+    assert_eq!(bridge.stop().await.code(), Some(0));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(bridge.launched(), Vec::<i32>::new());
+}

@@ -1,0 +1,292 @@
+//! Streams that go wrong: each ends in one typed result, and nothing is left behind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::support::peer::{Answer, Seen, streaming_card};
+use crate::support::{Bridge, Peer, SOON, attached, eventually};
+
+fn event(result: &Value) -> Vec<u8> {
+    format!(
+        "data: {}\n\n",
+        json!({"jsonrpc": "2.0", "id": 1, "result": result})
+    )
+    .into_bytes()
+}
+
+fn status(state: &str) -> Value {
+    json!({"statusUpdate": {"taskId": "t", "contextId": "c", "status": {"state": format!("TASK_STATE_{state}")}}})
+}
+
+fn piece(text: &str, append: bool) -> Value {
+    let artifact = json!({"artifactId": "a", "name": "answer", "parts": [{"text": text}]});
+    json!({"artifactUpdate": {"taskId": "t", "contextId": "c", "artifact": artifact, "append": append}})
+}
+
+fn task(state: &str, text: Option<&str>) -> Value {
+    let artifacts: Vec<_> = text
+        .iter()
+        .map(|text| json!({"artifactId": "a", "name": "answer", "parts": [{"text": text}]}))
+        .collect();
+    json!({"id": "t", "contextId": "c", "status": {"state": format!("TASK_STATE_{state}")}, "artifacts": artifacts})
+}
+
+/// All events of a good stream, one by one.
+fn good_stream() -> Vec<Vec<u8>> {
+    [
+        json!({"task": task("SUBMITTED", None)}),
+        status("WORKING"),
+        piece("one ", false),
+        piece("two ", true),
+        piece("three", true),
+        status("COMPLETED"),
+    ]
+    .iter()
+    .map(event)
+    .collect()
+}
+
+fn agent(
+    stream: impl Fn() -> Answer + Send + Sync + 'static,
+    other: impl Fn(&Seen) -> Answer + Send + Sync + 'static,
+) -> Peer {
+    Peer::start(
+        move |seen: &Seen| match (seen.method.as_str(), seen.rpc_method().as_str()) {
+            ("GET", _) => Answer::json(&streaming_card(&["ask"])),
+            (_, "SendStreamingMessage") => stream(),
+            _ => other(seen),
+        },
+    )
+}
+
+#[rstest]
+#[case::an_endless_line(b"data: ".to_vec(), vec![b'x'; 64 << 10], 0, "too_large")]
+#[case::an_endless_event(b"".to_vec(), [b"data: ".to_vec(), vec![b'x'; 1000], b"\n".to_vec()].concat(), 0, "too_large")]
+#[case::comments_for_ever(b"".to_vec(), b": ping\n\n".to_vec(), 20, "timeout")]
+#[case::a_byte_at_a_time(b"data: ".to_vec(), b" ".to_vec(), 20, "timeout")]
+#[tokio::test]
+async fn a_stream_without_an_end_has_a_typed_one(
+    #[case] begin: Vec<u8>,
+    #[case] more: Vec<u8>,
+    #[case] pause: u64,
+    #[case] code: &str,
+) {
+    let endless = move || Answer::Endless(begin.clone(), more.clone(), Duration::from_millis(pause));
+    let peer = agent(endless, Answer::not_found);
+    let settings = attached("peer", &peer.url())
+        .set("stream_idle_timeout", "700ms")
+        .set("max_response_size", "1MiB");
+    let bridge = Bridge::of(settings).start().await;
+    bridge
+        .prompt("peer.ask", "x")
+        .stream()
+        .await
+        .result
+        .expect_error(code);
+}
+
+#[tokio::test]
+async fn more_content_than_is_held_is_too_large() {
+    let more = event(&piece(&"y".repeat(10_000), true));
+    let peer = agent(
+        move || Answer::Endless(event(&status("WORKING")), more.clone(), Duration::ZERO),
+        Answer::not_found,
+    );
+    let bridge = Bridge::of(attached("peer", &peer.url()).set("max_response_size", "1MiB"))
+        .start()
+        .await;
+    let result = bridge
+        .prompt("peer.ask", "x")
+        .stream()
+        .await
+        .result
+        .expect_error("too_large");
+    assert_eq!(result.task_id(), "t");
+}
+
+#[tokio::test]
+async fn a_stream_cut_at_any_event_is_taken_up_where_the_agent_stands() {
+    let events = good_stream();
+    for cut in 1..events.len() {
+        let body = events[..cut].concat();
+        let answer = move |seen: &Seen| match seen.rpc_method().as_str() {
+            "GetTask" => Answer::result(seen, &task("COMPLETED", Some("one two three"))),
+            _ => Answer::not_found(seen),
+        };
+        let peer = agent(move || Answer::Events(body.clone(), 1000), answer);
+        let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+        let stream = bridge.prompt("peer.ask", "x").stream().await;
+        let result = stream.result.clone().expect("COMPLETED");
+        assert_eq!(result.message(), "one two three", "cut after {cut}");
+        assert_eq!(stream.response(), "one two three", "cut after {cut}");
+        assert_eq!(
+            peer.calls("SendStreamingMessage").len(),
+            1,
+            "a message is sent once"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_stream_cut_before_the_task_has_a_name_leaves_the_outcome_unknown() {
+    for body in [
+        Vec::new(),
+        b"data: {\"jso".to_vec(),
+        b": only a comment\n\n".to_vec(),
+    ] {
+        let peer = agent(move || Answer::Events(body.clone(), 1000), Answer::not_found);
+        let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+        let result = bridge.prompt("peer.ask", "x").stream().await.result;
+        assert!(
+            matches!(result.code(), "outcome_unknown" | "agent_error"),
+            "{result:?}"
+        );
+        assert_eq!(peer.calls("SendStreamingMessage").len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_goes_on_after_a_cut_is_subscribed_to_again() {
+    let events = good_stream();
+    let (first, rest) = (events[..3].concat(), events[3..].concat());
+    let looks = AtomicUsize::new(0);
+    let answer = move |seen: &Seen| match seen.rpc_method().as_str() {
+        "SubscribeToTask" => Answer::Events(rest.clone(), 1000),
+        "GetTask" if looks.fetch_add(1, Ordering::Relaxed) == 0 => {
+            Answer::result(seen, &task("WORKING", Some("one ")))
+        }
+        "GetTask" => Answer::result(seen, &task("COMPLETED", Some("one two three"))),
+        _ => Answer::not_found(seen),
+    };
+    let peer = agent(move || Answer::Events(first.clone(), 1000), answer);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let stream = bridge.prompt("peer.ask", "x").stream().await;
+    assert_eq!(peer.calls("SubscribeToTask").len(), 1);
+    assert_eq!(stream.response(), "one two three");
+    assert_eq!(
+        stream.result.clone().expect("COMPLETED").message(),
+        "one two three"
+    );
+}
+
+#[tokio::test]
+async fn an_agent_that_can_no_longer_be_asked_leaves_the_outcome_unknown() {
+    let body = good_stream()[..2].concat();
+    let peer = agent(move || Answer::Events(body.clone(), 1000), |_| Answer::Close);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let result = bridge
+        .prompt("peer.ask", "x")
+        .stream()
+        .await
+        .result
+        .expect_error("outcome_unknown");
+    assert_eq!(result.task_id(), "t");
+}
+
+#[tokio::test]
+async fn states_without_content_lead_to_one_look_at_the_task() {
+    let body = [event(&status("WORKING")), event(&status("COMPLETED"))].concat();
+    let answer = |seen: &Seen| Answer::result(seen, &task("COMPLETED", Some("found")));
+    let peer = agent(move || Answer::Events(body.clone(), 1000), answer);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let stream = bridge.prompt("peer.ask", "x").stream().await;
+    assert_eq!(
+        (stream.result.message(), stream.response().as_str()),
+        ("found", "found")
+    );
+    assert_eq!(peer.calls("GetTask").len(), 1);
+}
+
+#[tokio::test]
+async fn a_stream_that_stays_open_after_a_question_or_sends_more_after_the_end_is_no_trouble() {
+    let question = event(&status("INPUT_REQUIRED"));
+    let peer = agent(
+        move || {
+            Answer::Endless(
+                question.clone(),
+                b": ping\n\n".to_vec(),
+                Duration::from_millis(50),
+            )
+        },
+        |seen| Answer::result(seen, &task("INPUT_REQUIRED", None)),
+    );
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    bridge
+        .prompt("peer.ask", "x")
+        .stream()
+        .await
+        .result
+        .expect("INPUT_REQUIRED");
+
+    let late = [event(&status("COMPLETED")), event(&piece("late", false))].concat();
+    let peer = agent(move || Answer::Events(late.clone(), 1000), Answer::not_found);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    assert_eq!(
+        bridge
+            .prompt("peer.ask", "x")
+            .stream()
+            .await
+            .result
+            .expect("COMPLETED")
+            .message(),
+        "late"
+    );
+}
+
+#[tokio::test]
+async fn a_promise_to_stream_that_is_not_kept_falls_back_to_sending() {
+    let refuse = || {
+        Answer::json(
+            &json!({"jsonrpc": "2.0", "id": 1, "error": {"code": -32004, "message": "no streams here"}}),
+        )
+    };
+    let answer = |seen: &Seen| match seen.rpc_method().as_str() {
+        "SendMessage" => Answer::result(seen, &json!({"task": task("COMPLETED", Some("sent"))})),
+        _ => Answer::not_found(seen),
+    };
+    let peer = agent(refuse, answer);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    assert_eq!(
+        bridge
+            .prompt("peer.ask", "x")
+            .stream()
+            .await
+            .result
+            .expect("COMPLETED")
+            .message(),
+        "sent"
+    );
+}
+
+#[tokio::test]
+async fn a_thousand_broken_streams_leave_nothing_behind() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&count);
+    let events = good_stream();
+    let cut = move || {
+        let upto = counter.fetch_add(1, Ordering::Relaxed) % events.len();
+        Answer::Events(events[..upto].concat(), 1000)
+    };
+    let peer = agent(cut, |seen| Answer::result(seen, &task("FAILED", None)));
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let descriptors = || {
+        std::fs::read_dir(format!("/proc/{}/fd", bridge.pid()))
+            .unwrap()
+            .count()
+    };
+    let round = async |times: usize| {
+        for _ in 0..times / 20 {
+            let calls = (0..20).map(|_| bridge.prompt("peer.ask", "x").stream());
+            futures_util::future::join_all(calls).await;
+        }
+    };
+    round(100).await;
+    let before = descriptors();
+    round(900).await;
+    // Idle connections are dropped after a few seconds; what stays is what was there.
+    eventually(SOON, || async { (descriptors() <= before + 4).then_some(()) }).await;
+}

@@ -1,0 +1,359 @@
+//! Reply mode `stream`: every frame, in order, to one true result.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::support::frames::Stream;
+use crate::support::peer::{Answer, Seen, streaming_card};
+use crate::support::{Bridge, Peer, SOON, attached, eventually, launched};
+
+#[rstest]
+#[tokio::test]
+async fn tokens_come_one_by_one_and_the_result_is_their_sum(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let stream = bridge.prompt("demo.stream", "one two three").stream().await;
+    assert_eq!(stream.frames[0], ("status".to_owned(), json!("ack")));
+    assert_eq!(stream.frames[1].0, "task");
+    assert_eq!(stream.all("response"), ["one ", "two ", "three"]);
+    assert_eq!(stream.all("artifact").len(), 3);
+    assert_eq!(stream.all("artifact")[1]["append"], true);
+    assert_eq!(stream.states().last(), Some(&"completed"));
+    let result = stream.result.clone().expect("COMPLETED");
+    assert_eq!(result.message(), "one two three");
+    assert_eq!(stream.all("task")[0]["id"], result["task"]["id"]);
+}
+
+#[tokio::test]
+async fn six_hundred_events_of_a_supervisor_come_through_in_order_and_the_answer_is_said_once() {
+    let bridge = Bridge::of_demo(&[]).await;
+    let stream = bridge
+        .prompt("demo.supervisor", "show argocd version")
+        .stream()
+        .await;
+    // A task, 598 pieces of artifacts, and the final state.
+    assert_eq!(stream.all("task").len() + stream.all("artifact").len() + 1, 600);
+    let result = stream.result.clone().expect("COMPLETED");
+    let text = |name: &str| -> String {
+        let pieces = stream
+            .all("artifact")
+            .into_iter()
+            .filter(|piece| piece["name"] == name);
+        pieces
+            .filter_map(|piece| piece["parts"][0]["text"].as_str())
+            .collect()
+    };
+    assert_eq!(result.message(), text("streaming_result"));
+    assert_eq!(stream.response(), result.message());
+    assert!(
+        text("execution_plan_streaming").starts_with('⟦'),
+        "the plan comes through as it is"
+    );
+    assert!(!result.message().contains('⟦'), "the plan is not the answer");
+}
+
+#[rstest]
+#[tokio::test]
+async fn every_state_of_a_task_ends_a_stream_with_one_true_result(
+    #[values("1.0", "0.3")] protocol: &str,
+    #[values(
+        ("state", "completed", "COMPLETED"),
+        ("state", "failed", "FAILED"),
+        ("state", "canceled", "CANCELED"),
+        ("state", "rejected", "REJECTED"),
+        ("state", "input-required", "INPUT_REQUIRED"),
+        ("state", "auth-required", "AUTH_REQUIRED"),
+        ("state", "submitted", "COMPLETED"),
+        ("state", "working", "COMPLETED"),
+        ("message", "hello", "COMPLETED")
+    )]
+    row: (&str, &str, &str),
+) {
+    let (action, prompt, status) = row;
+    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let stream = bridge.prompt(&format!("demo.{action}"), prompt).stream().await;
+    let result = stream.result.clone().expect(status);
+    assert_eq!(stream.frames[0], ("status".to_owned(), json!("ack")));
+    assert_eq!(
+        result["data"]["follow_up_id"].is_string(),
+        status.ends_with("REQUIRED")
+    );
+    if action == "state" {
+        assert_eq!(stream.all("task")[0]["id"], result["task"]["id"]);
+        // Said in states only, so it is said once more as the answer.
+        assert_eq!(stream.all("response").last(), Some(&&result["message"]));
+    }
+}
+
+#[rstest]
+#[tokio::test]
+async fn an_error_ends_a_stream_in_the_same_order(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let stream = bridge.prompt("demo.rpc-error", "-32005").stream().await;
+    assert_eq!(stream.outline(), "status result");
+    let result = stream.result.expect_error("agent_error");
+    assert_eq!(result["error_info"]["a2a_code"], -32005);
+    let wrong = bridge.call("demo.echo", json!({"promt": "x"})).stream().await;
+    assert_eq!(wrong.outline(), "status result");
+    wrong.result.expect_error("invalid_request");
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_question_is_answered_on_a_stream(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let body = json!({"topic": "tides", "audience": "sailors"});
+    let asked = bridge
+        .call("demo.report", body)
+        .stream()
+        .await
+        .result
+        .expect("INPUT_REQUIRED");
+    let done = bridge
+        .answer("demo", &asked.follow_up_id(), "Markdown")
+        .stream()
+        .await;
+    let result = done.result.clone().expect("COMPLETED");
+    assert_eq!(result.task_id(), asked.task_id());
+    assert!(done.states().contains(&"completed"), "{:?}", done.states());
+}
+
+#[tokio::test]
+async fn an_agent_that_does_not_stream_gets_the_same_frames_from_polling() {
+    let folder = tempfile::tempdir().unwrap();
+    let card = folder.path().join("card.json");
+    let skills = json!([{"id": "slow", "name": "Slow", "description": "Slow", "tags": []}]);
+    let interfaces = json!([{"url": "{url}", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}]);
+    let content = json!({"name": "quiet", "description": "", "version": "1.0.0", "capabilities": {"streaming": false},
+        "supportedInterfaces": interfaces, "skills": skills});
+    std::fs::write(&card, content.to_string()).unwrap();
+    let bridge = Bridge::of_demo(&["--card-file", card.to_str().unwrap()]).await;
+    let stream = bridge.prompt("demo.slow", "1").stream().await;
+    let result = stream.result.clone().expect("COMPLETED");
+    assert_eq!(stream.all("task")[0]["id"], result["task"]["id"]);
+    assert!(stream.states().contains(&"working"), "{:?}", stream.states());
+    assert_eq!(stream.response(), result.message());
+}
+
+#[tokio::test]
+async fn silence_is_broken_by_a_keep_alive() {
+    let bridge = Bridge::of(launched("demo", &["--token-delay", "1s"]).set("stream_keepalive", "200ms"))
+        .start()
+        .await;
+    let stream = bridge.prompt("demo.stream", "one two").stream().await;
+    assert!(stream.all("status").len() >= 3, "{:?}", stream.outline());
+    assert_eq!(stream.result.message(), "one two");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_silent_for_too_long_times_out_and_the_task_is_cancelled() {
+    let agent = launched("demo", &["--token-delay", "60s"]).set("stream_idle_timeout", "500ms");
+    let bridge = Bridge::of(agent).start().await;
+    let stream = bridge.prompt("demo.stream", "one two").stream().await;
+    let result = stream.result.expect_error("timeout");
+    assert_eq!(result["error_info"]["cancelled"], true);
+    bridge
+        .get_task("demo", &result.task_id())
+        .await
+        .expect("CANCELED");
+}
+
+#[tokio::test]
+async fn a_task_can_be_cancelled_while_it_streams() {
+    let bridge = Bridge::of_demo(&[]).await;
+    let mut inbox = bridge
+        .prompt("demo.slow", "60")
+        .header("A2A-Reply", "stream")
+        .begin()
+        .await;
+    let task = loop {
+        let frame = inbox.reply().await;
+        if frame["type"] == "task" {
+            break frame["data"]["id"].as_str().unwrap().to_owned();
+        }
+    };
+    let cancelled = bridge.cancel_task("demo", &task).await;
+    assert_eq!(
+        (&cancelled["status"], &cancelled["success"]),
+        (&json!("CANCELED"), &json!(true))
+    );
+    loop {
+        let frame = inbox.reply().await;
+        if frame["type"] == "result" {
+            assert_eq!(frame["data"]["status"], "CANCELED");
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_is_gone_cancels_the_task_if_it_wanted_that() {
+    let bridge = Bridge::of(launched("demo", &[]).set("stream_keepalive", "200ms"))
+        .start()
+        .await;
+    let impatient = bridge.prompt("demo.hang", "x").header("A2A-Reply", "stream");
+    drop(impatient.header("A2A-On-Disconnect", "cancel").begin().await);
+    let leaver = bridge
+        .prompt("demo.stream", &"word ".repeat(3000))
+        .header("A2A-Reply", "stream");
+    drop(leaver.header("A2A-On-Disconnect", "cancel").begin().await);
+    let stayer = bridge.prompt("demo.slow", "2").header("A2A-Reply", "stream");
+    drop(stayer.begin().await);
+    // The slow one tells something every half second, so its caller is asked for in between.
+    let slow = bridge.prompt("demo.slow", "50").header("A2A-Reply", "stream");
+    drop(slow.header("A2A-On-Disconnect", "cancel").begin().await);
+    let states = eventually(SOON, || async {
+        let tasks = bridge.tasks("demo").await;
+        let state = |task: &Value| task["status"]["state"].as_str().unwrap_or_default().to_owned();
+        let ended: Vec<_> = tasks
+            .iter()
+            .map(state)
+            .filter(|state| state.ends_with("ED") && !state.ends_with("SUBMITTED"))
+            .collect();
+        (ended.len() >= 2).then_some(ended)
+    })
+    .await;
+    assert!(states.contains(&"TASK_STATE_CANCELED".to_owned()), "{states:?}");
+    assert!(states.contains(&"TASK_STATE_COMPLETED".to_owned()), "{states:?}");
+}
+
+#[tokio::test]
+async fn text_that_does_not_fit_into_one_message_is_split_and_nothing_is_lost() {
+    let bridge = Bridge::of_demo(&[]).await;
+    let stream = bridge.prompt("demo.big", "2500000").stream().await;
+    assert!(stream.all("response").len() > 2);
+    assert_eq!(stream.response().len(), 2_500_000);
+    let pieces: usize = stream
+        .all("artifact")
+        .iter()
+        .filter_map(|piece| piece["parts"][0]["text"].as_str())
+        .map(str::len)
+        .sum();
+    assert_eq!(pieces, 2_500_000);
+    let result = stream.result.expect_error("too_large");
+    assert!(!result.task_id().is_empty());
+}
+
+#[tokio::test]
+async fn a_repeated_streams_caller_gets_the_result_only() {
+    let bridge = Bridge::of_demo(&[]).await;
+    let call = || {
+        bridge
+            .prompt("demo.stream", "one two")
+            .header("Nats-Msg-Id", "key-1")
+    };
+    let first = call().stream().await;
+    let again = call().stream().await;
+    assert_eq!(again.outline(), "result");
+    assert_eq!(again.result.body, first.result.body);
+}
+
+#[tokio::test]
+async fn mode_final_may_stream_inside_and_then_knows_the_task_early() {
+    let bridge = Bridge::of(launched("demo", &[]).set("prefer_stream", true))
+        .start()
+        .await;
+    let late = bridge
+        .prompt("demo.slow", "60")
+        .header("A2A-Timeout", "700ms")
+        .only_reply()
+        .await;
+    let late = late.expect_error("timeout");
+    assert_eq!(late["error_info"]["cancelled"], true);
+    let done = bridge
+        .prompt("demo.echo", "hello")
+        .only_reply()
+        .await
+        .expect("COMPLETED");
+    assert_eq!(done.message(), "hello");
+}
+
+/// The recorded streams, each with the dialect it was spoken in.
+fn recordings() -> Vec<(String, &'static str, Vec<u8>)> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/wire");
+    let mut all = Vec::new();
+    for folder in std::fs::read_dir(root).unwrap().flatten() {
+        if !folder.path().is_dir() {
+            continue;
+        }
+        let agent = folder.file_name().into_string().unwrap();
+        let protocol = if agent.contains("sdk-1.") { "1.0" } else { "0.3" };
+        for file in std::fs::read_dir(folder.path()).unwrap().flatten() {
+            let name = file.file_name().into_string().unwrap();
+            if name.ends_with(".sse") {
+                all.push((
+                    format!("{agent}/{name}"),
+                    protocol,
+                    std::fs::read(file.path()).unwrap(),
+                ));
+            }
+        }
+    }
+    all.sort();
+    assert!(all.len() >= 30, "only {} recordings", all.len());
+    all
+}
+
+/// An agent that answers a stream with a recording, in pieces, and knows no task afterwards.
+fn player(protocol: &'static str, recording: Vec<u8>, piece: usize) -> Peer {
+    Peer::start(move |seen: &Seen| match seen.method.as_str() {
+        "GET" if protocol == "1.0" => Answer::json(&streaming_card(&["ask"])),
+        "GET" => Answer::json(&json!({
+            "name": "Peer", "description": "", "version": "1.0.0", "protocolVersion": "0.3.0", "url": "/",
+            "preferredTransport": "JSONRPC", "capabilities": {"streaming": true}, "skills": [{"id": "ask", "name": "ask"}],
+        })),
+        _ if seen.rpc_method().to_lowercase().contains("stream") => Answer::Events(recording.clone(), piece),
+        _ => Answer::json(
+            &json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": {"code": -32001, "message": "Task not found"}}),
+        ),
+    })
+}
+
+/// Frames without what is made anew at every call.
+fn comparable(stream: &Stream) -> Vec<(String, Value)> {
+    let mut frames = stream.frames.clone();
+    for (_, data) in &mut frames {
+        if let Some(task) = data.get_mut("task").and_then(Value::as_object_mut) {
+            task.remove("agent");
+        }
+        if let Some(follow_up) = data.get_mut("data").and_then(Value::as_object_mut) {
+            follow_up.remove("follow_up_id");
+            follow_up.remove("expires_at");
+        }
+    }
+    frames
+}
+
+#[tokio::test]
+async fn recorded_streams_give_the_same_frames_in_any_pieces() {
+    const PIECES: [usize; 3] = [1, 7, 64 << 10];
+    let recordings = recordings();
+    let mut peers = Vec::new();
+    let mut bridge = Bridge::of_none();
+    for (index, (_, protocol, recording)) in recordings.iter().enumerate() {
+        for piece in PIECES {
+            let peer = player(protocol, recording.clone(), piece);
+            bridge = bridge.and(attached(&format!("r{index}p{piece}"), &peer.url()));
+            peers.push(peer);
+        }
+    }
+    let bridge = bridge.start().await;
+    let mut outlines = Vec::new();
+    for (index, (name, ..)) in recordings.iter().enumerate() {
+        let calls = PIECES.map(|piece| bridge.prompt(&format!("r{index}p{piece}.ask"), "x").stream());
+        let streams =
+            tokio::time::timeout(Duration::from_secs(20), futures_util::future::join_all(calls)).await;
+        let streams = streams.unwrap_or_else(|_| panic!("{name} has no end"));
+        for (stream, piece) in streams.iter().zip(PIECES) {
+            assert_eq!(
+                comparable(stream),
+                comparable(&streams[0]),
+                "{name} in pieces of {piece}"
+            );
+        }
+        let (outline, status) = (streams[0].outline(), &streams[0].result["status"]);
+        outlines.push(format!("{name}: {outline} -> {status}"));
+    }
+    insta::assert_snapshot!(outlines.join("\n"));
+}

@@ -1,0 +1,86 @@
+//! The frames of a streamed reply, collected to its end and checked for what holds of every stream.
+
+use serde_json::Value;
+
+use super::caller::{Call, Inbox, Reply};
+
+/// A whole stream.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    /// Type and data of every frame, in order.
+    pub frames: Vec<(String, Value)>,
+    /// The result, with the headers of its message.
+    pub result: Reply,
+}
+
+impl Call {
+    /// Sends the request in mode `stream` and collects everything to the empty message.
+    pub async fn stream(self) -> Stream {
+        let inbox = self.header("A2A-Reply", "stream").begin().await;
+        Stream::collect(inbox).await
+    }
+}
+
+impl Stream {
+    /// Collects a stream to its end.
+    pub async fn collect(mut inbox: Inbox) -> Self {
+        let mut frames = Vec::new();
+        let mut result = None;
+        loop {
+            let message = inbox.reply().await;
+            if message.text.is_empty() {
+                assert!(message.headers.is_empty(), "the end has headers: {message:?}");
+                break;
+            }
+            assert!(result.is_none(), "a frame after the result: {message:?}");
+            let sequence = message.header("A2A-Seq").and_then(|value| value.parse().ok());
+            assert_eq!(sequence, Some(frames.len()), "{message:?}");
+            let kind = message["type"].as_str().expect("a type").to_owned();
+            let data = message["data"].clone();
+            if kind == "result" {
+                result = Some(Reply {
+                    body: data.clone(),
+                    ..message
+                });
+            }
+            frames.push((kind, data));
+        }
+        let result = result.unwrap_or_else(|| panic!("no result in {frames:?}"));
+        if let Some(beyond) = inbox.reply_within(std::time::Duration::from_millis(100)).await {
+            panic!("a message after the end: {beyond:?}");
+        }
+        Self { frames, result }
+    }
+
+    /// The data of all frames of one type.
+    pub fn all(&self, kind: &str) -> Vec<&Value> {
+        self.frames
+            .iter()
+            .filter(|(own, _)| own == kind)
+            .map(|(_, data)| data)
+            .collect()
+    }
+
+    /// The types of all frames, runs of one type as one.
+    pub fn outline(&self) -> String {
+        let mut kinds: Vec<&str> = self.frames.iter().map(|(kind, _)| kind.as_str()).collect();
+        kinds.dedup();
+        kinds.join(" ")
+    }
+
+    /// All text of the answer.
+    pub fn response(&self) -> String {
+        self.all("response")
+            .iter()
+            .filter_map(|data| data.as_str())
+            .collect()
+    }
+
+    /// The states that were told.
+    pub fn states(&self) -> Vec<&str> {
+        self.all("state")
+            .iter()
+            .filter_map(|data| data["state"].as_str())
+            .collect()
+    }
+}

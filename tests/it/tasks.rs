@@ -1,0 +1,152 @@
+//! Looking tasks up and cancelling them.
+
+use rstest::rstest;
+use serde_json::json;
+
+use crate::support::{Answer, Bridge, DemoAgent, Peer, attached, launched};
+
+#[rstest]
+#[tokio::test]
+async fn a_task_can_be_looked_up_while_it_works_and_when_it_has_ended(
+    #[values("1.0", "0.3")] protocol: &str,
+) {
+    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let done = bridge.prompt("demo.echo", "hello").await.expect("COMPLETED");
+    let seen = bridge.get_task("demo", &done.task_id()).only_reply().await;
+    assert_eq!(seen.expect("COMPLETED").body, done.body);
+    let failed = bridge.prompt("demo.fail", "x").await.expect("FAILED");
+    let seen = bridge.get_task("demo", &failed.task_id()).await;
+    assert_eq!(seen.expect("FAILED").body, failed.body);
+}
+
+#[tokio::test]
+async fn a_working_task_is_working_and_can_be_cancelled() {
+    let bridge = Bridge::of_demo(&["--ignore-blocking"]).await;
+    let slow = bridge.begin_slow("demo", 60).await;
+    let id = bridge.working_task("demo").await;
+    let working = bridge.get_task("demo", &id).await.expect("WORKING");
+    assert_eq!(working["task"]["skill"], "slow");
+    let cancelled = bridge.cancel_task("demo", &id).only_reply().await;
+    assert!(cancelled.is("CANCELED"), "{cancelled:?}");
+    assert_eq!(cancelled["success"], true);
+    let reply = slow.only_reply().await.expect("CANCELED");
+    assert_eq!(reply.task_id(), id);
+    let again = bridge.cancel_task("demo", &id).await;
+    again.expect_error("not_cancelable");
+    bridge.get_task("demo", &id).await.expect("CANCELED");
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_waiting_task_can_be_cancelled_and_its_question_is_then_closed(
+    #[values("1.0", "0.3")] protocol: &str,
+) {
+    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let asked = bridge
+        .prompt("demo.state", "input-required")
+        .await
+        .expect("INPUT_REQUIRED");
+    let cancelled = bridge.cancel_task("demo", &asked.task_id()).await;
+    assert!(cancelled.is("CANCELED"), "{cancelled:?}");
+    let late = bridge.answer("demo", &asked.follow_up_id(), "x").await;
+    assert!(!late.is("COMPLETED"), "{late:?}");
+    assert_eq!(late["success"], false);
+}
+
+#[tokio::test]
+async fn a_task_that_was_never_seen_here_is_not_found() {
+    let bridge = Bridge::of(launched("demo", &[]))
+        .and(launched("other", &[]))
+        .start()
+        .await;
+    let id = bridge
+        .prompt("demo.echo", "x")
+        .await
+        .expect("COMPLETED")
+        .task_id();
+    for (agent, id) in [("demo", "never-seen"), ("other", id.as_str()), ("demo", "")] {
+        bridge.get_task(agent, id).await.expect_error("not_found");
+        bridge.cancel_task(agent, id).await.expect_error("not_found");
+    }
+}
+
+#[tokio::test]
+async fn a_task_in_a_final_state_is_not_cancelable() {
+    let bridge = Bridge::of_demo(&[]).await;
+    let id = bridge
+        .prompt("demo.echo", "x")
+        .await
+        .expect("COMPLETED")
+        .task_id();
+    let reply = bridge
+        .cancel_task("demo", &id)
+        .await
+        .expect_error("not_cancelable");
+    assert_eq!(reply.task_id(), id);
+}
+
+#[tokio::test]
+async fn an_agent_that_refuses_to_cancel_makes_the_task_not_cancelable() {
+    let peer = Peer::agent(|seen| match seen.rpc_method().as_str() {
+        "CancelTask" => {
+            let error = json!({"code": -32002, "message": "Task cannot be canceled"});
+            Answer::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": error}))
+        }
+        _ => Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", "which?"),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let id = bridge
+        .prompt("peer.ask", "x")
+        .await
+        .expect("INPUT_REQUIRED")
+        .task_id();
+    bridge
+        .cancel_task("peer", &id)
+        .await
+        .expect_error("not_cancelable");
+    bridge.get_task("peer", &id).await.expect("INPUT_REQUIRED");
+}
+
+#[tokio::test]
+async fn while_the_agent_is_away_tasks_are_looked_up_from_memory_and_cannot_be_cancelled() {
+    let mut agent = DemoAgent::start(&[]).await;
+    let bridge = Bridge::of(attached("demo", &agent.url())).start().await;
+    let done = bridge.prompt("demo.echo", "hello").await.expect("COMPLETED");
+    let asked = bridge
+        .prompt("demo.state", "input-required")
+        .await
+        .expect("INPUT_REQUIRED");
+    agent.kill();
+    for _ in 0..2 {
+        let seen = bridge.get_task("demo", &done.task_id()).await;
+        assert_eq!(seen.expect("COMPLETED").body, done.body);
+        let seen = bridge.get_task("demo", &asked.task_id()).await;
+        assert_eq!(seen.expect("INPUT_REQUIRED").body, asked.body);
+        let refused = bridge.cancel_task("demo", &asked.task_id()).await;
+        refused.expect_error("agent_unavailable");
+        assert_eq!(bridge.card("demo").await["name"], "demo");
+        // The first time nobody has noticed yet, the second time it is known.
+        bridge.until("demo", "backing-off").await;
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_the_agent_has_forgotten_is_lost() {
+    let mut agent = DemoAgent::start(&[]).await;
+    let bridge = Bridge::of(attached("demo", &agent.url())).start().await;
+    let asked = bridge
+        .prompt("demo.state", "input-required")
+        .await
+        .expect("INPUT_REQUIRED");
+    agent.kill();
+    bridge.until("demo", "backing-off").await;
+    agent.run().await;
+    bridge.until("demo", "ready").await;
+    let lost = bridge
+        .get_task("demo", &asked.task_id())
+        .await
+        .expect_error("task_lost");
+    assert_eq!(lost.task_id(), asked.task_id());
+    let cancel = bridge.cancel_task("demo", &asked.task_id()).await;
+    cancel.expect_error("task_lost");
+}
