@@ -134,7 +134,7 @@ impl Desk {
                 }
             }
         }
-        let mut permits = vec![self.permit(&self.in_flight, IN_FLIGHT)?];
+        let mut permits = vec![self.place()?];
         if wishes.mode == Mode::Submit {
             permits.push(self.permit(&self.submitted, "submitted tasks")?);
         }
