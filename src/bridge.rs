@@ -127,13 +127,12 @@ impl Bridge {
                 notice: config.notice_artifacts.clone(),
             },
         };
-        let agent =
-            Agent::start(config, http.clone(), &self.tasks, self.hurry_agents.clone()).map_err(|source| {
-                BridgeError::Auth {
-                    agent: name.clone(),
-                    source,
-                }
-            })?;
+        let agent = Agent::start(config, http, &self.tasks, self.hurry_agents.clone()).map_err(|source| {
+            BridgeError::Auth {
+                agent: name.clone(),
+                source,
+            }
+        })?;
         let (news, changes) = mpsc::channel(NEWS);
         let actions = Actions::new(
             Arc::clone(&agent.name),

@@ -1,11 +1,27 @@
-//! Credentials for one configured origin.
+//! Credentials for one agent: what is sent with every request, and to which origins.
+//!
+//! [`Credentials::for_card`] and [`Credentials::for_tasks`] pick from the settings; the latter by
+//! what the card asks for (see [`super::security`]). Whoever sends a request calls
+//! [`Credentials::ready`] first, which gets an OAuth2 token if one is needed and none is at hand,
+//! then [`Credentials::apply`].
 
+mod oauth;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use reqwest::header::{
-    AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, InvalidHeaderName, InvalidHeaderValue,
+    AUTHORIZATION, COOKIE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderName, InvalidHeaderValue,
 };
 use secrecy::{ExposeSecret as _, SecretString};
+use std::sync::Arc;
+use url::Url;
 
-/// Why credentials cannot be sent. The settings are checked before, so this is a second line.
+use super::security::{Kind, Place, Security};
+use crate::config;
+use oauth::OAuth;
+pub use oauth::TokenError;
+
+/// Why credentials cannot be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
     /// Not a header name.
@@ -14,30 +30,260 @@ pub enum AuthError {
     /// A value that no header can have; it is not shown.
     #[error("the value of header `{0}` has characters that a header cannot have")]
     Value(String, #[source] InvalidHeaderValue),
+    /// A certificate or key that cannot be used.
+    #[error("cannot use `tls`: {path}")]
+    Tls {
+        /// Which file.
+        path: String,
+        /// What is wrong with it.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The HTTP client could not be made.
+    #[error("cannot set up HTTP for this agent")]
+    Http(#[from] reqwest::Error),
 }
 
-/// The headers that go with every request to the agent. Values are marked sensitive, so that
-/// nothing below prints them.
-pub fn headers<'a>(
-    bearer_token: Option<&SecretString>,
-    extra: impl IntoIterator<Item = (&'a String, &'a SecretString)>,
-) -> Result<HeaderMap, AuthError> {
-    let mut headers = HeaderMap::new();
-    let mut add = |name: &str, value: &str| {
-        let header = HeaderName::try_from(name).map_err(|e| AuthError::Name(name.to_owned(), e))?;
-        let mut value = HeaderValue::from_str(value).map_err(|e| AuthError::Value(name.to_owned(), e))?;
-        value.set_sensitive(true);
-        headers.insert(header, value);
-        Ok(())
+/// What goes with a request. Values are marked sensitive, so that nothing below prints them.
+#[derive(Debug, Clone, Default)]
+pub struct Credentials {
+    headers: HeaderMap,
+    query: Vec<(String, SecretString)>,
+    oauth: Option<Arc<OAuth>>,
+}
+
+/// Everything that the settings have for one agent.
+#[derive(Debug, Clone)]
+pub struct Keyring {
+    headers: HeaderMap,
+    ways: Vec<Way>,
+    card_ways: Option<Vec<Way>>,
+    /// Whether the card's demands are looked at: `auth: []` says that they are not.
+    is_checked: bool,
+    has_certificate: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Way {
+    scheme: Option<String>,
+    secret: Secret,
+}
+
+#[derive(Debug, Clone)]
+enum Secret {
+    Bearer(HeaderValue),
+    Basic(HeaderValue),
+    ApiKey {
+        name: String,
+        place: Place,
+        value: SecretString,
+    },
+    OAuth(Arc<OAuth>),
+}
+
+impl Keyring {
+    /// Reads the settings. `http` is for token endpoints, which may be anywhere.
+    pub fn new(config: &config::Agent, http: &reqwest::Client) -> Result<Self, AuthError> {
+        let mut headers = HeaderMap::new();
+        for (name, secret) in &config.headers {
+            let header = HeaderName::try_from(name).map_err(|e| AuthError::Name(name.clone(), e))?;
+            headers.insert(header, value(name, secret.expose_secret())?);
+        }
+        let ways = |list: &[config::Auth]| -> Result<Vec<Way>, AuthError> {
+            list.iter()
+                .filter_map(|auth| way(auth, http).transpose())
+                .collect()
+        };
+        let mut tasks = ways(config.auth.as_deref().unwrap_or_default())?;
+        if let Some(token) = &config.bearer_token {
+            let secret = Secret::Bearer(bearer(token.expose_secret())?);
+            tasks.insert(0, Way { scheme: None, secret });
+        }
+        Ok(Self {
+            headers,
+            ways: tasks,
+            card_ways: config.card_auth.as_deref().map(ways).transpose()?,
+            is_checked: config.auth.as_ref().is_none_or(|auth| !auth.is_empty()),
+            has_certificate: config.tls.as_ref().is_some_and(|tls| tls.cert.is_some()),
+        })
+    }
+
+    /// What goes with the request for the card, which cannot be asked yet what it wants.
+    pub fn for_card(&self) -> Credentials {
+        let mut credentials = self.bare();
+        for way in self.card_ways.as_ref().unwrap_or(&self.ways) {
+            credentials.add(&way.secret);
+        }
+        credentials
+    }
+
+    /// What goes with calls: the first of the card's alternatives that the settings can meet.
+    pub fn for_tasks(&self, security: &Security) -> Result<Credentials, String> {
+        let mut credentials = self.bare();
+        if security.alternatives.is_empty() || !self.is_checked {
+            for way in &self.ways {
+                credentials.add(&way.secret);
+            }
+            return Ok(credentials);
+        }
+        for alternative in &security.alternatives {
+            let met: Option<Vec<_>> = alternative
+                .iter()
+                .map(|(name, kind)| self.meet(name, kind))
+                .collect();
+            if let Some(secrets) = met {
+                secrets
+                    .into_iter()
+                    .flatten()
+                    .for_each(|secret| credentials.add(secret));
+                return Ok(credentials);
+            }
+        }
+        Err(security.to_string())
+    }
+
+    /// What answers to one scheme of the card; `Some(None)` if the connection itself or an extra
+    /// header does.
+    fn meet(&self, name: &str, kind: &Kind) -> Option<Option<&Secret>> {
+        let named = self.ways.iter().find(|way| way.scheme.as_deref() == Some(name));
+        let unnamed = || {
+            self.ways
+                .iter()
+                .find(|way| way.scheme.is_none() && way.secret.answers(kind))
+        };
+        if let Some(way) = named.or_else(unnamed) {
+            return Some(Some(&way.secret));
+        }
+        let by_header = match kind {
+            Kind::Bearer | Kind::Basic | Kind::OAuth2 | Kind::Other(_) => {
+                self.headers.contains_key(AUTHORIZATION)
+            }
+            Kind::ApiKey {
+                name,
+                place: Place::Header,
+            } => self.headers.contains_key(name.as_str()),
+            Kind::ApiKey {
+                place: Place::Cookie, ..
+            } => self.headers.contains_key(COOKIE),
+            Kind::ApiKey { .. } => false,
+            Kind::MutualTls => self.has_certificate,
+        };
+        by_header.then_some(None)
+    }
+
+    fn bare(&self) -> Credentials {
+        Credentials {
+            headers: self.headers.clone(),
+            ..Credentials::default()
+        }
+    }
+}
+
+impl Secret {
+    fn answers(&self, kind: &Kind) -> bool {
+        match (self, kind) {
+            (Self::Bearer(_) | Self::OAuth(_), Kind::Bearer | Kind::OAuth2)
+            | (Self::Basic(_), Kind::Basic) => true,
+            (
+                Self::ApiKey { name, place, .. },
+                Kind::ApiKey {
+                    name: wanted,
+                    place: there,
+                },
+            ) => place == there && name.eq_ignore_ascii_case(wanted),
+            _ => false,
+        }
+    }
+}
+
+impl Credentials {
+    /// Adds a secret, unless its place is taken: what is given first counts.
+    fn add(&mut self, secret: &Secret) {
+        let is_taken = self.headers.contains_key(AUTHORIZATION) || self.oauth.is_some();
+        match secret {
+            Secret::Bearer(value) | Secret::Basic(value) if !is_taken => {
+                self.headers.insert(AUTHORIZATION, value.clone());
+            }
+            Secret::OAuth(oauth) if !is_taken => self.oauth = Some(Arc::clone(oauth)),
+            Secret::Bearer(_) | Secret::Basic(_) | Secret::OAuth(_) => {}
+            Secret::ApiKey { name, place, value } => {
+                let text = value.expose_secret();
+                let (name, text) = match place {
+                    Place::Query => {
+                        self.query.push((name.clone(), value.clone()));
+                        return;
+                    }
+                    Place::Header => (name.as_str(), text.to_owned()),
+                    Place::Cookie => (COOKIE.as_str(), format!("{name}={text}")),
+                };
+                // Both were checked with the settings.
+                if let (Ok(name), Ok(mut value)) = (HeaderName::try_from(name), HeaderValue::from_str(&text))
+                {
+                    value.set_sensitive(true);
+                    self.headers.entry(name).or_insert(value);
+                }
+            }
+        }
+    }
+
+    /// Makes sure that everything is at hand.
+    pub async fn ready(&self) -> Result<(), TokenError> {
+        match &self.oauth {
+            Some(oauth) => oauth.ready().await,
+            None => Ok(()),
+        }
+    }
+
+    /// After a 401: gets a new token if there is one to get. `sent` are the headers that were refused.
+    pub async fn renew(&self, sent: &HeaderMap) -> bool {
+        match &self.oauth {
+            Some(oauth) => oauth.renew(sent.get(AUTHORIZATION)).await.is_ok(),
+            None => false,
+        }
+    }
+
+    /// Puts the credentials into a request.
+    pub fn apply(&self, headers: &mut HeaderMap, url: &mut Url) {
+        headers.extend(self.headers.clone());
+        if let Some(token) = self.oauth.as_ref().and_then(|oauth| oauth.current()) {
+            headers.insert(AUTHORIZATION, token);
+        }
+        for (name, value) in &self.query {
+            url.query_pairs_mut().append_pair(name, value.expose_secret());
+        }
+    }
+}
+
+fn way(auth: &config::Auth, http: &reqwest::Client) -> Result<Option<Way>, AuthError> {
+    let secret = if let Some(token) = &auth.bearer {
+        Secret::Bearer(bearer(token.expose_secret())?)
+    } else if let Some(basic) = &auth.basic {
+        let pair = format!("{}:{}", basic.user, basic.password.expose_secret());
+        Secret::Basic(value(
+            "Authorization",
+            &format!("Basic {}", STANDARD.encode(pair)),
+        )?)
+    } else if let Some(key) = &auth.api_key {
+        Secret::ApiKey {
+            name: key.name.clone(),
+            place: key.place,
+            value: key.value.clone(),
+        }
+    } else if let Some(oauth) = &auth.oauth2 {
+        Secret::OAuth(Arc::new(OAuth::new(oauth.clone(), http.clone())))
+    } else {
+        return Ok(None);
     };
-    for (name, value) in extra {
-        add(name, value.expose_secret())?;
-    }
-    if let Some(token) = bearer_token {
-        add(
-            AUTHORIZATION.as_str(),
-            &format!("Bearer {}", token.expose_secret()),
-        )?;
-    }
-    Ok(headers)
+    let scheme = auth.scheme.clone();
+    Ok(Some(Way { scheme, secret }))
+}
+
+fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
+    value("Authorization", &format!("Bearer {token}"))
+}
+
+fn value(name: &str, text: &str) -> Result<HeaderValue, AuthError> {
+    let mut value = HeaderValue::from_str(text).map_err(|e| AuthError::Value(name.to_owned(), e))?;
+    value.set_sensitive(true);
+    Ok(value)
 }

@@ -6,18 +6,22 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use reqwest::header::HeaderMap;
+use reqwest::header::{ACCEPT, HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
+use super::auth::Credentials;
 use super::client::{self, ClientError};
 use super::dialect::Dialect;
+use super::security::Security;
 
 /// Largest card that is read.
 const MAX_CARD: u64 = 1 << 20;
 /// Most skills that are taken from one card.
 const MAX_SKILLS: usize = 500;
+/// Most interfaces that are taken from one card.
+const MAX_OFFERS: usize = 16;
 /// How long one attempt to read a card may take.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 const WELL_KNOWN: [&str; 2] = ["/.well-known/agent-card.json", "/.well-known/agent.json"];
@@ -53,8 +57,11 @@ pub enum CardError {
     #[error("not an agent card: {0}")]
     Invalid(String),
     /// The agent speaks only what the bridge does not.
-    #[error("the agent offers only {0}; this bridge speaks A2A v0.2 to v1.0 over JSON-RPC")]
+    #[error("the agent offers only {0}; this bridge speaks A2A v0.1 to v1.0 over JSON-RPC and REST")]
     Unsupported(String),
+    /// The card asks for credentials that the settings do not have.
+    #[error("the card asks for {0}; add it to `auth` (or `auth: []` to try without)")]
+    Auth(String),
 }
 
 impl CardError {
@@ -87,6 +94,7 @@ pub struct Card {
     pub skills: Vec<Skill>,
     /// Things about the card that are worth a warning.
     pub warnings: Vec<String>,
+    security: Security,
     hash: String,
     raw: Map<String, Value>,
 }
@@ -115,6 +123,23 @@ pub struct Interface {
     pub url: Url,
     /// The wire.
     pub dialect: Dialect,
+    /// The tenant that calls are for (v1.0).
+    pub tenant: Option<String>,
+    /// Why this one.
+    pub because: String,
+}
+
+/// One interface as the card offers it; nothing of it is believed yet.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Offer {
+    pub(super) url: String,
+    pub(super) binding: String,
+    pub(super) version: String,
+    pub(super) tenant: Option<String>,
+    /// Whether it is among `supportedInterfaces`, which only v1.0 has.
+    pub(super) is_v1_shape: bool,
+    /// Whether the card has what only v0.1 has.
+    pub(super) is_v01_shape: bool,
 }
 
 /// Reads the card of the agent at `base`, from `card_path` or from the well-known paths.
@@ -122,11 +147,11 @@ pub async fn fetch(
     http: &reqwest::Client,
     base: &Url,
     card_path: Option<&str>,
-    headers: &HeaderMap,
+    credentials: &Credentials,
 ) -> Result<Card, CardError> {
     let mut refusals = String::new();
     for url in candidates(base, card_path) {
-        match tokio::time::timeout(FETCH_TIMEOUT, get(http, &url, headers)).await {
+        match tokio::time::timeout(FETCH_TIMEOUT, get(http, &url, credentials)).await {
             Err(_) => return Err(CardError::Timeout { url: url.into() }),
             Ok(Err(source)) => {
                 return Err(CardError::Fetch {
@@ -151,7 +176,7 @@ pub async fn fetch(
 
 fn hint(status: reqwest::StatusCode) -> &'static str {
     match status.as_u16() {
-        401 | 403 => " (check `bearer_token` or `headers`)",
+        401 | 403 => " (check `bearer_token`, `auth`, `card_auth` or `headers`)",
         300..=399 => " (redirects are not followed; set `url` to the place it leads to)",
         _ => "",
     }
@@ -160,14 +185,20 @@ fn hint(status: reqwest::StatusCode) -> &'static str {
 async fn get(
     http: &reqwest::Client,
     url: &Url,
-    headers: &HeaderMap,
+    credentials: &Credentials,
 ) -> Result<(reqwest::StatusCode, bytes::Bytes), ClientError> {
-    let response = http
-        .get(url.clone())
-        .headers(headers.clone())
-        .send()
-        .await
-        .map_err(client::connection_error)?;
+    credentials.ready().await.map_err(ClientError::Token)?;
+    let request = || {
+        let (mut headers, mut url) = (HeaderMap::new(), url.clone());
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        credentials.apply(&mut headers, &mut url);
+        (http.get(url).headers(headers.clone()), headers)
+    };
+    let (first, sent) = request();
+    let mut response = first.send().await.map_err(client::connection_error)?;
+    if response.status() == reqwest::StatusCode::UNAUTHORIZED && credentials.renew(&sent).await {
+        response = request().0.send().await.map_err(client::connection_error)?;
+    }
     let status = response.status();
     let body = if status.is_success() {
         client::read_body(response, MAX_CARD).await?
@@ -238,6 +269,7 @@ impl Card {
             input_modes: texts(&raw, "defaultInputModes", "default_input_modes"),
             skills,
             warnings,
+            security: Security::of_card(&raw),
             hash: hash(&raw),
             raw,
         })
@@ -248,30 +280,28 @@ impl Card {
         &self.hash
     }
 
-    /// The interface to use: the first that the bridge speaks, at the configured host and port.
-    pub fn interface(&self, base: &Url) -> Result<Interface, CardError> {
-        let mut offered = Vec::new();
-        for (url, binding, version) in self.offers() {
-            let dialect = match (binding.to_ascii_uppercase().as_str(), version.as_str()) {
-                ("JSONRPC", v) if v == "1" || v.starts_with("1.") => Some(Dialect::V1),
-                ("JSONRPC", v) if v.is_empty() || v.starts_with("0.2") || v.starts_with("0.3") => {
-                    Some(Dialect::V03)
-                }
-                _ => None,
-            };
-            if let Some(dialect) = dialect {
-                return Ok(Interface {
-                    url: at_configured_host(base, &url),
-                    dialect,
-                });
-            }
-            offered.push(format!("{binding} {version}").trim().to_owned());
-        }
-        Err(CardError::Unsupported(offered.join(", ")))
+    /// What the card asks callers to show.
+    pub fn security(&self) -> &Security {
+        &self.security
     }
 
-    /// Every interface of the card as (url, binding, version), the preferred one first.
-    fn offers(&self) -> Vec<(String, String, String)> {
+    /// The interfaces in words, for people.
+    pub(super) fn offered(&self) -> String {
+        let offers = self.offers();
+        let words = offers.iter().take(8).map(|offer| {
+            let words = format!("{} {}", offer.binding, offer.version);
+            crate::json::shorten(words.trim(), 64)
+        });
+        words.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Every interface of the card, the preferred one first.
+    pub(super) fn offers(&self) -> Vec<Offer> {
+        let get = |map: &Map<String, Value>, key: &str, snake: &str| {
+            text(map, key)
+                .or_else(|| text(map, snake))
+                .filter(|text| !text.is_empty())
+        };
         let list = |key: &str, snake: &str| {
             let value = self.raw.get(key).or_else(|| self.raw.get(snake));
             value
@@ -279,40 +309,39 @@ impl Card {
                 .into_iter()
                 .flatten()
                 .filter_map(Value::as_object)
+                .take(MAX_OFFERS)
         };
+        let is_v01_shape = self.raw.contains_key("authentication");
         let mut offers: Vec<_> = list("supportedInterfaces", "supported_interfaces")
-            .map(|i| {
-                let get =
-                    |key: &str, snake: &str| text(i, key).or_else(|| text(i, snake)).unwrap_or_default();
-                let binding = get("protocolBinding", "protocol_binding");
-                (
-                    get("url", "url"),
-                    binding,
-                    get("protocolVersion", "protocol_version"),
-                )
+            .map(|i| Offer {
+                url: text(i, "url").unwrap_or_default(),
+                binding: get(i, "protocolBinding", "protocol_binding")
+                    .or_else(|| text(i, "transport"))
+                    .unwrap_or_default(),
+                version: get(i, "protocolVersion", "protocol_version").unwrap_or_default(),
+                tenant: get(i, "tenant", "tenant"),
+                is_v1_shape: true,
+                is_v01_shape: false,
             })
             .collect();
         // Cards before v1, and the older half of a merged one.
-        let version = text(&self.raw, "protocolVersion")
-            .or_else(|| text(&self.raw, "protocol_version"))
-            .unwrap_or_default();
+        let older = |url: String, binding: Option<String>| Offer {
+            url,
+            binding: binding.unwrap_or_default(),
+            version: get(&self.raw, "protocolVersion", "protocol_version").unwrap_or_default(),
+            tenant: None,
+            is_v1_shape: false,
+            is_v01_shape,
+        };
         if offers.is_empty() || self.raw.contains_key("url") {
-            let transport =
-                text(&self.raw, "preferredTransport").or_else(|| text(&self.raw, "preferred_transport"));
             let url = text(&self.raw, "url").unwrap_or_default();
-            offers.push((
+            offers.push(older(
                 url,
-                transport.unwrap_or_else(|| "JSONRPC".to_owned()),
-                version.clone(),
+                get(&self.raw, "preferredTransport", "preferred_transport"),
             ));
         }
-        offers.extend(list("additionalInterfaces", "additional_interfaces").map(|i| {
-            (
-                text(i, "url").unwrap_or_default(),
-                text(i, "transport").unwrap_or_default(),
-                version.clone(),
-            )
-        }));
+        let additional = list("additionalInterfaces", "additional_interfaces");
+        offers.extend(additional.map(|i| older(text(i, "url").unwrap_or_default(), text(i, "transport"))));
         offers
     }
 
@@ -329,6 +358,13 @@ impl Card {
                 "protocolVersion": interface.dialect.protocol_version(),
             }]),
         );
+        if let Some(tenant) = &interface.tenant
+            && let Some(first) = card
+                .get_mut("supportedInterfaces")
+                .and_then(|list| list.get_mut(0))
+        {
+            first["tenant"] = json!(tenant);
+        }
         for key in ["provider", "documentationUrl", "iconUrl"] {
             if let Some(value) = self.raw.get(key).filter(|value| !value.is_null()) {
                 card.insert(key.to_owned(), value.clone());
@@ -398,23 +434,6 @@ fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
         });
     }
     skills
-}
-
-/// The configured scheme, host and port with the card's path.
-///
-/// Cards often name a host that only the agent itself can reach (`0.0.0.0`, a container's port),
-/// and credentials must not go where a card points.
-fn at_configured_host(base: &Url, card_url: &str) -> Url {
-    let mut url = base.clone();
-    match Url::parse(card_url) {
-        Ok(card) => {
-            url.set_path(card.path());
-            url.set_query(card.query());
-        }
-        Err(_) if card_url.starts_with('/') => url.set_path(card_url),
-        Err(_) => {}
-    }
-    url
 }
 
 fn hash(raw: &Map<String, Value>) -> String {

@@ -1,15 +1,19 @@
 //! Calls to one agent over whichever dialect its card gave: send, get, cancel.
 //!
 //! A client sends its credentials to one origin, the configured one: it follows no redirect and
-//! asks no proxy. It never repeats a call by itself: once a request may have reached the agent,
-//! an error says so ([`ClientError::is_delivered`]).
+//! asks no proxy. It repeats a call only if the agent's answer proves that the agent has not looked
+//! at it. Once a request may have reached the agent, an error says so ([`ClientError::is_delivered`]).
 
 use bytes::{Bytes, BytesMut};
+use reqwest::StatusCode;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::value::RawValue;
 use url::Url;
 
-use super::dialect::{Call, Dialect, NotAResult, Outgoing};
+use super::auth::{Credentials, TokenError};
+use super::card::Interface;
+use super::choose::SecondThoughts;
+use super::dialect::{Call, Dialect, NotAResult, Outgoing, RpcError};
 use super::model::{Answer, Task};
 use super::stream::EventStream;
 use crate::json;
@@ -25,6 +29,8 @@ pub mod code {
     pub const TASK_NOT_CANCELABLE: i64 = -32002;
     /// The agent does not do this.
     pub const UNSUPPORTED_OPERATION: i64 = -32004;
+    /// The agent does not speak this version.
+    pub const VERSION_NOT_SUPPORTED: i64 = -32009;
     /// The agent has no such method.
     pub const METHOD_NOT_FOUND: i64 = -32601;
 }
@@ -58,6 +64,9 @@ pub enum ClientError {
         /// How it begins.
         snippet: String,
     },
+    /// There is no access token to call with; the agent has not seen the call.
+    #[error("cannot get an access token for the agent")]
+    Token(#[source] TokenError),
     /// The agent's answer is larger than allowed.
     #[error("the agent's answer is larger than {limit} bytes (`max_response_size`)")]
     TooLarge {
@@ -82,7 +91,79 @@ fn refusal(status: &Option<u16>, code: &Option<i64>, message: &str) -> String {
 impl ClientError {
     /// Whether the agent may have begun to work on the call.
     pub fn is_delivered(&self) -> bool {
-        !matches!(self, Self::Unreachable(_))
+        !matches!(self, Self::Unreachable(_) | Self::Token(_))
+    }
+
+    /// Whether the agent says that it does not know the task. Some have no code for it.
+    pub fn is_task_not_found(&self) -> bool {
+        let Self::Refused {
+            http_status,
+            code,
+            message,
+            ..
+        } = self
+        else {
+            return false;
+        };
+        let message = message.to_ascii_lowercase();
+        let says_so = message.contains("task")
+            && ["not found", "unknown", "not exist", "no such"]
+                .iter()
+                .any(|words| message.contains(words));
+        match code {
+            Some(code::TASK_NOT_FOUND) => true,
+            Some(-32000 | -32602 | -32603) => says_so,
+            None => says_so && *http_status == Some(404),
+            Some(_) => false,
+        }
+    }
+
+    /// Whether the agent says that it does not cancel this task, or none at all.
+    pub fn is_not_cancelable(&self) -> bool {
+        match self {
+            Self::Refused { code: Some(code), .. } => matches!(
+                *code,
+                code::TASK_NOT_CANCELABLE | code::UNSUPPORTED_OPERATION | code::METHOD_NOT_FOUND
+            ),
+            Self::Refused { http_status, .. } => matches!(http_status, Some(405 | 409 | 501)),
+            _ => false,
+        }
+    }
+
+    /// Whether the answer proves that the agent does not speak the wire of the call, and so has
+    /// not begun to work on it.
+    pub fn is_wrong_wire(&self) -> bool {
+        match self {
+            Self::Refused { code: Some(code), .. } => {
+                matches!(*code, code::METHOD_NOT_FOUND | code::VERSION_NOT_SUPPORTED)
+            }
+            // Nothing is at that address, or not with that HTTP method; an error of A2A would say more.
+            Self::Refused {
+                http_status, message, ..
+            } => matches!(http_status, Some(404 | 405)) && !message.to_ascii_lowercase().contains("task"),
+            _ => false,
+        }
+    }
+
+    /// Whether the agent refuses the conversation id that came with a new task, which says that it
+    /// has not begun to work.
+    pub fn is_context_refused(&self) -> bool {
+        let Self::Refused {
+            http_status,
+            code,
+            message,
+            ..
+        } = self
+        else {
+            return false;
+        };
+        let message = message.to_ascii_lowercase();
+        let words = ["context", "session", "conversation"];
+        let is_refusal = match code {
+            Some(code) => matches!(*code, -32602 | -32600 | -32001 | -32004),
+            None => matches!(http_status, Some(400 | 404 | 409 | 422)),
+        };
+        is_refusal && words.iter().any(|word| message.contains(word))
     }
 
     /// The JSON-RPC code of the agent's error.
@@ -109,33 +190,35 @@ pub struct Client {
     http: reqwest::Client,
     endpoint: Url,
     dialect: Dialect,
-    headers: HeaderMap,
+    tenant: Option<String>,
+    credentials: Credentials,
     max_response: u64,
+    second_thoughts: Option<SecondThoughts>,
 }
 
 impl Client {
-    /// `headers` hold the credentials; they go to `endpoint` and nowhere else.
+    /// `credentials` go to the interface's address and nowhere else.
     pub fn new(
         http: reqwest::Client,
-        endpoint: Url,
-        dialect: Dialect,
-        mut headers: HeaderMap,
+        interface: &Interface,
+        credentials: Credentials,
         max_response: u64,
     ) -> Self {
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(version) = dialect.version_header() {
-            headers.insert(
-                HeaderName::from_static("a2a-version"),
-                HeaderValue::from_static(version),
-            );
-        }
         Self {
             http,
-            endpoint,
-            dialect,
-            headers,
+            endpoint: interface.url.clone(),
+            dialect: interface.dialect,
+            tenant: interface.tenant.clone(),
+            credentials,
             max_response,
+            second_thoughts: None,
         }
+    }
+
+    /// The same client, which looks for another wire when the agent refuses this one.
+    pub fn reconsidering(mut self, second_thoughts: SecondThoughts) -> Self {
+        self.second_thoughts = Some(second_thoughts);
+        self
     }
 
     /// The wire that is spoken.
@@ -150,26 +233,35 @@ impl Client {
 
     /// Sends a message and waits until the agent answers.
     pub async fn send(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<Answer, ClientError> {
-        let body = self.call(self.dialect.send(message), trace).await?;
-        self.dialect
-            .read_answer(&body.bytes)
-            .map_err(|problem| body.explain(problem))
+        match self.send_once(message, trace).await {
+            Err(error) if error.is_wrong_wire() => match Box::pin(self.on_another_wire()).await {
+                Some(other) => Box::pin(other.send_once(message, trace)).await,
+                None => Err(error),
+            },
+            result => result,
+        }
     }
 
     /// Asks what became of a task.
     pub async fn get(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
-        let body = self.call(self.dialect.get(task_id), trace).await?;
-        self.dialect
-            .read_task(&body.bytes)
-            .map_err(|problem| body.explain(problem))
+        match self.get_once(task_id, trace).await {
+            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
+                Some(other) => Box::pin(other.get_once(task_id, trace)).await,
+                None => Err(error),
+            },
+            result => result,
+        }
     }
 
     /// Asks to cancel a task.
     pub async fn cancel(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
-        let body = self.call(self.dialect.cancel(task_id), trace).await?;
-        self.dialect
-            .read_task(&body.bytes)
-            .map_err(|problem| body.explain(problem))
+        match self.cancel_once(task_id, trace).await {
+            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
+                Some(other) => Box::pin(other.cancel_once(task_id, trace)).await,
+                None => Err(error),
+            },
+            result => result,
+        }
     }
 
     /// Sends a message and takes the events of its answer as they come.
@@ -183,96 +275,206 @@ impl Client {
     }
 
     async fn events(&self, call: Call, trace: &Trace) -> Result<EventStream, ClientError> {
-        let sent = self
-            .request(call, "text/event-stream, application/json", trace)
-            .send()
-            .await;
-        let response = sent.map_err(connection_error)?;
-        if !response.status().is_success() {
-            let status = response.status();
-            let body = Body {
-                status,
-                bytes: read_body(response, self.max_response).await?,
-            };
-            return Err(body.refusal(self.dialect));
-        }
-        EventStream::open(response, self.dialect, self.max_response).await
-    }
-
-    async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {
         let response = self
-            .request(call, "application/json", trace)
-            .send()
-            .await
-            .map_err(connection_error)?;
-        let body = Body {
-            status: response.status(),
-            bytes: read_body(response, self.max_response).await?,
-        };
-        body.check_depth()?;
-        if body.status.is_success() {
-            Ok(body)
-        } else {
-            Err(body.refusal(self.dialect))
+            .exchange(call, "text/event-stream, application/json", trace)
+            .await?;
+        if response.status().is_success() {
+            return EventStream::open(response, self.dialect, self.max_response).await;
+        }
+        let body = Body::read(response, self.max_response).await?;
+        Err(body
+            .check()
+            .err()
+            .unwrap_or_else(|| unreachable!("an error status is never let pass")))
+    }
+
+    async fn cancel_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
+        let body = self.call(self.dialect.cancel(task_id), trace).await?;
+        self.dialect
+            .read_task(&body.bytes)
+            .map_err(|problem| body.explain(problem))
+    }
+
+    async fn send_once(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<Answer, ClientError> {
+        let body = self.call(self.dialect.send(message), trace).await?;
+        self.dialect
+            .read_answer(&body.bytes)
+            .map_err(|problem| body.explain(problem))
+    }
+
+    pub(super) async fn get_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
+        let body = self.call(self.dialect.get(task_id), trace).await?;
+        self.dialect
+            .read_task(&body.bytes)
+            .map_err(|problem| body.explain(problem))
+    }
+
+    /// Makes a call for the sake of the error that it gives.
+    pub(super) async fn call_once(&self, call: Call, trace: &Trace) -> Result<(), ClientError> {
+        let body = self.call(call, trace).await?;
+        match self.dialect.read_answer(&body.bytes) {
+            Ok(_) => Ok(()),
+            Err(problem) => Err(body.explain(problem)),
         }
     }
 
+    /// A client for another wire that the agent speaks, after it has refused this one.
+    pub(super) async fn on_another_wire(&self) -> Option<Self> {
+        let thoughts = self.second_thoughts.as_ref()?;
+        let other = thoughts.chooser.again(&thoughts.card, &self.interface()).await?;
+        thoughts.changed.notify_one();
+        thoughts.chooser.client(&thoughts.card, &other).ok()
+    }
+
+    /// A client for the wire that was found since this one was made. An agent may lack a method to
+    /// look or to cancel, so that alone is no reason to search for a wire.
+    fn on_the_new_wire(&self) -> Option<Self> {
+        let SecondThoughts { chooser, card, .. } = self.second_thoughts.as_ref()?;
+        let other = chooser.changed_from(card, &self.interface())?;
+        chooser.client(card, &other).ok()
+    }
+
+    fn interface(&self) -> Interface {
+        Interface {
+            url: self.endpoint.clone(),
+            dialect: self.dialect,
+            tenant: self.tenant.clone(),
+            because: String::new(),
+        }
+    }
+
+    /// The HTTP request for a call, with the credentials that are at hand.
     fn request(&self, call: Call, accept: &'static str, trace: &Trace) -> reqwest::RequestBuilder {
-        let mut headers = self.headers.clone();
+        let call = match &self.tenant {
+            Some(tenant) => call.for_tenant(tenant),
+            None => call,
+        };
+        let mut headers = HeaderMap::new();
+        let mut url = self.endpoint.clone();
+        if !call.path.is_empty()
+            && let Ok(mut segments) = url.path_segments_mut()
+        {
+            segments.pop_if_empty().extend(&call.path);
+        }
+        self.credentials.apply(&mut headers, &mut url);
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(call.content_type));
+        if let Some(version) = self.dialect.version_header() {
+            headers.insert(
+                HeaderName::from_static("a2a-version"),
+                HeaderValue::from_static(version),
+            );
+        }
         if let Some(parent) = &trace.parent {
             headers.insert(HeaderName::from_static("traceparent"), parent.clone());
             if let Some(state) = &trace.state {
                 headers.insert(HeaderName::from_static("tracestate"), state.clone());
             }
         }
-        self.http
-            .post(self.endpoint.clone())
-            .headers(headers)
-            .body(call.body)
+        let body = call.body();
+        let request = self.http.request(call.method, url).headers(headers);
+        match body {
+            Some(body) => request.body(body),
+            None => request,
+        }
+    }
+
+    /// Sends a call. It goes out a second time only after an answer which says that the agent has
+    /// not looked at it: an access token that is over, a media type or HTTP method not taken.
+    pub(super) async fn exchange(
+        &self,
+        mut call: Call,
+        accept: &'static str,
+        trace: &Trace,
+    ) -> Result<reqwest::Response, ClientError> {
+        self.credentials.ready().await.map_err(ClientError::Token)?;
+        let request = self.request(call.clone(), accept, trace).build();
+        let request = request.map_err(connection_error)?;
+        let sent_headers = request.headers().clone();
+        let response = self.http.execute(request).await.map_err(connection_error)?;
+        let is_again = match response.status() {
+            StatusCode::UNAUTHORIZED => self.credentials.renew(&sent_headers).await,
+            StatusCode::UNSUPPORTED_MEDIA_TYPE => call.in_plain_json(),
+            StatusCode::METHOD_NOT_ALLOWED => call.subscribe_with_post(),
+            _ => false,
+        };
+        if !is_again {
+            return Ok(response);
+        }
+        drop(response);
+        self.request(call, accept, trace)
+            .send()
+            .await
+            .map_err(connection_error)
+    }
+
+    async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {
+        let accept = if call.content_type == "application/json" {
+            "application/json"
+        } else {
+            "application/a2a+json, application/json"
+        };
+        let response = self.exchange(call, accept, trace).await?;
+        let body = Body::read(response, self.max_response).await?;
+        body.check()
     }
 }
 
 /// What came back, before it is understood.
 pub(super) struct Body {
-    status: reqwest::StatusCode,
+    content_type: Option<String>,
+    status: StatusCode,
     pub(super) bytes: Bytes,
 }
 
 impl Body {
+    async fn read(response: reqwest::Response, limit: u64) -> Result<Self, ClientError> {
+        let content_type = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok());
+        Ok(Self {
+            content_type: content_type.map(|value| json::shorten(value, 80)),
+            status: response.status(),
+            bytes: read_body(response, limit).await?,
+        })
+    }
+
+    /// The data of one event.
     pub(super) fn of_event(bytes: Bytes) -> Self {
         Self {
-            status: reqwest::StatusCode::OK,
+            content_type: None,
+            status: StatusCode::OK,
             bytes,
         }
     }
 
-    pub(super) fn check_depth(&self) -> Result<(), ClientError> {
-        if json::is_shallow(&self.bytes) {
-            return Ok(());
+    /// Lets pass what may be a result.
+    pub(super) fn check(self) -> Result<Self, ClientError> {
+        if !json::is_shallow(&self.bytes) {
+            return Err(self.not_a2a(format!("it nests deeper than {}", json::MAX_DEPTH)));
         }
-        Err(self.not_a2a(format!("it nests deeper than {}", json::MAX_DEPTH)))
-    }
-
-    /// What an error status means. It may still carry a JSON-RPC error, which says more; a result
-    /// under an error status is an error all the same.
-    fn refusal(&self, dialect: Dialect) -> ClientError {
-        match dialect.read_answer(&self.bytes) {
-            Err(problem @ NotAResult::Error(_)) => self.explain(problem),
-            Ok(_) | Err(NotAResult::NotA2a(_)) => ClientError::Refused {
+        if self.status.is_success() {
+            return Ok(self);
+        }
+        // An error status may still carry an error object, which says more; a result under an
+        // error status is an error all the same.
+        Err(match RpcError::in_body(&self.bytes) {
+            Some(error) => self.explain(NotAResult::Error(error)),
+            None => ClientError::Refused {
                 http_status: Some(self.status.as_u16()),
                 code: None,
                 message: self.snippet(),
                 data: None,
             },
-        }
+        })
     }
 
     pub(super) fn explain(&self, problem: NotAResult) -> ClientError {
         match problem {
             NotAResult::Error(error) => ClientError::Refused {
                 http_status: Some(self.status.as_u16()).filter(|_| !self.status.is_success()),
-                code: Some(error.code),
+                code: error.code,
                 message: json::shorten(&error.message, 4096),
                 data: error.data,
             },
@@ -281,6 +483,13 @@ impl Body {
     }
 
     fn not_a2a(&self, reason: String) -> ClientError {
+        let reason = match &self.content_type {
+            Some(content_type) if !content_type.contains("json") => {
+                format!("{reason}; it came as {content_type}")
+            }
+            Some(_) => reason,
+            None => format!("{reason}; it came without a content type"),
+        };
         ClientError::NotA2a {
             reason,
             snippet: self.snippet(),
@@ -355,4 +564,23 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Reads an answer as [`Client::send`] would, from a recording.
+#[cfg(test)]
+pub(super) fn read_recorded(
+    dialect: Dialect,
+    status: u16,
+    content_type: Option<&str>,
+    bytes: &[u8],
+) -> Result<Answer, ClientError> {
+    let body = Body {
+        content_type: content_type.map(str::to_owned),
+        status: StatusCode::from_u16(status).expect("recordings have a status"),
+        bytes: Bytes::copy_from_slice(bytes),
+    };
+    let body = body.check()?;
+    dialect
+        .read_answer(&body.bytes)
+        .map_err(|problem| body.explain(problem))
 }

@@ -1,24 +1,34 @@
 //! One agent's HTTP face: its card, its dialect, calls to it. Nothing about NATS.
 //!
 //! ```text
-//! card::fetch ──> Card ──interface──> Interface ──> Client::new
+//! card::fetch ──> Card ──Chooser::choose──> Interface ──Chooser::client──> Client
 //!                                                     │ send / get / cancel
 //! Outgoing ──Dialect::send──> HTTP ──Dialect::read──> Answer (Task | Message)
 //! ```
 
+mod address;
 pub mod auth;
 pub mod card;
+pub mod choose;
 pub mod client;
 pub mod dialect;
 pub mod model;
+pub mod security;
 mod sse;
 pub mod stream;
+#[cfg(test)]
+mod tests;
 mod wire;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+
+use crate::config;
+use auth::{AuthError, Keyring};
+use choose::Chooser;
 
 /// A running agent that has shown its card: what a call needs to reach it.
 #[derive(Debug)]
@@ -33,12 +43,16 @@ pub struct Instance {
     pub gone: CancellationToken,
 }
 
-/// The HTTP client that all agents share.
+/// The HTTP client that agents without certificates of their own share.
 ///
 /// Redirects are not followed and proxy variables not read: credentials belong to the configured
 /// origin. Idle connections are dropped early because common servers close theirs after five
 /// seconds, and a call on a connection that is just being closed has an unknown outcome.
 pub fn http_client() -> reqwest::Result<reqwest::Client> {
+    http_builder().build()
+}
+
+fn http_builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
         .user_agent(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
@@ -46,5 +60,43 @@ pub fn http_client() -> reqwest::Result<reqwest::Client> {
         .connect_timeout(Duration::from_secs(10))
         .pool_idle_timeout(Duration::from_secs(4))
         .tcp_nodelay(true)
-        .build()
+}
+
+/// Everything that is needed to look at an agent and to call it, from its settings.
+///
+/// `http` is the shared client; an agent with certificates of its own gets one of its own.
+pub fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Chooser, AuthError> {
+    let Some(tls) = &config.tls else {
+        let keyring = Keyring::new(config, http)?;
+        return Ok(Chooser::new(config, http.clone(), keyring));
+    };
+    let authorities = || -> Result<reqwest::ClientBuilder, AuthError> {
+        let Some(ca) = &tls.ca else {
+            return Ok(http_builder());
+        };
+        let wrong = |source| tls_error(ca, source);
+        let pem = std::fs::read(ca).map_err(|e| wrong(e.into()))?;
+        let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| wrong(e.into()))?;
+        if certificates.is_empty() {
+            return Err(wrong("there is no certificate in it".into()));
+        }
+        Ok(http_builder().tls_certs_only(certificates))
+    };
+    let mut own = authorities()?;
+    if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {
+        let mut pem = std::fs::read(cert).map_err(|e| tls_error(cert, e.into()))?;
+        pem.push(b'\n');
+        pem.extend(std::fs::read(key).map_err(|e| tls_error(key, e.into()))?);
+        own = own.identity(reqwest::Identity::from_pem(&pem).map_err(|e| tls_error(cert, e.into()))?);
+    }
+    // The client certificate is for the agent, not for the token endpoint.
+    let keyring = Keyring::new(config, &authorities()?.build()?)?;
+    Ok(Chooser::new(config, own.build()?, keyring))
+}
+
+fn tls_error(path: &Path, source: Box<dyn std::error::Error + Send + Sync>) -> AuthError {
+    AuthError::Tls {
+        path: path.display().to_string(),
+        source,
+    }
 }

@@ -54,7 +54,7 @@ impl Parser {
                     return Ok(Some(data));
                 }
             } else {
-                self.field(line)?;
+                self.field(&line)?;
             }
         }
         Ok(None)
@@ -71,7 +71,7 @@ impl Parser {
             rest.truncate(rest.len() - 1);
         }
         if !rest.is_empty() {
-            self.field(rest.freeze())?;
+            self.field(&rest.freeze())?;
         }
         Ok(self.data.take())
     }
@@ -115,7 +115,7 @@ impl Parser {
         Ok(Some(line))
     }
 
-    fn field(&mut self, line: Bytes) -> Result<(), TooLarge> {
+    fn field(&mut self, line: &Bytes) -> Result<(), TooLarge> {
         // Comments, ids, names and retry times say nothing here: an `error` event has its error in
         // its data like any other.
         let Some(rest) = line.strip_prefix(b"data") else {

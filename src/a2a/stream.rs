@@ -93,8 +93,7 @@ impl EventStream {
             },
         };
         let Some(bytes) = data else { return Ok(None) };
-        let body = Body::of_event(bytes);
-        body.check_depth()?;
+        let body = Body::of_event(bytes).check()?;
         self.dialect
             .read_event(&body.bytes)
             .map(Some)

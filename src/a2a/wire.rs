@@ -35,23 +35,20 @@ impl Event {
                 serde_json::from_str::<WireMessage>(message.get())?.into(),
             ));
         }
-        match wire.parts {
-            Some(parts) => {
-                let (message_id, role) = (wire.message_id, wire.role);
-                let (context_id, context_id_snake) = (wire.context_id, wire.context_id_snake);
-                Ok(Self::Message(
-                    WireMessage {
-                        message_id,
-                        role,
-                        context_id,
-                        context_id_snake,
-                        parts,
-                    }
-                    .into(),
-                ))
-            }
-            None => Err(serde_json::Error::custom("neither a task nor a message")),
+        if wire.parts.is_none() && wire.content.is_none() {
+            return Err(serde_json::Error::custom("neither a task nor a message"));
         }
+        Ok(Self::Message(
+            WireMessage {
+                message_id: wire.message_id,
+                role: wire.role,
+                context_id: wire.context_id,
+                context_id_snake: wire.context_id_snake,
+                parts: wire.parts.unwrap_or_default(),
+                content: wire.content,
+            }
+            .into(),
+        ))
     }
 }
 
@@ -106,7 +103,8 @@ struct WireEvent {
     #[serde(alias = "artifact_update")]
     artifact_update: Option<WireUpdate>,
     task: Option<WireTask>,
-    // Kept raw: in a v0.1 task it can be anything.
+    // Kept raw: in a v0.1 task it can be anything. v0.3's protobuf calls it `msg`.
+    #[serde(alias = "msg")]
     message: Option<Box<RawValue>>,
     id: Option<Id>,
     #[serde(alias = "task_id")]
@@ -128,6 +126,7 @@ struct WireEvent {
     message_id: Option<Id>,
     role: Option<String>,
     parts: Option<Vec<WirePart>>,
+    content: Option<Content>,
 }
 
 impl WireEvent {
@@ -254,6 +253,35 @@ struct WireMessage {
     context_id_snake: Option<String>,
     #[serde(default, deserialize_with = "null_is_default")]
     parts: Vec<WirePart>,
+    content: Option<Content>,
+}
+
+/// What stands for `parts` in v0.3's protobuf (a list) and in python-a2a (one part, or text).
+struct Content(Vec<WirePart>);
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = <&RawValue>::deserialize(deserializer)?.get();
+        let parts = match raw.as_bytes().first() {
+            Some(b'[') => serde_json::from_str(raw),
+            Some(b'{') => serde_json::from_str(raw).map(|part| vec![part]),
+            Some(b'"') => serde_json::from_str(raw).map(|text| vec![WirePart::text(text)]),
+            _ => Ok(Vec::new()),
+        };
+        parts.map(Self).map_err(D::Error::custom)
+    }
+}
+
+impl WireMessage {
+    fn into_parts(self) -> Vec<Part> {
+        let content = self.content.map(|content| content.0).unwrap_or_default();
+        let parts = if self.parts.is_empty() {
+            content
+        } else {
+            self.parts
+        };
+        parts.into_iter().filter_map(WirePart::into_part).collect()
+    }
 }
 
 #[derive(Deserialize)]
@@ -271,7 +299,7 @@ struct WireArtifact {
     parts: Vec<WirePart>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct WirePart {
     text: Option<String>,
@@ -290,8 +318,9 @@ struct WireFile {
     name: Option<String>,
     #[serde(alias = "mime_type", alias = "mediaType", alias = "media_type")]
     mime_type: Option<String>,
+    #[serde(alias = "fileWithBytes", alias = "file_with_bytes")]
     bytes: Option<String>,
-    #[serde(alias = "url")]
+    #[serde(alias = "url", alias = "fileWithUri", alias = "file_with_uri")]
     uri: Option<String>,
 }
 
@@ -341,17 +370,16 @@ impl TryFrom<WireTask> for Task {
 }
 
 impl From<WireMessage> for Message {
-    fn from(wire: WireMessage) -> Self {
+    fn from(mut wire: WireMessage) -> Self {
+        let context_id = wire.context_id.take().or(wire.context_id_snake.take());
         Self {
-            id: wire.message_id.map(|id| id.0),
+            id: wire.message_id.take().map(|id| id.0),
             from_user: wire
                 .role
+                .as_deref()
                 .is_some_and(|role| role.eq_ignore_ascii_case("user") || role == "ROLE_USER"),
-            context_id: wire
-                .context_id
-                .or(wire.context_id_snake)
-                .filter(|id| !id.is_empty()),
-            parts: wire.parts.into_iter().filter_map(WirePart::into_part).collect(),
+            context_id: context_id.filter(|id| !id.is_empty()),
+            parts: wire.into_parts(),
         }
     }
 }
@@ -367,12 +395,20 @@ impl From<WireArtifact> for Artifact {
 }
 
 impl WirePart {
+    fn text(text: String) -> Self {
+        Self {
+            text: Some(text),
+            ..Self::default()
+        }
+    }
+
     /// `None` for a kind of part that no known version has.
     fn into_part(self) -> Option<Part> {
-        let file = |name, media_type, content| {
+        let filled = |text: &String| !text.is_empty();
+        let file = |name: Option<String>, media_type: Option<String>, content| {
             Some(Part::File(File {
-                name,
-                media_type,
+                name: name.filter(filled),
+                media_type: media_type.filter(filled),
                 content,
             }))
         };
@@ -381,6 +417,8 @@ impl WirePart {
         }
         if let Some(wire) = self.file {
             let content = match (wire.bytes, wire.uri) {
+                // Some write both, the one that is not meant empty.
+                (Some(bytes), Some(uri)) if bytes.is_empty() && !uri.is_empty() => FileContent::Uri(uri),
                 (Some(bytes), _) => FileContent::Base64(bytes),
                 (None, Some(uri)) => FileContent::Uri(uri),
                 (None, None) => return None,

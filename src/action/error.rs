@@ -165,7 +165,7 @@ impl ActionError {
     pub fn from_client(error: ClientError) -> Self {
         let reached_agent = error.is_delivered();
         let code = match &error {
-            ClientError::Unreachable(_) => Code::AgentUnavailable,
+            ClientError::Unreachable(_) | ClientError::Token(_) => Code::AgentUnavailable,
             ClientError::Broken(_) => Code::OutcomeUnknown,
             ClientError::TooLarge { .. } => Code::TooLarge,
             ClientError::Refused { .. } | ClientError::NotA2a { .. } => Code::AgentError,

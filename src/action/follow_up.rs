@@ -43,6 +43,8 @@ pub struct Waiting {
     pub skill: Option<Arc<str>>,
     /// Media types that the caller takes.
     pub output_modes: Vec<String>,
+    /// Tells this question from another one of the same task.
+    pub question: u64,
 }
 
 /// All follow-ups of this process.
@@ -199,6 +201,7 @@ mod tests {
             context_id: None,
             skill: None,
             output_modes: Vec::new(),
+            question: 0,
         };
         let id = follow_ups.park(&agent, waiting, ttl).id.to_string();
         (follow_ups, agent, id)

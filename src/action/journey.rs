@@ -10,6 +10,7 @@
 //! the agent is asked what became of the task, its events are subscribed to again a few times,
 //! and in the end it is polled. When nobody can tell, the outcome is unknown, and so says the reply.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,9 +25,9 @@ use super::outcome::{Outcome, Status, TaskRef};
 use super::progress::{Audience, Frame, Progress};
 use super::run::{Actions, Mode};
 use crate::a2a::Instance;
-use crate::a2a::client::{Client, ClientError, Trace, chain, code};
+use crate::a2a::client::{ClientError, Trace, chain, code};
 use crate::a2a::dialect::{Outgoing, Wait};
-use crate::a2a::model::{Answer, Event, Task, TaskState};
+use crate::a2a::model::{Answer, Event, Part, Task, TaskState};
 use crate::a2a::stream::EventStream;
 
 /// First pause before asking for a task again, and the longest.
@@ -75,6 +76,8 @@ pub(super) struct Journey<'a, P> {
     // Nobody listens; the task is cancelled as soon as its id is known.
     pub(super) abandoned: bool,
     pub(super) is_named: bool,
+    // The question that the message answers.
+    pub(super) answers: Option<u64>,
     // The status that was remembered last.
     pub(super) observed: Option<Status>,
 }
@@ -94,18 +97,31 @@ impl From<ActionError> for Failure {
 }
 
 impl<P: Progress> Journey<'_, P> {
-    fn client(&self) -> Client {
-        self.instance.client.clone()
-    }
-
     /// Sends the message in the way that suits agent and caller, and follows the task to its end.
     pub(super) async fn deliver(&mut self, message: &Outgoing<'_>) -> Result<Outcome, Failure> {
+        match Box::pin(self.attempt(message)).await {
+            // The agent makes its own conversation, which the session follows from now on.
+            Err(Failure::Client(error))
+                if message.context_id.is_some()
+                    && message.task_id.is_none()
+                    && error.is_context_refused() =>
+            {
+                let message = Outgoing {
+                    context_id: None,
+                    ..*message
+                };
+                Box::pin(self.attempt(&message)).await
+            }
+            result => result,
+        }
+    }
+
+    async fn attempt(&mut self, message: &Outgoing<'_>) -> Result<Outcome, Failure> {
         let max_size = usize::try_from(self.actions.limits.max_response_size).unwrap_or(usize::MAX);
-        let rules = &self.actions.limits.artifacts;
-        let mut fold = Fold::new(rules, max_size, self.progress.listens());
+        let mut fold = Fold::new(&self.actions.limits.artifacts, max_size, self.progress.listens());
         let wants_stream = self.mode != Mode::Final || self.actions.limits.prefer_stream;
         if wants_stream && self.instance.card.streaming {
-            match self.stream(message, &mut fold).await {
+            match Box::pin(self.stream(message, &mut fold)).await {
                 // The card promised what the agent does not do; the message was not taken.
                 Err(Failure::Client(error)) if is_unsupported(&error) => {}
                 Err(failure) => return Err(failure),
@@ -118,15 +134,65 @@ impl<P: Progress> Journey<'_, P> {
             Wait::No
         };
         let message = Outgoing { wait, ..*message };
-        let client = self.client();
-        let answer = match self.within(client.send(&message, self.trace)).await {
-            Ok(answer) => answer.map_err(Failure::Client)?,
+        let instance = Arc::clone(&self.instance);
+        let answer = match self
+            .within(Box::pin(instance.client.send(&message, self.trace)))
+            .await
+        {
+            Ok(Ok(answer)) => Box::pin(self.past_old_question(answer)).await,
+            // A task whose id is known can be asked for; an answer to a question is its caller's business.
+            Ok(Err(error @ ClientError::Broken(_))) if message.task_id.is_none() => {
+                let Some(task) = self.named_by_us(&message) else {
+                    return Err(Failure::Client(error));
+                };
+                let id = task.id.clone().unwrap_or_default();
+                match tokio::time::timeout(ASIDE, instance.client.get(&id, self.trace)).await {
+                    Ok(Ok(seen)) => Answer::Task(seen),
+                    _ => return Err(ActionError::from_client(error).about(task).into()),
+                }
+            }
+            Ok(Err(error)) => return Err(Failure::Client(error)),
             Err(interruption) => {
-                let task = message.task_id.map(|id| self.task_ref(Some(id.to_owned()), None));
-                return Err(self.interrupted(interruption, task).await.into());
+                let task = self.named_by_us(&message);
+                return Err(Box::pin(self.interrupted(interruption, task)).await.into());
             }
         };
-        Ok(self.resume(&mut fold, answer.into()).await?)
+        Ok(Box::pin(self.resume(&mut fold, answer.into())).await?)
+    }
+
+    /// The task of a message whose id does not depend on the agent's answer.
+    fn named_by_us(&self, message: &Outgoing<'_>) -> Option<TaskRef> {
+        let made = message
+            .new_task_id
+            .filter(|_| self.instance.client.dialect().has_client_made_ids());
+        let id = message.task_id.or(made)?;
+        Some(self.task_ref(Some(id.to_owned()), message.context_id.map(str::to_owned)))
+    }
+
+    /// Some agents answer an answer with the task as it was, still asking, and then go on: looks
+    /// again for a moment while the question is the one that was answered.
+    async fn past_old_question(&mut self, answer: Answer) -> Answer {
+        let (Answer::Task(mut task), Some(question)) = (answer.clone(), self.answers) else {
+            return answer;
+        };
+        let instance = Arc::clone(&self.instance);
+        let trace = self.trace;
+        let mut pause = POLL.0;
+        for _ in 0..SETTLING_LOOKS {
+            if !task.state.is_waiting() || question_of(&task) != question {
+                break;
+            }
+            let looked = self.within(async {
+                tokio::time::sleep(pause).await;
+                tokio::time::timeout(ASIDE, instance.client.get(&task.id, trace)).await
+            });
+            match looked.await {
+                Ok(Ok(Ok(seen))) => task = seen,
+                _ => break,
+            }
+            pause *= 2;
+        }
+        Answer::Task(task)
     }
 
     /// Goes on with a task that was looked at.
@@ -140,7 +206,8 @@ impl<P: Progress> Journey<'_, P> {
     async fn follow(&mut self, fold: &mut Fold<'_>) -> Result<(), ActionError> {
         let (mut pause, longest) = POLL;
         let mut failures = 0;
-        let client = self.client();
+        let instance = Arc::clone(&self.instance);
+        let client = &instance.client;
         self.tell_of_auth(fold).await?;
         while !self.is_over(fold) {
             let Some(id) = fold.task().map(|task| task.id.clone()) else {
@@ -149,7 +216,7 @@ impl<P: Progress> Journey<'_, P> {
             let trace = self.trace;
             let looked = self.within(async {
                 tokio::time::sleep(pause).await;
-                tokio::time::timeout(ASIDE, client.get(&id, trace)).await
+                tokio::time::timeout(ASIDE, Box::pin(client.get(&id, trace))).await
             });
             match looked.await {
                 Err(interruption) => return Err(self.interrupted_with(interruption, fold).await),
@@ -158,7 +225,7 @@ impl<P: Progress> Journey<'_, P> {
                     self.take(fold, Event::Task(Task { id, ..seen })).await?;
                     self.tell_of_auth(fold).await?;
                 }
-                Ok(Ok(Err(error))) if error.rpc_code() == Some(code::TASK_NOT_FOUND) => {
+                Ok(Ok(Err(error))) if error.is_task_not_found() => {
                     return Err(about_known_task(error, self.known_ref(fold)));
                 }
                 Ok(failed) => {
@@ -179,12 +246,16 @@ impl<P: Progress> Journey<'_, P> {
 
     /// Sends the message and reads the events of its answer.
     async fn stream(&mut self, message: &Outgoing<'_>, fold: &mut Fold<'_>) -> Result<(), Failure> {
-        let client = self.client();
-        let mut events = match self.within_idle(client.stream(message, self.trace)).await {
+        let instance = Arc::clone(&self.instance);
+        let client = &instance.client;
+        let mut events = match self
+            .within_idle(Box::pin(client.stream(message, self.trace)))
+            .await
+        {
             Ok(events) => events.map_err(Failure::Client)?,
             Err(interruption) => {
-                let task = message.task_id.map(|id| self.task_ref(Some(id.to_owned()), None));
-                return Err(self.interrupted(interruption, task).await.into());
+                let task = self.named_by_us(message);
+                return Err(Box::pin(self.interrupted(interruption, task)).await.into());
             }
         };
         let mut is_answer = message.task_id.is_some();
@@ -209,20 +280,17 @@ impl<P: Progress> Journey<'_, P> {
                     .into());
             };
             // Without a settled state, or without any content: ask what became of the task.
-            match tokio::time::timeout(ASIDE, client.get(&id, self.trace)).await {
+            match tokio::time::timeout(ASIDE, Box::pin(client.get(&id, self.trace))).await {
                 // A state that ended the task is not undone by an older one.
                 Ok(Ok(seen)) if fold.is_settled() && !(seen.state.is_final() || seen.state.is_waiting()) => {}
                 Ok(Ok(seen)) => {
-                    self.take(
-                        fold,
-                        Event::Task(Task {
-                            id: id.clone(),
-                            ..seen
-                        }),
-                    )
-                    .await?
+                    let task = Task {
+                        id: id.clone(),
+                        ..seen
+                    };
+                    self.take(fold, Event::Task(task)).await?;
                 }
-                Ok(Err(error)) if error.rpc_code() == Some(code::TASK_NOT_FOUND) && !fold.is_settled() => {
+                Ok(Err(error)) if error.is_task_not_found() && !fold.is_settled() => {
                     return Err(about_known_task(error, self.known_ref(fold)).into());
                 }
                 Ok(Err(_)) | Err(_) => {}
@@ -231,7 +299,10 @@ impl<P: Progress> Journey<'_, P> {
                 return Ok(self.follow(fold).await?);
             }
             subscriptions += 1;
-            match self.within_idle(client.subscribe(&id, self.trace)).await {
+            match self
+                .within_idle(Box::pin(client.subscribe(&id, self.trace)))
+                .await
+            {
                 Ok(Ok(again)) => events = again,
                 Ok(Err(_)) | Err(Interruption::Idle) => return Ok(self.follow(fold).await?),
                 Err(interruption) => return Err(self.interrupted_with(interruption, fold).await.into()),
@@ -413,6 +484,7 @@ impl<P: Progress> Journey<'_, P> {
             context_id: task.context_id.clone(),
             skill: self.skill.clone(),
             output_modes: self.output_modes.clone(),
+            question: question_of(task),
         };
         self.actions.memory.follow_ups.park(
             &self.actions.agent,
@@ -598,7 +670,7 @@ impl From<Answer> for Event {
 
 /// An error about a task that was seen here: when the agent does not know it any more, it is lost.
 pub(super) fn about_known_task(error: ClientError, task: TaskRef) -> ActionError {
-    let lost = error.rpc_code() == Some(code::TASK_NOT_FOUND);
+    let lost = error.is_task_not_found();
     let mut error = ActionError::from_client(error).about(task);
     if lost {
         error.info.code = Code::TaskLost;
@@ -611,10 +683,31 @@ fn unreadable(reason: &str) -> ActionError {
     ActionError::new(Code::AgentError, message).after_reaching_agent()
 }
 
+/// Tells one question of a task from the next: by what the agent has said so far.
+fn question_of(task: &Task) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let said = task.history.iter().filter(|message| !message.from_user);
+    for message in said.chain(&task.status_message) {
+        message.id.hash(&mut hasher);
+        message.parts.len().hash(&mut hasher);
+        for text in message.parts.iter().filter_map(Part::as_text) {
+            text.hash(&mut hasher);
+        }
+    }
+    task.artifacts.len().hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Whether the agent says that it does not stream, which means that it has not taken the message.
 fn is_unsupported(error: &ClientError) -> bool {
-    matches!(
-        error.rpc_code(),
-        Some(code::UNSUPPORTED_OPERATION | code::METHOD_NOT_FOUND)
-    )
+    let is_unsupported = error.rpc_code() == Some(code::UNSUPPORTED_OPERATION);
+    is_unsupported
+        || error.is_wrong_wire()
+        || matches!(
+            error,
+            ClientError::Refused {
+                http_status: Some(501),
+                ..
+            }
+        )
 }

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::assemble::ArtifactRules;
 use super::error::{ActionError, Code};
@@ -23,7 +24,7 @@ use super::outcome::Outcome;
 use super::progress::{Progress, Silent};
 use super::request::{FollowUpAnswer, Invocation, Options};
 use crate::a2a::Instance;
-use crate::a2a::client::{ClientError, code};
+use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Event, Task, TaskState};
 
@@ -175,8 +176,11 @@ impl Actions {
         journey.skill = skill.id.clone();
         journey.session_id = meta.session_id;
         journey.output_modes.clone_from(&output_modes);
+        // For wires where the client makes the ids.
+        let new_task_id = Uuid::new_v4().to_string();
         let message = Outgoing {
             task_id: None,
+            new_task_id: Some(&new_task_id),
             context_id: context_id.as_deref(),
             reference_task_ids: &meta.reference_task_ids,
             parts: &parts,
@@ -206,8 +210,10 @@ impl Actions {
         let mut journey = self.journey(instance, mode, options, progress);
         journey.skill.clone_from(&waiting.skill);
         journey.output_modes.clone_from(&waiting.output_modes);
+        journey.answers = Some(waiting.question);
         let message = Outgoing {
             task_id: Some(&waiting.task_id),
+            new_task_id: None,
             context_id: waiting.context_id.as_deref(),
             reference_task_ids: &[],
             parts: &answer.parts,
@@ -217,7 +223,7 @@ impl Actions {
         };
         match journey.deliver(&message).await {
             Ok(outcome) => Ok(outcome.to_json().into()),
-            Err(Failure::Client(error)) => self.answer_failed(&mut journey, claim, error).await,
+            Err(Failure::Client(error)) => Box::pin(self.answer_failed(&mut journey, claim, error)).await,
             Err(Failure::Action(error)) => Err(error),
         }
     }
@@ -233,17 +239,17 @@ impl Actions {
         let mut journey = self.journey(self.instance()?, Mode::Final, options, &mut progress);
         journey.skill.clone_from(&record.task.skill);
         journey.deadline = journey.deadline.min(Instant::now() + CANCEL);
-        let client = journey.instance.client.clone();
-        let task = match journey.within(client.cancel(task_id, &options.trace)).await {
+        let instance = Arc::clone(&journey.instance);
+        let client = &instance.client;
+        let task = match journey
+            .within(Box::pin(client.cancel(task_id, &options.trace)))
+            .await
+        {
             Ok(Ok(task)) => task,
-            Ok(Err(error)) => {
-                return match error.rpc_code() {
-                    Some(
-                        code::TASK_NOT_CANCELABLE | code::UNSUPPORTED_OPERATION | code::METHOD_NOT_FOUND,
-                    ) => refuse(&format!("the agent refuses to cancel the task: {error}")),
-                    _ => Err(about_known_task(error, record.task.clone())),
-                };
+            Ok(Err(error)) if error.is_not_cancelable() => {
+                return refuse(&format!("the agent refuses to cancel the task: {error}"));
             }
+            Ok(Err(error)) => return Err(about_known_task(error, record.task.clone())),
             Err(_) => {
                 let error = ActionError::new(Code::Timeout, "the agent did not answer the cancel in time");
                 return Err(error.after_reaching_agent().about(record.task.clone()));
@@ -278,8 +284,12 @@ impl Actions {
         let mut journey = self.journey(instance, Mode::Final, options, &mut progress);
         journey.skill.clone_from(&record.task.skill);
         journey.deadline = journey.deadline.min(Instant::now() + ASIDE);
-        let client = journey.instance.client.clone();
-        match journey.within(client.get(task_id, &options.trace)).await {
+        let instance = Arc::clone(&journey.instance);
+        let client = &instance.client;
+        match journey
+            .within(Box::pin(client.get(task_id, &options.trace)))
+            .await
+        {
             Ok(Ok(task)) => {
                 let (outcome, _) = journey.observe(&task, "", record.follow_up.clone()).await?;
                 Ok(outcome.to_json().into())
@@ -302,8 +312,8 @@ impl Actions {
         let task = journey.task_ref(Some(waiting.task_id.clone()), waiting.context_id);
         match &error {
             // The agent's error means that it did not take the answer.
-            ClientError::Unreachable(_) | ClientError::Refused { .. } => {
-                if error.rpc_code() != Some(code::TASK_NOT_FOUND) {
+            ClientError::Unreachable(_) | ClientError::Token(_) | ClientError::Refused { .. } => {
+                if !error.is_task_not_found() {
                     claim.give_back();
                 }
                 Err(about_known_task(error, task))
@@ -323,7 +333,8 @@ impl Actions {
         journey: &mut Journey<'_, P>,
         task_id: &str,
     ) -> Result<Option<Outcome>, ActionError> {
-        let client = journey.instance.client.clone();
+        let instance = Arc::clone(&journey.instance);
+        let client = &instance.client;
         let trace = journey.trace;
         let (mut pause, mut last) = (POLL.0, None);
         for _ in 0..SETTLING_LOOKS {
@@ -340,7 +351,7 @@ impl Actions {
                         break;
                     }
                 }
-                Ok(Ok(Err(error))) if error.rpc_code() == Some(code::TASK_NOT_FOUND) => {
+                Ok(Ok(Err(error))) if error.is_task_not_found() => {
                     return Err(about_known_task(
                         error,
                         journey.task_ref(Some(task_id.to_owned()), None),
@@ -404,6 +415,7 @@ impl Actions {
             progress,
             abandoned: false,
             is_named: false,
+            answers: None,
             observed: None,
         }
     }

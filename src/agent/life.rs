@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::HeaderMap;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -12,7 +11,8 @@ use super::probe;
 use super::status::{KnownCard, State, Status};
 use crate::a2a::Instance;
 use crate::a2a::card::{Card, CardError};
-use crate::a2a::client::{Client, chain};
+use crate::a2a::choose::{Chooser, SecondThoughts};
+use crate::a2a::client::chain;
 use crate::config;
 use crate::process::child::{Child, Spec};
 use crate::process::restart::Backoff;
@@ -36,8 +36,7 @@ const MAX_CARD_FAILURES: u32 = 3;
 pub(super) struct Life {
     pub(super) config: Arc<config::Agent>,
     pub(super) name: Arc<str>,
-    pub(super) http: reqwest::Client,
-    pub(super) headers: HeaderMap,
+    pub(super) chooser: Arc<Chooser>,
     pub(super) tasks: Tasks,
     pub(super) status: watch::Sender<Status>,
     pub(super) live: watch::Sender<Option<Arc<Instance>>>,
@@ -241,8 +240,9 @@ impl Life {
     }
 
     async fn look(&self) -> Result<KnownCard, CardError> {
-        let card = probe::read_card(&self.config, &self.http, &self.headers).await?;
-        let interface = card.interface(&self.config.url)?;
+        let credentials = self.chooser.card_credentials();
+        let card = probe::read_card(&self.config, self.chooser.http(), &credentials).await?;
+        let interface = self.chooser.choose(&card).await?;
         Ok(KnownCard {
             card: Arc::new(card),
             interface,
@@ -267,13 +267,15 @@ impl Life {
             return;
         }
         self.warn_about(&known.card);
-        let client = Client::new(
-            self.http.clone(),
-            known.interface.url.clone(),
-            known.interface.dialect,
-            self.headers.clone(),
-            self.config.max_response_size,
-        );
+        let client = match self.chooser.client(&known.card, &known.interface) {
+            Ok(client) => client.reconsidering(SecondThoughts {
+                chooser: Arc::clone(&self.chooser),
+                card: Arc::clone(&known.card),
+                changed: Arc::clone(&self.doubt),
+            }),
+            // Choosing has asked for the same credentials.
+            Err(error) => return self.withdraw(State::Unhealthy, Some(chain(&error))),
+        };
         let instance = Instance {
             client,
             card: Arc::clone(&known.card),
@@ -284,6 +286,8 @@ impl Life {
             agent = %self.name,
             skills = known.card.skills.len(),
             protocol = known.interface.dialect.protocol_version(),
+            binding = known.interface.dialect.binding(),
+            because = known.interface.because,
             endpoint = %known.interface.url,
             "agent ready"
         );

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::a2a::Instance;
-use crate::a2a::auth::{self, AuthError};
+use crate::a2a::auth::AuthError;
+use crate::a2a::{self, Instance};
 use crate::config;
 use crate::tasks::{OnFailure, Tasks};
 
@@ -40,11 +40,11 @@ impl Agent {
     /// Begins to launch the agent or to look for it. `hurry` skips the grace time of its end.
     pub fn start(
         config: config::Agent,
-        http: reqwest::Client,
+        http: &reqwest::Client,
         tasks: &Tasks,
         hurry: CancellationToken,
     ) -> Result<Self, AuthError> {
-        let headers = auth::headers(config.bearer_token.as_ref(), &config.headers)?;
+        let chooser = Arc::new(a2a::chooser(&config, http)?);
         let name: Arc<str> = config.name.as_str().into();
         let config = Arc::new(config);
         let (status_sender, status) = watch::channel(Status::new());
@@ -61,8 +61,7 @@ impl Agent {
         let life = life::Life {
             config,
             name,
-            http,
-            headers,
+            chooser,
             tasks: tasks.clone(),
             status: status_sender,
             live: live_sender,

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use reqwest::header::HeaderMap;
 use url::Url;
 
+use crate::a2a::auth::Credentials;
 use crate::a2a::card::{self, Card, CardError};
 use crate::config;
 
@@ -29,10 +29,10 @@ pub(super) async fn accepts_connections(url: &Url) -> bool {
 pub(super) async fn read_card(
     config: &config::Agent,
     http: &reqwest::Client,
-    headers: &HeaderMap,
+    credentials: &Credentials,
 ) -> Result<Card, CardError> {
     match &config.card {
-        None => card::fetch(http, &config.url, config.card_path.as_deref(), headers).await,
+        None => card::fetch(http, &config.url, config.card_path.as_deref(), credentials).await,
         Some(card) => {
             if !accepts_connections(&config.url).await {
                 return Err(CardError::NobodyThere {

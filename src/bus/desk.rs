@@ -94,11 +94,11 @@ impl Desk {
         let mut wishes = envelope::wishes(&request.message)?;
         if !job.runs_the_agent() {
             wishes.mode = Mode::Final;
-            return Ok(Plan::Run(Run {
+            return Ok(Plan::Run(Box::new(Run {
                 wishes,
                 running: None,
                 permits: vec![self.permit(&self.aside, ASIDE)?],
-            }));
+            })));
         }
         let mut running = None;
         if let Some(key) = &wishes.options.idempotency_key {
@@ -122,11 +122,11 @@ impl Desk {
         if wishes.mode == Mode::Submit {
             permits.push(self.permit(&self.submitted, "submitted tasks")?);
         }
-        Ok(Plan::Run(Run {
+        Ok(Plan::Run(Box::new(Run {
             wishes,
             running,
             permits,
-        }))
+        })))
     }
 
     fn permit(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {
@@ -162,7 +162,7 @@ impl Desk {
                     Mode::Final | Mode::Submit => self.respond(to, reply, call).await,
                 }
             }
-            Ok(Plan::Run(run)) => self.run(&job, run, &message, to, call).await,
+            Ok(Plan::Run(run)) => self.run(&job, *run, &message, to, call).await,
         }
     }
 
@@ -185,7 +185,7 @@ impl Desk {
         };
         match mode {
             Mode::Final => {
-                let reply = self.guarded(work, &mut Silent).await;
+                let reply = Box::pin(self.guarded(work, &mut Silent)).await;
                 finish(running, &reply);
                 // Whoever has a reply may call again at once.
                 drop(permits);
@@ -194,7 +194,7 @@ impl Desk {
             Mode::Stream => {
                 let mut frames = self.frames(to, cancel_on_disconnect);
                 frames.acknowledge().await;
-                let reply = self.guarded(work, &mut frames).await;
+                let reply = Box::pin(self.guarded(work, &mut frames)).await;
                 finish(running, &reply);
                 drop(permits);
                 self.end_frames(frames, reply, call).await;
@@ -212,8 +212,8 @@ impl Desk {
                     task_id: None,
                     permits: Vec::new(),
                 };
-                let reply = self.guarded(work, &mut submission).await;
-                submission.end(reply).await;
+                let reply = Box::pin(self.guarded(work, &mut submission)).await;
+                Box::pin(submission.end(reply)).await;
             }
         }
     }
@@ -324,7 +324,7 @@ impl Job {
 
 /// What is done with a request that was taken. Permits are held until the reply is ready.
 enum Plan {
-    Run(Run),
+    Run(Box<Run>),
     Wait {
         reply: watch::Receiver<Option<Reply>>,
         mode: Mode,

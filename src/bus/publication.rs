@@ -207,6 +207,7 @@ fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Descript
             dialect.protocol_version().to_owned(),
         );
         metadata.insert("a2a.binding".to_owned(), dialect.binding().to_owned());
+        metadata.insert("a2a.chosen_because".to_owned(), known.interface.because.clone());
         metadata.insert("a2a.card_hash".to_owned(), known.card.hash().to_owned());
         version = semver_or_zero(&known.card.version).to_owned();
         description = shorten(&known.card.description, MAX_DESCRIPTION);
@@ -252,6 +253,7 @@ struct Announcement<'a> {
     last_error: Option<&'a str>,
     protocol_version: Option<&'static str>,
     binding: Option<&'static str>,
+    chosen_because: Option<&'a str>,
     interval_s: u64,
 }
 
@@ -279,6 +281,10 @@ impl Registry {
             last_error: status.last_error.as_deref(),
             protocol_version: dialect.map(|dialect| dialect.protocol_version()),
             binding: dialect.map(|dialect| dialect.binding()),
+            chosen_because: status
+                .known
+                .as_ref()
+                .map(|known| known.interface.because.as_str()),
             interval_s: INTERVAL.as_secs(),
         };
         let json = |announcement: &Announcement<'_>| {

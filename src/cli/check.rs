@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use super::output::print;
 use super::{Failure, TROUBLE, UNAVAILABLE};
 use crate::a2a::client::chain;
-use crate::a2a::{self, auth, card};
+use crate::a2a::{self, card};
 use crate::bus::connect::connect;
 use crate::config::{self, Config};
 
@@ -57,14 +57,22 @@ async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, S
             ))
         };
     }
-    let headers =
-        auth::headers(agent.bearer_token.as_ref(), &agent.headers).map_err(|error| chain(&error))?;
+    let chooser = a2a::chooser(agent, http).map_err(|error| chain(&error))?;
     let card = match &agent.card {
         Some(card) => card::Card::from_value(card.clone()),
-        None => card::fetch(http, &agent.url, agent.card_path.as_deref(), &headers).await,
+        None => {
+            let credentials = chooser.card_credentials();
+            card::fetch(
+                chooser.http(),
+                &agent.url,
+                agent.card_path.as_deref(),
+                &credentials,
+            )
+            .await
+        }
     };
     let card = card.map_err(|error| format!("{}; the bridge would keep trying", chain(&error)))?;
-    let interface = card.interface(&agent.url).map_err(|error| chain(&error))?;
+    let interface = chooser.choose(&card).await.map_err(|error| chain(&error))?;
     let version = interface.dialect.protocol_version();
     let skills = counted(card.skills.len(), "skill");
     Ok(format!("ok, A2A {version} at {}, {skills}", interface.url))

@@ -8,10 +8,11 @@ use url::Url;
 
 use super::output::{one_line, print, remark, say};
 use super::{DEFECT, Failure, TROUBLE, USAGE};
+use crate::a2a;
 use crate::a2a::card::{self, Card};
 use crate::a2a::client::chain;
-use crate::a2a::{self, auth};
 use crate::bus::subject::Token;
+use crate::config;
 use crate::json::{head, shorten};
 
 /// Most skills that are listed in a comment.
@@ -44,10 +45,7 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
         Some(url) => {
             let card = read(url).await?;
             let name = name_of(&card);
-            (
-                settings(&name, url.as_str().trim_end_matches('/'), &comments_of(&card)),
-                name,
-            )
+            (settings(&name, base(url), &comments_of(&card)), name)
         }
     };
     if to_stdout {
@@ -85,23 +83,32 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Reads the card the way the bridge would with these settings.
 async fn read(url: &Url) -> Result<Card, Failure> {
-    if !matches!(url.scheme(), "http" | "https") {
+    let text = settings("agent", base(url), &BLANK);
+    let config = config::parse(&text, "--from", &|name| std::env::var(name).ok()).map_err(|_| {
         let error = anyhow::anyhow!("`{url}` is not an address of an agent");
-        return Err(Failure::new(USAGE, error).hint("it looks like `http://127.0.0.1:9000`"));
-    }
-    let http = a2a::http_client().map_err(|error| Failure::new(DEFECT, error))?;
-    let headers = auth::headers(None, &std::collections::BTreeMap::new())
-        .map_err(|error| Failure::new(DEFECT, error))?;
-    let card = card::fetch(&http, url, None, &headers).await.map_err(|error| {
-        let error = anyhow::anyhow!(chain(&error));
-        Failure::new(TROUBLE, error)
+        Failure::new(USAGE, error).hint("it looks like `http://127.0.0.1:9000`")
+    })?;
+    let no_agent = |error: &dyn std::error::Error| {
+        Failure::new(TROUBLE, anyhow::anyhow!(chain(error)))
             .hint("is the agent running there? Without `--from`, `a2a-bridge init` writes a file to fill in")
-    })?;
-    card.interface(url).map_err(|error| {
-        Failure::new(TROUBLE, error).hint("ask the agent's authors for an interface that the bridge speaks")
-    })?;
+    };
+    let agent = config
+        .agents
+        .first()
+        .ok_or_else(|| Failure::new(DEFECT, anyhow::anyhow!("no agent in the settings")))?;
+    let http = a2a::http_client().map_err(|error| Failure::new(DEFECT, error))?;
+    let chooser = a2a::chooser(agent, &http).map_err(|error| no_agent(&error))?;
+    let card = card::fetch(chooser.http(), &agent.url, None, &chooser.card_credentials())
+        .await
+        .map_err(|error| no_agent(&error))?;
+    chooser.choose(&card).await.map_err(|error| no_agent(&error))?;
     Ok(card)
+}
+
+fn base(url: &Url) -> &str {
+    url.as_str().trim_end_matches('/')
 }
 
 /// A short name for the mesh out of the card's.
@@ -199,7 +206,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config;
 
     fn card(name: &str, description: &str) -> Card {
         Card::from_value(json!({

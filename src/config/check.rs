@@ -34,6 +34,22 @@ pub(super) fn tls(f: &mut Fields<'_, '_, '_>) {
     }
 }
 
+pub(super) fn auth(f: &mut Fields<'_, '_, '_>, start: usize) {
+    let given = ["bearer", "api_key", "basic", "oauth2"];
+    let given: Vec<_> = given.into_iter().filter_map(|key| f.place(key)).collect();
+    match given.as_slice() {
+        [] => f
+            .report
+            .add(start, "expected one of `bearer`, `api_key`, `basic` and `oauth2`"),
+        [_] => {}
+        [_, second, ..] => f.report.add_with_hint(
+            *second,
+            "one entry is one way to authenticate",
+            "begin a new entry of the list with `-`",
+        ),
+    }
+}
+
 pub(super) fn agent(
     f: &mut Fields<'_, '_, '_>,
     headers: &BTreeMap<String, SecretString>,

@@ -16,6 +16,7 @@
 //! assert!(error.to_string().contains("did you mean `startup_timeout`?"));
 //! ```
 
+mod auth;
 mod check;
 mod expand;
 mod fields;
@@ -38,6 +39,7 @@ use schemars::JsonSchema;
 use secrecy::SecretString;
 use url::Url;
 
+pub use auth::{AgentTls, ApiKey, Auth, Basic, KeyPlace, OAuth2};
 pub use load::{load, parse};
 pub use problem::{ConfigError, Problem};
 pub use schema::{full_yaml, schema};
@@ -190,9 +192,40 @@ pub struct Agent {
         extend("examples" = ["${WEATHER_TOKEN}"], "x-aliases" = ["a2a_bearer_token"])
     )]
     pub bearer_token: Option<SecretString>,
+    /// Other ways to authenticate, of which the card chooses: `bearer`, `api_key` (`name`, `in`, `value`),
+    /// `basic` (`user`, `password`) or `oauth2` (`token_url`, `client_id`, `client_secret`, `scopes`),
+    /// each with the name of the card's `scheme` if the kind does not tell. With `[]` nothing is
+    /// sent, whatever the card asks for.
+    #[schemars(
+        with = "Option<Vec<Auth>>",
+        extend("examples" = [[{ "api_key": { "name": "X-API-Key", "value": "${WEATHER_KEY}" } }]])
+    )]
+    pub auth: Option<Vec<Auth>>,
+    /// Ways to authenticate for the card alone, if not those for calls.
+    #[schemars(
+        with = "Option<Vec<Auth>>",
+        extend("examples" = [[{ "basic": { "user": "bridge", "password": "${CARD_PASSWORD}" } }]])
+    )]
+    pub card_auth: Option<Vec<Auth>>,
+    /// TLS with own certificates. The paths are relative to the folder of this file.
+    pub tls: Option<AgentTls>,
     /// Further headers of every request to the origin of `url`.
     #[schemars(schema_with = "schema::texts", extend("default" = {}))]
     pub headers: BTreeMap<String, SecretString>,
+    /// The version of A2A to speak (`0.1`, `0.2`, `0.3` or `1.0`), if card and probe get it wrong.
+    #[schemars(schema_with = "schema::protocol", extend("examples" = ["0.3"]))]
+    pub protocol: Option<Protocol>,
+    /// The binding to use, `jsonrpc` or `rest`, if not the one that the card prefers.
+    #[schemars(schema_with = "schema::binding", extend("examples" = ["jsonrpc"]))]
+    pub binding: Option<Binding>,
+    /// Call the agent at the host and port that its card names, not those of `url`. Credentials go
+    /// there only if `allowed_hosts` has them.
+    #[schemars(schema_with = "schema::truth", extend("default" = false))]
+    pub use_card_url: bool,
+    /// Other hosts, as `host` or `host:port`, at which the card may place the agent. The agent's
+    /// credentials go there, too.
+    #[schemars(extend("default" = []))]
+    pub allowed_hosts: Vec<String>,
     /// Path of the card, instead of the two well-known ones.
     #[schemars(extend("examples" = ["/agent/card.json"]))]
     pub card_path: Option<String>,
@@ -241,6 +274,28 @@ pub struct Agent {
     /// Names of artifacts that are notices and stay out of `message`; `*` matches anything.
     #[schemars(extend("default" = ["execution_plan_*", "tool_notification_*", "tool_result"]))]
     pub notice_artifacts: Vec<String>,
+}
+
+/// A version of A2A.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// v0.1.
+    V01,
+    /// v0.2.
+    V02,
+    /// v0.3.
+    V03,
+    /// v1.0.
+    V1,
+}
+
+/// How A2A is carried over HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Binding {
+    /// JSON-RPC.
+    JsonRpc,
+    /// REST, which A2A calls HTTP+JSON.
+    Rest,
 }
 
 /// Which skills are published, and under which names. Skills are named by id or by name.

@@ -12,7 +12,7 @@ use secrecy::SecretString;
 use super::fields::{Fields, MAPPING, checked, each, json, list, truth, unexpected, words};
 use super::node::{Node, Value};
 use super::problem::Report;
-use super::{Agent, Config, Nats, Skills, Tls, check, values};
+use super::{Agent, Config, Nats, Skills, Tls, auth, check, values};
 
 pub(super) fn config(root: &Node, report: &mut Report<'_>) -> Option<Config> {
     if root.is_null() {
@@ -144,6 +144,15 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
     let restart_on_crash = f.get(&["restart_on_crash", "a2a_server_restart_on_crash"], truth);
     let bearer_token = f.secret(&["bearer_token", "a2a_bearer_token"], values::bearer_token);
     let headers = f.get(&["headers"], headers).unwrap_or_default();
+    let auth = f.get(&["auth"], auth::ways);
+    let card_auth = f.get(&["card_auth"], auth::ways);
+    let tls = f.get(&["tls"], auth::tls);
+    let protocol = f.parsed(&["protocol"], values::protocol);
+    let binding = f.parsed(&["binding"], values::binding);
+    let use_card_url = f.get(&["use_card_url"], truth);
+    let allowed_hosts = f.get(&["allowed_hosts"], |node, report| {
+        list(node, report, values::host)
+    });
     let card_path = f.parsed(&["card_path"], values::card_path);
     let card = f.get(&["card"], card);
     let card_refresh = duration(&mut f, "card_refresh");
@@ -171,6 +180,13 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
         restart_on_crash: restart_on_crash.unwrap_or(true),
         bearer_token,
         headers,
+        auth,
+        card_auth,
+        tls,
+        protocol,
+        binding,
+        use_card_url: use_card_url.unwrap_or(false),
+        allowed_hosts: allowed_hosts.unwrap_or_default(),
         card_path,
         card,
         card_refresh: card_refresh.unwrap_or(seconds(60)),
@@ -204,7 +220,7 @@ fn command(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
     }
 }
 
-fn filled_list(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
+pub(super) fn filled_list(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
     list(node, report, values::filled)
 }
 
@@ -268,7 +284,11 @@ impl Config {
             .tls
             .iter_mut()
             .flat_map(|tls| [&mut tls.ca, &mut tls.cert, &mut tls.key]);
-        let agents = self.agents.iter_mut().map(|agent| &mut agent.working_dir);
+        let agents = self.agents.iter_mut().flat_map(|agent| {
+            let tls = agent.tls.iter_mut();
+            tls.flat_map(|tls| [&mut tls.ca, &mut tls.cert, &mut tls.key])
+                .chain([&mut agent.working_dir])
+        });
         for path in std::iter::once(&mut self.nats.credentials)
             .chain(tls)
             .chain(agents)

@@ -164,7 +164,7 @@ fn member(key: &str, property: &Value, margin: &str, out: &mut String) {
         return object(property, &deeper, "", out);
     } else if let Some(items) = property
         .get("items")
-        .filter(|items| items.get("properties").is_some())
+        .filter(|items| items.get("properties").is_some() && !is_nullable(property))
     {
         let _ = writeln!(out, "{margin}{key}:");
         return object(items, &deeper, "- ", out);
@@ -245,6 +245,14 @@ pub(super) fn count(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn truth(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["boolean", "string"], "pattern": VARIABLE })
+}
+
+pub(super) fn protocol(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "number", "null"] })
+}
+
+pub(super) fn binding(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "null"] })
 }
 
 pub(super) fn text_or_list(_: &mut SchemaGenerator) -> Schema {

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use url::Url;
 
+use super::{Binding, Protocol};
+
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Reads `30s`, `500ms`, `2m`, `1h30m`, `1d`, or a plain number of seconds (`30`, `1.5`).
@@ -143,6 +145,55 @@ pub(super) fn agent_url(text: &str) -> Result<Url, String> {
         Err("expected a URL without `?` and `#`".into())
     } else {
         Ok(url)
+    }
+}
+
+/// The address of a token endpoint.
+pub(super) fn token_url(text: &str) -> Result<Url, String> {
+    let expected = "expected a URL such as `https://login.example.org/token`";
+    let url = Url::parse(text).map_err(|_| expected)?;
+    let is_http =
+        matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty());
+    if !is_http {
+        Err(expected.into())
+    } else if !url.username().is_empty() || url.password().is_some() {
+        Err("a URL holds no user or password here; use `client_id` and `client_secret`".into())
+    } else {
+        Ok(url)
+    }
+}
+
+/// `host` or `host:port`, in the URL standard's spelling.
+pub(super) fn host(text: &str) -> Result<String, String> {
+    let port = |text: &str| text.parse::<u16>().is_ok();
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, digits)) if port(digits) && (host.ends_with(']') || !host.contains(':')) => {
+            (host, Some(digits))
+        }
+        _ => (text, None),
+    };
+    match (url::Host::parse(host), port) {
+        (Ok(host), Some(port)) => Ok(format!("{host}:{port}")),
+        (Ok(host), None) => Ok(host.to_string()),
+        (Err(_), _) => Err("expected a host such as `agents.example.org` or `10.0.0.7:9000`".into()),
+    }
+}
+
+pub(super) fn protocol(text: &str) -> Result<Protocol, String> {
+    match text {
+        "0.1" => Ok(Protocol::V01),
+        "0.2" => Ok(Protocol::V02),
+        "0.3" => Ok(Protocol::V03),
+        "1.0" | "1" => Ok(Protocol::V1),
+        _ => Err("expected `0.1`, `0.2`, `0.3` or `1.0`".into()),
+    }
+}
+
+pub(super) fn binding(text: &str) -> Result<Binding, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "jsonrpc" => Ok(Binding::JsonRpc),
+        "rest" | "http+json" => Ok(Binding::Rest),
+        _ => Err("expected `jsonrpc` or `rest`".into()),
     }
 }
 

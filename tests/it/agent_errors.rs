@@ -180,7 +180,7 @@ async fn a_call_to_an_agent_that_has_just_gone_is_unavailable_and_then_has_no_re
         assert_eq!(reply["error_info"]["retryable"], true);
     }
     bridge.until("demo", "backing-off").await;
-    assert!(bridge.prompt("demo.echo", "x").await.is_no_responders());
+    bridge.until_no_responders("demo.echo").await;
     agent.run().await;
     bridge.until("demo", "ready").await;
     bridge.prompt("demo.echo", "x").await.expect("COMPLETED");

@@ -38,6 +38,7 @@ async fn info_tells_everything_about_an_agent_and_its_actions(#[values("1.0", "0
             "a2a.agent",
             "a2a.binding",
             "a2a.card_hash",
+            "a2a.chosen_because",
             "a2a.protocol_version",
             "a2a.state",
             "bridge"
@@ -151,6 +152,7 @@ async fn the_registry_tells_every_change_and_the_end() {
             "binding",
             "bridge",
             "card_hash",
+            "chosen_because",
             "instance",
             "interval_s",
             "last_error",

@@ -56,7 +56,12 @@ async fn a_changed_card_is_republished_and_calls_in_flight_finish() {
         bridge.actions("demo")
     })
     .await;
-    assert!(bridge.prompt("demo.slow", "1").await.is_no_responders());
+    // It is taken off the list first, then off the mesh.
+    eventually(LATER, || async {
+        let reply = bridge.prompt("demo.slow", "0").await;
+        reply.is_no_responders().then_some(())
+    })
+    .await;
     bridge.prompt("demo.file", "x").await.expect("COMPLETED");
     assert_ne!(bridge.info("demo").await["metadata"]["a2a.card_hash"], before);
     let told = bridge
@@ -102,7 +107,7 @@ async fn when_a_launched_agent_is_killed_its_skills_go_at_once_and_come_back_wit
         bridge.actions("demo").await.is_empty().then_some(())
     })
     .await;
-    assert!(bridge.prompt("demo.echo", "x").await.is_no_responders());
+    bridge.until_no_responders("demo.echo").await;
     // What is built in stays.
     bridge.get_task("demo", "never").await.expect_error("not_found");
     bridge
@@ -127,7 +132,7 @@ async fn an_attached_agent_that_is_not_there_yet_appears_later_and_others_work_m
         .await;
     bridge.until("demo", "ready").await;
     bridge.until("late", "backing-off").await;
-    assert!(bridge.prompt("late.echo", "x").await.is_no_responders());
+    bridge.until_no_responders("late.echo").await;
     bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
     late.run().await;
     bridge.until("late", "ready").await;
@@ -225,7 +230,7 @@ async fn a_card_that_breaks_while_the_agent_runs_does_not_take_its_skills_away_a
     .await;
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
     bridge.until("peer", "unhealthy").await;
-    assert!(bridge.prompt("peer.ask", "x").await.is_no_responders());
+    bridge.until_no_responders("peer.ask").await;
     is_broken.store(false, std::sync::atomic::Ordering::Relaxed);
     bridge.until("peer", "ready").await;
 }

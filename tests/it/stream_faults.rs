@@ -63,12 +63,6 @@ fn agent(
     )
 }
 
-fn not_found(seen: &Seen) -> Answer {
-    Answer::json(
-        &json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": {"code": -32001, "message": "Task not found"}}),
-    )
-}
-
 #[rstest]
 #[case::an_endless_line(b"data: ".to_vec(), vec![b'x'; 64 << 10], 0, "too_large")]
 #[case::an_endless_event(b"".to_vec(), [b"data: ".to_vec(), vec![b'x'; 1000], b"\n".to_vec()].concat(), 0, "too_large")]
@@ -82,7 +76,7 @@ async fn a_stream_without_an_end_has_a_typed_one(
     #[case] code: &str,
 ) {
     let endless = move || Answer::Endless(begin.clone(), more.clone(), Duration::from_millis(pause));
-    let peer = agent(endless, not_found);
+    let peer = agent(endless, Answer::not_found);
     let settings = attached("peer", &peer.url())
         .set("stream_idle_timeout", "700ms")
         .set("max_response_size", "1MiB");
@@ -100,7 +94,7 @@ async fn more_content_than_is_held_is_too_large() {
     let more = event(&piece(&"y".repeat(10_000), true));
     let peer = agent(
         move || Answer::Endless(event(&status("WORKING")), more.clone(), Duration::ZERO),
-        not_found,
+        Answer::not_found,
     );
     let bridge = Bridge::of(attached("peer", &peer.url()).set("max_response_size", "1MiB"))
         .start()
@@ -121,7 +115,7 @@ async fn a_stream_cut_at_any_event_is_taken_up_where_the_agent_stands() {
         let body = events[..cut].concat();
         let answer = move |seen: &Seen| match seen.rpc_method().as_str() {
             "GetTask" => Answer::result(seen, &task("COMPLETED", Some("one two three"))),
-            _ => not_found(seen),
+            _ => Answer::not_found(seen),
         };
         let peer = agent(move || Answer::Events(body.clone(), 1000), answer);
         let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
@@ -144,7 +138,7 @@ async fn a_stream_cut_before_the_task_has_a_name_leaves_the_outcome_unknown() {
         b"data: {\"jso".to_vec(),
         b": only a comment\n\n".to_vec(),
     ] {
-        let peer = agent(move || Answer::Events(body.clone(), 1000), not_found);
+        let peer = agent(move || Answer::Events(body.clone(), 1000), Answer::not_found);
         let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
         let result = bridge.prompt("peer.ask", "x").stream().await.result;
         assert!(
@@ -166,7 +160,7 @@ async fn a_task_that_goes_on_after_a_cut_is_subscribed_to_again() {
             Answer::result(seen, &task("WORKING", Some("one ")))
         }
         "GetTask" => Answer::result(seen, &task("COMPLETED", Some("one two three"))),
-        _ => not_found(seen),
+        _ => Answer::not_found(seen),
     };
     let peer = agent(move || Answer::Events(first.clone(), 1000), answer);
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
@@ -229,7 +223,7 @@ async fn a_stream_that_stays_open_after_a_question_or_sends_more_after_the_end_i
         .expect("INPUT_REQUIRED");
 
     let late = [event(&status("COMPLETED")), event(&piece("late", false))].concat();
-    let peer = agent(move || Answer::Events(late.clone(), 1000), not_found);
+    let peer = agent(move || Answer::Events(late.clone(), 1000), Answer::not_found);
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     assert_eq!(
         bridge
@@ -252,7 +246,7 @@ async fn a_promise_to_stream_that_is_not_kept_falls_back_to_sending() {
     };
     let answer = |seen: &Seen| match seen.rpc_method().as_str() {
         "SendMessage" => Answer::result(seen, &json!({"task": task("COMPLETED", Some("sent"))})),
-        _ => not_found(seen),
+        _ => Answer::not_found(seen),
     };
     let peer = agent(refuse, answer);
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;

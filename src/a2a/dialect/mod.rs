@@ -2,10 +2,15 @@
 //!
 //! Each dialect is a file with its own exact shapes. They share one lenient reading (see
 //! [`super::model`]), because agents mix the versions' spellings. A new wire is a new variant of
-//! [`Dialect`], a file that writes its calls, and the rules in [`super::card`] that choose it.
+//! [`Dialect`], a file that writes its calls, and the rules in [`super::choose`] that choose it.
 
+mod call;
+mod error;
+mod v01;
 mod v03;
+mod v03_rest;
 mod v1;
+mod v1_rest;
 
 pub use v1::{WirePart as V1Part, part as v1_part};
 
@@ -13,14 +18,26 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::model::{Answer, Event, Part, Task};
+pub use call::Call;
+pub use error::{NotAResult, RpcError};
 
 /// A version of A2A together with its binding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// v0.2 and v0.3 over JSON-RPC.
+    /// v0.1 over JSON-RPC.
+    V01,
+    /// v0.1 over JSON-RPC with an address for each method, as python-a2a has it.
+    V01Paths,
+    /// v0.2 over JSON-RPC; the same wire as v0.3.
+    V02,
+    /// v0.3 over JSON-RPC.
     V03,
+    /// v0.3 over REST.
+    V03Rest,
     /// v1.0 over JSON-RPC.
     V1,
+    /// v1.0 over REST.
+    V1Rest,
 }
 
 /// When an agent shall answer.
@@ -37,6 +54,8 @@ pub enum Wait {
 pub struct Outgoing<'a> {
     /// Continues this task.
     pub task_id: Option<&'a str>,
+    /// The id for a new task, on wires where the client makes it.
+    pub new_task_id: Option<&'a str>,
     /// Continues this conversation.
     pub context_id: Option<&'a str>,
     /// Tasks that the message refers to.
@@ -51,115 +70,129 @@ pub struct Outgoing<'a> {
     pub wait: Wait,
 }
 
-/// One HTTP request in the making.
-#[derive(Debug)]
-pub struct Call {
-    /// The JSON body.
-    pub body: Vec<u8>,
-}
-
-/// What an agent's body says when it is not a result.
-#[derive(Debug)]
-pub enum NotAResult {
-    /// A JSON-RPC error object.
-    Error(RpcError),
-    /// Not A2A at all; the reason.
-    NotA2a(String),
-}
-
-/// A JSON-RPC error as the agent sent it.
-#[derive(Debug, Clone, Deserialize)]
-pub struct RpcError {
-    /// The agent's code; some leave it out.
-    #[serde(default)]
-    pub code: i64,
-    /// The agent's words.
-    #[serde(default, deserialize_with = "crate::json::null_is_default")]
-    pub message: String,
-    /// Whatever else the agent wants to tell.
-    pub data: Option<Box<RawValue>>,
-}
-
 impl Dialect {
     /// The protocol version as registry and metadata show it.
     pub fn protocol_version(self) -> &'static str {
         match self {
-            Self::V03 => "0.3",
-            Self::V1 => "1.0",
+            Self::V01 | Self::V01Paths => "0.1",
+            Self::V02 => "0.2",
+            Self::V03 | Self::V03Rest => "0.3",
+            Self::V1 | Self::V1Rest => "1.0",
         }
     }
 
     /// The binding as registry and metadata show it.
     pub fn binding(self) -> &'static str {
-        match self {
-            Self::V03 | Self::V1 => "JSONRPC",
-        }
+        if self.is_rest() { "HTTP+JSON" } else { "JSONRPC" }
+    }
+
+    /// Whether calls have addresses of their own rather than a JSON-RPC envelope.
+    pub fn is_rest(self) -> bool {
+        matches!(self, Self::V03Rest | Self::V1Rest)
+    }
+
+    /// Whether the client makes the ids of tasks, so that an id is known before the agent answers.
+    pub fn has_client_made_ids(self) -> bool {
+        matches!(self, Self::V01 | Self::V01Paths)
     }
 
     /// The value of `A2A-Version`. Older agents refuse a version that they do not know.
     pub fn version_header(self) -> Option<&'static str> {
-        match self {
-            Self::V03 => None,
-            Self::V1 => Some("1.0"),
-        }
+        matches!(self, Self::V1 | Self::V1Rest).then_some("1.0")
     }
 
     /// A send.
     pub fn send(self, message: &Outgoing<'_>) -> Call {
         match self {
-            Self::V03 => rpc("message/send", &v03::send_params(message)),
-            Self::V1 => rpc("SendMessage", &v1::send_params(message)),
+            Self::V01 => Call::rpc("tasks/send", &v01::send_params(message)),
+            Self::V01Paths => Call::rpc("tasks/send", &v01::send_params(message)).below(&["tasks", "send"]),
+            Self::V02 | Self::V03 => Call::rpc("message/send", &v03::send_params(message)),
+            Self::V03Rest => v03_rest::message("send", message),
+            Self::V1 => Call::rpc("SendMessage", &v1::send_params(message)),
+            Self::V1Rest => v1_rest::message("send", message),
         }
     }
 
     /// A send whose answer comes as a stream of events.
     pub fn stream(self, message: &Outgoing<'_>) -> Call {
         match self {
-            Self::V03 => rpc("message/stream", &v03::send_params(message)),
-            Self::V1 => rpc("SendStreamingMessage", &v1::send_params(message)),
+            Self::V01 => Call::rpc("tasks/sendSubscribe", &v01::send_params(message)),
+            Self::V01Paths => {
+                Call::rpc("tasks/sendSubscribe", &v01::send_params(message)).below(&["tasks", "stream"])
+            }
+            Self::V02 | Self::V03 => Call::rpc("message/stream", &v03::send_params(message)),
+            Self::V03Rest => v03_rest::message("stream", message),
+            Self::V1 => Call::rpc("SendStreamingMessage", &v1::send_params(message)),
+            Self::V1Rest => v1_rest::message("stream", message),
         }
     }
 
     /// Asks for the events of a task that is under way.
     pub fn subscribe(self, task_id: &str) -> Call {
-        let method = match self {
-            Self::V03 => "tasks/resubscribe",
-            Self::V1 => "SubscribeToTask",
-        };
-        rpc(method, &TaskParams { id: task_id })
+        let params = TaskParams { id: task_id };
+        match self {
+            Self::V01 | Self::V02 | Self::V03 => Call::rpc("tasks/resubscribe", &params),
+            Self::V01Paths => Call::rpc("tasks/resubscribe", &params).below(&["tasks", "stream"]),
+            Self::V03Rest => v03_rest::task(task_id, Some("subscribe")),
+            Self::V1 => Call::rpc("SubscribeToTask", &params),
+            Self::V1Rest => v1_rest::task(task_id, Some("subscribe")),
+        }
     }
 
     /// Asks for a task.
     pub fn get(self, task_id: &str) -> Call {
-        let method = match self {
-            Self::V03 => "tasks/get",
-            Self::V1 => "GetTask",
-        };
-        rpc(method, &TaskParams { id: task_id })
+        let params = TaskParams { id: task_id };
+        match self {
+            Self::V01 | Self::V02 | Self::V03 => Call::rpc("tasks/get", &params),
+            Self::V01Paths => Call::rpc("tasks/get", &params).below(&["tasks", "get"]),
+            Self::V03Rest => v03_rest::task(task_id, None),
+            Self::V1 => Call::rpc("GetTask", &params),
+            Self::V1Rest => v1_rest::task(task_id, None),
+        }
     }
 
     /// Asks to cancel a task.
     pub fn cancel(self, task_id: &str) -> Call {
-        let method = match self {
-            Self::V03 => "tasks/cancel",
-            Self::V1 => "CancelTask",
-        };
-        rpc(method, &TaskParams { id: task_id })
+        let params = TaskParams { id: task_id };
+        match self {
+            Self::V01 | Self::V02 | Self::V03 => Call::rpc("tasks/cancel", &params),
+            Self::V01Paths => Call::rpc("tasks/cancel", &params).below(&["tasks", "cancel"]),
+            Self::V03Rest => v03_rest::task(task_id, Some("cancel")),
+            Self::V1 => Call::rpc("CancelTask", &params),
+            Self::V1Rest => v1_rest::task(task_id, Some("cancel")),
+        }
+    }
+
+    /// A call that tells v0.1 from v0.2 and does nothing: a send without a message.
+    pub(super) fn empty_send() -> Call {
+        Call::rpc("message/send", &serde_json::Map::new())
     }
 
     /// Reads the answer to [`Dialect::send`].
     pub fn read_answer(self, body: &[u8]) -> Result<Answer, NotAResult> {
-        Answer::decode(rpc_result(body)?).map_err(|e| NotAResult::NotA2a(e.to_string()))
+        let mut answer = Answer::decode(result(body)?).map_err(|error| not_a2a(&error))?;
+        if self == Self::V03Rest {
+            v03_rest::unwrap_answer(&mut answer);
+        }
+        Ok(answer)
     }
 
     /// Reads one event of [`Dialect::stream`] and [`Dialect::subscribe`]: the data of one SSE event.
     pub fn read_event(self, data: &[u8]) -> Result<Event, NotAResult> {
-        Event::decode(rpc_result(data)?).map_err(|e| NotAResult::NotA2a(e.to_string()))
+        let mut event = Event::decode(result(data)?).map_err(|error| not_a2a(&error))?;
+        if self == Self::V03Rest {
+            v03_rest::unwrap_event(&mut event);
+        }
+        Ok(event)
     }
 
     /// Reads the answer to [`Dialect::get`] and [`Dialect::cancel`].
     pub fn read_task(self, body: &[u8]) -> Result<Task, NotAResult> {
-        Task::decode(rpc_result(body)?).map_err(|e| NotAResult::NotA2a(e.to_string()))
+        let mut task = Task::decode(result(body)?).map_err(|error| not_a2a(&error))?;
+        if self == Self::V03Rest {
+            v03_rest::unwrap_task(&mut task);
+        }
+        Ok(task)
     }
 }
 
@@ -168,39 +201,33 @@ struct TaskParams<'a> {
     id: &'a str,
 }
 
-fn rpc(method: &str, params: &impl Serialize) -> Call {
-    #[derive(Serialize)]
-    struct Request<'a, P> {
-        jsonrpc: &'static str,
-        // Some agents want UUIDs here.
-        id: uuid::Uuid,
-        method: &'a str,
-        params: &'a P,
-    }
-    let request = Request {
-        jsonrpc: "2.0",
-        id: uuid::Uuid::new_v4(),
-        method,
-        params,
-    };
-    let body = serde_json::to_vec(&request).expect("strings, lists and raw JSON always serialize");
-    Call { body }
+fn not_a2a(error: &serde_json::Error) -> NotAResult {
+    NotAResult::NotA2a(error.to_string())
 }
 
-/// The `result` of a JSON-RPC response, whatever its id says: some agents answer with one of their own.
-fn rpc_result(body: &[u8]) -> Result<&str, NotAResult> {
+/// The `result` of a JSON-RPC response, whatever its id says: some agents answer with one of their
+/// own. A body without the envelope is the result itself: so it is in REST, and some agents that
+/// should send the envelope leave it out.
+fn result(body: &[u8]) -> Result<&str, NotAResult> {
     #[derive(Deserialize)]
     struct Response<'a> {
         #[serde(borrow)]
         result: Option<&'a RawValue>,
-        error: Option<RpcError>,
+        #[serde(borrow)]
+        error: Option<&'a RawValue>,
     }
-    let response: Response<'_> = serde_json::from_slice(body)
-        .map_err(|e| NotAResult::NotA2a(format!("not a JSON-RPC response: {e}")))?;
+    let text = std::str::from_utf8(body).map_err(|e| NotAResult::NotA2a(e.to_string()))?;
+    if text.trim().is_empty() {
+        return Err(NotAResult::NotA2a("the body is empty".to_owned()));
+    }
+    let response: Response<'_> =
+        serde_json::from_str(text).map_err(|e| NotAResult::NotA2a(format!("not a JSON object: {e}")))?;
     match (response.error, response.result) {
-        (Some(error), _) => Err(NotAResult::Error(error)),
+        (Some(error), _) => Err(match RpcError::read(error.get()) {
+            Some(error) => NotAResult::Error(error),
+            None => NotAResult::NotA2a("an error that is neither an object nor text".to_owned()),
+        }),
         (None, Some(result)) => Ok(result.get()),
-        // Some agents leave the envelope out.
-        (None, None) => std::str::from_utf8(body).map_err(|e| NotAResult::NotA2a(e.to_string())),
+        (None, None) => Ok(text),
     }
 }

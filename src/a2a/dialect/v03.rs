@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::{Outgoing, Wait, v1::Metadata};
-use crate::a2a::model::{FileContent, Part};
+use crate::a2a::model::{File, FileContent, Part};
 
 #[derive(Serialize)]
 pub(super) struct SendParams<'a> {
@@ -47,7 +47,7 @@ enum WirePart<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct WireFile<'a> {
+pub(super) struct WireFile<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,18 +86,21 @@ fn part(part: &Part) -> WirePart<'_> {
     match part {
         Part::Text(text) => WirePart::Text { text },
         Part::Data(data) => WirePart::Data { data },
-        Part::File(file) => {
-            let (bytes, uri) = match &file.content {
-                FileContent::Base64(bytes) => (Some(bytes.as_str()), None),
-                FileContent::Uri(uri) => (None, Some(uri.as_str())),
-            };
-            let file = WireFile {
-                name: file.name.as_deref(),
-                mime_type: file.media_type.as_deref(),
-                bytes,
-                uri,
-            };
-            WirePart::File { file }
+        Part::File(file) => WirePart::File { file: file.into() },
+    }
+}
+
+impl<'a> From<&'a File> for WireFile<'a> {
+    fn from(file: &'a File) -> Self {
+        let (bytes, uri) = match &file.content {
+            FileContent::Base64(bytes) => (Some(bytes.as_str()), None),
+            FileContent::Uri(uri) => (None, Some(uri.as_str())),
+        };
+        Self {
+            name: file.name.as_deref(),
+            mime_type: file.media_type.as_deref(),
+            bytes,
+            uri,
         }
     }
 }

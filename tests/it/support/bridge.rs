@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,9 @@ use super::{LATER, SOON};
 
 /// How long a bridge may take to end when a test is over.
 const END: Duration = Duration::from_secs(15);
+
+/// How long a service may take to tell about itself.
+const QUESTION: Duration = Duration::from_secs(2);
 
 /// The settings of one agent.
 pub struct AgentSettings(Map<String, Value>);
@@ -179,9 +182,14 @@ pub struct Bridge {
 impl Bridge {
     /// A bridge for this agent.
     pub fn of(agent: AgentSettings) -> Builder {
+        Self::of_none().and(agent)
+    }
+
+    /// A bridge without an agent yet.
+    pub fn of_none() -> Builder {
         let (nats, variables) = (Map::new(), Vec::new());
         Builder {
-            agents: vec![agent],
+            agents: Vec::new(),
             nats,
             grace: "500ms".into(),
             log: "info,a2a_bridge=debug".into(),
@@ -226,9 +234,11 @@ impl Bridge {
         format!("{}.action.{action}", self.prefix)
     }
 
-    /// What `$SRV.<verb>.<name>` answers; `None` when nobody does.
+    /// What `$SRV.<verb>.<name>` answers; `None` when nobody does, or when a service that is about to
+    /// leave has taken the question along.
     pub async fn ask(&self, verb: &str, name: &str) -> Option<Value> {
-        let reply = Call::new(&self.client, format!("$SRV.{verb}.{name}"), "").await;
+        let question = Call::new(&self.client, format!("$SRV.{verb}.{name}"), "");
+        let reply = question.begin().await.reply_within(QUESTION).await?;
         (!reply.is_no_responders()).then_some(reply.body)
     }
 
@@ -249,6 +259,19 @@ impl Bridge {
             let info = self.ask("INFO", agent).await?;
             let skills = info["endpoints"].as_array()?.len() > BUILT_IN;
             (info["metadata"]["a2a.state"] == state && skills == (state == "ready")).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until nobody listens to a skill any more. What is asked while it leaves is told so.
+    pub async fn until_no_responders(&self, action: &str) {
+        eventually(SOON, || async {
+            let reply = self.prompt(action, "x").await;
+            if reply.is_no_responders() {
+                return Some(());
+            }
+            reply.expect_error("agent_unavailable");
+            None
         })
         .await;
     }
@@ -296,11 +319,7 @@ impl Bridge {
     /// give tasks back at once (`--ignore-blocking`), or the bridge knows it only at its end.
     pub async fn working_task(&self, agent: &str) -> String {
         eventually(SOON, || async {
-            let task = self
-                .tasks(agent)
-                .await
-                .into_iter()
-                .find(|task| is_working(task))?;
+            let task = self.tasks(agent).await.into_iter().find(is_working)?;
             let id = task["id"].as_str()?.to_owned();
             self.get_task(agent, &id).await.is("WORKING").then_some(id)
         })
@@ -335,11 +354,6 @@ impl Bridge {
     /// What it wrote to stdout.
     pub fn output(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("bridge.out")).unwrap_or_default()
-    }
-
-    /// A folder of this test.
-    pub fn folder(&self) -> &Path {
-        self.dir.path()
     }
 
     /// The processes that it has launched, and theirs.

@@ -125,13 +125,6 @@ impl Inbox {
         }
         reply
     }
-
-    /// Asserts that nothing comes.
-    pub async fn assert_silent(mut self) {
-        if let Some(reply) = self.reply_within(BEYOND).await {
-            panic!("a reply where none is due: {reply:?}");
-        }
-    }
 }
 
 /// What came back.

@@ -34,6 +34,14 @@ impl Seen {
     }
 }
 
+impl Seen {
+    /// Whether the bridge only wants to know which wire is spoken: it asks for a task that nobody has.
+    fn is_probe(&self) -> bool {
+        let id = self.json()["params"]["id"].as_str().map(uuid::Uuid::parse_str);
+        matches!(self.rpc_method().as_str(), "GetTask" | "tasks/get") && matches!(id, Some(Ok(_)))
+    }
+}
+
 /// What to do with a request.
 pub enum Answer {
     /// A whole response.
@@ -66,6 +74,12 @@ impl Answer {
     /// The result of a JSON-RPC call.
     pub fn result(seen: &Seen, result: &Value) -> Self {
         Self::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "result": result}))
+    }
+
+    /// The agent knows no such task.
+    pub fn not_found(seen: &Seen) -> Self {
+        let error = json!({"code": -32001, "message": "Task not found"});
+        Self::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": error}))
     }
 
     /// A task of A2A 1.0 as the result of a send.
@@ -106,6 +120,9 @@ impl Peer {
                 let (record, answer) = (Arc::clone(&record), Arc::clone(&answer));
                 std::thread::spawn(move || {
                     if let Some(request) = read(&stream) {
+                        if request.is_probe() {
+                            return write(stream, &Answer::not_found(&request));
+                        }
                         record.lock().unwrap().push(request.clone());
                         write(stream, &answer(&request));
                     }

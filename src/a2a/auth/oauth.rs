@@ -1,0 +1,187 @@
+//! OAuth2 client credentials (RFC 6749, section 4.4): one token at a time, renewed before it ends.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
+use secrecy::ExposeSecret as _;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::a2a::client::{ClientError, connection_error, read_body};
+use crate::config;
+use crate::json::shorten;
+
+/// How long the token endpoint may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest answer that is read.
+const MAX_ANSWER: u64 = 1 << 20;
+/// How long a token counts that does not say how long it counts.
+const DEFAULT_LIFE: Duration = Duration::from_secs(3600);
+/// How long before its end a token is renewed, at most; a fifth of a short life.
+const MARGIN: Duration = Duration::from_secs(30);
+
+/// Why there is no access token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The token endpoint was not reached.
+    #[error("cannot reach the token endpoint (`token_url`)")]
+    Unreachable(#[source] Box<ClientError>),
+    /// No answer in time.
+    #[error("no answer from the token endpoint (`token_url`) within {}s", TIMEOUT.as_secs())]
+    Timeout,
+    /// It refused, or answered with something else.
+    #[error("the token endpoint (`token_url`) gave no token: {0}")]
+    Refused(String),
+}
+
+/// A client and its current token.
+#[derive(Debug)]
+pub(super) struct OAuth {
+    config: config::OAuth2,
+    http: reqwest::Client,
+    token: Mutex<Option<Token>>,
+    // Held while a token is being got, so that many calls ask for one only.
+    flight: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Clone)]
+struct Token {
+    header: HeaderValue,
+    renew_at: Instant,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    access_token: Option<String>,
+    expires_in: Option<Value>,
+    error: Option<String>,
+    error_description: Option<String>,
+}
+
+impl OAuth {
+    pub(super) fn new(config: config::OAuth2, http: reqwest::Client) -> Self {
+        Self {
+            config,
+            http,
+            token: Mutex::default(),
+            flight: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The current token as a header.
+    pub(super) fn current(&self) -> Option<HeaderValue> {
+        self.token().map(|token| token.header)
+    }
+
+    fn token(&self) -> Option<Token> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes sure that there is a token with some life left.
+    pub(super) async fn ready(&self) -> Result<(), TokenError> {
+        let is_fresh = || self.token().is_some_and(|token| Instant::now() < token.renew_at);
+        if is_fresh() {
+            return Ok(());
+        }
+        let _flight = self.flight.lock().await;
+        if is_fresh() { Ok(()) } else { self.obtain().await }
+    }
+
+    /// Gets a new token in place of one that the agent refused, unless somebody did already.
+    pub(super) async fn renew(&self, refused: Option<&HeaderValue>) -> Result<(), TokenError> {
+        let _flight = self.flight.lock().await;
+        match self.current() {
+            Some(current) if Some(&current) != refused => Ok(()),
+            _ => self.obtain().await,
+        }
+    }
+
+    async fn obtain(&self) -> Result<(), TokenError> {
+        let asked_at = Instant::now();
+        // RFC 6749, section 2.3.1: HTTP Basic is what every server takes; some take only the body.
+        let mut answer = self.ask(true).await?;
+        if matches!(&answer, (400 | 401, _)) {
+            answer = self.ask(false).await?;
+        }
+        let (status, body) = answer;
+        let parsed: Option<Answer> = serde_json::from_slice(&body).ok();
+        let refused = |why: String| Err(TokenError::Refused(why));
+        let Some(parsed) = parsed else {
+            return refused(format!("HTTP status {status}, and the body is no JSON object"));
+        };
+        // The body is not shown: it may hold the token.
+        let Some(token) = parsed.access_token.filter(|_| (200..300).contains(&status)) else {
+            let words = [parsed.error, parsed.error_description];
+            let words: Vec<_> = words.into_iter().flatten().collect();
+            return refused(shorten(
+                &format!("HTTP status {status} {}", words.join(": ")),
+                300,
+            ));
+        };
+        let Ok(mut header) = HeaderValue::from_str(&format!("Bearer {token}")) else {
+            return refused("the token has characters that a header cannot have".to_owned());
+        };
+        header.set_sensitive(true);
+        let life = match parsed.expires_in {
+            Some(Value::Number(seconds)) => seconds.as_f64(),
+            Some(Value::String(seconds)) => seconds.trim().parse().ok(),
+            _ => None,
+        };
+        let life = life
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .unwrap_or(DEFAULT_LIFE)
+            .min(Duration::from_secs(30 * 24 * 3600));
+        let token = Token {
+            header,
+            renew_at: asked_at + life.saturating_sub(MARGIN.min(life / 5)),
+        };
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        Ok(())
+    }
+
+    fn form(&self, with_basic: bool) -> String {
+        let config = &self.config;
+        let mut form = url::form_urlencoded::Serializer::new(String::new());
+        form.append_pair("grant_type", "client_credentials");
+        if !config.scopes.is_empty() {
+            form.append_pair("scope", &config.scopes.join(" "));
+        }
+        if let Some(audience) = &config.audience {
+            form.append_pair("audience", audience);
+        }
+        if !with_basic {
+            form.append_pair("client_id", &config.client_id);
+            form.append_pair("client_secret", config.client_secret.expose_secret());
+        }
+        form.finish()
+    }
+
+    async fn ask(&self, with_basic: bool) -> Result<(u16, bytes::Bytes), TokenError> {
+        let config = &self.config;
+        let secret = config.client_secret.expose_secret();
+        let form = self.form(with_basic);
+        let mut request = self
+            .http
+            .post(config.token_url.clone())
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .header(ACCEPT, "application/json");
+        if with_basic {
+            let encoded =
+                |text: &str| url::form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
+            request = request.basic_auth(encoded(&config.client_id), Some(encoded(secret)));
+        }
+        let unreachable = |error| TokenError::Unreachable(Box::new(error));
+        let ask = async {
+            let sent = request.body(form).send().await;
+            let response = sent.map_err(|error| unreachable(connection_error(error)))?;
+            let status = response.status().as_u16();
+            let body = read_body(response, MAX_ANSWER).await.map_err(unreachable)?;
+            Ok((status, body))
+        };
+        tokio::time::timeout(TIMEOUT, ask)
+            .await
+            .unwrap_or(Err(TokenError::Timeout))
+    }
+}

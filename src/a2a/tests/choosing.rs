@@ -1,0 +1,322 @@
+//! Which wire is chosen for agents whose cards are wrong, silent, or out of date.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::{Value, json};
+
+use super::fake::{Fake, error, not_there, ok, v01, v1, v03};
+use crate::a2a::card::{Card, CardError};
+use crate::a2a::client::{Client, ClientError, Trace};
+use crate::a2a::dialect::{Dialect, Outgoing, Wait};
+use crate::a2a::model::{Answer, Part};
+
+async fn send(client: &Client) -> Result<Answer, ClientError> {
+    let parts = [Part::Text("hi".to_owned())];
+    let message = Outgoing {
+        wait: Wait::UntilSettled,
+        task_id: None,
+        new_task_id: Some("made-here"),
+        context_id: None,
+        reference_task_ids: &[],
+        parts: &parts,
+        skill_id: None,
+        output_modes: &[],
+    };
+    client.send(&message, &Trace::default()).await
+}
+
+async fn text(client: &Client) -> String {
+    match send(client).await.unwrap() {
+        Answer::Task(task) => task.artifacts[0].parts[0].as_text().unwrap().to_owned(),
+        Answer::Message(_) => panic!("a message"),
+    }
+}
+
+fn card_v03(url: &str) -> Value {
+    json!({"name": "fake", "url": url, "protocolVersion": "0.3.0", "skills": []})
+}
+
+fn card_v1(url: &str) -> Value {
+    let interface = json!({"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"});
+    json!({"name": "fake", "supportedInterfaces": [interface], "skills": []})
+}
+
+#[tokio::test]
+async fn a_card_that_tells_the_truth_costs_one_probe() {
+    let fake = Fake::start(v03).await;
+    let (client, interface) = fake.client("", &card_v03(&fake.url)).await;
+    assert_eq!(interface.dialect, Dialect::V03);
+    assert_eq!(interface.because, "the card says so, and a probe agrees");
+    assert_eq!((fake.count("tasks/get"), fake.seen().len()), (1, 1));
+    assert_eq!(text(&client).await, "done in 0.3");
+}
+
+#[tokio::test]
+async fn a_card_that_says_1_0_where_the_wire_is_0_3() {
+    let fake = Fake::start(v03).await;
+    let (client, interface) = fake.client("", &card_v1(&fake.url)).await;
+    assert_eq!(interface.dialect, Dialect::V03);
+    assert_eq!(interface.because, "a probe found it; the card says otherwise");
+    assert_eq!(text(&client).await, "done in 0.3");
+}
+
+#[tokio::test]
+async fn a_card_that_says_0_3_where_the_wire_is_1_0() {
+    let fake = Fake::start(v1).await;
+    let (client, interface) = fake.client("", &card_v03(&fake.url)).await;
+    assert_eq!(interface.dialect, Dialect::V1);
+    assert_eq!(text(&client).await, "done in 1.0");
+}
+
+#[tokio::test]
+async fn a_card_without_a_version_is_probed_for_0_1_too() {
+    for (card, fields) in [
+        (json!({"name": "fake", "skills": []}), "nothing"),
+        (
+            json!({"name": "fake", "authentication": {"schemes": []}}),
+            "a v0.1 field",
+        ),
+        (
+            json!({"name": "fake", "protocolVersion": null, "url": null}),
+            "nulls",
+        ),
+    ] {
+        let fake = Fake::start(v01).await;
+        let (client, interface) = fake.client("", &card).await;
+        assert_eq!(interface.dialect, Dialect::V01, "a card with {fields}");
+        assert_eq!(text(&client).await, "done in 0.1");
+        let fake = Fake::start(v03).await;
+        let (_, interface) = fake.client("", &card).await;
+        assert_eq!(interface.dialect, Dialect::V03, "a card with {fields}");
+    }
+}
+
+#[tokio::test]
+async fn settings_come_before_the_card() {
+    let fake = Fake::start(|request| match request.rpc_method().as_str() {
+        "GetTask" | "SendMessage" => v1(request),
+        _ => v03(request),
+    })
+    .await;
+    let (client, interface) = fake.client("protocol: 0.3", &card_v1(&fake.url)).await;
+    assert_eq!(interface.dialect, Dialect::V03);
+    assert!(
+        interface.because.starts_with("the settings say so"),
+        "{}",
+        interface.because
+    );
+    assert_eq!(text(&client).await, "done in 0.3");
+}
+
+#[tokio::test]
+async fn an_agent_without_a_way_to_look_at_tasks_is_still_found() {
+    let fake = Fake::start(|request| match request.rpc_method().as_str() {
+        "tasks/get" => error(-32601, "Method not found"),
+        _ => v03(request),
+    })
+    .await;
+    let (client, interface) = fake.client("", &card_v03(&fake.url)).await;
+    assert_eq!(interface.dialect, Dialect::V03);
+    assert_eq!(text(&client).await, "done in 0.3");
+}
+
+#[tokio::test]
+async fn unusable_addresses_and_slashes_just_work() {
+    for (card_url, served) in [
+        ("http://0.0.0.0:1/", "/"),
+        ("http://[::]:8080/a2a", "/a2a"),
+        ("http://127.0.0.1:2/a2a/", "/a2a"),
+        ("http://agent.internal/a2a", "/a2a/"),
+        ("http://agent.internal/wrong", "/"),
+    ] {
+        let fake = Fake::start(move |request| match request.path == served {
+            true => v03(request),
+            false if request.path.trim_end_matches('/') == served.trim_end_matches('/') => {
+                (307, "text/plain", String::new())
+            }
+            false => not_there(),
+        })
+        .await;
+        let (client, interface) = fake.client("", &card_v03(card_url)).await;
+        assert_eq!(interface.url.path(), served, "{card_url}");
+        assert_eq!(text(&client).await, "done in 0.3", "{card_url}");
+    }
+}
+
+#[tokio::test]
+async fn a_clear_version_error_makes_it_choose_again_and_send_once() {
+    let is_new = Arc::new(AtomicBool::new(false));
+    let switch = Arc::clone(&is_new);
+    let fake = Fake::start(move |request| match switch.load(Ordering::Relaxed) {
+        true => v1(request),
+        false => v03(request),
+    })
+    .await;
+    let (client, interface) = fake.client("", &card_v03(&fake.url)).await;
+    assert_eq!(interface.dialect, Dialect::V03);
+    is_new.store(true, Ordering::Relaxed);
+    assert_eq!(text(&client).await, "done in 1.0");
+    assert_eq!(fake.count("SendMessage"), 1);
+    // The old client now looks for tasks over the new wire.
+    let lost = client.get("t", &Trace::default()).await.unwrap_err();
+    assert!(lost.is_task_not_found(), "{lost}");
+}
+
+#[tokio::test]
+async fn other_errors_are_never_a_reason_to_send_again() {
+    for (status, content_type, body) in [
+        (500, "text/plain", "Internal Server Error"),
+        (
+            200,
+            "application/json",
+            r#"{"error": {"code": -32603, "message": "boom"}}"#,
+        ),
+        (200, "text/html", "<html>busy</html>"),
+        (503, "application/json", "{}"),
+    ] {
+        let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+            "message/send" => (status, content_type, body.to_owned()),
+            _ => v03(request),
+        })
+        .await;
+        let (client, _) = fake.client("", &card_v03(&fake.url)).await;
+        send(&client).await.unwrap_err();
+        assert_eq!(fake.count("message/send"), 1, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn rest_has_its_own_addresses_tenant_and_media_type() {
+    let fake = Fake::start(|request| match (request.method.as_str(), request.path.as_str()) {
+        _ if request.header("content-type") == Some("application/a2a+json") => {
+            (415, "text/plain", "Unsupported Media Type".to_owned())
+        }
+        ("GET", path) if path.starts_with("/api/acme%2Fx/tasks/") => (
+            404,
+            "application/json",
+            json!({"error": {"code": 404, "message": "gone", "details": [{"reason": "TASK_NOT_FOUND"}]}})
+                .to_string(),
+        ),
+        ("POST", "/api/acme%2Fx/message:send") => (
+            201,
+            "application/json",
+            json!({"message": {"role": "ROLE_AGENT", "parts": [{"text": "hi"}]}}).to_string(),
+        ),
+        _ => not_there(),
+    })
+    .await;
+    let interface = json!({"url": "http://x/api/", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0",
+                           "tenant": "acme/x"});
+    let card = json!({"name": "fake", "supportedInterfaces": [interface]});
+    let (client, interface) = fake.client("", &card).await;
+    assert_eq!(interface.dialect, Dialect::V1Rest);
+    assert!(matches!(send(&client).await.unwrap(), Answer::Message(_)));
+    let sends = fake.seen();
+    let sends = sends.iter().filter(|seen| seen.path.ends_with(":send"));
+    assert_eq!(sends.count(), 2, "the second is in plain JSON, after a 415");
+}
+
+#[tokio::test]
+async fn a_tenant_of_json_rpc_is_a_parameter() {
+    let fake = Fake::start(v1).await;
+    let mut card = card_v1(&fake.url);
+    card["supportedInterfaces"][0]["tenant"] = json!("acme");
+    let (client, _) = fake.client("", &card).await;
+    text(&client).await;
+    for seen in fake.seen() {
+        assert_eq!(seen.json()["params"]["tenant"], "acme", "{}", seen.text);
+    }
+}
+
+#[tokio::test]
+async fn v0_3_rest_is_not_doubled_below_v1() {
+    let fake = Fake::start(|request| match request.path.as_str() {
+        "/v1/message:send" => ok(&json!({"msg": {"role": "ROLE_AGENT", "content": [{"text": "hi"}]}})),
+        path if path.starts_with("/v1/tasks/") => {
+            (404, "application/json", r#"{"message":"Task not found"}"#.into())
+        }
+        _ => not_there(),
+    })
+    .await;
+    let mut card = card_v03("http://x/v1/");
+    card["preferredTransport"] = json!("HTTP+JSON");
+    let (client, interface) = fake.client("", &card).await;
+    assert_eq!(interface.dialect, Dialect::V03Rest);
+    let Answer::Message(message) = send(&client).await.unwrap() else {
+        panic!("no message")
+    };
+    assert_eq!(message.parts[0].as_text(), Some("hi"));
+}
+
+#[tokio::test]
+async fn grpc_alone_is_not_spoken_and_it_says_so() {
+    let fake = Fake::start(v03).await;
+    let mut card = card_v03("x:50051");
+    card["preferredTransport"] = json!("GRPC");
+    let card = Card::from_value(card).unwrap();
+    let error = fake.chooser("").choose(&card).await.unwrap_err();
+    assert!(
+        matches!(&error, CardError::Unsupported(offered) if offered == "GRPC 0.3.0"),
+        "{error}"
+    );
+    assert!(fake.seen().is_empty());
+}
+
+#[tokio::test]
+async fn the_card_is_believed_when_nobody_answers_a_probe() {
+    let fake = Fake::start(v03).await;
+    let base = {
+        // A port that nobody listens at.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap()
+    };
+    let card = Card::from_value(card_v03(&format!("http://{base}/"))).unwrap();
+    let chooser = fake.chooser("use_card_url: true");
+    let interface = chooser.choose(&card).await.unwrap();
+    assert_eq!(interface.because, "the card says so; no probe was answered");
+}
+
+#[tokio::test]
+async fn bodies_that_are_not_a2a_are_told_with_their_first_bytes() {
+    for (content_type, body, expected) in [
+        (
+            "text/html",
+            "<html><body>Log in</body></html>",
+            "it came as text/html; it begins with: <html><body>Log in",
+        ),
+        ("application/json", "", "the body is empty"),
+        (
+            "application/json",
+            r#"{"jsonrpc":"2.0","result":{"id":"t","sta"#,
+            "begins with: {\"jsonrpc\"",
+        ),
+        ("application/json", "[]", "not a JSON object"),
+        (
+            "application/json",
+            r#"{"result": {}}"#,
+            "neither a task nor a message",
+        ),
+        (
+            "application/json",
+            r#"{"result": 7}"#,
+            "begins with: {\"result\": 7}",
+        ),
+        ("application/json", r#"{"error": []}"#, "an error that is neither"),
+        (
+            "text/event-stream",
+            "data: {}\n\n",
+            "it came as text/event-stream",
+        ),
+    ] {
+        let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+            "message/send" => (200, content_type, body.to_owned()),
+            _ => v03(request),
+        })
+        .await;
+        let (client, _) = fake.client("", &card_v03(&fake.url)).await;
+        let error = send(&client).await.unwrap_err();
+        assert!(matches!(error, ClientError::NotA2a { .. }), "{error:?}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}

@@ -1,0 +1,170 @@
+//! An agent made of one function: every request goes to it, and it says what comes back.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+
+use crate::a2a::card::{Card, Interface};
+use crate::a2a::choose::{Chooser, SecondThoughts};
+use crate::a2a::client::Client;
+use crate::config;
+
+/// A request as the agent saw it.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) method: Method,
+    pub(super) path: String,
+    pub(super) query: Option<String>,
+    pub(super) headers: HeaderMap,
+    pub(super) text: String,
+}
+
+impl Seen {
+    pub(super) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_default()
+    }
+
+    pub(super) fn rpc_method(&self) -> String {
+        self.json()["method"].as_str().unwrap_or_default().to_owned()
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+}
+
+/// What it answers with.
+pub(super) type Answer = (u16, &'static str, String);
+
+pub(super) fn ok(body: &Value) -> Answer {
+    (200, "application/json", body.to_string())
+}
+
+pub(super) fn error(code: i64, message: &str) -> Answer {
+    ok(&json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}}))
+}
+
+pub(super) fn not_there() -> Answer {
+    (404, "text/plain", "Not Found".to_owned())
+}
+
+/// The running agent; it ends with the test's runtime.
+pub(super) struct Fake {
+    pub(super) url: String,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Fake {
+    pub(super) async fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let (log, answer) = (Arc::clone(&seen), Arc::new(answer));
+        let handle = move |method: Method, uri: Uri, headers: HeaderMap, body: Bytes| {
+            let request = Seen {
+                method,
+                path: uri.path().to_owned(),
+                query: uri.query().map(str::to_owned),
+                headers,
+                text: String::from_utf8_lossy(&body).into_owned(),
+            };
+            let (status, content_type, body) = answer(&request);
+            log.lock().unwrap().push(request);
+            let status = StatusCode::from_u16(status).unwrap();
+            async move { (status, [(header::CONTENT_TYPE, content_type)], body).into_response() }
+        };
+        let router = Router::new().fallback(handle);
+        #[expect(clippy::disallowed_methods, reason = "it ends with the test's runtime")]
+        tokio::task::spawn(async move { axum::serve(listener, router).await });
+        Self { url, seen }
+    }
+
+    pub(super) fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// How often a JSON-RPC method was called.
+    pub(super) fn count(&self, method: &str) -> usize {
+        self.seen()
+            .iter()
+            .filter(|seen| seen.rpc_method() == method)
+            .count()
+    }
+
+    /// The settings of this agent, with these lines more.
+    pub(super) fn config(&self, lines: &str) -> config::Agent {
+        let lines: String = lines.lines().map(|line| format!("    {line}\n")).collect();
+        let text = format!("agents:\n  - name: fake\n    url: {}\n{lines}", self.url);
+        let parsed = config::parse(&text, "test.yaml", &|_| None);
+        parsed.unwrap_or_else(|error| panic!("{error}")).agents.remove(0)
+    }
+
+    pub(super) fn chooser(&self, lines: &str) -> Arc<Chooser> {
+        let http = crate::a2a::http_client().unwrap();
+        Arc::new(crate::a2a::chooser(&self.config(lines), &http).unwrap())
+    }
+
+    /// Chooses for this card and gives a client.
+    pub(super) async fn client(&self, lines: &str, card: &Value) -> (Client, Interface) {
+        let chooser = self.chooser(lines);
+        let card = Arc::new(Card::from_value(card.clone()).unwrap());
+        let interface = chooser.choose(&card).await.unwrap();
+        let client = chooser.client(&card, &interface).unwrap();
+        let client = client.reconsidering(SecondThoughts {
+            chooser,
+            card,
+            changed: Arc::default(),
+        });
+        (client, interface)
+    }
+}
+
+/// Speaks v0.3 over JSON-RPC at any address.
+pub(super) fn v03(request: &Seen) -> Answer {
+    let json = request.json();
+    match request.rpc_method().as_str() {
+        "message/send" if json["params"]["message"].is_object() => ok(&json!({
+            "jsonrpc": "2.0", "id": "foreign",
+            "result": {"kind": "task", "id": "t", "contextId": "c", "status": {"state": "completed"},
+                       "artifacts": [{"artifactId": "a", "parts": [{"kind": "text", "text": "done in 0.3"}]}]},
+        })),
+        "message/send" => error(-32602, "message is missing"),
+        "tasks/get" => error(-32001, "Task not found"),
+        _ => error(-32601, "Method not found"),
+    }
+}
+
+/// Speaks v0.1 at any address and fails on what it does not know, as an old framework does.
+pub(super) fn v01(request: &Seen) -> Answer {
+    let json = request.json();
+    match request.rpc_method().as_str() {
+        "tasks/send" => ok(&json!({
+            "jsonrpc": "2.0",
+            "result": {"id": json["params"]["id"], "sessionId": json["params"]["sessionId"],
+                       "status": {"state": "completed"}, "message": {"role": "user"},
+                       "artifacts": [{"index": 0, "parts": [{"type": "text", "text": "done in 0.1"}]}]},
+        })),
+        "tasks/get" => error(-32001, "Task not found"),
+        _ => (500, "text/plain", "Internal Server Error".to_owned()),
+    }
+}
+
+/// Speaks v1.0 over JSON-RPC at any address, and wants its version header.
+pub(super) fn v1(request: &Seen) -> Answer {
+    if request.header("a2a-version") != Some("1.0") {
+        return error(-32009, "version not supported");
+    }
+    match request.rpc_method().as_str() {
+        "SendMessage" => ok(&json!({
+            "jsonrpc": "2.0", "id": 1,
+            "result": {"task": {"id": "t", "contextId": "c", "status": {"state": "TASK_STATE_COMPLETED"},
+                                "artifacts": [{"artifactId": "a", "parts": [{"text": "done in 1.0"}]}]}},
+        })),
+        "GetTask" => error(-32001, "Task not found"),
+        _ => error(-32601, "Method not found"),
+    }
+}

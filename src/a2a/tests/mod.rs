@@ -1,0 +1,8 @@
+//! Tests of the wires: recordings of real agents, our output against a strict reader, and agents
+//! that deviate.
+
+mod choosing;
+mod credentials;
+mod fake;
+mod recordings;
+mod strict;

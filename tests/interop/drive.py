@@ -1,0 +1,313 @@
+"""Calls agents built on public A2A SDKs through a running bridge and prints what came of it.
+
+Usage: drive.py BRIDGE NATS_SERVER INSTALLED OUTPUT [--ci]
+
+BRIDGE and NATS_SERVER are programs, INSTALLED is the folder of the agents' environments, OUTPUT is the
+page that is written (none with --ci). One NATS server and one bridge serve all agents; every call is a
+plain NATS request, as any caller would make it. The exit status is 1 when a cell fails that should not.
+
+Standard library only: the NATS protocol that is needed here is a page long.
+"""
+import json, os, pathlib, socket, subprocess, sys, tempfile, time, uuid
+
+HERE = pathlib.Path(__file__).resolve().parent
+AGENTS = HERE / "agents"
+LIMIT = 30
+
+# name, folder, environment, settings, what the wire must turn out to be
+ROWS = [
+    ("a2a-sdk-0.2", "a2a-sdk-0.2", {}, {}, "0.2 JSONRPC"),
+    ("a2a-sdk-0.3", "a2a-sdk-0.3", {}, {}, "0.3 JSONRPC"),
+    ("a2a-sdk-0.3-rest", "a2a-sdk-0.3", {"APP": "rest"}, {}, "0.3 HTTP+JSON"),
+    ("a2a-sdk-1", "a2a-sdk-1", {}, {}, "1.0 JSONRPC"),
+    ("a2a-sdk-1-rest", "a2a-sdk-1", {}, {"binding": "rest"}, "1.0 HTTP+JSON"),
+    ("a2a-sdk-1-as-0.3", "a2a-sdk-1", {"COMPAT": "1"}, {"protocol": "0.3"}, "0.3 JSONRPC"),
+    ("a2a-sdk-1-as-0.3-rest", "a2a-sdk-1", {"COMPAT": "1"}, {"protocol": "0.3", "binding": "rest"}, "0.3 HTTP+JSON"),
+    ("fasta2a-old", "fasta2a-old", {}, {}, "0.1 JSONRPC"),
+    ("python-a2a", "python-a2a", {}, {}, "0.1 JSONRPC"),
+    ("a2a-js-0.3", "a2a-js-0.3", {}, {}, "0.3 JSONRPC"),
+    ("a2a-js-0.3-rest", "a2a-js-0.3", {}, {"binding": "rest"}, "0.3 HTTP+JSON"),
+]
+# Cells that an agent, or its version of the protocol, cannot do.
+CANNOT = {
+    ("fasta2a-old", "file"): "its script has no files and echoes",
+    ("fasta2a-old", "message"): "A2A v0.1 has no direct messages",
+    ("python-a2a", "file"): "its script has no files and echoes",
+    ("python-a2a", "message"): "A2A v0.1 has no direct messages",
+}
+
+
+class Nats:
+    """A connection that makes requests, one at a time."""
+
+    def __init__(self, port):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT + 5)
+        self.file = self.socket.makefile("rb")
+        self.file.readline()
+        self.inbox = f"_INBOX.{uuid.uuid4().hex}"
+        self.write(f'CONNECT {{"verbose":false,"headers":true,"no_responders":true}}\r\nSUB {self.inbox}.* 1\r\nPING\r\n')
+        while self.file.readline().strip() != b"PONG":
+            pass
+
+    def write(self, text):
+        self.socket.sendall(text.encode())
+
+    def message(self):
+        while True:
+            line = self.file.readline().decode().strip()
+            if not line:
+                raise ConnectionError("the broker left")
+            if line == "PING":
+                self.write("PONG\r\n")
+            elif line.startswith(("MSG", "HMSG")):
+                words = line.split()
+                total, head = int(words[-1]), int(words[-2]) if words[0] == "HMSG" else 0
+                data = self.file.read(total + 2)[:-2]
+                return data[:head].decode(), data[head:]
+
+    def request(self, subject, body, headers=None):
+        payload = json.dumps(body).encode()
+        reply = f"{self.inbox}.{uuid.uuid4().hex}"
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        head = f"NATS/1.0\r\n{lines}\r\n".encode()
+        line = f"HPUB {subject} {reply} {len(head)} {len(head) + len(payload)}\r\n".encode()
+        self.socket.sendall(line + head + payload + b"\r\n")
+        status, answer = self.message()
+        if status.startswith("NATS/1.0 503"):
+            return {"status": "NO_RESPONDERS", "message": f"nobody answers at {subject}"}
+        return json.loads(answer)
+
+
+class Failed(Exception):
+    pass
+
+
+def expect(reply, status, **wanted):
+    if reply.get("status") != status:
+        raise Failed(f"{status} expected, got {json.dumps(reply)[:400]}")
+    for key, value in wanted.items():
+        if reply.get(key) != value:
+            raise Failed(f"{key} {value!r} expected, got {json.dumps(reply)[:400]}")
+    return reply
+
+
+class Agent:
+    def __init__(self, nats, name):
+        self.nats, self.name = nats, name
+
+    def action(self, action, body, **headers):
+        headers = {"A2A-Timeout": f"{LIMIT}s"} | headers
+        return self.nats.request(f"a2a.action.{token(self.name)}.{action}", body, headers)
+
+    def skill(self, prompt):
+        return self.action(self.skill_token, {"prompt": prompt})
+
+    def prepare(self):
+        """Waits until the agent is ready; gives its registry object."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            info = self.nats.request(f"$SRV.INFO.{token(self.name)}", {})
+            actions = [e for e in info.get("endpoints", []) if e["metadata"].get("a2a.skill")]
+            if actions:
+                self.skill_token = actions[0]["name"]
+                return info["metadata"]
+            time.sleep(0.2)
+        raise Failed("it did not become ready")
+
+
+def token(name):
+    """The bridge escapes dots; here names have none after this."""
+    return name.replace(".", "-")
+
+
+def echo(agent):
+    reply = expect(agent.skill("echo hello é你 world"), "COMPLETED", success=True)
+    if not reply["message"].endswith("echo hello é你 world"):
+        raise Failed(f"another text: {reply['message']!r}")
+
+
+def ask(agent):
+    reply = expect(agent.skill("ask me"), "INPUT_REQUIRED", success=False, message="which colour?")
+    answer = {"follow_up_id": reply["data"]["follow_up_id"], "user_response": "blue"}
+    reply = expect(agent.action("provide_required_input", answer), "COMPLETED")
+    if reply["message"] not in ("you said blue", "echo: blue"):
+        raise Failed(f"another answer: {reply['message']!r}")
+    again = agent.action("provide_required_input", answer)
+    if again.get("error_info", {}).get("code") != "follow_up_used":
+        raise Failed(f"an answer counted twice: {json.dumps(again)[:300]}")
+
+
+def fail(agent):
+    reply = expect(agent.skill("fail please"), "FAILED", success=False)
+    if reply["error_info"]["code"] != "task_failed":
+        raise Failed(f"another code: {reply['error_info']}")
+
+
+def file(agent):
+    reply = expect(agent.skill("file please"), "COMPLETED")
+    [given] = reply["files"]
+    if given.get("bytes") != "iVBORwAB" or given.get("mime_type") != "image/png" or given.get("size") != 6:
+        raise Failed(f"another file: {given}")
+    if (reply["data"] or {}).get("n") != 1:
+        raise Failed(f"other data: {reply['data']}")
+
+
+def message(agent):
+    reply = expect(agent.skill("message please"), "COMPLETED", message="direct reply")
+    if reply["task"]["id"] is not None:
+        raise Failed(f"a task: {reply['task']}")
+
+
+def cancel(agent):
+    reply = expect(agent.skill("ask me"), "INPUT_REQUIRED")
+    expect(agent.action("cancel_task", {"task_id": reply["task"]["id"]}), "CANCELED", success=True)
+
+
+def unknown(agent):
+    reply = expect(agent.action("get_task", {"task_id": str(uuid.uuid4())}), "ERROR")
+    if reply["error_info"]["code"] != "not_found":
+        raise Failed(f"another code: {reply['error_info']}")
+
+
+def crash(agent):
+    # Whatever the SDK makes of it, the caller gets one reply, and it is no success.
+    reply = agent.action(agent.skill_token, {"prompt": "crash please"}, **{"A2A-Timeout": "3s"})
+    if reply.get("success") is not False or reply["status"] not in ("FAILED", "ERROR"):
+        raise Failed(f"a crash came as {json.dumps(reply)[:300]}")
+
+
+# Streams belong here once the bridge has them: ("stream", stream), with `A2A-Reply: stream`.
+BEHAVIOURS = [
+    ("echo", echo), ("ask", ask), ("fail", fail), ("file", file), ("message", message),
+    ("cancel", cancel), ("unknown", unknown), ("crash", crash),
+]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def command(folder, installed):
+    if (AGENTS / folder / "package.json").exists():
+        return ["node", str(installed / folder / "agent.mjs")]
+    return [str(installed / folder / "bin" / "python"), str(AGENTS / folder / "agent.py")]
+
+
+def settings(rows, installed, nats_port):
+    agents = []
+    for name, folder, environment, extra, _ in rows:
+        port = free_port()
+        agents.append({
+            "name": token(name), "url": f"http://127.0.0.1:{port}", "command": command(folder, installed),
+            "env": {"PORT": str(port), **environment}, "startup_timeout": "60s", **extra,
+        })
+    # JSON is YAML.
+    return json.dumps({"nats": {"url": f"nats://127.0.0.1:{nats_port}"}, "agents": agents}, indent=1)
+
+
+def start_broker(program, folder):
+    port = free_port()
+    broker = subprocess.Popen([program, "-a", "127.0.0.1", "-p", str(port)], stderr=open(folder / "nats.log", "wb"))
+    for _ in range(100):
+        try:
+            return broker, port, Nats(port)
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit("the broker does not start")
+
+
+def run(rows, bridge, nats_server, installed, folder):
+    """Gives {name: (wire, because, {behaviour: None or why not})}."""
+    broker, port, nats = start_broker(nats_server, folder)
+    (folder / "bridge.yaml").write_text(settings(rows, installed, port))
+    log = open(folder / "bridge.log", "wb")
+    process = subprocess.Popen([bridge, "run", "--config", str(folder / "bridge.yaml")], stdout=log, stderr=log)
+    results = {}
+    try:
+        for name, _, _, _, _ in rows:
+            agent, cells = Agent(nats, name), {}
+            try:
+                facts = agent.prepare()
+            except (Failed, ConnectionError) as error:
+                results[name] = ("-", str(error), {behaviour: str(error) for behaviour, _ in BEHAVIOURS})
+                continue
+            for behaviour, check in BEHAVIOURS:
+                try:
+                    check(agent)
+                    cells[behaviour] = None
+                except Failed as error:
+                    cells[behaviour] = str(error)
+                except Exception as error:
+                    cells[behaviour] = f"{type(error).__name__}: {error}"
+            wire = f"{facts.get('a2a.protocol_version')} {facts.get('a2a.binding')}"
+            results[name] = (wire, facts.get("a2a.chosen_because", ""), cells)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        broker.terminate()
+        broker.wait(10)
+    return results
+
+
+def page(rows, results):
+    names = [behaviour for behaviour, _ in BEHAVIOURS]
+    lines = [
+        "# Agents that were tried",
+        "",
+        "Written by `scripts/interop`, which launches agents on public A2A SDKs through the bridge and calls them over NATS.",
+        "`ok` is what the contract promises; `–` is what the agent itself cannot do, with the reason below.",
+        "",
+        f"| agent | wire | {' | '.join(names)} |",
+        f"| --- | --- | {' | '.join('---' for _ in names)} |",
+    ]
+    notes, failures = [], []
+    for name, _, _, _, expected in rows:
+        wire, because, cells = results[name]
+        marks = []
+        if wire != expected:
+            failures.append(f"{name}: the wire is {wire}, not {expected} ({because})")
+        for behaviour in names:
+            problem, reason = cells[behaviour], CANNOT.get((name, behaviour))
+            if reason:
+                marks.append("–")
+                notes.append(f"- {name}, {behaviour}: {reason}.")
+            elif problem:
+                marks.append("FAILED")
+                failures.append(f"{name}, {behaviour}: {problem}")
+            else:
+                marks.append("ok")
+        lines.append(f"| {name} | {wire} | {' | '.join(marks)} |")
+    lines += ["", "What an agent cannot do:", "", *notes]
+    return "\n".join(lines) + "\n", failures
+
+
+def main():
+    bridge, nats_server, installed, output = sys.argv[1:5]
+    is_ci = "--ci" in sys.argv[5:]
+    installed = pathlib.Path(installed)
+    rows = [row for row in ROWS if (installed / row[1] / "ready").exists()]
+    if not rows:
+        print("skipped: no agent is installed")
+        return 0
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="a2a-interop-"))
+    results = run(rows, bridge, nats_server, installed, folder)
+    text, failures = page(rows, results)
+    print(text)
+    for missing in sorted({row[1] for row in ROWS} - {row[1] for row in rows}):
+        print(f"skipped: {missing} is not installed")
+    if failures:
+        print("\n".join(failures))
+        print(f"logs are in {folder}")
+        return 1
+    if len(rows) == len(ROWS) and not is_ci:
+        pathlib.Path(output).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
