@@ -45,10 +45,7 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
         Some(url) => {
             let card = read(url).await?;
             let name = name_of(&card);
-            (
-                settings(&name, url.as_str().trim_end_matches('/'), &comments_of(&card)),
-                name,
-            )
+            (settings(&name, base(url), &comments_of(&card)), name)
         }
     };
     if to_stdout {
@@ -86,33 +83,32 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Reads the card the way the bridge would with these settings.
 async fn read(url: &Url) -> Result<Card, Failure> {
-    if !matches!(url.scheme(), "http" | "https") {
+    let text = settings("agent", base(url), &BLANK);
+    let config = config::parse(&text, "--from", &|name| std::env::var(name).ok()).map_err(|_| {
         let error = anyhow::anyhow!("`{url}` is not an address of an agent");
-        return Err(Failure::new(USAGE, error).hint("it looks like `http://127.0.0.1:9000`"));
-    }
-    // The settings that the file will have: one agent at this address, and defaults.
-    let least = format!(
-        "agents: [{{name: agent, url: {}}}]",
-        serde_json::Value::from(url.as_str())
-    );
-    let config = config::parse(&least, "--from", &|_| None).map_err(|error| Failure::new(USAGE, error))?;
+        Failure::new(USAGE, error).hint("it looks like `http://127.0.0.1:9000`")
+    })?;
+    let no_agent = |error: &dyn std::error::Error| {
+        Failure::new(TROUBLE, anyhow::anyhow!(chain(error)))
+            .hint("is the agent running there? Without `--from`, `a2a-bridge init` writes a file to fill in")
+    };
     let agent = config
         .agents
         .first()
-        .ok_or_else(|| Failure::new(DEFECT, anyhow::anyhow!("no agent")))?;
+        .ok_or_else(|| Failure::new(DEFECT, anyhow::anyhow!("no agent in the settings")))?;
     let http = a2a::http_client().map_err(|error| Failure::new(DEFECT, error))?;
-    let chooser = a2a::chooser(agent, &http).map_err(|error| Failure::new(DEFECT, error))?;
-    let fetched = card::fetch(chooser.http(), url, None, &chooser.card_credentials()).await;
-    let card = fetched.map_err(|error| {
-        let error = anyhow::anyhow!(chain(&error));
-        Failure::new(TROUBLE, error)
-            .hint("is the agent running there? Without `--from`, `a2a-bridge init` writes a file to fill in")
-    })?;
-    chooser.choose(&card).await.map_err(|error| {
-        Failure::new(TROUBLE, error).hint("ask the agent's authors for an interface that the bridge speaks")
-    })?;
+    let chooser = a2a::chooser(agent, &http).map_err(|error| no_agent(&error))?;
+    let card = card::fetch(chooser.http(), &agent.url, None, &chooser.card_credentials())
+        .await
+        .map_err(|error| no_agent(&error))?;
+    chooser.choose(&card).await.map_err(|error| no_agent(&error))?;
     Ok(card)
+}
+
+fn base(url: &Url) -> &str {
+    url.as_str().trim_end_matches('/')
 }
 
 /// A short name for the mesh out of the card's.
@@ -210,7 +206,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config;
 
     fn card(name: &str, description: &str) -> Card {
         Card::from_value(json!({

@@ -177,7 +177,8 @@ impl Show<'_> {
 fn agent_error(reply: &Reply) -> String {
     match reply.error_number("http_status") {
         Some(401 | 403) => {
-            "the agent wants credentials: `bearer_token` or `headers` in the bridge's settings".to_owned()
+            "the agent wants credentials: `bearer_token`, `headers` or `auth` in the bridge's settings"
+                .to_owned()
         }
         Some(429 | 503) => "the agent is overloaded; try again later".to_owned(),
         _ => match reply.error_number("a2a_code") {
