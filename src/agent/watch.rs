@@ -79,6 +79,14 @@ impl Life {
     }
 }
 
+/// What a look found.
+enum Seen {
+    Well,
+    Unwell,
+    /// It was stopped while it was looked at.
+    Stopped,
+}
+
 struct Watch<'a> {
     life: &'a Life,
     start: &'a Start,
@@ -100,7 +108,7 @@ impl Watch<'_> {
             PRESENCE
         };
         let mut failures = Failures::default();
-        let mut stopped = false;
+        let mut stopped: Option<Instant> = None;
         let (mut next_look, mut next_pulse) = (Instant::now() + usual, Instant::now() + pulse);
         loop {
             let exit = async {
@@ -109,73 +117,79 @@ impl Watch<'_> {
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
+            let only_pulse = tokio::select! {
                 biased;
                 () = life.interrupted(self.start.order()) => return life.interruption(),
-                exit = exit => {
-                    return self.lost(Trouble::exit(exit, self.since.elapsed()), Some(exit));
+                exit = exit => return self.lost(Trouble::exit(exit, self.since.elapsed()), Some(exit)),
+                () = life.doubt.notified() => false,
+                () = tokio::time::sleep_until(next_pulse) => true,
+                () = tokio::time::sleep_until(next_look) => false,
+            };
+            next_pulse = Instant::now() + pulse;
+            match (self.stopped_process(), stopped) {
+                (Some(pid), Some(since)) if since.elapsed() >= pulse / 2 => {
+                    return self.lost(Trouble::stopped(pid), None);
                 }
-                () = life.doubt.notified() => {}
-                () = tokio::time::sleep_until(next_look) => {}
-                () = tokio::time::sleep_until(next_pulse) => {
-                    next_pulse = Instant::now() + pulse;
-                    match self.child {
-                        None if probe::accepts_connections(&config.url).await => continue,
-                        None => {}
-                        Some(child) => match self.stopped_process(child) {
-                            Some(pid) if stopped => return self.lost(Trouble::stopped(pid), None),
-                            Some(pid) => {
-                                stopped = true;
-                                tracing::warn!(agent = %life.name, pid, "agent is stopped (SIGSTOP)");
-                                life.withdraw(State::Unhealthy, Some(Trouble::stopped(pid)));
-                                continue;
-                            }
-                            // It goes on: see at once whether it is well.
-                            None if stopped => stopped = false,
-                            None => continue,
-                        },
-                    }
+                (Some(_), Some(_)) => continue,
+                (Some(pid), None) => {
+                    stopped = Some(Instant::now());
+                    tracing::warn!(agent = %life.name, pid, "agent is stopped (SIGSTOP)");
+                    life.withdraw(State::Unhealthy, Some(Trouble::stopped(pid)));
+                    continue;
                 }
+                // It goes on: see at once whether it is well.
+                (None, Some(_)) => stopped = None,
+                (None, None) if only_pulse && self.child.is_some() => continue,
+                (None, None) if only_pulse && probe::accepts_connections(&config.url).await => continue,
+                (None, None) => {}
             }
-            if stopped {
-                // Nobody would answer.
-                next_look = Instant::now() + usual;
-                continue;
-            }
-            match self.look(&mut failures).await {
+            match self.look(&mut failures, pulse).await {
                 Err(ended) => return ended,
-                Ok(true) => next_look = Instant::now() + usual,
-                Ok(false) => next_look = Instant::now() + usual.min(LOOK.1),
+                Ok(Seen::Well) => next_look = Instant::now() + usual,
+                Ok(Seen::Unwell) => next_look = Instant::now() + usual.min(LOOK.1),
+                // The next pulse says the rest.
+                Ok(Seen::Stopped) => next_pulse = Instant::now(),
             }
         }
     }
 
-    /// Looks once; whether the agent is well.
-    async fn look(&self, failures: &mut Failures) -> Result<bool, Ended> {
+    async fn look(&self, failures: &mut Failures, pulse: Duration) -> Result<Seen, Ended> {
         let (life, config) = (self.life, &self.start.config);
         let limit = match self.child {
             Some(_) => config.liveness.timeout.max(config.readiness.timeout),
             None => config.readiness.timeout,
         };
-        let look = async {
-            let look = life.look(self.start, limit);
+        let exit = async {
             match self.child {
-                // A look can take long; an end in the meantime shall not wait for it.
-                Some(child) => tokio::select! {
-                    biased;
-                    exit = child.wait() => Err(self.lost(Trouble::exit(exit, self.since.elapsed()), Some(exit))),
-                    seen = look => Ok(seen),
-                },
-                None => Ok(look.await),
+                Some(child) => child.wait().await,
+                None => std::future::pending().await,
+            }
+        };
+        let stopped = async {
+            loop {
+                tokio::time::sleep(pulse).await;
+                if self.stopped_process().is_some() {
+                    return;
+                }
+            }
+        };
+        // A look can take long; what happens in the meantime shall not wait for it.
+        let look = async {
+            tokio::select! {
+                biased;
+                exit = exit => Err(self.lost(Trouble::exit(exit, self.since.elapsed()), Some(exit))),
+                seen = life.look(self.start, limit) => Ok(Some(seen)),
+                () = stopped => Ok(None),
             }
         };
         let error = match life.unless_interrupted(self.start, look).await?? {
-            Ok(known) => {
+            None => return Ok(Seen::Stopped),
+            Some(Ok(known)) => {
                 *failures = Failures::default();
                 life.show(self.start, known, &self.gone);
-                return Ok(true);
+                return Ok(Seen::Well);
             }
-            Err(error) => error,
+            Some(Err(error)) => error,
         };
         // Somebody else's port is never ours again, and an attached agent that is gone is gone.
         let is_lost =
@@ -185,7 +199,7 @@ impl Watch<'_> {
         }
         if error.is_silence() && life.calls.in_flight() > 0 {
             tracing::debug!(agent = %life.name, "no answer to a look, but calls are in flight");
-            return Ok(false);
+            return Ok(Seen::Unwell);
         }
         failures.ready += 1;
         failures.alive = if error.is_silence() || error.is_nobody_there() {
@@ -204,7 +218,7 @@ impl Watch<'_> {
         if failures.ready >= config.readiness.failures {
             life.withdraw(State::Unhealthy, Some(Trouble::look(&error, config)));
         }
-        Ok(false)
+        Ok(Seen::Unwell)
     }
 
     fn lost(&self, trouble: Trouble, exit: Option<crate::process::child::Exit>) -> Ended {
@@ -219,13 +233,14 @@ impl Watch<'_> {
     /// A process that was stopped and without which nothing goes on: the child itself, or all who
     /// listen for it.
     #[cfg(target_os = "linux")]
-    fn stopped_process(&self, child: &Child) -> Option<i32> {
+    fn stopped_process(&self) -> Option<i32> {
         use crate::process::ports::Holder;
         use crate::process::procfs::Stat;
 
         let is_stopped = |pid: &i32| Stat::read(*pid).is_some_and(|stat| stat.state == 'T');
-        if is_stopped(&child.pid()) {
-            return Some(child.pid());
+        let child = self.child?.pid();
+        if is_stopped(&child) {
+            return Some(child);
         }
         let holders = match self.start.port.as_ref()?.holder(self.start.tree) {
             Holder::Ours(holders) => holders,
@@ -237,7 +252,7 @@ impl Watch<'_> {
 
     #[cfg(not(target_os = "linux"))]
     #[expect(clippy::unused_self, reason = "as on Linux")]
-    fn stopped_process(&self, _: &Child) -> Option<i32> {
+    fn stopped_process(&self) -> Option<i32> {
         None
     }
 }

@@ -244,7 +244,10 @@ async fn a_stopped_agent_is_unpublished_and_started_again_even_with_a_call_in_fl
         kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGSTOP).unwrap();
         let report = site.until("a", SOON, |report| report.state != "ready").await;
         assert!(report.last_error.unwrap().contains("is stopped (SIGSTOP)"));
-        assert!(!service_is_published(&site, "a", "echo").await);
+        eventually(SOON, || async {
+            (!service_is_published(&site, "a", "echo").await).then_some(())
+        })
+        .await;
         site.until("a", SOON, |report| {
             report.state == "ready" && report.restarts == 1
         })
