@@ -142,6 +142,12 @@ impl Chooser {
     }
 
     fn remember(&self, card: &Card, interface: Interface) -> Interface {
+        if !self.places.is_trusted(&interface.url) && !self.keyring.is_empty() {
+            tracing::warn!(
+                endpoint = %interface.url,
+                "the agent is called without its credentials: `allowed_hosts` does not have this host"
+            );
+        }
         let mut memory = self.lock();
         memory.choice = Some((card.hash().to_owned(), interface.clone()));
         memory.in_vain = None;

@@ -15,7 +15,7 @@ pub mod dialect;
 pub mod model;
 pub mod security;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod wire;
 
 use std::path::Path;

@@ -8,3 +8,5 @@ pub mod outcome;
 pub mod params;
 pub mod request;
 pub mod run;
+#[cfg(test)]
+mod wire_tests;

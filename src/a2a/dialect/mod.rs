@@ -157,7 +157,7 @@ impl Dialect {
 
     /// Reads the answer to [`Dialect::send`].
     pub fn read_answer(self, body: &[u8]) -> Result<Answer, NotAResult> {
-        let mut answer = Answer::decode(result(body)?).map_err(not_a2a)?;
+        let mut answer = Answer::decode(result(body)?).map_err(|error| not_a2a(&error))?;
         if self == Self::V03Rest {
             v03_rest::unwrap_answer(&mut answer);
         }
@@ -166,7 +166,7 @@ impl Dialect {
 
     /// Reads one event of [`Dialect::stream`] and [`Dialect::subscribe`]: the data of one SSE event.
     pub fn read_event(self, data: &[u8]) -> Result<Event, NotAResult> {
-        let mut event = Event::decode(result(data)?).map_err(not_a2a)?;
+        let mut event = Event::decode(result(data)?).map_err(|error| not_a2a(&error))?;
         if self == Self::V03Rest {
             v03_rest::unwrap_event(&mut event);
         }
@@ -175,7 +175,7 @@ impl Dialect {
 
     /// Reads the answer to [`Dialect::get`] and [`Dialect::cancel`].
     pub fn read_task(self, body: &[u8]) -> Result<Task, NotAResult> {
-        let mut task = Task::decode(result(body)?).map_err(not_a2a)?;
+        let mut task = Task::decode(result(body)?).map_err(|error| not_a2a(&error))?;
         if self == Self::V03Rest {
             v03_rest::unwrap_task(&mut task);
         }
@@ -188,7 +188,7 @@ struct TaskParams<'a> {
     id: &'a str,
 }
 
-fn not_a2a(error: serde_json::Error) -> NotAResult {
+fn not_a2a(error: &serde_json::Error) -> NotAResult {
     NotAResult::NotA2a(error.to_string())
 }
 

@@ -3,6 +3,6 @@
 
 mod choosing;
 mod credentials;
-mod fake;
+pub(crate) mod fake;
 mod recordings;
 mod strict;
