@@ -6,3 +6,4 @@ mod credentials;
 pub(crate) mod fake;
 mod recordings;
 mod strict;
+mod tls;
