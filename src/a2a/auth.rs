@@ -108,6 +108,11 @@ impl Keyring {
         })
     }
 
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.headers.is_empty() && self.ways.is_empty()
+    }
+
     /// What goes with the request for the card, which cannot be asked yet what it wants.
     pub fn for_card(&self) -> Credentials {
         let mut credentials = self.bare();

@@ -3,28 +3,25 @@
 //! A card is untrusted text. It names skills and the path and dialect of the interface; host,
 //! port and credentials come from the settings. Reading takes every version's card.
 
-use std::fmt::Write as _;
+mod fetch;
+
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, HeaderMap, HeaderValue};
+use std::fmt::Write as _;
+
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
-use super::auth::Credentials;
-use super::client::{self, ClientError};
+use super::client::ClientError;
 use super::dialect::Dialect;
 use super::security::Security;
+pub use fetch::fetch;
 
-/// Largest card that is read.
-const MAX_CARD: u64 = 1 << 20;
 /// Most skills that are taken from one card.
 const MAX_SKILLS: usize = 500;
 /// Most interfaces that are taken from one card.
 const MAX_OFFERS: usize = 16;
-/// How long one attempt to read a card may take.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
-const WELL_KNOWN: [&str; 2] = ["/.well-known/agent-card.json", "/.well-known/agent.json"];
 
 /// Why there is no card.
 #[derive(Debug, thiserror::Error)]
@@ -142,99 +139,6 @@ pub(super) struct Offer {
     pub(super) is_v1_shape: bool,
     /// Whether the card has what only v0.1 has.
     pub(super) is_v01_shape: bool,
-}
-
-/// Reads the card of the agent at `base`, from `card_path` or from the well-known paths.
-pub async fn fetch(
-    http: &reqwest::Client,
-    base: &Url,
-    card_path: Option<&str>,
-    credentials: &Credentials,
-) -> Result<Card, CardError> {
-    let mut refusals = String::new();
-    for url in candidates(base, card_path) {
-        match tokio::time::timeout(FETCH_TIMEOUT, get(http, &url, credentials)).await {
-            Err(_) => {
-                return Err(CardError::Timeout {
-                    url: url.into(),
-                    limit: FETCH_TIMEOUT,
-                });
-            }
-            Ok(Err(source)) => {
-                return Err(CardError::Fetch {
-                    url: url.into(),
-                    source: Box::new(source),
-                });
-            }
-            Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
-            Ok(Ok((status, _))) => {
-                let separator = if refusals.is_empty() { "" } else { ", " };
-                let _ = write!(
-                    refusals,
-                    "{separator}{url} answers {}{}",
-                    status.as_u16(),
-                    hint(status)
-                );
-            }
-        }
-    }
-    Err(CardError::Status(refusals))
-}
-
-fn hint(status: reqwest::StatusCode) -> &'static str {
-    match status.as_u16() {
-        401 | 403 => " (check `bearer_token`, `auth`, `card_auth` or `headers`)",
-        300..=399 => " (redirects are not followed; set `url` to the place it leads to)",
-        _ => "",
-    }
-}
-
-async fn get(
-    http: &reqwest::Client,
-    url: &Url,
-    credentials: &Credentials,
-) -> Result<(reqwest::StatusCode, bytes::Bytes), ClientError> {
-    credentials.ready().await.map_err(ClientError::Token)?;
-    let request = || {
-        let (mut headers, mut url) = (HeaderMap::new(), url.clone());
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-        credentials.apply(&mut headers, &mut url);
-        (http.get(url).headers(headers.clone()), headers)
-    };
-    let (first, sent) = request();
-    let mut response = first.send().await.map_err(client::connection_error)?;
-    if response.status() == reqwest::StatusCode::UNAUTHORIZED && credentials.renew(&sent).await {
-        response = request().0.send().await.map_err(client::connection_error)?;
-    }
-    let status = response.status();
-    let body = if status.is_success() {
-        client::read_body(response, MAX_CARD).await?
-    } else {
-        bytes::Bytes::new()
-    };
-    Ok((status, body))
-}
-
-/// Below the configured path first; a user may also have given the address of the endpoint
-/// itself, so the root comes second.
-fn candidates(base: &Url, card_path: Option<&str>) -> Vec<Url> {
-    let at = |path: &str| {
-        let mut url = base.clone();
-        url.set_path(path);
-        url
-    };
-    if let Some(path) = card_path {
-        return vec![at(path)];
-    }
-    let below = base.path().trim_end_matches('/');
-    let mut urls: Vec<Url> = WELL_KNOWN
-        .iter()
-        .map(|path| at(&format!("{below}{path}")))
-        .collect();
-    if !below.is_empty() {
-        urls.extend(WELL_KNOWN.iter().map(|path| at(path)));
-    }
-    urls
 }
 
 impl Card {

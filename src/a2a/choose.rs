@@ -32,6 +32,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Chooser {
     http: reqwest::Client,
+    // Without the client certificate.
+    plain_http: reqwest::Client,
     keyring: Keyring,
     places: Places,
     protocol: Option<config::Protocol>,
@@ -51,10 +53,17 @@ struct Memory {
 }
 
 impl Chooser {
-    /// For the agent of these settings.
-    pub fn new(config: &config::Agent, http: reqwest::Client, keyring: Keyring) -> Self {
+    /// For the agent of these settings. `plain_http` is for places that shall not see the
+    /// agent's client certificate.
+    pub fn new(
+        config: &config::Agent,
+        http: reqwest::Client,
+        plain_http: reqwest::Client,
+        keyring: Keyring,
+    ) -> Self {
         Self {
             http,
+            plain_http,
             keyring,
             places: Places::new(config),
             protocol: config.protocol,
@@ -101,7 +110,7 @@ impl Chooser {
         let plan = candidates::plan(card, &self.places, self.protocol, self.binding).ok()?;
         let probing = self.probe(card, &plan, Some(failed));
         let found = tokio::time::timeout(LIMIT, probing).await.ok().flatten();
-        match found {
+        match found.filter(|found| is_other(found, failed)) {
             Some(interface) => Some(self.remember(card, interface)),
             None => {
                 self.lock().in_vain = Some(Instant::now());
@@ -112,19 +121,18 @@ impl Chooser {
 
     /// The interface that was chosen since `old` was, if another one was.
     pub fn changed_from(&self, card: &Card, old: &Interface) -> Option<Interface> {
-        self.remembered(card)
-            .filter(|interface| (interface.dialect, &interface.url) != (old.dialect, &old.url))
+        self.remembered(card).filter(|interface| is_other(interface, old))
     }
 
     /// A client for an interface that was chosen.
     pub fn client(&self, card: &Card, interface: &Interface) -> Result<Client, CardError> {
-        let credentials = if self.places.is_trusted(&interface.url) {
-            self.credentials(card)?
+        let (http, credentials) = if self.places.is_trusted(&interface.url) {
+            (&self.http, self.credentials(card)?)
         } else {
-            Credentials::default()
+            (&self.plain_http, Credentials::default())
         };
         Ok(Client::new(
-            self.http.clone(),
+            http.clone(),
             interface,
             credentials,
             self.max_response,
@@ -142,6 +150,12 @@ impl Chooser {
     }
 
     fn remember(&self, card: &Card, interface: Interface) -> Interface {
+        if !self.places.is_trusted(&interface.url) && !self.keyring.is_empty() {
+            tracing::warn!(
+                endpoint = %interface.url,
+                "the agent is called without its credentials: `allowed_hosts` does not have this host"
+            );
+        }
         let mut memory = self.lock();
         memory.choice = Some((card.hash().to_owned(), interface.clone()));
         memory.in_vain = None;
@@ -244,6 +258,10 @@ impl Chooser {
             _ => looked,
         }
     }
+}
+
+fn is_other(one: &Interface, other: &Interface) -> bool {
+    (one.dialect, &one.url) != (other.dialect, &other.url)
 }
 
 /// How a client gets another wire when the agent refuses the one it has.

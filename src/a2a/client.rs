@@ -140,7 +140,10 @@ impl ClientError {
             // Nothing is at that address, or not with that HTTP method; an error of A2A would say more.
             Self::Refused {
                 http_status, message, ..
-            } => matches!(http_status, Some(404 | 405)) && !message.to_ascii_lowercase().contains("task"),
+            } => {
+                matches!(http_status, Some(301 | 302 | 307 | 308 | 404 | 405))
+                    && !message.to_ascii_lowercase().contains("task")
+            }
             _ => false,
         }
     }

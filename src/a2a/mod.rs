@@ -17,7 +17,7 @@ pub mod security;
 mod sse;
 pub mod stream;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod wire;
 
 use std::path::Path;
@@ -68,7 +68,7 @@ fn http_builder() -> reqwest::ClientBuilder {
 pub fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Chooser, AuthError> {
     let Some(tls) = &config.tls else {
         let keyring = Keyring::new(config, http)?;
-        return Ok(Chooser::new(config, http.clone(), keyring));
+        return Ok(Chooser::new(config, http.clone(), http.clone(), keyring));
     };
     let authorities = || -> Result<reqwest::ClientBuilder, AuthError> {
         let Some(ca) = &tls.ca else {
@@ -90,8 +90,9 @@ pub fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Chooser
         own = own.identity(reqwest::Identity::from_pem(&pem).map_err(|e| tls_error(cert, e.into()))?);
     }
     // The client certificate is for the agent, not for the token endpoint.
-    let keyring = Keyring::new(config, &authorities()?.build()?)?;
-    Ok(Chooser::new(config, own.build()?, keyring))
+    let plain = authorities()?.build()?;
+    let keyring = Keyring::new(config, &plain)?;
+    Ok(Chooser::new(config, own.build()?, plain, keyring))
 }
 
 fn tls_error(path: &Path, source: Box<dyn std::error::Error + Send + Sync>) -> AuthError {

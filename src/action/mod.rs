@@ -16,3 +16,5 @@ pub mod params;
 pub mod progress;
 pub mod request;
 pub mod run;
+#[cfg(test)]
+mod wire_tests;

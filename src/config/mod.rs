@@ -273,8 +273,8 @@ pub struct Agent {
     pub bearer_token: Option<SecretString>,
     /// Other ways to authenticate, of which the card chooses: `bearer`, `api_key` (`name`, `in`, `value`),
     /// `basic` (`user`, `password`) or `oauth2` (`token_url`, `client_id`, `client_secret`, `scopes`),
-    /// each with the name of the card's `scheme` if the kind does not tell. With `[]` nothing is
-    /// sent, whatever the card asks for.
+    /// each with the name of the card's `scheme` if the kind does not tell. With `[]` it does not
+    /// matter what the card asks for.
     #[schemars(
         with = "Option<Vec<Auth>>",
         extend("examples" = [[{ "api_key": { "name": "X-API-Key", "value": "${WEATHER_KEY}" } }]])

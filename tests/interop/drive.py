@@ -24,16 +24,22 @@ ROWS = [
     ("a2a-sdk-1-as-0.3", "a2a-sdk-1", {"COMPAT": "1"}, {"protocol": "0.3"}, "0.3 JSONRPC"),
     ("a2a-sdk-1-as-0.3-rest", "a2a-sdk-1", {"COMPAT": "1"}, {"protocol": "0.3", "binding": "rest"}, "0.3 HTTP+JSON"),
     ("fasta2a-old", "fasta2a-old", {}, {}, "0.1 JSONRPC"),
+    ("fasta2a-0.6", "fasta2a-0.6", {}, {}, "0.3 JSONRPC"),
+    ("fasta2a-2", "fasta2a-2", {}, {}, "1.0 JSONRPC"),
     ("python-a2a", "python-a2a", {}, {}, "0.1 JSONRPC"),
     ("a2a-js-0.3", "a2a-js-0.3", {}, {}, "0.3 JSONRPC"),
     ("a2a-js-0.3-rest", "a2a-js-0.3", {}, {"binding": "rest"}, "0.3 HTTP+JSON"),
+    ("a2a-js-1", "a2a-js-1", {}, {}, "1.0 JSONRPC"),
+    ("a2a-js-1-rest", "a2a-js-1", {}, {"binding": "rest"}, "1.0 HTTP+JSON"),
 ]
 # Cells that an agent, or its version of the protocol, cannot do.
+NO_FILES, OLD = "its script has no files and echoes", "A2A v0.1 has no direct messages"
+NO_MESSAGES = "the SDK answers with tasks only"
 CANNOT = {
-    ("fasta2a-old", "file"): "its script has no files and echoes",
-    ("fasta2a-old", "message"): "A2A v0.1 has no direct messages",
-    ("python-a2a", "file"): "its script has no files and echoes",
-    ("python-a2a", "message"): "A2A v0.1 has no direct messages",
+    ("fasta2a-old", "file"): NO_FILES, ("fasta2a-old", "message"): OLD,
+    ("fasta2a-0.6", "file"): NO_FILES, ("fasta2a-0.6", "message"): NO_MESSAGES,
+    ("fasta2a-2", "file"): NO_FILES, ("fasta2a-2", "message"): NO_MESSAGES,
+    ("python-a2a", "file"): NO_FILES, ("python-a2a", "message"): OLD,
 }
 
 

@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
+use tokio_util::task::TaskTracker;
 
 use crate::a2a::card::{Card, Interface};
 use crate::a2a::choose::{Chooser, SecondThoughts};
@@ -15,51 +16,54 @@ use crate::config;
 
 /// A request as the agent saw it.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
-    pub(super) method: Method,
-    pub(super) path: String,
-    pub(super) query: Option<String>,
-    pub(super) headers: HeaderMap,
-    pub(super) text: String,
+pub(crate) struct Seen {
+    pub(crate) method: Method,
+    pub(crate) path: String,
+    pub(crate) query: Option<String>,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
 }
 
 impl Seen {
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_default()
     }
 
-    pub(super) fn rpc_method(&self) -> String {
+    pub(crate) fn rpc_method(&self) -> String {
         self.json()["method"].as_str().unwrap_or_default().to_owned()
     }
 
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 }
 
 /// What it answers with.
-pub(super) type Answer = (u16, &'static str, String);
+pub(crate) type Answer = (u16, &'static str, String);
 
-pub(super) fn ok(body: &Value) -> Answer {
+/// It does not answer at all.
+pub(crate) const NEVER: Answer = (0, "", String::new());
+
+pub(crate) fn ok(body: &Value) -> Answer {
     (200, "application/json", body.to_string())
 }
 
-pub(super) fn error(code: i64, message: &str) -> Answer {
+pub(crate) fn error(code: i64, message: &str) -> Answer {
     ok(&json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}}))
 }
 
-pub(super) fn not_there() -> Answer {
+pub(crate) fn not_there() -> Answer {
     (404, "text/plain", "Not Found".to_owned())
 }
 
 /// The running agent; it ends with the test's runtime.
-pub(super) struct Fake {
-    pub(super) url: String,
+pub(crate) struct Fake {
+    pub(crate) url: String,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Fake {
-    pub(super) async fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
@@ -74,21 +78,24 @@ impl Fake {
             };
             let (status, content_type, body) = answer(&request);
             log.lock().unwrap().push(request);
-            let status = StatusCode::from_u16(status).unwrap();
-            async move { (status, [(header::CONTENT_TYPE, content_type)], body).into_response() }
+            async move {
+                let Ok(status) = StatusCode::from_u16(status) else {
+                    return std::future::pending().await;
+                };
+                (status, [(header::CONTENT_TYPE, content_type)], body).into_response()
+            }
         };
         let router = Router::new().fallback(handle);
-        #[expect(clippy::disallowed_methods, reason = "it ends with the test's runtime")]
-        tokio::task::spawn(async move { axum::serve(listener, router).await });
+        TaskTracker::new().spawn(async move { axum::serve(listener, router).await });
         Self { url, seen }
     }
 
-    pub(super) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
     }
 
     /// How often a JSON-RPC method was called.
-    pub(super) fn count(&self, method: &str) -> usize {
+    pub(crate) fn count(&self, method: &str) -> usize {
         self.seen()
             .iter()
             .filter(|seen| seen.rpc_method() == method)
@@ -96,20 +103,20 @@ impl Fake {
     }
 
     /// The settings of this agent, with these lines more.
-    pub(super) fn config(&self, lines: &str) -> config::Agent {
+    pub(crate) fn config(&self, lines: &str) -> config::Agent {
         let lines: String = lines.lines().map(|line| format!("    {line}\n")).collect();
         let text = format!("agents:\n  - name: fake\n    url: {}\n{lines}", self.url);
         let parsed = config::parse(&text, "test.yaml", &|_| None);
         parsed.unwrap_or_else(|error| panic!("{error}")).agents.remove(0)
     }
 
-    pub(super) fn chooser(&self, lines: &str) -> Arc<Chooser> {
+    pub(crate) fn chooser(&self, lines: &str) -> Arc<Chooser> {
         let http = crate::a2a::http_client().unwrap();
         Arc::new(crate::a2a::chooser(&self.config(lines), &http).unwrap())
     }
 
     /// Chooses for this card and gives a client.
-    pub(super) async fn client(&self, lines: &str, card: &Value) -> (Client, Interface) {
+    pub(crate) async fn client(&self, lines: &str, card: &Value) -> (Client, Interface) {
         let chooser = self.chooser(lines);
         let card = Arc::new(Card::from_value(card.clone()).unwrap());
         let interface = chooser.choose(&card).await.unwrap();
@@ -124,7 +131,7 @@ impl Fake {
 }
 
 /// Speaks v0.3 over JSON-RPC at any address.
-pub(super) fn v03(request: &Seen) -> Answer {
+pub(crate) fn v03(request: &Seen) -> Answer {
     let json = request.json();
     match request.rpc_method().as_str() {
         "message/send" if json["params"]["message"].is_object() => ok(&json!({
@@ -139,7 +146,7 @@ pub(super) fn v03(request: &Seen) -> Answer {
 }
 
 /// Speaks v0.1 at any address and fails on what it does not know, as an old framework does.
-pub(super) fn v01(request: &Seen) -> Answer {
+pub(crate) fn v01(request: &Seen) -> Answer {
     let json = request.json();
     match request.rpc_method().as_str() {
         "tasks/send" => ok(&json!({
@@ -154,7 +161,7 @@ pub(super) fn v01(request: &Seen) -> Answer {
 }
 
 /// Speaks v1.0 over JSON-RPC at any address, and wants its version header.
-pub(super) fn v1(request: &Seen) -> Answer {
+pub(crate) fn v1(request: &Seen) -> Answer {
     if request.header("a2a-version") != Some("1.0") {
         return error(-32009, "version not supported");
     }

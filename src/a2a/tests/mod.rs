@@ -3,6 +3,7 @@
 
 mod choosing;
 mod credentials;
-mod fake;
+pub(crate) mod fake;
 mod recordings;
 mod strict;
+mod tls;

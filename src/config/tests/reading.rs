@@ -281,3 +281,38 @@ fn an_environment_file_is_read_with_the_settings_and_changes_the_digest() {
         "{error}"
     );
 }
+
+#[test]
+fn ways_to_authenticate_are_a_list_or_a_single_one() {
+    use secrecy::ExposeSecret as _;
+    let several = agent(
+        "auth:\n  - api_key: { name: key, in: query, value: '${SET}' }\n  - scheme: s\n    oauth2:\n      \
+         token_url: https://login.example/token\n      client_id: me\n      client_secret: x\n      scopes: [a, b]\n\
+         card_auth: { basic: { user: u, password: '' } }\ntls: { ca: ca.pem }",
+    );
+    let [key, oauth] = &several.auth.unwrap()[..] else {
+        panic!("two ways")
+    };
+    let key = key.api_key.as_ref().unwrap();
+    assert_eq!((key.name.as_str(), key.place), ("key", KeyPlace::Query));
+    assert_eq!(key.value.expose_secret(), "t0ps3cret");
+    assert_eq!(oauth.scheme.as_deref(), Some("s"));
+    assert_eq!(oauth.oauth2.as_ref().unwrap().scopes, ["a", "b"]);
+    assert!(several.card_auth.unwrap()[0].basic.is_some());
+    assert!(several.tls.unwrap().ca.is_some());
+    assert!(agent("").auth.is_none());
+    assert!(agent("auth: []").auth.unwrap().is_empty());
+}
+
+#[test]
+fn wires_and_hosts_are_read() {
+    let pinned =
+        agent("protocol: 1.0\nbinding: rest\nallowed_hosts: ['Agents.Example', '[::1]:9000', 10.0.0.7]");
+    assert_eq!(
+        (pinned.protocol, pinned.binding),
+        (Some(Protocol::V1), Some(Binding::Rest))
+    );
+    assert_eq!(pinned.allowed_hosts, ["agents.example", "[::1]:9000", "10.0.0.7"]);
+    assert!(!pinned.use_card_url);
+    assert_eq!(agent("protocol: '0.2'").protocol, Some(Protocol::V02));
+}

@@ -1,0 +1,11 @@
+//! Any bytes as the data of a stream's event, on every wire. How to run it: `fuzz/Cargo.toml`.
+#![no_main]
+
+use a2a_bridge::a2a::dialect::Dialect;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    for dialect in [Dialect::V01, Dialect::V03, Dialect::V03Rest, Dialect::V1Rest] {
+        let _ = dialect.read_event(data);
+    }
+});

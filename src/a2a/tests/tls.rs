@@ -1,0 +1,114 @@
+//! Agents with certificates of their own, which may want one of the bridge.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tokio_util::task::TaskTracker;
+
+use crate::a2a::card::Card;
+use crate::a2a::client::{ClientError, Trace};
+use crate::config;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/tls")
+        .join(name)
+}
+
+/// Answers every request with "task not found", to whoever shows a certificate of the test's CA.
+async fn start() -> String {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(fixture("ca.pem")).unwrap())
+        .unwrap();
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier.build().unwrap())
+        .with_single_cert(
+            vec![CertificateDer::from_pem_file(fixture("server.pem")).unwrap()],
+            PrivateKeyDer::from_pem_file(fixture("server.key")).unwrap(),
+        )
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    TaskTracker::new().spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let Ok(mut stream) = acceptor.accept(socket).await else {
+                continue;
+            };
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).await;
+            let body = r#"{"error": {"code": -32001, "message": "Task not found"}}"#;
+            let length = body.len();
+            let answer =
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+            let _ = stream.write_all(answer.as_bytes()).await;
+            let _ = stream.shutdown().await;
+        }
+    });
+    url
+}
+
+async fn look(url: &str, tls: &str) -> Result<(), ClientError> {
+    let text = format!("agents: [{{ name: a, url: '{url}', protocol: 0.3, tls: {{ {tls} }} }}]");
+    let config = config::parse(&text, "test.yaml", &|_| None)
+        .unwrap()
+        .agents
+        .remove(0);
+    let chooser = crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap()).unwrap();
+    let security = json!([{"m": []}]);
+    let schemes = json!({"m": {"type": "mutualTLS"}});
+    let demands = tls.contains("cert").then_some(());
+    let card = match demands {
+        Some(()) => json!({"name": "a", "security": security, "securitySchemes": schemes}),
+        None => json!({"name": "a"}),
+    };
+    let card = Card::from_value(card).unwrap();
+    let interface = chooser.choose(&card).await.unwrap();
+    let client = chooser.client(&card, &interface).unwrap();
+    client.get("t", &Trace::default()).await.map(|_| ())
+}
+
+#[tokio::test]
+async fn the_configured_authority_and_certificate_are_used() {
+    let url = start().await;
+    let path = |name: &str| fixture(name).display().to_string();
+    let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
+    let all = look(&url, &format!("ca: '{ca}', cert: '{cert}', key: '{key}'")).await;
+    assert!(all.as_ref().is_err_and(ClientError::is_task_not_found), "{all:?}");
+    let no_certificate = look(&url, &format!("ca: '{ca}'")).await.unwrap_err();
+    assert!(!no_certificate.is_task_not_found(), "{no_certificate:?}");
+    let no_authority = look(&url, &format!("cert: '{cert}', key: '{key}'"))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(no_authority, ClientError::Unreachable(_)),
+        "{no_authority:?}"
+    );
+}
+
+#[test]
+fn a_file_that_is_no_certificate_is_named() {
+    let text = format!(
+        "agents: [{{ name: a, url: 'https://127.0.0.1:1', tls: {{ ca: '{}' }} }}]",
+        fixture("client.key").display()
+    );
+    let config = config::parse(&text, "test.yaml", &|_| None)
+        .unwrap()
+        .agents
+        .remove(0);
+    let error = crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap()).unwrap_err();
+    assert!(error.to_string().ends_with("client.key"), "{error}");
+}

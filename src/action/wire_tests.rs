@@ -1,0 +1,183 @@
+//! Actions of agents that deviate: refused conversations, answers that come late, ids made here.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::assemble::ArtifactRules;
+use super::error::ActionError;
+use super::outcome::Outcome;
+use super::progress::Silent;
+use super::request::{FollowUpAnswer, Invocation, Meta, Options};
+use super::run::{Actions, Limits, Mode, Skill, Stop};
+use crate::a2a::Instance;
+use crate::a2a::card::Card;
+use crate::a2a::model::Part;
+use crate::a2a::tests::fake::{Fake, NEVER, error, ok, v01};
+
+/// The actions of a fake agent that shows this card.
+async fn actions(fake: &Fake, card: &Value) -> Actions {
+    let (client, interface) = fake.client("", card).await;
+    let instance = Instance {
+        client,
+        card: Arc::new(Card::from_value(card.clone()).unwrap()),
+        interface,
+        gone: CancellationToken::new(),
+    };
+    let (_, live) = watch::channel(Some(Arc::new(instance)));
+    let limits = Limits {
+        request_timeout: Duration::from_secs(10),
+        stream_idle_timeout: Duration::from_secs(10),
+        task_timeout: Duration::from_secs(10),
+        task_ttl: Duration::from_secs(60),
+        max_response_size: 1 << 20,
+        prefer_stream: false,
+        input_required_ttl: Duration::from_secs(60),
+        artifacts: ArtifactRules {
+            answer: vec!["*".to_owned()],
+            notice: Vec::new(),
+        },
+    };
+    let (news, _) = mpsc::channel(1);
+    Actions::new(
+        "fake".into(),
+        limits,
+        live,
+        Arc::default(),
+        news,
+        &Stop::default(),
+    )
+}
+
+async fn invoke(actions: &Actions, session_id: Option<&str>, options: &Options) -> Value {
+    let skill = Skill {
+        id: None,
+        output_modes: Vec::new(),
+    };
+    let request = Invocation {
+        parts: vec![Part::Text("hi".to_owned())],
+        meta: Meta {
+            session_id: session_id.map(str::to_owned),
+            ..Meta::default()
+        },
+    };
+    reply(
+        actions
+            .invoke(&skill, request, options, Mode::Final, &mut Silent)
+            .await,
+    )
+}
+
+fn reply(reply: Result<Outcome, ActionError>) -> Value {
+    let body = reply.map_or_else(|error| error.to_json(), |outcome| outcome.to_json());
+    serde_json::from_slice(&body).unwrap()
+}
+
+fn task(state: &str, context: &Value, text: &str) -> Value {
+    json!({"jsonrpc": "2.0", "result": {
+        "kind": "task", "id": "t", "contextId": context,
+        "status": {"state": state, "message": {"kind": "message", "role": "agent", "messageId": text,
+                                               "parts": [{"kind": "text", "text": text}]}},
+    }})
+}
+
+#[tokio::test]
+async fn a_refused_conversation_is_left_out_once_and_the_agents_own_is_followed() {
+    let fake = Fake::start(|request| {
+        let message = request.json()["params"]["message"].clone();
+        match (request.rpc_method().as_str(), message["contextId"].as_str()) {
+            ("message/send", None) => ok(&task("completed", &json!("its-own"), "done")),
+            ("message/send", Some("its-own")) => ok(&task("completed", &json!("its-own"), "again")),
+            ("message/send", Some(_)) => error(-32602, "unknown contextId"),
+            _ => error(-32001, "Task not found"),
+        }
+    })
+    .await;
+    let actions = actions(&fake, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
+    let options = Options::default();
+    assert_eq!(invoke(&actions, Some("s-1"), &options).await["message"], "done");
+    assert_eq!(fake.count("message/send"), 2);
+    assert_eq!(invoke(&actions, Some("s-1"), &options).await["message"], "again");
+    assert_eq!(fake.count("message/send"), 3, "the session is mapped now");
+}
+
+#[tokio::test]
+async fn an_error_that_may_have_run_is_not_a_refused_conversation() {
+    let fake = Fake::start(|request| match request.rpc_method().as_str() {
+        "message/send" => error(-32603, "the session of the database broke"),
+        _ => error(-32001, "Task not found"),
+    })
+    .await;
+    let actions = actions(&fake, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
+    let reply = invoke(&actions, Some("s-1"), &Options::default()).await;
+    assert_eq!(reply["error_info"]["a2a_code"], -32603);
+    assert_eq!(fake.count("message/send"), 1);
+}
+
+#[tokio::test]
+async fn the_old_question_after_an_answer_is_not_a_new_one() {
+    // As fasta2a does: the answer is taken, and the task shown as it was.
+    let looks = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&looks);
+    let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+        "message/send" => ok(&task("input-required", &json!("c"), "which colour?")),
+        "tasks/get" if request.json()["params"]["id"] != "t" => error(-32001, "Task not found"),
+        "tasks/get" if count.fetch_add(1, Ordering::Relaxed) < 2 => {
+            ok(&task("input-required", &json!("c"), "which colour?"))
+        }
+        _ => ok(&task("completed", &json!("c"), "blue it is")),
+    })
+    .await;
+    let actions = actions(&fake, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
+    let asked = invoke(&actions, None, &Options::default()).await;
+    assert_eq!(asked["status"], "INPUT_REQUIRED");
+    let answer = FollowUpAnswer {
+        follow_up_id: asked["data"]["follow_up_id"].as_str().unwrap().to_owned(),
+        parts: vec![Part::Text("blue".to_owned())],
+    };
+    let done = reply(
+        actions
+            .answer(answer, &Options::default(), Mode::Final, &mut Silent)
+            .await,
+    );
+    assert_eq!(
+        (&done["status"], &done["message"]),
+        (&json!("COMPLETED"), &json!("blue it is"))
+    );
+    assert_eq!(fake.count("message/send"), 2);
+}
+
+#[tokio::test]
+async fn an_id_made_here_can_be_cancelled_when_the_agent_does_not_answer() {
+    let cancelled: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let log = Arc::clone(&cancelled);
+    let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+        "tasks/send" => NEVER,
+        "tasks/cancel" => {
+            let id = request.json()["params"]["id"].clone();
+            log.lock().unwrap().push(id.clone());
+            ok(&json!({"result": {"id": id, "status": {"state": "canceled"}}}))
+        }
+        _ => v01(request),
+    })
+    .await;
+    let actions = actions(&fake, &json!({"name": "fake", "authentication": {"schemes": []}})).await;
+    let options = Options {
+        timeout: Some(Duration::from_millis(300)),
+        ..Options::default()
+    };
+    let reply = invoke(&actions, None, &options).await;
+    assert_eq!(reply["error_info"]["code"], "timeout");
+    assert_eq!(reply["error_info"]["cancelled"], true);
+    assert_eq!(*cancelled.lock().unwrap(), [reply["task"]["id"].clone()]);
+    let sent = fake
+        .seen()
+        .into_iter()
+        .find(|seen| seen.rpc_method() == "tasks/send")
+        .unwrap();
+    assert_eq!(sent.json()["params"]["id"], reply["task"]["id"]);
+}
