@@ -40,6 +40,8 @@ async fn info_tells_everything_about_an_agent_and_its_actions(#[values("1.0", "0
             "a2a.card_hash",
             "a2a.chosen_because",
             "a2a.protocol_version",
+            "a2a.restarts",
+            "a2a.since",
             "a2a.state",
             "bridge"
         ]
