@@ -18,7 +18,13 @@ const PREFIX: &str = "a2a";
 /// What the bridge has to be permitted on NATS, with the default prefix.
 pub(super) const PUBLISH: [&str; 4] = ["a2a.registry.*", "a2a.task.*.*", "_INBOX.>", "_R_.>"];
 /// The same for subscriptions.
-pub(super) const SUBSCRIBE: [&str; 4] = ["a2a.action.*.*", "a2a.card.*", "$SRV.>", "_INBOX.>"];
+pub(super) const SUBSCRIBE: [&str; 5] = [
+    "a2a.action.*.*",
+    "a2a.card.*",
+    "a2a.control.*.*",
+    "$SRV.>",
+    "_INBOX.>",
+];
 
 /// The manifest of this version.
 pub(super) fn manifest() -> String {
@@ -97,6 +103,7 @@ fn serves() -> Value {
         {"subject": format!("{PREFIX}.action.<agent>.cancel_task"), "description": "cancel a task"},
         {"subject": format!("{PREFIX}.action.<agent>.get_task"), "description": "look a task up"},
         {"subject": format!("{PREFIX}.card.<agent>"), "description": "the agent's card"},
+        {"subject": format!("{PREFIX}.control.<agent>.<order>"), "description": "for operators: show, start, stop, restart, logs"},
         {"subject": "$SRV.PING|INFO|STATS[.<agent>[.<id>]]", "description": "NATS service discovery and counts"},
     ])
 }
@@ -207,6 +214,7 @@ mod tests {
                 name.replace("<agent>", "A")
                     .replace("<skill>", "B")
                     .replace("<task>", "B")
+                    .replace("<order>", "B")
             };
             names.map(filled).collect()
         };
@@ -216,8 +224,9 @@ mod tests {
             subjects.cancel_task(&agent),
             subjects.get_task(&agent),
             subjects.card(&agent),
+            subjects.control(&agent, "B"),
         ];
-        assert_eq!(listed(&serves())[..5], actions);
+        assert_eq!(listed(&serves())[..6], actions);
         assert_eq!(
             listed(&publishes()),
             [subjects.registry(&agent), subjects.task(&agent, &other)]
@@ -282,7 +291,7 @@ mod tests {
             .split("user: caller")
             .next()
             .unwrap();
-        for (verb, list) in [("publish", PUBLISH), ("subscribe", SUBSCRIBE)] {
+        for (verb, list) in [("publish", &PUBLISH[..]), ("subscribe", &SUBSCRIBE[..])] {
             let line = format!(
                 "{verb}: {}",
                 serde_json::to_string(&list).unwrap().replace(",", ", ")

@@ -71,7 +71,12 @@ fn walk(node: &Node, parent: &str, text: &str, known: &[String], masks: &mut Vec
             .for_each(|item| walk(item, parent, text, known, masks)),
         Value::Map(entries) => {
             for entry in entries {
-                let key = entry.key.text().unwrap_or_default();
+                // A mapping or list as a key is no setting at all; nobody knows what is in it.
+                let Some(key) = entry.key.text() else {
+                    cover(&entry.key, masks);
+                    cover_entry(entry, text, masks);
+                    continue;
+                };
                 cover_bare(entry, text, masks);
                 match (holds(key, parent, known), &entry.value.value) {
                     (Holds::Harmless, _) if FREE.contains(&parent) => {
@@ -140,8 +145,11 @@ fn passwords_in_urls(text: &str) -> Vec<Range<usize>> {
     let mut at = 0;
     let mut masks = Vec::new();
     for word in text.split_inclusive(char::is_whitespace) {
-        if let (Some(scheme), Some(end)) = (word.find("://"), word.rfind('@')) {
-            masks.push(at + scheme + 3..at + end);
+        // A blank may have got between the scheme and the rest.
+        if let (Some(slashes), Some(end)) = (word.find("//"), word.rfind('@'))
+            && slashes + 2 <= end
+        {
+            masks.push(at + slashes + 2..at + end);
         }
         at += word.len();
     }

@@ -225,7 +225,7 @@ async fn a_card_that_breaks_while_the_agent_runs_does_not_take_its_skills_away_a
     let bridge = Bridge::of(agent).start().await;
     is_broken.store(true, std::sync::atomic::Ordering::Relaxed);
     eventually(LATER, || async {
-        bridge.log().contains("cannot read the card again").then_some(())
+        bridge.log().contains("does not show its card").then_some(())
     })
     .await;
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");

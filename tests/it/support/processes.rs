@@ -26,8 +26,12 @@ pub fn marked(mark: &str) -> Vec<i32> {
     };
     all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|pid: &i32| {
-            std::fs::read(format!("/proc/{pid}/environ"))
-                .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted))
+            // The guards are the bridge's own; they end with what they guard.
+            let is_guard = std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.starts_with(b"a2a-bridge: guard of"));
+            !is_guard
+                && std::fs::read(format!("/proc/{pid}/environ"))
+                    .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted))
         })
         .collect()
 }
