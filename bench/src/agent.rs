@@ -1,0 +1,140 @@
+//! A bare A2A v1.0 agent over JSON-RPC. Its path says what it does, so that it need not read.
+//!
+//! | path | answer to a message |
+//! | --- | --- |
+//! | `/echo/<any>` | a completed task with one artifact, at once |
+//! | `/stream/<n>` | as server-sent events: a task, `n` pieces of an artifact, the end |
+//! | `/ask/<any>` | a task that asks something |
+//! | `/slow/<any>` | a completed task, once `POST /release` was called |
+//!
+//! `GET /waiting` tells how many calls wait for the release.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt as _;
+use bytes::Bytes;
+use futures_util::stream;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+struct Agent {
+    origin: String,
+    tasks: AtomicU64,
+    waiting: AtomicUsize,
+    released: watch::Sender<bool>,
+}
+
+/// Listens on a free port, tells it on stdout, and serves until killed.
+pub async fn run() -> anyhow::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let agent = Arc::new(Agent {
+        origin: format!("http://{address}"),
+        tasks: AtomicU64::new(0),
+        waiting: AtomicUsize::new(0),
+        released: watch::Sender::new(false),
+    });
+    let routes = Router::new()
+        .route("/echo/{which}", post(echo))
+        .route("/ask/{which}", post(ask))
+        .route("/slow/{which}", post(slow))
+        .route("/stream/{count}", post(events))
+        .route("/release", post(release))
+        .route("/waiting", get(waiting))
+        .route("/{kind}/{which}/.well-known/agent-card.json", get(card))
+        .with_state(agent);
+    println!("http://{address}");
+    std::io::stdout().flush()?;
+    let listener = listener.tap_io(|connection| {
+        let _ = connection.set_nodelay(true);
+    });
+    axum::serve(listener, routes).await?;
+    Ok(())
+}
+
+type Shared = State<Arc<Agent>>;
+
+impl Agent {
+    fn task(&self) -> (String, String) {
+        let number = self.tasks.fetch_add(1, Relaxed);
+        let id = |kind: u32| format!("{kind:08x}-0000-4000-8000-{number:012x}");
+        (id(1), id(2))
+    }
+
+    fn completed(&self) -> Response {
+        let (id, context) = self.task();
+        json(format!(
+            r#"{{"jsonrpc":"2.0","id":"1","result":{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_COMPLETED"}},"artifacts":[{{"artifactId":"a1","name":"answer","parts":[{{"text":"Sunny, 21 degrees, and a light wind from the west."}}]}}]}}}}}}"#
+        ))
+    }
+}
+
+async fn echo(State(agent): Shared, _: Bytes) -> Response {
+    agent.completed()
+}
+
+async fn ask(State(agent): Shared, _: Bytes) -> Response {
+    let (id, context) = agent.task();
+    json(format!(
+        r#"{{"jsonrpc":"2.0","id":"1","result":{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_INPUT_REQUIRED","message":{{"messageId":"m","role":"ROLE_AGENT","parts":[{{"text":"Which colour?"}}]}}}}}}}}}}"#
+    ))
+}
+
+async fn slow(State(agent): Shared, _: Bytes) -> Response {
+    let mut released = agent.released.subscribe();
+    agent.waiting.fetch_add(1, Relaxed);
+    let _ = released.wait_for(|released| *released).await;
+    agent.completed()
+}
+
+async fn release(State(agent): Shared) {
+    agent.released.send_replace(true);
+}
+
+async fn waiting(State(agent): Shared) -> String {
+    agent.waiting.load(Relaxed).to_string()
+}
+
+async fn events(State(agent): Shared, Path(count): Path<u32>, _: Bytes) -> Response {
+    let (id, context) = agent.task();
+    let event = |result: String| {
+        Bytes::from(format!("data: {{\"jsonrpc\":\"2.0\",\"id\":\"1\",\"result\":{result}}}\n\n"))
+    };
+    let all = (0..count + 2).map(move |number| {
+        let event = if number == 0 {
+            event(format!(
+                r#"{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_WORKING"}}}}}}"#
+            ))
+        } else if number <= count {
+            let append = number > 1;
+            event(format!(
+                r#"{{"artifactUpdate":{{"taskId":"{id}","contextId":"{context}","append":{append},"lastChunk":false,"artifact":{{"artifactId":"a1","name":"answer","parts":[{{"text":"token{number} "}}]}}}}}}"#
+            ))
+        } else {
+            event(format!(
+                r#"{{"statusUpdate":{{"taskId":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_COMPLETED"}}}}}}"#
+            ))
+        };
+        Ok::<_, std::convert::Infallible>(event)
+    });
+    ([(CONTENT_TYPE, "text/event-stream")], Body::from_stream(stream::iter(all))).into_response()
+}
+
+async fn card(State(agent): Shared, Path((kind, which)): Path<(String, String)>) -> Response {
+    let origin = &agent.origin;
+    json(format!(
+        r#"{{"name":"bench","description":"Answers at once","version":"1.0.0","supportedInterfaces":[{{"url":"{origin}/{kind}/{which}","protocolBinding":"JSONRPC","protocolVersion":"1.0"}}],"capabilities":{{"streaming":true}},"defaultInputModes":["text/plain"],"defaultOutputModes":["text/plain"],"skills":[{{"id":"go","name":"Go","description":"Answers","tags":["bench"]}}]}}"#
+    ))
+}
+
+fn json(body: String) -> Response {
+    ([(CONTENT_TYPE, "application/json")], body).into_response()
+}

@@ -1,0 +1,68 @@
+//! How fast the bridge is, beside the least that any bridge can be. Run it with `scripts/bench`.
+//!
+//! One program in three roles, each in a process of its own: the [`agent`], the [`floor`], and
+//! the callers, which start the others together with a NATS server and the bridge and measure.
+
+mod agent;
+mod floor;
+mod load;
+mod measure;
+mod report;
+mod stage;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use measure::Extent;
+
+#[tokio::main]
+async fn main() -> anyhow::Result<ExitCode> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["agent"] => agent::run().await?,
+        ["floor", nats, call, stream] => floor::run(nats, call, stream).await?,
+        options => return measured(options).await,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn measured(options: &[&str]) -> anyhow::Result<ExitCode> {
+    let mut extent = Extent {
+        rounds: 3,
+        turns: 6,
+        turn: Duration::from_millis(500),
+        events: 1000,
+        is_short: options.contains(&"--short"),
+        only: None,
+    };
+    if extent.is_short {
+        (extent.turns, extent.turn) = (2, Duration::from_millis(250));
+    }
+    let mut json = None;
+    let mut options = options.iter().filter(|option| **option != "--short");
+    while let Some(option) = options.next() {
+        let value = options.next().with_context(|| format!("{option} needs a value"))?;
+        match *option {
+            "--json" => json = Some(*value),
+            "--only" => extent.only = Some((*value).to_owned()),
+            "--rounds" => extent.rounds = value.parse()?,
+            "--turns" => extent.turns = value.parse()?,
+            unknown => bail!("{unknown} is not an option"),
+        }
+    }
+    let stage = stage::Stage::start().await?;
+    let mut report = report::Report::default();
+    measure::all(&stage, &extent, &mut report).await?;
+    print!("{}", report.table());
+    if let Some(file) = json {
+        std::fs::write(file, serde_json::to_string_pretty(&report.json())?)?;
+    }
+    let far_off = report.far_off();
+    if extent.is_short && !far_off.is_empty() {
+        eprintln!("far from the goal:\n  {}", far_off.join("\n  "));
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}

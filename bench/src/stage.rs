@@ -1,0 +1,208 @@
+//! The processes: started, looked at in `/proc`, ended.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use async_nats::Client;
+use futures_util::StreamExt as _;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that ends with its owner.
+pub struct Process {
+    child: Child,
+    /// The first line that it wrote.
+    pub said: String,
+}
+
+impl Process {
+    fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let child = command
+            .stdin(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        Ok(Self { child, said: String::new() })
+    }
+
+    /// Starts a part of the benchmark itself, and waits until it says that it is there.
+    fn start_part(mut command: Command, arguments: &[&str]) -> anyhow::Result<Self> {
+        let mut this = Self::start(command.args(arguments).stdout(Stdio::piped()))?;
+        let stdout = this.child.stdout.take().context("no stdout")?;
+        BufReader::new(stdout).read_line(&mut this.said)?;
+        this.said = this.said.trim().to_owned();
+        ensure!(!this.said.is_empty(), "{arguments:?} did not start");
+        Ok(this)
+    }
+
+    /// CPU time so far of all its threads, user and system. `schedstat` counts nanoseconds, where `stat`
+    /// counts hundredths of a second.
+    pub fn cpu(&self) -> anyhow::Result<Duration> {
+        let mut nanoseconds = 0;
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let stat = std::fs::read_to_string(thread?.path().join("schedstat"))?;
+            nanoseconds += stat.split(' ').next().context("schedstat is empty")?.parse::<u64>()?;
+        }
+        Ok(Duration::from_nanos(nanoseconds))
+    }
+
+    /// Resident memory in MiB.
+    pub fn rss(&self) -> anyhow::Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmRSS")?;
+        Ok(kib.trim().parse::<f64>()? / 1024.0)
+    }
+}
+
+impl Drop for Process {
+    /// In order, so that a profiler around it can write down what it has seen.
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        for _ in 0..500 {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What all measurements share: a server, an agent, a connection for the callers.
+pub struct Stage {
+    pub client: Client,
+    pub agent: String,
+    nats_url: String,
+    folder: PathBuf,
+    bridges: std::cell::Cell<u32>,
+    _agent: Process,
+    _nats: Process,
+}
+
+impl Stage {
+    pub async fn start() -> anyhow::Result<Self> {
+        let folder = std::env::temp_dir().join(format!("a2a-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let server = std::env::var("NATS_SERVER_BIN").unwrap_or_else(|_| "nats-server".to_owned());
+        let nats = Process::start(
+            Command::new(server)
+                .args(["-a", "127.0.0.1", "-p", "-1", "--ports_file_dir"])
+                .arg(&folder)
+                .stderr(Stdio::null()),
+        )?;
+        let nats_url = ports_file(&folder).await?;
+        let agent = Process::start_part(Command::new(std::env::current_exe()?), &["agent"])?;
+        Ok(Self {
+            client: async_nats::connect(&nats_url).await?,
+            agent: agent.said.clone(),
+            nats_url,
+            folder,
+            bridges: std::cell::Cell::new(0),
+            _agent: agent,
+            _nats: nats,
+        })
+    }
+
+    pub fn floor(&self, events: u32) -> anyhow::Result<Process> {
+        let (call, stream) = (format!("{}/echo/0", self.agent), format!("{}/stream/{events}", self.agent));
+        Process::start_part(wrapped(&std::env::current_exe()?), &["floor", &self.nats_url, &call, &stream])
+    }
+
+    /// A fresh bridge to the agents at these paths, with every action published.
+    pub async fn bridge(&self, paths: &[String]) -> anyhow::Result<Bridge> {
+        let number = self.bridges.replace(self.bridges.get() + 1);
+        let prefix = format!("bench{number}");
+        let mut settings = format!("nats: {{url: \"{}\", subject_prefix: {prefix}}}\nagents:\n", self.nats_url);
+        for (index, path) in paths.iter().enumerate() {
+            settings += &format!(
+                "  - {{name: agent{index}, url: \"{}{path}\", max_in_flight: 20000}}\n",
+                self.agent
+            );
+        }
+        let file = self.folder.join(format!("{prefix}.yaml"));
+        std::fs::write(&file, settings)?;
+        let mut registry = self.client.subscribe(format!("{prefix}.registry.*")).await?;
+        self.client.flush().await?;
+        let log = std::fs::File::create(self.folder.join(format!("{prefix}.log")))?;
+        let program = std::env::current_exe()?.with_file_name("a2a-bridge");
+        let began = Instant::now();
+        let process = Process::start(wrapped(&program).arg("run").arg("--config").arg(&file).stderr(log))?;
+        let mut first_action = None;
+        let mut ready = std::collections::HashSet::new();
+        while ready.len() < paths.len() {
+            let entry = tokio::time::timeout(PATIENCE, registry.next()).await;
+            let entry = entry.context("the bridge's agents do not get ready")?.context("closed")?;
+            if serde_json::from_slice::<serde_json::Value>(&entry.payload)?["state"] == "ready" {
+                first_action.get_or_insert_with(|| began.elapsed());
+                ready.insert(entry.subject.to_string());
+            }
+        }
+        let subjects = (0..paths.len()).map(|index| format!("{prefix}.action.agent{index}.go"));
+        Ok(Bridge {
+            process,
+            subjects: subjects.collect(),
+            first_action: first_action.context("a bridge without agents")?,
+        })
+    }
+
+    /// How many calls wait at the slow agent.
+    pub async fn waiting(&self) -> anyhow::Result<usize> {
+        Ok(reqwest::get(format!("{}/waiting", self.agent)).await?.text().await?.parse()?)
+    }
+
+    /// Lets the slow agent answer.
+    pub async fn release(&self) -> anyhow::Result<()> {
+        reqwest::Client::new().post(format!("{}/release", self.agent)).send().await?;
+        Ok(())
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A bridge under test.
+pub struct Bridge {
+    pub process: Process,
+    /// The action of each agent.
+    pub subjects: Vec<String>,
+    /// From its start until the first agent's action was published.
+    pub first_action: Duration,
+}
+
+/// The program under what `BENCH_WRAP` says, such as `valgrind --tool=callgrind`.
+fn wrapped(program: &Path) -> Command {
+    let wrap = std::env::var("BENCH_WRAP").unwrap_or_default();
+    let mut words = wrap.split_whitespace();
+    match words.next() {
+        None => Command::new(program),
+        Some(first) => {
+            let mut command = Command::new(first);
+            command.args(words).arg(program);
+            command
+        }
+    }
+}
+
+async fn ports_file(folder: &Path) -> anyhow::Result<String> {
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
+        for entry in std::fs::read_dir(folder)?.flatten() {
+            let text = std::fs::read_to_string(entry.path())?;
+            // It may be half written.
+            if let Ok(ports) = serde_json::from_str::<serde_json::Value>(&text)
+                && let Some(url) = ports["nats"][0].as_str()
+            {
+                return Ok(url.to_owned());
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    bail!("nats-server did not start");
+}
