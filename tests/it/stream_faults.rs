@@ -168,7 +168,7 @@ async fn a_task_that_goes_on_after_a_cut_is_subscribed_to_again() {
     assert_eq!(peer.calls("SubscribeToTask").len(), 1);
     assert_eq!(stream.response(), "one two three");
     assert_eq!(
-        stream.result.clone().expect("COMPLETED").message(),
+        stream.result.expect("COMPLETED").message(),
         "one two three"
     );
 }
