@@ -134,10 +134,7 @@ struct Fixed(String);
 impl Fixed {
     fn of(config: &Config) -> Self {
         // Secrets are not in it: a changed password is noticed at the next connection.
-        Self(format!(
-            "{:?} {:?} {:?}",
-            config.nats, config.metrics, config.shutdown_grace
-        ))
+        Self(format!("{:?} {:?} {:?}", config.nats, config.metrics, config.shutdown_grace))
     }
 }
 
@@ -167,11 +164,7 @@ impl Bridge {
         let http = a2a::http_client()?;
         let client = connect(&config.nats).await?;
         let tasks = Tasks::default();
-        let mesh = Mesh {
-            client: client.clone(),
-            guard: Arc::new(guard),
-            tasks: tasks.tracker().clone(),
-        };
+        let mesh = Mesh { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
         let memory = Arc::new(Memory::default());
         let metrics = Arc::new(Metrics::new(client, Arc::clone(&memory)));
         let bridge = Self {
@@ -179,10 +172,7 @@ impl Bridge {
             subjects,
             http,
             memory,
-            host: Host {
-                tasks: tasks.clone(),
-                records: records(&config),
-            },
+            host: Host { tasks: tasks.clone(), records: records(&config) },
             tasks,
             served: Mutex::default(),
             reload: tokio::sync::Mutex::new(Fixed::of(&config)),
@@ -229,11 +219,8 @@ impl Bridge {
             },
         };
         let hurry = self.hurry_agents.clone();
-        let agent =
-            Agent::start(config, &self.http, &self.host, hurry).map_err(|source| BridgeError::Auth {
-                agent: name.clone(),
-                source,
-            })?;
+        let agent = Agent::start(config, &self.http, &self.host, hurry)
+            .map_err(|source| BridgeError::Auth { agent: name.clone(), source })?;
         let (news, changes) = mpsc::channel(NEWS);
         let actions = Actions::new(
             Arc::clone(&agent.name),
@@ -244,20 +231,9 @@ impl Bridge {
             &self.stop,
         );
         let calls = TaskTracker::new();
-        let desk = Arc::new(Desk::new(
-            agent.clone(),
-            actions,
-            self.mesh.client.clone(),
-            calls.clone(),
-        ));
-        let published = Publication::start(
-            Arc::clone(&desk),
-            changes,
-            &self.mesh,
-            &self.subjects,
-            &self.tasks,
-        )
-        .await;
+        let desk = Arc::new(Desk::new(agent.clone(), actions, self.mesh.client.clone(), calls.clone()));
+        let published =
+            Publication::start(Arc::clone(&desk), changes, &self.mesh, &self.subjects, &self.tasks).await;
         let publication = match published {
             Ok(publication) => publication,
             Err(source) => {
@@ -265,13 +241,8 @@ impl Bridge {
                 return Err(BridgeError::Publish { agent: name, source });
             }
         };
-        let control = Control::start(
-            agent.clone(),
-            publication.instance(),
-            &self.mesh,
-            &self.subjects,
-            &self.tasks,
-        );
+        let control =
+            Control::start(agent.clone(), publication.instance(), &self.mesh, &self.subjects, &self.tasks);
         let control = match control.await {
             Ok(control) => control,
             Err(source) => {
@@ -284,13 +255,7 @@ impl Bridge {
         let face =
             face.map(|owner| Face::start(owner, desk, &self.mesh, &self.subjects, &self.stop, &self.tasks));
         self.metrics.add(agent.clone());
-        self.served().push(Arc::new(Served {
-            agent,
-            publication,
-            control,
-            face,
-            calls,
-        }));
+        self.served().push(Arc::new(Served { agent, publication, control, face, calls }));
         Ok(())
     }
 
@@ -301,17 +266,11 @@ impl Bridge {
     /// An agent of the new settings cannot be served; the others are, as the new settings say.
     pub async fn reload(&self, config: Config) -> Result<Reloaded, BridgeError> {
         let fixed = self.reload.lock().await;
-        let mut done = Reloaded {
-            needs_restart: fixed.0 != Fixed::of(&config).0,
-            ..Reloaded::default()
-        };
+        let mut done = Reloaded { needs_restart: fixed.0 != Fixed::of(&config).0, ..Reloaded::default() };
         let before: Vec<Arc<Served>> = self.served().clone();
         let (same, new): (Vec<_>, Vec<_>) = config.agents.into_iter().partition(|agent| {
             let is_same = |served: &Arc<Served>| served.agent.config.digest == agent.digest;
-            before
-                .iter()
-                .filter(|served| *served.agent.name == *agent.name)
-                .any(is_same)
+            before.iter().filter(|served| *served.agent.name == *agent.name).any(is_same)
         });
         let is_kept = |served: &Arc<Served>| same.iter().any(|agent| *served.agent.name == *agent.name);
         let (kept, leaving): (Vec<_>, Vec<_>) = before.into_iter().partition(is_kept);
@@ -319,11 +278,7 @@ impl Bridge {
         *self.served() = kept;
         for agent in &new {
             let was_there = leaving.iter().any(|served| *served.agent.name == *agent.name);
-            let list = if was_there {
-                &mut done.changed
-            } else {
-                &mut done.added
-            };
+            let list = if was_there { &mut done.changed } else { &mut done.added };
             list.push(agent.name.clone());
         }
         let gone = leaving.iter().map(|served| served.agent.name.to_string());
@@ -444,10 +399,7 @@ fn records(config: &Config) -> Option<Arc<Records>> {
         Ok(records) => {
             let left = records.end_leftovers();
             if !left.is_empty() {
-                tracing::warn!(
-                    processes = left.join(", "),
-                    "ended what an earlier bridge has left behind"
-                );
+                tracing::warn!(processes = left.join(", "), "ended what an earlier bridge has left behind");
             }
             Some(Arc::new(records))
         }

@@ -39,12 +39,7 @@ pub struct Metrics {
 impl Metrics {
     /// Of a bridge that has just connected.
     pub fn new(client: Client, memory: Arc<Memory>) -> Self {
-        Self {
-            client,
-            memory,
-            agents: Mutex::default(),
-            phase: AtomicU8::new(STARTING),
-        }
+        Self { client, memory, agents: Mutex::default(), phase: AtomicU8::new(STARTING) }
     }
 
     /// All agents of the settings are served.
@@ -59,10 +54,7 @@ impl Metrics {
 
     /// Adds an agent.
     pub fn add(&self, agent: Agent) {
-        self.agents
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(agent);
+        self.agents.lock().unwrap_or_else(PoisonError::into_inner).push(agent);
     }
 
     /// Removes an agent.
@@ -87,28 +79,12 @@ impl Metrics {
         let mut out = Text::default();
         out.family("a2a_bridge_info", "gauge", "The version of the bridge.");
         out.sample("a2a_bridge_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-        out.family(
-            "a2a_bridge_nats_connected",
-            "gauge",
-            "Whether there is a connection to NATS.",
-        );
+        out.family("a2a_bridge_nats_connected", "gauge", "Whether there is a connection to NATS.");
         let connected = self.client.connection_state() == Connection::Connected;
         out.sample("a2a_bridge_nats_connected", &[], u8::from(connected));
-        out.family(
-            "a2a_bridge_follow_ups_pending",
-            "gauge",
-            "Questions of agents that wait for an answer.",
-        );
-        out.sample(
-            "a2a_bridge_follow_ups_pending",
-            &[],
-            self.memory.follow_ups.pending(),
-        );
-        out.family(
-            "a2a_bridge_agent_state",
-            "gauge",
-            "1 for the state that the agent is in.",
-        );
+        out.family("a2a_bridge_follow_ups_pending", "gauge", "Questions of agents that wait for an answer.");
+        out.sample("a2a_bridge_follow_ups_pending", &[], self.memory.follow_ups.pending());
+        out.family("a2a_bridge_agent_state", "gauge", "1 for the state that the agent is in.");
         for agent in &agents {
             let now = agent.status.borrow().state;
             for state in State::ALL {
@@ -118,53 +94,26 @@ impl Metrics {
         }
         out.family("a2a_bridge_agents", "gauge", "Agents by state.");
         for state in State::ALL {
-            let count = agents
-                .iter()
-                .filter(|agent| agent.status.borrow().state == state)
-                .count();
+            let count = agents.iter().filter(|agent| agent.status.borrow().state == state).count();
             out.sample("a2a_bridge_agents", &[("state", state.as_str())], count);
         }
-        out.family(
-            "a2a_bridge_agent_restarts_total",
-            "counter",
-            "Starts after the first one.",
-        );
+        out.family("a2a_bridge_agent_restarts_total", "counter", "Starts after the first one.");
         for agent in &agents {
             let restarts = agent.status.borrow().restarts;
-            out.sample(
-                "a2a_bridge_agent_restarts_total",
-                &[("agent", &agent.name)],
-                restarts,
-            );
+            out.sample("a2a_bridge_agent_restarts_total", &[("agent", &agent.name)], restarts);
         }
-        out.family(
-            "a2a_bridge_calls_in_flight",
-            "gauge",
-            "Calls that are being worked on.",
-        );
+        out.family("a2a_bridge_calls_in_flight", "gauge", "Calls that are being worked on.");
         for agent in &agents {
-            out.sample(
-                "a2a_bridge_calls_in_flight",
-                &[("agent", &agent.name)],
-                agent.calls.in_flight(),
-            );
+            out.sample("a2a_bridge_calls_in_flight", &[("agent", &agent.name)], agent.calls.in_flight());
         }
-        out.family(
-            "a2a_bridge_calls_total",
-            "counter",
-            "Calls that ended, by status or error code.",
-        );
+        out.family("a2a_bridge_calls_total", "counter", "Calls that ended, by status or error code.");
         for agent in &agents {
             for (outcome, count) in agent.calls.outcomes() {
                 let labels = [("agent", &*agent.name), ("outcome", outcome.as_str())];
                 out.sample("a2a_bridge_calls_total", &labels, count);
             }
         }
-        out.family(
-            "a2a_bridge_call_duration_seconds",
-            "histogram",
-            "How long calls took.",
-        );
+        out.family("a2a_bridge_call_duration_seconds", "histogram", "How long calls took.");
         for agent in &agents {
             let latency = agent.calls.latency();
             let name = "a2a_bridge_call_duration_seconds";
@@ -188,28 +137,16 @@ impl Metrics {
     }
 }
 
-type OutputCount = (
-    &'static str,
-    &'static str,
-    fn(crate::process::output::Counts) -> u64,
-);
+type OutputCount = (&'static str, &'static str, fn(crate::process::output::Counts) -> u64);
 
 const OUTPUT: [OutputCount; 3] = [
-    (
-        "a2a_bridge_agent_output_bytes_total",
-        "What agents wrote to stdout and stderr.",
-        |counts| counts.bytes,
-    ),
-    (
-        "a2a_bridge_agent_output_dropped_bytes_total",
-        "What of that was neither logged nor kept.",
-        |counts| counts.dropped_bytes,
-    ),
-    (
-        "a2a_bridge_agent_output_dropped_lines_total",
-        "Lines neither logged nor kept.",
-        |counts| counts.dropped_lines,
-    ),
+    ("a2a_bridge_agent_output_bytes_total", "What agents wrote to stdout and stderr.", |counts| counts.bytes),
+    ("a2a_bridge_agent_output_dropped_bytes_total", "What of that was neither logged nor kept.", |counts| {
+        counts.dropped_bytes
+    }),
+    ("a2a_bridge_agent_output_dropped_lines_total", "Lines neither logged nor kept.", |counts| {
+        counts.dropped_lines
+    }),
 ];
 
 /// The text format, version 0.0.4.
@@ -222,21 +159,10 @@ impl Text {
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-        let escaped = |value: &str| {
-            value
-                .replace('\\', "\\\\")
-                .replace('"', "\\\"")
-                .replace('\n', "\\n")
-        };
-        let labels: Vec<_> = labels
-            .iter()
-            .map(|(label, value)| format!("{label}=\"{}\"", escaped(value)))
-            .collect();
-        let labels = if labels.is_empty() {
-            String::new()
-        } else {
-            format!("{{{}}}", labels.join(","))
-        };
+        let escaped = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let labels: Vec<_> =
+            labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escaped(value))).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
         let _ = writeln!(self.0, "{name}{labels} {value}");
     }
 }

@@ -24,22 +24,11 @@ pub enum LogFormat {
 pub fn start(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::filter::ParseError> {
     let filter = EnvFilter::builder().parse(filter)?;
     let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr()) && std::env::var_os("NO_COLOR").is_none();
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(ansi);
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi);
     match format {
-        LogFormat::Text => builder
-            .with_target(false)
-            .finish()
-            .with(filter_fn(is_for_logs))
-            .init(),
-        LogFormat::Json => builder
-            .json()
-            .flatten_event(true)
-            .finish()
-            .with(filter_fn(is_for_logs))
-            .init(),
+        LogFormat::Text => builder.with_target(false).finish().with(filter_fn(is_for_logs)).init(),
+        LogFormat::Json => builder.json().flatten_event(true).finish().with(filter_fn(is_for_logs)).init(),
     }
     Ok(())
 }

@@ -75,9 +75,7 @@ impl Places {
         }
         let port = url.port_or_known_default().unwrap_or_default();
         let with_port = format!("{host}:{port}");
-        self.allowed_hosts
-            .iter()
-            .any(|allowed| *allowed == host || *allowed == with_port)
+        self.allowed_hosts.iter().any(|allowed| *allowed == host || *allowed == with_port)
     }
 }
 
@@ -160,20 +158,11 @@ mod tests {
         }
         let open = places("http://127.0.0.1:9000", true, &[]);
         let url = open.resolve("http://u:p@elsewhere.example:5/a");
-        assert_eq!(
-            (url.as_str(), open.is_trusted(&url)),
-            ("http://elsewhere.example:5/a", false)
-        );
+        assert_eq!((url.as_str(), open.is_trusted(&url)), ("http://elsewhere.example:5/a", false));
         let url = open.resolve("http://0.0.0.0:9001/");
-        assert_eq!(
-            (url.as_str(), open.is_trusted(&url)),
-            ("http://127.0.0.1:9001/", false)
-        );
+        assert_eq!((url.as_str(), open.is_trusted(&url)), ("http://127.0.0.1:9001/", false));
         let secure = places("https://a.example", false, &["a.example"]);
-        assert_eq!(
-            secure.resolve("http://a.example/x").as_str(),
-            "https://a.example/x"
-        );
+        assert_eq!(secure.resolve("http://a.example/x").as_str(), "https://a.example/x");
     }
 
     #[test]

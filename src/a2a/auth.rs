@@ -73,11 +73,7 @@ struct Way {
 enum Secret {
     Bearer(HeaderValue),
     Basic(HeaderValue),
-    ApiKey {
-        name: String,
-        place: Place,
-        value: SecretString,
-    },
+    ApiKey { name: String, place: Place, value: SecretString },
     OAuth(Arc<OAuth>),
 }
 
@@ -90,9 +86,7 @@ impl Keyring {
             headers.insert(header, value(name, secret.expose_secret())?);
         }
         let ways = |list: &[config::Auth]| -> Result<Vec<Way>, AuthError> {
-            list.iter()
-                .filter_map(|auth| way(auth, http).transpose())
-                .collect()
+            list.iter().filter_map(|auth| way(auth, http).transpose()).collect()
         };
         let mut tasks = ways(config.auth.as_deref().unwrap_or_default())?;
         if let Some(token) = &config.bearer_token {
@@ -132,15 +126,9 @@ impl Keyring {
             return Ok(credentials);
         }
         for alternative in &security.alternatives {
-            let met: Option<Vec<_>> = alternative
-                .iter()
-                .map(|(name, kind)| self.meet(name, kind))
-                .collect();
+            let met: Option<Vec<_>> = alternative.iter().map(|(name, kind)| self.meet(name, kind)).collect();
             if let Some(secrets) = met {
-                secrets
-                    .into_iter()
-                    .flatten()
-                    .for_each(|secret| credentials.add(secret));
+                secrets.into_iter().flatten().for_each(|secret| credentials.add(secret));
                 return Ok(credentials);
             }
         }
@@ -151,11 +139,7 @@ impl Keyring {
     /// header does.
     fn meet(&self, name: &str, kind: &Kind) -> Option<Option<&Secret>> {
         let named = self.ways.iter().find(|way| way.scheme.as_deref() == Some(name));
-        let unnamed = || {
-            self.ways
-                .iter()
-                .find(|way| way.scheme.is_none() && way.secret.answers(kind))
-        };
+        let unnamed = || self.ways.iter().find(|way| way.scheme.is_none() && way.secret.answers(kind));
         if let Some(way) = named.or_else(unnamed) {
             return Some(Some(&way.secret));
         }
@@ -163,13 +147,8 @@ impl Keyring {
             Kind::Bearer | Kind::Basic | Kind::OAuth2 | Kind::Other(_) => {
                 self.headers.contains_key(AUTHORIZATION)
             }
-            Kind::ApiKey {
-                name,
-                place: Place::Header,
-            } => self.headers.contains_key(name.as_str()),
-            Kind::ApiKey {
-                place: Place::Cookie, ..
-            } => self.headers.contains_key(COOKIE),
+            Kind::ApiKey { name, place: Place::Header } => self.headers.contains_key(name.as_str()),
+            Kind::ApiKey { place: Place::Cookie, .. } => self.headers.contains_key(COOKIE),
             Kind::ApiKey { .. } => false,
             Kind::MutualTls => self.has_certificate,
         };
@@ -177,10 +156,7 @@ impl Keyring {
     }
 
     fn bare(&self) -> Credentials {
-        Credentials {
-            headers: self.headers.clone(),
-            ..Credentials::default()
-        }
+        Credentials { headers: self.headers.clone(), ..Credentials::default() }
     }
 }
 
@@ -189,13 +165,9 @@ impl Secret {
         match (self, kind) {
             (Self::Bearer(_) | Self::OAuth(_), Kind::Bearer | Kind::OAuth2)
             | (Self::Basic(_), Kind::Basic) => true,
-            (
-                Self::ApiKey { name, place, .. },
-                Kind::ApiKey {
-                    name: wanted,
-                    place: there,
-                },
-            ) => place == there && name.eq_ignore_ascii_case(wanted),
+            (Self::ApiKey { name, place, .. }, Kind::ApiKey { name: wanted, place: there }) => {
+                place == there && name.eq_ignore_ascii_case(wanted)
+            }
             _ => false,
         }
     }
@@ -264,16 +236,9 @@ fn way(auth: &config::Auth, http: &reqwest::Client) -> Result<Option<Way>, AuthE
         Secret::Bearer(bearer(token.expose_secret())?)
     } else if let Some(basic) = &auth.basic {
         let pair = format!("{}:{}", basic.user, basic.password.expose_secret());
-        Secret::Basic(value(
-            "Authorization",
-            &format!("Basic {}", STANDARD.encode(pair)),
-        )?)
+        Secret::Basic(value("Authorization", &format!("Basic {}", STANDARD.encode(pair)))?)
     } else if let Some(key) = &auth.api_key {
-        Secret::ApiKey {
-            name: key.name.clone(),
-            place: key.place,
-            value: key.value.clone(),
-        }
+        Secret::ApiKey { name: key.name.clone(), place: key.place, value: key.value.clone() }
     } else if let Some(oauth) = &auth.oauth2 {
         Secret::OAuth(Arc::new(OAuth::new(oauth.clone(), http.clone())))
     } else {

@@ -147,10 +147,7 @@ impl Card {
         let value: Value = serde_json::from_slice(json).map_err(|e| {
             let head: String =
                 String::from_utf8_lossy(json.get(..80.min(json.len())).unwrap_or_default()).into_owned();
-            CardError::Invalid(format!(
-                "{e}; it begins with: {}",
-                head.trim().replace(char::is_control, " ")
-            ))
+            CardError::Invalid(format!("{e}; it begins with: {}", head.trim().replace(char::is_control, " ")))
         })?;
         Self::from_value(value)
     }
@@ -209,9 +206,7 @@ impl Card {
     /// Every interface of the card, the preferred one first.
     pub(super) fn offers(&self) -> Vec<Offer> {
         let get = |map: &Map<String, Value>, key: &str, snake: &str| {
-            text(map, key)
-                .or_else(|| text(map, snake))
-                .filter(|text| !text.is_empty())
+            text(map, key).or_else(|| text(map, snake)).filter(|text| !text.is_empty())
         };
         let list = |key: &str, snake: &str| {
             let value = self.raw.get(key).or_else(|| self.raw.get(snake));
@@ -246,10 +241,7 @@ impl Card {
         };
         if offers.is_empty() || self.raw.contains_key("url") {
             let url = text(&self.raw, "url").unwrap_or_default();
-            offers.push(older(
-                url,
-                get(&self.raw, "preferredTransport", "preferred_transport"),
-            ));
+            offers.push(older(url, get(&self.raw, "preferredTransport", "preferred_transport")));
         }
         let additional = list("additionalInterfaces", "additional_interfaces");
         offers.extend(additional.map(|i| older(text(i, "url").unwrap_or_default(), text(i, "transport"))));
@@ -270,9 +262,7 @@ impl Card {
             }]),
         );
         if let Some(tenant) = &interface.tenant
-            && let Some(first) = card
-                .get_mut("supportedInterfaces")
-                .and_then(|list| list.get_mut(0))
+            && let Some(first) = card.get_mut("supportedInterfaces").and_then(|list| list.get_mut(0))
         {
             first["tenant"] = json!(tenant);
         }
@@ -298,10 +288,7 @@ impl Skill {
         let Some(object) = skill.as_object_mut() else {
             return skill;
         };
-        for (key, modes) in [
-            ("inputModes", &self.input_modes),
-            ("outputModes", &self.output_modes),
-        ] {
+        for (key, modes) in [("inputModes", &self.input_modes), ("outputModes", &self.output_modes)] {
             if !modes.is_empty() {
                 object.insert(key.to_owned(), json!(modes));
             }
@@ -312,10 +299,7 @@ impl Skill {
 
 fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
     if list.len() > MAX_SKILLS {
-        warnings.push(format!(
-            "the card has {} skills; only the first {MAX_SKILLS} are taken",
-            list.len()
-        ));
+        warnings.push(format!("the card has {} skills; only the first {MAX_SKILLS} are taken", list.len()));
     }
     let mut skills: Vec<Skill> = Vec::new();
     for (index, value) in list.iter().take(MAX_SKILLS).enumerate() {
@@ -329,10 +313,8 @@ fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
             continue;
         };
         if skills.iter().any(|other| other.id == id) {
-            warnings.push(format!(
-                "a second skill with the id `{}` is left out",
-                crate::json::shorten(&id, 80)
-            ));
+            warnings
+                .push(format!("a second skill with the id `{}` is left out", crate::json::shorten(&id, 80)));
             continue;
         }
         skills.push(Skill {
@@ -362,13 +344,10 @@ fn hash(raw: &Map<String, Value>) -> String {
         }
     }
     let digest = Sha256::digest(sorted(&Value::Object(raw.clone())).to_string());
-    digest
-        .iter()
-        .take(16)
-        .fold(String::with_capacity(32), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+    digest.iter().take(16).fold(String::with_capacity(32), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 /// A string field; numbers are written out, because versions and ids sometimes are ones.
@@ -382,10 +361,5 @@ fn text(map: &Map<String, Value>, key: &str) -> Option<String> {
 
 fn texts(map: &Map<String, Value>, key: &str, snake: &str) -> Vec<String> {
     let list = map.get(key).or_else(|| map.get(snake)).and_then(Value::as_array);
-    list.into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .map(str::to_owned)
-        .take(64)
-        .collect()
+    list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).take(64).collect()
 }

@@ -131,12 +131,7 @@ impl Chooser {
         } else {
             (&self.plain_http, Credentials::default())
         };
-        Ok(Client::new(
-            http.clone(),
-            interface,
-            credentials,
-            self.max_response,
-        ))
+        Ok(Client::new(http.clone(), interface, credentials, self.max_response))
     }
 
     fn credentials(&self, card: &Card) -> Result<Credentials, CardError> {
@@ -202,10 +197,7 @@ impl Chooser {
                 } else {
                     format!("a probe found it; {} otherwise", plan.who_says)
                 };
-                let found = |why: String| Interface {
-                    url: url.clone(),
-                    ..candidate.interface(why)
-                };
+                let found = |why: String| Interface { url: url.clone(), ..candidate.interface(why) };
                 match verdict {
                     Verdict::Yes => return Some(found(why)),
                     Verdict::Perhaps if perhaps.is_none() => perhaps = Some(found(why)),
@@ -231,10 +223,7 @@ impl Chooser {
     }
 
     async fn verdict(&self, card: &Card, candidate: &Candidate, url: Url) -> Verdict {
-        let interface = Interface {
-            url,
-            ..candidate.interface(String::new())
-        };
+        let interface = Interface { url, ..candidate.interface(String::new()) };
         let Ok(client) = self.client(card, &interface) else {
             return Verdict::No;
         };

@@ -81,11 +81,7 @@ fn refusal(status: &Option<u16>, code: &Option<i64>, message: &str) -> String {
         (Some(status), None) => format!("with HTTP status {status}"),
         (None, None) => "with an error".to_owned(),
     };
-    if message.is_empty() {
-        what
-    } else {
-        format!("{what}: {message}")
-    }
+    if message.is_empty() { what } else { format!("{what}: {message}") }
 }
 
 impl ClientError {
@@ -96,20 +92,12 @@ impl ClientError {
 
     /// Whether the agent says that it does not know the task. Some have no code for it.
     pub fn is_task_not_found(&self) -> bool {
-        let Self::Refused {
-            http_status,
-            code,
-            message,
-            ..
-        } = self
-        else {
+        let Self::Refused { http_status, code, message, .. } = self else {
             return false;
         };
         let message = message.to_ascii_lowercase();
         let says_so = message.contains("task")
-            && ["not found", "unknown", "not exist", "no such"]
-                .iter()
-                .any(|words| message.contains(words));
+            && ["not found", "unknown", "not exist", "no such"].iter().any(|words| message.contains(words));
         match code {
             Some(code::TASK_NOT_FOUND) => true,
             Some(-32000 | -32602 | -32603) => says_so,
@@ -138,9 +126,7 @@ impl ClientError {
                 matches!(*code, code::METHOD_NOT_FOUND | code::VERSION_NOT_SUPPORTED)
             }
             // Nothing is at that address, or not with that HTTP method; an error of A2A would say more.
-            Self::Refused {
-                http_status, message, ..
-            } => {
+            Self::Refused { http_status, message, .. } => {
                 matches!(http_status, Some(301 | 302 | 307 | 308 | 404 | 405))
                     && !message.to_ascii_lowercase().contains("task")
             }
@@ -151,13 +137,7 @@ impl ClientError {
     /// Whether the agent refuses the conversation id that came with a new task, which says that it
     /// has not begun to work.
     pub fn is_context_refused(&self) -> bool {
-        let Self::Refused {
-            http_status,
-            code,
-            message,
-            ..
-        } = self
-        else {
+        let Self::Refused { http_status, code, message, .. } = self else {
             return false;
         };
         let message = message.to_ascii_lowercase();
@@ -278,38 +258,27 @@ impl Client {
     }
 
     async fn events(&self, call: Call, trace: &Trace) -> Result<EventStream, ClientError> {
-        let response = self
-            .exchange(call, "text/event-stream, application/json", trace)
-            .await?;
+        let response = self.exchange(call, "text/event-stream, application/json", trace).await?;
         if response.status().is_success() {
             return EventStream::open(response, self.dialect, self.max_response).await;
         }
         let body = Body::read(response, self.max_response).await?;
-        Err(body
-            .check()
-            .err()
-            .unwrap_or_else(|| unreachable!("an error status is never let pass")))
+        Err(body.check().err().unwrap_or_else(|| unreachable!("an error status is never let pass")))
     }
 
     async fn cancel_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         let body = self.call(self.dialect.cancel(task_id), trace).await?;
-        self.dialect
-            .read_task(&body.bytes)
-            .map_err(|problem| body.explain(problem))
+        self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem))
     }
 
     async fn send_once(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<Answer, ClientError> {
         let body = self.call(self.dialect.send(message), trace).await?;
-        self.dialect
-            .read_answer(&body.bytes)
-            .map_err(|problem| body.explain(problem))
+        self.dialect.read_answer(&body.bytes).map_err(|problem| body.explain(problem))
     }
 
     pub(super) async fn get_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         let body = self.call(self.dialect.get(task_id), trace).await?;
-        self.dialect
-            .read_task(&body.bytes)
-            .map_err(|problem| body.explain(problem))
+        self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem))
     }
 
     /// Makes a call for the sake of the error that it gives.
@@ -363,10 +332,7 @@ impl Client {
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(call.content_type));
         if let Some(version) = self.dialect.version_header() {
-            headers.insert(
-                HeaderName::from_static("a2a-version"),
-                HeaderValue::from_static(version),
-            );
+            headers.insert(HeaderName::from_static("a2a-version"), HeaderValue::from_static(version));
         }
         if let Some(parent) = &trace.parent {
             headers.insert(HeaderName::from_static("traceparent"), parent.clone());
@@ -405,10 +371,7 @@ impl Client {
             return Ok(response);
         }
         drop(response);
-        self.request(call, accept, trace)
-            .send()
-            .await
-            .map_err(connection_error)
+        self.request(call, accept, trace).send().await.map_err(connection_error)
     }
 
     async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {
@@ -432,10 +395,7 @@ pub(super) struct Body {
 
 impl Body {
     async fn read(response: reqwest::Response, limit: u64) -> Result<Self, ClientError> {
-        let content_type = response
-            .headers()
-            .get(CONTENT_TYPE)
-            .and_then(|value| value.to_str().ok());
+        let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         Ok(Self {
             content_type: content_type.map(|value| json::shorten(value, 80)),
             status: response.status(),
@@ -445,11 +405,7 @@ impl Body {
 
     /// The data of one event.
     pub(super) fn of_event(bytes: Bytes) -> Self {
-        Self {
-            content_type: None,
-            status: StatusCode::OK,
-            bytes,
-        }
+        Self { content_type: None, status: StatusCode::OK, bytes }
     }
 
     /// Lets pass what may be a result.
@@ -493,21 +449,13 @@ impl Body {
             Some(_) => reason,
             None => format!("{reason}; it came without a content type"),
         };
-        ClientError::NotA2a {
-            reason,
-            snippet: self.snippet(),
-        }
+        ClientError::NotA2a { reason, snippet: self.snippet() }
     }
 
     fn snippet(&self) -> String {
-        let head = self
-            .bytes
-            .get(..SNIPPET.min(self.bytes.len()))
-            .unwrap_or_default();
-        let text: String = String::from_utf8_lossy(head)
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect();
+        let head = self.bytes.get(..SNIPPET.min(self.bytes.len())).unwrap_or_default();
+        let text: String =
+            String::from_utf8_lossy(head).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         text.trim().to_owned()
     }
 }
@@ -537,11 +485,7 @@ pub(super) async fn read_body(mut response: reqwest::Response, limit: u64) -> Re
             }
         }
     }
-    Ok(if rest.is_empty() {
-        first.unwrap_or_default()
-    } else {
-        rest.freeze()
-    })
+    Ok(if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() })
 }
 
 /// Tells a call that never left from one that may have arrived.
@@ -583,7 +527,5 @@ pub(super) fn read_recorded(
         bytes: Bytes::copy_from_slice(bytes),
     };
     let body = body.check()?;
-    dialect
-        .read_answer(&body.bytes)
-        .map_err(|problem| body.explain(problem))
+    dialect.read_answer(&body.bytes).map_err(|problem| body.explain(problem))
 }

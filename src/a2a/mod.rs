@@ -96,8 +96,5 @@ pub fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Chooser
 }
 
 fn tls_error(path: &Path, source: Box<dyn std::error::Error + Send + Sync>) -> AuthError {
-    AuthError::Tls {
-        path: path.display().to_string(),
-        source,
-    }
+    AuthError::Tls { path: path.display().to_string(), source }
 }

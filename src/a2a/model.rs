@@ -161,11 +161,7 @@ pub enum TaskState {
 impl TaskState {
     /// Reads any version's spelling: `input-required`, `TASK_STATE_INPUT_REQUIRED`, `cancelled`.
     pub fn parse(text: &str) -> Self {
-        let name = text
-            .strip_prefix("TASK_STATE_")
-            .unwrap_or(text)
-            .to_ascii_lowercase()
-            .replace('_', "-");
+        let name = text.strip_prefix("TASK_STATE_").unwrap_or(text).to_ascii_lowercase().replace('_', "-");
         match name.as_str() {
             "submitted" => Self::Submitted,
             "working" => Self::Working,
@@ -181,10 +177,7 @@ impl TaskState {
 
     /// Whether nothing can change any more.
     pub fn is_final(&self) -> bool {
-        matches!(
-            self,
-            Self::Completed | Self::Failed | Self::Canceled | Self::Rejected
-        )
+        matches!(self, Self::Completed | Self::Failed | Self::Canceled | Self::Rejected)
     }
 
     /// Whether the agent waits for the caller.

@@ -53,18 +53,11 @@ impl Security {
         for requirement in requirements.and_then(Value::as_array).into_iter().flatten() {
             // v1.0 has the names one level deeper.
             let names = requirement.get("schemes").unwrap_or(requirement);
-            let names = names
-                .as_object()
-                .into_iter()
-                .flatten()
-                .map(|(name, _)| name.as_str());
+            let names = names.as_object().into_iter().flatten().map(|(name, _)| name.as_str());
             let alternative: Vec<_> = names
                 .map(|name| {
                     let kind = schemes.get(name).cloned();
-                    (
-                        name.to_owned(),
-                        kind.unwrap_or_else(|| Kind::Other(name.to_owned())),
-                    )
+                    (name.to_owned(), kind.unwrap_or_else(|| Kind::Other(name.to_owned())))
                 })
                 .collect();
             if alternative.is_empty() {
@@ -100,11 +93,7 @@ impl Kind {
         }
         for (camel, snake, kind) in [
             ("oauth2SecurityScheme", "oauth2_security_scheme", Self::OAuth2),
-            (
-                "openIdConnectSecurityScheme",
-                "open_id_connect_security_scheme",
-                Self::OAuth2,
-            ),
+            ("openIdConnectSecurityScheme", "open_id_connect_security_scheme", Self::OAuth2),
             ("mtlsSecurityScheme", "mtls_security_scheme", Self::MutualTls),
         ] {
             if wrapped(camel, snake).is_some() {

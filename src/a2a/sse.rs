@@ -32,13 +32,7 @@ enum Data {
 impl Parser {
     /// No event, and no line, may be larger than `max_event` bytes.
     pub(super) fn new(max_event: usize) -> Self {
-        Self {
-            buffer: BytesMut::new(),
-            searched: 0,
-            data: Data::None,
-            started: false,
-            max_event,
-        }
+        Self { buffer: BytesMut::new(), searched: 0, data: Data::None, started: false, max_event }
     }
 
     /// Takes the next bytes.
@@ -90,11 +84,7 @@ impl Parser {
         let unsearched = self.buffer.get(self.searched..).unwrap_or_default();
         let Some(found) = unsearched.iter().position(|byte| matches!(byte, b'\n' | b'\r')) else {
             self.searched = self.buffer.len();
-            return if self.searched > self.max_event {
-                Err(TooLarge)
-            } else {
-                Ok(None)
-            };
+            return if self.searched > self.max_event { Err(TooLarge) } else { Ok(None) };
         };
         let end = self.searched + found;
         // Whether CR is a line end of its own shows only with the next byte.
@@ -129,11 +119,7 @@ impl Parser {
         };
         let value = line.slice(skipped..);
         self.data.push(value);
-        if self.data.len() > self.max_event {
-            Err(TooLarge)
-        } else {
-            Ok(())
-        }
+        if self.data.len() > self.max_event { Err(TooLarge) } else { Ok(()) }
     }
 }
 
@@ -232,9 +218,7 @@ mod tests {
         fn prop_map_repeat(self) -> proptest::strategy::BoxedStrategy<String> {
             use proptest::strategy::Strategy as _;
             let line = proptest::string::string_regex(self).unwrap();
-            proptest::collection::vec(line, 0..12)
-                .prop_map(|lines| lines.concat())
-                .boxed()
+            proptest::collection::vec(line, 0..12).prop_map(|lines| lines.concat()).boxed()
         }
     }
 }

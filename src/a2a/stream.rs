@@ -41,46 +41,25 @@ impl EventStream {
             .is_some_and(|value| value.contains("event-stream"));
         let source = if is_events {
             let max_event = usize::try_from(limit).unwrap_or(usize::MAX);
-            Source::Events {
-                response,
-                parser: Box::new(Parser::new(max_event)),
-                ended: false,
-            }
+            Source::Events { response, parser: Box::new(Parser::new(max_event)), ended: false }
         } else {
             Source::Document(Some(read_body(response, limit).await?))
         };
-        Ok(Self {
-            source,
-            dialect,
-            limit,
-            received: 0,
-        })
+        Ok(Self { source, dialect, limit, received: 0 })
     }
 
     /// The next event; `None` when the agent has ended the stream.
     pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
         let data = match &mut self.source {
             Source::Document(document) => document.take(),
-            Source::Events {
-                response,
-                parser,
-                ended,
-            } => loop {
-                let parsed = if *ended {
-                    parser.finish()
-                } else {
-                    parser.next_event()
-                };
+            Source::Events { response, parser, ended } => loop {
+                let parsed = if *ended { parser.finish() } else { parser.next_event() };
                 match parsed.map_err(|_| ClientError::TooLarge { limit: self.limit })? {
                     Some(data) => break Some(data),
                     None if *ended => break None,
                     None => {}
                 }
-                match response
-                    .chunk()
-                    .await
-                    .map_err(|error| ClientError::Broken(error.without_url()))?
-                {
+                match response.chunk().await.map_err(|error| ClientError::Broken(error.without_url()))? {
                     Some(chunk) => {
                         self.received += chunk.len() as u64;
                         if self.received > self.limit.saturating_mul(STREAM_FACTOR) {
@@ -94,9 +73,6 @@ impl EventStream {
         };
         let Some(bytes) = data else { return Ok(None) };
         let body = Body::of_event(bytes).check()?;
-        self.dialect
-            .read_event(&body.bytes)
-            .map(Some)
-            .map_err(|problem| body.explain(problem))
+        self.dialect.read_event(&body.bytes).map(Some).map_err(|problem| body.explain(problem))
     }
 }

@@ -31,9 +31,7 @@ impl Event {
             return Ok(Self::Task(task.try_into()?));
         }
         if let Some(message) = wire.message {
-            return Ok(Self::Message(
-                serde_json::from_str::<WireMessage>(message.get())?.into(),
-            ));
+            return Ok(Self::Message(serde_json::from_str::<WireMessage>(message.get())?.into()));
         }
         if wire.parts.is_none() && wire.content.is_none() {
             return Err(serde_json::Error::custom("neither a task nor a message"));
@@ -59,26 +57,13 @@ impl Answer {
             Event::Task(task) => Ok(Self::Task(task)),
             Event::Message(message) => Ok(Self::Message(message)),
             // A v0.1 task with nothing but id and status looks like news of one.
-            Event::Status(StatusUpdate {
-                task_id: Some(id),
-                context_id,
-                state,
-                message,
-                ..
-            }) => {
+            Event::Status(StatusUpdate { task_id: Some(id), context_id, state, message, .. }) => {
                 let (artifacts, history) = (Vec::new(), Vec::new());
-                Ok(Self::Task(Task {
-                    id,
-                    context_id,
-                    state,
-                    status_message: message,
-                    artifacts,
-                    history,
-                }))
+                Ok(Self::Task(Task { id, context_id, state, status_message: message, artifacts, history }))
             }
-            Event::Status(_) | Event::Artifact(_) => Err(serde_json::Error::custom(
-                "an update where a task or a message was expected",
-            )),
+            Event::Status(_) | Event::Artifact(_) => {
+                Err(serde_json::Error::custom("an update where a task or a message was expected"))
+            }
         }
     }
 }
@@ -194,19 +179,10 @@ impl WireUpdate {
             let append = self.append.or(artifact.append).unwrap_or(false);
             let last_chunk = self.last_chunk.or(artifact.last_chunk).unwrap_or(false);
             let artifact = artifact.into();
-            return Ok(Event::Artifact(ArtifactUpdate {
-                task_id,
-                context_id,
-                artifact,
-                append,
-                last_chunk,
-            }));
+            return Ok(Event::Artifact(ArtifactUpdate { task_id, context_id, artifact, append, last_chunk }));
         }
         match self.status {
-            Some(WireStatus {
-                state: Some(state),
-                message,
-            }) => {
+            Some(WireStatus { state: Some(state), message }) => {
                 let message = message.map(Into::into);
                 Ok(Event::Status(StatusUpdate {
                     task_id,
@@ -275,11 +251,7 @@ impl<'de> Deserialize<'de> for Content {
 impl WireMessage {
     fn into_parts(self) -> Vec<Part> {
         let content = self.content.map(|content| content.0).unwrap_or_default();
-        let parts = if self.parts.is_empty() {
-            content
-        } else {
-            self.parts
-        };
+        let parts = if self.parts.is_empty() { content } else { self.parts };
         parts.into_iter().filter_map(WirePart::into_part).collect()
     }
 }
@@ -343,19 +315,11 @@ impl TryFrom<WireTask> for Task {
 
     fn try_from(wire: WireTask) -> Result<Self, Self::Error> {
         let missing = |what: &str| serde::de::Error::custom(format!("a task without {what}"));
-        let Some(WireStatus {
-            state: Some(state),
-            message,
-        }) = wire.status
-        else {
+        let Some(WireStatus { state: Some(state), message }) = wire.status else {
             return Err(missing("a status"));
         };
         Ok(Self {
-            id: wire
-                .id
-                .map(|id| id.0)
-                .filter(|id| !id.is_empty())
-                .ok_or_else(|| missing("an id"))?,
+            id: wire.id.map(|id| id.0).filter(|id| !id.is_empty()).ok_or_else(|| missing("an id"))?,
             context_id: wire
                 .context_id
                 .or(wire.context_id_snake)
@@ -396,10 +360,7 @@ impl From<WireArtifact> for Artifact {
 
 impl WirePart {
     fn text(text: String) -> Self {
-        Self {
-            text: Some(text),
-            ..Self::default()
-        }
+        Self { text: Some(text), ..Self::default() }
     }
 
     /// `None` for a kind of part that no known version has.

@@ -49,33 +49,20 @@ pub enum Source {
 /// The content of a task as it stands; `status_texts` is what was said in states before the last.
 /// The error tells which file is not readable.
 pub fn of_task(task: &Task, status_texts: &str, rules: &ArtifactRules) -> Result<(Content, Source), String> {
-    let status = || {
-        task.status_message
-            .as_ref()
-            .map(text_of)
-            .filter(|text| !text.is_empty())
-    };
+    let status = || task.status_message.as_ref().map(text_of).filter(|text| !text.is_empty());
     let status = || status().map(|text| (text, Source::States));
     let answer = || answer_text(&task.artifacts, rules).map(|text| (text, Source::Answer));
     let states = || {
         let counts = task.artifacts.is_empty() && !status_texts.is_empty();
         counts.then(|| (status_texts.to_owned(), Source::States))
     };
-    let first = if task.state == TaskState::Completed {
-        answer().or_else(status)
-    } else {
-        status().or_else(answer)
-    };
+    let first =
+        if task.state == TaskState::Completed { answer().or_else(status) } else { status().or_else(answer) };
     // What was said before the user's last message belongs to an earlier turn.
-    let since = task
-        .history
-        .iter()
-        .rposition(|message| message.from_user)
-        .map_or(0, |index| index + 1);
+    let since = task.history.iter().rposition(|message| message.from_user).map_or(0, |index| index + 1);
     let said = task.history.get(since..).unwrap_or_default();
-    let (message, source) = first
-        .or_else(states)
-        .unwrap_or_else(|| (said.iter().map(text_of).collect(), Source::History));
+    let (message, source) =
+        first.or_else(states).unwrap_or_else(|| (said.iter().map(text_of).collect(), Source::History));
 
     let mut collector = Collector::default();
     for artifact in &task.artifacts {
@@ -89,23 +76,9 @@ pub fn of_task(task: &Task, status_texts: &str, rules: &ArtifactRules) -> Result
             collector.take(&message.parts)?;
         }
     }
-    let artifacts = task
-        .artifacts
-        .iter()
-        .map(|a| ArtifactRef {
-            id: a.id.clone(),
-            name: a.name.clone(),
-        })
-        .collect();
-    Ok((
-        Content {
-            message,
-            files: collector.files,
-            data: collector.data,
-            artifacts,
-        },
-        source,
-    ))
+    let artifacts =
+        task.artifacts.iter().map(|a| ArtifactRef { id: a.id.clone(), name: a.name.clone() }).collect();
+    Ok((Content { message, files: collector.files, data: collector.data, artifacts }, source))
 }
 
 /// The content of a direct message.
@@ -172,10 +145,7 @@ impl AnswerText {
         }
         // Some agents send the whole text again with every token instead of appending.
         if let Some((_, length)) = self.current.as_mut().filter(|_| is_current) {
-            let before = self
-                .run_on
-                .get(self.run_on.len().saturating_sub(*length)..)
-                .unwrap_or_default();
+            let before = self.run_on.get(self.run_on.len().saturating_sub(*length)..).unwrap_or_default();
             if let Some(more) = text.strip_prefix(before) {
                 let more = more.to_owned();
                 *length = text.len();
@@ -295,10 +265,7 @@ mod tests {
 
     #[test]
     fn the_answer_comes_before_the_closing_words_of_a_completed_task() {
-        assert_eq!(
-            content(&completed(&[artifact("a", "one"), artifact("b", "two")])).message,
-            "one\ntwo"
-        );
+        assert_eq!(content(&completed(&[artifact("a", "one"), artifact("b", "two")])).message, "one\ntwo");
         assert_eq!(content(&completed(&[])).message, "done");
     }
 
@@ -316,16 +283,9 @@ mod tests {
 
     #[test]
     fn a_closing_artifact_that_repeats_everything_counts_once() {
-        let parts = [
-            artifact("s1", "Hello "),
-            artifact("s2", "world"),
-            artifact("final", "Hello world"),
-        ];
+        let parts = [artifact("s1", "Hello "), artifact("s2", "world"), artifact("final", "Hello world")];
         assert_eq!(content(&completed(&parts)).message, "Hello \nworld");
-        assert_eq!(
-            content(&completed(&[artifact("s", "same"), artifact("f", "same")])).message,
-            "same"
-        );
+        assert_eq!(content(&completed(&[artifact("s", "same"), artifact("f", "same")])).message, "same");
     }
 
     #[test]
@@ -352,10 +312,7 @@ mod tests {
             "artifacts":[{"parts":[{"data":{"n": 1}},{"file":{"bytes":"QQ==","name":"a"}}]}]}"#;
         let content = content(task);
         assert_eq!((content.data.len(), content.files.len()), (1, 1));
-        assert_eq!(
-            (content.files[0].size, content.files[0].bytes.as_deref()),
-            (Some(1), Some("QQ=="))
-        );
+        assert_eq!((content.files[0].size, content.files[0].bytes.as_deref()), (Some(1), Some("QQ==")));
     }
 
     #[test]

@@ -103,14 +103,7 @@ impl ErrorInfo {
     /// An error about which no more is known than its code.
     pub fn new(code: Code) -> Self {
         let retryable = matches!(code, Code::Busy | Code::AgentUnavailable);
-        Self {
-            code,
-            retryable,
-            a2a_code: None,
-            a2a_data: None,
-            http_status: None,
-            cancelled: None,
-        }
+        Self { code, retryable, a2a_code: None, a2a_data: None, http_status: None, cancelled: None }
     }
 }
 
@@ -147,18 +140,12 @@ impl ActionError {
     /// The agent is not there; `why` is what is known about it.
     pub fn unavailable(agent: &str, why: Option<&str>) -> Self {
         let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-        Self::new(
-            Code::AgentUnavailable,
-            format!("agent `{agent}` is not available{why}"),
-        )
+        Self::new(Code::AgentUnavailable, format!("agent `{agent}` is not available{why}"))
     }
 
     /// The bridge failed.
     pub fn internal() -> Self {
-        Self::new(
-            Code::Internal,
-            "the bridge failed to handle this request; its log says more",
-        )
+        Self::new(Code::Internal, "the bridge failed to handle this request; its log says more")
     }
 
     /// What a failed call to the agent means to the caller.
@@ -170,17 +157,8 @@ impl ActionError {
             ClientError::TooLarge { .. } => Code::TooLarge,
             ClientError::Refused { .. } | ClientError::NotA2a { .. } => Code::AgentError,
         };
-        let mut this = Self {
-            reached_agent,
-            ..Self::new(code, chain(&error))
-        };
-        if let ClientError::Refused {
-            http_status,
-            code,
-            data,
-            ..
-        } = error
-        {
+        let mut this = Self { reached_agent, ..Self::new(code, chain(&error)) };
+        if let ClientError::Refused { http_status, code, data, .. } = error {
             this.info.retryable = matches!(http_status, Some(429 | 503));
             this.info.http_status = http_status;
             this.info.a2a_code = code;

@@ -127,10 +127,7 @@ impl<'a> Fold<'a> {
             // Without ids, artifacts of a snapshot are told apart by their place.
             let index = match &artifact.id {
                 Some(_) => artifacts.iter().position(|known| known.id == artifact.id),
-                None => artifacts
-                    .get(position)
-                    .filter(|known| is_same(known, &artifact))
-                    .map(|_| position),
+                None => artifacts.get(position).filter(|known| is_same(known, &artifact)).map(|_| position),
             };
             let known = index.and_then(|index| artifacts.get(index));
             if known.is_none_or(|known| !same_parts(&known.parts, &artifact.parts)) {
@@ -138,13 +135,8 @@ impl<'a> Fold<'a> {
             }
         }
         for (index, artifact) in news_of {
-            let update = ArtifactUpdate {
-                task_id: None,
-                context_id: None,
-                artifact,
-                append: false,
-                last_chunk: true,
-            };
+            let update =
+                ArtifactUpdate { task_id: None, context_id: None, artifact, append: false, last_chunk: true };
             self.put(index, update, frames)?;
         }
         // The results first: a final state is the last word on them.
@@ -173,8 +165,7 @@ impl<'a> Fold<'a> {
         let is_open = !(update.state.is_final() || update.state.is_waiting());
         if is_open && let Some(message) = &update.message {
             let before = self.status_texts.len();
-            self.status_texts
-                .extend(message.parts.iter().filter_map(Part::as_text));
+            self.status_texts.extend(message.parts.iter().filter_map(Part::as_text));
             self.resize(before, self.status_texts.len())?;
         }
         self.is_last = update.is_last;
@@ -189,10 +180,7 @@ impl<'a> Fold<'a> {
         let id = self.id_for(update.task_id.as_deref());
         self.name(&id, update.context_id.as_deref(), frames);
         let task = task_mut(&mut self.task, &id);
-        let index = task
-            .artifacts
-            .iter()
-            .position(|known| is_same(known, &update.artifact));
+        let index = task.artifacts.iter().position(|known| is_same(known, &update.artifact));
         self.put(index, update, frames)
     }
 
@@ -214,17 +202,11 @@ impl<'a> Fold<'a> {
             }
             Some(known) => {
                 replaced = size(&known.parts);
-                *known = Artifact {
-                    name: piece.name.or(known.name.take()),
-                    ..piece
-                };
+                *known = Artifact { name: piece.name.or(known.name.take()), ..piece };
                 known
             }
             None => {
-                let mut fresh = Artifact {
-                    parts: Vec::new(),
-                    ..piece
-                };
+                let mut fresh = Artifact { parts: Vec::new(), ..piece };
                 extend(&mut fresh.parts, piece.parts);
                 task.artifacts.push(fresh);
                 let Some(fresh) = task.artifacts.last_mut() else {
@@ -235,11 +217,8 @@ impl<'a> Fold<'a> {
         };
         if self.tells {
             let is_answer = self.rules.is_answer(known);
-            let delta = if is_answer {
-                self.answer.told(known, update.append, &update.artifact)
-            } else {
-                None
-            };
+            let delta =
+                if is_answer { self.answer.told(known, update.append, &update.artifact) } else { None };
             frames.push(Frame::Artifact(update));
             frames.extend(delta.map(Frame::Response));
         }
@@ -250,30 +229,19 @@ impl<'a> Fold<'a> {
     fn name(&mut self, id: &str, context_id: Option<&str>, frames: &mut Vec<Frame>) {
         if !self.told_task && !id.is_empty() {
             self.told_task = true;
-            frames.push(Frame::Task {
-                id: id.to_owned(),
-                context_id: context_id.map(str::to_owned),
-            });
+            frames.push(Frame::Task { id: id.to_owned(), context_id: context_id.map(str::to_owned) });
         }
     }
 
     fn id_for(&self, told: Option<&str>) -> String {
-        let known = self
-            .task
-            .as_ref()
-            .map(|task| task.id.as_str())
-            .filter(|id| !id.is_empty());
+        let known = self.task.as_ref().map(|task| task.id.as_str()).filter(|id| !id.is_empty());
         // Once a task is known, news is about it, whatever it calls the task.
         known.or(told).unwrap_or_default().to_owned()
     }
 
     fn resize(&mut self, removed: usize, added: usize) -> Result<(), TooMuch> {
         self.size = (self.size + added).saturating_sub(removed);
-        if self.size > self.max_size {
-            Err(TooMuch)
-        } else {
-            Ok(())
-        }
+        if self.size > self.max_size { Err(TooMuch) } else { Ok(()) }
     }
 }
 
@@ -295,10 +263,7 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
 
 fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
     let text = message.map(|message| message.parts.iter().filter_map(Part::as_text).collect());
-    Frame::State {
-        state: state.to_string(),
-        message: text.unwrap_or_default(),
-    }
+    Frame::State { state: state.to_string(), message: text.unwrap_or_default() }
 }
 
 fn message_id(message: &Option<Message>) -> Option<&str> {
@@ -355,18 +320,11 @@ mod tests {
     }
 
     fn rules() -> ArtifactRules {
-        ArtifactRules {
-            answer: vec!["*".into()],
-            notice: vec!["plan_*".into()],
-        }
+        ArtifactRules { answer: vec!["*".into()], notice: vec!["plan_*".into()] }
     }
 
     fn told(fold: &mut Fold<'_>, events: &[&str]) -> Told {
-        let mut told = Told {
-            artifacts: 0,
-            response: String::new(),
-            states: Vec::new(),
-        };
+        let mut told = Told { artifacts: 0, response: String::new(), states: Vec::new() };
         for event in events {
             for frame in fold.apply(Event::decode(event).unwrap()).unwrap() {
                 match frame {
@@ -405,13 +363,8 @@ mod tests {
         let mut fold = Fold::new(&rules, 1000, true);
         let told = told(&mut fold, &events(&list));
         assert_eq!((told.artifacts, told.response.as_str()), (5, "Hello\nsecond\n!"));
-        let texts: Vec<_> = fold
-            .task()
-            .unwrap()
-            .artifacts
-            .iter()
-            .map(|a| a.parts[0].as_text().unwrap())
-            .collect();
+        let texts: Vec<_> =
+            fold.task().unwrap().artifacts.iter().map(|a| a.parts[0].as_text().unwrap()).collect();
         assert_eq!(texts, ["Hello!", "first", "second"]);
     }
 
@@ -425,18 +378,9 @@ mod tests {
                 artifact("f", "final_result", "one two", false),
             ],
         );
-        assert_eq!(
-            told(&mut Fold::new(&rules, 1000, true), &events(&list)).response,
-            "one two"
-        );
-        let whole = [
-            artifact("s", "x", "one", false),
-            artifact("s", "x", "one two", false),
-        ];
-        assert_eq!(
-            told(&mut Fold::new(&rules, 1000, true), &events(&whole)).response,
-            "one two"
-        );
+        assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&list)).response, "one two");
+        let whole = [artifact("s", "x", "one", false), artifact("s", "x", "one two", false)];
+        assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&whole)).response, "one two");
     }
 
     #[test]
@@ -467,8 +411,7 @@ mod tests {
         let rules = rules();
         let mut fold = Fold::new(&rules, 1000, true);
         let old = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_INPUT_REQUIRED"}}}"#;
-        fold.apply_first_after_answer(Event::decode(old).unwrap())
-            .unwrap();
+        fold.apply_first_after_answer(Event::decode(old).unwrap()).unwrap();
         assert!(!fold.is_settled());
         told(
             &mut fold,

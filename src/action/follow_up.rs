@@ -105,32 +105,18 @@ impl FollowUps {
             state: Mutex::new(State::Pending(waiting)),
         };
         self.entries.insert(id, Arc::new(entry));
-        FollowUp {
-            id,
-            expires_at: rfc3339(SystemTime::now() + ttl),
-        }
+        FollowUp { id, expires_at: rfc3339(SystemTime::now() + ttl) }
     }
 
     /// Takes the right to answer.
     pub fn take(&self, agent: &str, id: &str) -> Result<Claim, ActionError> {
-        let never = || {
-            ActionError::new(
-                Code::NotFound,
-                "this follow-up id was never issued here, or is forgotten",
-            )
-        };
+        let never =
+            || ActionError::new(Code::NotFound, "this follow-up id was never issued here, or is forgotten");
         let id = Uuid::try_parse(id).map_err(|_| never())?;
-        let entry = self
-            .entries
-            .get(&id)
-            .filter(|entry| *entry.agent == *agent)
-            .ok_or_else(never)?;
+        let entry = self.entries.get(&id).filter(|entry| *entry.agent == *agent).ok_or_else(never)?;
         let mut state = entry.lock();
         if matches!(*state, State::Answering | State::Used) {
-            return Err(ActionError::new(
-                Code::FollowUpUsed,
-                "this follow-up was answered already",
-            ));
+            return Err(ActionError::new(Code::FollowUpUsed, "this follow-up was answered already"));
         }
         if entry.expires <= Instant::now() {
             let message = "this follow-up has expired; call the skill again to start over";
@@ -140,11 +126,7 @@ impl FollowUps {
             return Err(ActionError::internal());
         };
         drop(state);
-        Ok(Claim {
-            entry,
-            waiting,
-            next: State::Used,
-        })
+        Ok(Claim { entry, waiting, next: State::Used })
     }
 
     /// Whether the id was answered and nobody is about to. An open or expired one, or one that is
@@ -190,9 +172,7 @@ impl moka::Expiry<Uuid, Arc<Entry>> for ForgottenADayLater {
 }
 
 fn rfc3339(at: SystemTime) -> String {
-    let at = OffsetDateTime::from(at)
-        .replace_nanosecond(0)
-        .unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let at = OffsetDateTime::from(at).replace_nanosecond(0).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     at.format(&Rfc3339).unwrap_or_default()
 }
 
@@ -233,10 +213,7 @@ mod tests {
     fn an_expired_id_is_told_from_one_that_was_never_issued() {
         let (follow_ups, agent, id) = parked(Duration::ZERO);
         assert_eq!(code(follow_ups.take(&agent, &id)), Code::FollowUpExpired);
-        assert_eq!(
-            code(follow_ups.take(&agent, &Uuid::new_v4().to_string())),
-            Code::NotFound
-        );
+        assert_eq!(code(follow_ups.take(&agent, &Uuid::new_v4().to_string())), Code::NotFound);
         assert_eq!(code(follow_ups.take(&agent, "nonsense")), Code::NotFound);
     }
 
@@ -252,13 +229,9 @@ mod tests {
         for _ in 0..200 {
             let (follow_ups, agent, id) = parked(Duration::from_secs(60));
             let winners = std::thread::scope(|scope| {
-                let race: Vec<_> = (0..4)
-                    .map(|_| scope.spawn(|| follow_ups.take(&agent, &id).is_ok()))
-                    .collect();
-                race.into_iter()
-                    .map(|t| t.join().unwrap())
-                    .filter(|won| *won)
-                    .count()
+                let race: Vec<_> =
+                    (0..4).map(|_| scope.spawn(|| follow_ups.take(&agent, &id).is_ok())).collect();
+                race.into_iter().map(|t| t.join().unwrap()).filter(|won| *won).count()
             });
             assert_eq!(winners, 1);
         }

@@ -10,7 +10,9 @@
 //! the agent is asked what became of the task, its events are subscribed to again a few times,
 //! and in the end it is polled. When nobody can tell, the outcome is unknown, and so says the reply.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+mod observe;
+mod wait;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,16 +21,16 @@ use tokio::time::Instant;
 use super::assemble::{self, Source};
 use super::error::{ActionError, Code};
 use super::fold::{Fold, TooMuch};
-use super::follow_up::{FollowUp, Waiting};
-use super::ledger::Record;
 use super::outcome::{Outcome, Status, TaskRef};
-use super::progress::{Audience, Frame, Progress};
+use super::progress::{Frame, Progress};
 use super::run::{Actions, Mode};
 use crate::a2a::Instance;
 use crate::a2a::client::{ClientError, Trace, chain, code};
 use crate::a2a::dialect::{Outgoing, Wait};
-use crate::a2a::model::{Answer, Event, Part, Task, TaskState};
+use crate::a2a::model::{Answer, Event, Task, TaskState};
 use crate::a2a::stream::EventStream;
+use observe::{question_of, unreadable};
+pub(super) use wait::Interruption;
 
 /// First pause before asking for a task again, and the longest.
 pub(super) const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -38,28 +40,11 @@ const MAX_POLL_FAILURES: u32 = 6;
 const MAX_SUBSCRIPTIONS: u32 = 3;
 /// How long one look at a task may take.
 pub(super) const ASIDE: Duration = Duration::from_secs(10);
-/// How long a cancel may take that nobody asked for.
-const CANCEL_AT_AGENT: Duration = Duration::from_secs(3);
 /// How long to read on after a state that ends the call: some agents send more after it, and some
 /// keep the stream open for ever.
 const AFTER_THE_END: Duration = Duration::from_millis(500);
 /// How often a task is looked at after its answer was cut off before it counts as still waiting.
 pub(super) const SETTLING_LOOKS: u32 = 4;
-
-/// How a wait for the agent ended when it was not the agent that ended it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Interruption {
-    /// The call's own limit.
-    Deadline,
-    /// Silence for too long.
-    Idle,
-    /// The end of a stop's grace time.
-    Hurry,
-    /// The agent's process has ended.
-    Gone,
-    /// Nobody listens any more.
-    Abandoned,
-}
 
 /// One call on its way.
 #[derive(Debug)]
@@ -106,10 +91,7 @@ impl<P: Progress> Journey<'_, P> {
                     && message.task_id.is_none()
                     && error.is_context_refused() =>
             {
-                let message = Outgoing {
-                    context_id: None,
-                    ..*message
-                };
+                let message = Outgoing { context_id: None, ..*message };
                 Box::pin(self.attempt(&message)).await
             }
             result => result,
@@ -128,17 +110,10 @@ impl<P: Progress> Journey<'_, P> {
                 Ok(()) => return Ok(self.conclude(&fold).await?),
             }
         }
-        let wait = if self.mode == Mode::Final {
-            Wait::UntilSettled
-        } else {
-            Wait::No
-        };
+        let wait = if self.mode == Mode::Final { Wait::UntilSettled } else { Wait::No };
         let message = Outgoing { wait, ..*message };
         let instance = Arc::clone(&self.instance);
-        let answer = match self
-            .within(Box::pin(instance.client.send(&message, self.trace)))
-            .await
-        {
+        let answer = match self.within(Box::pin(instance.client.send(&message, self.trace))).await {
             Ok(Ok(answer)) => Box::pin(self.past_old_question(answer)).await,
             // A task whose id is known can be asked for; an answer to a question is its caller's business.
             Ok(Err(error @ ClientError::Broken(_))) if message.task_id.is_none() => {
@@ -162,9 +137,7 @@ impl<P: Progress> Journey<'_, P> {
 
     /// The task of a message whose id does not depend on the agent's answer.
     fn named_by_us(&self, message: &Outgoing<'_>) -> Option<TaskRef> {
-        let made = message
-            .new_task_id
-            .filter(|_| self.instance.client.dialect().has_client_made_ids());
+        let made = message.new_task_id.filter(|_| self.instance.client.dialect().has_client_made_ids());
         let id = message.task_id.or(made)?;
         Some(self.task_ref(Some(id.to_owned()), message.context_id.map(str::to_owned)))
     }
@@ -248,10 +221,7 @@ impl<P: Progress> Journey<'_, P> {
     async fn stream(&mut self, message: &Outgoing<'_>, fold: &mut Fold<'_>) -> Result<(), Failure> {
         let instance = Arc::clone(&self.instance);
         let client = &instance.client;
-        let mut events = match self
-            .within_idle(Box::pin(client.stream(message, self.trace)))
-            .await
-        {
+        let mut events = match self.within_idle(Box::pin(client.stream(message, self.trace))).await {
             Ok(events) => events.map_err(Failure::Client)?,
             Err(interruption) => {
                 let task = self.named_by_us(message);
@@ -266,28 +236,19 @@ impl<P: Progress> Journey<'_, P> {
             if fold.is_settled() && subscriptions == 0 && !fold.is_bare() {
                 return Ok(self.follow(fold).await?);
             }
-            let Some(id) = fold
-                .task()
-                .map(|task| task.id.clone())
-                .filter(|id| !id.is_empty())
-            else {
+            let Some(id) = fold.task().map(|task| task.id.clone()).filter(|id| !id.is_empty()) else {
                 if fold.direct().is_some() {
                     return Ok(());
                 }
                 let message = "the agent ended its stream before it named a task";
-                return Err(ActionError::new(Code::OutcomeUnknown, message)
-                    .after_reaching_agent()
-                    .into());
+                return Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent().into());
             };
             // Without a settled state, or without any content: ask what became of the task.
             match tokio::time::timeout(ASIDE, Box::pin(client.get(&id, self.trace))).await {
                 // A state that ended the task is not undone by an older one.
                 Ok(Ok(seen)) if fold.is_settled() && !(seen.state.is_final() || seen.state.is_waiting()) => {}
                 Ok(Ok(seen)) => {
-                    let task = Task {
-                        id: id.clone(),
-                        ..seen
-                    };
+                    let task = Task { id: id.clone(), ..seen };
                     self.take(fold, Event::Task(task)).await?;
                 }
                 Ok(Err(error)) if error.is_task_not_found() && !fold.is_settled() => {
@@ -299,10 +260,7 @@ impl<P: Progress> Journey<'_, P> {
                 return Ok(self.follow(fold).await?);
             }
             subscriptions += 1;
-            match self
-                .within_idle(Box::pin(client.subscribe(&id, self.trace)))
-                .await
-            {
+            match self.within_idle(Box::pin(client.subscribe(&id, self.trace))).await {
                 Ok(Ok(again)) => events = again,
                 Ok(Err(_)) | Err(Interruption::Idle) => return Ok(self.follow(fold).await?),
                 Err(interruption) => return Err(self.interrupted_with(interruption, fold).await.into()),
@@ -354,9 +312,7 @@ impl<P: Progress> Journey<'_, P> {
                 Err(interruption) => return Err(self.interrupted_with(interruption, fold).await.into()),
             };
             if std::mem::take(is_answer) {
-                let frames = fold
-                    .apply_first_after_answer(event)
-                    .map_err(|TooMuch| self.too_much(fold))?;
+                let frames = fold.apply_first_after_answer(event).map_err(|TooMuch| self.too_much(fold))?;
                 self.tell(fold, frames).await?;
             } else {
                 self.take(fold, event).await?;
@@ -394,25 +350,18 @@ impl<P: Progress> Journey<'_, P> {
     /// Whether there is nothing to wait for. Authentication may happen elsewhere, so a submitted
     /// task is followed on while it waits for that.
     fn is_over(&self, fold: &Fold<'_>) -> bool {
-        let waits_for_auth = fold
-            .task()
-            .is_some_and(|task| task.state == TaskState::AuthRequired);
+        let waits_for_auth = fold.task().is_some_and(|task| task.state == TaskState::AuthRequired);
         fold.is_settled() && !(self.mode == Mode::Submit && waits_for_auth)
     }
 
     /// Tells how to answer a question after which the task is followed on.
     async fn tell_of_auth(&mut self, fold: &Fold<'_>) -> Result<(), ActionError> {
-        if let Some(task) = fold
-            .task()
-            .filter(|task| task.state == TaskState::AuthRequired && !self.is_over(fold))
+        if let Some(task) =
+            fold.task().filter(|task| task.state == TaskState::AuthRequired && !self.is_over(fold))
         {
             let known = self.actions.memory.ledger.task(&self.actions.agent, &task.id);
-            self.observe(
-                task,
-                fold.status_texts(),
-                known.and_then(|record| record.follow_up.clone()),
-            )
-            .await?;
+            self.observe(task, fold.status_texts(), known.and_then(|record| record.follow_up.clone()))
+                .await?;
         }
         Ok(())
     }
@@ -431,226 +380,14 @@ impl<P: Progress> Journey<'_, P> {
         self.follow_context(task.context_id.as_deref());
         let (outcome, source) = self.observe(task, fold.status_texts(), None).await?;
         if source == Source::States && !outcome.content.message.is_empty() {
-            self.progress
-                .frame(Frame::Response(outcome.content.message.clone()))
-                .await;
+            self.progress.frame(Frame::Response(outcome.content.message.clone())).await;
         }
         Ok(outcome)
     }
 
-    /// Remembers where a task stands and makes the reply for it; if it waits, with the follow-up
-    /// that is `known` for its question, or with a new one.
-    pub(super) async fn observe(
-        &self,
-        task: &Task,
-        status_texts: &str,
-        known: Option<FollowUp>,
-    ) -> Result<(Outcome, Source), ActionError> {
-        let memory = &self.actions.memory;
-        let reference = self.task_ref(Some(task.id.clone()), task.context_id.clone());
-        let (content, source) = assemble::of_task(task, status_texts, &self.actions.limits.artifacts)
-            .map_err(|reason| unreadable(&reason).about(reference.clone()))?;
-        let mut outcome = Outcome::new(Status::from(&task.state), content, reference);
-        if task.state.is_waiting() {
-            let known = known.filter(|known| !memory.follow_ups.is_used(&known.id));
-            outcome.follow_up = Some(known.unwrap_or_else(|| self.follow_up(task)));
-        }
-        let before = memory.ledger.task(&self.actions.agent, &task.id);
-        let is_submitted =
-            self.mode == Mode::Submit || before.as_ref().is_some_and(|record| record.is_submitted);
-        let record = Record {
-            task: outcome.task.clone(),
-            state: task.state.clone(),
-            reply: outcome.to_json().into(),
-            follow_up: outcome.follow_up.clone(),
-            is_submitted,
-            ttl: self.actions.limits.task_ttl,
-        };
-        let is_change = before.is_none_or(|before| {
-            let question = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
-            Status::from(&before.state) != outcome.status
-                || question(&before.follow_up) != question(&record.follow_up)
-        });
-        if is_submitted && is_change {
-            self.actions.news(&task.id, record.reply.clone()).await;
-        }
-        tracing::Span::current().record("task", task.id.as_str());
-        memory.ledger.record(&self.actions.agent, &task.id, record);
-        Ok((outcome, source))
-    }
-
-    fn follow_up(&self, task: &Task) -> FollowUp {
-        let waiting = Waiting {
-            task_id: task.id.clone(),
-            context_id: task.context_id.clone(),
-            skill: self.skill.clone(),
-            output_modes: self.output_modes.clone(),
-            question: question_of(task),
-        };
-        self.actions.memory.follow_ups.park(
-            &self.actions.agent,
-            waiting,
-            self.actions.limits.input_required_ttl,
-        )
-    }
-
-    fn follow_context(&self, context_id: Option<&str>) {
-        if let (Some(session_id), Some(context_id)) = (&self.session_id, context_id) {
-            self.actions
-                .memory
-                .ledger
-                .follow_context(&self.actions.agent, session_id, context_id);
-        }
-    }
-
-    pub(super) fn task_ref(&self, id: Option<String>, context_id: Option<String>) -> TaskRef {
-        TaskRef {
-            id,
-            context_id,
-            agent: Arc::clone(&self.actions.agent),
-            skill: self.skill.clone(),
-        }
-    }
-
-    fn known_ref(&self, fold: &Fold<'_>) -> TaskRef {
-        let task = fold.task();
-        self.task_ref(
-            task.map(|task| task.id.clone()),
-            task.and_then(|task| task.context_id.clone()),
-        )
-    }
-
-    /// Runs a wait until the call's limit, the end of a stop's grace time, or the end of the agent.
-    pub(super) async fn within<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, Interruption> {
-        self.limited(wait, self.deadline).await
-    }
-
-    /// The same, for a wait in which a stream may not be silent for too long.
-    async fn within_idle<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, Interruption> {
-        // In mode `final` nobody sees the stream, and the call has a limit of its own.
-        if self.mode == Mode::Final {
-            return self.within(wait).await;
-        }
-        let idle = Instant::now() + self.actions.limits.stream_idle_timeout;
-        let result = self.limited(wait, idle.min(self.deadline)).await;
-        result.map_err(|why| {
-            if why == Interruption::Deadline && idle < self.deadline {
-                Interruption::Idle
-            } else {
-                why
-            }
-        })
-    }
-
-    async fn limited<T>(&mut self, wait: impl Future<Output = T>, until: Instant) -> Result<T, Interruption> {
-        tokio::pin!(wait);
-        let gone = self.instance.gone.clone();
-        let hurry = self.actions.hurry.clone();
-        // Nobody waits for a submitted task, so neither does a stop.
-        let leave = (self.mode == Mode::Submit && self.is_named).then(|| self.actions.leave.clone());
-        let leave = async {
-            match leave {
-                Some(leave) => leave.cancelled_owned().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::pin!(leave);
-        let end = tokio::time::sleep_until(until);
-        tokio::pin!(end);
-        loop {
-            let patience = self.progress.patience().filter(|_| !self.abandoned);
-            let silence = async {
-                match patience {
-                    Some(patience) => tokio::time::sleep(patience).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                result = &mut wait => return Ok(result),
-                () = gone.cancelled() => return Err(Interruption::Gone),
-                () = &mut end => return Err(Interruption::Deadline),
-                () = hurry.cancelled() => return Err(Interruption::Hurry),
-                () = &mut leave => return Err(Interruption::Hurry),
-                () = silence => {
-                    self.abandoned |= self.progress.keep_alive().await == Audience::Gone;
-                    if self.abandoned && self.is_named {
-                        return Err(Interruption::Abandoned);
-                    }
-                }
-            }
-        }
-    }
-
-    async fn interrupted_with(&self, why: Interruption, fold: &Fold<'_>) -> ActionError {
-        let task = fold
-            .task()
-            .filter(|task| !task.id.is_empty())
-            .map(|_| self.known_ref(fold));
-        self.interrupted(why, task).await
-    }
-
-    /// Cancels what was interrupted, if its task is known, and says how that went.
-    pub(super) async fn interrupted(&self, why: Interruption, task: Option<TaskRef>) -> ActionError {
-        let message = match why {
-            Interruption::Gone => {
-                let error = match task {
-                    Some(task) => {
-                        ActionError::new(Code::TaskLost, "the agent ended while it held the task").about(task)
-                    }
-                    None => ActionError::new(Code::OutcomeUnknown, "the agent ended before it answered"),
-                };
-                return error.after_reaching_agent();
-            }
-            Interruption::Deadline => "the agent did not end within the limit",
-            Interruption::Idle => "the agent was silent for too long (`stream_idle_timeout`)",
-            Interruption::Hurry => "the bridge is stopping and the agent did not end in time",
-            Interruption::Abandoned => "nobody listens any more",
-        };
-        // A submitted task goes on without the bridge; only its own limit ends it.
-        let leaves_it = self.mode == Mode::Submit && why == Interruption::Hurry;
-        let id = task
-            .as_ref()
-            .and_then(|task| task.id.clone())
-            .filter(|_| !leaves_it);
-        let mut cancelled = None;
-        if let Some(id) = id {
-            cancelled = Some(self.cancel_at_agent(&id).await);
-        }
-        let mut error = ActionError {
-            task,
-            ..ActionError::new(Code::Timeout, message)
-        };
-        error.info.cancelled = Some(cancelled);
-        error.after_reaching_agent()
-    }
-
-    async fn cancel_at_agent(&self, task_id: &str) -> bool {
-        let client = &self.instance.client;
-        match tokio::time::timeout(CANCEL_AT_AGENT, client.cancel(task_id, self.trace)).await {
-            Ok(Ok(task)) => {
-                let cancelled = task.state == TaskState::Canceled;
-                let _ = self
-                    .observe(
-                        &Task {
-                            id: task_id.to_owned(),
-                            ..task
-                        },
-                        "",
-                        None,
-                    )
-                    .await;
-                cancelled
-            }
-            Ok(Err(_)) | Err(_) => false,
-        }
-    }
-
     fn unknown(&self, why: &str, fold: &Fold<'_>) -> ActionError {
         let message = format!("the agent can no longer be asked what became of the task: {why}");
-        ActionError::new(Code::OutcomeUnknown, message)
-            .after_reaching_agent()
-            .about(self.known_ref(fold))
+        ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent().about(self.known_ref(fold))
     }
 
     fn too_much(&self, fold: &Fold<'_>) -> ActionError {
@@ -679,36 +416,10 @@ pub(super) fn about_known_task(error: ClientError, task: TaskRef) -> ActionError
     error
 }
 
-fn unreadable(reason: &str) -> ActionError {
-    let message = format!("the agent answered with something that is not A2A: {reason}");
-    ActionError::new(Code::AgentError, message).after_reaching_agent()
-}
-
-/// Tells one question of a task from the next: by what the agent has said so far.
-fn question_of(task: &Task) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let said = task.history.iter().filter(|message| !message.from_user);
-    for message in said.chain(&task.status_message) {
-        message.id.hash(&mut hasher);
-        message.parts.len().hash(&mut hasher);
-        for text in message.parts.iter().filter_map(Part::as_text) {
-            text.hash(&mut hasher);
-        }
-    }
-    task.artifacts.len().hash(&mut hasher);
-    hasher.finish()
-}
-
 /// Whether the agent says that it does not stream, which means that it has not taken the message.
 fn is_unsupported(error: &ClientError) -> bool {
     let is_unsupported = error.rpc_code() == Some(code::UNSUPPORTED_OPERATION);
     is_unsupported
         || error.is_wrong_wire()
-        || matches!(
-            error,
-            ClientError::Refused {
-                http_status: Some(501),
-                ..
-            }
-        )
+        || matches!(error, ClientError::Refused { http_status: Some(501), .. })
 }

@@ -69,8 +69,7 @@ impl Default for Ledger {
 impl Ledger {
     /// Remembers where a task stands.
     pub fn record(&self, agent: &Arc<str>, task_id: &str, record: Record) {
-        self.tasks
-            .insert((Arc::clone(agent), task_id.to_owned()), Arc::new(record));
+        self.tasks.insert((Arc::clone(agent), task_id.to_owned()), Arc::new(record));
     }
 
     /// What is known of a task.
@@ -88,8 +87,7 @@ impl Ledger {
     /// Remembers which context id the agent gave to a caller's session.
     pub fn follow_context(&self, agent: &Arc<str>, session_id: &str, context_id: &str) {
         if self.context(agent, session_id) != context_id {
-            self.contexts
-                .insert((Arc::clone(agent), session_id.to_owned()), context_id.to_owned());
+            self.contexts.insert((Arc::clone(agent), session_id.to_owned()), context_id.to_owned());
         }
     }
 }

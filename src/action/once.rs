@@ -63,11 +63,7 @@ impl Default for Once {
         let slots = Cache::builder()
             .max_capacity(CAPACITY)
             .weigher(|key: &Key, slot: &Slot| {
-                let reply = slot
-                    .reply
-                    .borrow()
-                    .as_ref()
-                    .map_or(0, |r| r.as_ref().map_or(256, Bytes::len));
+                let reply = slot.reply.borrow().as_ref().map_or(0, |r| r.as_ref().map_or(256, Bytes::len));
                 u32::try_from(key.1.len() + reply + 256).unwrap_or(u32::MAX)
             })
             .eviction_policy(EvictionPolicy::lru())
@@ -84,10 +80,7 @@ impl Once {
         let key: Key = (Arc::clone(action), key.to_owned());
         let hash: [u8; 32] = Sha256::digest(body).into();
         let (sender, receiver) = watch::channel(None);
-        let own = Slot {
-            body: hash,
-            reply: receiver,
-        };
+        let own = Slot { body: hash, reply: receiver };
         let entry = self.slots.entry(key.clone()).or_insert_with(|| own.clone());
         let slot = entry.value();
         if slot.body != hash {
@@ -96,13 +89,7 @@ impl Once {
             ));
         }
         if entry.is_fresh() {
-            return Ok(Turn::First(Running {
-                once: Arc::clone(self),
-                key,
-                slot: own,
-                sender,
-                keep: false,
-            }));
+            return Ok(Turn::First(Running { once: Arc::clone(self), key, slot: own, sender, keep: false }));
         }
         Ok(Turn::Later(slot.reply.clone()))
     }
@@ -163,20 +150,13 @@ mod tests {
     async fn a_repeat_gets_the_first_ones_reply() {
         let once = Arc::new(Once::default());
         let running = first(&once, b"x");
-        let Turn::Later(waiting) = once.turn(&"a.b".into(), "k", b"x").unwrap() else {
-            panic!("ran twice")
-        };
+        let Turn::Later(waiting) = once.turn(&"a.b".into(), "k", b"x").unwrap() else { panic!("ran twice") };
         running.finish(Ok(Bytes::from_static(b"reply")));
         assert_eq!(reply_of_first(waiting).await.unwrap(), "reply");
-        let Turn::Later(after) = once.turn(&"a.b".into(), "k", b"x").unwrap() else {
-            panic!("ran twice")
-        };
+        let Turn::Later(after) = once.turn(&"a.b".into(), "k", b"x").unwrap() else { panic!("ran twice") };
         assert_eq!(reply_of_first(after).await.unwrap(), "reply");
         once.turn(&"a.b".into(), "k", b"y").expect_err("another body");
-        assert!(matches!(
-            once.turn(&"a.c".into(), "k", b"y").unwrap(),
-            Turn::First(_)
-        ));
+        assert!(matches!(once.turn(&"a.c".into(), "k", b"y").unwrap(), Turn::First(_)));
     }
 
     #[test]
@@ -184,8 +164,7 @@ mod tests {
         let once = Arc::new(Once::default());
         first(&once, b"x").finish(Err(ActionError::unavailable("a", None)));
         first(&once, b"y").finish(Err(ActionError::internal().after_reaching_agent()));
-        once.turn(&"a.b".into(), "k", b"x")
-            .expect_err("the second one is remembered");
+        once.turn(&"a.b".into(), "k", b"x").expect_err("the second one is remembered");
     }
 
     #[test]

@@ -118,13 +118,7 @@ impl Outcome {
     /// The reply for a task in `state`, or for a direct message, which counts as completed.
     pub fn new(status: Status, content: Content, task: TaskRef) -> Self {
         let success = matches!(status, Status::Completed | Status::Working);
-        Self {
-            status,
-            success,
-            content,
-            follow_up: None,
-            task,
-        }
+        Self { status, success, content, follow_up: None, task }
     }
 
     /// The reply body of the contract.

@@ -91,10 +91,7 @@ impl Template {
             if self.names.is_empty() {
                 object.insert("required".into(), json!(["prompt"]));
             } else {
-                object.insert(
-                    "oneOf".into(),
-                    json!([{"required": self.names}, {"required": ["prompt"]}]),
-                );
+                object.insert("oneOf".into(), json!([{"required": self.names}, {"required": ["prompt"]}]));
             }
         }
         schema
@@ -135,15 +132,9 @@ mod tests {
 
     #[test]
     fn what_is_no_identifier_stays_text() {
-        for text in [
-            "a {b c} d",
-            "{}",
-            "{1a}",
-            "json {\"a\": 1}",
-            "{prompt} {files} {data} {meta}",
-            "open {",
-            "{é}",
-        ] {
+        for text in
+            ["a {b c} d", "{}", "{1a}", "json {\"a\": 1}", "{prompt} {files} {data} {meta}", "open {", "{é}"]
+        {
             let template = Template::parse(text);
             assert!(template.names().is_empty(), "{text}");
             assert_eq!(template.fill(|_| ""), text);
@@ -155,9 +146,6 @@ mod tests {
     fn the_schema_asks_for_the_placeholders_or_for_a_prompt() {
         let schema = Template::parse("Forecast for {city}").schema();
         assert_eq!(schema["oneOf"][0]["required"], json!(["city"]));
-        assert_eq!(
-            Template::parse("Anything").schema()["required"],
-            json!(["prompt"])
-        );
+        assert_eq!(Template::parse("Anything").schema()["required"], json!(["prompt"]));
     }
 }

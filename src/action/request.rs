@@ -63,28 +63,14 @@ impl Invocation {
     pub fn parse(body: &[u8], template: &Template) -> Result<Self, ActionError> {
         let mut fields = match read_body(body)? {
             Body::Prompt(prompt) => {
-                return Ok(Self {
-                    parts: vec![Part::Text(prompt)],
-                    meta: Meta::default(),
-                });
+                return Ok(Self { parts: vec![Part::Text(prompt)], meta: Meta::default() });
             }
             Body::Fields(fields) => fields,
         };
-        let meta = fields
-            .take("meta")
-            .map(|raw| Meta::parse(&raw))
-            .transpose()?
-            .unwrap_or_default();
-        let files = fields
-            .take("files")
-            .map(|raw| files(&raw))
-            .transpose()?
-            .unwrap_or_default();
+        let meta = fields.take("meta").map(|raw| Meta::parse(&raw)).transpose()?.unwrap_or_default();
+        let files = fields.take("files").map(|raw| files(&raw)).transpose()?.unwrap_or_default();
         let data = fields.take("data").map(|raw| object("data", raw)).transpose()?;
-        let prompt = fields
-            .take("prompt")
-            .map(|raw| string("prompt", &raw))
-            .transpose()?;
+        let prompt = fields.take("prompt").map(|raw| string("prompt", &raw)).transpose()?;
 
         let mut values = Vec::new();
         for name in template.names() {
@@ -102,19 +88,12 @@ impl Invocation {
             Some(prompt) => prompt,
             None if template.names().is_empty() => return Err(missing("prompt")),
             None => {
-                if let Some(name) = template
-                    .names()
-                    .iter()
-                    .find(|name| !values.iter().any(|(n, _)| n == name))
+                if let Some(name) =
+                    template.names().iter().find(|name| !values.iter().any(|(n, _)| n == name))
                 {
                     return Err(missing(name));
                 }
-                template.fill(|name| {
-                    values
-                        .iter()
-                        .find(|(n, _)| *n == name)
-                        .map_or("", |(_, value)| value)
-                })
+                template.fill(|name| values.iter().find(|(n, _)| *n == name).map_or("", |(_, value)| value))
             }
         };
         let mut parts = vec![Part::Text(text)];
@@ -130,11 +109,7 @@ impl FollowUpAnswer {
         let mut fields = fields_only(body, "`follow_up_id` and `user_response`")?;
         let follow_up_id = string("follow_up_id", &fields.require("follow_up_id")?)?;
         let response = string("user_response", &fields.require("user_response")?)?;
-        let files = fields
-            .take("files")
-            .map(|raw| files(&raw))
-            .transpose()?
-            .unwrap_or_default();
+        let files = fields.take("files").map(|raw| files(&raw)).transpose()?.unwrap_or_default();
         fields.finish(|| "`follow_up_id`, `user_response`, `files`".to_owned())?;
         let mut parts = vec![Part::Text(response)];
         parts.extend(files.into_iter().map(Part::File));
@@ -154,18 +129,9 @@ impl Meta {
     fn parse(raw: &RawValue) -> Result<Self, ActionError> {
         let object: RawObject = serde_json::from_str(raw.get()).map_err(|_| wrong("meta", "an object"))?;
         let mut fields = Fields(object);
-        let session_id = fields
-            .take("session_id")
-            .map(|raw| string("meta.session_id", &raw))
-            .transpose()?;
-        if session_id
-            .as_ref()
-            .is_some_and(|id| id.is_empty() || id.len() > MAX_ID)
-        {
-            return Err(wrong(
-                "meta.session_id",
-                &format!("a text of 1 to {MAX_ID} bytes"),
-            ));
+        let session_id = fields.take("session_id").map(|raw| string("meta.session_id", &raw)).transpose()?;
+        if session_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > MAX_ID) {
+            return Err(wrong("meta.session_id", &format!("a text of 1 to {MAX_ID} bytes")));
         }
         let mut list = |key: &str| match fields.take(key) {
             Some(raw) => strings(&format!("meta.{key}"), &raw),
@@ -179,11 +145,7 @@ impl Meta {
                     message + "; known are `session_id`, `reference_task_ids`, `output_modes`",
                 ))
             }
-            None => Ok(Self {
-                session_id,
-                reference_task_ids,
-                output_modes,
-            }),
+            None => Ok(Self { session_id, reference_task_ids, output_modes }),
         }
     }
 }
@@ -226,17 +188,11 @@ fn as_object(body: &[u8]) -> Result<Option<Fields>, ActionError> {
         return Ok(None);
     };
     if !json::is_shallow(body) {
-        return Err(ActionError::invalid(format!(
-            "the body nests deeper than {}",
-            json::MAX_DEPTH
-        )));
+        return Err(ActionError::invalid(format!("the body nests deeper than {}", json::MAX_DEPTH)));
     }
     let mut keys = std::collections::HashSet::new();
     match object.0.iter().find(|(key, _)| !keys.insert(key.as_str())) {
-        Some((key, _)) => Err(ActionError::invalid(format!(
-            "`{}` is given twice",
-            json::shorten(key, 80)
-        ))),
+        Some((key, _)) => Err(ActionError::invalid(format!("`{}` is given twice", json::shorten(key, 80)))),
         None => Ok(Some(Fields(object))),
     }
 }
@@ -264,11 +220,8 @@ impl Fields {
         match self.0.0.first() {
             None => Ok(()),
             Some((key, _)) => {
-                let message = format!(
-                    "unknown parameter `{}`; known are {}",
-                    json::shorten(key, 80),
-                    known()
-                );
+                let message =
+                    format!("unknown parameter `{}`; known are {}", json::shorten(key, 80), known());
                 Err(ActionError::invalid(message))
             }
         }
@@ -277,10 +230,8 @@ impl Fields {
 
 fn known_parameters(template: &Template) -> String {
     let own = template.names().iter().map(String::as_str);
-    let all: Vec<_> = own
-        .chain(["prompt", "files", "data", "meta"])
-        .map(|name| format!("`{name}`"))
-        .collect();
+    let all: Vec<_> =
+        own.chain(["prompt", "files", "data", "meta"]).map(|name| format!("`{name}`")).collect();
     all.join(", ")
 }
 
@@ -297,11 +248,7 @@ fn string(name: &str, raw: &RawValue) -> Result<String, ActionError> {
 }
 
 fn object(name: &str, raw: Box<RawValue>) -> Result<Box<RawValue>, ActionError> {
-    if raw.get().starts_with('{') {
-        Ok(raw)
-    } else {
-        Err(wrong(name, "an object"))
-    }
+    if raw.get().starts_with('{') { Ok(raw) } else { Err(wrong(name, "an object")) }
 }
 
 /// A placeholder's value: strings as they are, numbers and booleans written out.
@@ -327,10 +274,7 @@ fn files(raw: &RawValue) -> Result<Vec<File>, ActionError> {
     if list.len() > MAX_FILES {
         return Err(wrong("files", &format!("a list of at most {MAX_FILES} files")));
     }
-    list.iter()
-        .enumerate()
-        .map(|(index, raw)| file(&format!("files[{index}]"), raw))
-        .collect()
+    list.iter().enumerate().map(|(index, raw)| file(&format!("files[{index}]"), raw)).collect()
 }
 
 fn file(name: &str, raw: &RawValue) -> Result<File, ActionError> {
@@ -340,17 +284,10 @@ fn file(name: &str, raw: &RawValue) -> Result<File, ActionError> {
     let object: RawObject =
         serde_json::from_str(raw.get()).map_err(|_| wrong(name, "a URL or an object with `bytes`"))?;
     let mut fields = Fields(object);
-    let bytes = fields
-        .take("bytes")
-        .ok_or_else(|| missing(&format!("{name}.bytes")))?;
+    let bytes = fields.take("bytes").ok_or_else(|| missing(&format!("{name}.bytes")))?;
     let bytes = string(&format!("{name}.bytes"), &bytes)?;
     let (bytes, _) = normal_base64(&bytes).ok_or_else(|| wrong(&format!("{name}.bytes"), "base64"))?;
-    let mut text = |key: &str| {
-        fields
-            .take(key)
-            .map(|raw| string(&format!("{name}.{key}"), &raw))
-            .transpose()
-    };
+    let mut text = |key: &str| fields.take(key).map(|raw| string(&format!("{name}.{key}"), &raw)).transpose();
     let (file_name, media_type) = (text("name")?, text("mime_type")?);
     if let Some((key, _)) = fields.0.0.first() {
         let message = format!(
@@ -359,11 +296,7 @@ fn file(name: &str, raw: &RawValue) -> Result<File, ActionError> {
         );
         return Err(ActionError::invalid(message));
     }
-    Ok(File {
-        name: file_name,
-        media_type,
-        content: FileContent::Base64(bytes),
-    })
+    Ok(File { name: file_name, media_type, content: FileContent::Base64(bytes) })
 }
 
 /// Web addresses are handed on for the agent to fetch; the bridge itself connects nowhere.
@@ -371,15 +304,9 @@ fn file_by_reference(name: &str, text: String) -> Result<File, ActionError> {
     let url = url::Url::parse(&text).map_err(|_| wrong(name, "a URL or an object with `bytes`"))?;
     match url.scheme() {
         "http" | "https" => {
-            let file_name = url
-                .path_segments()
-                .and_then(|mut path| path.next_back())
-                .filter(|name| !name.is_empty());
-            Ok(File {
-                name: file_name.map(str::to_owned),
-                media_type: None,
-                content: FileContent::Uri(text),
-            })
+            let file_name =
+                url.path_segments().and_then(|mut path| path.next_back()).filter(|name| !name.is_empty());
+            Ok(File { name: file_name.map(str::to_owned), media_type: None, content: FileContent::Uri(text) })
         }
         "obj" => {
             let message = format!("parameter `{name}`: this bridge does not read `obj://` yet; send `bytes`");

@@ -128,15 +128,7 @@ impl Actions {
         stop: &Stop,
     ) -> Self {
         let Stop { hurry, leave } = stop.clone();
-        Self {
-            agent,
-            limits,
-            live,
-            memory,
-            news,
-            hurry,
-            leave,
-        }
+        Self { agent, limits, live, memory, news, hurry, leave }
     }
 
     /// The agent's name in the settings.
@@ -160,18 +152,13 @@ impl Actions {
     ) -> Result<Outcome, ActionError> {
         let instance = self.instance()?;
         let Invocation { parts, meta } = request;
-        let output_modes = [
-            meta.output_modes,
-            skill.output_modes.clone(),
-            instance.card.output_modes.clone(),
-        ]
-        .into_iter()
-        .find(|modes| !modes.is_empty())
-        .unwrap_or_default();
-        let context_id = meta
-            .session_id
-            .as_ref()
-            .map(|session| self.memory.ledger.context(&self.agent, session));
+        let output_modes =
+            [meta.output_modes, skill.output_modes.clone(), instance.card.output_modes.clone()]
+                .into_iter()
+                .find(|modes| !modes.is_empty())
+                .unwrap_or_default();
+        let context_id =
+            meta.session_id.as_ref().map(|session| self.memory.ledger.context(&self.agent, session));
         let mut journey = self.journey(instance, mode, options, progress);
         journey.skill = skill.id.clone();
         journey.session_id = meta.session_id;
@@ -241,10 +228,7 @@ impl Actions {
         journey.deadline = journey.deadline.min(Instant::now() + CANCEL);
         let instance = Arc::clone(&journey.instance);
         let client = &instance.client;
-        let task = match journey
-            .within(Box::pin(client.cancel(task_id, &options.trace)))
-            .await
-        {
+        let task = match journey.within(Box::pin(client.cancel(task_id, &options.trace))).await {
             Ok(Ok(task)) => task,
             Ok(Err(error)) if error.is_not_cancelable() => {
                 return refuse(&format!("the agent refuses to cancel the task: {error}"));
@@ -295,10 +279,7 @@ impl Actions {
         journey.deadline = journey.deadline.min(Instant::now() + ASIDE);
         let instance = Arc::clone(&journey.instance);
         let client = &instance.client;
-        match journey
-            .within(Box::pin(client.get(task_id, &options.trace)))
-            .await
-        {
+        match journey.within(Box::pin(client.get(task_id, &options.trace))).await {
             Ok(Ok(task)) => {
                 let (outcome, _) = journey.observe(&task, "", record.follow_up.clone()).await?;
                 Ok(Some(outcome))
@@ -359,10 +340,7 @@ impl Actions {
                     }
                 }
                 Ok(Ok(Err(error))) if error.is_task_not_found() => {
-                    return Err(about_known_task(
-                        error,
-                        journey.task_ref(Some(task_id.to_owned()), None),
-                    ));
+                    return Err(about_known_task(error, journey.task_ref(Some(task_id.to_owned()), None)));
                 }
                 Ok(_) => {}
                 Err(interruption) => {
@@ -382,20 +360,11 @@ impl Actions {
     /// Publishes that a submitted task has changed.
     pub async fn news(&self, task_id: &str, reply: Bytes) {
         // Nobody publishes any more when the bridge stops.
-        let _ = self
-            .news
-            .send(News {
-                task_id: task_id.to_owned(),
-                reply,
-            })
-            .await;
+        let _ = self.news.send(News { task_id: task_id.to_owned(), reply }).await;
     }
 
     fn instance(&self) -> Result<Arc<Instance>, ActionError> {
-        self.live
-            .borrow()
-            .clone()
-            .ok_or_else(|| ActionError::unavailable(&self.agent, None))
+        self.live.borrow().clone().ok_or_else(|| ActionError::unavailable(&self.agent, None))
     }
 
     fn journey<'a, P: Progress>(
@@ -429,10 +398,7 @@ impl Actions {
 
     fn record(&self, task_id: &str) -> Result<Arc<Record>, ActionError> {
         let never = "this task was never seen here, or is forgotten";
-        self.memory
-            .ledger
-            .task(&self.agent, task_id)
-            .ok_or_else(|| ActionError::new(Code::NotFound, never))
+        self.memory.ledger.task(&self.agent, task_id).ok_or_else(|| ActionError::new(Code::NotFound, never))
     }
 }
 

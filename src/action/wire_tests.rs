@@ -37,39 +37,19 @@ async fn actions(fake: &Fake, card: &Value) -> Actions {
         max_response_size: 1 << 20,
         prefer_stream: false,
         input_required_ttl: Duration::from_secs(60),
-        artifacts: ArtifactRules {
-            answer: vec!["*".to_owned()],
-            notice: Vec::new(),
-        },
+        artifacts: ArtifactRules { answer: vec!["*".to_owned()], notice: Vec::new() },
     };
     let (news, _) = mpsc::channel(1);
-    Actions::new(
-        "fake".into(),
-        limits,
-        live,
-        Arc::default(),
-        news,
-        &Stop::default(),
-    )
+    Actions::new("fake".into(), limits, live, Arc::default(), news, &Stop::default())
 }
 
 async fn invoke(actions: &Actions, session_id: Option<&str>, options: &Options) -> Value {
-    let skill = Skill {
-        id: None,
-        output_modes: Vec::new(),
-    };
+    let skill = Skill { id: None, output_modes: Vec::new() };
     let request = Invocation {
         parts: vec![Part::Text("hi".to_owned())],
-        meta: Meta {
-            session_id: session_id.map(str::to_owned),
-            ..Meta::default()
-        },
+        meta: Meta { session_id: session_id.map(str::to_owned), ..Meta::default() },
     };
-    reply(
-        actions
-            .invoke(&skill, request, options, Mode::Final, &mut Silent)
-            .await,
-    )
+    reply(actions.invoke(&skill, request, options, Mode::Final, &mut Silent).await)
 }
 
 fn reply(reply: Result<Outcome, ActionError>) -> Value {
@@ -139,15 +119,8 @@ async fn the_old_question_after_an_answer_is_not_a_new_one() {
         follow_up_id: asked["data"]["follow_up_id"].as_str().unwrap().to_owned(),
         parts: vec![Part::Text("blue".to_owned())],
     };
-    let done = reply(
-        actions
-            .answer(answer, &Options::default(), Mode::Final, &mut Silent)
-            .await,
-    );
-    assert_eq!(
-        (&done["status"], &done["message"]),
-        (&json!("COMPLETED"), &json!("blue it is"))
-    );
+    let done = reply(actions.answer(answer, &Options::default(), Mode::Final, &mut Silent).await);
+    assert_eq!((&done["status"], &done["message"]), (&json!("COMPLETED"), &json!("blue it is")));
     assert_eq!(fake.count("message/send"), 2);
 }
 
@@ -166,18 +139,11 @@ async fn an_id_made_here_can_be_cancelled_when_the_agent_does_not_answer() {
     })
     .await;
     let actions = actions(&fake, &json!({"name": "fake", "authentication": {"schemes": []}})).await;
-    let options = Options {
-        timeout: Some(Duration::from_millis(300)),
-        ..Options::default()
-    };
+    let options = Options { timeout: Some(Duration::from_millis(300)), ..Options::default() };
     let reply = invoke(&actions, None, &options).await;
     assert_eq!(reply["error_info"]["code"], "timeout");
     assert_eq!(reply["error_info"]["cancelled"], true);
     assert_eq!(*cancelled.lock().unwrap(), [reply["task"]["id"].clone()]);
-    let sent = fake
-        .seen()
-        .into_iter()
-        .find(|seen| seen.rpc_method() == "tasks/send")
-        .unwrap();
+    let sent = fake.seen().into_iter().find(|seen| seen.rpc_method() == "tasks/send").unwrap();
     assert_eq!(sent.json()["params"]["id"], reply["task"]["id"]);
 }

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// Upper limits of the histogram's buckets, in seconds.
-pub const BUCKETS: [f64; 12] = [
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0,
-];
+pub const BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 
 /// The counts of one agent.
 #[derive(Debug, Default)]
@@ -79,8 +77,7 @@ impl Calls {
             }
         }
         self.count.fetch_add(1, Relaxed);
-        self.micros
-            .fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
 
     /// Remembers what went wrong last.
@@ -95,10 +92,7 @@ impl Calls {
 
     /// How the calls ended.
     pub fn outcomes(&self) -> BTreeMap<String, u64> {
-        self.outcomes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How long they took.
@@ -114,10 +108,7 @@ impl Calls {
 
     /// What went wrong last.
     pub fn last_error(&self) -> Option<CallError> {
-        self.last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -135,15 +126,9 @@ mod tests {
         calls.ended("COMPLETED", Duration::from_millis(7));
         calls.ended("COMPLETED", Duration::from_secs(400));
         calls.ended("busy", Duration::ZERO);
-        assert_eq!(
-            calls.outcomes(),
-            BTreeMap::from([("COMPLETED".into(), 2), ("busy".into(), 1)])
-        );
+        assert_eq!(calls.outcomes(), BTreeMap::from([("COMPLETED".into(), 2), ("busy".into(), 1)]));
         let latency = calls.latency();
-        assert_eq!(
-            (latency.buckets[0], latency.buckets[1], latency.buckets[11]),
-            (1, 2, 2)
-        );
+        assert_eq!((latency.buckets[0], latency.buckets[1], latency.buckets[11]), (1, 2, 2));
         assert_eq!(latency.count, 3);
     }
 }

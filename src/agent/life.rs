@@ -70,11 +70,7 @@ pub(super) struct Lost {
 
 impl Lost {
     pub(super) fn before_ready(trouble: Trouble) -> Ended {
-        Ended::Lost(Self {
-            trouble,
-            exit: None,
-            was_ready_for: Duration::ZERO,
-        })
+        Ended::Lost(Self { trouble, exit: None, was_ready_for: Duration::ZERO })
     }
 }
 
@@ -86,11 +82,7 @@ enum Next {
 
 impl Life {
     pub(super) async fn run(self) {
-        let (first, longest) = if self.config.command.is_some() {
-            RESTART
-        } else {
-            LOOK
-        };
+        let (first, longest) = if self.config.command.is_some() { RESTART } else { LOOK };
         let mut backoff = Backoff::new(first, longest);
         let mut budget = Budget::new(self.config.max_restarts, self.config.restart_window);
         let (mut last_port, mut said) = (None, String::new());
@@ -154,18 +146,12 @@ impl Life {
                     advice: format!("`a2a-bridge agents start {}` starts it", self.name),
                 }),
             );
-            self.status
-                .send_modify(|status| status.order = self.wanted.borrow().order);
+            self.status.send_modify(|status| status.order = self.wanted.borrow().order);
             tracing::info!(agent = %self.name, "agent stopped on request");
         }
         let mut wanted = self.wanted.clone();
-        let running = async {
-            wanted
-                .wait_for(|wanted| wanted.running)
-                .await
-                .ok()
-                .map(|wanted| wanted.order)
-        };
+        let running =
+            async { wanted.wait_for(|wanted| wanted.running).await.ok().map(|wanted| wanted.order) };
         let order = tokio::select! {
             biased;
             () = self.stop.cancelled() => None,
@@ -194,11 +180,7 @@ impl Life {
     }
 
     fn next(&self, lost: Lost, backoff: &mut Backoff, budget: &mut Budget, said: &mut String) -> Next {
-        let Lost {
-            trouble,
-            exit,
-            was_ready_for,
-        } = lost;
+        let Lost { trouble, exit, was_ready_for } = lost;
         let config = &self.config;
         if config.command.is_some() {
             let well = exit.is_some_and(Exit::is_success);
@@ -305,16 +287,10 @@ impl Life {
             match port.holder(start.tree) {
                 Holder::Ours(_) | Holder::Unknown => {}
                 Holder::Nobody => {
-                    return Err(LookError::NotListening {
-                        port: port.number,
-                        instead: Vec::new(),
-                    });
+                    return Err(LookError::NotListening { port: port.number, instead: Vec::new() });
                 }
                 Holder::Foreign { process } => {
-                    return Err(LookError::Foreign {
-                        port: port.number,
-                        process,
-                    });
+                    return Err(LookError::Foreign { port: port.number, process });
                 }
             }
         }
@@ -323,17 +299,11 @@ impl Life {
         let card = match tokio::time::timeout(limit, reading).await {
             Ok(card) => card.map_err(LookError::Card)?,
             Err(_) => {
-                return Err(LookError::Card(CardError::Timeout {
-                    url: start.config.url.to_string(),
-                    limit,
-                }));
+                return Err(LookError::Card(CardError::Timeout { url: start.config.url.to_string(), limit }));
             }
         };
         let interface = start.chooser.choose(&card).await.map_err(LookError::Card)?;
-        Ok(KnownCard {
-            card: Arc::new(card),
-            interface,
-        })
+        Ok(KnownCard { card: Arc::new(card), interface })
     }
 
     /// Makes the agent ready with this card, or changes the card of a ready one.
@@ -386,12 +356,7 @@ impl Life {
     }
 
     fn warn_about(&self, card: &Card) {
-        let seen = self
-            .status
-            .borrow()
-            .known
-            .as_ref()
-            .is_some_and(|known| known.card.hash() == card.hash());
+        let seen = self.status.borrow().known.as_ref().is_some_and(|known| known.card.hash() == card.hash());
         if !seen {
             for warning in &card.warnings {
                 tracing::warn!(agent = %self.name, "{warning}");
@@ -423,10 +388,7 @@ impl Life {
         if lines.is_empty() {
             return String::new();
         }
-        let lines: Vec<_> = lines
-            .iter()
-            .map(|line| crate::json::shorten(&line.text, 400))
-            .collect();
+        let lines: Vec<_> = lines.iter().map(|line| crate::json::shorten(&line.text, 400)).collect();
         format!("; it wrote last: {}", lines.join(" | "))
     }
 }

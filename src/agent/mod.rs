@@ -70,10 +70,7 @@ impl Agent {
         let config = Arc::new(config);
         let (status_sender, status) = channel::channel(Status::new());
         let (live_sender, live) = channel::channel(None);
-        let (wanted, orders) = channel::channel(Wanted {
-            running: true,
-            order: 0,
-        });
+        let (wanted, orders) = channel::channel(Wanted { running: true, order: 0 });
         let agent = Self {
             config: Arc::clone(&config),
             name: Arc::clone(&name),
@@ -161,9 +158,7 @@ pub enum Order {
 fn secrets(config: &config::Agent) -> Vec<SecretString> {
     let is_secret = |name: &&String| {
         let name = name.to_ascii_lowercase();
-        ["token", "secret", "password", "key", "credential"]
-            .iter()
-            .any(|word| name.contains(word))
+        ["token", "secret", "password", "key", "credential"].iter().any(|word| name.contains(word))
     };
     let variables = config.env.iter().filter(|(name, _)| is_secret(name));
     config

@@ -19,10 +19,7 @@ pub(super) async fn accepts_connections(url: &Url) -> bool {
     };
     // IPv6 addresses come in brackets, which name resolution does not take.
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    matches!(
-        tokio::time::timeout(CONNECT, tokio::net::TcpStream::connect((host, port))).await,
-        Ok(Ok(_))
-    )
+    matches!(tokio::time::timeout(CONNECT, tokio::net::TcpStream::connect((host, port))).await, Ok(Ok(_)))
 }
 
 /// Reads the agent's card, or takes the one from the settings once somebody is there.
@@ -35,9 +32,7 @@ pub(super) async fn read_card(
         None => card::fetch(http, &config.url, config.card_path.as_deref(), credentials).await,
         Some(card) => {
             if !accepts_connections(&config.url).await {
-                return Err(CardError::NobodyThere {
-                    url: config.url.to_string(),
-                });
+                return Err(CardError::NobodyThere { url: config.url.to_string() });
             }
             Card::from_value(card.clone())
         }

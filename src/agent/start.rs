@@ -32,13 +32,7 @@ pub(super) struct Start {
 impl Start {
     /// Of an agent that somebody else runs.
     pub(super) fn attached(config: Arc<config::Agent>, chooser: Arc<Chooser>, order: u64) -> Self {
-        Self {
-            config,
-            chooser,
-            port: None,
-            tree: None,
-            order,
-        }
+        Self { config, chooser, port: None, tree: None, order }
     }
 
     pub(super) fn order(&self) -> u64 {
@@ -77,13 +71,7 @@ impl Life {
         {
             return Err(Trouble::port_taken(local.number, process.as_ref(), &config));
         }
-        Ok(Start {
-            chooser: self.chooser(&config)?,
-            config,
-            port,
-            tree: None,
-            order,
-        })
+        Ok(Start { chooser: self.chooser(&config)?, config, port, tree: None, order })
     }
 
     /// What chooses among the wires of an agent with these settings.
@@ -119,9 +107,7 @@ impl Life {
                         instead: start.tree.map(ports::listened_by).unwrap_or_default(),
                     },
                     Some(other) => other,
-                    None => LookError::Card(CardError::NobodyThere {
-                        url: config.url.to_string(),
-                    }),
+                    None => LookError::Card(CardError::NobodyThere { url: config.url.to_string() }),
                 });
             }
             tokio::time::sleep(pause).await;

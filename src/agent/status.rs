@@ -27,14 +27,8 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 6] = [
-        Self::Starting,
-        Self::Ready,
-        Self::Unhealthy,
-        Self::BackingOff,
-        Self::Stopped,
-        Self::Failed,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Starting, Self::Ready, Self::Unhealthy, Self::BackingOff, Self::Stopped, Self::Failed];
 
     /// The word for it.
     pub fn as_str(self) -> &'static str {

@@ -18,10 +18,7 @@ pub(super) struct Trouble {
 #[derive(Debug)]
 pub(super) enum LookError {
     /// Somebody else listens on the agent's port.
-    Foreign {
-        port: u16,
-        process: Option<(i32, String)>,
-    },
+    Foreign { port: u16, process: Option<(i32, String)> },
     /// A launched agent does not listen on its port; these are the ports it does listen on.
     NotListening { port: u16, instead: Vec<u16> },
     /// The card.
@@ -59,10 +56,7 @@ impl Trouble {
             SpawnError::NoSuchDir(_) => "make that folder, or correct `working_dir`",
             SpawnError::Empty | SpawnError::Other { .. } => "check `command`, `working_dir` and `env`",
         };
-        Self {
-            text: chain(error),
-            advice: advice.into(),
-        }
+        Self { text: chain(error), advice: advice.into() }
     }
 
     pub(super) fn port_taken(port: u16, process: Option<&(i32, String)>, config: &config::Agent) -> Self {
@@ -75,15 +69,8 @@ impl Trouble {
         };
         let launched = "or give the agent another port: `port: auto` with `{port}` in `command` and `url` finds a free one; \
                         if others listen for it, as with `docker run -p`, set `verify_port: false`";
-        let advice = if config.command.is_some() {
-            format!("{first}, {launched}")
-        } else {
-            first
-        };
-        Self {
-            text: format!("port {port} in use by {who}"),
-            advice,
-        }
+        let advice = if config.command.is_some() { format!("{first}, {launched}") } else { first };
+        Self { text: format!("port {port} in use by {who}"), advice }
     }
 
     /// It ended before its card was seen.
@@ -95,10 +82,7 @@ impl Trouble {
              see more"
         };
         Self {
-            text: format!(
-                "the agent {exit} after {}, before it showed its card",
-                short(after)
-            ),
+            text: format!("the agent {exit} after {}, before it showed its card", short(after)),
             advice: advice.into(),
         }
     }
@@ -124,10 +108,7 @@ impl Trouble {
         } else {
             seen.advice
         };
-        Self {
-            text: format!("not ready within {limit} (`startup_timeout`): {}", seen.text),
-            advice,
-        }
+        Self { text: format!("not ready within {limit} (`startup_timeout`): {}", seen.text), advice }
     }
 
     pub(super) fn look(error: &LookError, config: &config::Agent) -> Self {
@@ -155,9 +136,7 @@ impl Trouble {
 
     fn card(error: &CardError, config: &config::Agent) -> Self {
         let text = chain(error);
-        let refused = ["answers 401", "answers 403"]
-            .iter()
-            .any(|words| text.contains(words));
+        let refused = ["answers 401", "answers 403"].iter().any(|words| text.contains(words));
         let has_credentials = config.bearer_token.is_some() || !config.headers.is_empty();
         let advice = match error {
             CardError::Status(_) if refused && has_credentials => {
@@ -222,10 +201,7 @@ impl Trouble {
                 short(config.restart_window),
                 self.text
             ),
-            advice: format!(
-                "{}; then `a2a-bridge agents start {name}`",
-                without_restart(&self.advice)
-            ),
+            advice: format!("{}; then `a2a-bridge agents start {name}`", without_restart(&self.advice)),
         }
     }
 
@@ -241,10 +217,7 @@ impl Trouble {
         } else {
             format!("{}; then {start}", without_restart(&self.advice))
         };
-        Self {
-            text: format!("{}; not started again: {why}", self.text),
-            advice,
-        }
+        Self { text: format!("{}; not started again: {why}", self.text), advice }
     }
 }
 

@@ -52,13 +52,7 @@ impl Life {
         };
         let since = Instant::now();
         self.show(start, known, &gone);
-        let watch = Watch {
-            life: self,
-            start,
-            child,
-            gone,
-            since,
-        };
+        let watch = Watch { life: self, start, child, gone, since };
         watch.run().await
     }
 
@@ -71,11 +65,7 @@ impl Life {
     }
 
     pub(super) fn interruption(&self) -> Ended {
-        if self.stop.is_cancelled() {
-            Ended::Stopped
-        } else {
-            Ended::Ordered
-        }
+        if self.stop.is_cancelled() { Ended::Stopped } else { Ended::Ordered }
     }
 }
 
@@ -102,11 +92,7 @@ impl Watch<'_> {
             Some(_) => config.card_refresh.min(config.liveness.interval),
             None => config.card_refresh,
         };
-        let pulse = if self.child.is_some() {
-            PULSE.min(config.liveness.interval)
-        } else {
-            PRESENCE
-        };
+        let pulse = if self.child.is_some() { PULSE.min(config.liveness.interval) } else { PRESENCE };
         let mut failures = Failures::default();
         let mut stopped: Option<Instant> = None;
         let (mut next_look, mut next_pulse) = (Instant::now() + usual, Instant::now() + pulse);
@@ -202,11 +188,7 @@ impl Watch<'_> {
             return Ok(Seen::Unwell);
         }
         failures.ready += 1;
-        failures.alive = if error.is_silence() || error.is_nobody_there() {
-            failures.alive + 1
-        } else {
-            0
-        };
+        failures.alive = if error.is_silence() || error.is_nobody_there() { failures.alive + 1 } else { 0 };
         let text = match &error {
             LookError::Card(error) => chain(error),
             other => Trouble::look(other, config).text,
@@ -223,11 +205,7 @@ impl Watch<'_> {
 
     fn lost(&self, trouble: Trouble, exit: Option<crate::process::child::Exit>) -> Ended {
         self.life.live.send_replace(None);
-        Ended::Lost(Lost {
-            trouble,
-            exit,
-            was_ready_for: self.since.elapsed(),
-        })
+        Ended::Lost(Lost { trouble, exit, was_ready_for: self.since.elapsed() })
     }
 
     /// A process that was stopped and without which nothing goes on: the child itself, or all who

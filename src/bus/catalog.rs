@@ -69,8 +69,7 @@ pub fn actions(
 }
 
 fn names(skill: &Skill, list: &[String]) -> bool {
-    list.iter()
-        .any(|entry| *entry == skill.id || *entry == skill.name)
+    list.iter().any(|entry| *entry == skill.id || *entry == skill.name)
 }
 
 fn is_published(skill: &Skill, rules: &config::Skills) -> bool {
@@ -78,33 +77,20 @@ fn is_published(skill: &Skill, rules: &config::Skills) -> bool {
 }
 
 fn renamed<'a>(skill: &Skill, rules: &'a config::Skills) -> Option<&'a String> {
-    rules
-        .rename
-        .get(&skill.id)
-        .or_else(|| rules.rename.get(&skill.name))
+    rules.rename.get(&skill.id).or_else(|| rules.rename.get(&skill.name))
 }
 
 impl Action {
     fn of_skill(skill: &Skill, card: &Card, token: Token, subjects: &Subjects, agent: &Token) -> Self {
         let template = Template::parse(&skill.description);
         let or_cards = |own: &Vec<String>, cards: &Vec<String>| {
-            if own.is_empty() {
-                cards.clone()
-            } else {
-                own.clone()
-            }
+            if own.is_empty() { cards.clone() } else { own.clone() }
         };
         let mut metadata = metadata(&skill.name, &skill.description, &template.schema());
         metadata.insert("a2a.skill".to_owned(), skill.id.clone());
         metadata.insert("tags".to_owned(), json(&skill.tags));
-        metadata.insert(
-            "input_modes".to_owned(),
-            json(&or_cards(&skill.input_modes, &card.input_modes)),
-        );
-        metadata.insert(
-            "output_modes".to_owned(),
-            json(&or_cards(&skill.output_modes, &card.output_modes)),
-        );
+        metadata.insert("input_modes".to_owned(), json(&or_cards(&skill.input_modes, &card.input_modes)));
+        metadata.insert("output_modes".to_owned(), json(&or_cards(&skill.output_modes, &card.output_modes)));
         metadata.insert("streaming".to_owned(), card.streaming.to_string());
         Self {
             subject: subjects.action(agent, &token),
@@ -130,10 +116,7 @@ impl Action {
         Self {
             subject: subjects.action(agent, &token),
             token,
-            skill: run::Skill {
-                id: None,
-                output_modes: Vec::new(),
-            },
+            skill: run::Skill { id: None, output_modes: Vec::new() },
             template,
             name: shorten(&card.name, MAX_NAME),
             description: shorten(&card.description, MAX_DESCRIPTION),
@@ -177,11 +160,7 @@ pub struct Entry<'a> {
 impl Entry<'_> {
     /// Leaves out what is long, for a registry object that would not fit into a message.
     pub fn without_details(self) -> Self {
-        Self {
-            description: "",
-            params: None,
-            ..self
-        }
+        Self { description: "", params: None, ..self }
     }
 }
 
@@ -200,12 +179,7 @@ pub enum BuiltIn {
 
 impl BuiltIn {
     /// All of them.
-    pub const ALL: [Self; 4] = [
-        Self::ProvideRequiredInput,
-        Self::CancelTask,
-        Self::GetTask,
-        Self::Card,
-    ];
+    pub const ALL: [Self; 4] = [Self::ProvideRequiredInput, Self::CancelTask, Self::GetTask, Self::Card];
 
     /// Its name in logs and figures.
     pub fn name(self) -> &'static str {
@@ -245,13 +219,9 @@ impl BuiltIn {
                 "Cancels a task at the agent",
                 task,
             ),
-            Self::GetTask => (
-                "get_task",
-                subjects.get_task(agent),
-                "Get task",
-                "Tells where a task stands",
-                task,
-            ),
+            Self::GetTask => {
+                ("get_task", subjects.get_task(agent), "Get task", "Tells where a task stands", task)
+            }
             Self::Card => (
                 "card",
                 subjects.card(agent),
@@ -260,11 +230,7 @@ impl BuiltIn {
                 serde_json::json!({}),
             ),
         };
-        Endpoint {
-            name: name.to_owned(),
-            subject,
-            metadata: metadata(title, description, &params),
-        }
+        Endpoint { name: name.to_owned(), subject, metadata: metadata(title, description, &params) }
     }
 }
 

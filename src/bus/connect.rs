@@ -40,11 +40,7 @@ pub enum ConnectError {
 
 /// Connects, trying for a while; afterwards the client reconnects by itself for ever.
 pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
-    let servers: Vec<String> = settings
-        .url
-        .iter()
-        .map(|url| config::without_user_info(url))
-        .collect();
+    let servers: Vec<String> = settings.url.iter().map(|url| config::without_user_info(url)).collect();
     let servers = servers.join(", ");
     let addresses: Vec<&str> = settings.url.iter().map(|url| url.as_str()).collect();
     let give_up = tokio::time::Instant::now() + PATIENCE;
@@ -67,11 +63,7 @@ pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
         if hopeless || tokio::time::Instant::now() + PAUSE > give_up {
             return Err(ConnectError::Connect { servers, source });
         }
-        tracing::warn!(
-            servers,
-            error = crate::a2a::client::chain(&source),
-            "no connection to NATS yet"
-        );
+        tracing::warn!(servers, error = crate::a2a::client::chain(&source), "no connection to NATS yet");
         tokio::time::sleep(PAUSE).await;
     }
 }
@@ -86,10 +78,7 @@ pub(crate) async fn options(settings: &config::Nats) -> Result<ConnectOptions, C
         options = options
             .credentials_file(path)
             .await
-            .map_err(|source| ConnectError::Credentials {
-                path: path.display().to_string(),
-                source,
-            })?;
+            .map_err(|source| ConnectError::Credentials { path: path.display().to_string(), source })?;
     }
     if let Some(seed) = &settings.nkey {
         options = options.nkey(seed.expose_secret().to_owned());
@@ -98,11 +87,7 @@ pub(crate) async fn options(settings: &config::Nats) -> Result<ConnectOptions, C
         options = options.token(token.expose_secret().to_owned());
     }
     if let Some(user) = &settings.user {
-        let password = settings
-            .password
-            .as_ref()
-            .map(|p| p.expose_secret().to_owned())
-            .unwrap_or_default();
+        let password = settings.password.as_ref().map(|p| p.expose_secret().to_owned()).unwrap_or_default();
         options = options.user_and_password(user.clone(), password);
     }
     if let Some(tls) = &settings.tls {
@@ -123,10 +108,7 @@ fn report(event: &Event) {
         Event::Disconnected => tracing::warn!("NATS connection is down; reconnecting"),
         Event::LameDuckMode => tracing::info!("the NATS server is about to shut down"),
         Event::SlowConsumer(subscription) => {
-            tracing::error!(
-                subscription,
-                "requests arrive faster than they are taken; some are lost"
-            );
+            tracing::error!(subscription, "requests arrive faster than they are taken; some are lost");
         }
         other => tracing::info!(event = %other, "NATS"),
     }

@@ -182,12 +182,7 @@ impl Control {
         let asked = mesh.client.subscribe(subject.clone()).await;
         let asked = asked.map_err(|source| ControlError { subject, source })?;
         let (stop, stopped) = (CancellationToken::new(), CancellationToken::new());
-        let desk = Desk {
-            agent,
-            instance,
-            client: mesh.client.clone(),
-            stop: stop.clone(),
-        };
+        let desk = Desk { agent, instance, client: mesh.client.clone(), stop: stop.clone() };
         let guard = Arc::clone(&mesh.guard);
         let (done, background) = (stopped.clone().drop_guard(), tasks.clone());
         tasks.spawn("control", OnFailure::StopBridge, async move {
@@ -250,11 +245,7 @@ impl Desk {
                 }
             }
         };
-        if request
-            .instance
-            .as_ref()
-            .is_some_and(|wanted| *wanted != self.instance)
-        {
+        if request.instance.as_ref().is_some_and(|wanted| *wanted != self.instance) {
             return;
         }
         let verb = message.subject.rsplit('.').next().unwrap_or_default();
@@ -287,10 +278,7 @@ impl Desk {
             status.order >= number && done
         });
         // Whatever came of it, the report says so.
-        let _ = self
-            .stop
-            .run_until_cancelled(tokio::time::timeout(limit, settled))
-            .await;
+        let _ = self.stop.run_until_cancelled(tokio::time::timeout(limit, settled)).await;
         self.report(reply).await;
     }
 
@@ -361,29 +349,16 @@ fn report(agent: &Agent, instance: &str) -> Report {
         instance: instance.to_owned(),
         state: status.state.to_string(),
         since_ms: millis(status.since),
-        url: if status.url.is_empty() {
-            config.url.to_string()
-        } else {
-            status.url
-        },
-        program: config
-            .command
-            .as_ref()
-            .and_then(|command| command.first().cloned()),
+        url: if status.url.is_empty() { config.url.to_string() } else { status.url },
+        program: config.command.as_ref().and_then(|command| command.first().cloned()),
         pid: status.pid,
         started_ms: status.started.map(millis),
         restarts: status.restarts,
-        restart: config
-            .command
-            .as_ref()
-            .map(|_| config.restart.as_str().to_owned()),
+        restart: config.command.as_ref().map(|_| config.restart.as_str().to_owned()),
         next_try_ms: status.next_try.map(millis),
         last_error: status.last_error,
         advice: status.advice,
-        last_exit: status.last_exit.map(|(how, at)| LastExit {
-            how,
-            at_ms: millis(at),
-        }),
+        last_exit: status.last_exit.map(|(how, at)| LastExit { how, at_ms: millis(at) }),
         card: status.known.map(|known| CardSummary {
             name: known.card.name.clone(),
             version: known.card.version.clone(),

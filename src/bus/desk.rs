@@ -65,15 +65,7 @@ impl Desk {
         let permits = |count| Arc::new(Semaphore::new(count));
         let in_flight = permits(agent.config.max_in_flight);
         let (aside, submitted) = (permits(MAX_ASIDE), permits(MAX_SUBMITTED));
-        Self {
-            agent,
-            actions,
-            client,
-            calls,
-            in_flight,
-            aside,
-            submitted,
-        }
+        Self { agent, actions, client, calls, in_flight, aside, submitted }
     }
 
     /// The handler of one endpoint.
@@ -118,12 +110,7 @@ impl Desk {
         }
         let mut running = None;
         if let Some(key) = &wishes.options.idempotency_key {
-            match self
-                .actions
-                .memory()
-                .once
-                .turn(action, key, &request.message.payload)?
-            {
+            match self.actions.memory().once.turn(action, key, &request.message.payload)? {
                 Turn::First(first) => running = Some(first),
                 Turn::Later(reply) => {
                     return Ok(Plan::Wait {
@@ -138,11 +125,7 @@ impl Desk {
         if wishes.mode == Mode::Submit {
             permits.push(self.permit(&self.submitted, "submitted tasks")?);
         }
-        Ok(Plan::Run(Box::new(Run {
-            wishes,
-            running,
-            permits,
-        })))
+        Ok(Plan::Run(Box::new(Run { wishes, running, permits })))
     }
 
     /// The agent whose desk it is.
@@ -173,10 +156,7 @@ impl Desk {
 
     fn permit(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {
         Arc::clone(permits).try_acquire_owned().map_err(|_| {
-            let message = format!(
-                "agent `{}` has as many {what} as it may; try again",
-                self.agent.name
-            );
+            let message = format!("agent `{}` has as many {what} as it may; try again", self.agent.name);
             ActionError::new(Code::Busy, message)
         })
     }
@@ -209,22 +189,9 @@ impl Desk {
     }
 
     async fn run(&self, job: &Job, run: Run, message: &Message, to: Subject, call: Call) {
-        let Run {
-            wishes,
-            running,
-            permits,
-        } = run;
-        let Wishes {
-            mode,
-            cancel_on_disconnect,
-            options,
-        } = wishes;
-        let work = Work {
-            job,
-            body: &message.payload,
-            options: &options,
-            mode,
-        };
+        let Run { wishes, running, permits } = run;
+        let Wishes { mode, cancel_on_disconnect, options } = wishes;
+        let work = Work { job, body: &message.payload, options: &options, mode };
         match mode {
             Mode::Final => {
                 let reply = Box::pin(self.guarded(work, &mut Silent)).await;
@@ -242,18 +209,9 @@ impl Desk {
                 self.end_frames(frames, reply, call).await;
             }
             Mode::Submit => {
-                let first = First {
-                    to,
-                    call,
-                    running,
-                    permits,
-                };
-                let mut submission = Submission {
-                    desk: self,
-                    first: Some(first),
-                    task_id: None,
-                    permits: Vec::new(),
-                };
+                let first = First { to, call, running, permits };
+                let mut submission =
+                    Submission { desk: self, first: Some(first), task_id: None, permits: Vec::new() };
                 let reply = Box::pin(self.guarded(work, &mut submission)).await;
                 Box::pin(submission.end(reply)).await;
             }
@@ -261,20 +219,13 @@ impl Desk {
     }
 
     fn frames(&self, to: Subject, cancel_on_disconnect: bool) -> Frames {
-        Frames::new(
-            self.client.clone(),
-            to,
-            self.agent.config.stream_keepalive,
-            cancel_on_disconnect,
-        )
+        Frames::new(self.client.clone(), to, self.agent.config.stream_keepalive, cancel_on_disconnect)
     }
 
     /// Runs the work; a defect in one request must not cost the caller the reply.
     async fn guarded(&self, work: Work<'_>, progress: &mut impl Progress) -> Reply {
         let _working = work.job.runs_the_agent().then(|| self.agent.work());
-        let done = AssertUnwindSafe(self.perform(work, progress))
-            .catch_unwind()
-            .await;
+        let done = AssertUnwindSafe(self.perform(work, progress)).catch_unwind().await;
         done.unwrap_or_else(|_| {
             tracing::error!(agent = %self.agent.name, "a request panicked; this is a defect, please report it");
             Err(ActionError::internal().after_reaching_agent())
@@ -282,19 +233,11 @@ impl Desk {
     }
 
     async fn perform(&self, work: Work<'_>, progress: &mut impl Progress) -> Reply {
-        let Work {
-            job,
-            body,
-            options,
-            mode,
-        } = work;
+        let Work { job, body, options, mode } = work;
         match job {
             Job::Skill(action) => {
                 let request = Invocation::parse(body, &action.template)?;
-                let outcome = self
-                    .actions
-                    .invoke(&action.skill, request, options, mode, progress)
-                    .await?;
+                let outcome = self.actions.invoke(&action.skill, request, options, mode, progress).await?;
                 Ok(outcome.to_json().into())
             }
             Job::BuiltIn(BuiltIn::ProvideRequiredInput) => {
@@ -312,10 +255,7 @@ impl Desk {
         let status = self.agent.status.borrow();
         match &status.known {
             Some(known) => Ok(known.card.to_v1(&known.interface).to_string().into()),
-            None => Err(ActionError::unavailable(
-                &self.agent.name,
-                status.last_error.as_deref(),
-            )),
+            None => Err(ActionError::unavailable(&self.agent.name, status.last_error.as_deref())),
         }
     }
 
@@ -372,11 +312,7 @@ impl Job {
 /// What is done with a request that was taken. Permits are held until the reply is ready.
 enum Plan {
     Run(Box<Run>),
-    Wait {
-        reply: watch::Receiver<Option<Reply>>,
-        mode: Mode,
-        permit: OwnedSemaphorePermit,
-    },
+    Wait { reply: watch::Receiver<Option<Reply>>, mode: Mode, permit: OwnedSemaphorePermit },
 }
 
 struct Run {
@@ -410,13 +346,7 @@ struct First {
 
 impl Submission<'_> {
     async fn reply(&mut self, reply: Reply) {
-        if let Some(First {
-            to,
-            call,
-            running,
-            permits,
-        }) = self.first.take()
-        {
+        if let Some(First { to, call, running, permits }) = self.first.take() {
             finish(running, &reply);
             self.desk.respond(to, reply, call).await;
             // The agent's slot is free again; the place among the submitted tasks is not.
@@ -445,12 +375,7 @@ impl Progress for Submission<'_> {
     async fn frame(&mut self, frame: Frame) {
         if let Frame::Task { id, .. } = frame {
             // Known to the ledger, unless it has ended already; then the end is the reply.
-            let record = self
-                .desk
-                .actions
-                .memory()
-                .ledger
-                .task(self.desk.actions.agent(), &id);
+            let record = self.desk.actions.memory().ledger.task(self.desk.actions.agent(), &id);
             self.task_id = Some(id);
             if let Some(record) = record {
                 self.reply(Ok(record.reply.clone())).await;

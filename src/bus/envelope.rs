@@ -33,11 +33,7 @@ pub struct Wishes {
 
 /// How the caller wants the reply, as far as that can be understood.
 pub fn mode(message: &Message) -> Result<Mode, ActionError> {
-    match message
-        .headers
-        .as_ref()
-        .and_then(|headers| header(headers, "A2A-Reply"))
-    {
+    match message.headers.as_ref().and_then(|headers| header(headers, "A2A-Reply")) {
         None => Ok(Mode::Final),
         Some(mode) if mode.eq_ignore_ascii_case("final") => Ok(Mode::Final),
         Some(mode) if mode.eq_ignore_ascii_case("stream") => Ok(Mode::Stream),
@@ -56,11 +52,7 @@ pub fn mode(message: &Message) -> Result<Mode, ActionError> {
 pub fn wishes(message: &Message) -> Result<Wishes, ActionError> {
     let mode = mode(message)?;
     let Some(headers) = &message.headers else {
-        return Ok(Wishes {
-            mode,
-            cancel_on_disconnect: false,
-            options: Options::default(),
-        });
+        return Ok(Wishes { mode, cancel_on_disconnect: false, options: Options::default() });
     };
     let cancel_on_disconnect = match header(headers, "A2A-On-Disconnect") {
         None => false,
@@ -76,47 +68,27 @@ pub fn wishes(message: &Message) -> Result<Wishes, ActionError> {
     };
     let timeout = header(headers, "A2A-Timeout").map(parse_duration).transpose();
     let timeout = timeout.map_err(|why| ActionError::invalid(format!("header `A2A-Timeout`: {why}")))?;
-    let idempotency_key = header(headers, "Nats-Msg-Id")
-        .filter(|key| !key.is_empty())
-        .map(str::to_owned);
+    let idempotency_key = header(headers, "Nats-Msg-Id").filter(|key| !key.is_empty()).map(str::to_owned);
     if idempotency_key.as_ref().is_some_and(|key| key.len() > MAX_KEY) {
-        return Err(ActionError::invalid(format!(
-            "header `Nats-Msg-Id` is longer than {MAX_KEY} bytes"
-        )));
+        return Err(ActionError::invalid(format!("header `Nats-Msg-Id` is longer than {MAX_KEY} bytes")));
     }
-    let options = Options {
-        timeout,
-        idempotency_key,
-        trace: trace(headers),
-    };
-    Ok(Wishes {
-        mode,
-        cancel_on_disconnect,
-        options,
-    })
+    let options = Options { timeout, idempotency_key, trace: trace(headers) };
+    Ok(Wishes { mode, cancel_on_disconnect, options })
 }
 
 /// Header names are compared without case: HTTP clients and bridges change it.
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let mut all = headers
-        .iter()
-        .filter(|(other, _)| AsRef::<str>::as_ref(*other).eq_ignore_ascii_case(name));
-    all.next()
-        .and_then(|(_, values)| values.first())
-        .map(|value| value.as_str().trim())
+    let mut all = headers.iter().filter(|(other, _)| AsRef::<str>::as_ref(*other).eq_ignore_ascii_case(name));
+    all.next().and_then(|(_, values)| values.first()).map(|value| value.as_str().trim())
 }
 
 fn trace(headers: &HeaderMap) -> Trace {
     let value =
         |name| header(headers, name).and_then(|text| reqwest::header::HeaderValue::from_str(text).ok());
     // What is not a trace context is not handed on: it could be anything.
-    let parent = header(headers, "traceparent")
-        .filter(|text| is_traceparent(text))
-        .and_then(|_| value("traceparent"));
-    Trace {
-        parent,
-        state: value("tracestate").filter(|state| state.len() <= 512),
-    }
+    let parent =
+        header(headers, "traceparent").filter(|text| is_traceparent(text)).and_then(|_| value("traceparent"));
+    Trace { parent, state: value("tracestate").filter(|state| state.len() <= 512) }
 }
 
 fn is_traceparent(text: &str) -> bool {
@@ -161,18 +133,10 @@ impl Outgoing {
     /// becomes an error that does.
     pub fn new(reply: Reply, max_payload: usize, overhead: usize) -> Self {
         let outgoing = match reply {
-            Ok(body) => Self {
-                body,
-                headers: None,
-                error: None,
-            },
+            Ok(body) => Self { body, headers: None, error: None },
             Err(error) => Self::of_error(&error),
         };
-        let headers = if outgoing.headers.is_some() {
-            MAX_ERROR + FRAMING
-        } else {
-            0
-        };
+        let headers = if outgoing.headers.is_some() { MAX_ERROR + FRAMING } else { 0 };
         let size = outgoing.body.len() + headers + overhead;
         if size <= max_payload {
             return outgoing;
@@ -185,16 +149,9 @@ impl Outgoing {
 
     fn of_error(error: &ActionError) -> Self {
         let code = error.info.code;
-        let line: String = error
-            .message
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect();
+        let line: String = error.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let mut headers = HeaderMap::new();
-        headers.insert(
-            "Nats-Service-Error-Code",
-            HeaderValue::from(u64::from(code.number())),
-        );
+        headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(code.number())));
         headers.insert("Nats-Service-Error", shorten(&line, MAX_ERROR).as_str());
         Self {
             body: error.to_json().into(),
@@ -218,7 +175,5 @@ fn task_of(body: &[u8]) -> Option<TaskRef> {
     struct Body {
         task: Option<TaskRef>,
     }
-    serde_json::from_slice::<Body>(body)
-        .ok()
-        .and_then(|body| body.task)
+    serde_json::from_slice::<Body>(body).ok().and_then(|body| body.task)
 }

@@ -79,24 +79,11 @@ impl Face {
         tasks: &Tasks,
     ) -> Self {
         let own = AgentSubjects::new(owner, &Token::new(&desk.agent().name));
-        let prompts = Prompts::new(
-            Arc::clone(&desk),
-            mesh.client.clone(),
-            subjects.clone(),
-            own.clone(),
-            stop.clone(),
-        );
-        let shown = Shown {
-            desk,
-            mesh: mesh.clone(),
-            subjects: own,
-            prompts: Arc::new(prompts),
-        };
+        let prompts =
+            Prompts::new(Arc::clone(&desk), mesh.client.clone(), subjects.clone(), own.clone(), stop.clone());
+        let shown = Shown { desk, mesh: mesh.clone(), subjects: own, prompts: Arc::new(prompts) };
         let (withdraw, withdrawn) = (CancellationToken::new(), CancellationToken::new());
-        let this = Self {
-            withdraw: withdraw.clone(),
-            withdrawn: withdrawn.clone(),
-        };
+        let this = Self { withdraw: withdraw.clone(), withdrawn: withdrawn.clone() };
         let withdrawn = withdrawn.drop_guard();
         tasks.spawn("agent protocol", OnFailure::StopBridge, async move {
             shown.follow(&withdraw).await;
@@ -246,15 +233,9 @@ impl Shown {
         ];
         let card = status.known.as_ref().map(|known| &known.card);
         Description {
-            version: card
-                .map_or("0.0.0", |card| semver_or_zero(&card.version))
-                .to_owned(),
-            description: card
-                .map(|card| shorten(&card.description, MAX_DESCRIPTION))
-                .unwrap_or_default(),
-            metadata: metadata
-                .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                .into(),
+            version: card.map_or("0.0.0", |card| semver_or_zero(&card.version)).to_owned(),
+            description: card.map(|card| shorten(&card.description, MAX_DESCRIPTION)).unwrap_or_default(),
+            metadata: metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
         }
     }
 
@@ -343,10 +324,7 @@ mod tests {
         let subjects = AgentSubjects::new("acme", &Token::new("weather"));
         let mut beat: serde_json::Value = serde_json::from_slice(&heartbeat(&subjects, "i1")).unwrap();
         let ts = beat["ts"].take();
-        assert!(
-            ts.as_str().unwrap().len() == 20 && ts.as_str().unwrap().ends_with('Z'),
-            "{ts}"
-        );
+        assert!(ts.as_str().unwrap().len() == 20 && ts.as_str().unwrap().ends_with('Z'), "{ts}");
         let expected = serde_json::json!({
             "agent": "a2a", "owner": "acme", "session": "weather",
             "instance_id": "i1", "ts": null, "interval_s": 30,

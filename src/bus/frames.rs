@@ -48,23 +48,12 @@ impl Frames {
     /// Frames go to `to`; silence is broken after `keepalive`.
     pub fn new(client: Client, to: Subject, keepalive: Duration, cancel_on_disconnect: bool) -> Self {
         let probe = cancel_on_disconnect.then_some(Probe::Wanted);
-        Self {
-            client,
-            to,
-            sequence: 0,
-            keepalive,
-            last_sent: Instant::now(),
-            probe,
-        }
+        Self { client, to, sequence: 0, keepalive, last_sent: Instant::now(), probe }
     }
 
     /// The first frame, before the agent is called.
     pub async fn acknowledge(&mut self) {
-        self.publish(&Body {
-            r#type: "status",
-            data: &"ack",
-        })
-        .await;
+        self.publish(&Body { r#type: "status", data: &"ack" }).await;
     }
 
     /// The last frame, and the empty message that ends the stream; the error, for the counts.
@@ -74,10 +63,7 @@ impl Frames {
             .ok()
             .and_then(|json| serde_json::from_str::<&RawValue>(json).ok())
         {
-            Some(data) => json(&Body {
-                r#type: "result",
-                data,
-            }),
+            Some(data) => json(&Body { r#type: "result", data }),
             // Cannot happen: the reply was serialized a moment ago.
             None => body,
         };
@@ -97,15 +83,9 @@ impl Frames {
         let sent = match &self.probe {
             Some(Probe::Open { inbox, .. }) => {
                 let (to, inbox) = (self.to.clone(), inbox.clone());
-                self.client
-                    .publish_with_reply_and_headers(to, inbox, headers, body)
-                    .await
+                self.client.publish_with_reply_and_headers(to, inbox, headers, body).await
             }
-            _ => {
-                self.client
-                    .publish_with_headers(self.to.clone(), headers, body)
-                    .await
-            }
+            _ => self.client.publish_with_headers(self.to.clone(), headers, body).await,
         };
         self.done(sent);
     }
@@ -137,17 +117,8 @@ impl Frames {
     async fn artifact(&mut self, update: ArtifactUpdate) {
         let (artifact_id, name) = (update.artifact.id.as_deref(), update.artifact.name.as_deref());
         let frame = |parts: Vec<Piece<'_>>, append, last_chunk| {
-            let data = ArtifactData {
-                artifact_id,
-                name,
-                append,
-                last_chunk,
-                parts,
-            };
-            json(&Body {
-                r#type: "artifact",
-                data: &data,
-            })
+            let data = ArtifactData { artifact_id, name, append, last_chunk, parts };
+            json(&Body { r#type: "artifact", data: &data })
         };
         let parts = &update.artifact.parts;
         let whole = parts.iter().map(|part| Piece::Part(v1_part(part))).collect();
@@ -155,10 +126,7 @@ impl Frames {
         if self.fits(&whole) {
             return self.send(HeaderMap::new(), whole).await;
         }
-        let pieces: Vec<_> = parts
-            .iter()
-            .flat_map(|part| split(part, self.client.max_payload()))
-            .collect();
+        let pieces: Vec<_> = parts.iter().flat_map(|part| split(part, self.client.max_payload())).collect();
         let count = pieces.len();
         for (index, piece) in pieces.into_iter().enumerate() {
             let is_last = update.last_chunk && index + 1 == count;
@@ -224,35 +192,17 @@ impl Progress for Frames {
     async fn frame(&mut self, frame: Frame) {
         match frame {
             Frame::Task { id, context_id } => {
-                let data = TaskData {
-                    id: &id,
-                    context_id: context_id.as_deref(),
-                };
-                self.publish(&Body {
-                    r#type: "task",
-                    data: &data,
-                })
-                .await;
+                let data = TaskData { id: &id, context_id: context_id.as_deref() };
+                self.publish(&Body { r#type: "task", data: &data }).await;
             }
             Frame::State { state, message } => {
                 let state = state.as_str();
-                let frame = |message| {
-                    json(&Body {
-                        r#type: "state",
-                        data: &StateData { state, message },
-                    })
-                };
+                let frame = |message| json(&Body { r#type: "state", data: &StateData { state, message } });
                 self.text(&message, frame).await;
             }
             Frame::Artifact(update) => self.artifact(update).await,
             Frame::Response(text) => {
-                self.text(&text, |text| {
-                    json(&Body {
-                        r#type: "response",
-                        data: &text,
-                    })
-                })
-                .await;
+                self.text(&text, |text| json(&Body { r#type: "response", data: &text })).await;
             }
         }
     }
@@ -262,11 +212,7 @@ impl Progress for Frames {
     }
 
     async fn keep_alive(&mut self) -> Audience {
-        if self.is_nobody_there().await {
-            Audience::Gone
-        } else {
-            Audience::There
-        }
+        if self.is_nobody_there().await { Audience::Gone } else { Audience::There }
     }
 }
 
@@ -274,39 +220,28 @@ impl Progress for Frames {
 fn split(part: &Part, max_payload: usize) -> Vec<Piece<'_>> {
     // Escapes can make a text in JSON six times as long.
     let room = max_payload.saturating_sub(OVERHEAD) / 6;
-    let omitted = |filename, size| {
-        vec![Piece::Omitted {
-            filename,
-            size,
-            omitted: "too_large",
-        }]
-    };
+    let omitted = |filename, size| vec![Piece::Omitted { filename, size, omitted: "too_large" }];
     match part {
         Part::Text(text) if text.len() > room => {
             let mut pieces = Vec::new();
             let mut rest = text.as_str();
             while !rest.is_empty() {
                 let head = crate::json::head(rest, room.max(4));
-                pieces.push(Piece::Part(WirePart {
-                    text: Some(head),
-                    ..WirePart::default()
-                }));
+                pieces.push(Piece::Part(WirePart { text: Some(head), ..WirePart::default() }));
                 rest = rest.get(head.len()..).unwrap_or_default();
             }
             pieces
         }
-        Part::File(File {
-            name,
-            content: FileContent::Base64(bytes),
-            ..
-        }) if bytes.len() + OVERHEAD > max_payload => omitted(name.as_deref(), bytes.len() / 4 * 3),
+        Part::File(File { name, content: FileContent::Base64(bytes), .. })
+            if bytes.len() + OVERHEAD > max_payload =>
+        {
+            omitted(name.as_deref(), bytes.len() / 4 * 3)
+        }
         Part::Data(data) if data.get().len() + OVERHEAD > max_payload => omitted(None, data.get().len()),
         other => vec![Piece::Part(v1_part(other))],
     }
 }
 
 fn json(body: &impl Serialize) -> Bytes {
-    serde_json::to_vec(body)
-        .expect("strings, numbers and raw JSON always serialize")
-        .into()
+    serde_json::to_vec(body).expect("strings, numbers and raw JSON always serialize").into()
 }

@@ -56,12 +56,7 @@ impl Publication {
         let token = Token::new(&agent.name);
         let built_ins = BuiltIn::ALL
             .iter()
-            .map(|&built_in| {
-                (
-                    built_in.endpoint(subjects, &token),
-                    desk.handler(Job::BuiltIn(built_in)),
-                )
-            })
+            .map(|&built_in| (built_in.endpoint(subjects, &token), desk.handler(Job::BuiltIn(built_in))))
             .collect();
         let first = describe(&agent, &agent.status.borrow(), &[]);
         let service = Service::start(mesh, token.clone(), QUEUE_GROUP, first, built_ins).await?;
@@ -78,14 +73,7 @@ impl Publication {
             withdrawn: withdrawn.clone(),
             registry: registry.clone(),
         };
-        let shown = Shown {
-            agent,
-            token,
-            subjects: subjects.clone(),
-            service,
-            desk,
-            registry,
-        };
+        let shown = Shown { agent, token, subjects: subjects.clone(), service, desk, registry };
         let publisher = publish_news(mesh.client.clone(), subjects.clone(), shown.token.clone(), news);
         tasks.spawn("task news", OnFailure::StopBridge, publisher);
         let withdrawn = withdrawn.drop_guard();
@@ -150,12 +138,9 @@ impl Shown {
 
     async fn show(&self, status: &Status) -> Vec<Arc<Action>> {
         let (actions, warnings) = match &status.known {
-            Some(known) if status.state == State::Ready => catalog::actions(
-                &known.card,
-                &self.agent.config.skills,
-                &self.subjects,
-                &self.token,
-            ),
+            Some(known) if status.state == State::Ready => {
+                catalog::actions(&known.card, &self.agent.config.skills, &self.subjects, &self.token)
+            }
             _ => (Vec::new(), Vec::new()),
         };
         for warning in warnings {
@@ -164,12 +149,7 @@ impl Shown {
         self.service.describe(describe(&self.agent, status, &actions));
         let endpoints = actions
             .iter()
-            .map(|action| {
-                (
-                    action.endpoint(),
-                    self.desk.handler(Job::Skill(Arc::clone(action))),
-                )
-            })
+            .map(|action| (action.endpoint(), self.desk.handler(Job::Skill(Arc::clone(action)))))
             .collect();
         if let Err(error) = self.service.publish(endpoints).await {
             tracing::error!(agent = %self.agent.name, error = chain(&error), "cannot publish the agent's actions");
@@ -204,10 +184,7 @@ fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Descript
     let (mut version, mut description) = ("0.0.0".to_owned(), String::new());
     if let Some(known) = &status.known {
         let dialect = known.interface.dialect;
-        metadata.insert(
-            "a2a.protocol_version".to_owned(),
-            dialect.protocol_version().to_owned(),
-        );
+        metadata.insert("a2a.protocol_version".to_owned(), dialect.protocol_version().to_owned());
         metadata.insert("a2a.binding".to_owned(), dialect.binding().to_owned());
         metadata.insert("a2a.chosen_because".to_owned(), known.interface.because.clone());
         metadata.insert("a2a.card_hash".to_owned(), known.card.hash().to_owned());
@@ -217,16 +194,10 @@ fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Descript
     if !actions.is_empty() {
         let names: Vec<_> = actions.iter().map(|action| action.token.as_str()).collect();
         let separator = if description.is_empty() { "" } else { " " };
-        description = shorten(
-            &format!("{description}{separator}Actions: {}", names.join(", ")),
-            2 * MAX_DESCRIPTION,
-        );
+        description =
+            shorten(&format!("{description}{separator}Actions: {}", names.join(", ")), 2 * MAX_DESCRIPTION);
     }
-    Description {
-        version,
-        description,
-        metadata,
-    }
+    Description { version, description, metadata }
 }
 
 fn rfc3339(time: SystemTime) -> String {
@@ -265,11 +236,7 @@ impl Registry {
         if self.client.connection_state() != Connection::Connected {
             return;
         }
-        let since = if state == status.state {
-            status.since
-        } else {
-            SystemTime::now()
-        };
+        let since = if state == status.state { status.since } else { SystemTime::now() };
         let dialect = status.known.as_ref().map(|known| known.interface.dialect);
         let announcement = |actions| Announcement {
             agent: &self.agent,
@@ -283,10 +250,7 @@ impl Registry {
             last_error: status.last_error.as_deref(),
             protocol_version: dialect.map(|dialect| dialect.protocol_version()),
             binding: dialect.map(|dialect| dialect.binding()),
-            chosen_because: status
-                .known
-                .as_ref()
-                .map(|known| known.interface.because.as_str()),
+            chosen_because: status.known.as_ref().map(|known| known.interface.because.as_str()),
             interval_s: INTERVAL.as_secs(),
         };
         let json = |announcement: &Announcement<'_>| {

@@ -172,8 +172,7 @@ impl Service {
     /// When the client does not accept a subscription; then nothing is changed.
     pub async fn publish(&self, endpoints: Vec<(Endpoint, Handler)>) -> Result<(), ServiceError> {
         let inner = Arc::clone(&self.inner);
-        self.to_the_end(async move { inner.publish(endpoints).await })
-            .await
+        self.to_the_end(async move { inner.publish(endpoints).await }).await
     }
 
     /// Takes all endpoints off the mesh without losing a request, then the service itself. When this

@@ -122,10 +122,7 @@ impl fmt::Display for Token {
 }
 
 fn is_plain(text: &str) -> bool {
-    !text.is_empty()
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
 }
 
 /// The bridge's subjects, all below one prefix.
@@ -144,9 +141,7 @@ impl Subjects {
     pub fn new(prefix: &str) -> Result<Self, SubjectError> {
         let first = prefix.split('.').next();
         if prefix.split('.').all(is_plain) && !matches!(first, Some("_INBOX" | "_R_")) {
-            Ok(Self {
-                prefix: prefix.into(),
-            })
+            Ok(Self { prefix: prefix.into() })
         } else {
             Err(SubjectError::Prefix(prefix.to_owned()))
         }
@@ -200,11 +195,7 @@ impl Subjects {
     /// Where a service answers to `verb`: as one of all, as one of its name, and as itself.
     pub fn srv(verb: Verb, name: &Token, id: &str) -> [String; 3] {
         let verb = verb.as_str();
-        [
-            format!("$SRV.{verb}"),
-            format!("$SRV.{verb}.{name}"),
-            format!("$SRV.{verb}.{name}.{id}"),
-        ]
+        [format!("$SRV.{verb}"), format!("$SRV.{verb}.{name}"), format!("$SRV.{verb}.{name}.{id}")]
     }
 
     fn below(&self, kind: &str, agent: &Token, last: &str) -> String {
@@ -264,17 +255,11 @@ mod tests {
         assert_eq!(Token::new(&"a".repeat(64)).as_str(), "a".repeat(64));
         let long = Token::new(&"a".repeat(65));
         assert_eq!(long.as_str().len(), 64);
-        assert!(
-            long.as_str().starts_with(&format!("_x{}_z", "a".repeat(28))),
-            "{long}"
-        );
+        assert!(long.as_str().starts_with(&format!("_x{}_z", "a".repeat(28))), "{long}");
         assert_ne!(long, Token::new(&"a".repeat(66)));
         // The beginning is cut between two escapes: 27 bytes, then one that would need three.
         let cut = Token::new(&format!("{} {}", "a".repeat(27), "b".repeat(64)));
-        assert!(
-            cut.as_str().starts_with(&format!("_x{}_z", "a".repeat(27))),
-            "{cut}"
-        );
+        assert!(cut.as_str().starts_with(&format!("_x{}_z", "a".repeat(27))), "{cut}");
     }
 
     #[rstest]
@@ -290,18 +275,12 @@ mod tests {
     fn subjects_are_those_of_the_contract() {
         let subjects = Subjects::new("a2a").unwrap();
         let agent = Token::new("weather");
-        assert_eq!(
-            subjects.provide_required_input(&agent),
-            "a2a.action.weather.provide_required_input"
-        );
+        assert_eq!(subjects.provide_required_input(&agent), "a2a.action.weather.provide_required_input");
         assert_eq!(subjects.cancel_task(&agent), "a2a.action.weather.cancel_task");
         assert_eq!(subjects.get_task(&agent), "a2a.action.weather.get_task");
         assert_eq!(subjects.card(&agent), "a2a.card.weather");
         assert_eq!(subjects.registry(&agent), "a2a.registry.weather");
-        assert_eq!(
-            subjects.task(&agent, &Token::new("t.1")),
-            "a2a.task.weather._xt_2E1"
-        );
+        assert_eq!(subjects.task(&agent, &Token::new("t.1")), "a2a.task.weather._xt_2E1");
         assert_eq!(
             Subjects::srv(Verb::Info, &agent, "i1"),
             ["$SRV.INFO", "$SRV.INFO.weather", "$SRV.INFO.weather.i1"]
@@ -317,10 +296,7 @@ mod tests {
     #[case("a b")]
     #[case("_INBOX.x")]
     fn a_prefix_that_is_not_made_of_plain_tokens_is_refused(#[case] prefix: &str) {
-        assert_eq!(
-            Subjects::new(prefix),
-            Err(SubjectError::Prefix(prefix.to_owned()))
-        );
+        assert_eq!(Subjects::new(prefix), Err(SubjectError::Prefix(prefix.to_owned())));
     }
 
     /// Reads an escaped token back; `None` for one with a hash.

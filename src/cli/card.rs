@@ -37,14 +37,7 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
     let mut table = Table::new(&["SKILL", "NAME", "DESCRIPTION"]);
     for skill in card.list("/skills") {
         let cell = |key: &str| {
-            (
-                Colour::Plain,
-                skill
-                    .get(key)
-                    .and_then(Value::as_str)
-                    .unwrap_or_default()
-                    .to_owned(),
-            )
+            (Colour::Plain, skill.get(key).and_then(Value::as_str).unwrap_or_default().to_owned())
         };
         table.row(vec![cell("id"), cell("name"), cell("description")]);
     }
@@ -79,22 +72,11 @@ fn heading(card: &Value) -> String {
     ];
     lines.extend(interfaces.map(|one| {
         let part = |key: &str| one_line(one.get(key).and_then(Value::as_str).unwrap_or_default());
-        format!(
-            "A2A {} over {} at {}",
-            part("protocolVersion"),
-            part("protocolBinding"),
-            part("url")
-        )
+        format!("A2A {} over {} at {}", part("protocolVersion"), part("protocolBinding"), part("url"))
     }));
-    let can = card
-        .get("capabilities")
-        .and_then(Value::as_object)
-        .into_iter()
-        .flatten();
-    let can: Vec<_> = can
-        .filter(|(_, value)| value == &&Value::Bool(true))
-        .map(|(key, _)| one_line(key))
-        .collect();
+    let can = card.get("capabilities").and_then(Value::as_object).into_iter().flatten();
+    let can: Vec<_> =
+        can.filter(|(_, value)| value == &&Value::Bool(true)).map(|(key, _)| one_line(key)).collect();
     if !can.is_empty() {
         lines.push(format!("Capabilities: {}", can.join(", ")));
     }

@@ -12,11 +12,8 @@ use crate::bus::connect::connect;
 use crate::config::{self, Config};
 
 pub(super) async fn check(file: &Path, config: Config, offline: bool) -> Result<ExitCode, Failure> {
-    let mut report = format!(
-        "{}: settings are valid, {}\n",
-        file.display(),
-        counted(config.agents.len(), "agent")
-    );
+    let mut report =
+        format!("{}: settings are valid, {}\n", file.display(), counted(config.agents.len(), "agent"));
     let mut code = 0;
     if !offline {
         match connect(&config.nats).await {
@@ -52,9 +49,7 @@ async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, S
         return if is_program(program, agent.working_dir.as_deref()) {
             Ok(format!("ok, `{program}` will be launched"))
         } else {
-            Err(format!(
-                "command not found: `{program}`; is it installed, and on the PATH?"
-            ))
+            Err(format!("command not found: `{program}`; is it installed, and on the PATH?"))
         };
     }
     let chooser = a2a::chooser(agent, http).map_err(|error| chain(&error))?;
@@ -62,13 +57,7 @@ async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, S
         Some(card) => card::Card::from_value(card.clone()),
         None => {
             let credentials = chooser.card_credentials();
-            card::fetch(
-                chooser.http(),
-                &agent.url,
-                agent.card_path.as_deref(),
-                &credentials,
-            )
-            .await
+            card::fetch(chooser.http(), &agent.url, agent.card_path.as_deref(), &credentials).await
         }
     };
     let card = card.map_err(|error| format!("{}; the bridge would keep trying", chain(&error)))?;

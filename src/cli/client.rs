@@ -33,22 +33,10 @@ pub(super) struct Connection {
     #[arg(long, global = true, value_name = "URL", env = "NATS_URL", hide_env_values = true, default_value = DEFAULT_URL)]
     nats: String,
     /// Log in with a `.creds` file
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "NATS_CREDS",
-        hide_env_values = true
-    )]
+    #[arg(long, global = true, value_name = "FILE", env = "NATS_CREDS", hide_env_values = true)]
     creds: Option<PathBuf>,
     /// Log in with the nkey seed in this file
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "NATS_NKEY",
-        hide_env_values = true
-    )]
+    #[arg(long, global = true, value_name = "FILE", env = "NATS_NKEY", hide_env_values = true)]
     nkey: Option<PathBuf>,
     /// Log in with a token; better given by the variable, as others see arguments
     #[arg(long, global = true, env = "NATS_TOKEN", hide_env_values = true)]
@@ -57,22 +45,10 @@ pub(super) struct Connection {
     #[arg(long, global = true, env = "NATS_USER", hide_env_values = true)]
     user: Option<String>,
     /// The password of `--user`; better given by the variable, as others see arguments
-    #[arg(
-        long,
-        global = true,
-        env = "NATS_PASSWORD",
-        hide_env_values = true,
-        requires = "user"
-    )]
+    #[arg(long, global = true, env = "NATS_PASSWORD", hide_env_values = true, requires = "user")]
     password: Option<String>,
     /// PEM file with the authorities to trust
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "NATS_CA",
-        hide_env_values = true
-    )]
+    #[arg(long, global = true, value_name = "FILE", env = "NATS_CA", hide_env_values = true)]
     tls_ca: Option<PathBuf>,
     /// PEM file with a client certificate
     #[arg(
@@ -135,23 +111,16 @@ impl Connection {
             };
             Failure::new(code, anyhow::anyhow!("cannot connect to NATS at {servers}: {}", chain(&error))).hint(hint)
         })?;
-        Ok(Mesh {
-            client,
-            subjects,
-            servers,
-            refusals,
-        })
+        Ok(Mesh { client, subjects, servers, refusals })
     }
 
     fn settings(&self) -> Result<config::Nats, Failure> {
         let seed = |path: &PathBuf| {
-            std::fs::read_to_string(path)
-                .map(|seed| seed.trim().to_owned().into())
-                .map_err(|error| {
-                    let error = anyhow::Error::new(error)
-                        .context(format!("cannot read the nkey seed file {}", path.display()));
-                    Failure::new(USAGE, error).hint("check `--nkey` (or NATS_NKEY)")
-                })
+            std::fs::read_to_string(path).map(|seed| seed.trim().to_owned().into()).map_err(|error| {
+                let error = anyhow::Error::new(error)
+                    .context(format!("cannot read the nkey seed file {}", path.display()));
+                Failure::new(USAGE, error).hint("check `--nkey` (or NATS_NKEY)")
+            })
         };
         let tls = config::Tls {
             ca: self.tls_ca.clone(),
@@ -235,10 +204,7 @@ impl Mesh {
     ) -> Result<Replies, Failure> {
         let max = self.client.max_payload();
         if body.len() + 1024 > max {
-            let error = anyhow::anyhow!(
-                "the request has {} bytes, and NATS takes {max} at most",
-                body.len()
-            );
+            let error = anyhow::anyhow!("the request has {} bytes, and NATS takes {max} at most", body.len());
             return Err(Failure::new(USAGE, error)
                 .hint("send less, or give files as URLs; the server's limit is `max_payload`"));
         }
@@ -246,11 +212,7 @@ impl Mesh {
         let gone = |error: &dyn std::error::Error| Failure::new(UNAVAILABLE, anyhow::anyhow!(chain(error)));
         let mut refusals = self.refusals.clone();
         refusals.mark_unchanged();
-        let replies = self
-            .client
-            .subscribe(inbox.clone())
-            .await
-            .map_err(|error| gone(&error))?;
+        let replies = self.client.subscribe(inbox.clone()).await.map_err(|error| gone(&error))?;
         self.client
             .publish_with_reply_and_headers(subject, inbox, headers, body)
             .await
@@ -271,10 +233,7 @@ impl Mesh {
     /// Whether somebody still serves the agent.
     pub(super) async fn is_served(&self, agent: &Token) -> Result<bool, Failure> {
         let [_, named, _] = Subjects::srv(Verb::Ping, agent, "");
-        Ok(!matches!(
-            self.ask(named, Bytes::new()).await?,
-            Err(Silence::NoResponders)
-        ))
+        Ok(!matches!(self.ask(named, Bytes::new()).await?, Err(Silence::NoResponders)))
     }
 }
 
@@ -325,8 +284,6 @@ impl Fields for Value {
     }
 
     fn list(&self, pointer: &str) -> &[Value] {
-        self.pointer(pointer)
-            .and_then(Value::as_array)
-            .map_or(&[], Vec::as_slice)
+        self.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 }

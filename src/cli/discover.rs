@@ -118,10 +118,7 @@ pub(super) async fn discover(mesh: &Mesh, only: Option<&Token>) -> Result<Found,
     let mut found = Found::default();
     let mut patience = FIRST;
     loop {
-        match replies
-            .next(patience.min(end.saturating_duration_since(Instant::now())))
-            .await
-        {
+        match replies.next(patience.min(end.saturating_duration_since(Instant::now()))).await {
             Ok(message) => {
                 patience = STALL;
                 // Services of other programs answer too; some of them in ways of their own.
@@ -133,9 +130,7 @@ pub(super) async fn discover(mesh: &Mesh, only: Option<&Token>) -> Result<Found,
             Err(silence) => return Err(silence.failure("cannot ask who is there")),
         }
     }
-    found
-        .agents
-        .sort_by(|a, b| (&a.agent, &a.instance).cmp(&(&b.agent, &b.instance)));
+    found.agents.sort_by(|a, b| (&a.agent, &a.instance).cmp(&(&b.agent, &b.instance)));
     found.other_prefixes.sort();
     found.other_prefixes.dedup();
     Ok(found)
@@ -172,10 +167,7 @@ impl Found {
         self.agents.push(Agent {
             state: info.metadata.get("a2a.state").cloned().unwrap_or_default(),
             since: info.metadata.get("a2a.since").cloned(),
-            restarts: info
-                .metadata
-                .get("a2a.restarts")
-                .and_then(|text| text.parse().ok()),
+            restarts: info.metadata.get("a2a.restarts").and_then(|text| text.parse().ok()),
             last_error: info.metadata.get("a2a.last_error").cloned(),
             protocol_version: info.metadata.get("a2a.protocol_version").cloned(),
             binding: info.metadata.get("a2a.binding").cloned(),
@@ -193,11 +185,7 @@ impl Found {
     pub(super) fn agents_named(&self, name: &str) -> Vec<&Agent> {
         let by = |same: &dyn Fn(&&Agent) -> bool| self.agents.iter().filter(same).collect::<Vec<_>>();
         let named = by(&|agent| agent.agent == name);
-        if named.is_empty() {
-            by(&|agent| agent.token == name)
-        } else {
-            named
-        }
+        if named.is_empty() { by(&|agent| agent.token == name) } else { named }
     }
 
     /// The names of all agents, once each.
@@ -257,10 +245,7 @@ impl Found {
         let hint = if near.is_empty() {
             format!("it has: {}", shorten(&names.join(", "), 400))
         } else {
-            format!(
-                "did you mean {}? `a2a-bridge skills {agent}` lists all",
-                quoted(&near)
-            )
+            format!("did you mean {}? `a2a-bridge skills {agent}` lists all", quoted(&near))
         };
         let error = if skill.is_empty() {
             anyhow::anyhow!("which skill of agent `{agent}`?")
@@ -274,10 +259,7 @@ impl Found {
 /// What to say about an agent whose skills are withdrawn.
 fn not_ready(agent: &Agent) -> Failure {
     let (name, state) = (&agent.agent, &agent.state);
-    let why = agent
-        .last_error
-        .as_ref()
-        .map(|why| format!(": {}", shorten(&one_line(why), MAX_ERROR)));
+    let why = agent.last_error.as_ref().map(|why| format!(": {}", shorten(&one_line(why), MAX_ERROR)));
     let error = anyhow::anyhow!("agent `{name}` is {state}{}", why.unwrap_or_default());
     let hint = if state == "starting" {
         "try again in a moment"

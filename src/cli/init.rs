@@ -38,10 +38,7 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
         return Err(exists(&args.file));
     }
     let (text, agent) = match &args.from {
-        None => (
-            settings("demo", "http://127.0.0.1:9000", &BLANK),
-            "demo".to_owned(),
-        ),
+        None => (settings("demo", "http://127.0.0.1:9000", &BLANK), "demo".to_owned()),
         Some(url) => {
             let card = read(url).await?;
             let name = name_of(&card);
@@ -53,30 +50,19 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
     }
     write(&args.file, &text)?;
     let (file, default) = (args.file.display().to_string(), "a2a-bridge.yaml");
-    let flag = if file == default {
-        String::new()
-    } else {
-        format!(" --config {file}")
-    };
+    let flag = if file == default { String::new() } else { format!(" --config {file}") };
     say(format_args!("wrote {file}"));
     remark("next:");
     let mut steps = vec![
         (format!("a2a-bridge check{flag}"), "is everything there?"),
         (format!("a2a-bridge run{flag}"), "put the agent on NATS"),
-        (
-            format!("a2a-bridge skills {}", Token::new(&agent)),
-            "from any machine that reaches NATS",
-        ),
+        (format!("a2a-bridge skills {}", Token::new(&agent)), "from any machine that reaches NATS"),
     ];
     if args.from.is_none() {
         let demo = "a2a-bridge demo-agent --port 9000".to_owned();
         steps.insert(0, (demo, "an agent to try it with, in another terminal"));
     }
-    let width = steps
-        .iter()
-        .map(|(command, _)| command.len())
-        .max()
-        .unwrap_or_default();
+    let width = steps.iter().map(|(command, _)| command.len()).max().unwrap_or_default();
     for (command, why) in steps {
         remark(format_args!("  {command:width$}   {why}"));
     }
@@ -114,11 +100,7 @@ fn base(url: &Url) -> &str {
 /// A short name for the mesh out of the card's.
 fn name_of(card: &Card) -> String {
     let plain = |c: char| {
-        if c.is_ascii_alphanumeric() {
-            c.to_ascii_lowercase()
-        } else {
-            '-'
-        }
+        if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }
     };
     let name: String = card.name.chars().map(plain).collect();
     let words: Vec<_> = name.split('-').filter(|word| !word.is_empty()).collect();
@@ -133,10 +115,8 @@ struct Comments {
     skills: String,
 }
 
-static BLANK: std::sync::LazyLock<Comments> = std::sync::LazyLock::new(|| Comments {
-    about: String::new(),
-    skills: String::new(),
-});
+static BLANK: std::sync::LazyLock<Comments> =
+    std::sync::LazyLock::new(|| Comments { about: String::new(), skills: String::new() });
 
 /// What the card says, as comments: they cannot become settings, whatever it says.
 fn comments_of(card: &Card) -> Comments {
@@ -152,10 +132,7 @@ fn comments_of(card: &Card) -> Comments {
         skills.push_str(&format!("    #   and {} more\n", card.skills.len() - MAX_SKILLS));
     }
     let about = format!("{}: {}", one_line(&card.name), one_line(&card.description));
-    Comments {
-        about: format!("  # {}\n", shorten(&about, 100)),
-        skills,
-    }
+    Comments { about: format!("  # {}\n", shorten(&about, 100)), skills }
 }
 
 fn settings(name: &str, url: &str, comments: &Comments) -> String {
@@ -182,23 +159,18 @@ agents:
 fn write(file: &Path, text: &str) -> Result<(), Failure> {
     let mut options = std::fs::OpenOptions::new();
     let opened = options.write(true).create_new(true).open(file);
-    opened
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .map_err(|error| {
-            if error.kind() == std::io::ErrorKind::AlreadyExists {
-                return exists(file);
-            }
-            let error = anyhow::Error::new(error).context(format!("cannot write {}", file.display()));
-            Failure::new(TROUBLE, error).hint("choose another file: `a2a-bridge init FILE`")
-        })
+    opened.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
+        if error.kind() == std::io::ErrorKind::AlreadyExists {
+            return exists(file);
+        }
+        let error = anyhow::Error::new(error).context(format!("cannot write {}", file.display()));
+        Failure::new(TROUBLE, error).hint("choose another file: `a2a-bridge init FILE`")
+    })
 }
 
 fn exists(file: &Path) -> Failure {
-    Failure::new(
-        USAGE,
-        anyhow::anyhow!("{} exists already, and is left as it is", file.display()),
-    )
-    .hint("choose another file: `a2a-bridge init FILE`, or `-` for stdout")
+    Failure::new(USAGE, anyhow::anyhow!("{} exists already, and is left as it is", file.display()))
+        .hint("choose another file: `a2a-bridge init FILE`, or `-` for stdout")
 }
 
 #[cfg(test)]

@@ -156,11 +156,7 @@ struct Failure {
 
 impl Failure {
     fn new(code: u8, error: impl Into<anyhow::Error>) -> Self {
-        Self {
-            code,
-            error: error.into(),
-            hint: None,
-        }
+        Self { code, error: error.into(), hint: None }
     }
 
     /// The same, with what to try next.
@@ -226,9 +222,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Task(args) => block_on(task::run(args)),
         Command::Card(args) => block_on(card::run(args)),
         Command::DemoAgent(args) => block_on(async {
-            demo_agent::run(args)
-                .await
-                .map_err(|error| Failure::new(TROUBLE, error))?;
+            demo_agent::run(args).await.map_err(|error| Failure::new(TROUBLE, error))?;
             Ok(ExitCode::SUCCESS)
         }),
     }

@@ -118,11 +118,7 @@ impl To {
     /// A text of somebody else as it may be shown here. A terminal obeys control characters, so they
     /// are shown instead; a file or a program gets the text as it is.
     pub(super) fn clean(self, text: &str) -> String {
-        if self.is_terminal() {
-            harmless(text)
-        } else {
-            text.to_owned()
-        }
+        if self.is_terminal() { harmless(text) } else { text.to_owned() }
     }
 }
 
@@ -184,19 +180,11 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(head: &[&'static str]) -> Self {
-        Self {
-            head: head.to_vec(),
-            rows: Vec::new(),
-        }
+        Self { head: head.to_vec(), rows: Vec::new() }
     }
 
     pub(super) fn row(&mut self, cells: Vec<(Colour, String)>) {
-        self.rows.push(
-            cells
-                .into_iter()
-                .map(|(colour, text)| (colour, one_line(&text)))
-                .collect(),
-        );
+        self.rows.push(cells.into_iter().map(|(colour, text)| (colour, one_line(&text))).collect());
     }
 
     pub(super) fn print(&self) -> Result<ExitCode, Failure> {
@@ -204,10 +192,7 @@ impl Table {
             Some((width, _)) if To::Stdout.is_terminal() => usize::from(width.0),
             _ => UNLIMITED,
         };
-        print(
-            self.text(width, |colour, text| To::Stdout.paint(colour, text))
-                .trim_end(),
-        )
+        print(self.text(width, |colour, text| To::Stdout.paint(colour, text)).trim_end())
     }
 
     fn text(&self, width: usize, paint: impl Fn(Colour, &str) -> String) -> String {
@@ -261,9 +246,7 @@ pub(super) fn age(since: &str) -> String {
     let Ok(since) = OffsetDateTime::parse(since, &Rfc3339) else {
         return String::new();
     };
-    let seconds = (OffsetDateTime::from(SystemTime::now()) - since)
-        .whole_seconds()
-        .max(0);
+    let seconds = (OffsetDateTime::from(SystemTime::now()) - since).whole_seconds().max(0);
     match seconds {
         0..120 => format!("{seconds}s"),
         120..7_200 => format!("{}m", seconds / 60),
@@ -286,12 +269,7 @@ pub(super) fn size(bytes: u64) -> String {
 /// The two or three known words that are nearest to a wrong one.
 pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut near: Vec<_> = known
-        .map(|other| {
-            (
-                strsim::jaro_winkler(&word.to_lowercase(), &other.to_lowercase()),
-                other,
-            )
-        })
+        .map(|other| (strsim::jaro_winkler(&word.to_lowercase(), &other.to_lowercase()), other))
         .filter(|(likeness, _)| *likeness > 0.75)
         .collect();
     near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
@@ -311,11 +289,7 @@ mod tests {
         let mut table = Table::new(&["NAME", "STATUS", "LAST-ERROR"]);
         let cell = |text: &str| (Colour::Plain, text.to_owned());
         table.row(vec![cell("weather"), cell("ready"), cell("")]);
-        table.row(vec![
-            cell("天気"),
-            cell("backing-off"),
-            cell("connection refused\nby the host next door"),
-        ]);
+        table.row(vec![cell("天気"), cell("backing-off"), cell("connection refused\nby the host next door")]);
         insta::assert_snapshot!(text(&table, 50), @r"
         NAME     STATUS       LAST-ERROR
         weather  ready
@@ -326,10 +300,7 @@ mod tests {
 
     #[test]
     fn a_terminal_is_not_moved_by_what_an_agent_says() {
-        assert_eq!(
-            harmless("a\x1b[2Jb\r\nc\td\u{202E}"),
-            "a\u{FFFD}[2Jb\nc\td\u{FFFD}"
-        );
+        assert_eq!(harmless("a\x1b[2Jb\r\nc\td\u{202E}"), "a\u{FFFD}[2Jb\nc\td\u{FFFD}");
         assert_eq!(one_line(" a\n b\tc "), "a b c");
     }
 
@@ -344,10 +315,7 @@ mod tests {
             ["3s", "119s", "10m", "2h", "2d", "0s"]
         );
         assert_eq!(age("yesterday"), "");
-        assert_eq!(
-            [size(6), size(2_048), size(3 << 20)],
-            ["6 bytes", "2.0 KiB", "3.0 MiB"]
-        );
+        assert_eq!([size(6), size(2_048), size(3 << 20)], ["6 bytes", "2.0 KiB", "3.0 MiB"]);
     }
 
     #[test]

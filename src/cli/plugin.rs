@@ -18,13 +18,8 @@ const PREFIX: &str = "a2a";
 /// What the bridge has to be permitted on NATS, with the default prefix.
 pub(super) const PUBLISH: [&str; 4] = ["a2a.registry.*", "a2a.task.*.*", "_INBOX.>", "_R_.>"];
 /// The same for subscriptions.
-pub(super) const SUBSCRIBE: [&str; 5] = [
-    "a2a.action.*.*",
-    "a2a.card.*",
-    "a2a.control.*.*",
-    "$SRV.>",
-    "_INBOX.>",
-];
+pub(super) const SUBSCRIBE: [&str; 5] =
+    ["a2a.action.*.*", "a2a.card.*", "a2a.control.*.*", "$SRV.>", "_INBOX.>"];
 
 /// The manifest of this version.
 pub(super) fn manifest() -> String {
@@ -89,10 +84,8 @@ fn environment() -> Value {
             variables.insert(name.to_string_lossy().into_owned(), about.into());
         }
     }
-    variables.insert(
-        "NO_COLOR".to_owned(),
-        json!({"description": "No colours in the log, also on a terminal"}),
-    );
+    variables
+        .insert("NO_COLOR".to_owned(), json!({"description": "No colours in the log, also on a terminal"}));
     variables.into()
 }
 
@@ -169,18 +162,12 @@ fn flat(value: &Value) -> String {
 
 fn scalar(text: &str) -> String {
     let plain = text.starts_with(|c: char| c.is_ascii_alphabetic())
-        && text
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/'));
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/'));
     let word = matches!(
         text.to_lowercase().as_str(),
         "true" | "false" | "yes" | "no" | "on" | "off" | "null" | "y" | "n"
     );
-    if plain && !word {
-        text.to_owned()
-    } else {
-        Value::from(text).to_string()
-    }
+    if plain && !word { text.to_owned() } else { Value::from(text).to_string() }
 }
 
 #[cfg(test)]
@@ -194,10 +181,7 @@ mod tests {
             std::fs::write(path, manifest()).unwrap();
         }
         let file = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(
-            file == manifest(),
-            "plugin.yaml is out of date: a2a-bridge plugin > plugin.yaml"
-        );
+        assert!(file == manifest(), "plugin.yaml is out of date: a2a-bridge plugin > plugin.yaml");
     }
 
     #[test]
@@ -205,11 +189,7 @@ mod tests {
         let subjects = Subjects::new(PREFIX).unwrap();
         let (agent, other) = (Token::new("A"), Token::new("B"));
         let listed = |list: &Value| -> Vec<String> {
-            let names = list
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|one| one["subject"].as_str().unwrap());
+            let names = list.as_array().unwrap().iter().map(|one| one["subject"].as_str().unwrap());
             let filled = |name: &str| {
                 name.replace("<agent>", "A")
                     .replace("<skill>", "B")
@@ -227,10 +207,7 @@ mod tests {
             subjects.control(&agent, "B"),
         ];
         assert_eq!(listed(&serves())[..6], actions);
-        assert_eq!(
-            listed(&publishes()),
-            [subjects.registry(&agent), subjects.task(&agent, &other)]
-        );
+        assert_eq!(listed(&publishes()), [subjects.registry(&agent), subjects.task(&agent, &other)]);
     }
 
     fn read(name: &str) -> String {
@@ -270,12 +247,8 @@ mod tests {
         missing.extend(keys(&config::schema()));
         missing.retain(|name| !readme.contains(&format!("`{name}`")));
         let (serves, publishes) = (serves(), publishes());
-        let subjects = [&serves, &publishes]
-            .map(|list| list.as_array().unwrap().clone())
-            .concat();
-        let subjects = subjects
-            .iter()
-            .map(|one| one["subject"].as_str().unwrap().to_owned());
+        let subjects = [&serves, &publishes].map(|list| list.as_array().unwrap().clone()).concat();
+        let subjects = subjects.iter().map(|one| one["subject"].as_str().unwrap().to_owned());
         missing
             .extend(subjects.filter(|name| !name.starts_with('$') && !readme.contains(&format!("`{name}`"))));
         assert!(missing.is_empty(), "not in README.md: {missing:?}");
@@ -284,24 +257,12 @@ mod tests {
     #[test]
     fn the_permissions_are_the_same_everywhere() {
         let conf = read("deploy/nats-permissions.conf");
-        let block = conf
-            .split("user: bridge")
-            .nth(1)
-            .unwrap()
-            .split("user: caller")
-            .next()
-            .unwrap();
+        let block = conf.split("user: bridge").nth(1).unwrap().split("user: caller").next().unwrap();
         for (verb, list) in [("publish", &PUBLISH[..]), ("subscribe", &SUBSCRIBE[..])] {
-            let line = format!(
-                "{verb}: {}",
-                serde_json::to_string(&list).unwrap().replace(",", ", ")
-            );
+            let line = format!("{verb}: {}", serde_json::to_string(&list).unwrap().replace(",", ", "));
             assert!(block.contains(&line), "{line} is not in {block}");
         }
-        assert!(
-            read("README.md").contains(conf.trim()),
-            "README.md has other permissions than {conf}"
-        );
+        assert!(read("README.md").contains(conf.trim()), "README.md has other permissions than {conf}");
     }
 
     #[test]

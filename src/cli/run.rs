@@ -83,10 +83,7 @@ async fn reload(bridge: &Bridge, file: Option<&Path>) {
             }
         }
         Err(error) => {
-            tracing::error!(
-                error = crate::a2a::client::chain(&error),
-                "SIGHUP: an agent cannot be served"
-            );
+            tracing::error!(error = crate::a2a::client::chain(&error), "SIGHUP: an agent cannot be served");
         }
     }
 }
@@ -148,10 +145,7 @@ struct StopSignals {
 
 impl StopSignals {
     fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
     async fn next(&mut self) -> &'static str {

@@ -66,30 +66,18 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
         ]);
     }
     if skills.is_empty() {
-        let states: Vec<_> = agents
-            .iter()
-            .map(|agent| format!("{} is {}", agent.agent, agent.state))
-            .collect();
-        remark(format_args!(
-            "no skills just now: {}. `a2a-bridge agents` says why.",
-            states.join(", ")
-        ));
+        let states: Vec<_> =
+            agents.iter().map(|agent| format!("{} is {}", agent.agent, agent.state)).collect();
+        remark(format_args!("no skills just now: {}. `a2a-bridge agents` says why.", states.join(", ")));
         return Ok(ExitCode::SUCCESS);
     }
     table.print()?;
     if let Some((agent, skill)) = skills.first() {
         let example = match skill.parameters().as_str() {
             "prompt" | "" => "'some text'".to_owned(),
-            names => names
-                .split(", ")
-                .map(|name| format!("--param {name}=…"))
-                .collect::<Vec<_>>()
-                .join(" "),
+            names => names.split(", ").map(|name| format!("--param {name}=…")).collect::<Vec<_>>().join(" "),
         };
-        remark(format_args!(
-            "ask one: a2a-bridge call {}.{} {example}",
-            agent.token, skill.action
-        ));
+        remark(format_args!("ask one: a2a-bridge call {}.{} {example}", agent.token, skill.action));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -117,10 +117,7 @@ pub(super) async fn logs(args: LogsArgs) -> Result<ExitCode, Failure> {
     let mut lines = BTreeMap::new();
     let mut following = Vec::new();
     for name in &names {
-        let request = LogsRequest {
-            lines: Some(args.lines),
-            ..LogsRequest::default()
-        };
+        let request = LogsRequest { lines: Some(args.lines), ..LogsRequest::default() };
         let logs: Vec<Logs> = mesh.ask_with(name, "logs", &request, ANSWER).await?;
         for one in logs {
             for (index, line) in one.lines.into_iter().enumerate() {
@@ -168,12 +165,8 @@ impl Site {
         let trouble = |error: anyhow::Error| Failure::new(TROUBLE, error);
         let subject = self.0.subjects.control(&Token::new(agent), verb);
         let inbox = self.0.client.new_inbox();
-        let mut replies = self
-            .0
-            .client
-            .subscribe(inbox.clone())
-            .await
-            .map_err(|error| trouble(error.into()))?;
+        let mut replies =
+            self.0.client.subscribe(inbox.clone()).await.map_err(|error| trouble(error.into()))?;
         let body = serde_json::to_vec(request).map_err(|error| trouble(error.into()))?;
         self.0
             .client
@@ -210,19 +203,11 @@ impl Site {
         let trouble = |error: anyhow::Error| Failure::new(TROUBLE, error);
         let subject = self.0.subjects.control(&Token::new(agent), "logs");
         loop {
-            let request = LogsRequest {
-                instance: Some(instance.to_owned()),
-                lines: None,
-                from,
-                follow_s: FOLLOW_S,
-            };
+            let request =
+                LogsRequest { instance: Some(instance.to_owned()), lines: None, from, follow_s: FOLLOW_S };
             let inbox = self.0.client.new_inbox();
-            let mut replies = self
-                .0
-                .client
-                .subscribe(inbox.clone())
-                .await
-                .map_err(|error| trouble(error.into()))?;
+            let mut replies =
+                self.0.client.subscribe(inbox.clone()).await.map_err(|error| trouble(error.into()))?;
             let body = serde_json::to_vec(&request).map_err(|error| trouble(error.into()))?;
             self.0
                 .client
@@ -276,11 +261,7 @@ fn log_line(name: Option<impl AsRef<str>>, line: &Line) -> String {
     };
     let name = name.map(|name| format!(" {}", name.as_ref())).unwrap_or_default();
     let (hour, minute, second) = at.to_hms();
-    format!(
-        "{hour:02}:{minute:02}:{second:02}.{:03} {level}{name} {}",
-        at.millisecond(),
-        line.text
-    )
+    format!("{hour:02}:{minute:02}:{second:02}.{:03} {level}{name} {}", at.millisecond(), line.text)
 }
 
 fn brief(report: &Report) -> String {
@@ -299,22 +280,13 @@ fn brief(report: &Report) -> String {
 /// The report for people: what is wrong comes first, and what to do next.
 fn show(report: &Report, now: SystemTime) -> String {
     let ago = |at: u64| format!("{} ago", span(now, at));
-    let mut rows: Vec<(&str, String)> = vec![(
-        "Status",
-        format!("{}, for {}", report.state, span(now, report.since_ms)),
-    )];
+    let mut rows: Vec<(&str, String)> =
+        vec![("Status", format!("{}, for {}", report.state, span(now, report.since_ms)))];
     let mut row = |name, value: Option<String>| rows.extend(value.map(|value| (name, value)));
-    let why = if report.state == "stopped" {
-        "Why"
-    } else {
-        "Problem"
-    };
+    let why = if report.state == "stopped" { "Why" } else { "Problem" };
     row(why, report.last_error.clone());
     row("What to do", report.advice.clone());
-    row(
-        "Next try",
-        report.next_try_ms.map(|at| format!("in {}", until(now, at))),
-    );
+    row("Next try", report.next_try_ms.map(|at| format!("in {}", until(now, at))));
     row(
         "Process",
         report.pid.map(|pid| match report.started_ms {
@@ -322,58 +294,34 @@ fn show(report: &Report, now: SystemTime) -> String {
             None => pid.to_string(),
         }),
     );
-    row(
-        "Last exit",
-        report
-            .last_exit
-            .as_ref()
-            .map(|exit| format!("{}, {}", exit.how, ago(exit.at_ms))),
-    );
+    row("Last exit", report.last_exit.as_ref().map(|exit| format!("{}, {}", exit.how, ago(exit.at_ms))));
     row(
         "Command",
-        report
-            .program
-            .as_ref()
-            .map(|program| format!("{program} (arguments are in the settings)")),
+        report.program.as_ref().map(|program| format!("{program} (arguments are in the settings)")),
     );
-    row(
-        "Restarts",
-        report
-            .restart
-            .as_ref()
-            .map(|policy| format!("{} (restart: {policy})", report.restarts)),
-    );
+    row("Restarts", report.restart.as_ref().map(|policy| format!("{} (restart: {policy})", report.restarts)));
     row("URL", Some(report.url.clone()));
     row(
         "Card",
         Some(report.card.as_ref().map_or("none seen yet".to_owned(), |card| {
             let version = if card.version.is_empty() { "" } else { " " };
-            format!(
-                "{}{version}{}, {} skills, {}",
-                card.name, card.version, card.skills, card.hash
-            )
+            format!("{}{version}{}, {} skills, {}", card.name, card.version, card.skills, card.hash)
         })),
     );
     row(
         "Protocol",
-        report.card.as_ref().map(|card| {
-            format!(
-                "A2A {} over {} at {}",
-                card.protocol_version, card.binding, card.endpoint
-            )
-        }),
+        report
+            .card
+            .as_ref()
+            .map(|card| format!("A2A {} over {} at {}", card.protocol_version, card.binding, card.endpoint)),
     );
     row("In flight", Some(report.in_flight.to_string()));
     row(
         "Last error",
-        report.last_call_error.as_ref().map(|error| {
-            format!(
-                "of a call: {}: {}, {}",
-                error.code,
-                error.message,
-                ago(error.at_ms)
-            )
-        }),
+        report
+            .last_call_error
+            .as_ref()
+            .map(|error| format!("of a call: {}: {}, {}", error.code, error.message, ago(error.at_ms))),
     );
     let counts = report.counts;
     if counts.dropped_bytes > 0 {

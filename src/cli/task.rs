@@ -55,21 +55,13 @@ struct Task {
 }
 
 pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
-    let Args {
-        command,
-        output,
-        connection,
-    } = args;
+    let Args { command, output, connection } = args;
     let mesh = connection.connect().await?;
     match command {
         Command::Get(task) => get(&mesh, &task, &output, &connection).await,
         Command::Cancel(task) => cancel(&mesh, &task, &output, &connection).await,
         Command::Watch { task, no_input, save } => {
-            let show = Show {
-                agent: &task.agent,
-                connection: &connection,
-                save: &save,
-            };
+            let show = Show { agent: &task.agent, connection: &connection, save: &save };
             let may_ask = !no_input && !output.is_json() && terminal::has_somebody();
             watch(&mesh, &task, &output, &show, may_ask).await
         }
@@ -91,11 +83,7 @@ async fn get(
         return Ok(code);
     }
     let save = Save::default();
-    let show = Show {
-        agent: &task.agent,
-        connection,
-        save: &save,
-    };
+    let show = Show { agent: &task.agent, connection, save: &save };
     if known {
         state(&reply);
     }
@@ -121,11 +109,7 @@ async fn cancel(
         reply.print_raw()?;
     } else {
         let save = Save::default();
-        let show = Show {
-            agent: &task.agent,
-            connection,
-            save: &save,
-        };
+        let show = Show { agent: &task.agent, connection, save: &save };
         show.reply(&Came { reply, shown: false })?;
     }
     Ok(code)
@@ -158,22 +142,10 @@ async fn watch(
             }
         }
         if may_ask && reply.follow_up().is_some() {
-            let exchange = Exchange {
-                mesh,
-                agent: agent.clone(),
-                mode: Mode::Submit,
-                timeout: None,
-                json: false,
-            };
-            reply = converse(
-                &exchange,
-                Came { reply, shown: false },
-                show,
-                true,
-                &mut interrupts,
-            )
-            .await?
-            .reply;
+            let exchange =
+                Exchange { mesh, agent: agent.clone(), mode: Mode::Submit, timeout: None, json: false };
+            reply =
+                converse(&exchange, Came { reply, shown: false }, show, true, &mut interrupts).await?.reply;
             continue;
         }
         if !matches!(reply.status(), "WORKING" | "AUTH_REQUIRED") {

@@ -150,15 +150,9 @@ fn api_key(node: &Node, report: &mut Report<'_>) -> Option<ApiKey> {
     let place = f.parsed(&["in"], |text| {
         KeyPlace::parse(text).ok_or_else(|| "expected `header`, `query` or `cookie`".into())
     });
-    let value = f.required(&["value"], |node, report| {
-        checked(node, report, values::header_value)
-    });
+    let value = f.required(&["value"], |node, report| checked(node, report, values::header_value));
     f.close();
-    Some(ApiKey {
-        name: name?,
-        place: place.unwrap_or_default(),
-        value: value?.into(),
-    })
+    Some(ApiKey { name: name?, place: place.unwrap_or_default(), value: value?.into() })
 }
 
 fn basic(node: &Node, report: &mut Report<'_>) -> Option<Basic> {
@@ -172,27 +166,17 @@ fn basic(node: &Node, report: &mut Report<'_>) -> Option<Basic> {
             values::filled(text)
         })
     });
-    let password = f.required(&["password"], |node, report| {
-        checked(node, report, |text| Ok(text.to_owned()))
-    });
+    let password =
+        f.required(&["password"], |node, report| checked(node, report, |text| Ok(text.to_owned())));
     f.close();
-    Some(Basic {
-        user: user?,
-        password: password?.into(),
-    })
+    Some(Basic { user: user?, password: password?.into() })
 }
 
 fn oauth2(node: &Node, report: &mut Report<'_>) -> Option<OAuth2> {
     let mut f = Fields::open(node, report)?;
-    let token_url = f.required(&["token_url"], |node, report| {
-        checked(node, report, values::token_url)
-    });
-    let client_id = f.required(&["client_id"], |node, report| {
-        checked(node, report, values::filled)
-    });
-    let client_secret = f.required(&["client_secret"], |node, report| {
-        checked(node, report, values::filled)
-    });
+    let token_url = f.required(&["token_url"], |node, report| checked(node, report, values::token_url));
+    let client_id = f.required(&["client_id"], |node, report| checked(node, report, values::filled));
+    let client_secret = f.required(&["client_secret"], |node, report| checked(node, report, values::filled));
     let scopes = f.get(&["scopes"], super::read::filled_list).unwrap_or_default();
     let audience = f.parsed(&["audience"], values::filled);
     f.close();

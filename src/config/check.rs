@@ -16,10 +16,7 @@ pub(super) fn nats(f: &mut Fields<'_, '_, '_>) {
     ways.sort_unstable();
     if let [(_, first), others @ ..] = ways.as_slice() {
         for (at, key) in others {
-            f.report.add(
-                *at,
-                format!("`{key}` and `{first}` exclude each other; give one way to log in"),
-            );
+            f.report.add(*at, format!("`{key}` and `{first}` exclude each other; give one way to log in"));
         }
     }
     if let (Some(at), None) = (f.place("password"), f.place("user")) {
@@ -39,9 +36,7 @@ pub(super) fn auth(f: &mut Fields<'_, '_, '_>, start: usize) {
     let given = ["bearer", "api_key", "basic", "oauth2"];
     let given: Vec<_> = given.into_iter().filter_map(|key| f.place(key)).collect();
     match given.as_slice() {
-        [] => f
-            .report
-            .add(start, "expected one of `bearer`, `api_key`, `basic` and `oauth2`"),
+        [] => f.report.add(start, "expected one of `bearer`, `api_key`, `basic` and `oauth2`"),
         [_] => {}
         [_, second, ..] => f.report.add_with_hint(
             *second,
@@ -56,10 +51,7 @@ pub(super) fn agent(
     headers: &BTreeMap<String, SecretString>,
     env: &BTreeMap<String, SecretString>,
 ) {
-    let launched = f
-        .place("command")
-        .or_else(|| f.place("a2a_server_command"))
-        .is_some();
+    let launched = f.place("command").or_else(|| f.place("a2a_server_command")).is_some();
     if !launched {
         let env = f.place("env").filter(|_| !env.is_empty());
         let alone = ["working_dir", "env_file", "port"].map(|key| (f.place(key), key));
@@ -70,16 +62,8 @@ pub(super) fn agent(
         }
     }
     let token = f.place("bearer_token").or_else(|| f.place("a2a_bearer_token"));
-    if let (Some(at), true) = (
-        token,
-        headers
-            .keys()
-            .any(|name| name.eq_ignore_ascii_case("authorization")),
-    ) {
-        f.report.add(
-            at,
-            "`bearer_token` and the header `Authorization` exclude each other",
-        );
+    if let (Some(at), true) = (token, headers.keys().any(|name| name.eq_ignore_ascii_case("authorization"))) {
+        f.report.add(at, "`bearer_token` and the header `Authorization` exclude each other");
     }
 }
 
@@ -87,10 +71,8 @@ pub(super) fn restart(f: &mut Fields<'_, '_, '_>, restart: Option<Restart>, on_c
     let contradiction =
         matches!(restart, Some(Restart::Always | Restart::OnFailure)) && on_crash == Some(false);
     if let (Some(at), true) = (f.place("restart"), contradiction) {
-        f.report.add(
-            at,
-            "`restart` and `restart_on_crash: false` contradict each other; give `restart` alone",
-        );
+        f.report
+            .add(at, "`restart` and `restart_on_crash: false` contradict each other; give `restart` alone");
     }
 }
 

@@ -28,13 +28,9 @@ pub(super) fn expand(node: &mut Node, env: Env<'_>, report: &mut Report<'_>) {
 fn expand_node(node: &mut Node, env: Env<'_>, report: &mut Report<'_>, left: &mut usize) {
     match &mut node.value {
         Value::Reported => {}
-        Value::List(items) => items
-            .iter_mut()
-            .for_each(|item| expand_node(item, env, report, left)),
+        Value::List(items) => items.iter_mut().for_each(|item| expand_node(item, env, report, left)),
         Value::Map(entries) => {
-            entries
-                .iter_mut()
-                .for_each(|entry| expand_node(&mut entry.value, env, report, left));
+            entries.iter_mut().for_each(|entry| expand_node(&mut entry.value, env, report, left));
         }
         Value::Scalar(scalar) if !scalar.text.contains('$') => {}
         Value::Scalar(scalar) => match expand_text(&scalar.text, env) {
@@ -92,33 +88,18 @@ pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Ve
         }
     }
     out.push_str(rest);
-    if failures.is_empty() {
-        Ok((out, expanded))
-    } else {
-        Err(failures)
-    }
+    if failures.is_empty() { Ok((out, expanded)) } else { Err(failures) }
 }
 
 /// What stands between `${` and the first `}`.
 fn resolve(reference: &str, env: Env<'_>) -> Result<String, Failure> {
-    let end = reference
-        .bytes()
-        .take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
-        .count();
+    let end = reference.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
     let (name, operation) = reference.split_at(end);
-    let failure = |message: String, hint: String| Failure {
-        starts: format!("${{{name}"),
-        message,
-        hint,
-    };
+    let failure = |message: String, hint: String| Failure { starts: format!("${{{name}"), message, hint };
     let forms = || "the forms are `${NAME}`, `${NAME:-default}` and `${NAME:?hint}`; `$$` is a plain `$`";
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
         let message = "expected the name of a variable after `${`: letters, digits and `_`";
-        return Err(Failure {
-            starts: "${".into(),
-            message: message.into(),
-            hint: forms().into(),
-        });
+        return Err(Failure { starts: "${".into(), message: message.into(), hint: forms().into() });
     }
     let word = operation.get(2..).unwrap_or_default();
     if word.replace("$$", "").contains("${") {
@@ -136,16 +117,9 @@ fn resolve(reference: &str, env: Env<'_>) -> Result<String, Failure> {
         }),
         Some(":-") => Ok(filled.unwrap_or_else(|| word.replace("$$", "$"))),
         Some(":?") => filled.ok_or_else(|| {
-            let hint = if word.is_empty() {
-                format!("set `{name}`")
-            } else {
-                word.to_owned()
-            };
+            let hint = if word.is_empty() { format!("set `{name}`") } else { word.to_owned() };
             failure(format!("the variable `{name}` is not set or empty"), hint)
         }),
-        _ => Err(failure(
-            format!("`${{{name}` goes on in a way that is not supported"),
-            forms().into(),
-        )),
+        _ => Err(failure(format!("`${{{name}` goes on in a way that is not supported"), forms().into())),
     }
 }

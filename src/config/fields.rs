@@ -28,12 +28,7 @@ impl<'n, 'r, 't> Fields<'n, 'r, 't> {
             unexpected(node, report, MAPPING);
             return None;
         };
-        Some(Self {
-            at: node.at.start,
-            entries: entries.iter().collect(),
-            asked: Vec::new(),
-            report,
-        })
+        Some(Self { at: node.at.start, entries: entries.iter().collect(), asked: Vec::new(), report })
     }
 
     /// The value under one of `names`, which all mean the same; only one may be given.
@@ -43,11 +38,8 @@ impl<'n, 'r, 't> Fields<'n, 'r, 't> {
         let mut entries = self.entries.iter().filter(given).copied();
         let first = entries.next()?;
         if let Some(second) = entries.next() {
-            let (first, second) = if first.key.at.start > second.key.at.start {
-                (second, first)
-            } else {
-                (first, second)
-            };
+            let (first, second) =
+                if first.key.at.start > second.key.at.start { (second, first) } else { (first, second) };
             let line = self.report.line(first.key.at.start);
             let message = format!(
                 "{} and {} (line {line}) mean the same; give one of them",
@@ -71,11 +63,7 @@ impl<'n, 'r, 't> Fields<'n, 'r, 't> {
         read: impl FnOnce(&'n Node, &mut Report<'t>) -> Option<T>,
     ) -> Option<T> {
         let entry = self.entry(names)?;
-        if entry.value.is_null() {
-            None
-        } else {
-            read(&entry.value, self.report)
-        }
+        if entry.value.is_null() { None } else { read(&entry.value, self.report) }
     }
 
     pub(super) fn required<T>(
@@ -124,18 +112,14 @@ impl<'n, 'r, 't> Fields<'n, 'r, 't> {
                 name if name.starts_with('`') => format!("unknown key {name}"),
                 _ => "unknown key".to_owned(),
             };
-            self.report
-                .add_with_hint(entry.key.at.start, message, self.hint(key));
+            self.report.add_with_hint(entry.key.at.start, message, self.hint(key));
         }
     }
 
     fn hint(&self, key: &str) -> String {
         let short: String = key.chars().take(64).collect();
         let likeness = |name: &&str| strsim::jaro_winkler(name, &short);
-        let close = self
-            .asked
-            .iter()
-            .max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        let close = self.asked.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
         match close.filter(|name| likeness(name) > 0.84) {
             Some(name) => format!("did you mean `{name}`?"),
             None if self.asked.len() > MOST_NAMES => {
@@ -148,10 +132,7 @@ impl<'n, 'r, 't> Fields<'n, 'r, 't> {
 
 pub(super) fn unexpected(node: &Node, report: &mut Report<'_>, expected: &str) {
     if !matches!(node.value, Value::Reported) {
-        report.add(
-            node.at.start,
-            format!("expected {expected}, found {}", node.kind()),
-        );
+        report.add(node.at.start, format!("expected {expected}, found {}", node.kind()));
     }
 }
 
@@ -260,17 +241,13 @@ fn json_scalar(scalar: &Scalar) -> serde_json::Value {
         return serde_json::Value::Null;
     }
     let number = || {
-        let radix = |prefix, radix| {
-            text.strip_prefix(prefix)
-                .map(|digits| u64::from_str_radix(digits, radix))
-        };
+        let radix =
+            |prefix, radix| text.strip_prefix(prefix).map(|digits| u64::from_str_radix(digits, radix));
         if let Some(number) = radix("0x", 16).or_else(|| radix("0o", 8)) {
             return number.ok().map(serde_json::Number::from);
         }
         let looks_like = text.bytes().any(|byte| byte.is_ascii_digit())
-            && text
-                .bytes()
-                .all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
+            && text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
         let digits = text.strip_prefix('+').unwrap_or(text);
         match digits.parse::<i64>() {
             _ if !looks_like => None,

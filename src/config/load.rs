@@ -29,21 +29,13 @@ const DEEPEST: usize = 64;
 ///
 /// The file cannot be read, or it has problems: all of them at once.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
-    let unreadable = |source| ConfigError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;
-    file.take(MOST_BYTES as u64 + 1)
-        .read_to_end(&mut bytes)
-        .map_err(unreadable)?;
+    file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let name = path.display().to_string();
     let env = |name: &str| std::env::var(name).ok();
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = std::path::absolute(folder).map_err(unreadable)?;
     let parse = |text: &str| parse_in(Some(&folder), text, &name, &env);
     let mut config = match str::from_utf8(&bytes) {
@@ -111,15 +103,8 @@ fn tree(text: &str, report: &mut Report<'_>) -> Option<Node> {
     for (at, message) in tree.problems {
         report.add(at, message);
     }
-    let nothing = Scalar {
-        text: String::new(),
-        plain: true,
-        expanded: false,
-    };
-    Some(tree.root.unwrap_or(Node {
-        at: 0..0,
-        value: Value::Scalar(nothing),
-    }))
+    let nothing = Scalar { text: String::new(), plain: true, expanded: false };
+    Some(tree.root.unwrap_or(Node { at: 0..0, value: Value::Scalar(nothing) }))
 }
 
 fn bytes(span: Span) -> Range<usize> {
@@ -135,27 +120,13 @@ struct Stop {
 
 impl Stop {
     fn new(at: usize, message: &str) -> Self {
-        Self {
-            at,
-            message: message.into(),
-            hint: None,
-        }
+        Self { at, message: message.into(), hint: None }
     }
 
     fn syntax(error: &ScanError, text: &str) -> Self {
         let at = error.marker().byte_offset().unwrap_or_default().min(text.len());
-        let before = text
-            .get(..at)
-            .unwrap_or_default()
-            .rsplit('\n')
-            .next()
-            .unwrap_or_default();
-        let after = text
-            .get(at..)
-            .unwrap_or_default()
-            .split('\n')
-            .next()
-            .unwrap_or_default();
+        let before = text.get(..at).unwrap_or_default().rsplit('\n').next().unwrap_or_default();
+        let after = text.get(at..).unwrap_or_default().split('\n').next().unwrap_or_default();
         let line = format!("{before}{after}");
         let hint = if line.contains("${") {
             Some("put quotes around a value with `${…}` in it")
@@ -167,11 +138,7 @@ impl Stop {
         // An unexpected character may belong to a secret; all other texts are fixed ones.
         let message = error.info();
         let message = message.split(": `").next().unwrap_or_default();
-        Self {
-            at,
-            message: format!("this is not valid YAML: {message}"),
-            hint,
-        }
+        Self { at, message: format!("this is not valid YAML: {message}"), hint }
     }
 }
 
@@ -210,10 +177,7 @@ impl Tree {
             Event::DocumentStart(..) => {
                 self.documents += 1;
                 if self.documents > 1 {
-                    return Err(Stop::new(
-                        at.start,
-                        "expected one document; a second one starts here",
-                    ));
+                    return Err(Stop::new(at.start, "expected one document; a second one starts here"));
                 }
                 Ok(())
             }
@@ -222,19 +186,8 @@ impl Tree {
                 let before = self.size;
                 self.size.text += text.len();
                 let text = text.into_owned();
-                let value = Value::Scalar(Scalar {
-                    text,
-                    plain,
-                    expanded: false,
-                });
-                self.node(
-                    Node {
-                        at: at.clone(),
-                        value,
-                    },
-                    anchor,
-                    before,
-                )
+                let value = Value::Scalar(Scalar { text, plain, expanded: false });
+                self.node(Node { at: at.clone(), value }, anchor, before)
             }
             Event::SequenceStart(_, anchor, _) => self.open(at.start, anchor, Value::List(Vec::new())),
             Event::MappingStart(_, anchor, _) => self.open(at.start, anchor, Value::Map(Vec::new())),
@@ -243,24 +196,13 @@ impl Tree {
                     return Ok(());
                 };
                 let end = trimmed_end(report.text(), open.start, at.end);
-                let node = Node {
-                    at: open.start..end,
-                    value: open.value,
-                };
+                let node = Node { at: open.start..end, value: open.value };
                 self.node(node, open.anchor, open.before)
             }
             Event::Alias(anchor) => self.alias(anchor, at),
             Event::UnresolvedAlias(_) => {
-                self.problems
-                    .push((at.start, "this alias (`*…`) has no anchor (`&…`) before it"));
-                self.node(
-                    Node {
-                        at: at.clone(),
-                        value: Value::Reported,
-                    },
-                    0,
-                    self.size,
-                )
+                self.problems.push((at.start, "this alias (`*…`) has no anchor (`&…`) before it"));
+                self.node(Node { at: at.clone(), value: Value::Reported }, 0, self.size)
             }
             _ => Ok(()),
         }
@@ -268,33 +210,16 @@ impl Tree {
 
     fn open(&mut self, start: usize, anchor: usize, value: Value) -> Result<(), Stop> {
         if self.open.len() >= DEEPEST {
-            return Err(Stop::new(
-                start,
-                "lists and mappings are nested more than 64 deep",
-            ));
+            return Err(Stop::new(start, "lists and mappings are nested more than 64 deep"));
         }
-        self.open.push(Open {
-            start,
-            anchor,
-            before: self.size,
-            key: None,
-            value,
-        });
+        self.open.push(Open { start, anchor, before: self.size, key: None, value });
         Ok(())
     }
 
     fn alias(&mut self, anchor: usize, at: &Range<usize>) -> Result<(), Stop> {
         let Some((node, size)) = self.anchors.get(&anchor) else {
-            self.problems
-                .push((at.start, "this alias (`*…`) stands inside its own anchor (`&…`)"));
-            return self.node(
-                Node {
-                    at: at.clone(),
-                    value: Value::Reported,
-                },
-                0,
-                self.size,
-            );
+            self.problems.push((at.start, "this alias (`*…`) stands inside its own anchor (`&…`)"));
+            return self.node(Node { at: at.clone(), value: Value::Reported }, 0, self.size);
         };
         let before = self.size;
         self.size.nodes += size.nodes;
@@ -303,10 +228,7 @@ impl Tree {
             return Err(Stop::new(at.start, "aliases (`*…`) make this file too large"));
         }
         if self.open.len() + node.height() > DEEPEST {
-            return Err(Stop::new(
-                at.start,
-                "lists and mappings are nested more than 64 deep",
-            ));
+            return Err(Stop::new(at.start, "lists and mappings are nested more than 64 deep"));
         }
         let node = node.clone();
         self.node(node, 0, before)
@@ -319,39 +241,23 @@ impl Tree {
             return Err(Stop::new(node.at.start, "the file has more than 100000 values"));
         }
         if anchor > 0 {
-            let size = Size {
-                nodes: self.size.nodes - before.nodes,
-                text: self.size.text - before.text,
-            };
+            let size = Size { nodes: self.size.nodes - before.nodes, text: self.size.text - before.text };
             // An anchored node is kept twice, and so it counts twice.
             self.size.nodes += size.nodes;
             self.size.text += size.text;
             if self.size.nodes > MOST_NODES || self.size.text > MOST_TEXT {
-                return Err(Stop::new(
-                    node.at.start,
-                    "anchors (`&…`) make this file too large",
-                ));
+                return Err(Stop::new(node.at.start, "anchors (`&…`) make this file too large"));
             }
             self.anchors.insert(anchor, (node.clone(), size));
         }
         match self.open.last_mut() {
             None => self.root = Some(node),
-            Some(Open {
-                value: Value::List(items),
-                ..
-            }) => items.push(node),
-            Some(Open {
-                value: Value::Map(entries),
-                key,
-                ..
-            }) => match key.take() {
+            Some(Open { value: Value::List(items), .. }) => items.push(node),
+            Some(Open { value: Value::Map(entries), key, .. }) => match key.take() {
                 None => *key = Some(node),
                 Some(key) => entries.push(Entry { key, value: node }),
             },
-            Some(Open {
-                value: Value::Scalar(_) | Value::Reported,
-                ..
-            }) => {}
+            Some(Open { value: Value::Scalar(_) | Value::Reported, .. }) => {}
         }
         Ok(())
     }
@@ -361,11 +267,7 @@ impl Tree {
         let line = report.line_range(stop.at);
         let shown = report.text().get(line.clone()).unwrap_or_default();
         let mask = mask::unparsed_line(shown, schema::keys(), &self.open_keys());
-        report.cover(
-            mask.into_iter()
-                .map(|mask| line.start + mask.start..line.start + mask.end)
-                .collect(),
-        );
+        report.cover(mask.into_iter().map(|mask| line.start + mask.start..line.start + mask.end).collect());
         match stop.hint {
             Some(hint) => report.add_with_hint(stop.at, stop.message, hint),
             None => report.add(stop.at, stop.message),
@@ -381,6 +283,5 @@ impl Tree {
 
 /// A block ends, to the parser, where the next thing starts; take off the space between.
 fn trimmed_end(text: &str, start: usize, end: usize) -> usize {
-    text.get(start..end)
-        .map_or(end, |block| start + block.trim_end().len())
+    text.get(start..end).map_or(end, |block| start + block.trim_end().len())
 }

@@ -66,9 +66,7 @@ fn walk(node: &Node, parent: &str, text: &str, known: &[String], masks: &mut Vec
     match &node.value {
         Value::Reported => {}
         Value::Scalar(_) => masks.extend(user_info(node, parent, text)),
-        Value::List(items) => items
-            .iter()
-            .for_each(|item| walk(item, parent, text, known, masks)),
+        Value::List(items) => items.iter().for_each(|item| walk(item, parent, text, known, masks)),
         Value::Map(entries) => {
             for entry in entries {
                 // A mapping or list as a key is no setting at all; nobody knows what is in it.
@@ -113,17 +111,8 @@ fn cover_entry(entry: &Entry, text: &str, masks: &mut Vec<Range<usize>>) {
     let after_colon = after.trim_start().strip_prefix(':').unwrap_or_default();
     let space = after_colon.len() - after_colon.trim_start_matches([' ', '\t']).len();
     let start = entry.key.at.end + colon + 1 + space;
-    let line = text
-        .get(end..)
-        .unwrap_or_default()
-        .split(['\n', '\r'])
-        .next()
-        .unwrap_or_default();
-    let comment = line
-        .trim_start()
-        .trim_start_matches(':')
-        .trim_start()
-        .starts_with('#');
+    let line = text.get(end..).unwrap_or_default().split(['\n', '\r']).next().unwrap_or_default();
+    let comment = line.trim_start().trim_start_matches(':').trim_start().starts_with('#');
     masks.push(start..if comment { end + line.len() } else { end });
 }
 

@@ -72,9 +72,7 @@ impl Node {
             Value::Scalar(_) | Value::Reported => 0,
             Value::List(items) => 1 + items.iter().map(Self::height).max().unwrap_or_default(),
             Value::Map(entries) => {
-                let heights = entries
-                    .iter()
-                    .map(|entry| entry.key.height().max(entry.value.height()));
+                let heights = entries.iter().map(|entry| entry.key.height().max(entry.value.height()));
                 1 + heights.max().unwrap_or_default()
             }
         }
@@ -122,10 +120,7 @@ fn merge(entry: Entry, merged: &mut Vec<Entry>, report: &mut Report<'_>) {
             Value::Map(entries) => merged.extend(entries),
             Value::Reported => {}
             Value::Scalar(_) | Value::List(_) => {
-                report.add(
-                    entry.key.at.start,
-                    "expected a mapping, or a list of mappings, after `<<`",
-                );
+                report.add(entry.key.at.start, "expected a mapping, or a list of mappings, after `<<`");
             }
         }
     }
@@ -142,10 +137,7 @@ fn unique(own: Vec<Entry>, merged: Vec<Entry>, report: &mut Report<'_>) -> Vec<E
         if let Some(first) = seen.get(&key) {
             let first = report.line(*first);
             let name = report.name(&entry.key);
-            report.add(
-                entry.key.at.start,
-                format!("{name} is given twice, first on line {first}"),
-            );
+            report.add(entry.key.at.start, format!("{name} is given twice, first on line {first}"));
         } else {
             seen.insert(key, entry.key.at.start);
             kept.push(entry);

@@ -55,24 +55,12 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            file,
-            line,
-            column,
-            message,
-            hint,
-            source_line,
-            caret,
-        } = self;
+        let Self { file, line, column, message, hint, source_line, caret } = self;
         write!(f, "{file}:{line}:{column}: {message}")?;
         if !source_line.is_empty() {
             let number = line.to_string();
             let margin = " ".repeat(number.len());
-            write!(
-                f,
-                "\n  {number} | {source_line}\n  {margin} | {}^",
-                " ".repeat(*caret)
-            )?;
+            write!(f, "\n  {number} | {source_line}\n  {margin} | {}^", " ".repeat(*caret))?;
         }
         match hint {
             Some(hint) => write!(f, "\n    hint: {hint}"),
@@ -117,13 +105,7 @@ impl<'a> Report<'a> {
             _ => false,
         });
         let line_starts = std::iter::once(0).chain(breaks.map(|(at, _)| at + 1)).collect();
-        Self {
-            text,
-            line_starts,
-            masks: Vec::new(),
-            found: Vec::new(),
-            folder: None,
-        }
+        Self { text, line_starts, masks: Vec::new(), found: Vec::new(), folder: None }
     }
 
     /// The folder of the file, if there is a file: paths in it start there.
@@ -159,19 +141,11 @@ impl<'a> Report<'a> {
     }
 
     pub(super) fn add(&mut self, at: usize, message: impl Into<String>) {
-        self.found.push(Found {
-            at,
-            message: message.into(),
-            hint: None,
-        });
+        self.found.push(Found { at, message: message.into(), hint: None });
     }
 
     pub(super) fn add_with_hint(&mut self, at: usize, message: impl Into<String>, hint: impl Into<String>) {
-        self.found.push(Found {
-            at,
-            message: message.into(),
-            hint: Some(hint.into()),
-        });
+        self.found.push(Found { at, message: message.into(), hint: Some(hint.into()) });
     }
 
     /// A key as a message may name it: a key inside something secret is not named.
@@ -195,11 +169,7 @@ impl<'a> Report<'a> {
     /// The bytes of the line around `at`, without its end.
     pub(super) fn line_range(&self, at: usize) -> Range<usize> {
         let line = self.line(at);
-        let start = self
-            .line_starts
-            .get(line.saturating_sub(1))
-            .copied()
-            .unwrap_or_default();
+        let start = self.line_starts.get(line.saturating_sub(1)).copied().unwrap_or_default();
         let end = self.line_starts.get(line).copied().unwrap_or(self.text.len());
         let line = self.text.get(start..end).unwrap_or_default();
         start..start + line.trim_end_matches(['\r', '\n']).len()
@@ -226,15 +196,7 @@ impl<'a> Report<'a> {
         let before = self.text.get(range.start..at.min(range.end)).unwrap_or_default();
         let (source_line, caret) = self.shown_line(&range, at);
         let (line, column) = (self.line(at), before.chars().count() + 1);
-        Problem {
-            file: file.into(),
-            line,
-            column,
-            message,
-            hint,
-            source_line,
-            caret,
-        }
+        Problem { file: file.into(), line, column, message, hint, source_line, caret }
     }
 
     /// The line with secrets covered, and where its caret goes.
@@ -247,11 +209,7 @@ impl<'a> Report<'a> {
         for (offset, c) in line.char_indices() {
             let here = range.start + offset;
             if here >= at && caret.is_none() {
-                caret = Some(if covered {
-                    shown.len().saturating_sub(3)
-                } else {
-                    shown.len()
-                });
+                caret = Some(if covered { shown.len().saturating_sub(3) } else { shown.len() });
             }
             // Indentation is shown even inside a secret of several lines.
             indented &= c.is_whitespace();
@@ -274,14 +232,7 @@ fn cut(line: &[char], caret: usize) -> (String, usize) {
     }
     let skipped = caret.saturating_sub(LINE_WIDTH / 2);
     let head = if skipped > 0 { "…" } else { "" };
-    let tail = if line.len() - skipped > LINE_WIDTH {
-        "…"
-    } else {
-        ""
-    };
+    let tail = if line.len() - skipped > LINE_WIDTH { "…" } else { "" };
     let middle: String = line.iter().skip(skipped).take(LINE_WIDTH).collect();
-    (
-        format!("{head}{middle}{tail}"),
-        caret - skipped + head.chars().count(),
-    )
+    (format!("{head}{middle}{tail}"), caret - skipped + head.chars().count())
 }

@@ -20,11 +20,7 @@ use super::{
 
 pub(super) fn config(root: &Node, report: &mut Report<'_>) -> Option<Config> {
     if root.is_null() {
-        report.add_with_hint(
-            root.at.start,
-            "the file is empty",
-            "the least it needs is `agents: []`",
-        );
+        report.add_with_hint(root.at.start, "the file is empty", "the least it needs is `agents: []`");
         return None;
     }
     let mut f = Fields::open(root, report)?;
@@ -46,8 +42,7 @@ fn metrics(node: &Node, report: &mut Report<'_>) -> Option<Metrics> {
     let mut f = Fields::open(node, report)?;
     let listen = f.required(&["listen"], |node, report| {
         checked(node, report, |text| {
-            text.parse()
-                .map_err(|_| "expected an address with a port, such as `127.0.0.1:9464`".into())
+            text.parse().map_err(|_| "expected an address with a port, such as `127.0.0.1:9464`".into())
         })
     });
     f.close();
@@ -73,12 +68,8 @@ fn nats(node: &Node, report: &mut Report<'_>) -> Option<Nats> {
         user: f.parsed(&["user"], values::filled),
         password: f.secret(&["password"], |text| Ok(text.to_owned())),
         tls: f.get(&["tls"], tls),
-        subject_prefix: f
-            .parsed(&["subject_prefix"], values::subject_prefix)
-            .unwrap_or(local.subject_prefix),
-        reply_prefixes: f
-            .get(&["reply_prefixes"], reply_prefixes)
-            .unwrap_or(local.reply_prefixes),
+        subject_prefix: f.parsed(&["subject_prefix"], values::subject_prefix).unwrap_or(local.subject_prefix),
+        reply_prefixes: f.get(&["reply_prefixes"], reply_prefixes).unwrap_or(local.reply_prefixes),
         agent_protocol: f.get(&["agent_protocol"], agent_protocol),
     };
     check::nats(&mut f);
@@ -116,10 +107,7 @@ fn servers(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
 
 fn reply_prefixes(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
     if matches!(&node.value, Value::List(items) if items.iter().all(Node::is_absent)) {
-        report.add(
-            node.at.start,
-            "expected at least one pattern: the bridge could answer nobody",
-        );
+        report.add(node.at.start, "expected at least one pattern: the bridge could answer nobody");
     }
     list(node, report, values::subject_pattern)
 }
@@ -164,19 +152,16 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
     });
     let duration = |f: &mut Fields<'_, '_, '_>, key: &'static str| f.parsed(&[key], values::parse_duration);
     let shell = f.get(&["shell"], truth).unwrap_or(false);
-    let command = f.get(&["command", "a2a_server_command"], |node, report| {
-        supervision::command(node, report, shell)
-    });
+    let command =
+        f.get(&["command", "a2a_server_command"], |node, report| supervision::command(node, report, shell));
     let verify_port = f.get(&["verify_port"], truth);
     let working_dir = f.parsed(&["working_dir"], values::path);
     let mut env = f.get(&["env"], env).unwrap_or_default();
     let (env_file, variables) = f.get(&["env_file"], supervision::env_file).unzip();
     let variables = variables.unwrap_or_default();
     let digest = Digest::of(node, &variables);
-    let startup_timeout = f.parsed(
-        &["startup_timeout", "a2a_server_startup_timeout"],
-        values::parse_duration,
-    );
+    let startup_timeout =
+        f.parsed(&["startup_timeout", "a2a_server_startup_timeout"], values::parse_duration);
     let startup = f.get(&["startup"], supervision::startup);
     let readiness = f.get(&["readiness"], supervision::readiness);
     let liveness = f.get(&["liveness"], supervision::liveness);
@@ -195,9 +180,7 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
     let protocol = f.parsed(&["protocol"], values::protocol);
     let binding = f.parsed(&["binding"], values::binding);
     let use_card_url = f.get(&["use_card_url"], truth);
-    let allowed_hosts = f.get(&["allowed_hosts"], |node, report| {
-        list(node, report, values::host)
-    });
+    let allowed_hosts = f.get(&["allowed_hosts"], |node, report| list(node, report, values::host));
     let card_path = f.parsed(&["card_path"], values::card_path);
     let card = f.get(&["card"], card);
     let card_refresh = duration(&mut f, "card_refresh");
@@ -295,10 +278,7 @@ fn headers(node: &Node, report: &mut Report<'_>) -> Option<BTreeMap<String, Secr
             report.add(key.at.start, format!("{shown} {reason}"));
         } else if let Some(first) = seen.insert(name.to_ascii_lowercase(), key.at.start) {
             let first = report.line(first);
-            report.add(
-                key.at.start,
-                format!("{shown} is given twice, first on line {first}"),
-            );
+            report.add(key.at.start, format!("{shown} is given twice, first on line {first}"));
         }
         checked(value, report, values::header_value).map(SecretString::from)
     })
@@ -324,29 +304,18 @@ fn skills(node: &Node, report: &mut Report<'_>) -> Option<Skills> {
 }
 
 fn rename(node: &Node, report: &mut Report<'_>) -> Option<BTreeMap<String, String>> {
-    words(node, report, |_, value, report| {
-        checked(value, report, values::filled)
-    })
+    words(node, report, |_, value, report| checked(value, report, values::filled))
 }
 
 impl Config {
     /// Makes relative paths start at the folder of the file.
     pub(super) fn resolve_paths(&mut self, folder: &Path) {
-        let tls = self
-            .nats
-            .tls
-            .iter_mut()
-            .flat_map(|tls| [&mut tls.ca, &mut tls.cert, &mut tls.key]);
+        let tls = self.nats.tls.iter_mut().flat_map(|tls| [&mut tls.ca, &mut tls.cert, &mut tls.key]);
         let agents = self.agents.iter_mut().flat_map(|agent| {
             let tls = agent.tls.iter_mut();
-            tls.flat_map(|tls| [&mut tls.ca, &mut tls.cert, &mut tls.key])
-                .chain([&mut agent.working_dir])
+            tls.flat_map(|tls| [&mut tls.ca, &mut tls.cert, &mut tls.key]).chain([&mut agent.working_dir])
         });
-        for path in std::iter::once(&mut self.nats.credentials)
-            .chain(tls)
-            .chain(agents)
-            .flatten()
-        {
+        for path in std::iter::once(&mut self.nats.credentials).chain(tls).chain(agents).flatten() {
             *path = folder.join(&*path);
         }
     }

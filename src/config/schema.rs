@@ -23,10 +23,7 @@ pub fn schema() -> Value {
 /// As derived: each key once.
 fn settings() -> Value {
     let inline = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
-    let mut schema = inline
-        .into_generator()
-        .into_root_schema_for::<Config>()
-        .to_value();
+    let mut schema = inline.into_generator().into_root_schema_for::<Config>().to_value();
     if let Some(object) = schema.as_object_mut() {
         object.insert("title".into(), "Settings of a2a-bridge".into());
     }
@@ -51,23 +48,12 @@ fn finish(schema: &mut Value) {
     let mut others = Map::new();
     for (key, property) in properties.iter_mut() {
         let needed = is_required(property);
-        let aliases = property
-            .as_object_mut()
-            .and_then(|property| property.remove(ALIASES));
-        let aliases: Vec<_> = aliases
-            .iter()
-            .flat_map(Value::as_array)
-            .flatten()
-            .cloned()
-            .collect();
+        let aliases = property.as_object_mut().and_then(|property| property.remove(ALIASES));
+        let aliases: Vec<_> = aliases.iter().flat_map(Value::as_array).flatten().cloned().collect();
         if needed && aliases.is_empty() {
             required.push(key.clone());
         } else if needed {
-            let names = aliases
-                .iter()
-                .chain([&Value::from(key.as_str())])
-                .cloned()
-                .collect::<Vec<_>>();
+            let names = aliases.iter().chain([&Value::from(key.as_str())]).cloned().collect::<Vec<_>>();
             either.push(json!({ "oneOf": names.iter().map(|name| json!({ "required": [name] })).collect::<Vec<_>>() }));
         }
         for alias in aliases.iter().filter_map(Value::as_str) {
@@ -113,10 +99,7 @@ pub(super) fn keys() -> &'static [String] {
                 collect(property, keys);
             }
         }
-        schema
-            .get("items")
-            .into_iter()
-            .for_each(|items| collect(items, keys));
+        schema.get("items").into_iter().for_each(|items| collect(items, keys));
     }
     &KEYS
 }
@@ -162,9 +145,8 @@ fn member(key: &str, property: &Value, margin: &str, out: &mut String) {
     } else if property.get("properties").is_some() {
         let _ = writeln!(out, "{margin}{key}:");
         return object(property, &deeper, "", out);
-    } else if let Some(items) = property
-        .get("items")
-        .filter(|items| items.get("properties").is_some() && !is_nullable(property))
+    } else if let Some(items) =
+        property.get("items").filter(|items| items.get("properties").is_some() && !is_nullable(property))
     {
         let _ = writeln!(out, "{margin}{key}:");
         return object(items, &deeper, "- ", out);
@@ -182,11 +164,7 @@ fn member(key: &str, property: &Value, margin: &str, out: &mut String) {
 }
 
 fn comment(property: &Value, margin: &str, out: &mut String) {
-    let mut text = property
-        .get("description")
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned();
+    let mut text = property.get("description").and_then(Value::as_str).unwrap_or_default().to_owned();
     let aliases = property.get(ALIASES).and_then(Value::as_array);
     for alias in aliases.into_iter().flatten().filter_map(Value::as_str) {
         let _ = write!(text, " Another name is `{alias}`.");
@@ -207,21 +185,15 @@ fn comment(property: &Value, margin: &str, out: &mut String) {
 fn yaml(value: &Value) -> String {
     let plain = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '$' || c == '/')
-            && text
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"_-./:${}".contains(&byte))
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-./:${}".contains(&byte))
     };
     match value {
         Value::String(text) if plain(text) => text.clone(),
-        Value::Array(items) => format!(
-            "[{}]",
-            items.iter().map(Value::to_string).collect::<Vec<_>>().join(", ")
-        ),
+        Value::Array(items) => {
+            format!("[{}]", items.iter().map(Value::to_string).collect::<Vec<_>>().join(", "))
+        }
         Value::Object(entries) if !entries.is_empty() => {
-            let entries = entries
-                .iter()
-                .map(|(key, value)| format!("{key}: {value}"))
-                .collect::<Vec<_>>();
+            let entries = entries.iter().map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>();
             format!("{{ {} }}", entries.join(", "))
         }
         _ => value.to_string(),

@@ -94,29 +94,19 @@ pub struct Liveness {
 
 impl Default for Startup {
     fn default() -> Self {
-        Self {
-            interval: Duration::from_millis(250),
-            timeout: Duration::from_secs(5),
-        }
+        Self { interval: Duration::from_millis(250), timeout: Duration::from_secs(5) }
     }
 }
 
 impl Default for Readiness {
     fn default() -> Self {
-        Self {
-            timeout: Duration::from_secs(10),
-            failures: 3,
-        }
+        Self { timeout: Duration::from_secs(10), failures: 3 }
     }
 }
 
 impl Default for Liveness {
     fn default() -> Self {
-        Self {
-            interval: Duration::from_secs(10),
-            timeout: Duration::from_secs(5),
-            failures: 3,
-        }
+        Self { interval: Duration::from_secs(10), timeout: Duration::from_secs(5), failures: 3 }
     }
 }
 
@@ -124,12 +114,8 @@ pub(super) fn startup(node: &Node, report: &mut Report<'_>) -> Option<Startup> {
     let mut f = Fields::open(node, report)?;
     let usual = Startup::default();
     let startup = Startup {
-        interval: f
-            .parsed(&["interval"], values::parse_duration)
-            .unwrap_or(usual.interval),
-        timeout: f
-            .parsed(&["timeout"], values::parse_duration)
-            .unwrap_or(usual.timeout),
+        interval: f.parsed(&["interval"], values::parse_duration).unwrap_or(usual.interval),
+        timeout: f.parsed(&["timeout"], values::parse_duration).unwrap_or(usual.timeout),
     };
     f.close();
     Some(startup)
@@ -139,9 +125,7 @@ pub(super) fn readiness(node: &Node, report: &mut Report<'_>) -> Option<Readines
     let mut f = Fields::open(node, report)?;
     let usual = Readiness::default();
     let readiness = Readiness {
-        timeout: f
-            .parsed(&["timeout"], values::parse_duration)
-            .unwrap_or(usual.timeout),
+        timeout: f.parsed(&["timeout"], values::parse_duration).unwrap_or(usual.timeout),
         failures: f.parsed(&["failures"], values::count).unwrap_or(usual.failures),
     };
     f.close();
@@ -152,12 +136,8 @@ pub(super) fn liveness(node: &Node, report: &mut Report<'_>) -> Option<Liveness>
     let mut f = Fields::open(node, report)?;
     let usual = Liveness::default();
     let liveness = Liveness {
-        interval: f
-            .parsed(&["interval"], values::parse_duration)
-            .unwrap_or(usual.interval),
-        timeout: f
-            .parsed(&["timeout"], values::parse_duration)
-            .unwrap_or(usual.timeout),
+        interval: f.parsed(&["interval"], values::parse_duration).unwrap_or(usual.interval),
+        timeout: f.parsed(&["timeout"], values::parse_duration).unwrap_or(usual.timeout),
         failures: f.parsed(&["failures"], values::count).unwrap_or(usual.failures),
     };
     f.close();
@@ -184,11 +164,7 @@ pub(super) fn restart(text: &str) -> Result<Restart, String> {
 
 pub(super) fn signal(text: &str) -> Result<Signal, String> {
     let name = text.to_ascii_uppercase();
-    let name = if name.starts_with("SIG") {
-        name
-    } else {
-        format!("SIG{name}")
-    };
+    let name = if name.starts_with("SIG") { name } else { format!("SIG{name}") };
     Signal::from_str(&name).map_err(|_| "expected the name of a signal, such as `SIGTERM` or `SIGINT`".into())
 }
 
@@ -213,10 +189,7 @@ pub(super) fn url(text: &str, port: Option<Port>) -> Result<url::Url, String> {
 pub(super) fn command(node: &Node, report: &mut Report<'_>, shell: bool) -> Option<Vec<String>> {
     if matches!(node.value, Value::List(_)) {
         if shell {
-            report.add(
-                node.at.start,
-                "with `shell: true` the command is one line, not a list",
-            );
+            report.add(node.at.start, "with `shell: true` the command is one line, not a list");
         }
         let words = super::fields::list(node, report, |text| Ok(text.to_owned()))?;
         return match values::command(words) {
@@ -272,11 +245,7 @@ fn read_env_file(path: &Path) -> Result<Vec<(String, SecretString)>, String> {
             .map(|(name, value)| (name.trim(), value.trim()))
             .filter(|(name, value)| values::is_env_name(name) && !value.contains('\0'))
             .ok_or_else(|| format!("line {} is not `NAME=value`", index + 1))?;
-        let quoted = |quote| {
-            value
-                .strip_prefix(quote)
-                .and_then(|rest| rest.strip_suffix(quote))
-        };
+        let quoted = |quote| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
         let value = quoted('"').or_else(|| quoted('\'')).unwrap_or(value);
         variables.push((name.to_owned(), SecretString::from(value)));
     }

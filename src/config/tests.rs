@@ -74,10 +74,7 @@ fn every_broken_file_gets_its_messages_and_no_secret_is_in_them() {
         let shown = format!("{error}\n");
         for secret in SECRETS {
             assert!(!shown.contains(secret), "{name} shows a secret:\n{shown}");
-            assert!(
-                !format!("{error:?}").contains(secret),
-                "{name} shows a secret in Debug"
-            );
+            assert!(!format!("{error:?}").contains(secret), "{name} shows a secret in Debug");
         }
         assert_file(&file.with_extension("expected"), &shown, "UPDATE_EXPECTED");
     }
@@ -144,10 +141,7 @@ fn the_example_files_load_and_editors_find_their_schema() {
         let env = |name: &str| (name == "ARCHIVE_TOKEN").then(|| "t0ps3cret".to_owned());
         let config = parse(&text, &name, &env).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(config.agents.len(), 1, "{name}");
-        assert!(
-            text.starts_with("# yaml-language-server: $schema=schema.json\n"),
-            "{name}"
-        );
+        assert!(text.starts_with("# yaml-language-server: $schema=schema.json\n"), "{name}");
         names.push(name);
     }
     names.sort();
@@ -173,27 +167,15 @@ fn the_schema_allows_no_other_keys_and_knows_every_name_of_a_key() {
     let agent = &schema["properties"]["agents"]["items"];
     assert_eq!(agent["additionalProperties"], false);
     assert_eq!(agent["properties"]["startup_timeout"]["default"], "30s");
-    assert_eq!(
-        agent["properties"]["a2a_server_startup_timeout"]["default"],
-        "30s"
-    );
-    assert_eq!(
-        agent["allOf"].as_array().unwrap().len(),
-        2,
-        "name and url, each by one of two names"
-    );
+    assert_eq!(agent["properties"]["a2a_server_startup_timeout"]["default"], "30s");
+    assert_eq!(agent["allOf"].as_array().unwrap().len(), 2, "name and url, each by one of two names");
     assert!(!schema.to_string().contains("x-aliases"));
 }
 
 #[test]
 fn a_file_that_is_not_there_is_named_and_so_are_the_ways_to_give_another() {
     let error = load(Path::new("no/such/file.yaml")).unwrap_err().to_string();
-    for part in [
-        "no/such/file.yaml",
-        "--config",
-        "A2A_BRIDGE_CONFIG",
-        "config/minimal.yaml",
-    ] {
+    for part in ["no/such/file.yaml", "--config", "A2A_BRIDGE_CONFIG", "config/minimal.yaml"] {
         assert!(error.contains(part), "{error}");
     }
 }

@@ -26,11 +26,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok()
         .filter(|duration| *duration <= LONGEST)
         .ok_or("expected a duration of at most 30 days (`30d`)")?;
-    if duration.is_zero() {
-        Err("expected a duration above zero".into())
-    } else {
-        Ok(duration)
-    }
+    if duration.is_zero() { Err("expected a duration above zero".into()) } else { Ok(duration) }
 }
 
 fn seconds(text: &str) -> Option<f64> {
@@ -41,12 +37,8 @@ fn seconds(text: &str) -> Option<f64> {
     let mut sum = 0.0;
     while !rest.is_empty() {
         let (number, after) = rest.split_at(rest.bytes().take_while(|byte| is_number(*byte)).count());
-        let (unit, after) = after.split_at(
-            after
-                .bytes()
-                .take_while(|byte| byte.is_ascii_alphabetic())
-                .count(),
-        );
+        let (unit, after) =
+            after.split_at(after.bytes().take_while(|byte| byte.is_ascii_alphabetic()).count());
         let scale = match unit {
             "ms" => 0.001,
             "s" => 1.0,
@@ -108,19 +100,11 @@ pub(super) fn count(text: &str) -> Result<usize, String> {
 }
 
 pub(super) fn filled(text: &str) -> Result<String, String> {
-    if text.trim().is_empty() {
-        Err("expected some text, found none".into())
-    } else {
-        Ok(text.into())
-    }
+    if text.trim().is_empty() { Err("expected some text, found none".into()) } else { Ok(text.into()) }
 }
 
 pub(super) fn path(text: &str) -> Result<PathBuf, String> {
-    if text.is_empty() || text.contains('\0') {
-        Err("expected a path".into())
-    } else {
-        Ok(text.into())
-    }
+    if text.is_empty() || text.contains('\0') { Err("expected a path".into()) } else { Ok(text.into()) }
 }
 
 pub(super) fn agent_name(text: &str) -> Result<String, String> {
@@ -218,17 +202,13 @@ fn nats_url(text: &str) -> Result<String, String> {
 pub(super) fn subject_prefix(text: &str) -> Result<String, String> {
     let token = |token: &str| {
         !token.is_empty()
-            && token
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+            && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
     };
     if text.len() <= 128 && text.split('.').all(token) {
         Ok(text.into())
     } else {
-        Err(
-            "expected words of letters, digits, `_` and `-` with dots between them, at most 128 characters"
-                .into(),
-        )
+        Err("expected words of letters, digits, `_` and `-` with dots between them, at most 128 characters"
+            .into())
     }
 }
 
@@ -238,17 +218,13 @@ pub(super) fn subject_pattern(text: &str) -> Result<String, String> {
         "" => false,
         "*" => true,
         ">" => index == last,
-        _ => !token
-            .chars()
-            .any(|c| c.is_whitespace() || c.is_control() || matches!(c, '*' | '>')),
+        _ => !token.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '*' | '>')),
     };
     if text.split('.').enumerate().all(token) {
         Ok(text.into())
     } else {
-        Err(
-            "expected a subject pattern such as `_INBOX.>`: `*` stands for a whole word, `>` comes last"
-                .into(),
-        )
+        Err("expected a subject pattern such as `_INBOX.>`: `*` stands for a whole word, `>` comes last"
+            .into())
     }
 }
 
@@ -287,11 +263,7 @@ pub(super) fn command(words: Vec<String>) -> Result<Vec<String>, String> {
 }
 
 pub(super) fn env_value(text: &str) -> Result<String, String> {
-    if text.contains('\0') {
-        Err("a variable holds no zero characters".into())
-    } else {
-        Ok(text.into())
-    }
+    if text.contains('\0') { Err("a variable holds no zero characters".into()) } else { Ok(text.into()) }
 }
 
 pub(super) fn is_env_name(name: &str) -> bool {
@@ -332,11 +304,7 @@ pub(super) fn header_name(name: &str) -> Result<(), &'static str> {
         "transfer-encoding",
         "upgrade",
     ];
-    if name.is_empty()
-        || !name
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || MARKS.contains(c))
-    {
+    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || MARKS.contains(c)) {
         Err("is not a valid header name")
     } else if OWN.contains(&name.to_ascii_lowercase().as_str()) {
         Err("is set by the bridge itself")

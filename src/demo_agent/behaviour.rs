@@ -60,10 +60,7 @@ async fn work(job: Job) {
         Skill::Stream => stream(&job).await,
         Skill::Supervisor => supervisor::run(turn, argument).await,
         Skill::File => turn.complete("bundle", file()),
-        Skill::Fail => turn.status(
-            State::Failed,
-            vec![Part::text(format!("planned failure: {argument}"))],
-        ),
+        Skill::Fail => turn.status(State::Failed, vec![Part::text(format!("planned failure: {argument}"))]),
         Skill::Reject => turn.status(State::Rejected, vec![Part::text("planned rejection")]),
         Skill::Slow => slow(&job).await,
         Skill::State if is_new => state(&job).await,
@@ -101,11 +98,7 @@ fn report(job: &Job) {
     let mut earlier = job.referenced.iter().flat_map(|entry| entry.task().artifacts);
     let refined = earlier.rfind(|artifact| artifact.name == "report");
     let answer = argument.to_lowercase();
-    let known = |word: &str| {
-        answer
-            .split(|c: char| !c.is_alphanumeric())
-            .any(|part| part == word)
-    };
+    let known = |word: &str| answer.split(|c: char| !c.is_alphanumeric()).any(|part| part == word);
     let (file_name, media_type) = match refined.as_ref().map(is_pdf) {
         Some(true) => ("report.pdf", "application/pdf"),
         Some(false) => ("report.md", "text/markdown"),
@@ -121,40 +114,21 @@ fn report(job: &Job) {
             return;
         }
     };
-    let order = turn
-        .entry
-        .task()
-        .history
-        .first()
-        .map(|message| message.text())
-        .unwrap_or_default();
+    let order = turn.entry.task().history.first().map(|message| message.text()).unwrap_or_default();
     let text = format!("Report: {order}");
     let file = match media_type {
-        "application/pdf" => Part::file(
-            file_name,
-            media_type,
-            format!("%PDF-1.4\n% {text}\n%%EOF\n").as_bytes(),
-        ),
+        "application/pdf" => {
+            Part::file(file_name, media_type, format!("%PDF-1.4\n% {text}\n%%EOF\n").as_bytes())
+        }
         _ => Part::file(file_name, media_type, format!("# {text}\n").as_bytes()),
     };
     let parts = vec![Part::text(text), file];
-    turn.artifact(
-        Artifact {
-            id: new_id(),
-            name: "report".into(),
-            description: None,
-            parts,
-        },
-        Chunk::Whole,
-    );
+    turn.artifact(Artifact { id: new_id(), name: "report".into(), description: None, parts }, Chunk::Whole);
     turn.status(State::Completed, vec![Part::text("Here is your report.")]);
 }
 
 fn is_pdf(artifact: &Artifact) -> bool {
-    artifact
-        .parts
-        .iter()
-        .any(|part| part.media_type.as_deref() == Some("application/pdf"))
+    artifact.parts.iter().any(|part| part.media_type.as_deref() == Some("application/pdf"))
 }
 
 async fn auth(job: &Job) {
@@ -165,12 +139,10 @@ async fn auth(job: &Job) {
         "auth_type": "api_key",
         "service": "archive",
     });
-    job.turn
-        .status(State::AuthRequired, vec![Part::text(prompt), Part::data(&form)]);
+    job.turn.status(State::AuthRequired, vec![Part::text(prompt), Part::data(&form)]);
     if let Some(delay) = job.delays.auth_after {
         sleep(delay).await;
-        job.turn
-            .complete("auth", vec![Part::text("Signed in elsewhere; the work is done.")]);
+        job.turn.complete("auth", vec![Part::text("Signed in elsewhere; the work is done.")]);
     }
 }
 
@@ -186,15 +158,8 @@ async fn stream(job: &Job) {
             _ => Chunk::Next,
         };
         let parts = vec![Part::text(word)];
-        job.turn.artifact(
-            Artifact {
-                id: id.clone(),
-                name: "stream".into(),
-                description: None,
-                parts,
-            },
-            chunk,
-        );
+        job.turn
+            .artifact(Artifact { id: id.clone(), name: "stream".into(), description: None, parts }, chunk);
         sleep(job.delays.token).await;
     }
     job.turn.status(State::Completed, Vec::new());
@@ -202,10 +167,7 @@ async fn stream(job: &Job) {
 
 fn file() -> Vec<Part> {
     let data = json!({"n": 1, "f": 1.5, "l": [1, null]});
-    vec![
-        Part::file("a.png", "image/png", b"\x89PNG\x00\x01"),
-        Part::data(&data),
-    ]
+    vec![Part::file("a.png", "image/png", b"\x89PNG\x00\x01"), Part::data(&data)]
 }
 
 async fn slow(job: &Job) {
@@ -218,8 +180,7 @@ async fn slow(job: &Job) {
         sleep(TICK).await;
         done += TICK;
     }
-    job.turn
-        .complete("slow", vec![Part::text(format!("worked for {seconds} s"))]);
+    job.turn.complete("slow", vec![Part::text(format!("worked for {seconds} s"))]);
 }
 
 async fn state(job: &Job) {

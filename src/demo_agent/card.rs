@@ -47,11 +47,7 @@ pub(super) fn good(agent: &Agent) -> Response {
 
 fn card(agent: &Agent) -> Value {
     let args = &agent.args;
-    let published: &[Skill] = if args.skills.is_empty() {
-        Skill::value_variants()
-    } else {
-        &args.skills
-    };
+    let published: &[Skill] = if args.skills.is_empty() { Skill::value_variants() } else { &args.skills };
     let mut card = json!({
         "name": args.name,
         "description": "The demo agent of a2a-bridge: a skill for every way a task can go.",
@@ -83,11 +79,7 @@ fn card(agent: &Agent) -> Value {
             "security": [{"bearer": []}],
         }),
     };
-    for (key, value) in [own, security]
-        .iter()
-        .filter_map(Value::as_object)
-        .flat_map(Map::clone)
-    {
+    for (key, value) in [own, security].iter().filter_map(Value::as_object).flat_map(Map::clone) {
         set(&mut card, &key, value);
     }
     card

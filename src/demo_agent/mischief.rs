@@ -48,18 +48,12 @@ pub(super) async fn answer(skill: Skill, argument: &str, streaming: bool) -> Res
         Skill::RpcError => return Err(Fault::Planned(number_in(argument).unwrap_or(-32603))),
         Skill::Http => {
             let status = number_in(argument).and_then(|code| StatusCode::from_u16(code).ok());
-            (
-                status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-                "planned status",
-            )
-                .into_response()
+            (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), "planned status").into_response()
         }
         Skill::Html => web_page(),
-        Skill::Garbage => (
-            [(header::CONTENT_TYPE, "application/json")],
-            r#"{"weather":"fine"}"#,
-        )
-            .into_response(),
+        Skill::Garbage => {
+            ([(header::CONTENT_TYPE, "application/json")], r#"{"weather":"fine"}"#).into_response()
+        }
         // A stream has to begin before it can be cut: that is done where it is written.
         Skill::Cut if !streaming => cut(),
         _ => return Ok(None),
@@ -78,10 +72,7 @@ fn cut() -> Response {
         sleep(Duration::from_millis(50)).await;
         Err(io::Error::other("planned cut"))
     });
-    let headers = [
-        (header::CONTENT_TYPE, "application/json"),
-        (header::CONTENT_LENGTH, "1000"),
-    ];
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CONTENT_LENGTH, "1000")];
     (headers, Body::from_stream(begin.chain(end))).into_response()
 }
 
@@ -100,10 +91,7 @@ pub(super) fn leave_grandchild() -> io::Result<Option<u32>> {
 
 /// A child that is in no group and no session of the agent.
 pub(super) fn leave_daemon() -> io::Result<Option<u32>> {
-    let child = Command::new("setsid")
-        .args(["sleep", "1000"])
-        .stdin(Stdio::null())
-        .spawn()?;
+    let child = Command::new("setsid").args(["sleep", "1000"]).stdin(Stdio::null()).spawn()?;
     Ok(child.id())
 }
 
@@ -116,8 +104,5 @@ pub(super) fn flood(line: usize) -> io::Result<()> {
         let text = one.repeat((65536 / one.len()).max(1));
         while io::stderr().write_all(text.as_bytes()).is_ok() {}
     };
-    std::thread::Builder::new()
-        .name("flood".into())
-        .spawn(write)
-        .map(drop)
+    std::thread::Builder::new().name("flood".into()).spawn(write).map(drop)
 }

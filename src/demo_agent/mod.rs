@@ -117,10 +117,7 @@ pub struct Args {
 
 impl Args {
     fn delays(&self) -> Delays {
-        Delays {
-            token: self.token_delay,
-            auth_after: self.auth_after,
-        }
+        Delays { token: self.token_delay, auth_after: self.auth_after }
     }
 }
 
@@ -131,31 +128,22 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
     let stop = stop_on_signal(args.ignore_sigterm).context("listen for signals")?;
     if args.leave_grandchild {
-        let pid = mischief::leave_grandchild()
-            .context("start the grandchild")?
-            .unwrap_or_default();
+        let pid = mischief::leave_grandchild().context("start the grandchild")?.unwrap_or_default();
         say(&format!("grandchild {pid}"))?;
     }
     if args.leave_daemon {
-        let pid = mischief::leave_daemon()
-            .context("start the daemon")?
-            .unwrap_or_default();
+        let pid = mischief::leave_daemon().context("start the daemon")?.unwrap_or_default();
         say(&format!("daemon {pid}"))?;
     }
     if args.flood {
         mischief::flood(args.flood_line).context("start the flood")?;
     }
-    if stop
-        .run_until_cancelled(tokio::time::sleep(args.slow_start))
-        .await
-        .is_none()
-    {
+    if stop.run_until_cancelled(tokio::time::sleep(args.slow_start)).await.is_none() {
         return Ok(());
     }
     let address = (Ipv4Addr::LOCALHOST, args.port);
-    let listener = TcpListener::bind(address)
-        .await
-        .with_context(|| format!("listen on port {}", args.port))?;
+    let listener =
+        TcpListener::bind(address).await.with_context(|| format!("listen on port {}", args.port))?;
     say(&format!("listening on http://{}", listener.local_addr()?))?;
     server::serve(listener, args, stop).await.context("serve HTTP")
 }
@@ -179,9 +167,7 @@ fn stop_on_signal(ignore_sigterm: bool) -> io::Result<CancellationToken> {
 /// One line on stdout, at once: whoever started the agent may be waiting for it.
 fn say(line: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{line}")
-        .and_then(|()| out.flush())
-        .context("write to stdout")
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("write to stdout")
 }
 
 /// `20ms`, `3s`, `1.5s` or `2m`.

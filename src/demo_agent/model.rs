@@ -26,10 +26,7 @@ pub(super) enum State {
 impl State {
     /// A finished task never changes again.
     pub(super) fn is_final(self) -> bool {
-        matches!(
-            self,
-            Self::Completed | Self::Failed | Self::Canceled | Self::Rejected
-        )
+        matches!(self, Self::Completed | Self::Failed | Self::Canceled | Self::Rejected)
     }
 
     /// Nothing more happens until the caller says something (or, with auth, acts elsewhere).
@@ -64,12 +61,7 @@ pub(super) struct Part {
 
 impl From<Content> for Part {
     fn from(content: Content) -> Self {
-        Self {
-            content,
-            name: None,
-            media_type: None,
-            metadata: None,
-        }
+        Self { content, name: None, media_type: None, metadata: None }
     }
 }
 
@@ -139,11 +131,7 @@ impl Status {
     pub(super) fn now(state: State, message: Option<Message>) -> Self {
         let now = OffsetDateTime::now_utc();
         let micros = now.replace_nanosecond(now.microsecond() * 1000).unwrap_or(now);
-        Self {
-            state,
-            message,
-            timestamp: micros.format(&Rfc3339).ok(),
-        }
+        Self { state, message, timestamp: micros.format(&Rfc3339).ok() }
     }
 }
 

@@ -72,12 +72,7 @@ pub(super) async fn answer(agent: &Arc<Agent>, headers: &HeaderMap, body: &[u8])
     let (id, outcome) = match parse(body) {
         Ok(request) => {
             let params = request.params.map_or("{}", RawValue::get);
-            let call = Call {
-                agent,
-                headers,
-                id: request.id.as_ref(),
-                params,
-            };
+            let call = Call { agent, headers, id: request.id.as_ref(), params };
             (request.id.clone(), call.dispatch(&request.method).await)
         }
         Err(fault) => (None, Err(fault)),
@@ -114,9 +109,7 @@ impl Call<'_> {
         let method = protocol.method(method).ok_or(Fault::NoSuchMethod)?;
         self.agent.check_version(self.headers)?;
         if let Method::Send | Method::Stream = method {
-            return self
-                .send(protocol.send(self.params)?, method == Method::Stream)
-                .await;
+            return self.send(protocol.send(self.params)?, method == Method::Stream).await;
         }
         let query: Query = read(self.params)?;
         let entry = || match query.id.as_deref() {
@@ -141,12 +134,7 @@ impl Call<'_> {
     }
 
     async fn send(&self, send: Send, streaming: bool) -> Result<Response, Fault> {
-        let Send {
-            message,
-            accepted_output_modes,
-            blocking,
-            history_length,
-        } = send;
+        let Send { message, accepted_output_modes, blocking, history_length } = send;
         let (store, protocol) = (&self.agent.store, self.agent.args.protocol);
         self.agent.messages.fetch_add(1, Ordering::Relaxed);
         let references = message.reference_task_ids.iter();
@@ -155,11 +143,7 @@ impl Call<'_> {
         let is_new = message.task_id.is_none();
         let (entry, view, turn, argument) = if let Some(id) = &message.task_id {
             let entry = store.get(id)?;
-            if message
-                .context_id
-                .as_ref()
-                .is_some_and(|context| *context != entry.context_id)
-            {
+            if message.context_id.as_ref().is_some_and(|context| *context != entry.context_id) {
                 return Err(Fault::BadParams("message.contextId: not that of the task".into()));
             }
             let argument = message.text();
@@ -182,14 +166,7 @@ impl Call<'_> {
         if let Some(turn) = turn {
             let headers = self.headers.clone();
             let delays = self.agent.args.delays();
-            let job = Job {
-                turn,
-                argument,
-                referenced,
-                headers,
-                accepted_output_modes,
-                delays,
-            };
+            let job = Job { turn, argument, referenced, headers, accepted_output_modes, delays };
             self.agent.tasks.spawn(behaviour::run(job));
         }
 
@@ -205,19 +182,11 @@ impl Call<'_> {
     }
 
     fn direct(&self, context_id: &str, argument: &str, streaming: bool) -> Response {
-        let text = if argument.is_empty() {
-            "direct reply"
-        } else {
-            argument
-        };
+        let text = if argument.is_empty() { "direct reply" } else { argument };
         let message = Message::from_agent(context_id, None, vec![Part::text(text)]);
         let answer = self.agent.args.protocol.message_answer(&message);
         let answer = self.agent.args.protocol.response(self.id, Ok(answer));
-        if streaming {
-            sse(stream::iter([Ok(format!("data: {answer}\n\n"))]))
-        } else {
-            json(answer)
-        }
+        if streaming { sse(stream::iter([Ok(format!("data: {answer}\n\n"))])) } else { json(answer) }
     }
 
     fn result(&self, result: Box<RawValue>) -> Response {

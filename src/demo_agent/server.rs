@@ -72,9 +72,7 @@ fn routes(agent: Arc<Agent>) -> Router {
     if agent.args.hang {
         return Router::new().fallback(pending::<Response>);
     }
-    let mut routes = Router::new()
-        .route("/", post(call))
-        .route("/moved/agent-card.json", get(moved_card));
+    let mut routes = Router::new().route("/", post(call)).route("/moved/agent-card.json", get(moved_card));
     if !agent.args.only_old_card_path {
         routes = routes.route(NEW_CARD, get(get_card));
     }
@@ -114,21 +112,13 @@ async fn moved_card(State(agent): State<Arc<Agent>>) -> Response {
 }
 
 fn unauthorized() -> Response {
-    (
-        StatusCode::UNAUTHORIZED,
-        [(header::WWW_AUTHENTICATE, "Bearer")],
-        "Unauthorized",
-    )
-        .into_response()
+    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], "Unauthorized").into_response()
 }
 
 impl Agent {
     fn knows(&self, headers: &HeaderMap) -> bool {
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
-        self.args
-            .bearer
-            .as_ref()
-            .is_none_or(|token| given == Some(format!("Bearer {token}").as_bytes()))
+        self.args.bearer.as_ref().is_none_or(|token| given == Some(format!("Bearer {token}").as_bytes()))
     }
 
     /// 1.0 refuses what it was not asked in; 0.3 knows no version header.

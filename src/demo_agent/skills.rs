@@ -43,9 +43,7 @@ pub(super) struct About {
 impl Skill {
     /// The id on the card.
     pub(super) fn id(self) -> String {
-        self.to_possible_value()
-            .map(|value| value.get_name().to_owned())
-            .unwrap_or_default()
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
     fn from_id(id: &str) -> Option<Self> {
@@ -56,17 +54,11 @@ impl Skill {
     /// the whole text, else the first word with the rest, else `None` with the whole text.
     pub(super) fn chosen_by(message: &Message) -> (Option<Self>, String) {
         let text = message.text();
-        let named = message
-            .metadata
-            .as_ref()
-            .and_then(|metadata| metadata.get("skill_id")?.as_str());
+        let named = message.metadata.as_ref().and_then(|metadata| metadata.get("skill_id")?.as_str());
         if let Some(skill) = named.and_then(Self::from_id) {
             return (Some(skill), text);
         }
-        let (first, rest) = text
-            .trim_start()
-            .split_once(char::is_whitespace)
-            .unwrap_or((text.trim(), ""));
+        let (first, rest) = text.trim_start().split_once(char::is_whitespace).unwrap_or((text.trim(), ""));
         match Self::from_id(first) {
             Some(Self::Echo) => (Some(Self::Echo), text),
             Some(skill) => (Some(skill), rest.trim_start().to_owned()),

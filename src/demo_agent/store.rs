@@ -34,10 +34,7 @@ impl Run {
     /// The event number `at`, as soon as there is one; `None` at the end.
     pub(super) async fn event(&self, at: usize) -> Option<Event> {
         let mut log = self.0.subscribe();
-        let log = log
-            .wait_for(|log| log.outcome.is_some() || log.events.len() > at)
-            .await
-            .ok()?;
+        let log = log.wait_for(|log| log.outcome.is_some() || log.events.len() > at).await.ok()?;
         log.events.get(at).cloned()
     }
 
@@ -84,9 +81,7 @@ impl Inner {
     /// Lets the followers go; who comes later follows a new log.
     fn end_run(&mut self) {
         let outcome = Some(self.task.clone());
-        std::mem::take(&mut self.run)
-            .0
-            .send_modify(|log| log.outcome = outcome);
+        std::mem::take(&mut self.run).0.send_modify(|log| log.outcome = outcome);
     }
 }
 
@@ -99,24 +94,14 @@ pub(super) struct View {
 
 impl Store {
     pub(super) fn new() -> Self {
-        let tasks = Cache::builder()
-            .max_capacity(MAX_TASKS)
-            .eviction_policy(EvictionPolicy::lru())
-            .build();
-        Self {
-            tasks,
-            opened: AtomicU64::new(0),
-        }
+        let tasks = Cache::builder().max_capacity(MAX_TASKS).eviction_policy(EvictionPolicy::lru()).build();
+        Self { tasks, opened: AtomicU64::new(0) }
     }
 
     /// A new task with its first message.
     pub(super) fn open(&self, skill: Skill, context_id: String, message: Message) -> (View, Turn) {
         let id = new_id();
-        let status = Status {
-            state: State::Submitted,
-            message: None,
-            timestamp: None,
-        };
+        let status = Status { state: State::Submitted, message: None, timestamp: None };
         let task = Task {
             id: id.clone(),
             context_id: context_id.clone(),
@@ -124,20 +109,9 @@ impl Store {
             artifacts: Vec::new(),
             history: Vec::new(),
         };
-        let inner = Inner {
-            task,
-            run: Arc::default(),
-            turn: 0,
-            stop: CancellationToken::new(),
-        };
+        let inner = Inner { task, run: Arc::default(), turn: 0, stop: CancellationToken::new() };
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
-        let entry = Arc::new(Entry {
-            id: id.clone(),
-            context_id,
-            skill,
-            number,
-            inner: Mutex::new(inner),
-        });
+        let entry = Arc::new(Entry { id: id.clone(), context_id, skill, number, inner: Mutex::new(inner) });
         self.tasks.insert(id, entry.clone());
         let mut inner = entry.lock();
         let turn = entry.start_turn(&mut inner, message);
@@ -160,23 +134,12 @@ impl Store {
 impl Inner {
     fn view(&self) -> View {
         let at = self.run.0.borrow().events.len();
-        View {
-            task: self.task.clone(),
-            run: self.run.clone(),
-            at,
-        }
+        View { task: self.task.clone(), run: self.run.clone(), at }
     }
 
     fn refuse_if_final(&self) -> Result<(), Fault> {
         let state = self.task.status.state;
-        if state.is_final() {
-            Err(Fault::Finished {
-                id: self.task.id.clone(),
-                state,
-            })
-        } else {
-            Ok(())
-        }
+        if state.is_final() { Err(Fault::Finished { id: self.task.id.clone(), state }) } else { Ok(()) }
     }
 }
 
@@ -225,11 +188,7 @@ impl Entry {
     }
 
     fn own(&self, message: Message) -> Message {
-        Message {
-            task_id: Some(self.id.clone()),
-            context_id: Some(self.context_id.clone()),
-            ..message
-        }
+        Message { task_id: Some(self.id.clone()), context_id: Some(self.context_id.clone()), ..message }
     }
 
     fn start_turn(self: &Arc<Self>, inner: &mut Inner, message: Message) -> Turn {
@@ -237,12 +196,7 @@ impl Entry {
         inner.task.history.push(message.clone());
         // A turn that waits in the background (auth that happens elsewhere) is superseded.
         std::mem::take(&mut inner.stop).cancel();
-        Turn {
-            entry: self.clone(),
-            number: inner.turn,
-            stop: inner.stop.clone(),
-            message,
-        }
+        Turn { entry: self.clone(), number: inner.turn, stop: inner.stop.clone(), message }
     }
 }
 
@@ -278,12 +232,7 @@ impl Turn {
 
     /// Completes the task with one artifact.
     pub(super) fn complete(&self, name: &str, parts: Vec<Part>) {
-        let artifact = Artifact {
-            id: new_id(),
-            name: name.into(),
-            description: None,
-            parts,
-        };
+        let artifact = Artifact { id: new_id(), name: name.into(), description: None, parts };
         self.artifact(artifact, Chunk::Whole);
         self.status(State::Completed, Vec::new());
     }

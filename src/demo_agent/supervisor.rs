@@ -16,24 +16,12 @@ pub(super) async fn run(turn: &Turn, query: &str) {
     let about = "Complete execution plan streamed to user";
     one(turn, "execution_plan_update", about, &plan.concat(), Chunk::Next);
     let started = "🔧 Supervisor: Calling Agent Argocd...\n";
-    one(
-        turn,
-        "tool_notification_start",
-        "Tool call started: argocd",
-        started,
-        Chunk::Whole,
-    );
+    one(turn, "tool_notification_start", "Tool call started: argocd", started, Chunk::Whole);
     let result = result();
     let about = "Streaming result from Platform Engineer";
     tokens(turn, "streaming_result", about, &result).await;
     let completed = "✅ Supervisor: Agent Argocd completed\n";
-    one(
-        turn,
-        "tool_notification_complete",
-        "Tool call completed: argocd",
-        completed,
-        Chunk::Whole,
-    );
+    one(turn, "tool_notification_complete", "Tool call completed: argocd", completed, Chunk::Whole);
     let about = "Partial result from Platform Engineer (stream ended)";
     one(turn, "partial_result", about, &result.concat(), Chunk::Closing);
     turn.status(State::Completed, Vec::new());
@@ -41,29 +29,13 @@ pub(super) async fn run(turn: &Turn, query: &str) {
 
 fn plan(query: &str) -> Vec<String> {
     let head = ["⟦", "**", "🎯", " Execution Plan: ", query, "**", "\n"].map(String::from);
-    let steps = (1..).flat_map(|n| {
-        [
-            format!("- step {n}"),
-            ": ".into(),
-            "ask Argocd".into(),
-            "\n".into(),
-        ]
-    });
+    let steps = (1..).flat_map(|n| [format!("- step {n}"), ": ".into(), "ask Argocd".into(), "\n".into()]);
     let body = head.into_iter().chain(steps).take(PLAN_TOKENS - 1);
     body.chain(["⟧".to_owned()]).collect()
 }
 
 fn result() -> Vec<String> {
-    let head = [
-        "Here",
-        " is",
-        " the",
-        " ArgoCD",
-        " version",
-        " information:",
-        "\n",
-    ]
-    .map(String::from);
+    let head = ["Here", " is", " the", " ArgoCD", " version", " information:", "\n"].map(String::from);
     let rows = (1..).flat_map(|n| [format!("- app-{n:03}"), ": ".into(), "v3.1.8".into(), "\n".into()]);
     head.into_iter().chain(rows).take(RESULT_TOKENS).collect()
 }

@@ -175,23 +175,12 @@ impl Child {
         };
         #[cfg(not(target_os = "linux"))]
         let started = plain::start(spec, host, output);
-        let Started {
-            pid,
-            guard,
-            phase,
-            orders,
-        } = started.map_err(|source| SpawnError::new(program, source))?;
+        let Started { pid, guard, phase, orders } =
+            started.map_err(|source| SpawnError::new(program, source))?;
         if let Some(records) = &host.records {
             records.add(&spec.agent, guard, pid);
         }
-        Ok(Self {
-            agent: Arc::clone(&spec.agent),
-            pid,
-            guard,
-            phase,
-            orders,
-            records: host.records.clone(),
-        })
+        Ok(Self { agent: Arc::clone(&spec.agent), pid, guard, phase, orders, records: host.records.clone() })
     }
 
     /// Its process id.
@@ -277,10 +266,7 @@ pub(super) fn read_output(child: &mut tokio::process::Child, host: &Host, output
 
 pub(super) fn pid_of(child: &tokio::process::Child) -> i32 {
     // A child that was just spawned and not yet waited for has an id.
-    child
-        .id()
-        .and_then(|id| i32::try_from(id).ok())
-        .unwrap_or_default()
+    child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or_default()
 }
 
 fn is_inherited(name: &str) -> bool {

@@ -56,10 +56,7 @@ pub fn main_if_asked() -> Option<ExitCode> {
     let signal = arguments.next().and_then(|word| word.to_str()?.parse().ok());
     let program = arguments.next();
     let (Some(signal), Some(program)) = (signal, program) else {
-        let _ = writeln!(
-            io::stderr(),
-            "{WORD} is what the bridge runs its agents under, nothing for people"
-        );
+        let _ = writeln!(io::stderr(), "{WORD} is what the bridge runs its agents under, nothing for people");
         return Some(ExitCode::from(64));
     };
     let mut command = Command::new(program);
@@ -172,11 +169,7 @@ impl Guard {
             None => PollTimeout::NONE,
         };
         let mut watched = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        watched.extend(
-            self.bridge
-                .iter()
-                .map(|bridge| PollFd::new(bridge.as_fd(), PollFlags::POLLIN)),
-        );
+        watched.extend(self.bridge.iter().map(|bridge| PollFd::new(bridge.as_fd(), PollFlags::POLLIN)));
         let _ = poll(&mut watched, timeout);
     }
 

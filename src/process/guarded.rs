@@ -52,25 +52,10 @@ pub(super) async fn start(program: &Path, spec: &Spec, host: &Host, output: &Out
     let (told, phase) = watch::channel(Phase::Running);
     let (sender, received) = mpsc::channel(4);
     let mark = host.records.as_ref().map(|records| records.mark(&spec.agent));
-    let keeper = Keeper {
-        child,
-        pid,
-        start: procfs::Stat::read(pid).map(|stat| stat.start),
-        mark,
-        told,
-        orders,
-    };
-    host.tasks.spawn(
-        "agent guard",
-        OnFailure::StopBridge,
-        keeper.run(reports, received),
-    );
-    Ok(Started {
-        pid,
-        guard: Some(guard_pid),
-        phase,
-        orders: sender,
-    })
+    let keeper =
+        Keeper { child, pid, start: procfs::Stat::read(pid).map(|stat| stat.start), mark, told, orders };
+    host.tasks.spawn("agent guard", OnFailure::StopBridge, keeper.run(reports, received));
+    Ok(Started { pid, guard: Some(guard_pid), phase, orders: sender })
 }
 
 struct Keeper {
@@ -115,10 +100,7 @@ impl Keeper {
         }
         let orderly = reaper::wait(&mut self.child).await;
         if !orderly {
-            tracing::warn!(
-                pid = self.pid,
-                "a guard process was killed; ending what it guarded"
-            );
+            tracing::warn!(pid = self.pid, "a guard process was killed; ending what it guarded");
             self.end_orphans();
         }
         let exit = exit.filter(|_| orderly).unwrap_or(Exit::WithGuard);
@@ -130,17 +112,9 @@ impl Keeper {
     fn end_orphans(&self) {
         let is_child =
             procfs::Stat::read(self.pid).map(|stat| stat.start) == self.start && self.start.is_some();
-        let below = if is_child {
-            procfs::descendants(self.pid)
-        } else {
-            Vec::new()
-        };
+        let below = if is_child { procfs::descendants(self.pid) } else { Vec::new() };
         let marked = self.mark.iter().flat_map(|mark| leftovers::marked(mark));
-        for pid in below
-            .into_iter()
-            .chain(is_child.then_some(self.pid))
-            .chain(marked)
-        {
+        for pid in below.into_iter().chain(is_child.then_some(self.pid)).chain(marked) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }

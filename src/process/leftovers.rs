@@ -33,10 +33,7 @@ impl Process {
     #[cfg(target_os = "linux")]
     fn find(pid: i32) -> Option<Self> {
         let stat = Stat::read(pid)?;
-        Some(Self {
-            pid,
-            start: stat.start,
-        })
+        Some(Self { pid, start: stat.start })
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -104,11 +101,7 @@ impl Records {
     }
 
     fn file(&self, agent: &str) -> PathBuf {
-        self.dir.join(format!(
-            "{}-{}.json",
-            self.bridge.pid,
-            hex(&Sha256::digest(agent))
-        ))
+        self.dir.join(format!("{}-{}.json", self.bridge.pid, hex(&Sha256::digest(agent))))
     }
 
     pub(super) fn add(&self, agent: &str, guard: Option<i32>, child: i32) {
@@ -175,9 +168,7 @@ impl Records {
         let (mut left, mut stale) = (HashSet::new(), Vec::new());
         for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let path = file.path();
-            let record = fs::read(&path)
-                .ok()
-                .and_then(|text| serde_json::from_slice::<Record>(&text).ok());
+            let record = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok());
             let Some(record) = record else {
                 stale.push(path);
                 continue;
@@ -189,11 +180,7 @@ impl Records {
             stale.push(path);
             let known = [record.guard, record.child].into_iter().flatten();
             for process in known.filter(|process| same_boot && process.is_alive()) {
-                left.extend(
-                    procfs::descendants(process.pid)
-                        .into_iter()
-                        .filter_map(Process::find),
-                );
+                left.extend(procfs::descendants(process.pid).into_iter().filter_map(Process::find));
                 left.insert(process);
             }
         }
@@ -223,9 +210,7 @@ impl Records {
 #[cfg(target_os = "linux")]
 pub(super) fn marked(mark: &str) -> Vec<i32> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
-    procfs::all()
-        .filter(|pid| *pid != own && procfs::variable(*pid, MARK).as_deref() == Some(mark))
-        .collect()
+    procfs::all().filter(|pid| *pid != own && procfs::variable(*pid, MARK).as_deref() == Some(mark)).collect()
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -254,10 +239,7 @@ fn make_private(dir: &Path) -> io::Result<()> {
     if found.is_dir() && found.uid() == nix::unistd::getuid().as_raw() && found.mode() & 0o022 == 0 {
         Ok(())
     } else {
-        let message = format!(
-            "{} is not a folder that only this user can write to",
-            dir.display()
-        );
+        let message = format!("{} is not a folder that only this user can write to", dir.display());
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
     }
 }

@@ -108,10 +108,8 @@ struct Ring {
 impl Output {
     /// Of nothing yet. What is in `secrets` is covered wherever it shows up.
     pub fn new(agent: Arc<str>, secrets: impl IntoIterator<Item = SecretString>) -> Self {
-        let secrets = secrets
-            .into_iter()
-            .filter(|secret| secret.expose_secret().len() >= SHORTEST_SECRET)
-            .collect();
+        let secrets =
+            secrets.into_iter().filter(|secret| secret.expose_secret().len() >= SHORTEST_SECRET).collect();
         Self(Arc::new(Shared {
             agent,
             secrets,
@@ -181,9 +179,7 @@ impl Output {
         let text = crate::json::shorten(text, KEPT_LINE);
         ring.bytes += text.len();
         let seq = *self.0.next.borrow();
-        let since_1970 = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         ring.lines.push_back(Line {
             seq,
             at_ms: u64::try_from(since_1970.as_millis()).unwrap_or_default(),
@@ -266,9 +262,7 @@ impl Pump {
         let counts = &self.output.0;
         counts.lines.fetch_add(lines, Relaxed);
         counts.dropped_lines.fetch_add(lines, Relaxed);
-        counts
-            .dropped_bytes
-            .fetch_add((text.len() + self.line.len()) as u64 + self.cut, Relaxed);
+        counts.dropped_bytes.fetch_add((text.len() + self.line.len()) as u64 + self.cut, Relaxed);
         self.dropped += lines;
         self.cut = 0;
         self.line.clear();
@@ -290,9 +284,7 @@ impl Pump {
         let flood = std::mem::take(&mut self.flood);
         let last: Vec<&[u8]> = flood.rsplit(|byte| *byte == b'\n').take(LAST_OF_FLOOD).collect();
         for line in last.into_iter().rev() {
-            let text = self
-                .output
-                .covered(line.get(..MAX_LINE.min(line.len())).unwrap_or_default());
+            let text = self.output.covered(line.get(..MAX_LINE.min(line.len())).unwrap_or_default());
             if !text.is_empty() {
                 self.output.keep(self.stream, level_of(&text), &text);
             }
@@ -350,10 +342,8 @@ fn level_of(line: &str) -> Level {
     let mut rest = head.as_str();
     while let Some(start) = rest.find(|c: char| c.is_ascii_alphabetic()) {
         let (gap, tail) = rest.split_at(start);
-        let (word, after) = tail.split_at(
-            tail.find(|c: char| !c.is_ascii_alphabetic())
-                .unwrap_or(tail.len()),
-        );
+        let (word, after) =
+            tail.split_at(tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len()));
         let is_key = before.eq_ignore_ascii_case("level") || before.eq_ignore_ascii_case("severity");
         let is_named = is_key && gap.contains(['=', ':']);
         if is_named || after.starts_with(':') || word.bytes().all(|byte| byte.is_ascii_uppercase()) {

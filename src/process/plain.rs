@@ -15,10 +15,8 @@ use super::output::Output;
 use crate::tasks::OnFailure;
 
 pub(super) fn start(spec: &Spec, host: &Host, output: &Output) -> io::Result<Started> {
-    let (program, arguments) = spec
-        .command
-        .split_first()
-        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let (program, arguments) =
+        spec.command.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut command = tokio::process::Command::new(program);
     command.args(arguments);
     surround(&mut command, spec, host);
@@ -29,12 +27,7 @@ pub(super) fn start(spec: &Spec, host: &Host, output: &Output) -> io::Result<Sta
     let (orders, received) = mpsc::channel(4);
     let keeper = keep(child, Pid::from_raw(pid), spec.stop_signal, told, received);
     host.tasks.spawn("agent process", OnFailure::StopBridge, keeper);
-    Ok(Started {
-        pid,
-        guard: None,
-        phase,
-        orders,
-    })
+    Ok(Started { pid, guard: None, phase, orders })
 }
 
 async fn keep(

@@ -37,10 +37,7 @@ impl LocalPort {
     pub fn of(url: &Url) -> Option<Self> {
         let hosts = match url.host()? {
             Host::Domain(name) if name.trim_end_matches('.').eq_ignore_ascii_case("localhost") => {
-                vec![
-                    IpAddr::V4(Ipv4Addr::LOCALHOST),
-                    std::net::Ipv6Addr::LOCALHOST.into(),
-                ]
+                vec![IpAddr::V4(Ipv4Addr::LOCALHOST), std::net::Ipv6Addr::LOCALHOST.into()]
             }
             Host::Domain(_) => return None,
             Host::Ipv4(ip) => vec![IpAddr::V4(ip)],
@@ -78,11 +75,8 @@ impl LocalPort {
             .flat_map(|tree| std::iter::once(tree).chain(procfs::descendants(tree)))
             .collect();
         let held = procfs::sockets(ours, &inodes);
-        let foreign: std::collections::HashSet<u64> = inodes
-            .iter()
-            .filter(|inode| !held.contains_key(inode))
-            .copied()
-            .collect();
+        let foreign: std::collections::HashSet<u64> =
+            inodes.iter().filter(|inode| !held.contains_key(inode)).copied().collect();
         if foreign.is_empty() {
             let mut holders: Vec<i32> = held.into_values().flatten().collect();
             holders.sort_unstable();
@@ -112,11 +106,8 @@ pub fn listened_by(tree: i32) -> Vec<u16> {
     let all = linux::listening();
     let inodes = all.iter().map(|(_, _, inode)| *inode).collect();
     let held = procfs::sockets(std::iter::once(tree).chain(procfs::descendants(tree)), &inodes);
-    let mut ports: Vec<u16> = all
-        .into_iter()
-        .filter(|(_, _, inode)| held.contains_key(inode))
-        .map(|(_, port, _)| port)
-        .collect();
+    let mut ports: Vec<u16> =
+        all.into_iter().filter(|(_, _, inode)| held.contains_key(inode)).map(|(_, port, _)| port).collect();
     ports.sort_unstable();
     ports.dedup();
     ports
@@ -150,9 +141,7 @@ mod linux {
     /// The inodes of sockets that listen on `port`; `None` without `/proc/net/tcp`.
     pub(super) fn listeners(port: u16, concerns: impl Fn(IpAddr) -> bool) -> Option<HashSet<u64>> {
         let sockets = read()?;
-        let wanted = sockets
-            .into_iter()
-            .filter(|(ip, number, _)| *number == port && concerns(*ip));
+        let wanted = sockets.into_iter().filter(|(ip, number, _)| *number == port && concerns(*ip));
         Some(wanted.map(|(_, _, inode)| inode).collect())
     }
 
@@ -215,12 +204,7 @@ mod tests {
 
     #[test]
     fn only_addresses_of_this_machine_have_a_local_port() {
-        for url in [
-            "http://127.0.0.1:9",
-            "http://localhost:9",
-            "http://[::1]:9",
-            "http://0.0.0.0:9",
-        ] {
+        for url in ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9", "http://0.0.0.0:9"] {
             assert_eq!(local(url).unwrap().number, 9, "{url}");
         }
         assert_eq!(local("http://10.0.0.1:9"), None);
@@ -233,9 +217,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = local(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
         assert_eq!(port.holder(Some(own)), Holder::Ours(vec![own]));
-        let Holder::Foreign { process } = port.holder(None) else {
-            panic!("a foreign listener")
-        };
+        let Holder::Foreign { process } = port.holder(None) else { panic!("a foreign listener") };
         assert_eq!(process.unwrap().0, own);
         drop(listener);
         assert_eq!(port.holder(Some(own)), Holder::Nobody);

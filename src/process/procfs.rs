@@ -38,14 +38,7 @@ impl Stat {
         let group = fields.next()?.parse().ok()?;
         // See proc_pid_stat(5): starttime is field 22, and the group was field 5.
         let start = fields.nth(16)?.parse().ok()?;
-        Some(Self {
-            pid: pid.parse().ok()?,
-            name: name.to_owned(),
-            state,
-            parent,
-            group,
-            start,
-        })
+        Some(Self { pid: pid.parse().ok()?, name: name.to_owned(), state, parent, group, start })
     }
 
     /// Whether it has ended and only waits to be reaped.
@@ -76,17 +69,13 @@ pub fn children(pid: i32) -> Vec<i32> {
     };
     for thread in threads.flatten() {
         match fs::read_to_string(thread.path().join("children")) {
-            Ok(list) => children.extend(
-                list.split_ascii_whitespace()
-                    .filter_map(|id| id.parse::<i32>().ok()),
-            ),
+            Ok(list) => {
+                children.extend(list.split_ascii_whitespace().filter_map(|id| id.parse::<i32>().ok()))
+            }
             // The kernel was built without this file, or the thread has just ended.
             Err(_) if thread.path().exists() => {
                 let all = all().filter_map(Stat::read);
-                return all
-                    .filter(|stat| stat.parent == pid)
-                    .map(|stat| stat.pid)
-                    .collect();
+                return all.filter(|stat| stat.parent == pid).map(|stat| stat.pid).collect();
             }
             Err(_) => {}
         }

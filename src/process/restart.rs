@@ -14,11 +14,7 @@ pub struct Backoff {
 impl Backoff {
     /// Begins at `first`.
     pub fn new(first: Duration, longest: Duration) -> Self {
-        Self {
-            first,
-            longest,
-            next: first,
-        }
+        Self { first, longest, next: first }
     }
 
     /// The next pause, spread by up to a fifth to either side, so that agents that fell together
@@ -46,11 +42,7 @@ pub struct Budget {
 impl Budget {
     /// At most `most` within `window`.
     pub fn new(most: usize, window: Duration) -> Self {
-        Self {
-            most,
-            window,
-            spent: VecDeque::new(),
-        }
+        Self { most, window, spent: VecDeque::new() }
     }
 
     /// Takes one, if one is left.
@@ -81,10 +73,7 @@ mod tests {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
         for expected in [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0] {
             let pause = backoff.pause().as_secs_f64();
-            assert!(
-                (expected * 0.8..=expected * 1.2).contains(&pause),
-                "{pause} for {expected}"
-            );
+            assert!((expected * 0.8..=expected * 1.2).contains(&pause), "{pause} for {expected}");
         }
         backoff.reset();
         assert!(backoff.pause() <= Duration::from_millis(1200));

@@ -15,11 +15,8 @@ use crate::support::{Answer, Bridge, DemoAgent, Peer, attached, launched, peer, 
 #[tokio::test]
 async fn an_http_error_is_an_agent_error_with_its_status(#[case] status: u16, #[case] retryable: bool) {
     let bridge = Bridge::of_demo(&[]).await;
-    let reply = bridge
-        .prompt("demo.http", &status.to_string())
-        .only_reply()
-        .await
-        .expect_error("agent_error");
+    let reply =
+        bridge.prompt("demo.http", &status.to_string()).only_reply().await.expect_error("agent_error");
     assert_eq!(reply["error_info"]["http_status"], status);
     assert_eq!(reply["error_info"]["retryable"], retryable);
     assert_eq!(reply["error_info"]["a2a_code"], Value::Null);
@@ -32,16 +29,9 @@ async fn an_http_error_is_an_agent_error_with_its_status(#[case] status: u16, #[
 async fn what_is_not_a2a_is_an_agent_error(#[case] action: &str, #[values("1.0", "0.3")] protocol: &str) {
     let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
     let call = bridge.prompt(&format!("demo.{action}"), "x");
-    let reply = call
-        .only_reply()
-        .await
-        .expect_error("agent_error")
-        .saying("not A2A");
+    let reply = call.only_reply().await.expect_error("agent_error").saying("not A2A");
     assert!(reply["error_info"].get("http_status").is_none());
-    bridge
-        .prompt("demo.echo", "still there")
-        .await
-        .expect("COMPLETED");
+    bridge.prompt("demo.echo", "still there").await.expect("COMPLETED");
 }
 
 #[rstest]
@@ -97,10 +87,7 @@ async fn an_answer_over_the_limit_is_too_large(#[case] announced: bool) {
     let agent = attached("peer", &peer.url()).set("max_response_size", "2KiB");
     let bridge = Bridge::of(agent).start().await;
     let call = bridge.prompt("peer.ask", "x");
-    call.only_reply()
-        .await
-        .expect_error("too_large")
-        .saying("max_response_size");
+    call.only_reply().await.expect_error("too_large").saying("max_response_size");
 }
 
 #[tokio::test]
@@ -112,11 +99,7 @@ async fn a_json_rpc_error_under_an_http_error_keeps_both() {
     });
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     let call = bridge.prompt("peer.ask", "x");
-    let reply = call
-        .only_reply()
-        .await
-        .expect_error("agent_error")
-        .saying("no\nwind");
+    let reply = call.only_reply().await.expect_error("agent_error").saying("no\nwind");
     let info = &reply["error_info"];
     assert_eq!(info["a2a_code"], -32050);
     assert_eq!(info["a2a_data"], json!({"n": 1}));
@@ -205,7 +188,5 @@ async fn a_task_under_way_is_lost_with_its_agent() {
     }
     let reply = call.reply().await.expect_error("task_lost");
     assert_eq!(reply.task_id(), task);
-    bridge
-        .announced("demo", |object| object["state"] == "backing-off")
-        .await;
+    bridge.announced("demo", |object| object["state"] == "backing-off").await;
 }

@@ -20,10 +20,7 @@ impl Stage {
     async fn new() -> Self {
         let server = NatsServer::start().await;
         let bridge = Bridge::demo(&server).await;
-        Self {
-            server,
-            _bridge: bridge,
-        }
+        Self { server, _bridge: bridge }
     }
 
     fn say(&self, arguments: &[&str]) -> Said {
@@ -37,25 +34,14 @@ async fn agents_and_skills_are_listed_for_people_and_for_programs() {
     let agents = stage.say(&["agents"]);
     let lines: Vec<_> = agents.out.lines().collect();
     assert_eq!(lines[0], "NAME  STATUS  SKILLS  RESTARTS  AGE  LAST-ERROR");
-    assert!(
-        lines[1].starts_with("demo  ready   8       0         "),
-        "{agents:?}"
-    );
+    assert!(lines[1].starts_with("demo  ready   8       0         "), "{agents:?}");
     assert!(!agents.out.contains('\x1b'), "no colour where no terminal is");
 
     let agents = stage.say(&["agents", "list", "--output", "json"]).json();
-    assert_eq!(
-        (&agents[0]["agent"], &agents[0]["restarts"]),
-        (&json!("demo"), &json!(0))
-    );
+    assert_eq!((&agents[0]["agent"], &agents[0]["restarts"]), (&json!("demo"), &json!(0)));
 
     let skills = stage.say(&["skills", "demo"]);
-    assert!(
-        skills
-            .out
-            .contains("demo.report      topic, audience  Report writer"),
-        "{skills:?}"
-    );
+    assert!(skills.out.contains("demo.report      topic, audience  Report writer"), "{skills:?}");
     let skills = stage.say(&["skills", "--json"]).json();
     assert_eq!(skills[0]["subject"], "a2a.action.demo.echo");
     assert_eq!(skills[0]["params"]["required"], json!(["prompt"]));
@@ -70,15 +56,9 @@ async fn agents_and_skills_are_listed_for_people_and_for_programs() {
 async fn a_call_gives_the_answer_on_stdout_and_nothing_else() {
     let stage = Stage::new().await;
     let said = stage.say(&["call", "demo.echo", "hello"]);
-    assert_eq!(
-        (said.code, said.out.as_str(), said.err.as_str()),
-        (0, "hello\n", "")
-    );
+    assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (0, "hello\n", ""));
 
-    let said = run(
-        on(&stage.server.url(), &["call", "a2a.action.demo.echo", "-"]),
-        "two\nlines\n",
-    );
+    let said = run(on(&stage.server.url(), &["call", "a2a.action.demo.echo", "-"]), "two\nlines\n");
     assert_eq!((said.code, said.out.as_str()), (0, "two\nlines\n"));
 
     let said = stage.say(&["call", "demo.Echo", "by its name", "--json", "--session", "s-1"]);
@@ -93,52 +73,19 @@ async fn a_call_gives_the_answer_on_stdout_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_question_that_nobody_answers_can_be_answered_later_and_once() {
     let stage = Stage::new().await;
-    let asked = stage.say(&[
-        "call",
-        "demo.report",
-        "-p",
-        "topic=tides",
-        "-p",
-        "audience=sailors",
-    ]);
+    let asked = stage.say(&["call", "demo.report", "-p", "topic=tides", "-p", "audience=sailors"]);
     assert_eq!((asked.code, asked.out.as_str()), (1, ""), "{asked:?}");
-    assert!(
-        asked
-            .err
-            .starts_with("the agent asks: Which format would you like"),
-        "{asked:?}"
-    );
-    let id = asked
-        .err
-        .split_once("--answer ")
-        .unwrap()
-        .1
-        .split(' ')
-        .next()
-        .unwrap();
+    assert!(asked.err.starts_with("the agent asks: Which format would you like"), "{asked:?}");
+    let id = asked.err.split_once("--answer ").unwrap().1.split(' ').next().unwrap();
 
     let said = stage.say(&["call", "demo", "--answer", id, "Markdown"]);
-    assert_eq!(
-        said.out, "Report: Write a report about tides for sailors\n",
-        "{said:?}"
-    );
+    assert_eq!(said.out, "Report: Write a report about tides for sailors\n", "{said:?}");
     assert!(said.err.contains("file: report.md (text/markdown, "), "{said:?}");
     let again = stage.say(&["call", "demo", "--answer", id, "Markdown"]);
     assert_eq!(again.code, 1);
-    assert!(
-        again.err.contains("hint: the question was answered already"),
-        "{again:?}"
-    );
+    assert!(again.err.contains("hint: the question was answered already"), "{again:?}");
 
-    let asked = stage.say(&[
-        "call",
-        "demo.report",
-        "--json",
-        "-p",
-        "topic=a",
-        "-p",
-        "audience=b",
-    ]);
+    let asked = stage.say(&["call", "demo.report", "--json", "-p", "topic=a", "-p", "audience=b"]);
     assert_eq!(asked.code, 1);
     assert_eq!(asked.json()["status"], "INPUT_REQUIRED");
 }
@@ -153,10 +100,7 @@ async fn files_go_there_and_come_back() {
     let said = stage.say(&["call", "demo.echo", "x", "--file", note, "--save", into]);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.err.contains("note.txt (text/plain, 10 bytes)"), "{said:?}");
-    assert_eq!(
-        std::fs::read_to_string(saved.join("note.txt")).unwrap(),
-        "some words"
-    );
+    assert_eq!(std::fs::read_to_string(saved.join("note.txt")).unwrap(), "some words");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,58 +126,25 @@ async fn every_failure_has_its_exit_code_and_says_what_to_try() {
             "error: ",
             "hint: give it more time with `--timeout`",
         ),
-        (
-            &["call", "demo.ehco", "x"],
-            69,
-            "agent `demo` has no skill `ehco`",
-            "did you mean `echo`?",
-        ),
-        (
-            &["call", "dem.echo", "x"],
-            69,
-            "there is no agent `dem`",
-            "did you mean `demo`?",
-        ),
-        (
-            &["call", "demo", "x"],
-            64,
-            "which skill of agent `demo`?",
-            "it has: auth, echo,",
-        ),
+        (&["call", "demo.ehco", "x"], 69, "agent `demo` has no skill `ehco`", "did you mean `echo`?"),
+        (&["call", "dem.echo", "x"], 69, "there is no agent `dem`", "did you mean `demo`?"),
+        (&["call", "demo", "x"], 64, "which skill of agent `demo`?", "it has: auth, echo,"),
         (&["call", "demo.echo", "-p", "topic"], 64, "NAME=VALUE", "hint: "),
-        (
-            &["call", "demo.echo", "x", "--timeout", "soon"],
-            64,
-            "soon",
-            "--help",
-        ),
+        (&["call", "demo.echo", "x", "--timeout", "soon"], 64, "soon", "--help"),
         (
             &["agents", "--nats", &nowhere],
             69,
             "cannot connect to NATS at nats://127.0.0.1:",
             "hint: is a nats-server running there?",
         ),
-        (
-            &["agents", "--prefix", "other"],
-            69,
-            "no agents on NATS",
-            "try `--prefix a2a`",
-        ),
-        (
-            &["task", "get", "demo", "nope"],
-            1,
-            "never seen",
-            "hint: the id may be mistyped",
-        ),
+        (&["agents", "--prefix", "other"], 69, "no agents on NATS", "try `--prefix a2a`"),
+        (&["task", "get", "demo", "nope"], 1, "never seen", "hint: the id may be mistyped"),
     ];
     for (arguments, code, what, hint) in cases {
         let said = stage.say(arguments);
         assert_eq!(said.code, code, "{arguments:?}: {said:?}");
         assert_eq!(said.out, "", "{arguments:?}");
-        assert!(
-            said.err.contains(what) && said.err.contains(hint),
-            "{arguments:?}: {said:?}"
-        );
+        assert!(said.err.contains(what) && said.err.contains(hint), "{arguments:?}: {said:?}");
     }
 }
 
@@ -252,10 +163,7 @@ async fn init_writes_settings_for_an_agent_that_answers_and_never_overwrites() {
     assert_eq!((said.code, said.out.as_str()), (0, ""), "{said:?}");
     let file = dir.path().join("a2a-bridge.yaml");
     let text = std::fs::read_to_string(&file).unwrap();
-    assert!(
-        text.contains("- name: demo\n") && text.contains("#   report: Write a report"),
-        "{text}"
-    );
+    assert!(text.contains("- name: demo\n") && text.contains("#   report: Write a report"), "{text}");
     assert_eq!(init(&[]).code, 64);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "left as it was");
 
@@ -270,9 +178,7 @@ async fn init_writes_settings_for_an_agent_that_answers_and_never_overwrites() {
 async fn users_with_the_documented_permissions_can_serve_and_call() {
     let conf = crate::support::cli::root().join("deploy/nats-permissions.conf");
     let conf = std::fs::read_to_string(conf).unwrap();
-    let conf = conf
-        .replace("$BRIDGE_PASSWORD", "one")
-        .replace("$CALLER_PASSWORD", "two");
+    let conf = conf.replace("$BRIDGE_PASSWORD", "one").replace("$CALLER_PASSWORD", "two");
     let server = NatsServer::start_configured(&conf).await;
     let demo = std::fs::read_to_string(crate::support::cli::root().join("config/demo.yaml")).unwrap();
     let settings = demo
@@ -296,15 +202,9 @@ async fn users_with_the_documented_permissions_can_serve_and_call() {
     let elsewhere = say(&["call", "demo.echo", "x", "--prefix", "other"]);
     assert_eq!(elsewhere.code, 69);
     assert!(elsewhere.err.contains("NATS does not permit it"), "{elsewhere:?}");
-    let stranger = run(
-        on(&server.url(), &["agents", "--user", "x", "--password", "y"]),
-        "",
-    );
+    let stranger = run(on(&server.url(), &["agents", "--user", "x", "--password", "y"]), "");
     assert_eq!(stranger.code, 69);
-    assert!(
-        stranger.err.contains("the server wants other credentials"),
-        "{stranger:?}"
-    );
+    assert!(stranger.err.contains("the server wants other credentials"), "{stranger:?}");
 }
 
 #[test]

@@ -51,18 +51,10 @@ fn bad_settings_are_all_told_with_their_place_and_nothing_starts(#[case] command
     let output = program(&[command, "--config", settings.path()]);
     assert_eq!(output.status.code(), Some(78));
     let errors = text(&output.stderr);
-    for place in [
-        "bridge.yaml:3:3: ",
-        "bridge.yaml:6:",
-        "bridge.yaml:7:",
-        "bridge.yaml:8:",
-    ] {
+    for place in ["bridge.yaml:3:3: ", "bridge.yaml:6:", "bridge.yaml:7:", "bridge.yaml:8:"] {
         assert!(errors.contains(place), "no {place} in:\n{errors}");
     }
-    assert!(
-        errors.contains("subjectprefix") && errors.contains("subject_prefix"),
-        "{errors}"
-    );
+    assert!(errors.contains("subjectprefix") && errors.contains("subject_prefix"), "{errors}");
     assert_eq!(text(&output.stdout), "");
 }
 
@@ -97,9 +89,7 @@ fn good_settings_are_checked_offline_without_anybody_there() {
 fn the_settings_file_can_be_named_by_a_variable() {
     let settings = Settings::of(GOOD);
     let mut command = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"));
-    command
-        .args(["check", "--offline"])
-        .env("A2A_BRIDGE_CONFIG", settings.path());
+    command.args(["check", "--offline"]).env("A2A_BRIDGE_CONFIG", settings.path());
     assert_eq!(command.output().unwrap().status.code(), Some(0));
 }
 
@@ -126,10 +116,7 @@ async fn check_looks_at_nats_and_at_the_agents() {
     let output = program(&["check", "--config", fine.path()]);
     let report = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{report}");
-    assert!(
-        report.contains("NATS: ok") && report.contains("agent `demo`: ok, A2A 1.0"),
-        "{report}"
-    );
+    assert!(report.contains("NATS: ok") && report.contains("agent `demo`: ok, A2A 1.0"), "{report}");
     for trouble in [
         "{ name: away, url: 'http://127.0.0.1:9' }",
         "{ name: away, url: 'http://127.0.0.1:9', command: no-such-program }",
@@ -160,13 +147,7 @@ fn the_schema_is_json_that_knows_every_setting() {
     assert_eq!(output.status.code(), Some(0));
     let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
     let written = schema.to_string();
-    for key in [
-        "subject_prefix",
-        "reply_prefixes",
-        "max_in_flight",
-        "input_required_ttl",
-        "shutdown_grace",
-    ] {
+    for key in ["subject_prefix", "reply_prefixes", "max_in_flight", "input_required_ttl", "shutdown_grace"] {
         assert!(written.contains(key), "no {key}");
     }
 }
@@ -181,11 +162,8 @@ fn the_schema_is_json_that_knows_every_setting() {
 fn arguments_that_are_not_understood_are_usage_errors(#[case] arguments: &[&str], #[case] code: i32) {
     let output = program(arguments);
     assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
-    let (said, silent) = if code == 0 {
-        (output.stdout, output.stderr)
-    } else {
-        (output.stderr, output.stdout)
-    };
+    let (said, silent) =
+        if code == 0 { (output.stdout, output.stderr) } else { (output.stderr, output.stdout) };
     assert!(!said.is_empty());
     assert_eq!(text(&silent), "");
 }

@@ -7,9 +7,7 @@ use crate::support::{Answer, Bridge, Peer, attached, launched, peer};
 
 fn endpoint<'a>(info: &'a Value, name: &str) -> &'a Value {
     let all = info["endpoints"].as_array().unwrap();
-    all.iter()
-        .find(|endpoint| endpoint["name"] == name)
-        .unwrap_or_else(|| panic!("no {name} in {info}"))
+    all.iter().find(|endpoint| endpoint["name"] == name).unwrap_or_else(|| panic!("no {name} in {info}"))
 }
 
 fn keys(object: &Value) -> Vec<&str> {
@@ -27,10 +25,7 @@ async fn info_tells_everything_about_an_agent_and_its_actions(#[values("1.0", "0
     assert_eq!(info["name"], "demo");
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
     let description = info["description"].as_str().unwrap();
-    assert!(
-        description.contains("The demo agent") && description.contains("echo, report"),
-        "{description}"
-    );
+    assert!(description.contains("The demo agent") && description.contains("echo, report"), "{description}");
     let metadata = &info["metadata"];
     assert_eq!(
         keys(metadata),
@@ -50,10 +45,7 @@ async fn info_tells_everything_about_an_agent_and_its_actions(#[values("1.0", "0
     assert_eq!(metadata["a2a.state"], "ready");
     assert_eq!(metadata["a2a.protocol_version"], protocol);
     assert_eq!(metadata["a2a.binding"], "JSONRPC");
-    assert_eq!(
-        metadata["bridge"],
-        concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(metadata["bridge"], concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")));
 
     let names: Vec<_> = info["endpoints"]
         .as_array()
@@ -64,41 +56,19 @@ async fn info_tells_everything_about_an_agent_and_its_actions(#[values("1.0", "0
             endpoint["name"].as_str().unwrap()
         })
         .collect();
-    assert_eq!(
-        names,
-        [
-            "provide_required_input",
-            "cancel_task",
-            "get_task",
-            "card",
-            "echo",
-            "report"
-        ]
-    );
+    assert_eq!(names, ["provide_required_input", "cancel_task", "get_task", "card", "echo", "report"]);
     let report = endpoint(&info, "report");
     assert_eq!(report["subject"], bridge.subject("demo.report"));
     let about = &report["metadata"];
     assert_eq!(
         keys(about),
-        [
-            "a2a.skill",
-            "description",
-            "input_modes",
-            "name",
-            "output_modes",
-            "params",
-            "streaming",
-            "tags"
-        ]
+        ["a2a.skill", "description", "input_modes", "name", "output_modes", "params", "streaming", "tags"]
     );
     assert!(about.as_object().unwrap().values().all(Value::is_string));
     assert_eq!(about["a2a.skill"], "report");
     assert_eq!(about["name"], "Report writer");
     assert_eq!(about["tags"], r#"["writing","questions"]"#);
-    assert_eq!(
-        about["output_modes"],
-        r#"["text/plain","text/markdown","application/pdf"]"#
-    );
+    assert_eq!(about["output_modes"], r#"["text/plain","text/markdown","application/pdf"]"#);
     assert_eq!(about["input_modes"], r#"["text/plain","application/json"]"#);
     assert_eq!(about["streaming"], "true");
     let params: Value = serde_json::from_str(about["params"].as_str().unwrap()).unwrap();
@@ -107,18 +77,12 @@ async fn info_tells_everything_about_an_agent_and_its_actions(#[values("1.0", "0
     let params: Value =
         serde_json::from_str(endpoint(&info, "echo")["metadata"]["params"].as_str().unwrap()).unwrap();
     assert_eq!(params["required"], json!(["prompt"]));
-    assert_eq!(
-        endpoint(&info, "card")["subject"],
-        format!("{}.card.demo", bridge.prefix)
-    );
+    assert_eq!(endpoint(&info, "card")["subject"], format!("{}.card.demo", bridge.prefix));
 }
 
 #[tokio::test]
 async fn ping_and_stats_answer_for_all_for_the_name_and_for_the_instance() {
-    let bridge = Bridge::of(launched("demo", &[]))
-        .and(launched("other", &[]))
-        .start()
-        .await;
+    let bridge = Bridge::of(launched("demo", &[])).and(launched("other", &[])).start().await;
     let id = bridge.info("demo").await["id"].as_str().unwrap().to_owned();
     for name in ["demo".to_owned(), format!("demo.{id}")] {
         let ping = bridge.ask("PING", &name).await.unwrap();
@@ -128,13 +92,8 @@ async fn ping_and_stats_answer_for_all_for_the_name_and_for_the_instance() {
         assert_eq!(stats["type"], "io.nats.micro.v1.stats_response");
         assert!(stats["started"].as_str().unwrap().ends_with('Z'));
     }
-    let mut all = crate::support::caller::Call::new(&bridge.client, "$SRV.PING".into(), "")
-        .begin()
-        .await;
-    let mut names = [
-        all.reply().await.body["name"].clone(),
-        all.reply().await.body["name"].clone(),
-    ];
+    let mut all = crate::support::caller::Call::new(&bridge.client, "$SRV.PING".into(), "").begin().await;
+    let mut names = [all.reply().await.body["name"].clone(), all.reply().await.body["name"].clone()];
     names.sort_by_key(Value::to_string);
     assert_eq!(names, [json!("demo"), json!("other")]);
     assert!(bridge.ask("PING", "demo.nobody").await.is_none());
@@ -143,9 +102,7 @@ async fn ping_and_stats_answer_for_all_for_the_name_and_for_the_instance() {
 #[tokio::test]
 async fn the_registry_tells_every_change_and_the_end() {
     let mut bridge = Bridge::of_demo(&["--skills", "echo,crash"]).await;
-    let ready = bridge
-        .announced("demo", |object| object["state"] == "ready")
-        .await;
+    let ready = bridge.announced("demo", |object| object["state"] == "ready").await;
     assert_eq!(
         keys(&ready),
         [
@@ -165,10 +122,7 @@ async fn the_registry_tells_every_change_and_the_end() {
         ]
     );
     let action = &ready["actions"][0];
-    assert_eq!(
-        keys(action),
-        ["action", "description", "name", "params", "skill", "subject"]
-    );
+    assert_eq!(keys(action), ["action", "description", "name", "params", "skill", "subject"]);
     assert_eq!(action["action"], "echo");
     assert_eq!(action["subject"], bridge.subject("demo.echo"));
     assert_eq!(action["params"]["required"], json!(["prompt"]));
@@ -180,26 +134,14 @@ async fn the_registry_tells_every_change_and_the_end() {
     assert_eq!(ready["instance"], info["id"]);
 
     bridge.prompt("demo.crash", "x").await;
-    let gone = bridge
-        .announced("demo", |object| object["state"] == "backing-off")
-        .await;
-    assert!(
-        gone["last_error"]
-            .as_str()
-            .unwrap()
-            .contains("exited with code 3"),
-        "{gone}"
-    );
+    let gone = bridge.announced("demo", |object| object["state"] == "backing-off").await;
+    assert!(gone["last_error"].as_str().unwrap().contains("exited with code 3"), "{gone}");
     assert_eq!(gone["actions"], json!([]));
-    let back = bridge
-        .announced("demo", |object| object["state"] == "ready")
-        .await;
+    let back = bridge.announced("demo", |object| object["state"] == "ready").await;
     assert_eq!(back["restarts"], 1);
 
     bridge.stop().await;
-    let stopped = bridge
-        .announced("demo", |object| object["state"] == "stopped")
-        .await;
+    let stopped = bridge.announced("demo", |object| object["state"] == "stopped").await;
     assert_eq!(stopped["actions"], json!([]));
 }
 
@@ -212,18 +154,8 @@ async fn the_card_is_given_in_v1_form_whatever_the_agent_speaks(#[values("1.0", 
     let interface = &card["supportedInterfaces"][0];
     assert_eq!(interface["protocolBinding"], "JSONRPC");
     assert_eq!(interface["protocolVersion"], protocol);
-    assert!(
-        interface["url"]
-            .as_str()
-            .unwrap()
-            .starts_with("http://127.0.0.1:")
-    );
-    for old in [
-        "url",
-        "protocolVersion",
-        "preferredTransport",
-        "additionalInterfaces",
-    ] {
+    assert!(interface["url"].as_str().unwrap().starts_with("http://127.0.0.1:"));
+    for old in ["url", "protocolVersion", "preferredTransport", "additionalInterfaces"] {
         assert!(card.body.get(old).is_none(), "{old} in {card:?}");
     }
     let skills = card["skills"].as_array().unwrap();
@@ -232,9 +164,7 @@ async fn the_card_is_given_in_v1_form_whatever_the_agent_speaks(#[values("1.0", 
 
 #[tokio::test]
 async fn before_there_was_a_card_it_is_unavailable() {
-    let bridge = Bridge::of(attached("demo", "http://127.0.0.1:9"))
-        .start_early()
-        .await;
+    let bridge = Bridge::of(attached("demo", "http://127.0.0.1:9")).start_early().await;
     bridge.until("demo", "backing-off").await;
     let reply = bridge.card("demo").await.expect_error("agent_unavailable");
     assert_eq!(reply["error_info"]["retryable"], true);
@@ -248,9 +178,7 @@ async fn a_card_from_the_settings_serves_an_agent_that_has_none() {
     });
     let mut card = peer::card(&["ask"]);
     card["version"] = "not semantic".into();
-    let bridge = Bridge::of(attached("peer", &peer.url()).set("card", card))
-        .start()
-        .await;
+    let bridge = Bridge::of(attached("peer", &peer.url()).set("card", card)).start().await;
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
     assert_eq!(bridge.info("peer").await["version"], "0.0.0");
     assert_eq!(peer.seen().iter().filter(|seen| seen.method == "GET").count(), 0);
@@ -274,9 +202,7 @@ async fn the_card_can_want_credentials_and_be_elsewhere() {
         ("GET", _) => Answer::text(401, "text/plain", "who are you?"),
         _ => Answer::task(seen, "TASK_STATE_COMPLETED", "done"),
     });
-    let agent = attached("peer", &peer.url())
-        .set("card_path", "/my/card.json")
-        .set("bearer_token", "secret");
+    let agent = attached("peer", &peer.url()).set("card_path", "/my/card.json").set("bearer_token", "secret");
     let bridge = Bridge::of(agent).start().await;
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
 }

@@ -23,10 +23,8 @@ async fn an_agent_that_is_ready_can_be_found_and_asked_for_its_status() {
     for (key, value) in expected.as_object().unwrap() {
         assert_eq!(&metadata[key], value, "{key}");
     }
-    eventually_eq(SOON, 2, || async {
-        scene.info().await.unwrap()["endpoints"].as_array().unwrap().len()
-    })
-    .await;
+    eventually_eq(SOON, 2, || async { scene.info().await.unwrap()["endpoints"].as_array().unwrap().len() })
+        .await;
     let endpoints = scene.info().await.unwrap()["endpoints"].take();
     assert_eq!(
         endpoints,
@@ -36,11 +34,7 @@ async fn an_agent_that_is_ready_can_be_found_and_asked_for_its_status() {
             {"name": "status", "subject": "agents.status.a2a.acme.demo", "queue_group": "agents", "metadata": {}},
         ])
     );
-    let status = scene
-        .caller
-        .request("agents.status.a2a.acme.demo", "".into())
-        .await
-        .unwrap();
+    let status = scene.caller.request("agents.status.a2a.acme.demo", "".into()).await.unwrap();
     let status: Value = serde_json::from_slice(&status.payload).unwrap();
     assert_eq!(status["instance_id"], info["id"]);
     assert_eq!(status["session"], "demo");
@@ -66,10 +60,7 @@ async fn an_agent_comes_with_a_heartbeat_and_is_gone_when_it_has_ended() {
     assert_eq!(gone.unwrap_err().kind(), RequestErrorKind::NoResponders);
 
     let _again = DemoAgent::start(&["--port", &port]);
-    let beat = tokio::time::timeout(SOON, heartbeats.next())
-        .await
-        .unwrap()
-        .unwrap();
+    let beat = tokio::time::timeout(SOON, heartbeats.next()).await.unwrap().unwrap();
     assert_eq!(beat.subject.as_str(), "agents.hb.a2a.acme.demo");
     let beat: Value = serde_json::from_slice(&beat.payload).unwrap();
     assert_ne!(beat["instance_id"], json!(first));
@@ -119,11 +110,7 @@ async fn silence_is_broken_by_acks_also_while_a_question_is_open() {
     assert_eq!(stream.rest().await.error, None);
 
     let answer = scene.answer("slow 1").await;
-    let acks = answer
-        .chunks
-        .iter()
-        .filter(|chunk| chunk["data"] == "ack")
-        .count();
+    let acks = answer.chunks.iter().filter(|chunk| chunk["data"] == "ack").count();
     assert!(acks > 3, "{:?}", answer.chunks);
 }
 
@@ -141,20 +128,13 @@ async fn questions_are_asked_and_answered_on_the_same_stream() {
 
     let second = stream.chunk_of("query").await;
     assert_ne!(second["id"], first["id"]);
-    assert!(
-        second["prompt"]
-            .as_str()
-            .unwrap()
-            .starts_with("I cannot write that.")
-    );
+    assert!(second["prompt"].as_str().unwrap().starts_with("I cannot write that."));
     stream.reply(&second, json!({"prompt": "as PDF, please"})).await;
 
     let answer = stream.rest().await;
     assert_eq!(answer.error, None);
     assert_eq!(answer.text, "Report: report about tides");
-    let [report] = answer.attachments.as_slice() else {
-        panic!("{:?}", answer.attachments)
-    };
+    let [report] = answer.attachments.as_slice() else { panic!("{:?}", answer.attachments) };
     assert_eq!(report["filename"], "report.pdf");
     let bytes = STANDARD.decode(report["content"].as_str().unwrap()).unwrap();
     assert!(bytes.starts_with(b"%PDF"));
@@ -216,10 +196,7 @@ async fn an_agent_that_ends_takes_its_open_questions_with_it() {
     stream.chunk_of("query").await;
     scene.answer("crash").await.error.unwrap();
     let (code, text) = stream.rest().await.error.unwrap();
-    assert_eq!(
-        (code, text.as_str()),
-        (500, "the agent ended while it waited for the answer")
-    );
+    assert_eq!((code, text.as_str()), (500, "the agent ended while it waited for the answer"));
     scene.bridge.stop().await;
 }
 
@@ -249,9 +226,7 @@ async fn attachments_go_both_ways() {
     let answer = scene.answer("file please").await;
     let names: Vec<_> = answer.attachments.iter().map(|one| &one["filename"]).collect();
     assert_eq!(names, ["a.png", "data.json"]);
-    let data = STANDARD
-        .decode(answer.attachments[1]["content"].as_str().unwrap())
-        .unwrap();
+    let data = STANDARD.decode(answer.attachments[1]["content"].as_str().unwrap()).unwrap();
     assert_eq!(data, br#"{"n":1,"f":1.5,"l":[1,null]}"#);
 }
 
@@ -267,12 +242,8 @@ async fn what_is_too_large_for_a_message_is_cut_or_named() {
 
     // The agent sends four files back, and two fit into one message.
     let content = STANDARD.encode(vec![7; 2400]);
-    let files: Vec<_> = (0..4)
-        .map(|n| attachment(&format!("{n}.bin"), &content))
-        .collect();
-    let answer = scene
-        .answer(json!({"prompt": "echo files", "attachments": files}))
-        .await;
+    let files: Vec<_> = (0..4).map(|n| attachment(&format!("{n}.bin"), &content)).collect();
+    let answer = scene.answer(json!({"prompt": "echo files", "attachments": files})).await;
     assert_eq!(answer.error, None);
     assert_eq!(answer.attachments, files);
 
@@ -281,9 +252,7 @@ async fn what_is_too_large_for_a_message_is_cut_or_named() {
     let answer = scene.answer(large).await;
     assert!(answer.attachments.is_empty());
     assert!(
-        answer
-            .text
-            .ends_with("large.bin: left out, 12080 bytes are too many for one message"),
+        answer.text.ends_with("large.bin: left out, 12080 bytes are too many for one message"),
         "{}",
         answer.text
     );
@@ -307,10 +276,7 @@ async fn a_prompt_that_is_wrong_gets_400_and_the_bridge_goes_on(#[case] body: &s
     let scene = Scene::start("").await;
     let (code, text) = scene.error(body).await;
     assert_eq!(code, 400, "{text}");
-    assert!(
-        !text.is_empty() && text.len() <= 200 && !text.contains('\n'),
-        "{text}"
-    );
+    assert!(!text.is_empty() && text.len() <= 200 && !text.contains('\n'), "{text}");
     assert_eq!(scene.answer("echo still here").await.text, "echo still here");
     eventually_eq(SOON, (2, 1), || scene.counts()).await;
 }
@@ -365,13 +331,8 @@ async fn errors_have_the_codes_of_the_protocol(
 #[tokio::test]
 async fn an_error_is_one_short_line_however_long_the_agents_reason() {
     let scene = Scene::start("").await;
-    let (_, text) = scene
-        .error(format!("fail {}\n{}", "a".repeat(150), "é".repeat(150)))
-        .await;
-    assert!(
-        text.len() <= 200 && !text.contains('\n') && text.ends_with('…'),
-        "{text}"
-    );
+    let (_, text) = scene.error(format!("fail {}\n{}", "a".repeat(150), "é".repeat(150))).await;
+    assert!(text.len() <= 200 && !text.contains('\n') && text.ends_with('…'), "{text}");
 }
 
 #[tokio::test]
@@ -379,18 +340,12 @@ async fn a_skill_can_be_chosen_if_it_is_published() {
     let scene = Scene::start("skills: { deny: [hang], rename: { metadata: about } }").await;
     for name in ["about", "metadata", "Metadata"] {
         let answer = scene.answer(json!({"prompt": "hi", "skill": name})).await;
-        assert_eq!(
-            seen_by_agent(&answer.attachments)["metadata"]["skill_id"],
-            "metadata"
-        );
+        assert_eq!(seen_by_agent(&answer.attachments)["metadata"]["skill_id"], "metadata");
     }
     let (code, _) = scene.error(json!({"prompt": "hi", "skill": "hang"})).await;
     assert_eq!(code, 404);
     let answer = scene.answer("metadata of a prompt to the whole agent").await;
-    assert_eq!(
-        seen_by_agent(&answer.attachments)["metadata"]["skill_id"],
-        Value::Null
-    );
+    assert_eq!(seen_by_agent(&answer.attachments)["metadata"]["skill_id"], Value::Null);
 }
 
 #[tokio::test]
@@ -404,10 +359,7 @@ async fn prompts_to_one_session_go_on_in_one_context() {
                 body["session"] = json!(session);
             }
             let answer = scene.answer(body).await;
-            seen_by_agent(&answer.attachments)["contextId"]
-                .as_str()
-                .unwrap()
-                .to_owned()
+            seen_by_agent(&answer.attachments)["contextId"].as_str().unwrap().to_owned()
         }
     };
     let first = context(None).await;
@@ -433,11 +385,7 @@ async fn both_ways_to_an_agent_share_its_places_and_an_open_question_takes_none(
     let mut slow = scene.prompt("slow 30").await;
     slow.chunk().await;
     assert_eq!(scene.error("echo hello").await.0, 429);
-    let action = scene
-        .caller
-        .request("a2a.action.demo.echo", "hello".into())
-        .await
-        .unwrap();
+    let action = scene.caller.request("a2a.action.demo.echo", "hello".into()).await.unwrap();
     let action: Value = serde_json::from_slice(&action.payload).unwrap();
     assert_eq!(action["error_info"]["code"], "busy");
 }
@@ -460,11 +408,7 @@ async fn nobody_can_have_the_bridge_publish_heartbeats_or_prompts() {
     let scene = Scene::with(server, DemoAgent::start(&[]), "demo", None, "").await;
     let mut forged = scene.caller.subscribe("agents.hb.>").await.unwrap();
     for subject in [PROMPT, "agents.status.a2a.acme.demo"] {
-        scene
-            .caller
-            .publish_with_reply(subject, "agents.hb.a2a.acme.other", "hello".into())
-            .await
-            .unwrap();
+        scene.caller.publish_with_reply(subject, "agents.hb.a2a.acme.other", "hello".into()).await.unwrap();
     }
     eventually_eq(SOON, (1, 1), || scene.counts()).await;
     let heard = tokio::time::timeout(Duration::from_millis(100), forged.next()).await;

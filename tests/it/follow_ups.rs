@@ -12,11 +12,7 @@ const NEVER: &str = "00000000-0000-4000-8000-000000000000";
 
 async fn question(bridge: &Bridge, agent: &str) -> Reply {
     let body = json!({"topic": "tides", "audience": "sailors"});
-    bridge
-        .call(&format!("{agent}.report"), body)
-        .only_reply()
-        .await
-        .expect("INPUT_REQUIRED")
+    bridge.call(&format!("{agent}.report"), body).only_reply().await.expect("INPUT_REQUIRED")
 }
 
 /// An agent that asks once and is content with any answer.
@@ -46,11 +42,7 @@ async fn a_question_is_answered_in_as_many_rounds_as_it_takes(#[values("1.0", "0
     assert_ne!(second.follow_up_id(), first.follow_up_id());
     assert_eq!(second.task_id(), first.task_id());
 
-    let done = bridge
-        .answer("demo", &second.follow_up_id(), "PDF")
-        .only_reply()
-        .await
-        .expect("COMPLETED");
+    let done = bridge.answer("demo", &second.follow_up_id(), "PDF").only_reply().await.expect("COMPLETED");
     assert_eq!(done.message(), "Report: Write a report about tides for sailors");
     assert_eq!(done["files"][0]["mime_type"], "application/pdf");
     assert_eq!(done["task"]["skill"], "report");
@@ -66,11 +58,7 @@ async fn a_question_is_answered_in_as_many_rounds_as_it_takes(#[values("1.0", "0
 #[tokio::test]
 async fn a_sign_in_is_answered_or_happens_elsewhere(#[values("1.0", "0.3")] protocol: &str) {
     let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
-    let ask = bridge
-        .prompt("demo.auth", "x")
-        .only_reply()
-        .await
-        .expect("AUTH_REQUIRED");
+    let ask = bridge.prompt("demo.auth", "x").only_reply().await.expect("AUTH_REQUIRED");
     assert_eq!(ask["data_parts"][0]["auth_type"], "api_key");
     let done = bridge.answer("demo", &ask.follow_up_id(), "the key").await;
     done.expect("COMPLETED").saying("Signed in");
@@ -89,17 +77,9 @@ async fn a_sign_in_is_answered_or_happens_elsewhere(#[values("1.0", "0.3")] prot
 
 #[tokio::test]
 async fn an_id_that_was_never_issued_or_belongs_to_another_agent_is_not_found() {
-    let bridge = Bridge::of(launched("demo", &[]))
-        .and(launched("other", &[]))
-        .start()
-        .await;
+    let bridge = Bridge::of(launched("demo", &[])).and(launched("other", &[])).start().await;
     let asked = question(&bridge, "demo").await.follow_up_id();
-    for (agent, id) in [
-        ("demo", NEVER),
-        ("demo", "no uuid"),
-        ("demo", ""),
-        ("other", &asked),
-    ] {
+    for (agent, id) in [("demo", NEVER), ("demo", "no uuid"), ("demo", ""), ("other", &asked)] {
         bridge.answer(agent, id, "PDF").await.expect_error("not_found");
     }
     bridge.answer("demo", &asked, "PDF").await.expect("COMPLETED");
@@ -122,20 +102,14 @@ async fn while_the_agent_is_away_an_answer_is_unavailable_and_the_id_stays_valid
     let bridge = Bridge::of(attached("demo", &agent.url())).start().await;
     let asked = question(&bridge, "demo").await;
     agent.kill();
-    let away = bridge
-        .answer("demo", &asked.follow_up_id(), "PDF")
-        .only_reply()
-        .await;
+    let away = bridge.answer("demo", &asked.follow_up_id(), "PDF").only_reply().await;
     let away = away.expect_error("agent_unavailable");
     assert_eq!(away["error_info"]["retryable"], true);
     bridge.until("demo", "backing-off").await;
     let away = bridge.answer("demo", &asked.follow_up_id(), "PDF").await;
     away.expect_error("agent_unavailable");
     // Memory answers for the agent, with the same follow-up.
-    let seen = bridge
-        .get_task("demo", &asked.task_id())
-        .await
-        .expect("INPUT_REQUIRED");
+    let seen = bridge.get_task("demo", &asked.task_id()).await.expect("INPUT_REQUIRED");
     assert_eq!(seen["data"], asked["data"]);
 
     // The new instance never heard of the task.
@@ -169,10 +143,7 @@ async fn an_answer_that_the_agent_refuses_can_be_given_again(#[case] status: u16
     assert_eq!(refused["error_info"]["retryable"], true);
     let done = bridge.answer("peer", &asked.follow_up_id(), "blue").await;
     done.expect("COMPLETED");
-    bridge
-        .answer("peer", &asked.follow_up_id(), "blue")
-        .await
-        .expect_error("follow_up_used");
+    bridge.answer("peer", &asked.follow_up_id(), "blue").await.expect_error("follow_up_used");
 }
 
 #[tokio::test]
@@ -180,11 +151,8 @@ async fn of_twenty_answers_at_once_exactly_one_wins_and_the_agent_sees_one() {
     let peer = asking_once();
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
-    let answers = (0..20).map(|n| {
-        bridge
-            .answer("peer", &asked.follow_up_id(), &format!("answer {n}"))
-            .only_reply()
-    });
+    let answers =
+        (0..20).map(|n| bridge.answer("peer", &asked.follow_up_id(), &format!("answer {n}")).only_reply());
     let replies = futures_util::future::join_all(answers).await;
     let won = replies.iter().filter(|reply| reply.is("COMPLETED")).count();
     assert_eq!(won, 1);
@@ -215,19 +183,10 @@ async fn looking_a_waiting_task_up_shows_the_same_follow_up() {
     let bridge = Bridge::of_demo(&[]).await;
     let asked = question(&bridge, "demo").await;
     for _ in 0..3 {
-        let seen = bridge
-            .get_task("demo", &asked.task_id())
-            .await
-            .expect("INPUT_REQUIRED");
+        let seen = bridge.get_task("demo", &asked.task_id()).await.expect("INPUT_REQUIRED");
         assert_eq!(seen["data"], asked["data"]);
     }
-    bridge
-        .answer("demo", &asked.follow_up_id(), "md")
-        .await
-        .expect("COMPLETED");
-    let seen = bridge
-        .get_task("demo", &asked.task_id())
-        .await
-        .expect("COMPLETED");
+    bridge.answer("demo", &asked.follow_up_id(), "md").await.expect("COMPLETED");
+    let seen = bridge.get_task("demo", &asked.task_id()).await.expect("COMPLETED");
     assert_eq!(seen["files"][0]["mime_type"], "text/markdown");
 }

@@ -21,17 +21,9 @@ fn counting() -> Peer {
 async fn a_repeat_gets_the_first_reply_and_the_agent_runs_once() {
     let peer = counting();
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
-    let first = bridge
-        .prompt("peer.ask", "x")
-        .header(KEY, "k-1")
-        .await
-        .expect("COMPLETED");
+    let first = bridge.prompt("peer.ask", "x").header(KEY, "k-1").await.expect("COMPLETED");
     for _ in 0..3 {
-        let again = bridge
-            .prompt("peer.ask", "x")
-            .header(KEY, "k-1")
-            .only_reply()
-            .await;
+        let again = bridge.prompt("peer.ask", "x").header(KEY, "k-1").only_reply().await;
         assert_eq!(again.text, first.text);
     }
     assert_eq!(peer.calls("SendMessage").len(), 1);
@@ -44,9 +36,7 @@ async fn a_repeat_gets_the_first_reply_and_the_agent_runs_once() {
 
 #[tokio::test]
 async fn repeats_while_the_first_still_runs_wait_for_its_reply() {
-    let bridge = Bridge::of(launched("demo", &[]).set("max_in_flight", 1))
-        .start()
-        .await;
+    let bridge = Bridge::of(launched("demo", &[]).set("max_in_flight", 1)).start().await;
     let begin = || bridge.prompt("demo.slow", "1").header(KEY, "k").begin();
     let first = begin().await;
     bridge.until_working("demo").await;

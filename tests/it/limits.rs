@@ -18,10 +18,7 @@ async fn an_agent_that_never_answers_ends_in_a_timeout_without_a_task() {
     assert_eq!(reply["error_info"]["cancelled"], Value::Null);
     assert!(reply["error_info"].get("cancelled").is_some());
     assert_eq!(reply["task"], Value::Null);
-    bridge
-        .prompt("demo.echo", "the slot is free")
-        .await
-        .expect("COMPLETED");
+    bridge.prompt("demo.echo", "the slot is free").await.expect("COMPLETED");
 }
 
 #[rstest]
@@ -35,10 +32,7 @@ async fn a_task_that_takes_too_long_is_cancelled_at_the_agent(#[values("1.0", "0
     assert_eq!(reply["task"]["skill"], "slow");
     let task = bridge.get_task("demo", &reply.task_id()).await;
     assert!(task.is("CANCELED"), "{task:?}");
-    bridge
-        .prompt("demo.echo", "the slot is free")
-        .await
-        .expect("COMPLETED");
+    bridge.prompt("demo.echo", "the slot is free").await.expect("COMPLETED");
 }
 
 #[tokio::test]
@@ -69,20 +63,13 @@ async fn the_callers_limit_is_never_longer_than_the_agents() {
 async fn one_call_too_many_is_busy_while_tasks_can_still_be_looked_up_and_cancelled() {
     let agent = launched("demo", &["--ignore-blocking"]).set("max_in_flight", 1);
     let bridge = Bridge::of(agent).start().await;
-    let done = bridge
-        .prompt("demo.echo", "x")
-        .await
-        .expect("COMPLETED")
-        .task_id();
+    let done = bridge.prompt("demo.echo", "x").await.expect("COMPLETED").task_id();
     let mut slow = bridge.begin_slow("demo", 60).await;
     let task = bridge.working_task("demo").await;
     let busy = bridge.prompt("demo.echo", "x").await;
     let busy = busy.expect_error("busy").saying("max_in_flight");
     assert_eq!(busy["error_info"]["retryable"], true);
-    bridge
-        .answer("demo", "00000000-0000-4000-8000-000000000000", "x")
-        .await
-        .expect_error("busy");
+    bridge.answer("demo", "00000000-0000-4000-8000-000000000000", "x").await.expect_error("busy");
     bridge.get_task("demo", &done).await.expect("COMPLETED");
     assert!(bridge.card("demo").await["name"].is_string());
     let cancelled = bridge.cancel_task("demo", &task).await;
@@ -105,21 +92,13 @@ async fn whoever_has_a_reply_may_call_again_at_once() {
 #[tokio::test]
 async fn a_reply_over_the_payload_limit_is_too_large_and_the_connection_survives() {
     let bridge = Bridge::of_demo(&[]).await;
-    let reply = bridge
-        .prompt("demo.big", "2000000")
-        .only_reply()
-        .await
-        .expect_error("too_large");
+    let reply = bridge.prompt("demo.big", "2000000").only_reply().await.expect_error("too_large");
     assert_eq!(reply["task"]["skill"], "big");
     let id = reply.task_id();
     bridge.get_task("demo", &id).await.expect_error("too_large");
     let large = bridge.prompt("demo.big", "1000000").await.expect("COMPLETED");
     assert_eq!(large.message().len(), 1_000_000);
-    assert!(
-        !bridge.log().contains("NATS connection is down"),
-        "{}",
-        bridge.log()
-    );
+    assert!(!bridge.log().contains("NATS connection is down"), "{}", bridge.log());
     let stats = bridge.stats("demo", "big", 2).await;
     assert_eq!(stats["num_errors"], 1);
 }
@@ -136,8 +115,6 @@ async fn a_thousand_skills_and_long_texts_still_fit_into_info_and_registry() {
     let mut bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     let actions = bridge.actions("peer").await;
     assert_eq!(actions.len(), 500);
-    let object = bridge
-        .announced("peer", |object| object["state"] == "ready")
-        .await;
+    let object = bridge.announced("peer", |object| object["state"] == "ready").await;
     assert_eq!(object["actions"].as_array().unwrap().len(), 500);
 }

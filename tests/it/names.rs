@@ -9,10 +9,8 @@ use crate::support::{Answer, Bridge, Peer, attached, peer};
 /// An agent with skills of these ids and names.
 fn agent(skills: &[(&str, &str)]) -> Peer {
     let mut card = peer::card(&[]);
-    card["skills"] = skills
-        .iter()
-        .map(|(id, name)| json!({"id": id, "name": name, "description": "Does it"}))
-        .collect();
+    card["skills"] =
+        skills.iter().map(|(id, name)| json!({"id": id, "name": name, "description": "Does it"})).collect();
     Peer::start(move |seen| match seen.method.as_str() {
         "GET" => Answer::json(&card),
         _ => {
@@ -59,11 +57,7 @@ async fn of_two_skills_with_one_id_the_first_counts_and_a_warning_names_both() {
     let info = bridge.info("peer").await;
     assert_eq!(info["endpoints"][4]["metadata"]["name"], "First");
     let log = bridge.log();
-    assert!(
-        log.lines()
-            .any(|line| line.contains("WARN") && line.contains("same")),
-        "{log}"
-    );
+    assert!(log.lines().any(|line| line.contains("WARN") && line.contains("same")), "{log}");
 }
 
 #[tokio::test]
@@ -109,19 +103,11 @@ async fn no_skill_id_breaks_out_of_its_subject_and_no_two_clash() {
         let subject = endpoint["subject"].as_str().unwrap();
         let token = subject.strip_prefix(&start).unwrap();
         assert!((1..=64).contains(&token.len()), "{token}");
-        assert!(
-            token
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')),
-            "{token}"
-        );
+        assert!(token.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')), "{token}");
         assert!(subjects.insert(subject.to_owned()), "{subject} twice");
         assert!(!["provide_required_input", "cancel_task", "get_task"].contains(&token));
         assert_eq!(endpoint["metadata"]["a2a.skill"], *id);
-        let reply = bridge
-            .prompt(&format!("peer.{token}"), "x")
-            .await
-            .expect("COMPLETED");
+        let reply = bridge.prompt(&format!("peer.{token}"), "x").await.expect("COMPLETED");
         assert_eq!(reply.message(), *id);
         assert_eq!(reply["task"]["skill"], *id);
     }
@@ -132,14 +118,9 @@ async fn no_skill_id_breaks_out_of_its_subject_and_no_two_clash() {
 #[tokio::test]
 async fn an_agents_name_is_escaped_too() {
     let peer = agent(&[("ask", "Ask")]);
-    let bridge = Bridge::of(attached("my agent.v2", &peer.url()))
-        .start_early()
-        .await;
+    let bridge = Bridge::of(attached("my agent.v2", &peer.url())).start_early().await;
     bridge.until("_xmy_20agent_2Ev2", "ready").await;
-    let reply = bridge
-        .prompt("_xmy_20agent_2Ev2.ask", "x")
-        .await
-        .expect("COMPLETED");
+    let reply = bridge.prompt("_xmy_20agent_2Ev2.ask", "x").await.expect("COMPLETED");
     assert_eq!(reply["task"]["agent"], "my agent.v2");
     let info = bridge.info("_xmy_20agent_2Ev2").await;
     assert_eq!(info["metadata"]["a2a.agent"], "my agent.v2");

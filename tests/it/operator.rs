@@ -51,57 +51,26 @@ async fn eight_situations_and_what_the_operator_is_told() {
     let port = foreign.local_addr().unwrap().port();
     let brief = |switches: &str| format!("{}\nstartup_timeout: 2s", demo(switches));
     let agents = [
-        (
-            "command-not-found",
-            "url: http://127.0.0.1:1\ncommand: no-such-program --port 1".to_owned(),
-        ),
-        (
-            "exit-at-once",
-            shell("echo \"Error: cannot open the database\" >&2; exit 3"),
-        ),
+        ("command-not-found", "url: http://127.0.0.1:1\ncommand: no-such-program --port 1".to_owned()),
+        ("exit-at-once", shell("echo \"Error: cannot open the database\" >&2; exit 3")),
         (
             "port-taken",
-            format!(
-                "url: http://127.0.0.1:{port}\ncommand: {} demo-agent --port {port}",
-                program()
-            ),
+            format!("url: http://127.0.0.1:{port}\ncommand: {} demo-agent --port {port}", program()),
         ),
         ("card-missing", brief("--broken-card 404")),
         ("card-invalid", brief("--broken-card html")),
         ("slow-start", brief("--slow-start 1m")),
-        (
-            "wrong-token",
-            format!(
-                "{}\nbearer_token: not-the-right-one",
-                brief("--bearer right --card-auth")
-            ),
-        ),
-        (
-            "crash-loop",
-            format!("{}\nmax_restarts: 1", shell("echo panic: out of luck; exit 101")),
-        ),
+        ("wrong-token", format!("{}\nbearer_token: not-the-right-one", brief("--bearer right --card-auth"))),
+        ("crash-loop", format!("{}\nmax_restarts: 1", shell("echo panic: out of luck; exit 101"))),
     ];
-    let agents: Vec<(&str, &str)> = agents
-        .iter()
-        .map(|(name, lines)| (*name, lines.as_str()))
-        .collect();
+    let agents: Vec<(&str, &str)> = agents.iter().map(|(name, lines)| (*name, lines.as_str())).collect();
     site.settings(&agents);
     site.start();
     let mut all = String::new();
     for (name, _) in agents {
-        let state = if name == "crash-loop" {
-            "failed"
-        } else {
-            "backing-off"
-        };
+        let state = if name == "crash-loop" { "failed" } else { "backing-off" };
         let report = site.until(name, SOON, |report| report.state == state).await;
-        let port = report
-            .url
-            .rsplit(':')
-            .next()
-            .unwrap_or_default()
-            .trim_end_matches('/')
-            .to_owned();
+        let port = report.url.rsplit(':').next().unwrap_or_default().trim_end_matches('/').to_owned();
         let (code, out, error) = site.run(&["agents", "show", name]).await;
         assert_eq!((code, error.as_str()), (0, ""));
         assert!(!out.contains("not-the-right-one"));

@@ -33,10 +33,7 @@ async fn text_data_and_files_go_both_ways_unchanged(#[values("1.0", "0.3")] prot
     let [inline, linked] = reply["files"].as_array().unwrap().as_slice() else {
         panic!("not two files: {reply:?}")
     };
-    assert_eq!(
-        *inline,
-        json!({"name": "a.png", "mime_type": "image/png", "size": 6, "bytes": "iVBORwAB"})
-    );
+    assert_eq!(*inline, json!({"name": "a.png", "mime_type": "image/png", "size": 6, "bytes": "iVBORwAB"}));
     assert_eq!(linked["url"], "https://example.org/b.txt");
     assert!(linked.get("bytes").is_none());
     assert_eq!(reply["artifacts"][0]["name"], "echo");
@@ -103,10 +100,7 @@ async fn answer_artifacts_are_joined_by_lines_and_notices_left_out() {
 async fn the_skill_the_modes_and_the_references_go_along(#[values("1.0", "0.3")] protocol: &str) {
     let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
     let meta = json!({"session_id": "s-1", "reference_task_ids": ["t-1", "t-2"], "output_modes": ["text/x"]});
-    let reply = bridge
-        .call("demo.metadata", json!({"prompt": "x", "meta": meta}))
-        .await
-        .expect("COMPLETED");
+    let reply = bridge.call("demo.metadata", json!({"prompt": "x", "meta": meta})).await.expect("COMPLETED");
     let data = &reply["data"];
     assert_eq!(data["metadata"]["skill_id"], "metadata");
     assert_eq!(data["referenceTaskIds"], json!(["t-1", "t-2"]));
@@ -164,9 +158,7 @@ async fn headers_credentials_and_the_trace_reach_the_agent() {
 #[tokio::test]
 async fn what_is_no_trace_context_is_not_handed_on() {
     let bridge = Bridge::of_demo(&[]).await;
-    let call = bridge
-        .prompt("demo.headers", "x")
-        .header("traceparent", "nonsense");
+    let call = bridge.prompt("demo.headers", "x").header("traceparent", "nonsense");
     let reply = call.await.expect("COMPLETED");
     assert_ne!(reply["data"]["traceparent"], "nonsense");
 }

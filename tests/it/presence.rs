@@ -21,10 +21,7 @@ struct CardFile {
 impl CardFile {
     fn with(skills: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let this = Self {
-            path: dir.path().join("card.json"),
-            _dir: dir,
-        };
+        let this = Self { path: dir.path().join("card.json"), _dir: dir };
         this.write(skills);
         this
     }
@@ -52,10 +49,7 @@ async fn a_changed_card_is_republished_and_calls_in_flight_finish() {
     let slow = bridge.begin_slow("demo", 2).await;
     bridge.until_working("demo").await;
     card.write(&["echo", "file"]);
-    eventually_eq(LATER, vec!["echo".to_owned(), "file".to_owned()], || {
-        bridge.actions("demo")
-    })
-    .await;
+    eventually_eq(LATER, vec!["echo".to_owned(), "file".to_owned()], || bridge.actions("demo")).await;
     // It is taken off the list first, then off the mesh.
     eventually(LATER, || async {
         let reply = bridge.prompt("demo.slow", "0").await;
@@ -64,9 +58,7 @@ async fn a_changed_card_is_republished_and_calls_in_flight_finish() {
     .await;
     bridge.prompt("demo.file", "x").await.expect("COMPLETED");
     assert_ne!(bridge.info("demo").await["metadata"]["a2a.card_hash"], before);
-    let told = bridge
-        .announced("demo", |object| object["actions"][1]["action"] == "file")
-        .await;
+    let told = bridge.announced("demo", |object| object["actions"][1]["action"] == "file").await;
     assert_eq!(told["restarts"], 0);
     slow.only_reply().await.expect("COMPLETED");
 }
@@ -78,11 +70,7 @@ async fn an_unchanged_skill_has_no_gap_and_keeps_its_counts_while_others_come_an
     let bridge = Bridge::of(agent).start().await;
     let mut calls = 0;
     for round in 0..6 {
-        let skills: &[&str] = if round % 2 == 0 {
-            &["file", "echo"]
-        } else {
-            &["echo"]
-        };
+        let skills: &[&str] = if round % 2 == 0 { &["file", "echo"] } else { &["echo"] };
         card.write(skills);
         // Without a pause between calls until the change is there.
         loop {
@@ -103,10 +91,8 @@ async fn when_a_launched_agent_is_killed_its_skills_go_at_once_and_come_back_wit
     for pid in bridge.launched() {
         processes::signal(pid, Signal::SIGKILL);
     }
-    eventually(Duration::from_secs(2), || async {
-        bridge.actions("demo").await.is_empty().then_some(())
-    })
-    .await;
+    eventually(Duration::from_secs(2), || async { bridge.actions("demo").await.is_empty().then_some(()) })
+        .await;
     bridge.until_no_responders("demo.echo").await;
     // What is built in stays.
     bridge.get_task("demo", "never").await.expect_error("not_found");
@@ -115,9 +101,7 @@ async fn when_a_launched_agent_is_killed_its_skills_go_at_once_and_come_back_wit
         .await
         .expect_error("agent_unavailable");
     assert_eq!(bridge.card("demo").await["name"], "demo");
-    let gone = bridge
-        .announced("demo", |object| object["state"] == "backing-off")
-        .await;
+    let gone = bridge.announced("demo", |object| object["state"] == "backing-off").await;
     assert!(gone["last_error"].as_str().unwrap().contains("SIGKILL"), "{gone}");
     bridge.until("demo", "ready").await;
     bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
@@ -126,10 +110,7 @@ async fn when_a_launched_agent_is_killed_its_skills_go_at_once_and_come_back_wit
 #[tokio::test]
 async fn an_attached_agent_that_is_not_there_yet_appears_later_and_others_work_meanwhile() {
     let mut late = DemoAgent::new(&[]);
-    let bridge = Bridge::of(launched("demo", &[]))
-        .and(attached("late", &late.url()))
-        .start_early()
-        .await;
+    let bridge = Bridge::of(launched("demo", &[])).and(attached("late", &late.url())).start_early().await;
     bridge.until("demo", "ready").await;
     bridge.until("late", "backing-off").await;
     bridge.until_no_responders("late.echo").await;
@@ -141,9 +122,7 @@ async fn an_attached_agent_that_is_not_there_yet_appears_later_and_others_work_m
 
 #[tokio::test]
 async fn an_agent_that_starts_slowly_is_waited_for() {
-    let bridge = Bridge::of(launched("demo", &["--slow-start", "1s"]))
-        .start_early()
-        .await;
+    let bridge = Bridge::of(launched("demo", &["--slow-start", "1s"])).start_early().await;
     assert_eq!(bridge.state("demo").await.as_deref(), Some("starting"));
     bridge.until("demo", "ready").await;
     bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
@@ -158,15 +137,10 @@ async fn an_agent_that_does_not_start_says_why_and_one_that_may_not_restart_has_
         .start_early()
         .await;
     bridge.until("demo", "ready").await;
-    let said = |object: &Value, what: &str| {
-        object["last_error"]
-            .as_str()
-            .is_some_and(|error| error.contains(what))
-    };
+    let said =
+        |object: &Value, what: &str| object["last_error"].as_str().is_some_and(|error| error.contains(what));
     bridge
-        .announced("exits", |object| {
-            object["state"] == "backing-off" && said(object, "exited with code 7")
-        })
+        .announced("exits", |object| object["state"] == "backing-off" && said(object, "exited with code 7"))
         .await;
     bridge.until("once", "failed").await;
     bridge.until("missing", "backing-off").await;
@@ -186,13 +160,9 @@ async fn an_agent_that_does_not_start_says_why_and_one_that_may_not_restart_has_
 #[tokio::test]
 async fn a_broken_card_is_told_in_the_registry_and_others_work(#[case] kind: &str, #[case] what: &str) {
     let broken = DemoAgent::start(&["--broken-card", kind]).await;
-    let mut bridge = Bridge::of(attached("broken", &broken.url()))
-        .and(launched("demo", &[]))
-        .start_early()
-        .await;
-    let told = bridge
-        .announced("broken", |object| object["last_error"].is_string())
-        .await;
+    let mut bridge =
+        Bridge::of(attached("broken", &broken.url())).and(launched("demo", &[])).start_early().await;
+    let told = bridge.announced("broken", |object| object["last_error"].is_string()).await;
     assert!(told["last_error"].as_str().unwrap().contains(what), "{told}");
     assert_eq!(told["state"], "backing-off");
     assert_eq!(told["actions"], json!([]));
@@ -205,10 +175,7 @@ async fn a_broken_card_is_told_in_the_registry_and_others_work(#[case] kind: &st
 async fn a_card_without_skills_gets_one_action() {
     let bridge = Bridge::of_demo(&["--broken-card", "no-skills"]).await;
     assert_eq!(bridge.actions("demo").await, ["prompt"]);
-    let reply = bridge
-        .prompt("demo.prompt", "echo hello")
-        .await
-        .expect("COMPLETED");
+    let reply = bridge.prompt("demo.prompt", "echo hello").await.expect("COMPLETED");
     assert_eq!(reply.message(), "echo hello");
 }
 
@@ -224,10 +191,7 @@ async fn a_card_that_breaks_while_the_agent_runs_does_not_take_its_skills_away_a
     let agent = attached("peer", &peer.url()).set("card_refresh", "1s");
     let bridge = Bridge::of(agent).start().await;
     is_broken.store(true, std::sync::atomic::Ordering::Relaxed);
-    eventually(LATER, || async {
-        bridge.log().contains("does not show its card").then_some(())
-    })
-    .await;
+    eventually(LATER, || async { bridge.log().contains("does not show its card").then_some(()) }).await;
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
     bridge.until("peer", "unhealthy").await;
     bridge.until_no_responders("peer.ask").await;

@@ -29,15 +29,10 @@ async fn actions_and_questions_survive_the_servers_absence() {
     let asked = bridge.call("demo.report", body).await.expect("INPUT_REQUIRED");
     let pids = bridge.launched();
     bridge.nats.end();
-    eventually(SOON, || async {
-        bridge.log().contains("NATS connection is down").then_some(())
-    })
-    .await;
+    eventually(SOON, || async { bridge.log().contains("NATS connection is down").then_some(()) }).await;
     bridge.nats.restart().await;
-    eventually(LATER, || async {
-        (bridge.state("demo").await.as_deref() == Some("ready")).then_some(())
-    })
-    .await;
+    eventually(LATER, || async { (bridge.state("demo").await.as_deref() == Some("ready")).then_some(()) })
+        .await;
     let done = bridge.answer("demo", &asked.follow_up_id(), "PDF").await;
     done.expect("COMPLETED");
     assert_eq!(bridge.launched(), pids, "the agent was left alone");
@@ -45,17 +40,12 @@ async fn actions_and_questions_survive_the_servers_absence() {
 
 #[tokio::test]
 async fn an_agent_that_changes_while_the_server_is_away_is_right_afterwards() {
-    let mut bridge = Bridge::of(launched("demo", &[]).set("restart_on_crash", false))
-        .start()
-        .await;
+    let mut bridge = Bridge::of(launched("demo", &[]).set("restart_on_crash", false)).start().await;
     bridge.nats.end();
     for pid in bridge.launched() {
         crate::support::processes::signal(pid, nix::sys::signal::Signal::SIGKILL);
     }
-    eventually(SOON, || async {
-        bridge.log().contains("agent ended").then_some(())
-    })
-    .await;
+    eventually(SOON, || async { bridge.log().contains("agent ended").then_some(()) }).await;
     bridge.nats.restart().await;
     bridge.until("demo", "failed").await;
     bridge.until_no_responders("demo.echo").await;

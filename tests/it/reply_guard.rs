@@ -77,11 +77,7 @@ async fn own_subjects_are_refused_even_when_every_pattern_is_allowed() {
 async fn a_request_without_a_reply_subject_is_not_run() {
     let (bridge, peer) = counting().await;
     let body = json!({"prompt": "x"}).to_string();
-    bridge
-        .client
-        .publish(bridge.subject("peer.ask"), body.into())
-        .await
-        .unwrap();
+    bridge.client.publish(bridge.subject("peer.ask"), body.into()).await.unwrap();
     // The next request is taken after it.
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
     assert_eq!(peer.calls("SendMessage").len(), 1);

@@ -51,11 +51,7 @@ async fn a_body_becomes_the_prompt(#[case] body: &'static str, #[case] prompt: &
 #[tokio::test]
 async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent() {
     let (bridge, peer) = bridge_of(&["Does anything", "Forecast for {city} in {days} days"]).await;
-    let deep = format!(
-        r#"{{"prompt": "x", "data": {{"a": {}1{}}}}}"#,
-        "[".repeat(300),
-        "]".repeat(300)
-    );
+    let deep = format!(r#"{{"prompt": "x", "data": {{"a": {}1{}}}}}"#, "[".repeat(300), "]".repeat(300));
     let far_too_deep = format!(r#"{{"prompt": "x", "data": {}"#, r#"{"a":"#.repeat(100_000));
     let many_files = json!({"prompt": "x", "files": vec!["http://example.org/a"; 65]}).to_string();
     let long_session = json!({"prompt": "x", "meta": {"session_id": "s".repeat(257)}}).to_string();
@@ -68,62 +64,22 @@ async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent()
         ("one", r#"{"prompt": 1}"#, "prompt"),
         ("one", r#"{"prompt": "x", "prompt": "y"}"#, "prompt"),
         ("one", r#"{"prompt": "x", "colour": "red"}"#, "colour"),
-        (
-            "one",
-            r#"{"prompt": "x", "meta": {"colour": "red"}}"#,
-            "meta.colour",
-        ),
+        ("one", r#"{"prompt": "x", "meta": {"colour": "red"}}"#, "meta.colour"),
         ("one", r#"{"prompt": "x", "meta": []}"#, "meta"),
-        (
-            "one",
-            r#"{"prompt": "x", "meta": {"session_id": 1}}"#,
-            "meta.session_id",
-        ),
-        (
-            "one",
-            r#"{"prompt": "x", "meta": {"session_id": ""}}"#,
-            "meta.session_id",
-        ),
+        ("one", r#"{"prompt": "x", "meta": {"session_id": 1}}"#, "meta.session_id"),
+        ("one", r#"{"prompt": "x", "meta": {"session_id": ""}}"#, "meta.session_id"),
         ("one", &long_session, "meta.session_id"),
-        (
-            "one",
-            r#"{"prompt": "x", "meta": {"output_modes": "text/plain"}}"#,
-            "meta.output_modes",
-        ),
-        (
-            "one",
-            r#"{"prompt": "x", "meta": {"reference_task_ids": [1]}}"#,
-            "meta.reference_task_ids",
-        ),
+        ("one", r#"{"prompt": "x", "meta": {"output_modes": "text/plain"}}"#, "meta.output_modes"),
+        ("one", r#"{"prompt": "x", "meta": {"reference_task_ids": [1]}}"#, "meta.reference_task_ids"),
         ("one", r#"{"prompt": "x", "data": [1]}"#, "data"),
         ("one", r#"{"prompt": "x", "data": "text"}"#, "data"),
         ("one", r#"{"prompt": "x", "files": {}}"#, "files"),
         ("one", r#"{"prompt": "x", "files": [1]}"#, "files[0]"),
-        (
-            "one",
-            r#"{"prompt": "x", "files": ["http://a/b", "no url"]}"#,
-            "files[1]",
-        ),
-        (
-            "one",
-            r#"{"prompt": "x", "files": ["file:///etc/passwd"]}"#,
-            "files[0]",
-        ),
-        (
-            "one",
-            r#"{"prompt": "x", "files": [{"name": "a"}]}"#,
-            "files[0].bytes",
-        ),
-        (
-            "one",
-            r#"{"prompt": "x", "files": [{"bytes": "no base64!"}]}"#,
-            "files[0].bytes",
-        ),
-        (
-            "one",
-            r#"{"prompt": "x", "files": [{"bytes": "AAAA", "path": "/etc"}]}"#,
-            "files[0].path",
-        ),
+        ("one", r#"{"prompt": "x", "files": ["http://a/b", "no url"]}"#, "files[1]"),
+        ("one", r#"{"prompt": "x", "files": ["file:///etc/passwd"]}"#, "files[0]"),
+        ("one", r#"{"prompt": "x", "files": [{"name": "a"}]}"#, "files[0].bytes"),
+        ("one", r#"{"prompt": "x", "files": [{"bytes": "no base64!"}]}"#, "files[0].bytes"),
+        ("one", r#"{"prompt": "x", "files": [{"bytes": "AAAA", "path": "/etc"}]}"#, "files[0].path"),
         ("one", &many_files, "files"),
         ("one", &deep, "deep"),
         ("two", r#"{"city": "Paris"}"#, "days"),
@@ -132,16 +88,8 @@ async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent()
         ("two", r#"{"city": "Paris", "days": 1, "prompt": "x"}"#, "prompt"),
         ("two", r#"{"city": "Paris", "days": 1, "hours": 2}"#, "hours"),
         ("provide_required_input", "hello", "follow_up_id"),
-        (
-            "provide_required_input",
-            r#"{"follow_up_id": "x"}"#,
-            "user_response",
-        ),
-        (
-            "provide_required_input",
-            r#"{"follow_up_id": "x", "user_response": 1}"#,
-            "user_response",
-        ),
+        ("provide_required_input", r#"{"follow_up_id": "x"}"#, "user_response"),
+        ("provide_required_input", r#"{"follow_up_id": "x", "user_response": 1}"#, "user_response"),
         ("get_task", r#"{"id": "x"}"#, "task_id"),
         ("get_task", r#"{"task_id": "x", "more": 1}"#, "more"),
         ("cancel_task", r#"{"task_id": 7}"#, "task_id"),
@@ -155,11 +103,7 @@ async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent()
     // Not JSON at all, so it is a text, and nothing that looks into it may fall over it.
     bridge.call("peer.one", far_too_deep).await.expect("COMPLETED");
     let no_text = Bytes::from_static(b"caf\xe9");
-    bridge
-        .call("peer.one", no_text)
-        .await
-        .expect_error("invalid_request")
-        .saying("UTF-8");
+    bridge.call("peer.one", no_text).await.expect_error("invalid_request").saying("UTF-8");
     assert_eq!(peer.calls("SendMessage").len(), 1);
 }
 
@@ -189,10 +133,7 @@ async fn placeholders_are_filled_and_scalars_written_out() {
         .await
         .expect("COMPLETED");
     assert_eq!(filled.message(), "Say a {times} 1e5 times, loud: true, {prompt}");
-    let own = bridge
-        .prompt("peer.one", "my own words")
-        .await
-        .expect("COMPLETED");
+    let own = bridge.prompt("peer.one", "my own words").await.expect("COMPLETED");
     assert_eq!(own.message(), "my own words");
     let text = bridge.call("peer.one", "just a text").await.expect("COMPLETED");
     assert_eq!(text.message(), "just a text");

@@ -55,17 +55,11 @@ impl Replica {
             let (client, work, runs) = (client.clone(), work.clone(), Arc::clone(runs));
             move |message: async_nats::Message| {
                 let client = client.clone();
-                *runs
-                    .lock()
-                    .unwrap()
-                    .entry(String::from_utf8_lossy(&message.payload).into())
-                    .or_default() += 1;
+                *runs.lock().unwrap().entry(String::from_utf8_lossy(&message.payload).into()).or_default() +=
+                    1;
                 work.spawn(async move {
                     tokio::time::sleep(WORK).await;
-                    client
-                        .publish(message.reply.unwrap(), "done".into())
-                        .await
-                        .unwrap();
+                    client.publish(message.reply.unwrap(), "done".into()).await.unwrap();
                 })
             }
         };
@@ -97,34 +91,16 @@ impl Replica {
                 call.succeed();
             });
             let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
-            let mesh = Mesh {
-                client: client.clone(),
-                guard,
-                tasks: tasks.clone(),
-            };
-            let service = Service::start(
-                &mesh,
-                Token::new("weather"),
-                "a2a",
-                Description::default(),
-                vec![],
-            )
-            .await
-            .unwrap();
-            let endpoint = Endpoint {
-                name: "forecast".into(),
-                subject: SUBJECT.into(),
-                metadata: BTreeMap::new(),
-            };
+            let mesh = Mesh { client: client.clone(), guard, tasks: tasks.clone() };
+            let service = Service::start(&mesh, Token::new("weather"), "a2a", Description::default(), vec![])
+                .await
+                .unwrap();
+            let endpoint =
+                Endpoint { name: "forecast".into(), subject: SUBJECT.into(), metadata: BTreeMap::new() };
             service.publish(vec![(endpoint, handler)]).await.unwrap();
             Leave::Ours(service)
         };
-        Self {
-            client,
-            tasks,
-            work,
-            leave,
-        }
+        Self { client, tasks, work, leave }
     }
 
     /// Leaves the mesh, finishes what was received, closes the connection. Says how long leaving took.
@@ -212,11 +188,7 @@ async fn roll(
 fn assert_each_ran_once(what: &str, tally: &Tally, runs: &Runs, longest: Duration) {
     let runs = runs.lock().unwrap();
     let lost = tally.sent.iter().filter(|id| !runs.contains_key(*id)).count();
-    let twice = tally
-        .sent
-        .iter()
-        .filter(|id| runs.get(*id).is_some_and(|count| *count > 1))
-        .count();
+    let twice = tally.sent.iter().filter(|id| runs.get(*id).is_some_and(|count| *count > 1)).count();
     println!(
         "{what}: {} restarts, {} requests, {} without a reply, {lost} never run, {twice} run twice, longest leave {longest:?}",
         restarts(),
@@ -230,10 +202,8 @@ fn assert_each_ran_once(what: &str, tally: &Tally, runs: &Runs, longest: Duratio
 async fn rolling_restarts(what: &'static str, per_second: u32) {
     let server = NatsServer::start().await;
     let runs = Runs::default();
-    let mut replicas = [
-        Some(Replica::start(&server, &runs).await),
-        Some(Replica::start(&server, &runs).await),
-    ];
+    let mut replicas =
+        [Some(Replica::start(&server, &runs).await), Some(Replica::start(&server, &runs).await)];
     let load = Load::start(server.connect().await, per_second, what.to_owned());
     let longest = roll(&server, &runs, &mut replicas, restarts()).await;
     assert_each_ran_once(what, &load.end().await, &runs, longest);
@@ -253,18 +223,10 @@ async fn rolling_restarts_at_near_idle_lose_no_request_and_run_none_twice() {
 async fn replicas_that_were_reconnected_leave_without_losing_a_request() {
     let mut server = NatsServer::start().await;
     let runs = Runs::default();
-    let (mut tally, mut longest) = (
-        Tally {
-            sent: vec![],
-            failed: vec![],
-        },
-        Duration::ZERO,
-    );
+    let (mut tally, mut longest) = (Tally { sent: vec![], failed: vec![] }, Duration::ZERO);
     let asking = server.connect().await;
-    let mut replicas = [
-        Some(Replica::start(&server, &runs).await),
-        Some(Replica::start(&server, &runs).await),
-    ];
+    let mut replicas =
+        [Some(Replica::start(&server, &runs).await), Some(Replica::start(&server, &runs).await)];
     for round in 0..restarts().div_ceil(2) {
         // Both replicas have counted messages on a connection that is then lost.
         let ran = runs.lock().unwrap().len();
@@ -275,12 +237,7 @@ async fn replicas_that_were_reconnected_leave_without_losing_a_request() {
         .await;
         tally.add(before.end().await);
         server.restart().await;
-        for client in replicas
-            .iter()
-            .flatten()
-            .map(|replica| &replica.client)
-            .chain([&asking])
-        {
+        for client in replicas.iter().flatten().map(|replica| &replica.client).chain([&asking]) {
             eventually(Duration::from_secs(5), || async { round_trip(client).await.ok() }).await;
         }
         let after = Load::start(asking.clone(), 800, format!("after-{round}"));

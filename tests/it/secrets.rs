@@ -27,55 +27,29 @@ async fn no_secret_shows_in_output_logs_or_on_the_mesh() {
         .log("trace")
         .start_on(nats)
         .await;
-    let mut everything = bridge
-        .client
-        .subscribe(format!("{}.>", bridge.prefix))
-        .await
-        .unwrap();
+    let mut everything = bridge.client.subscribe(format!("{}.>", bridge.prefix)).await.unwrap();
     bridge.client.flush().await.unwrap();
 
     let asked = bridge.prompt("demo.auth", "x").await.expect("AUTH_REQUIRED");
-    let done = bridge
-        .answer("demo", &asked.follow_up_id(), RESPONSE)
-        .await
-        .expect("COMPLETED");
-    let failed = bridge
-        .prompt("demo.http", "500")
-        .await
-        .expect_error("agent_error");
+    let done = bridge.answer("demo", &asked.follow_up_id(), RESPONSE).await.expect("COMPLETED");
+    let failed = bridge.prompt("demo.http", "500").await.expect_error("agent_error");
     let html = bridge.prompt("demo.html", "x").await.expect_error("agent_error");
     let info = bridge.info("demo").await.to_string();
     let card = bridge.card("demo").await.text;
     bridge.prompt("demo.crash", "x").await;
-    eventually(SOON, || async {
-        bridge.log().contains("agent not available").then_some(())
-    })
-    .await;
-    let registry = bridge
-        .announced("demo", |object| object["last_error"].is_string())
-        .await;
+    eventually(SOON, || async { bridge.log().contains("agent not available").then_some(()) }).await;
+    let registry = bridge.announced("demo", |object| object["last_error"].is_string()).await;
     bridge.stop().await;
 
     let own = [TOKEN, HEADER, ENVIRONMENT, PASSWORD];
-    let shown = [
-        bridge.log(),
-        bridge.output(),
-        done.text,
-        failed.text,
-        html.text,
-        info,
-        card,
-        registry.to_string(),
-    ];
+    let shown =
+        [bridge.log(), bridge.output(), done.text, failed.text, html.text, info, card, registry.to_string()];
     for secret in own {
         for text in &shown {
             assert!(!text.contains(secret), "{secret} in {text}");
         }
     }
-    assert!(
-        !bridge.log().contains(RESPONSE),
-        "the answer of a user is in the log"
-    );
+    assert!(!bridge.log().contains(RESPONSE), "the answer of a user is in the log");
     // What others say on the mesh is theirs: the answer itself was sent there by the test.
     while let Ok(Some(message)) =
         tokio::time::timeout(std::time::Duration::from_millis(50), everything.next()).await

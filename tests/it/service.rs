@@ -28,14 +28,8 @@ async fn a_service_says_who_it_is_and_what_it_can_do() {
         "type": "io.nats.micro.v1.ping_response", "name": "weather", "id": weather.service.id(),
         "version": "1.2.3", "metadata": {"a2a.state": "starting"},
     });
-    for subject in [
-        "$SRV.PING".to_owned(),
-        format!("$SRV.PING.weather.{}", weather.service.id()),
-    ] {
-        assert_eq!(
-            serde_json::from_str::<Value>(&weather.ask(&subject).await.unwrap()).unwrap(),
-            identity
-        );
+    for subject in ["$SRV.PING".to_owned(), format!("$SRV.PING.weather.{}", weather.service.id())] {
+        assert_eq!(serde_json::from_str::<Value>(&weather.ask(&subject).await.unwrap()).unwrap(), identity);
     }
     let info = weather.question("INFO").await;
     assert_eq!(info["type"], "io.nats.micro.v1.info_response");
@@ -50,19 +44,14 @@ async fn a_service_says_who_it_is_and_what_it_can_do() {
     let stats = weather.question("STATS").await;
     assert_eq!(stats["type"], "io.nats.micro.v1.stats_response");
     assert!(stats["started"].as_str().unwrap().ends_with('Z'));
-    assert_eq!(
-        weather.ask("$SRV.PING.elsewhere").await,
-        Err(RequestErrorKind::NoResponders)
-    );
+    assert_eq!(weather.ask("$SRV.PING.elsewhere").await, Err(RequestErrorKind::NoResponders));
 }
 
 #[tokio::test]
 async fn endpoints_come_and_go_while_the_permanent_ones_stay() {
     let weather = Weather::start().await;
     assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
-    weather
-        .publish(&[(FORECAST, "one"), ("a2a.action.weather.alerts", "two")])
-        .await;
+    weather.publish(&[(FORECAST, "one"), ("a2a.action.weather.alerts", "two")]).await;
     assert_eq!(weather.endpoint_names().await, ["card", "forecast", "alerts"]);
     assert_eq!(weather.ask(FORECAST).await.unwrap(), "one");
     assert_eq!(weather.ask("a2a.action.weather.alerts").await.unwrap(), "two");
@@ -75,24 +64,14 @@ async fn endpoints_come_and_go_while_the_permanent_ones_stay() {
 
     weather.publish(&[]).await;
     weather.publish(&[("a2a.action.weather.alerts", "four")]).await;
-    assert_eq!(
-        weather.counts("alerts").await.0,
-        0,
-        "an endpoint that comes back counts from zero"
-    );
+    assert_eq!(weather.counts("alerts").await.0, 0, "an endpoint that comes back counts from zero");
     assert_eq!(weather.ask("a2a.card.weather").await.unwrap(), "a card");
 }
 
 #[tokio::test]
 async fn a_subject_that_is_taken_is_not_served_twice() {
     let weather = Weather::start().await;
-    weather
-        .publish(&[
-            (FORECAST, "first"),
-            (FORECAST, "second"),
-            ("a2a.card.weather", "not a card"),
-        ])
-        .await;
+    weather.publish(&[(FORECAST, "first"), (FORECAST, "second"), ("a2a.card.weather", "not a card")]).await;
     assert_eq!(weather.endpoint_names().await, ["card", "forecast"]);
     assert_eq!(weather.ask(FORECAST).await.unwrap(), "first");
     assert_eq!(weather.ask("a2a.card.weather").await.unwrap(), "a card");
@@ -102,18 +81,10 @@ async fn a_subject_that_is_taken_is_not_served_twice() {
 async fn a_new_description_shows_at_once() {
     let weather = Weather::start().await;
     let metadata = BTreeMap::from([("a2a.state".to_owned(), "ready".to_owned())]);
-    weather.service.describe(Description {
-        version: "2.0.0".into(),
-        description: "New".into(),
-        metadata,
-    });
+    weather.service.describe(Description { version: "2.0.0".into(), description: "New".into(), metadata });
     let info = weather.question("INFO").await;
     assert_eq!(
-        (
-            &info["version"],
-            &info["description"],
-            &info["metadata"]["a2a.state"]
-        ),
+        (&info["version"], &info["description"], &info["metadata"]["a2a.state"]),
         (&json!("2.0.0"), &json!("New"), &json!("ready"))
     );
 }
@@ -135,11 +106,7 @@ async fn counts_are_true() {
             }
         });
     });
-    weather
-        .service
-        .publish(vec![(endpoint(FORECAST, "forecast"), handler)])
-        .await
-        .unwrap();
+    weather.service.publish(vec![(endpoint(FORECAST, "forecast"), handler)]).await.unwrap();
     for (body, counts) in [
         ("fine", (1, 0, "")),
         ("busy", (2, 1, "429:busy")),
@@ -153,10 +120,7 @@ async fn counts_are_true() {
     let stats = weather.question("STATS").await;
     let forecast = &stats["endpoints"][1];
     let spent = forecast["processing_time"].as_u64().unwrap();
-    assert!(
-        spent >= 8_000_000,
-        "four times two milliseconds, and not {spent} ns"
-    );
+    assert!(spent >= 8_000_000, "four times two milliseconds, and not {spent} ns");
     assert_eq!(forecast["average_processing_time"].as_u64().unwrap(), spent / 4);
 }
 
@@ -165,27 +129,12 @@ async fn a_handler_that_panics_does_not_take_the_endpoint_along() {
     let weather = Weather::start().await;
     let fine = answer(&weather.mesh, "fine");
     let handler: Handler = Arc::new(move |request| {
-        assert_ne!(
-            &request.message.payload[..],
-            b"boom",
-            "the panic that this test is about"
-        );
+        assert_ne!(&request.message.payload[..], b"boom", "the panic that this test is about");
         fine(request);
     });
-    weather
-        .service
-        .publish(vec![(endpoint(FORECAST, "forecast"), handler)])
-        .await
-        .unwrap();
-    weather
-        .caller
-        .publish_with_reply(FORECAST, weather.caller.new_inbox(), "boom".into())
-        .await
-        .unwrap();
-    eventually_eq(SOON, (1, 1, "500:internal".to_owned()), || {
-        weather.counts("forecast")
-    })
-    .await;
+    weather.service.publish(vec![(endpoint(FORECAST, "forecast"), handler)]).await.unwrap();
+    weather.caller.publish_with_reply(FORECAST, weather.caller.new_inbox(), "boom".into()).await.unwrap();
+    eventually_eq(SOON, (1, 1, "500:internal".to_owned()), || weather.counts("forecast")).await;
     assert_eq!(weather.ask(FORECAST).await.unwrap(), "fine");
 }
 
@@ -193,11 +142,7 @@ async fn a_handler_that_panics_does_not_take_the_endpoint_along() {
 async fn a_message_without_a_reply_subject_is_neither_run_nor_counted() {
     let weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
-    weather
-        .caller
-        .publish(FORECAST, "nobody listens".into())
-        .await
-        .unwrap();
+    weather.caller.publish(FORECAST, "nobody listens".into()).await.unwrap();
     assert_eq!(weather.ask(FORECAST).await.unwrap(), "tomorrow");
     eventually_eq(SOON, (1, 0, String::new()), || weather.counts("forecast")).await;
 }
@@ -206,10 +151,7 @@ async fn a_message_without_a_reply_subject_is_neither_run_nor_counted() {
 async fn a_refused_reply_subject_is_counted_and_never_published_to() {
     let weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
-    let mallory = weather
-        .server
-        .connect_with(ConnectOptions::new().skip_subject_validation(true))
-        .await;
+    let mallory = weather.server.connect_with(ConnectOptions::new().skip_subject_validation(true)).await;
     let mut overheard = weather.server.connect().await.subscribe(">").await.unwrap();
     let refused = [
         "$JS.API.STREAM.DELETE.orders",
@@ -225,10 +167,7 @@ async fn a_refused_reply_subject_is_counted_and_never_published_to() {
     ];
     for reply in refused {
         for subject in [FORECAST, "$SRV.PING", "$SRV.INFO.weather", "$SRV.STATS.weather"] {
-            mallory
-                .publish_with_reply(subject, reply, "asked".into())
-                .await
-                .unwrap();
+            mallory.publish_with_reply(subject, reply, "asked".into()).await.unwrap();
         }
     }
     let refusals = refused.len() as u64;
@@ -242,10 +181,7 @@ async fn a_refused_reply_subject_is_counted_and_never_published_to() {
         if subject == "the.end" {
             break;
         }
-        assert!(
-            by_a_caller || !refused.contains(&subject),
-            "the service published to {subject}"
-        );
+        assert!(by_a_caller || !refused.contains(&subject), "the service published to {subject}");
     }
 }
 
@@ -269,19 +205,10 @@ async fn endpoints_are_swapped_under_load_without_a_gap() {
     for round in 1..=50 {
         let before = answered.load(Ordering::Relaxed);
         let other = format!("a2a.action.weather.other-{round}");
-        weather
-            .publish(&[(FORECAST, &round.to_string()), (&other, "other")])
-            .await;
-        eventually_eq(SOON, true, || async {
-            answered.load(Ordering::Relaxed) > before + 10
-        })
-        .await;
+        weather.publish(&[(FORECAST, &round.to_string()), (&other, "other")]).await;
+        eventually_eq(SOON, true, || async { answered.load(Ordering::Relaxed) > before + 10 }).await;
     }
-    assert_eq!(
-        weather.ask(FORECAST).await.unwrap(),
-        "50",
-        "a swap is complete when publish returns"
-    );
+    assert_eq!(weather.ask(FORECAST).await.unwrap(), "50", "a swap is complete when publish returns");
     ended.cancel();
     for call in calls {
         call.await.unwrap();
@@ -297,16 +224,10 @@ async fn a_stopped_service_leaves_nothing_behind() {
     weather.service.stop().await;
     round_trip(&weather.mesh.client).await.unwrap();
     for subject in [FORECAST, "a2a.card.weather", "$SRV.PING", "$SRV.INFO.weather"] {
-        assert_eq!(
-            weather.ask(subject).await,
-            Err(RequestErrorKind::NoResponders),
-            "{subject}"
-        );
+        assert_eq!(weather.ask(subject).await, Err(RequestErrorKind::NoResponders), "{subject}");
     }
     weather.mesh.tasks.close();
-    tokio::time::timeout(SOON, weather.mesh.tasks.wait())
-        .await
-        .expect("no task is left");
+    tokio::time::timeout(SOON, weather.mesh.tasks.wait()).await.expect("no task is left");
     assert!(weather.service.publish(vec![]).await.is_err());
     weather.service.stop().await;
 }
@@ -359,9 +280,7 @@ async fn an_info_response_stays_well_under_the_largest_payload() {
     let server = NatsServer::start_configured("max_payload: 16384").await;
     let weather = Weather::start_on(server, ConnectOptions::new()).await;
     let text = "long ".repeat(2000);
-    weather
-        .publish(&[(FORECAST, &text), ("a2a.action.weather.alerts", &text)])
-        .await;
+    weather.publish(&[(FORECAST, &text), ("a2a.action.weather.alerts", &text)]).await;
     let info = weather.ask("$SRV.INFO.weather").await.unwrap();
     assert!((10_000..=12_288).contains(&info.len()), "{} bytes", info.len());
     assert_eq!(weather.endpoint_names().await, ["card", "forecast", "alerts"]);
@@ -376,27 +295,13 @@ async fn a_request_reaches_its_handler_as_it_was_sent() {
         let client = client.clone();
         tasks.spawn(async move {
             let (reply, headers) = (message.reply.unwrap(), message.headers.unwrap_or_default());
-            client
-                .publish_with_headers(reply, headers, message.payload)
-                .await
-                .unwrap();
+            client.publish_with_headers(reply, headers, message.payload).await.unwrap();
             call.succeed();
         });
     });
-    weather
-        .service
-        .publish(vec![(endpoint(FORECAST, "forecast"), echo)])
-        .await
-        .unwrap();
+    weather.service.publish(vec![(endpoint(FORECAST, "forecast"), echo)]).await.unwrap();
     let mut headers = HeaderMap::new();
     headers.insert("A2A-Reply", "final");
-    let reply = weather
-        .caller
-        .request_with_headers(FORECAST, headers.clone(), "Paris".into())
-        .await
-        .unwrap();
-    assert_eq!(
-        (&reply.payload[..], reply.headers),
-        (&b"Paris"[..], Some(headers))
-    );
+    let reply = weather.caller.request_with_headers(FORECAST, headers.clone(), "Paris".into()).await.unwrap();
+    assert_eq!((&reply.payload[..], reply.headers), (&b"Paris"[..], Some(headers)));
 }

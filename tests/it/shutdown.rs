@@ -17,19 +17,13 @@ fn is_stopped(object: &Value) -> bool {
 async fn calls_in_flight_finish_and_nothing_is_left(
     #[values(Signal::SIGTERM, Signal::SIGINT)] signal: Signal,
 ) {
-    let mut bridge = Bridge::of(launched("demo", &["--leave-grandchild"]))
-        .shutdown_grace("8s")
-        .start()
-        .await;
+    let mut bridge = Bridge::of(launched("demo", &["--leave-grandchild"])).shutdown_grace("8s").start().await;
     assert_eq!(bridge.launched().len(), 2, "the agent and its child");
     let slow = bridge.begin_slow("demo", 1).await;
     bridge.until_working("demo").await;
     bridge.signal(signal);
     // It is off the mesh while the call goes on.
-    eventually(SOON, || async {
-        bridge.ask("PING", "demo").await.is_none().then_some(())
-    })
-    .await;
+    eventually(SOON, || async { bridge.ask("PING", "demo").await.is_none().then_some(()) }).await;
     assert!(bridge.prompt("demo.echo", "x").await.is_no_responders());
     let reply = slow.only_reply().await.expect("COMPLETED");
     assert_eq!(reply.message(), "worked for 1 s");
@@ -70,13 +64,8 @@ async fn a_second_signal_ends_at_once() {
     let slow = bridge.begin_slow("demo", 60).await;
     bridge.until_working("demo").await;
     bridge.signal(Signal::SIGINT);
-    eventually(SOON, || async {
-        bridge
-            .log()
-            .contains("stopping; once more stops at once")
-            .then_some(())
-    })
-    .await;
+    eventually(SOON, || async { bridge.log().contains("stopping; once more stops at once").then_some(()) })
+        .await;
     let began = Instant::now();
     bridge.signal(Signal::SIGINT);
     bridge.ended().await;

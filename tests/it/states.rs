@@ -7,10 +7,7 @@ use crate::support::{Bridge, Reply};
 
 async fn end_of(protocol: &str, action: &str, prompt: &str) -> Reply {
     let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
-    bridge
-        .prompt(&format!("demo.{action}"), prompt)
-        .only_reply()
-        .await
+    bridge.prompt(&format!("demo.{action}"), prompt).only_reply().await
 }
 
 #[rstest]
@@ -73,9 +70,7 @@ async fn a_direct_message_is_a_completed_reply_without_a_task_id(#[values("1.0",
 #[rstest]
 #[tokio::test]
 async fn a_json_rpc_error_keeps_the_agents_code_and_data(#[values("1.0", "0.3")] protocol: &str) {
-    let reply = end_of(protocol, "rpc-error", "-32005")
-        .await
-        .expect_error("agent_error");
+    let reply = end_of(protocol, "rpc-error", "-32005").await.expect_error("agent_error");
     assert_eq!(reply["error_info"]["a2a_code"], -32005);
     assert_eq!(reply["error_info"]["retryable"], false);
     assert_eq!(reply["task"], json!(null));

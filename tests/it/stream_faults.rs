@@ -11,11 +11,7 @@ use crate::support::peer::{Answer, Seen, streaming_card};
 use crate::support::{Bridge, Peer, SOON, attached, eventually};
 
 fn event(result: &Value) -> Vec<u8> {
-    format!(
-        "data: {}\n\n",
-        json!({"jsonrpc": "2.0", "id": 1, "result": result})
-    )
-    .into_bytes()
+    format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
 }
 
 fn status(state: &str) -> Value {
@@ -54,13 +50,11 @@ fn agent(
     stream: impl Fn() -> Answer + Send + Sync + 'static,
     other: impl Fn(&Seen) -> Answer + Send + Sync + 'static,
 ) -> Peer {
-    Peer::start(
-        move |seen: &Seen| match (seen.method.as_str(), seen.rpc_method().as_str()) {
-            ("GET", _) => Answer::json(&streaming_card(&["ask"])),
-            (_, "SendStreamingMessage") => stream(),
-            _ => other(seen),
-        },
-    )
+    Peer::start(move |seen: &Seen| match (seen.method.as_str(), seen.rpc_method().as_str()) {
+        ("GET", _) => Answer::json(&streaming_card(&["ask"])),
+        (_, "SendStreamingMessage") => stream(),
+        _ => other(seen),
+    })
 }
 
 #[rstest]
@@ -77,16 +71,10 @@ async fn a_stream_without_an_end_has_a_typed_one(
 ) {
     let endless = move || Answer::Endless(begin.clone(), more.clone(), Duration::from_millis(pause));
     let peer = agent(endless, Answer::not_found);
-    let settings = attached("peer", &peer.url())
-        .set("stream_idle_timeout", "700ms")
-        .set("max_response_size", "1MiB");
+    let settings =
+        attached("peer", &peer.url()).set("stream_idle_timeout", "700ms").set("max_response_size", "1MiB");
     let bridge = Bridge::of(settings).start().await;
-    bridge
-        .prompt("peer.ask", "x")
-        .stream()
-        .await
-        .result
-        .expect_error(code);
+    bridge.prompt("peer.ask", "x").stream().await.result.expect_error(code);
 }
 
 #[tokio::test]
@@ -96,15 +84,8 @@ async fn more_content_than_is_held_is_too_large() {
         move || Answer::Endless(event(&status("WORKING")), more.clone(), Duration::ZERO),
         Answer::not_found,
     );
-    let bridge = Bridge::of(attached("peer", &peer.url()).set("max_response_size", "1MiB"))
-        .start()
-        .await;
-    let result = bridge
-        .prompt("peer.ask", "x")
-        .stream()
-        .await
-        .result
-        .expect_error("too_large");
+    let bridge = Bridge::of(attached("peer", &peer.url()).set("max_response_size", "1MiB")).start().await;
+    let result = bridge.prompt("peer.ask", "x").stream().await.result.expect_error("too_large");
     assert_eq!(result.task_id(), "t");
 }
 
@@ -123,28 +104,17 @@ async fn a_stream_cut_at_any_event_is_taken_up_where_the_agent_stands() {
         let result = stream.result.clone().expect("COMPLETED");
         assert_eq!(result.message(), "one two three", "cut after {cut}");
         assert_eq!(stream.response(), "one two three", "cut after {cut}");
-        assert_eq!(
-            peer.calls("SendStreamingMessage").len(),
-            1,
-            "a message is sent once"
-        );
+        assert_eq!(peer.calls("SendStreamingMessage").len(), 1, "a message is sent once");
     }
 }
 
 #[tokio::test]
 async fn a_stream_cut_before_the_task_has_a_name_leaves_the_outcome_unknown() {
-    for body in [
-        Vec::new(),
-        b"data: {\"jso".to_vec(),
-        b": only a comment\n\n".to_vec(),
-    ] {
+    for body in [Vec::new(), b"data: {\"jso".to_vec(), b": only a comment\n\n".to_vec()] {
         let peer = agent(move || Answer::Events(body.clone(), 1000), Answer::not_found);
         let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
         let result = bridge.prompt("peer.ask", "x").stream().await.result;
-        assert!(
-            matches!(result.code(), "outcome_unknown" | "agent_error"),
-            "{result:?}"
-        );
+        assert!(matches!(result.code(), "outcome_unknown" | "agent_error"), "{result:?}");
         assert_eq!(peer.calls("SendStreamingMessage").len(), 1);
     }
 }
@@ -167,10 +137,7 @@ async fn a_task_that_goes_on_after_a_cut_is_subscribed_to_again() {
     let stream = bridge.prompt("peer.ask", "x").stream().await;
     assert_eq!(peer.calls("SubscribeToTask").len(), 1);
     assert_eq!(stream.response(), "one two three");
-    assert_eq!(
-        stream.result.expect("COMPLETED").message(),
-        "one two three"
-    );
+    assert_eq!(stream.result.expect("COMPLETED").message(), "one two three");
 }
 
 #[tokio::test]
@@ -178,12 +145,7 @@ async fn an_agent_that_can_no_longer_be_asked_leaves_the_outcome_unknown() {
     let body = good_stream()[..2].concat();
     let peer = agent(move || Answer::Events(body.clone(), 1000), |_| Answer::Close);
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
-    let result = bridge
-        .prompt("peer.ask", "x")
-        .stream()
-        .await
-        .result
-        .expect_error("outcome_unknown");
+    let result = bridge.prompt("peer.ask", "x").stream().await.result.expect_error("outcome_unknown");
     assert_eq!(result.task_id(), "t");
 }
 
@@ -194,10 +156,7 @@ async fn states_without_content_lead_to_one_look_at_the_task() {
     let peer = agent(move || Answer::Events(body.clone(), 1000), answer);
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     let stream = bridge.prompt("peer.ask", "x").stream().await;
-    assert_eq!(
-        (stream.result.message(), stream.response().as_str()),
-        ("found", "found")
-    );
+    assert_eq!((stream.result.message(), stream.response().as_str()), ("found", "found"));
     assert_eq!(peer.calls("GetTask").len(), 1);
 }
 
@@ -205,36 +164,16 @@ async fn states_without_content_lead_to_one_look_at_the_task() {
 async fn a_stream_that_stays_open_after_a_question_or_sends_more_after_the_end_is_no_trouble() {
     let question = event(&status("INPUT_REQUIRED"));
     let peer = agent(
-        move || {
-            Answer::Endless(
-                question.clone(),
-                b": ping\n\n".to_vec(),
-                Duration::from_millis(50),
-            )
-        },
+        move || Answer::Endless(question.clone(), b": ping\n\n".to_vec(), Duration::from_millis(50)),
         |seen| Answer::result(seen, &task("INPUT_REQUIRED", None)),
     );
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
-    bridge
-        .prompt("peer.ask", "x")
-        .stream()
-        .await
-        .result
-        .expect("INPUT_REQUIRED");
+    bridge.prompt("peer.ask", "x").stream().await.result.expect("INPUT_REQUIRED");
 
     let late = [event(&status("COMPLETED")), event(&piece("late", false))].concat();
     let peer = agent(move || Answer::Events(late.clone(), 1000), Answer::not_found);
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
-    assert_eq!(
-        bridge
-            .prompt("peer.ask", "x")
-            .stream()
-            .await
-            .result
-            .expect("COMPLETED")
-            .message(),
-        "late"
-    );
+    assert_eq!(bridge.prompt("peer.ask", "x").stream().await.result.expect("COMPLETED").message(), "late");
 }
 
 #[tokio::test]
@@ -250,16 +189,7 @@ async fn a_promise_to_stream_that_is_not_kept_falls_back_to_sending() {
     };
     let peer = agent(refuse, answer);
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
-    assert_eq!(
-        bridge
-            .prompt("peer.ask", "x")
-            .stream()
-            .await
-            .result
-            .expect("COMPLETED")
-            .message(),
-        "sent"
-    );
+    assert_eq!(bridge.prompt("peer.ask", "x").stream().await.result.expect("COMPLETED").message(), "sent");
 }
 
 #[tokio::test]
@@ -273,11 +203,7 @@ async fn a_thousand_broken_streams_leave_nothing_behind() {
     };
     let peer = agent(cut, |seen| Answer::result(seen, &task("FAILED", None)));
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
-    let descriptors = || {
-        std::fs::read_dir(format!("/proc/{}/fd", bridge.pid()))
-            .unwrap()
-            .count()
-    };
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", bridge.pid())).unwrap().count();
     let round = async |times: usize| {
         for _ in 0..times / 20 {
             let calls = (0..20).map(|_| bridge.prompt("peer.ask", "x").stream());

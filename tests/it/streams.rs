@@ -28,28 +28,17 @@ async fn tokens_come_one_by_one_and_the_result_is_their_sum(#[values("1.0", "0.3
 #[tokio::test]
 async fn six_hundred_events_of_a_supervisor_come_through_in_order_and_the_answer_is_said_once() {
     let bridge = Bridge::of_demo(&[]).await;
-    let stream = bridge
-        .prompt("demo.supervisor", "show argocd version")
-        .stream()
-        .await;
+    let stream = bridge.prompt("demo.supervisor", "show argocd version").stream().await;
     // A task, 598 pieces of artifacts, and the final state.
     assert_eq!(stream.all("task").len() + stream.all("artifact").len() + 1, 600);
     let result = stream.result.clone().expect("COMPLETED");
     let text = |name: &str| -> String {
-        let pieces = stream
-            .all("artifact")
-            .into_iter()
-            .filter(|piece| piece["name"] == name);
-        pieces
-            .filter_map(|piece| piece["parts"][0]["text"].as_str())
-            .collect()
+        let pieces = stream.all("artifact").into_iter().filter(|piece| piece["name"] == name);
+        pieces.filter_map(|piece| piece["parts"][0]["text"].as_str()).collect()
     };
     assert_eq!(result.message(), text("streaming_result"));
     assert_eq!(stream.response(), result.message());
-    assert!(
-        text("execution_plan_streaming").starts_with('⟦'),
-        "the plan comes through as it is"
-    );
+    assert!(text("execution_plan_streaming").starts_with('⟦'), "the plan comes through as it is");
     assert!(!result.message().contains('⟦'), "the plan is not the answer");
 }
 
@@ -75,10 +64,7 @@ async fn every_state_of_a_task_ends_a_stream_with_one_true_result(
     let stream = bridge.prompt(&format!("demo.{action}"), prompt).stream().await;
     let result = stream.result.clone().expect(status);
     assert_eq!(stream.frames[0], ("status".to_owned(), json!("ack")));
-    assert_eq!(
-        result["data"]["follow_up_id"].is_string(),
-        status.ends_with("REQUIRED")
-    );
+    assert_eq!(result["data"]["follow_up_id"].is_string(), status.ends_with("REQUIRED"));
     if action == "state" {
         assert_eq!(stream.all("task")[0]["id"], result["task"]["id"]);
         // Said in states only, so it is said once more as the answer.
@@ -104,16 +90,8 @@ async fn an_error_ends_a_stream_in_the_same_order(#[values("1.0", "0.3")] protoc
 async fn a_question_is_answered_on_a_stream(#[values("1.0", "0.3")] protocol: &str) {
     let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
     let body = json!({"topic": "tides", "audience": "sailors"});
-    let asked = bridge
-        .call("demo.report", body)
-        .stream()
-        .await
-        .result
-        .expect("INPUT_REQUIRED");
-    let done = bridge
-        .answer("demo", &asked.follow_up_id(), "Markdown")
-        .stream()
-        .await;
+    let asked = bridge.call("demo.report", body).stream().await.result.expect("INPUT_REQUIRED");
+    let done = bridge.answer("demo", &asked.follow_up_id(), "Markdown").stream().await;
     let result = done.result.clone().expect("COMPLETED");
     assert_eq!(result.task_id(), asked.task_id());
     assert!(done.states().contains(&"completed"), "{:?}", done.states());
@@ -138,9 +116,8 @@ async fn an_agent_that_does_not_stream_gets_the_same_frames_from_polling() {
 
 #[tokio::test]
 async fn silence_is_broken_by_a_keep_alive() {
-    let bridge = Bridge::of(launched("demo", &["--token-delay", "1s"]).set("stream_keepalive", "200ms"))
-        .start()
-        .await;
+    let bridge =
+        Bridge::of(launched("demo", &["--token-delay", "1s"]).set("stream_keepalive", "200ms")).start().await;
     let stream = bridge.prompt("demo.stream", "one two").stream().await;
     assert!(stream.all("status").len() >= 3, "{:?}", stream.outline());
     assert_eq!(stream.result.message(), "one two");
@@ -153,20 +130,13 @@ async fn a_stream_that_is_silent_for_too_long_times_out_and_the_task_is_cancelle
     let stream = bridge.prompt("demo.stream", "one two").stream().await;
     let result = stream.result.expect_error("timeout");
     assert_eq!(result["error_info"]["cancelled"], true);
-    bridge
-        .get_task("demo", &result.task_id())
-        .await
-        .expect("CANCELED");
+    bridge.get_task("demo", &result.task_id()).await.expect("CANCELED");
 }
 
 #[tokio::test]
 async fn a_task_can_be_cancelled_while_it_streams() {
     let bridge = Bridge::of_demo(&[]).await;
-    let mut inbox = bridge
-        .prompt("demo.slow", "60")
-        .header("A2A-Reply", "stream")
-        .begin()
-        .await;
+    let mut inbox = bridge.prompt("demo.slow", "60").header("A2A-Reply", "stream").begin().await;
     let task = loop {
         let frame = inbox.reply().await;
         if frame["type"] == "task" {
@@ -174,10 +144,7 @@ async fn a_task_can_be_cancelled_while_it_streams() {
         }
     };
     let cancelled = bridge.cancel_task("demo", &task).await;
-    assert_eq!(
-        (&cancelled["status"], &cancelled["success"]),
-        (&json!("CANCELED"), &json!(true))
-    );
+    assert_eq!((&cancelled["status"], &cancelled["success"]), (&json!("CANCELED"), &json!(true)));
     loop {
         let frame = inbox.reply().await;
         if frame["type"] == "result" {
@@ -189,14 +156,10 @@ async fn a_task_can_be_cancelled_while_it_streams() {
 
 #[tokio::test]
 async fn a_caller_that_is_gone_cancels_the_task_if_it_wanted_that() {
-    let bridge = Bridge::of(launched("demo", &[]).set("stream_keepalive", "200ms"))
-        .start()
-        .await;
+    let bridge = Bridge::of(launched("demo", &[]).set("stream_keepalive", "200ms")).start().await;
     let impatient = bridge.prompt("demo.hang", "x").header("A2A-Reply", "stream");
     drop(impatient.header("A2A-On-Disconnect", "cancel").begin().await);
-    let leaver = bridge
-        .prompt("demo.stream", &"word ".repeat(3000))
-        .header("A2A-Reply", "stream");
+    let leaver = bridge.prompt("demo.stream", &"word ".repeat(3000)).header("A2A-Reply", "stream");
     drop(leaver.header("A2A-On-Disconnect", "cancel").begin().await);
     let stayer = bridge.prompt("demo.slow", "2").header("A2A-Reply", "stream");
     drop(stayer.begin().await);
@@ -238,11 +201,7 @@ async fn text_that_does_not_fit_into_one_message_is_split_and_nothing_is_lost() 
 #[tokio::test]
 async fn a_repeated_streams_caller_gets_the_result_only() {
     let bridge = Bridge::of_demo(&[]).await;
-    let call = || {
-        bridge
-            .prompt("demo.stream", "one two")
-            .header("Nats-Msg-Id", "key-1")
-    };
+    let call = || bridge.prompt("demo.stream", "one two").header("Nats-Msg-Id", "key-1");
     let first = call().stream().await;
     let again = call().stream().await;
     assert_eq!(again.outline(), "result");
@@ -251,21 +210,11 @@ async fn a_repeated_streams_caller_gets_the_result_only() {
 
 #[tokio::test]
 async fn mode_final_may_stream_inside_and_then_knows_the_task_early() {
-    let bridge = Bridge::of(launched("demo", &[]).set("prefer_stream", true))
-        .start()
-        .await;
-    let late = bridge
-        .prompt("demo.slow", "60")
-        .header("A2A-Timeout", "700ms")
-        .only_reply()
-        .await;
+    let bridge = Bridge::of(launched("demo", &[]).set("prefer_stream", true)).start().await;
+    let late = bridge.prompt("demo.slow", "60").header("A2A-Timeout", "700ms").only_reply().await;
     let late = late.expect_error("timeout");
     assert_eq!(late["error_info"]["cancelled"], true);
-    let done = bridge
-        .prompt("demo.echo", "hello")
-        .only_reply()
-        .await
-        .expect("COMPLETED");
+    let done = bridge.prompt("demo.echo", "hello").only_reply().await.expect("COMPLETED");
     assert_eq!(done.message(), "hello");
 }
 
@@ -282,11 +231,7 @@ fn recordings() -> Vec<(String, &'static str, Vec<u8>)> {
         for file in std::fs::read_dir(folder.path()).unwrap().flatten() {
             let name = file.file_name().into_string().unwrap();
             if name.ends_with(".sse") {
-                all.push((
-                    format!("{agent}/{name}"),
-                    protocol,
-                    std::fs::read(file.path()).unwrap(),
-                ));
+                all.push((format!("{agent}/{name}"), protocol, std::fs::read(file.path()).unwrap()));
             }
         }
     }
@@ -346,11 +291,7 @@ async fn recorded_streams_give_the_same_frames_in_any_pieces() {
             tokio::time::timeout(Duration::from_secs(20), futures_util::future::join_all(calls)).await;
         let streams = streams.unwrap_or_else(|_| panic!("{name} has no end"));
         for (stream, piece) in streams.iter().zip(PIECES) {
-            assert_eq!(
-                comparable(stream),
-                comparable(&streams[0]),
-                "{name} in pieces of {piece}"
-            );
+            assert_eq!(comparable(stream), comparable(&streams[0]), "{name} in pieces of {piece}");
         }
         let (outline, status) = (streams[0].outline(), &streams[0].result["status"]);
         outlines.push(format!("{name}: {outline} -> {status}"));

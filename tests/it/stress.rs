@@ -43,33 +43,17 @@ fn row(
     measured: impl Into<String>,
     held: bool,
 ) -> Row {
-    Row {
-        fault: fault.into(),
-        expected: expected.into(),
-        measured: measured.into(),
-        held,
-    }
+    Row { fault: fault.into(), expected: expected.into(), measured: measured.into(), held }
 }
 
 fn table(rows: &[Row]) -> String {
-    let width = |cell: fn(&Row) -> &str| {
-        rows.iter()
-            .map(|row| cell(row).chars().count())
-            .max()
-            .unwrap_or(0)
-    };
+    let width = |cell: fn(&Row) -> &str| rows.iter().map(|row| cell(row).chars().count()).max().unwrap_or(0);
     let (fault, expected) = (width(|row| &row.fault), width(|row| &row.expected));
-    let mut text = format!(
-        "\n{:<fault$}  {:<expected$}  held  measured\n",
-        "fault", "expected"
-    );
+    let mut text = format!("\n{:<fault$}  {:<expected$}  held  measured\n", "fault", "expected");
     for row in rows {
         let held = if row.held { "yes" } else { "NO" };
-        let _ = writeln!(
-            text,
-            "{:<fault$}  {:<expected$}  {held:<4}  {}",
-            row.fault, row.expected, row.measured
-        );
+        let _ =
+            writeln!(text, "{:<fault$}  {:<expected$}  {held:<4}  {}", row.fault, row.expected, row.measured);
     }
     text
 }
@@ -108,28 +92,16 @@ async fn exits_at_once() -> Row {
     let mut published = false;
     while began.elapsed() < Duration::from_secs(seconds) {
         let info = site.client.request("$SRV.INFO.a", "".into()).await;
-        let text = info
-            .map(|reply| String::from_utf8_lossy(&reply.payload).into_owned())
-            .unwrap_or_default();
+        let text = info.map(|reply| String::from_utf8_lossy(&reply.payload).into_owned()).unwrap_or_default();
         published |= text.contains("\"name\":\"prompt\"") || text.contains("\"name\":\"echo\"");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    let count = std::fs::read_to_string(starts)
-        .unwrap_or_default()
-        .lines()
-        .count();
+    let count = std::fs::read_to_string(starts).unwrap_or_default().lines().count();
     let held = (1..=most).contains(&count) && !published;
     row(
         "1 agent exits at once",
         format!("at most {most} starts in {seconds} s, nothing published"),
-        format!(
-            "{count} starts, {}",
-            if published {
-                "published"
-            } else {
-                "nothing published"
-            }
-        ),
+        format!("{count} starts, {}", if published { "published" } else { "nothing published" }),
         held,
     )
 }
@@ -141,9 +113,7 @@ async fn reset() -> Row {
     let mut pauses = Vec::new();
     for restarts in 0..times(3, 10) {
         let report = site
-            .until("a", LONG, |report| {
-                report.state == "ready" && report.restarts as usize == restarts
-            })
+            .until("a", LONG, |report| report.state == "ready" && report.restarts as usize == restarts)
             .await;
         tokio::time::sleep(Duration::from_millis(400)).await;
         kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGKILL).unwrap();
@@ -175,11 +145,8 @@ async fn foreign() -> Row {
         let report = site.until("a", LONG, |report| report.last_error.is_some()).await;
         let wanted = format!("port {port} in use by pid {}", std::process::id());
         named += usize::from(report.last_error.unwrap().contains(&wanted));
-        visits += usize::from(
-            tokio::time::timeout(Duration::from_millis(100), listener.accept())
-                .await
-                .is_ok(),
-        );
+        visits +=
+            usize::from(tokio::time::timeout(Duration::from_millis(100), listener.accept()).await.is_ok());
     }
     row(
         "3 foreign process on the port",
@@ -213,9 +180,7 @@ async fn trees() -> Row {
         // The guard, and four that sleep.
         eventually(LONG, || async { (marked(&mark).len() >= 5).then_some(()) }).await;
         let began = Instant::now();
-        child
-            .stop(Duration::from_secs(10), &CancellationToken::new())
-            .await;
+        child.stop(Duration::from_secs(10), &CancellationToken::new()).await;
         slowest = slowest.max(began.elapsed());
         clean += usize::from(marked(&mark).is_empty());
     }
@@ -254,10 +219,7 @@ async fn deaf() -> Row {
 async fn killed() -> [Row; 2] {
     let count = times(16, 200);
     let mut site = Site::new().await;
-    site.settings(&[(
-        "a",
-        &shell("sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; DEMO"),
-    )]);
+    site.settings(&[("a", &shell("sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; DEMO"))]);
     let (mut gone, mut slowest, mut alone) = (0, Duration::ZERO, 0);
     let (mut found, mut both, mut double) = (0, 0, 0);
     for turn in 0..count {
@@ -317,16 +279,8 @@ async fn killed() -> [Row; 2] {
 
 fn memory(pid: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .unwrap_or_default();
-    line.trim()
-        .trim_end_matches(" kB")
-        .trim()
-        .parse::<u64>()
-        .unwrap_or_default()
-        / 1024
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap_or_default() / 1024
 }
 
 /// The median time of a call.
@@ -352,18 +306,11 @@ async fn flood(line: &str) -> Row {
     for agent in ["calm", "loud"] {
         site.until(agent, LONG, |report| report.state == "ready").await;
         let subject = format!("a2a.action.{agent}.echo");
-        eventually(LONG, || async {
-            site.client.request(subject.clone(), "hello".into()).await.ok()
-        })
-        .await;
+        eventually(LONG, || async { site.client.request(subject.clone(), "hello".into()).await.ok() }).await;
     }
     // The quiet agent shares the machine with the loud one, so the difference is the flood's own.
     let calm = latency(&site, "calm").await;
-    let before = (
-        memory(bridge),
-        site.show("loud").await.unwrap().counts,
-        Instant::now(),
-    );
+    let before = (memory(bridge), site.show("loud").await.unwrap().counts, Instant::now());
     let mut most = before.0;
     while before.2.elapsed() < Duration::from_secs(times(4, 20) as u64) {
         most = most.max(memory(bridge));
@@ -374,11 +321,7 @@ async fn flood(line: &str) -> Row {
     let loud = latency(&site, "loud").await;
     let grown = most - before.0;
     let slower = loud.as_secs_f64() / calm.as_secs_f64();
-    let kind = if line.is_empty() {
-        "lines of 100 bytes"
-    } else {
-        "lines of 10 MB"
-    };
+    let kind = if line.is_empty() { "lines of 100 bytes" } else { "lines of 10 MB" };
     // An unoptimised build reads at half the speed or less.
     let enough = times(40, 100);
     row(
@@ -399,18 +342,13 @@ async fn stopped() -> Row {
     let (mut noticed, mut back) = (Duration::ZERO, Duration::ZERO);
     for restarts in 0..count {
         let report = site
-            .until("a", LONG, |report| {
-                report.state == "ready" && report.restarts as usize == restarts
-            })
+            .until("a", LONG, |report| report.state == "ready" && report.restarts as usize == restarts)
             .await;
         kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGSTOP).unwrap();
         let began = Instant::now();
         site.until("a", LONG, |report| report.state != "ready").await;
         noticed = noticed.max(began.elapsed());
-        site.until("a", LONG, |report| {
-            report.state == "ready" && report.restarts as usize > restarts
-        })
-        .await;
+        site.until("a", LONG, |report| report.state == "ready" && report.restarts as usize > restarts).await;
         back = back.max(began.elapsed());
     }
     row(
@@ -432,22 +370,10 @@ async fn busy() -> Row {
     site.start();
     site.until("a", LONG, |report| report.state == "ready").await;
     let seconds = times(5, 90);
-    eventually(LONG, || async {
-        site.client
-            .request("a2a.action.a.echo", "hello".into())
-            .await
-            .ok()
-    })
-    .await;
+    eventually(LONG, || async { site.client.request("a2a.action.a.echo", "hello".into()).await.ok() }).await;
     let mut request = async_nats::Request::new();
-    request = request
-        .payload(format!("slow {seconds}").into())
-        .timeout(Some(LONG * 3));
-    let reply = site
-        .client
-        .send_request("a2a.action.a.slow", request)
-        .await
-        .unwrap();
+    request = request.payload(format!("slow {seconds}").into()).timeout(Some(LONG * 3));
+    let reply = site.client.send_request("a2a.action.a.slow", request).await.unwrap();
     let done = String::from_utf8_lossy(&reply.payload).contains("COMPLETED");
     let restarts = site.show("a").await.unwrap().restarts;
     row(
@@ -468,12 +394,8 @@ async fn thousand() -> Row {
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let one = async || {
         let mark = uuid::Uuid::new_v4().to_string();
-        let child = Child::spawn(&spec(&mark, "true & exit 7"), &host, &output())
-            .await
-            .unwrap();
-        let exit = child
-            .stop(Duration::from_secs(5), &CancellationToken::new())
-            .await;
+        let child = Child::spawn(&spec(&mark, "true & exit 7"), &host, &output()).await.unwrap();
+        let exit = child.stop(Duration::from_secs(5), &CancellationToken::new()).await;
         exit.to_string()
     };
     for _ in 0..10 {
@@ -493,11 +415,7 @@ async fn thousand() -> Row {
     })
     .await;
     let after = descriptors();
-    let zombies = procfs::children(own)
-        .into_iter()
-        .filter_map(Stat::read)
-        .filter(Stat::is_over)
-        .count();
+    let zombies = procfs::children(own).into_iter().filter_map(Stat::read).filter(Stat::is_over).count();
     row(
         format!("8 {count} starts and ends"),
         "no zombie, descriptors flat",

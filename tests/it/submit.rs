@@ -13,11 +13,7 @@ fn submit(call: Call) -> Call {
 }
 
 async fn news(bridge: &Bridge) -> Subscriber {
-    let news = bridge
-        .client
-        .subscribe(format!("{}.task.>", bridge.prefix))
-        .await
-        .unwrap();
+    let news = bridge.client.subscribe(format!("{}.task.>", bridge.prefix)).await.unwrap();
     bridge.client.flush().await.unwrap();
     news
 }
@@ -33,9 +29,7 @@ async fn until(news: &mut Subscriber, status: &str) -> (String, Value) {
             }
         }
     };
-    tokio::time::timeout(LATER, wanted)
-        .await
-        .unwrap_or_else(|_| panic!("no news of {status}"))
+    tokio::time::timeout(LATER, wanted).await.unwrap_or_else(|_| panic!("no news of {status}"))
 }
 
 #[rstest]
@@ -70,15 +64,9 @@ async fn every_state_of_a_submitted_task_is_told_and_can_be_looked_up(
 #[tokio::test]
 async fn a_direct_message_is_the_reply_to_a_submission() {
     let bridge = Bridge::of_demo(&[]).await;
-    let reply = submit(bridge.prompt("demo.message", "hello"))
-        .only_reply()
-        .await
-        .expect("COMPLETED");
+    let reply = submit(bridge.prompt("demo.message", "hello")).only_reply().await.expect("COMPLETED");
     assert_eq!(reply["task"]["id"], json!(null));
-    submit(bridge.prompt("demo.rpc-error", "-32005"))
-        .only_reply()
-        .await
-        .expect_error("agent_error");
+    submit(bridge.prompt("demo.rpc-error", "-32005")).only_reply().await.expect_error("agent_error");
 }
 
 #[tokio::test]
@@ -89,16 +77,9 @@ async fn a_question_of_a_submitted_task_is_in_its_news_and_its_answer_leads_to_m
     let first = submit(bridge.call("demo.report", body)).only_reply().await;
     let (_, asked) = until(&mut news, "INPUT_REQUIRED").await;
     let follow_up = asked["data"]["follow_up_id"].as_str().unwrap().to_owned();
-    let looked = bridge
-        .get_task("demo", &first.task_id())
-        .await
-        .expect("INPUT_REQUIRED");
+    let looked = bridge.get_task("demo", &first.task_id()).await.expect("INPUT_REQUIRED");
     assert_eq!(looked.follow_up_id(), follow_up);
-    bridge
-        .answer("demo", &follow_up, "PDF")
-        .only_reply()
-        .await
-        .expect("COMPLETED");
+    bridge.answer("demo", &follow_up, "PDF").only_reply().await.expect("COMPLETED");
     let (_, done) = until(&mut news, "COMPLETED").await;
     assert_eq!(done["task"]["id"], first["task"]["id"]);
 }
@@ -116,21 +97,12 @@ async fn a_submitted_task_that_is_authenticated_elsewhere_is_followed_on() {
 
 #[tokio::test]
 async fn submitted_tasks_do_not_take_the_places_of_calls() {
-    let bridge = Bridge::of(launched("demo", &[]).set("max_in_flight", 1))
-        .start()
-        .await;
+    let bridge = Bridge::of(launched("demo", &[]).set("max_in_flight", 1)).start().await;
     let ids: Vec<_> =
         futures_util::future::join_all((0..1).map(|_| submit(bridge.prompt("demo.slow", "30")).only_reply()))
             .await;
-    let second = submit(bridge.prompt("demo.slow", "30"))
-        .only_reply()
-        .await
-        .expect("WORKING");
-    bridge
-        .prompt("demo.echo", "still there")
-        .only_reply()
-        .await
-        .expect("COMPLETED");
+    let second = submit(bridge.prompt("demo.slow", "30")).only_reply().await.expect("WORKING");
+    bridge.prompt("demo.echo", "still there").only_reply().await.expect("COMPLETED");
     for task in ids.iter().chain([&second]) {
         let cancelled = bridge.cancel_task("demo", &task.task_id()).await;
         assert_eq!(cancelled["status"], "CANCELED", "{cancelled:?}");
@@ -139,14 +111,9 @@ async fn submitted_tasks_do_not_take_the_places_of_calls() {
 
 #[tokio::test]
 async fn a_submitted_task_over_its_limit_is_cancelled() {
-    let bridge = Bridge::of(launched("demo", &[]).set("task_timeout", "1s"))
-        .start()
-        .await;
+    let bridge = Bridge::of(launched("demo", &[]).set("task_timeout", "1s")).start().await;
     let mut news = news(&bridge).await;
-    let first = submit(bridge.prompt("demo.slow", "60"))
-        .only_reply()
-        .await
-        .expect("WORKING");
+    let first = submit(bridge.prompt("demo.slow", "60")).only_reply().await.expect("WORKING");
     let (_, end) = until(&mut news, "CANCELED").await;
     assert_eq!(end["task"]["id"], first["task"]["id"]);
 }
@@ -154,23 +121,13 @@ async fn a_submitted_task_over_its_limit_is_cancelled() {
 #[tokio::test]
 async fn the_result_of_a_submitted_task_survives_two_cuts_of_the_connection() {
     let mut bridge = Bridge::of_demo(&[]).await;
-    let first = submit(bridge.prompt("demo.slow", "4"))
-        .only_reply()
-        .await
-        .expect("WORKING");
+    let first = submit(bridge.prompt("demo.slow", "4")).only_reply().await.expect("WORKING");
     for _ in 0..2 {
         bridge.nats.restart().await;
-        eventually(LATER, || async {
-            bridge.state("demo").await.filter(|state| state == "ready")
-        })
-        .await;
+        eventually(LATER, || async { bridge.state("demo").await.filter(|state| state == "ready") }).await;
     }
     eventually(LATER, || async {
-        bridge
-            .get_task("demo", &first.task_id())
-            .await
-            .is("COMPLETED")
-            .then_some(())
+        bridge.get_task("demo", &first.task_id()).await.is("COMPLETED").then_some(())
     })
     .await;
 }
@@ -178,14 +135,9 @@ async fn the_result_of_a_submitted_task_survives_two_cuts_of_the_connection() {
 #[tokio::test]
 async fn a_stop_does_not_wait_for_submitted_tasks_and_does_not_cancel_them() {
     let agent = crate::support::DemoAgent::start(&[]).await;
-    let mut bridge = Bridge::of(crate::support::attached("demo", &agent.url()))
-        .shutdown_grace("30s")
-        .start()
-        .await;
-    let first = submit(bridge.prompt("demo.slow", "60"))
-        .only_reply()
-        .await
-        .expect("WORKING");
+    let mut bridge =
+        Bridge::of(crate::support::attached("demo", &agent.url())).shutdown_grace("30s").start().await;
+    let first = submit(bridge.prompt("demo.slow", "60")).only_reply().await.expect("WORKING");
     let began = std::time::Instant::now();
     bridge.signal(nix::sys::signal::Signal::SIGTERM);
     assert!(bridge.ended().await.success());

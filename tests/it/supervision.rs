@@ -29,10 +29,7 @@ async fn service_is_published(site: &Site, agent: &str, action: &str) -> bool {
 /// Ready, and its skills are on the mesh.
 async fn until_published(site: &Site, agent: &str) -> Report {
     let report = site.until_state(agent, "ready").await;
-    eventually(SOON, || async {
-        service_is_published(site, agent, "echo").await.then_some(())
-    })
-    .await;
+    eventually(SOON, || async { service_is_published(site, agent, "echo").await.then_some(()) }).await;
     report
 }
 
@@ -43,11 +40,8 @@ async fn an_agent_that_exits_at_once_waits_longer_each_time_and_publishes_nothin
     site.start();
     let report = site.until("a", SOON, |report| report.restarts == 2).await;
     assert!(!service_is_published(&site, "a", "echo").await);
-    let report = if report.state == "backing-off" {
-        report
-    } else {
-        site.until_state("a", "backing-off").await
-    };
+    let report =
+        if report.state == "backing-off" { report } else { site.until_state("a", "backing-off").await };
     assert!(report.last_error.unwrap().contains("exited with code 3"));
     assert_eq!(report.last_exit.unwrap().how, "exited with code 3");
     // Two pauses are over, so the third is 4 s, less a fifth.
@@ -62,16 +56,10 @@ async fn a_crash_after_a_stable_time_is_followed_by_the_first_pause_again() {
     site.settings(&[("a", &lines)]);
     site.start();
     for restarts in 0..3 {
-        let report = site
-            .until("a", SOON, |report| {
-                report.state == "ready" && report.restarts == restarts
-            })
-            .await;
+        let report =
+            site.until("a", SOON, |report| report.state == "ready" && report.restarts == restarts).await;
         let ready_for = Instant::now();
-        eventually(SOON, || async {
-            (ready_for.elapsed() > Duration::from_millis(400)).then_some(())
-        })
-        .await;
+        eventually(SOON, || async { (ready_for.elapsed() > Duration::from_millis(400)).then_some(()) }).await;
         kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGKILL).unwrap();
         let report = site.until_state("a", "backing-off").await;
         assert!(report.last_error.unwrap().contains("was killed by SIGKILL"));
@@ -94,10 +82,7 @@ async fn a_foreign_process_on_the_port_is_named_and_is_sent_nothing() {
     let own = std::process::id();
     let report = site.until_state("a", "backing-off").await;
     let error = report.last_error.unwrap();
-    assert!(
-        error.starts_with(&format!("port {port} in use by pid {own} (")),
-        "{error}"
-    );
+    assert!(error.starts_with(&format!("port {port} in use by pid {own} (")), "{error}");
     assert!(report.advice.unwrap().contains(&format!("kill {own}")));
     assert!(!service_is_published(&site, "a", "echo").await);
     let visited = tokio::time::timeout(Duration::from_millis(300), foreign.accept()).await;
@@ -120,12 +105,7 @@ async fn a_foreign_process_that_takes_the_port_while_the_agent_starts_is_sent_no
     site.until("a", SOON, |report| report.pid.is_some()).await;
     let foreign = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     let report = site.until_state("a", "backing-off").await;
-    assert!(
-        report
-            .last_error
-            .unwrap()
-            .starts_with(&format!("port {port} in use by pid "))
-    );
+    assert!(report.last_error.unwrap().starts_with(&format!("port {port} in use by pid ")));
     let visited = tokio::time::timeout(Duration::from_millis(100), foreign.accept()).await;
     assert!(visited.is_err(), "somebody has connected");
 }
@@ -155,10 +135,7 @@ async fn an_agent_that_ignores_the_signal_is_killed_at_the_grace_limit() {
     let took = began.elapsed();
     let report = site.until_state("a", "stopped").await;
     assert_eq!(report.last_exit.unwrap().how, "was killed by SIGKILL");
-    assert!(
-        took >= Duration::from_secs(1) && took < Duration::from_secs(4),
-        "{took:?}"
-    );
+    assert!(took >= Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}");
     assert_eq!(site.processes(), Vec::<i32>::new());
 }
 
@@ -191,16 +168,9 @@ async fn what_bridge_and_guard_leave_when_killed_together_is_ended_before_the_ne
     assert!(left.len() >= 6, "{left:?}");
     site.start();
     site.until_state("a", "ready").await;
-    let still: Vec<_> = site
-        .processes()
-        .into_iter()
-        .filter(|pid| left.contains(pid))
-        .collect();
+    let still: Vec<_> = site.processes().into_iter().filter(|pid| left.contains(pid)).collect();
     assert_eq!(still, Vec::<i32>::new());
-    assert!(
-        site.log()
-            .contains("ended what an earlier bridge has left behind")
-    );
+    assert!(site.log().contains("ended what an earlier bridge has left behind"));
 }
 
 #[tokio::test]
@@ -212,14 +182,9 @@ async fn an_agent_whose_guard_is_killed_is_ended_and_started_again() {
     let before = site.processes();
     let guard = Stat::read(report.pid.unwrap()).unwrap().parent;
     kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
-    site.until("a", SOON, |report| {
-        report.state == "ready" && report.restarts == 1
-    })
-    .await;
-    eventually(SOON, || async {
-        (!site.processes().iter().any(|pid| before.contains(pid))).then_some(())
-    })
-    .await;
+    site.until("a", SOON, |report| report.state == "ready" && report.restarts == 1).await;
+    eventually(SOON, || async { (!site.processes().iter().any(|pid| before.contains(pid))).then_some(()) })
+        .await;
     // What came to the bridge was reaped there.
     eventually(SOON, || async {
         let mut children = procfs::children(bridge).into_iter().filter_map(Stat::read);
@@ -235,23 +200,15 @@ async fn a_stopped_agent_is_unpublished_and_started_again_even_with_a_call_in_fl
     site.settings(&[("a", &lines)]);
     site.start();
     let report = until_published(&site, "a").await;
-    let request = async_nats::Request::new()
-        .payload("slow 60".into())
-        .timeout(Some(SOON * 2));
+    let request = async_nats::Request::new().payload("slow 60".into()).timeout(Some(SOON * 2));
     let call = site.client.send_request("a2a.action.a.slow", request);
     let rest = async {
         site.until("a", SOON, |report| report.in_flight == 1).await;
         kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGSTOP).unwrap();
         let report = site.until("a", SOON, |report| report.state != "ready").await;
         assert!(report.last_error.unwrap().contains("is stopped (SIGSTOP)"));
-        eventually(SOON, || async {
-            (!service_is_published(&site, "a", "echo").await).then_some(())
-        })
-        .await;
-        site.until("a", SOON, |report| {
-            report.state == "ready" && report.restarts == 1
-        })
-        .await;
+        eventually(SOON, || async { (!service_is_published(&site, "a", "echo").await).then_some(()) }).await;
+        site.until("a", SOON, |report| report.state == "ready" && report.restarts == 1).await;
     };
     let (reply, ()) = tokio::join!(call, rest);
     let reply: Value = serde_json::from_slice(&reply.unwrap().payload).unwrap();
@@ -266,19 +223,11 @@ async fn a_busy_agent_that_is_slow_on_its_card_is_left_in_peace_and_an_idle_one_
     site.settings(&[("a", &lines)]);
     site.start();
     until_published(&site, "a").await;
-    let reply = site
-        .client
-        .request("a2a.action.a.slow", "slow 3".into())
-        .await
-        .unwrap();
+    let reply = site.client.request("a2a.action.a.slow", "slow 3".into()).await.unwrap();
     let reply: Value = serde_json::from_slice(&reply.payload).unwrap();
     assert_eq!(reply["status"], "COMPLETED", "{reply}");
     site.until("a", SOON, |report| report.restarts > 0).await;
-    assert!(
-        site.log().contains("did not answer 2 times in a row"),
-        "{}",
-        site.log()
-    );
+    assert!(site.log().contains("did not answer 2 times in a row"), "{}", site.log());
 }
 
 #[tokio::test]
@@ -310,11 +259,7 @@ async fn an_agent_gets_a_clean_environment_and_no_descriptors() {
     }
     let descriptors = std::fs::read_to_string(site.folder().join("fd")).unwrap();
     // The listing itself holds one more, the folder that it reads.
-    assert_eq!(
-        descriptors.lines().filter(|line| line.contains(" -> ")).count(),
-        4,
-        "{descriptors}"
-    );
+    assert_eq!(descriptors.lines().filter(|line| line.contains(" -> ")).count(), 4, "{descriptors}");
 }
 
 #[tokio::test]
@@ -322,18 +267,11 @@ async fn exit_code_0_is_a_wanted_end_unless_the_settings_say_always() {
     let mut site = Site::new().await;
     let always = format!("{}\nrestart: always", demo("--exit-at-start 0"));
     let never = format!("{}\nrestart_on_crash: false", demo("--exit-at-start 3"));
-    site.settings(&[
-        ("quiet", &demo("--exit-at-start 0")),
-        ("always", &always),
-        ("never", &never),
-    ]);
+    site.settings(&[("quiet", &demo("--exit-at-start 0")), ("always", &always), ("never", &never)]);
     site.start();
     let report = site.until_state("quiet", "stopped").await;
     let error = report.last_error.unwrap();
-    assert!(
-        error.contains("exited with code 0") && error.contains("restart: on-failure"),
-        "{error}"
-    );
+    assert!(error.contains("exited with code 0") && error.contains("restart: on-failure"), "{error}");
     assert!(report.advice.unwrap().contains("restart: always"));
     let report = site.until_state("never", "failed").await;
     assert!(report.last_error.unwrap().contains("`restart` is `never`"));
@@ -343,20 +281,12 @@ async fn exit_code_0_is_a_wanted_end_unless_the_settings_say_always() {
 #[tokio::test]
 async fn after_too_many_restarts_an_agent_has_failed_until_somebody_starts_it() {
     let mut site = Site::new().await;
-    let lines = format!(
-        "{}\nmax_restarts: 1\nrestart_window: 1m",
-        demo("--exit-at-start 3")
-    );
+    let lines = format!("{}\nmax_restarts: 1\nrestart_window: 1m", demo("--exit-at-start 3"));
     site.settings(&[("a", &lines)]);
     site.start();
     let report = site.until_state("a", "failed").await;
     assert_eq!(report.restarts, 1);
-    assert!(
-        report
-            .last_error
-            .unwrap()
-            .starts_with("started again 1 times within 1m")
-    );
+    assert!(report.last_error.unwrap().starts_with("started again 1 times within 1m"));
     assert!(report.advice.unwrap().contains("agents start a"));
     let (code, _, _) = site.run(&["agents", "start", "a"]).await;
     assert_eq!(code, 1);
@@ -375,25 +305,14 @@ async fn a_reload_keeps_what_did_not_change_and_a_bad_file_changes_nothing() {
 
     std::fs::write(site.file(), "agents: [{ name: x }]").unwrap();
     site.signal(Signal::SIGHUP);
-    eventually(SOON, || async {
-        site.log().contains("everything stays as it is").then_some(())
-    })
-    .await;
+    eventually(SOON, || async { site.log().contains("everything stays as it is").then_some(()) }).await;
     assert!(site.log().contains("`url` is missing"), "{}", site.log());
     assert_eq!(site.show("same").await.unwrap().pid, before);
 
-    site.settings(&[
-        ("same", &same),
-        ("other", &demo("--name two")),
-        ("new", &demo("")),
-    ]);
+    site.settings(&[("same", &same), ("other", &demo("--name two")), ("new", &demo(""))]);
     site.signal(Signal::SIGHUP);
     site.until_state("new", "ready").await;
-    let other = site
-        .until("other", SOON, |report| {
-            report.state == "ready" && report.pid != changed
-        })
-        .await;
+    let other = site.until("other", SOON, |report| report.state == "ready" && report.pid != changed).await;
     assert_eq!(other.card.unwrap().name, "two");
     assert_eq!(site.show("same").await.unwrap().pid, before);
     eventually(SOON, || async { site.show("gone").await.is_none().then_some(()) }).await;
@@ -406,13 +325,7 @@ async fn logs_show_what_an_agent_wrote_and_follow_what_it_writes() {
     let line = "echo first; (while read line < FOLDER/pipe; do echo \"WARN $line\" >&2; done) & DEMO";
     let folder = site.folder().display().to_string();
     let pipe = site.folder().join("pipe");
-    assert!(
-        std::process::Command::new("mkfifo")
-            .arg(&pipe)
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     site.settings(&[("a", &shell(&line.replace("FOLDER", &folder)))]);
     site.start();
     site.until_state("a", "ready").await;
@@ -428,9 +341,7 @@ async fn logs_show_what_an_agent_wrote_and_follow_what_it_writes() {
         .unwrap();
     let mut seen = tokio::io::BufReader::new(follower.stdout.take().unwrap());
     let mut first = String::new();
-    tokio::io::AsyncBufReadExt::read_line(&mut seen, &mut first)
-        .await
-        .unwrap();
+    tokio::io::AsyncBufReadExt::read_line(&mut seen, &mut first).await.unwrap();
     assert!(first.contains("listening on"), "{first}");
     let mut writer = tokio::fs::File::options().write(true).open(&pipe).await.unwrap();
     writer.write_all(b"something new\n").await.unwrap();
@@ -446,23 +357,13 @@ async fn logs_show_what_an_agent_wrote_and_follow_what_it_writes() {
 async fn metrics_and_health_are_served() {
     let mut site = Site::new().await;
     let port = a2a_bridge::process::ports::free().unwrap();
-    site.settings_with(
-        &format!("metrics: {{ listen: '127.0.0.1:{port}' }}"),
-        &[("a", &demo(""))],
-    );
+    site.settings_with(&format!("metrics: {{ listen: '127.0.0.1:{port}' }}"), &[("a", &demo(""))]);
     site.start();
     until_published(&site, "a").await;
-    site.client
-        .request("a2a.action.a.echo", "hello".into())
-        .await
-        .unwrap();
+    site.client.request("a2a.action.a.echo", "hello".into()).await.unwrap();
     let http = a2a_bridge::a2a::http_client().unwrap();
     let get = async |path: &str| {
-        let reply = http
-            .get(format!("http://127.0.0.1:{port}{path}"))
-            .send()
-            .await
-            .unwrap();
+        let reply = http.get(format!("http://127.0.0.1:{port}{path}")).send().await.unwrap();
         (reply.status().as_u16(), reply.text().await.unwrap())
     };
     let (status, text) = get("/metrics").await;
@@ -492,15 +393,8 @@ async fn control_requests_answer_only_to_inboxes() {
     site.until_state("a", "ready").await;
     let mut forged = site.client.subscribe("a2a.registry.x").await.unwrap();
     let subject = "a2a.control.a.show";
-    site.client
-        .publish_with_reply(subject, "a2a.registry.x", "".into())
-        .await
-        .unwrap();
+    site.client.publish_with_reply(subject, "a2a.registry.x", "".into()).await.unwrap();
     site.show("a").await.unwrap();
     let none = futures_util::StreamExt::next(&mut forged);
-    assert!(
-        tokio::time::timeout(Duration::from_millis(200), none)
-            .await
-            .is_err()
-    );
+    assert!(tokio::time::timeout(Duration::from_millis(200), none).await.is_err());
 }

@@ -42,10 +42,7 @@ async fn a_waiting_task_can_be_cancelled_and_its_question_is_then_closed(
     #[values("1.0", "0.3")] protocol: &str,
 ) {
     let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
-    let asked = bridge
-        .prompt("demo.state", "input-required")
-        .await
-        .expect("INPUT_REQUIRED");
+    let asked = bridge.prompt("demo.state", "input-required").await.expect("INPUT_REQUIRED");
     let cancelled = bridge.cancel_task("demo", &asked.task_id()).await;
     assert!(cancelled.is("CANCELED"), "{cancelled:?}");
     let late = bridge.answer("demo", &asked.follow_up_id(), "x").await;
@@ -55,15 +52,8 @@ async fn a_waiting_task_can_be_cancelled_and_its_question_is_then_closed(
 
 #[tokio::test]
 async fn a_task_that_was_never_seen_here_is_not_found() {
-    let bridge = Bridge::of(launched("demo", &[]))
-        .and(launched("other", &[]))
-        .start()
-        .await;
-    let id = bridge
-        .prompt("demo.echo", "x")
-        .await
-        .expect("COMPLETED")
-        .task_id();
+    let bridge = Bridge::of(launched("demo", &[])).and(launched("other", &[])).start().await;
+    let id = bridge.prompt("demo.echo", "x").await.expect("COMPLETED").task_id();
     for (agent, id) in [("demo", "never-seen"), ("other", id.as_str()), ("demo", "")] {
         bridge.get_task(agent, id).await.expect_error("not_found");
         bridge.cancel_task(agent, id).await.expect_error("not_found");
@@ -73,15 +63,8 @@ async fn a_task_that_was_never_seen_here_is_not_found() {
 #[tokio::test]
 async fn a_task_in_a_final_state_is_not_cancelable() {
     let bridge = Bridge::of_demo(&[]).await;
-    let id = bridge
-        .prompt("demo.echo", "x")
-        .await
-        .expect("COMPLETED")
-        .task_id();
-    let reply = bridge
-        .cancel_task("demo", &id)
-        .await
-        .expect_error("not_cancelable");
+    let id = bridge.prompt("demo.echo", "x").await.expect("COMPLETED").task_id();
+    let reply = bridge.cancel_task("demo", &id).await.expect_error("not_cancelable");
     assert_eq!(reply.task_id(), id);
 }
 
@@ -95,15 +78,8 @@ async fn an_agent_that_refuses_to_cancel_makes_the_task_not_cancelable() {
         _ => Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", "which?"),
     });
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
-    let id = bridge
-        .prompt("peer.ask", "x")
-        .await
-        .expect("INPUT_REQUIRED")
-        .task_id();
-    bridge
-        .cancel_task("peer", &id)
-        .await
-        .expect_error("not_cancelable");
+    let id = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED").task_id();
+    bridge.cancel_task("peer", &id).await.expect_error("not_cancelable");
     bridge.get_task("peer", &id).await.expect("INPUT_REQUIRED");
 }
 
@@ -112,10 +88,7 @@ async fn while_the_agent_is_away_tasks_are_looked_up_from_memory_and_cannot_be_c
     let mut agent = DemoAgent::start(&[]).await;
     let bridge = Bridge::of(attached("demo", &agent.url())).start().await;
     let done = bridge.prompt("demo.echo", "hello").await.expect("COMPLETED");
-    let asked = bridge
-        .prompt("demo.state", "input-required")
-        .await
-        .expect("INPUT_REQUIRED");
+    let asked = bridge.prompt("demo.state", "input-required").await.expect("INPUT_REQUIRED");
     agent.kill();
     for _ in 0..2 {
         let seen = bridge.get_task("demo", &done.task_id()).await;
@@ -134,18 +107,12 @@ async fn while_the_agent_is_away_tasks_are_looked_up_from_memory_and_cannot_be_c
 async fn a_task_that_the_agent_has_forgotten_is_lost() {
     let mut agent = DemoAgent::start(&[]).await;
     let bridge = Bridge::of(attached("demo", &agent.url())).start().await;
-    let asked = bridge
-        .prompt("demo.state", "input-required")
-        .await
-        .expect("INPUT_REQUIRED");
+    let asked = bridge.prompt("demo.state", "input-required").await.expect("INPUT_REQUIRED");
     agent.kill();
     bridge.until("demo", "backing-off").await;
     agent.run().await;
     bridge.until("demo", "ready").await;
-    let lost = bridge
-        .get_task("demo", &asked.task_id())
-        .await
-        .expect_error("task_lost");
+    let lost = bridge.get_task("demo", &asked.task_id()).await.expect_error("task_lost");
     assert_eq!(lost.task_id(), asked.task_id());
     let cancel = bridge.cancel_task("demo", &asked.task_id()).await;
     cancel.expect_error("task_lost");

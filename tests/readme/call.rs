@@ -1,9 +1,5 @@
 //! The README's Rust snippet; scripts/test-readme keeps it equal and runs it.
-#![allow(
-    clippy::print_stdout,
-    clippy::indexing_slicing,
-    reason = "an example for other people's code"
-)]
+#![allow(clippy::print_stdout, clippy::indexing_slicing, reason = "an example for other people's code")]
 
 use serde_json::{Value, json};
 

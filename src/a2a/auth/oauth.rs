@@ -62,12 +62,7 @@ struct Answer {
 
 impl OAuth {
     pub(super) fn new(config: config::OAuth2, http: reqwest::Client) -> Self {
-        Self {
-            config,
-            http,
-            token: Mutex::default(),
-            flight: tokio::sync::Mutex::default(),
-        }
+        Self { config, http, token: Mutex::default(), flight: tokio::sync::Mutex::default() }
     }
 
     /// The current token as a header.
@@ -115,10 +110,7 @@ impl OAuth {
         let Some(token) = parsed.access_token.filter(|_| (200..300).contains(&status)) else {
             let words = [parsed.error, parsed.error_description];
             let words: Vec<_> = words.into_iter().flatten().collect();
-            return refused(shorten(
-                &format!("HTTP status {status} {}", words.join(": ")),
-                300,
-            ));
+            return refused(shorten(&format!("HTTP status {status} {}", words.join(": ")), 300));
         };
         let Ok(mut header) = HeaderValue::from_str(&format!("Bearer {token}")) else {
             return refused("the token has characters that a header cannot have".to_owned());
@@ -133,10 +125,7 @@ impl OAuth {
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .unwrap_or(DEFAULT_LIFE)
             .min(Duration::from_secs(30 * 24 * 3600));
-        let token = Token {
-            header,
-            renew_at: asked_at + life.saturating_sub(MARGIN.min(life / 5)),
-        };
+        let token = Token { header, renew_at: asked_at + life.saturating_sub(MARGIN.min(life / 5)) };
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
         Ok(())
     }
@@ -180,8 +169,6 @@ impl OAuth {
             let body = read_body(response, MAX_ANSWER).await.map_err(unreachable)?;
             Ok((status, body))
         };
-        tokio::time::timeout(TIMEOUT, ask)
-            .await
-            .unwrap_or(Err(TokenError::Timeout))
+        tokio::time::timeout(TIMEOUT, ask).await.unwrap_or(Err(TokenError::Timeout))
     }
 }

@@ -27,26 +27,15 @@ pub async fn fetch(
     for url in candidates(base, card_path) {
         match tokio::time::timeout(TIMEOUT, get(http, &url, credentials)).await {
             Err(_) => {
-                return Err(CardError::Timeout {
-                    url: url.into(),
-                    limit: TIMEOUT,
-                });
+                return Err(CardError::Timeout { url: url.into(), limit: TIMEOUT });
             }
             Ok(Err(source)) => {
-                return Err(CardError::Fetch {
-                    url: url.into(),
-                    source: Box::new(source),
-                });
+                return Err(CardError::Fetch { url: url.into(), source: Box::new(source) });
             }
             Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
             Ok(Ok((status, _))) => {
                 let separator = if refusals.is_empty() { "" } else { ", " };
-                let _ = write!(
-                    refusals,
-                    "{separator}{url} answers {}{}",
-                    status.as_u16(),
-                    hint(status)
-                );
+                let _ = write!(refusals, "{separator}{url} answers {}{}", status.as_u16(), hint(status));
             }
         }
     }
@@ -79,11 +68,8 @@ async fn get(
         response = request().0.send().await.map_err(client::connection_error)?;
     }
     let status = response.status();
-    let body = if status.is_success() {
-        client::read_body(response, MAX_CARD).await?
-    } else {
-        bytes::Bytes::new()
-    };
+    let body =
+        if status.is_success() { client::read_body(response, MAX_CARD).await? } else { bytes::Bytes::new() };
     Ok((status, body))
 }
 
@@ -99,10 +85,7 @@ fn candidates(base: &Url, card_path: Option<&str>) -> Vec<Url> {
         return vec![at(path)];
     }
     let below = base.path().trim_end_matches('/');
-    let mut urls: Vec<Url> = WELL_KNOWN
-        .iter()
-        .map(|path| at(&format!("{below}{path}")))
-        .collect();
+    let mut urls: Vec<Url> = WELL_KNOWN.iter().map(|path| at(&format!("{below}{path}"))).collect();
     if !below.is_empty() {
         urls.extend(WELL_KNOWN.iter().map(|path| at(path)));
     }

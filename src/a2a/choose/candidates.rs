@@ -19,12 +19,7 @@ pub(super) struct Candidate {
 
 impl Candidate {
     pub(super) fn interface(&self, because: String) -> Interface {
-        Interface {
-            url: self.url.clone(),
-            dialect: self.dialect,
-            tenant: self.tenant.clone(),
-            because,
-        }
+        Interface { url: self.url.clone(), dialect: self.dialect, tenant: self.tenant.clone(), because }
     }
 }
 
@@ -55,10 +50,7 @@ pub(super) fn plan(
     for offer in &offers {
         for (dialect, is_certain) in claims(offer) {
             if is_wanted(dialect) {
-                add(
-                    &mut claimed,
-                    candidate(offer, places, dialect, is_certain || protocol.is_some()),
-                );
+                add(&mut claimed, candidate(offer, places, dialect, is_certain || protocol.is_some()));
             }
         }
     }
@@ -81,14 +73,9 @@ pub(super) fn plan(
     let elsewhere: Vec<_> = claimed
         .iter()
         .filter(|candidate| candidate.url != *places.base())
-        .map(|candidate| Candidate {
-            url: places.base().clone(),
-            ..candidate.clone()
-        })
+        .map(|candidate| Candidate { url: places.base().clone(), ..candidate.clone() })
         .collect();
-    elsewhere
-        .into_iter()
-        .for_each(|candidate| add(&mut others, candidate));
+    elsewhere.into_iter().for_each(|candidate| add(&mut others, candidate));
     let is_pinned = protocol.is_some() || binding.is_some();
     if claimed.is_empty() && is_pinned {
         // The user knows better than the card.
@@ -97,21 +84,12 @@ pub(super) fn plan(
     if claimed.is_empty() {
         return Err(CardError::Unsupported(card.offered()));
     }
-    let who_says = if is_pinned {
-        "the settings say"
-    } else {
-        "the card says"
-    };
-    Ok(Plan {
-        claimed,
-        others,
-        who_says,
-    })
+    let who_says = if is_pinned { "the settings say" } else { "the card says" };
+    Ok(Plan { claimed, others, who_says })
 }
 
 fn has(list: &[Candidate], candidate: &Candidate) -> bool {
-    list.iter()
-        .any(|other| other.dialect == candidate.dialect && other.url == candidate.url)
+    list.iter().any(|other| other.dialect == candidate.dialect && other.url == candidate.url)
 }
 
 fn add(list: &mut Vec<Candidate>, candidate: Candidate) {
@@ -180,10 +158,7 @@ fn candidate(offer: &Offer, places: &Places, dialect: Dialect, is_certain: bool)
     Candidate {
         url,
         dialect,
-        tenant: offer
-            .tenant
-            .clone()
-            .filter(|_| matches!(dialect, Dialect::V1 | Dialect::V1Rest)),
+        tenant: offer.tenant.clone().filter(|_| matches!(dialect, Dialect::V1 | Dialect::V1Rest)),
         is_certain,
     }
 }

@@ -43,9 +43,7 @@ fn judge(error: &ClientError, dialect: Dialect) -> Verdict {
     match error {
         ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::Token(_) => Verdict::NoAnswer,
         ClientError::NotA2a { .. } | ClientError::TooLarge { .. } => Verdict::No,
-        ClientError::Refused {
-            http_status, code, ..
-        } => match (http_status, code) {
+        ClientError::Refused { http_status, code, .. } => match (http_status, code) {
             (Some(401 | 403 | 429 | 503), _) => Verdict::Perhaps,
             (_, Some(code::METHOD_NOT_FOUND | code::VERSION_NOT_SUPPORTED)) => Verdict::No,
             // v0.2 in Python says this of methods that it does not know.
@@ -65,9 +63,7 @@ pub(super) async fn knows_message_send(client: &Client) -> Option<bool> {
     let sent = client.call_once(Dialect::empty_send(), &trace);
     match tokio::time::timeout(LIMIT, sent).await.ok()? {
         Ok(_) => Some(true),
-        Err(ClientError::Refused {
-            http_status, code, ..
-        }) => match (http_status, code) {
+        Err(ClientError::Refused { http_status, code, .. }) => match (http_status, code) {
             (_, Some(code::METHOD_NOT_FOUND)) => Some(false),
             (_, Some(_)) => Some(true),
             // A framework that fails on an unknown method rather than say so.

@@ -41,24 +41,12 @@ impl Call {
 
     /// A REST call with a body.
     pub(super) fn post(path: Vec<String>, content_type: &'static str, body: &impl Serialize) -> Self {
-        Self {
-            method: Method::POST,
-            path,
-            content_type,
-            rpc_method: None,
-            params: Some(raw(body)),
-        }
+        Self { method: Method::POST, path, content_type, rpc_method: None, params: Some(raw(body)) }
     }
 
     /// A REST call without a body.
     pub(super) fn get(path: Vec<String>, content_type: &'static str) -> Self {
-        Self {
-            method: Method::GET,
-            path,
-            content_type,
-            rpc_method: None,
-            params: None,
-        }
+        Self { method: Method::GET, path, content_type, rpc_method: None, params: None }
     }
 
     /// The same call for one tenant of the agent: v1.0 has it in the parameters of JSON-RPC, and
@@ -108,12 +96,7 @@ impl Call {
         let Some(method) = self.rpc_method else {
             return Some(params.get().as_bytes().to_vec());
         };
-        let request = Request {
-            jsonrpc: "2.0",
-            id: uuid::Uuid::new_v4(),
-            method,
-            params,
-        };
+        let request = Request { jsonrpc: "2.0", id: uuid::Uuid::new_v4(), method, params };
         Some(serde_json::to_vec(&request).expect("strings and raw JSON always serialize"))
     }
 }

@@ -38,10 +38,7 @@ impl RpcError {
     /// Reads the value of an `error` key: an object, or only words.
     pub(super) fn read(json: &str) -> Option<Self> {
         if let Ok(message) = serde_json::from_str::<String>(json) {
-            return Some(Self {
-                message,
-                ..Self::default()
-            });
+            return Some(Self { message, ..Self::default() });
         }
         let wire: Wire = serde_json::from_str(json).ok()?;
         let data = wire.data.or(wire.details);
@@ -52,9 +49,7 @@ impl RpcError {
         };
         Some(Self {
             code,
-            message: words(wire.message)
-                .or_else(|| words(wire.detail))
-                .unwrap_or_default(),
+            message: words(wire.message).or_else(|| words(wire.detail)).unwrap_or_default(),
             data,
         })
     }
@@ -128,11 +123,7 @@ mod tests {
             (r#"{"detail": [{"loc": ["x"]}]}"#, None, r#"[{"loc":["x"]}]"#),
             (r#"{"error": "Task not found: t1"}"#, None, "Task not found: t1"),
             (r#"{"error": {"code": "-32601"}}"#, Some(-32601), ""),
-            (
-                r#"{"error": {"code": 404, "status": "NOT_FOUND", "message": "gone"}}"#,
-                None,
-                "gone",
-            ),
+            (r#"{"error": {"code": 404, "status": "NOT_FOUND", "message": "gone"}}"#, None, "gone"),
             (
                 r#"{"error": {"code": 404, "message": "gone", "details": [{"reason": "TASK_NOT_FOUND"}]}}"#,
                 Some(-32001),
@@ -142,14 +133,7 @@ mod tests {
             let error = RpcError::in_body(body.as_bytes()).expect(body);
             assert_eq!((error.code, error.message.as_str()), (code, message), "{body}");
         }
-        for other in [
-            "",
-            "[]",
-            "7",
-            "<html>",
-            r#"{"message": {"role": "agent"}}"#,
-            r#"{"error": null}"#,
-        ] {
+        for other in ["", "[]", "7", "<html>", r#"{"message": {"role": "agent"}}"#, r#"{"error": null}"#] {
             assert!(RpcError::in_body(other.as_bytes()).is_none(), "{other}");
         }
     }

@@ -54,10 +54,8 @@ pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
         message: Message {
             role: "user",
             parts: message.parts.iter().map(part).collect(),
-            metadata: (message.skill_id.is_some() || !references.is_empty()).then_some(MessageMetadata {
-                skill_id: message.skill_id,
-                reference_task_ids: references,
-            }),
+            metadata: (message.skill_id.is_some() || !references.is_empty())
+                .then_some(MessageMetadata { skill_id: message.skill_id, reference_task_ids: references }),
         },
         accepted_output_modes: message.output_modes,
         metadata: message.skill_id.map(|skill_id| Metadata { skill_id }),

@@ -96,11 +96,6 @@ impl<'a> From<&'a File> for WireFile<'a> {
             FileContent::Base64(bytes) => (Some(bytes.as_str()), None),
             FileContent::Uri(uri) => (None, Some(uri.as_str())),
         };
-        Self {
-            name: file.name.as_deref(),
-            mime_type: file.media_type.as_deref(),
-            bytes,
-            uri,
-        }
+        Self { name: file.name.as_deref(), mime_type: file.media_type.as_deref(), bytes, uri }
     }
 }

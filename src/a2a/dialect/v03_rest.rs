@@ -190,10 +190,7 @@ fn encoded_twice(text: &str, media_type: Option<&str>) -> Option<String> {
     let (text, _) = normal_base64(text)?;
     let outer = STANDARD.decode(text).ok()?;
     let inner = std::str::from_utf8(&outer).ok()?;
-    let content = STANDARD
-        .decode(inner)
-        .ok()
-        .filter(|content| !content.is_empty())?;
+    let content = STANDARD.decode(inner).ok().filter(|content| !content.is_empty())?;
     let json = |bytes: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
     if is_json && (json(&outer) || !json(&content)) {
         return None;
@@ -222,27 +219,14 @@ mod tests {
     fn twice_encoded_bytes_are_seen_only_when_it_is_certain() {
         let twice = |bytes: &[u8]| STANDARD.encode(STANDARD.encode(bytes));
         let png = b"\x89PNG\x00\x01";
-        assert_eq!(
-            encoded_twice(&twice(png), Some("image/png")).as_deref(),
-            Some("iVBORwAB")
-        );
+        assert_eq!(encoded_twice(&twice(png), Some("image/png")).as_deref(), Some("iVBORwAB"));
         assert_eq!(encoded_twice("iVBORwAB", Some("image/png")), None, "encoded once");
-        assert_eq!(
-            encoded_twice(&twice(b"hello"), Some("text/plain")),
-            None,
-            "base64 is text, too"
-        );
+        assert_eq!(encoded_twice(&twice(b"hello"), Some("text/plain")), None, "base64 is text, too");
         assert_eq!(encoded_twice(&twice(png), None), None);
         let json = br#"{"a":1}"#;
         assert!(encoded_twice(&twice(json), Some("application/json")).is_some());
-        assert_eq!(
-            encoded_twice(&STANDARD.encode(json), Some("application/json")),
-            None
-        );
-        assert_eq!(
-            encoded_twice(&STANDARD.encode("true"), Some("application/json")),
-            None
-        );
+        assert_eq!(encoded_twice(&STANDARD.encode(json), Some("application/json")), None);
+        assert_eq!(encoded_twice(&STANDARD.encode("true"), Some("application/json")), None);
         assert_eq!(encoded_twice("", Some("image/png")), None);
     }
 
@@ -252,10 +236,7 @@ mod tests {
             let raw = RawValue::from_string(json.to_owned()).unwrap();
             inner_data(&raw).map(|inner| inner.get().to_owned())
         };
-        assert_eq!(
-            unwrapped(r#"{"data": {"data": 1.0}}"#).as_deref(),
-            Some(r#"{"data": 1.0}"#)
-        );
+        assert_eq!(unwrapped(r#"{"data": {"data": 1.0}}"#).as_deref(), Some(r#"{"data": 1.0}"#));
         assert_eq!(unwrapped(r#"{"data": 1, "n": 2}"#), None);
         assert_eq!(unwrapped("[1]"), None);
     }

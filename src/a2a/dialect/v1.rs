@@ -94,14 +94,8 @@ pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
 /// A part in v1.0's shape, which is also how the mesh sees it.
 pub fn part(part: &Part) -> WirePart<'_> {
     match part {
-        Part::Text(text) => WirePart {
-            text: Some(text),
-            ..WirePart::default()
-        },
-        Part::Data(data) => WirePart {
-            data: Some(data),
-            ..WirePart::default()
-        },
+        Part::Text(text) => WirePart { text: Some(text), ..WirePart::default() },
+        Part::Data(data) => WirePart { data: Some(data), ..WirePart::default() },
         Part::File(file) => {
             let (raw, url) = match &file.content {
                 FileContent::Base64(bytes) => (Some(bytes.as_str()), None),

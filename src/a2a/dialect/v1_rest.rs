@@ -7,11 +7,7 @@ const A2A_JSON: &str = "application/a2a+json";
 
 /// A call to `/message:send` or `/message:stream`.
 pub(super) fn message(verb: &str, message: &Outgoing<'_>) -> Call {
-    Call::post(
-        vec![format!("message:{verb}")],
-        A2A_JSON,
-        &v1::send_params(message),
-    )
+    Call::post(vec![format!("message:{verb}")], A2A_JSON, &v1::send_params(message))
 }
 
 /// A call to `/tasks/{id}`, with a verb behind the id or without.

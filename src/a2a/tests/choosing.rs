@@ -73,14 +73,8 @@ async fn a_card_that_says_0_3_where_the_wire_is_1_0() {
 async fn a_card_without_a_version_is_probed_for_0_1_too() {
     for (card, fields) in [
         (json!({"name": "fake", "skills": []}), "nothing"),
-        (
-            json!({"name": "fake", "authentication": {"schemes": []}}),
-            "a v0.1 field",
-        ),
-        (
-            json!({"name": "fake", "protocolVersion": null, "url": null}),
-            "nulls",
-        ),
+        (json!({"name": "fake", "authentication": {"schemes": []}}), "a v0.1 field"),
+        (json!({"name": "fake", "protocolVersion": null, "url": null}), "nulls"),
     ] {
         let fake = Fake::start(v01).await;
         let (client, interface) = fake.client("", &card).await;
@@ -101,11 +95,7 @@ async fn settings_come_before_the_card() {
     .await;
     let (client, interface) = fake.client("protocol: 0.3", &card_v1(&fake.url)).await;
     assert_eq!(interface.dialect, Dialect::V03);
-    assert!(
-        interface.because.starts_with("the settings say so"),
-        "{}",
-        interface.because
-    );
+    assert!(interface.because.starts_with("the settings say so"), "{}", interface.because);
     assert_eq!(text(&client).await, "done in 0.3");
 }
 
@@ -167,11 +157,7 @@ async fn a_clear_version_error_makes_it_choose_again_and_send_once() {
 async fn other_errors_are_never_a_reason_to_send_again() {
     for (status, content_type, body) in [
         (500, "text/plain", "Internal Server Error"),
-        (
-            200,
-            "application/json",
-            r#"{"error": {"code": -32603, "message": "boom"}}"#,
-        ),
+        (200, "application/json", r#"{"error": {"code": -32603, "message": "boom"}}"#),
         (200, "text/html", "<html>busy</html>"),
         (503, "application/json", "{}"),
     ] {
@@ -243,9 +229,7 @@ async fn v0_3_rest_is_not_doubled_below_v1() {
     card["preferredTransport"] = json!("HTTP+JSON");
     let (client, interface) = fake.client("", &card).await;
     assert_eq!(interface.dialect, Dialect::V03Rest);
-    let Answer::Message(message) = send(&client).await.unwrap() else {
-        panic!("no message")
-    };
+    let Answer::Message(message) = send(&client).await.unwrap() else { panic!("no message") };
     assert_eq!(message.parts[0].as_text(), Some("hi"));
 }
 
@@ -256,10 +240,7 @@ async fn grpc_alone_is_not_spoken_and_it_says_so() {
     card["preferredTransport"] = json!("GRPC");
     let card = Card::from_value(card).unwrap();
     let error = fake.chooser("").choose(&card).await.unwrap_err();
-    assert!(
-        matches!(&error, CardError::Unsupported(offered) if offered == "GRPC 0.3.0"),
-        "{error}"
-    );
+    assert!(matches!(&error, CardError::Unsupported(offered) if offered == "GRPC 0.3.0"), "{error}");
     assert!(fake.seen().is_empty());
 }
 
@@ -286,28 +267,12 @@ async fn bodies_that_are_not_a2a_are_told_with_their_first_bytes() {
             "it came as text/html; it begins with: <html><body>Log in",
         ),
         ("application/json", "", "the body is empty"),
-        (
-            "application/json",
-            r#"{"jsonrpc":"2.0","result":{"id":"t","sta"#,
-            "begins with: {\"jsonrpc\"",
-        ),
+        ("application/json", r#"{"jsonrpc":"2.0","result":{"id":"t","sta"#, "begins with: {\"jsonrpc\""),
         ("application/json", "[]", "not a JSON object"),
-        (
-            "application/json",
-            r#"{"result": {}}"#,
-            "neither a task nor a message",
-        ),
-        (
-            "application/json",
-            r#"{"result": 7}"#,
-            "begins with: {\"result\": 7}",
-        ),
+        ("application/json", r#"{"result": {}}"#, "neither a task nor a message"),
+        ("application/json", r#"{"result": 7}"#, "begins with: {\"result\": 7}"),
         ("application/json", r#"{"error": []}"#, "an error that is neither"),
-        (
-            "text/event-stream",
-            "data: {}\n\n",
-            "it came as text/event-stream",
-        ),
+        ("text/event-stream", "data: {}\n\n", "it came as text/event-stream"),
     ] {
         let fake = Fake::start(move |request| match request.rpc_method().as_str() {
             "message/send" => (200, content_type, body.to_owned()),

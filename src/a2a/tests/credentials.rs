@@ -53,20 +53,10 @@ async fn the_card_chooses_among_several_ways() {
         (json!([{"q": []}]), None, None, Some("key=a+b%26c"), None),
         (json!([{"c": []}]), None, None, None, Some("sid=c00kie")),
         (json!([{"special": []}]), Some("Bearer sp3cial"), None, None, None),
-        (
-            json!([{"mtls": []}, {"h": [], "u": []}]),
-            Some("Basic dTpw"),
-            Some("k3y"),
-            None,
-            None,
-        ),
+        (json!([{"mtls": []}, {"h": [], "u": []}]), Some("Basic dTpw"), Some("k3y"), None, None),
     ] {
         let request = seen(SEVERAL, &card(&security, &schemes)).await.unwrap();
-        assert_eq!(
-            header(&request, "authorization").as_deref(),
-            authorization,
-            "{security}"
-        );
+        assert_eq!(header(&request, "authorization").as_deref(), authorization, "{security}");
         assert_eq!(header(&request, "x-key").as_deref(), key, "{security}");
         assert_eq!(request.query.as_deref(), query, "{security}");
         assert_eq!(header(&request, "cookie").as_deref(), cookie, "{security}");
@@ -82,20 +72,11 @@ async fn what_is_not_configured_is_named() {
     });
     for (security, expected) in [
         (json!([{"k": []}]), "`k` (an API key in header `X-Other`)"),
-        (
-            json!([{"m": []}, {"o": []}]),
-            "`m` (a client certificate), or `o` (OAuth2)",
-        ),
-        (
-            json!([{"schemes": {"nope": {"list": []}}}]),
-            "`nope` (unknown kind `nope`)",
-        ),
+        (json!([{"m": []}, {"o": []}]), "`m` (a client certificate), or `o` (OAuth2)"),
+        (json!([{"schemes": {"nope": {"list": []}}}]), "`nope` (unknown kind `nope`)"),
     ] {
         let card = card(&security, &schemes);
-        let error = seen("headers: { X-Unrelated: x }", &card)
-            .await
-            .unwrap_err()
-            .to_string();
+        let error = seen("headers: { X-Unrelated: x }", &card).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         // Who says `auth: []` knows better than the card.
         seen("auth: []", &card).await.unwrap();
@@ -123,9 +104,7 @@ async fn the_card_can_have_credentials_of_its_own() {
         ("bearer_token: tasks\ncard_auth: { bearer: card }", "Bearer card"),
     ] {
         let (config, chooser) = (fake.config(lines), fake.chooser(lines));
-        card::fetch(chooser.http(), &config.url, None, &chooser.card_credentials())
-            .await
-            .unwrap();
+        card::fetch(chooser.http(), &config.url, None, &chooser.card_credentials()).await.unwrap();
         assert_eq!(fake.seen().pop().unwrap().header("authorization"), Some(expected));
     }
 }
@@ -142,19 +121,12 @@ async fn credentials_go_nowhere_that_only_a_card_names() {
     // The address is followed if the settings say so, but without credentials.
     fake.client(&format!("use_card_url: true\n{lines}"), &card).await;
     let seen = elsewhere.seen().pop().unwrap();
-    assert_eq!(
-        (seen.header("authorization"), seen.header("x-api-key")),
-        (None, None)
-    );
+    assert_eq!((seen.header("authorization"), seen.header("x-api-key")), (None, None));
     // A host that is listed gets them.
     let host = elsewhere.url.trim_start_matches("http://");
-    fake.client(&format!("allowed_hosts: ['{host}']\n{lines}"), &card)
-        .await;
+    fake.client(&format!("allowed_hosts: ['{host}']\n{lines}"), &card).await;
     let seen = elsewhere.seen().pop().unwrap();
-    assert_eq!(
-        (seen.header("authorization"), seen.header("x-api-key")),
-        (Some("Bearer t"), Some("k"))
-    );
+    assert_eq!((seen.header("authorization"), seen.header("x-api-key")), (Some("Bearer t"), Some("k")));
 }
 
 /// A token endpoint that numbers its tokens, and an agent that takes those from `first` on.
@@ -169,9 +141,7 @@ async fn guarded(expires_in: Value, first: usize) -> (Fake, Arc<AtomicUsize>) {
             let number = count.fetch_add(1, Ordering::Relaxed) + 1;
             return ok(&json!({"access_token": format!("tok{number}"), "expires_in": expires_in}));
         }
-        let token = request
-            .header("authorization")
-            .and_then(|value| value.strip_prefix("Bearer tok"));
+        let token = request.header("authorization").and_then(|value| value.strip_prefix("Bearer tok"));
         match token.and_then(|number| number.parse::<usize>().ok()) {
             Some(number) if number >= first => v03(request),
             _ => (401, "text/plain", "Unauthorized".to_owned()),
@@ -191,78 +161,47 @@ fn oauth(fake: &Fake) -> String {
 #[tokio::test]
 async fn many_calls_ask_for_one_token_and_use_it_while_it_lasts() {
     let (fake, given) = guarded(json!(3600), 1).await;
-    let (client, _) = fake
-        .client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"}))
-        .await;
+    let (client, _) = fake.client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"})).await;
     let trace = Trace::default();
     let calls = (0..20).map(|_| client.get("t", &trace));
     for result in futures_util::future::join_all(calls).await {
         assert!(result.unwrap_err().is_task_not_found());
     }
     assert_eq!(given.load(Ordering::Relaxed), 1);
-    let form = fake
-        .seen()
-        .iter()
-        .find(|seen| seen.path == "/token")
-        .unwrap()
-        .text
-        .clone();
+    let form = fake.seen().iter().find(|seen| seen.path == "/token").unwrap().text.clone();
     assert_eq!(form, "grant_type=client_credentials&scope=a+b");
 }
 
 #[tokio::test]
 async fn a_token_is_renewed_before_it_ends_and_once_after_a_401() {
     let (fake, given) = guarded(json!("0"), 1).await;
-    let (client, _) = fake
-        .client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"}))
-        .await;
+    let (client, _) = fake.client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"})).await;
     let before = given.load(Ordering::Relaxed);
     let _ = client.get("t", &Trace::default()).await;
     assert_eq!(given.load(Ordering::Relaxed), before + 1, "it had no life left");
 
     let (fake, given) = guarded(json!(3600), 2).await;
-    let (client, _) = fake
-        .client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"}))
-        .await;
-    assert!(
-        client
-            .get("t", &Trace::default())
-            .await
-            .unwrap_err()
-            .is_task_not_found()
-    );
+    let (client, _) = fake.client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"})).await;
+    assert!(client.get("t", &Trace::default()).await.unwrap_err().is_task_not_found());
     assert_eq!(given.load(Ordering::Relaxed), 2);
 
     let (fake, given) = guarded(json!(3600), 99).await;
-    let (client, _) = fake
-        .client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"}))
-        .await;
+    let (client, _) = fake.client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"})).await;
     let before = given.load(Ordering::Relaxed);
     client.get("t", &Trace::default()).await.unwrap_err();
-    assert_eq!(
-        given.load(Ordering::Relaxed),
-        before + 1,
-        "once for each call, and no more"
-    );
+    assert_eq!(given.load(Ordering::Relaxed), before + 1, "once for each call, and no more");
 }
 
 #[tokio::test]
 async fn a_refused_client_is_told_without_its_secret() {
     let (fake, _) = guarded(json!(1), 1).await;
     let lines = oauth(&fake).replace("s3cret", "wr0ng");
-    let (client, _) = fake
-        .client(&lines, &json!({"name": "fake", "protocolVersion": "0.3"}))
-        .await;
+    let (client, _) = fake.client(&lines, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
     let error = client.get("t", &Trace::default()).await.unwrap_err();
     assert!(!error.is_delivered());
     let shown = crate::a2a::client::chain(&error);
     assert!(shown.contains("HTTP status 401 invalid_client"), "{shown}");
-    for text in [
-        shown,
-        format!("{error:?}"),
-        format!("{client:?}"),
-        format!("{:?}", fake.config(&lines)),
-    ] {
+    for text in [shown, format!("{error:?}"), format!("{client:?}"), format!("{:?}", fake.config(&lines))] {
         assert!(!text.contains("wr0ng"), "{text}");
     }
 }

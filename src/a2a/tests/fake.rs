@@ -96,10 +96,7 @@ impl Fake {
 
     /// How often a JSON-RPC method was called.
     pub(crate) fn count(&self, method: &str) -> usize {
-        self.seen()
-            .iter()
-            .filter(|seen| seen.rpc_method() == method)
-            .count()
+        self.seen().iter().filter(|seen| seen.rpc_method() == method).count()
     }
 
     /// The settings of this agent, with these lines more.
@@ -121,11 +118,7 @@ impl Fake {
         let card = Arc::new(Card::from_value(card.clone()).unwrap());
         let interface = chooser.choose(&card).await.unwrap();
         let client = chooser.client(&card, &interface).unwrap();
-        let client = client.reconsidering(SecondThoughts {
-            chooser,
-            card,
-            changed: Arc::default(),
-        });
+        let client = client.reconsidering(SecondThoughts { chooser, card, changed: Arc::default() });
         (client, interface)
     }
 }

@@ -66,10 +66,7 @@ fn every_recording_decodes_to_the_right_outcome() {
 }
 
 fn sorted(folder: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|file| file.unwrap().path())
-        .collect();
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
     paths.sort();
     paths
 }
@@ -111,36 +108,21 @@ fn exchange(exchange: &Exchange, dialect: Dialect) -> String {
     if exchange.request.line.contains("/.well-known/") && status == 200 {
         return card(&body);
     }
-    let content_type = exchange
-        .headers
-        .iter()
-        .find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
-    answer(
-        dialect,
-        status,
-        content_type.map(|(_, value)| value.as_str()),
-        body.as_bytes(),
-    )
+    let content_type = exchange.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
+    answer(dialect, status, content_type.map(|(_, value)| value.as_str()), body.as_bytes())
 }
 
 fn card(body: &str) -> String {
     let card = Card::parse(body.as_bytes()).unwrap();
     let skills: Vec<_> = card.skills.iter().map(|skill| skill.name.as_str()).collect();
-    format!(
-        "card {:?}, skills {skills:?}, offers {:?}",
-        card.name,
-        card.offered()
-    )
+    format!("card {:?}, skills {skills:?}, offers {:?}", card.name, card.offered())
 }
 
 fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]) -> String {
     match read_recorded(dialect, status, content_type, body) {
         Ok(Answer::Task(task)) => {
             let parts = task.artifacts.iter().map(|artifact| parts(&artifact.parts));
-            let said = task
-                .status_message
-                .as_ref()
-                .map(|message| format!(" says {}", words(message)));
+            let said = task.status_message.as_ref().map(|message| format!(" says {}", words(message)));
             let agents = task.history.iter().filter(|message| !message.from_user).count();
             assert!(!task.id.is_empty());
             format!(
@@ -161,12 +143,7 @@ fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]
                 ""
             };
             match error {
-                ClientError::Refused {
-                    http_status,
-                    code,
-                    message,
-                    ..
-                } => {
+                ClientError::Refused { http_status, code, message, .. } => {
                     let message = crate::json::shorten(message.lines().next().unwrap_or_default(), 40);
                     let number =
                         |number: Option<i64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
@@ -197,10 +174,7 @@ fn parts(parts: &[Part]) -> String {
                 FileContent::Uri(uri) => uri,
             };
             let name = file.name.as_deref().unwrap_or("-");
-            format!(
-                "file {name} {} {content}",
-                file.media_type.as_deref().unwrap_or("-")
-            )
+            format!("file {name} {} {content}", file.media_type.as_deref().unwrap_or("-"))
         }
     };
     parts.iter().map(part).collect::<Vec<_>>().join(" + ")
@@ -211,14 +185,9 @@ fn stream(text: &str, dialect: Dialect) -> String {
     let text = text.replace("\r\n", "\n");
     let data = text.split("\n\n").map(|event| {
         let lines = event.lines().filter_map(|line| line.strip_prefix("data:"));
-        lines
-            .map(|line| line.strip_prefix(' ').unwrap_or(line))
-            .collect::<Vec<_>>()
-            .join("\n")
+        lines.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect::<Vec<_>>().join("\n")
     });
-    let events = data
-        .filter(|data| !data.is_empty())
-        .map(|data| event(&data, dialect));
+    let events = data.filter(|data| !data.is_empty()).map(|data| event(&data, dialect));
     events.collect::<Vec<_>>().join("; ")
 }
 
@@ -232,11 +201,7 @@ fn event(data: &str, dialect: Dialect) -> String {
         }
         Ok(Event::Artifact(update)) => {
             let marks = [(update.append, " append"), (update.last_chunk, " last")];
-            let marks: String = marks
-                .iter()
-                .filter(|(is_so, _)| *is_so)
-                .map(|(_, word)| *word)
-                .collect();
+            let marks: String = marks.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect();
             format!("artifact {}{marks}", parts(&update.artifact.parts))
         }
         Err(NotAResult::Error(error)) => format!("error {:?} {:?}", error.code, error.message),

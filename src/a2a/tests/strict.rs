@@ -52,11 +52,7 @@ fn params<T: DeserializeOwned + Serialize>(call: &Call, method: &str) {
 fn calls_are_exactly_v1() {
     let raw = |json: &str| RawValue::from_string(json.to_owned()).unwrap();
     let file = |content| {
-        Part::File(File {
-            name: Some("a.png".to_owned()),
-            media_type: Some("image/png".to_owned()),
-            content,
-        })
+        Part::File(File { name: Some("a.png".to_owned()), media_type: Some("image/png".to_owned()), content })
     };
     let parts = [
         Part::Text("hi".to_owned()),

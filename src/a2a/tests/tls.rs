@@ -18,18 +18,14 @@ use crate::a2a::client::{ClientError, Trace};
 use crate::config;
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/tls")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name)
 }
 
 /// Answers every request with "task not found", to whoever shows a certificate of the test's CA.
 async fn start() -> String {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_file(fixture("ca.pem")).unwrap())
-        .unwrap();
+    roots.add(CertificateDer::from_pem_file(fixture("ca.pem")).unwrap()).unwrap();
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -63,10 +59,7 @@ async fn start() -> String {
 
 async fn look(url: &str, tls: &str) -> Result<(), ClientError> {
     let text = format!("agents: [{{ name: a, url: '{url}', protocol: 0.3, tls: {{ {tls} }} }}]");
-    let config = config::parse(&text, "test.yaml", &|_| None)
-        .unwrap()
-        .agents
-        .remove(0);
+    let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
     let chooser = crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap()).unwrap();
     let security = json!([{"m": []}]);
     let schemes = json!({"m": {"type": "mutualTLS"}});
@@ -90,13 +83,8 @@ async fn the_configured_authority_and_certificate_are_used() {
     assert!(all.as_ref().is_err_and(ClientError::is_task_not_found), "{all:?}");
     let no_certificate = look(&url, &format!("ca: '{ca}'")).await.unwrap_err();
     assert!(!no_certificate.is_task_not_found(), "{no_certificate:?}");
-    let no_authority = look(&url, &format!("cert: '{cert}', key: '{key}'"))
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(no_authority, ClientError::Unreachable(_)),
-        "{no_authority:?}"
-    );
+    let no_authority = look(&url, &format!("cert: '{cert}', key: '{key}'")).await.unwrap_err();
+    assert!(matches!(no_authority, ClientError::Unreachable(_)), "{no_authority:?}");
 }
 
 #[test]
@@ -105,10 +93,7 @@ fn a_file_that_is_no_certificate_is_named() {
         "agents: [{{ name: a, url: 'https://127.0.0.1:1', tls: {{ ca: '{}' }} }}]",
         fixture("client.key").display()
     );
-    let config = config::parse(&text, "test.yaml", &|_| None)
-        .unwrap()
-        .agents
-        .remove(0);
+    let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
     let error = crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap()).unwrap_err();
     assert!(error.to_string().ends_with("client.key"), "{error}");
 }

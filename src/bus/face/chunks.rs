@@ -104,16 +104,8 @@ impl Chunks {
         self.release(message).await;
         let (mut groups, notes) = self.attachments(&outcome.content);
         let question = |prompt, attachments: &[Attachment]| {
-            let data = Query {
-                id,
-                reply_subject,
-                prompt,
-                attachments,
-            };
-            json(&Chunk {
-                r#type: "query",
-                data,
-            })
+            let data = Query { id, reply_subject, prompt, attachments };
+            json(&Chunk { r#type: "query", data })
         };
         let mut body = question(message, groups.first().map_or(&[], Vec::as_slice));
         if groups.len() > 1 || body.len() > self.client.max_payload() {
@@ -157,9 +149,7 @@ impl Chunks {
             let mut headers = HeaderMap::new();
             headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(*code)));
             headers.insert("Nats-Service-Error", shorten(line.trim(), MAX_ERROR).as_str());
-            let sent = self
-                .client
-                .publish_with_headers(self.to.clone(), headers, Bytes::new());
+            let sent = self.client.publish_with_headers(self.to.clone(), headers, Bytes::new());
             note(sent.await);
         }
         self.send(Bytes::new()).await;
@@ -185,10 +175,7 @@ impl Chunks {
 
     async fn give(&mut self, groups: Vec<Vec<Attachment>>) {
         for group in groups {
-            let data = Response {
-                text: "",
-                attachments: &group,
-            };
+            let data = Response { text: "", attachments: &group };
             self.chunk("response", data).await;
         }
     }
@@ -233,10 +220,7 @@ impl Chunks {
             if let Some(url) = &file.url {
                 notes.push_str(&format!("\n{filename}: {url}"));
             } else if let Some(bytes) = &file.bytes {
-                let one = Attachment {
-                    filename: filename.clone(),
-                    content: bytes.clone(),
-                };
+                let one = Attachment { filename: filename.clone(), content: bytes.clone() };
                 if !add(&mut groups, one) {
                     let size = file.size.unwrap_or_default();
                     notes.push_str(&format!(
@@ -253,15 +237,10 @@ impl Chunks {
             if !self.sent.insert(digest(&filename, data.get())) {
                 continue;
             }
-            let one = Attachment {
-                filename: filename.clone(),
-                content: base64(data.get()),
-            };
+            let one = Attachment { filename: filename.clone(), content: base64(data.get()) };
             if !add(&mut groups, one) {
                 let size = data.get().len();
-                notes.push_str(&format!(
-                    "\n{filename}: left out, {size} bytes are too many for one message"
-                ));
+                notes.push_str(&format!("\n{filename}: left out, {size} bytes are too many for one message"));
             }
         }
         (groups, notes)
@@ -311,11 +290,9 @@ fn error_code(error: &ActionError) -> u16 {
         Code::FollowUpUsed | Code::FollowUpExpired | Code::NotCancelable => 409,
         Code::Busy => 429,
         // The agent's own refusal, as far as the protocol has a word for it.
-        Code::AgentError => error
-            .info
-            .http_status
-            .filter(|status| matches!(status, 401 | 403 | 429))
-            .unwrap_or(500),
+        Code::AgentError => {
+            error.info.http_status.filter(|status| matches!(status, 401 | 403 | 429)).unwrap_or(500)
+        }
         // Too large is an answer: a prompt that is too large is an invalid request here.
         Code::TooLarge
         | Code::AgentUnavailable
@@ -344,12 +321,7 @@ fn pieces(text: &str, room: usize) -> Vec<&str> {
 }
 
 fn digest(name: &str, content: &str) -> [u8; 32] {
-    Sha256::new()
-        .chain_update(name)
-        .chain_update([0])
-        .chain_update(content)
-        .finalize()
-        .into()
+    Sha256::new().chain_update(name).chain_update([0]).chain_update(content).finalize().into()
 }
 
 fn base64(text: &str) -> String {
@@ -358,9 +330,7 @@ fn base64(text: &str) -> String {
 }
 
 fn json(value: &impl Serialize) -> Bytes {
-    serde_json::to_vec(value)
-        .expect("strings always serialize")
-        .into()
+    serde_json::to_vec(value).expect("strings always serialize").into()
 }
 
 fn note(sent: Result<(), async_nats::PublishError>) {

@@ -49,30 +49,17 @@ impl Envelope {
     /// the prompt as it stands.
     pub(super) fn parse(body: &[u8], limit: usize) -> Result<Self, ActionError> {
         if body.len() > limit {
-            let message = format!(
-                "the prompt has {} bytes, and {limit} are taken at most",
-                body.len()
-            );
+            let message = format!("the prompt has {} bytes, and {limit} are taken at most", body.len());
             return Err(ActionError::invalid(message));
         }
         let is_envelope = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-        let Body {
-            prompt,
-            attachments,
-            skill,
-            session,
-        } = if is_envelope {
+        let Body { prompt, attachments, skill, session } = if is_envelope {
             serde_json::from_slice(body)
                 .map_err(|error| ActionError::invalid(format!("malformed envelope: {error}")))?
         } else {
             let text = std::str::from_utf8(body)
                 .map_err(|_| ActionError::invalid("the prompt is neither an envelope nor UTF-8 text"))?;
-            Body {
-                prompt: text.to_owned(),
-                attachments: Vec::new(),
-                skill: None,
-                session: None,
-            }
+            Body { prompt: text.to_owned(), attachments: Vec::new(), skill: None, session: None }
         };
         if prompt.trim().is_empty() {
             return Err(ActionError::invalid("the prompt is empty"));
@@ -92,11 +79,7 @@ impl Envelope {
         let files: Result<Vec<_>, _> = files.map(|(index, one)| one.into_part(index)).collect();
         let mut parts = vec![Part::Text(prompt)];
         parts.extend(files?);
-        Ok(Self {
-            parts,
-            skill,
-            session,
-        })
+        Ok(Self { parts, skill, session })
     }
 }
 
@@ -128,11 +111,7 @@ fn is_safe(name: &str) -> bool {
 
 /// A plain file name for a file that the agent calls `name`; `fallback` if nothing is left of it.
 pub(super) fn safe_name(name: Option<&str>, fallback: &str) -> String {
-    let last = name
-        .unwrap_or_default()
-        .rsplit(['/', '\\'])
-        .next()
-        .unwrap_or_default();
+    let last = name.unwrap_or_default().rsplit(['/', '\\']).next().unwrap_or_default();
     let kept: String = last.chars().filter(|c| !c.is_control()).collect();
     let kept = crate::json::head(kept.trim(), MAX_NAME);
     if is_safe(kept) { kept } else { fallback }.to_owned()
@@ -264,11 +243,7 @@ mod tests {
     fn a_file_name_that_is_not_plain_is_refused(#[case] name: &str) {
         let body = format!(r#"{{"prompt": "a", "attachments": [{{"filename": "{name}", "content": ""}}]}}"#);
         let error = Envelope::parse(body.as_bytes(), 1000).expect_err("refused");
-        assert!(
-            error.message.ends_with("is not a plain file name"),
-            "{}",
-            error.message
-        );
+        assert!(error.message.ends_with("is not a plain file name"), "{}", error.message);
     }
 
     #[rstest]

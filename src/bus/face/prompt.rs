@@ -58,14 +58,7 @@ impl Prompts {
         own: AgentSubjects,
         stop: Stop,
     ) -> Self {
-        Self {
-            desk,
-            client,
-            subjects,
-            own,
-            questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),
-            stop,
-        }
+        Self { desk, client, subjects, own, questions: Arc::new(Semaphore::new(MAX_QUESTIONS)), stop }
     }
 
     /// The handler of the endpoint.
@@ -74,9 +67,7 @@ impl Prompts {
         Arc::new(move |request| {
             let place = this.desk.place();
             let prompts = Arc::clone(&this);
-            this.desk
-                .calls()
-                .spawn(async move { prompts.serve(request, place).await });
+            this.desk.calls().spawn(async move { prompts.serve(request, place).await });
         })
     }
 
@@ -87,9 +78,7 @@ impl Prompts {
         let agent = self.desk.agent();
         let mut chunks = Chunks::new(self.client.clone(), to, agent.config.stream_keepalive);
         // A defect in one prompt must not cost the caller the end of the stream.
-        let done = AssertUnwindSafe(self.run(&message, place, &mut chunks))
-            .catch_unwind()
-            .await;
+        let done = AssertUnwindSafe(self.run(&message, place, &mut chunks)).catch_unwind().await;
         let done = done.unwrap_or_else(|_| {
             tracing::error!(agent = %agent.name, "a prompt panicked; this is a defect, please report it");
             Err(ActionError::internal())
@@ -120,17 +109,9 @@ impl Prompts {
         chunks.acknowledge().await;
 
         let actions = self.desk.actions();
-        let meta = Meta {
-            session_id: Some(self.session(envelope.session.as_deref())),
-            ..Meta::default()
-        };
-        let request = Invocation {
-            parts: envelope.parts,
-            meta,
-        };
-        let mut outcome = actions
-            .invoke(&skill, request, &options, Mode::Stream, chunks)
-            .await?;
+        let meta = Meta { session_id: Some(self.session(envelope.session.as_deref())), ..Meta::default() };
+        let request = Invocation { parts: envelope.parts, meta };
+        let mut outcome = actions.invoke(&skill, request, &options, Mode::Stream, chunks).await?;
         while let Some(follow_up) = outcome.follow_up.take() {
             // A person may take minutes; others can use the place meanwhile.
             drop(place.take());
@@ -160,20 +141,14 @@ impl Prompts {
 
     /// The published skill that a caller names; without one, the agent as a whole.
     fn skill(&self, wanted: Option<&str>) -> Result<Skill, ActionError> {
-        let whole = || Skill {
-            id: None,
-            output_modes: Vec::new(),
-        };
+        let whole = || Skill { id: None, output_modes: Vec::new() };
         let Some(wanted) = wanted else {
             return Ok(whole());
         };
         let agent = self.desk.agent();
         let status = agent.status.borrow();
         let Some(known) = &status.known else {
-            return Err(ActionError::unavailable(
-                &agent.name,
-                status.last_error.as_deref(),
-            ));
+            return Err(ActionError::unavailable(&agent.name, status.last_error.as_deref()));
         };
         let token = Token::new(&agent.name);
         let (actions, _) = catalog::actions(&known.card, &agent.config.skills, &self.subjects, &token);
@@ -182,14 +157,11 @@ impl Prompts {
             |action: &catalog::Action, name: &str| action.skill.id.as_deref() == Some(name),
             |action: &catalog::Action, name: &str| action.name == name,
         ];
-        let found = is_wanted
-            .iter()
-            .find_map(|is| actions.iter().find(|action| is(action, wanted)));
+        let found = is_wanted.iter().find_map(|is| actions.iter().find(|action| is(action, wanted)));
         match found {
-            Some(action) => Ok(Skill {
-                id: action.skill.id.clone(),
-                output_modes: action.skill.output_modes.clone(),
-            }),
+            Some(action) => {
+                Ok(Skill { id: action.skill.id.clone(), output_modes: action.skill.output_modes.clone() })
+            }
             None => {
                 let names: Vec<_> = actions.iter().map(|action| action.token.as_str()).collect();
                 let message = format!("no such skill; there are {}", names.join(", "));
@@ -214,12 +186,7 @@ impl Prompts {
 
     /// Ends the task of a question that nobody can answer any more.
     async fn give_up(&self, asked: &Outcome, error: &ActionError, options: &Options) {
-        if let Some(task_id) = asked
-            .task
-            .id
-            .as_ref()
-            .filter(|_| error.info.code != Code::TaskLost)
-        {
+        if let Some(task_id) = asked.task.id.as_ref().filter(|_| error.info.code != Code::TaskLost) {
             // Best effort: the caller hears of the reason, not of this.
             let cancel = self.desk.actions().cancel(task_id, options);
             let _ = timeout(GIVE_UP, cancel).await;
@@ -236,9 +203,7 @@ impl Prompts {
     ) -> Result<Reply, ActionError> {
         let agent = self.desk.agent();
         let too_many = |_| ActionError::new(Code::Busy, "too many questions of this agent are open");
-        let _open = Arc::clone(&self.questions)
-            .try_acquire_owned()
-            .map_err(too_many)?;
+        let _open = Arc::clone(&self.questions).try_acquire_owned().map_err(too_many)?;
         let instance = agent.live.borrow().clone();
         let instance = instance.ok_or_else(|| ActionError::unavailable(&agent.name, None))?;
         let deadline = Instant::now() + agent.config.input_required_ttl;

@@ -29,11 +29,7 @@ pub struct Call {
 
 impl Call {
     pub(super) fn begin(stats: &Arc<Stats>) -> Self {
-        Self {
-            stats: Arc::clone(stats),
-            began: Instant::now(),
-            counted: false,
-        }
+        Self { stats: Arc::clone(stats), began: Instant::now(), counted: false }
     }
 
     /// How long it has been worked on.
@@ -59,11 +55,7 @@ impl Call {
         if let Some((code, text)) = error {
             self.stats.errors.fetch_add(1, Relaxed);
             let text: String = text.chars().take(LAST_ERROR_MAX).collect();
-            let mut last = self
-                .stats
-                .last_error
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut last = self.stats.last_error.lock().unwrap_or_else(PoisonError::into_inner);
             *last = format!("{code}:{text}");
         }
         self.stats.requests.fetch_add(1, Relaxed);
@@ -102,11 +94,7 @@ impl Stats {
             requests: self.requests.load(Relaxed),
             errors: self.errors.load(Relaxed),
             processing_time: self.processing_time.load(Relaxed),
-            last_error: self
-                .last_error
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone(),
+            last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 }

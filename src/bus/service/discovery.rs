@@ -72,18 +72,11 @@ pub(super) fn response(verb: Verb, service: &Inner, max_payload: usize) -> serde
         Verb::Stats => serde_json::to_vec(&StatsResponse {
             identity: identity("io.nats.micro.v1.stats_response"),
             started: &service.started,
-            endpoints: listed
-                .iter()
-                .map(|listed| endpoint_stats(listed, service.queue_group))
-                .collect(),
+            endpoints: listed.iter().map(|listed| endpoint_stats(listed, service.queue_group)).collect(),
         }),
         Verb::Info => {
-            let mut info = info(
-                identity("io.nats.micro.v1.info_response"),
-                &description,
-                &listed,
-                service.queue_group,
-            );
+            let mut info =
+                info(identity("io.nats.micro.v1.info_response"), &description, &listed, service.queue_group);
             let bytes = serde_json::to_vec(&info)?;
             // A quarter is left for what other people's tools add on the way.
             let limit = max_payload / 4 * 3;
@@ -108,18 +101,10 @@ fn info<'a>(
             name: &endpoint.name,
             subject: &endpoint.subject,
             queue_group,
-            metadata: endpoint
-                .metadata
-                .iter()
-                .map(|(key, value)| (key.as_str(), value.clone()))
-                .collect(),
+            metadata: endpoint.metadata.iter().map(|(key, value)| (key.as_str(), value.clone())).collect(),
         })
         .collect();
-    Info {
-        identity,
-        description: description.description.clone(),
-        endpoints,
-    }
+    Info { identity, description: description.description.clone(), endpoints }
 }
 
 fn endpoint_stats<'a>(listed: &'a Listed, queue_group: &'static str) -> EndpointStats<'a> {
@@ -139,27 +124,17 @@ fn endpoint_stats<'a>(listed: &'a Listed, queue_group: &'static str) -> Endpoint
 /// Brings an INFO response of `size` bytes down to `limit`: the longest texts are cut first, all to
 /// one length. When not even empty texts are enough, the endpoints lose their metadata altogether.
 fn fit(info: &mut Info<'_>, size: usize, limit: usize) {
-    let texts = || {
-        info.endpoints
-            .iter()
-            .flat_map(|endpoint| endpoint.metadata.values())
-            .chain([&info.description])
-    };
+    let texts =
+        || info.endpoints.iter().flat_map(|endpoint| endpoint.metadata.values()).chain([&info.description]);
     let lengths: Vec<usize> = texts().map(|text| escaped_len(text)).collect();
     let fixed = size.saturating_sub(lengths.iter().sum());
     let Some(budget) = limit.checked_sub(fixed) else {
         info.description.clear();
-        info.endpoints
-            .iter_mut()
-            .for_each(|endpoint| endpoint.metadata.clear());
+        info.endpoints.iter_mut().for_each(|endpoint| endpoint.metadata.clear());
         return;
     };
     let length = common_length(&lengths, budget);
-    for text in info
-        .endpoints
-        .iter_mut()
-        .flat_map(|endpoint| endpoint.metadata.values_mut())
-    {
+    for text in info.endpoints.iter_mut().flat_map(|endpoint| endpoint.metadata.values_mut()) {
         shorten(text, length);
     }
     shorten(&mut info.description, length);
@@ -187,10 +162,7 @@ fn shorten(text: &mut String, length: usize) {
     if escaped_len(text) <= length {
         return;
     }
-    let Some(room) = length
-        .checked_sub(ELLIPSIS.len_utf8())
-        .filter(|_| !text.starts_with(['{', '[']))
-    else {
+    let Some(room) = length.checked_sub(ELLIPSIS.len_utf8()).filter(|_| !text.starts_with(['{', '['])) else {
         text.clear();
         return;
     };
@@ -228,12 +200,8 @@ fn is_semver(version: &str) -> bool {
             && (part == "0" || !part.starts_with('0'))
     };
     let word = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-    let (version, build) = version
-        .split_once('+')
-        .map_or((version, None), |(v, b)| (v, Some(b)));
-    let (core, pre) = version
-        .split_once('-')
-        .map_or((version, None), |(c, p)| (c, Some(p)));
+    let (version, build) = version.split_once('+').map_or((version, None), |(v, b)| (v, Some(b)));
+    let (core, pre) = version.split_once('-').map_or((version, None), |(c, p)| (c, Some(p)));
     core.split('.').count() == 3
         && core.split('.').all(numeric)
         && pre.is_none_or(|pre| {
@@ -281,13 +249,7 @@ mod tests {
             ]),
         };
         Info {
-            identity: Identity {
-                r#type: "t",
-                name: "weather",
-                id: "i",
-                version: "0.0.0",
-                metadata,
-            },
+            identity: Identity { r#type: "t", name: "weather", id: "i", version: "0.0.0", metadata },
             description: "Forecasts".to_owned(),
             endpoints: texts.iter().map(endpoint).collect(),
         }
@@ -308,10 +270,7 @@ mod tests {
         assert!(info.endpoints[0].metadata["description"].len() > 1000);
         assert_eq!(info.endpoints[0].metadata["params"], "");
         assert_eq!(info.endpoints[1].metadata["description"], "short");
-        assert_eq!(
-            info.endpoints[1].metadata["params"],
-            "{\"description\":\"short\"}"
-        );
+        assert_eq!(info.endpoints[1].metadata["params"], "{\"description\":\"short\"}");
         assert_eq!(info.description, "Forecasts");
     }
 

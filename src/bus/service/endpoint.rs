@@ -38,10 +38,7 @@ pub(super) struct Running {
 
 impl Running {
     pub(super) fn start(mesh: &Mesh, endpoint: Endpoint, handler: Handler, subscriber: Subscriber) -> Self {
-        let listed = Listed {
-            endpoint: Arc::new(endpoint),
-            stats: Arc::default(),
-        };
+        let listed = Listed { endpoint: Arc::new(endpoint), stats: Arc::default() };
         let reader = Reader {
             guard: Arc::clone(&mesh.guard),
             stats: Arc::clone(&listed.stats),
@@ -50,12 +47,7 @@ impl Running {
         let (orders, received) = watch::channel(Order::Serve(handler));
         let told = CancellationToken::new();
         let task = mesh.tasks.spawn(reader.serve(subscriber, received, told.clone()));
-        Self {
-            listed,
-            orders,
-            told,
-            task,
-        }
+        Self { listed, orders, told, task }
     }
 
     pub(super) fn subject(&self) -> &str {
@@ -123,9 +115,7 @@ impl Reader {
 
         // See the module docs of `service`: the server takes this for "at once", the client for
         // "never", so that the client still knows the subscription when the last messages come.
-        let asked = settled
-            .run_until_cancelled(subscriber.unsubscribe_after(u64::MAX))
-            .await;
+        let asked = settled.run_until_cancelled(subscriber.unsubscribe_after(u64::MAX)).await;
         if !matches!(asked, Some(Ok(()))) {
             warn!("endpoint could not be unsubscribed in order; requests under way may be lost");
         }

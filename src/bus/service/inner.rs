@@ -66,9 +66,7 @@ impl Inner {
         let mut endpoints = Endpoints::default();
         for (endpoint, handler) in distinct(permanent, HashSet::new()) {
             let subscriber = inner.subscribe(&endpoint.subject).await?;
-            endpoints
-                .permanent
-                .push(Running::start(&inner.mesh, endpoint, handler, subscriber));
+            endpoints.permanent.push(Running::start(&inner.mesh, endpoint, handler, subscriber));
         }
         inner.list(&endpoints);
         inner.settle(Vec::new()).await;
@@ -85,40 +83,25 @@ impl Inner {
         if self.ended.is_cancelled() {
             return Err(ServiceError::Stopped);
         }
-        let wanted = distinct(
-            wanted,
-            endpoints
-                .permanent
-                .iter()
-                .map(|one| one.subject().to_owned())
-                .collect(),
-        );
+        let wanted =
+            distinct(wanted, endpoints.permanent.iter().map(|one| one.subject().to_owned()).collect());
 
         // What can fail comes first.
         let mut added = HashMap::new();
         for (endpoint, _) in &wanted {
-            if !endpoints
-                .published
-                .iter()
-                .any(|one| one.subject() == endpoint.subject)
-            {
+            if !endpoints.published.iter().any(|one| one.subject() == endpoint.subject) {
                 added.insert(endpoint.subject.clone(), self.subscribe(&endpoint.subject).await?);
             }
         }
 
-        let mut present: HashMap<String, Running> = endpoints
-            .published
-            .drain(..)
-            .map(|one| (one.subject().to_owned(), one))
-            .collect();
+        let mut present: HashMap<String, Running> =
+            endpoints.published.drain(..).map(|one| (one.subject().to_owned(), one)).collect();
         for (endpoint, handler) in wanted {
             if let Some(mut running) = present.remove(&endpoint.subject) {
                 running.swap(endpoint, handler);
                 endpoints.published.push(running);
             } else if let Some(subscriber) = added.remove(&endpoint.subject) {
-                endpoints
-                    .published
-                    .push(Running::start(&self.mesh, endpoint, handler, subscriber));
+                endpoints.published.push(Running::start(&self.mesh, endpoint, handler, subscriber));
             }
         }
         self.list(&endpoints);
@@ -128,15 +111,10 @@ impl Inner {
 
     pub(super) async fn stop(&self) {
         let mut endpoints = self.endpoints.lock().await;
-        let Endpoints {
-            permanent,
-            published,
-            answering,
-        } = std::mem::take(&mut *endpoints);
+        let Endpoints { permanent, published, answering } = std::mem::take(&mut *endpoints);
         let Some(answering) = answering else { return };
         self.list(&endpoints);
-        self.settle(permanent.into_iter().chain(published).collect())
-            .await;
+        self.settle(permanent.into_iter().chain(published).collect()).await;
         self.ended.cancel();
         if let Err(error) = answering.await {
             warn!(service = %self.name, %error, "the task that answers for the service failed");
@@ -169,10 +147,7 @@ impl Inner {
             .client
             .queue_subscribe(subject.to_owned(), self.queue_group.to_owned())
             .await
-            .map_err(|source| ServiceError::Subscribe {
-                subject: subject.to_owned(),
-                source,
-            })
+            .map_err(|source| ServiceError::Subscribe { subject: subject.to_owned(), source })
     }
 
     /// Exact subjects and no queue group: every service answers for itself, and a question to a name
@@ -202,10 +177,7 @@ impl Inner {
                     continue;
                 }
             };
-            let sent = self
-                .ended
-                .run_until_cancelled(client.publish(reply, answer.into()))
-                .await;
+            let sent = self.ended.run_until_cancelled(client.publish(reply, answer.into())).await;
             if let Some(Err(error)) = sent {
                 warn!(service = %self.name, verb = verb.as_str(), %error, "cannot answer");
             }
@@ -213,12 +185,7 @@ impl Inner {
     }
 
     fn list(&self, endpoints: &Endpoints) {
-        let listed = endpoints
-            .permanent
-            .iter()
-            .chain(&endpoints.published)
-            .map(Running::listed)
-            .collect();
+        let listed = endpoints.permanent.iter().chain(&endpoints.published).map(Running::listed).collect();
         *self.listed.write().unwrap_or_else(PoisonError::into_inner) = listed;
     }
 

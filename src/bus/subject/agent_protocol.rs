@@ -24,10 +24,7 @@ impl AgentSubjects {
     /// every `_` becomes `__`, so that it can be read back and no two agents share a subject:
     /// `Weather-2` is `_u_weather-2`.
     pub fn new(owner: &str, agent: &Token) -> Self {
-        Self {
-            owner: owner.to_owned(),
-            session: lower_case(agent.as_str()),
-        }
+        Self { owner: owner.to_owned(), session: lower_case(agent.as_str()) }
     }
 
     /// The kind of host that metadata and subjects name.

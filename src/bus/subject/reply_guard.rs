@@ -32,17 +32,10 @@ impl ReplyGuard {
                 let literal = pattern.strip_suffix(".>").unwrap_or(pattern);
                 let valid =
                     pattern == ">" || literal.split('.').all(|token| token == "*" || is_literal(token));
-                if valid {
-                    Ok(pattern.into())
-                } else {
-                    Err(SubjectError::Pattern(pattern.to_owned()))
-                }
+                if valid { Ok(pattern.into()) } else { Err(SubjectError::Pattern(pattern.to_owned())) }
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self {
-            patterns,
-            own: vec![prefix.into()],
-        })
+        Ok(Self { patterns, own: vec![prefix.into()] })
     }
 
     /// Allows nothing below `prefix` either.
@@ -61,19 +54,14 @@ impl ReplyGuard {
 
     fn is_own(&self, subject: &str) -> bool {
         let below = |rest: &str| rest.is_empty() || rest.starts_with('.');
-        self.own
-            .iter()
-            .any(|prefix| subject.strip_prefix(&**prefix).is_some_and(below))
+        self.own.iter().any(|prefix| subject.strip_prefix(&**prefix).is_some_and(below))
     }
 }
 
 /// A token that stands for itself. `*` and `>` within a longer token are literal to the server, but
 /// nothing honest has them in an inbox.
 fn is_literal(token: &str) -> bool {
-    !token.is_empty()
-        && !token
-            .chars()
-            .any(|c| matches!(c, '*' | '>') || c.is_whitespace() || c.is_control())
+    !token.is_empty() && !token.chars().any(|c| matches!(c, '*' | '>') || c.is_whitespace() || c.is_control())
 }
 
 fn matches(pattern: &str, subject: &str) -> bool {

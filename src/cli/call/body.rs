@@ -56,9 +56,7 @@ impl Content {
                 .filter(|(name, _)| !name.is_empty())
                 .ok_or_else(|| usage(format!("`--param {param}` is not of the form NAME=VALUE")))?;
             if let Some((_, instead)) = RESERVED.iter().find(|(reserved, _)| *reserved == name) {
-                return Err(usage(format!(
-                    "`{name}` is not a parameter of the skill; {instead}"
-                )));
+                return Err(usage(format!("`{name}` is not a parameter of the skill; {instead}")));
             }
             if body.insert(name.to_owned(), value.into()).is_some() {
                 return Err(usage(format!("`--param {name}=…` is given twice")));
@@ -92,9 +90,8 @@ impl Content {
         {
             return Err(usage("an answer is text and files only".to_owned()));
         }
-        let text = self
-            .text()?
-            .ok_or_else(|| usage("give the answer as text, or `-` for stdin".to_owned()))?;
+        let text =
+            self.text()?.ok_or_else(|| usage("give the answer as text, or `-` for stdin".to_owned()))?;
         let mut body = json!({"follow_up_id": follow_up, "user_response": text});
         if let (Some(body), false) = (body.as_object_mut(), self.files.is_empty()) {
             body.insert("files".to_owned(), self.files()?);
@@ -128,27 +125,20 @@ fn object(data: &str) -> Result<Value, Failure> {
     };
     match serde_json::from_str::<Value>(&text) {
         Ok(value) if value.is_object() => Ok(value),
-        Ok(_) => Err(usage(
-            "`--data` is not a JSON object, like {\"days\": 3}".to_owned(),
-        )),
+        Ok(_) => Err(usage("`--data` is not a JSON object, like {\"days\": 3}".to_owned())),
         Err(error) => Err(usage(format!("`--data` is not JSON: {error}"))),
     }
 }
 
 fn encoded(file: &str) -> Result<Value, Failure> {
-    if ["https://", "http://", "obj://"]
-        .iter()
-        .any(|scheme| file.starts_with(scheme))
-    {
+    if ["https://", "http://", "obj://"].iter().any(|scheme| file.starts_with(scheme)) {
         return Ok(file.into());
     }
     let path = Path::new(file);
     let unreadable = |error: std::io::Error| usage(format!("`--file {file}` cannot be read: {error}"));
     let size = std::fs::metadata(path).map_err(unreadable)?.len();
     if size > MAX_FILE {
-        return Err(usage(format!(
-            "`--file {file}` has {size} bytes; {MAX_FILE} is the most"
-        )));
+        return Err(usage(format!("`--file {file}` has {size} bytes; {MAX_FILE} is the most")));
     }
     let bytes = std::fs::read(path).map_err(unreadable)?;
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -163,10 +153,7 @@ fn encoded(file: &str) -> Result<Value, Failure> {
 const MIME_TYPES: [(&str, &str); 24] = [
     ("csv", "text/csv"),
     ("doc", "application/msword"),
-    (
-        "docx",
-        "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
-    ),
+    ("docx", "application/vnd.openxmlformats-officedocument.wordprocessingml.document"),
     ("gif", "image/gif"),
     ("htm", "text/html"),
     ("html", "text/html"),
@@ -183,10 +170,7 @@ const MIME_TYPES: [(&str, &str); 24] = [
     ("wav", "audio/wav"),
     ("webm", "video/webm"),
     ("webp", "image/webp"),
-    (
-        "xlsx",
-        "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
-    ),
+    ("xlsx", "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
     ("xml", "application/xml"),
     ("yaml", "application/yaml"),
     ("yml", "application/yaml"),
@@ -204,9 +188,7 @@ fn mime_type(path: &Path) -> &'static str {
 /// The usual extension of a media type.
 pub(super) fn extension(mime: &str) -> Option<&'static str> {
     let mut known = MIME_TYPES.iter().rev();
-    known
-        .find(|(_, known)| *known == mime)
-        .map(|(extension, _)| *extension)
+    known.find(|(_, known)| *known == mime).map(|(extension, _)| *extension)
 }
 
 fn usage(message: String) -> Failure {
@@ -245,15 +227,9 @@ mod tests {
         assert!(wrong(params(&["topic"])).contains("NAME=VALUE"));
         assert!(wrong(params(&["a=1", "a=2"])).contains("twice"));
         assert!(wrong(params(&["prompt=x"])).contains("as an argument"));
-        let data = Content {
-            data: Some("[1]".into()),
-            ..Content::default()
-        };
+        let data = Content { data: Some("[1]".into()), ..Content::default() };
         assert!(wrong(data).contains("not a JSON object"));
-        let file = Content {
-            files: vec!["/nowhere/x.png".into()],
-            ..Content::default()
-        };
+        let file = Content { files: vec!["/nowhere/x.png".into()], ..Content::default() };
         assert!(wrong(file).contains("/nowhere/x.png"));
     }
 

@@ -62,14 +62,9 @@ impl Exchange<'_> {
         let mut end = None;
         if let Some(timeout) = &self.timeout {
             headers.insert("A2A-Timeout", timeout.as_str());
-            end = parse_duration(timeout)
-                .ok()
-                .and_then(|limit| Instant::now().checked_add(limit + GRACE));
+            end = parse_duration(timeout).ok().and_then(|limit| Instant::now().checked_add(limit + GRACE));
         }
-        let replies = self
-            .mesh
-            .request(subject, headers, body.to_string().into())
-            .await?;
+        let replies = self.mesh.request(subject, headers, body.to_string().into()).await?;
         match self.mode {
             Mode::Stream => self.frames(replies, end, interrupts).await,
             Mode::Final | Mode::Submit => self.one(replies, end, interrupts).await,
@@ -124,11 +119,7 @@ impl Exchange<'_> {
                 }
                 Err(_) => {}
             }
-            missed = if self.mesh.is_served(&self.agent).await? {
-                0
-            } else {
-                missed + 1
-            };
+            missed = if self.mesh.is_served(&self.agent).await? { 0 } else { missed + 1 };
             if missed == 2 {
                 let error = anyhow::anyhow!(
                     "the bridge went away before it replied; what became of the task is unknown"
@@ -206,10 +197,7 @@ impl Exchange<'_> {
             write(&format!("{}\n", String::from_utf8_lossy(&message.payload)))?;
         }
         let data = frame.get_mut("data").map(Value::take).unwrap_or_default();
-        let number = message
-            .headers
-            .as_ref()
-            .and_then(|headers| headers.get("A2A-Seq"));
+        let number = message.headers.as_ref().and_then(|headers| headers.get("A2A-Seq"));
         view.number(number.and_then(|number| number.as_str().parse().ok()));
         if kind == "result" {
             return Ok(Next::Result(Reply::from_value(data)));
@@ -226,10 +214,7 @@ impl Exchange<'_> {
             Ok(message) => {
                 let reply = Reply::read(&message)?;
                 if reply.status() == "ERROR" {
-                    remark(format_args!(
-                        "not cancelled: {}",
-                        To::Stderr.clean(reply.message())
-                    ));
+                    remark(format_args!("not cancelled: {}", To::Stderr.clean(reply.message())));
                 }
             }
             Err(silence) => remark(format_args!("not cancelled: {silence}")),

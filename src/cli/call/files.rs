@@ -155,32 +155,21 @@ mod tests {
 
     #[test]
     fn a_long_name_is_cut_and_a_missing_extension_comes_from_the_type() {
-        let long = safe_name(
-            &json!({"name": format!("{}.{}", "a".repeat(4096), "b".repeat(4096))}),
-            0,
-        );
+        let long = safe_name(&json!({"name": format!("{}.{}", "a".repeat(4096), "b".repeat(4096))}), 0);
         assert!(long.len() < 128, "{long}");
         assert_eq!(safe_name(&json!({"mime_type": "image/png"}), 2), "file-3.png");
-        assert_eq!(
-            safe_name(&json!({"name": "x", "mime_type": "text/plain"}), 0),
-            "x.txt"
-        );
+        assert_eq!(safe_name(&json!({"name": "x", "mime_type": "text/plain"}), 0), "x.txt");
     }
 
     #[test]
     fn nothing_is_overwritten_unless_that_is_asked_for() {
         let dir = tempfile::tempdir().unwrap();
         let files = [json!({"name": "a.txt", "bytes": "bmV3"})];
-        let twins = [
-            json!({"name": "b.txt", "bytes": "bmV3"}),
-            json!({"name": "b.txt", "bytes": "bmV4dA=="}),
-        ];
+        let twins =
+            [json!({"name": "b.txt", "bytes": "bmV3"}), json!({"name": "b.txt", "bytes": "bmV4dA=="})];
         let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
         std::fs::write(dir.path().join("a.txt"), "old").unwrap();
-        let mut save = Save {
-            save: Some(dir.path().to_owned()),
-            force: false,
-        };
+        let mut save = Save { save: Some(dir.path().to_owned()), force: false };
         save.take(&files).unwrap();
         assert_eq!((read("a.txt"), read("a-1.txt")), ("old".into(), "new".into()));
         save.force = true;

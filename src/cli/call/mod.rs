@@ -94,11 +94,7 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
         json: args.output.is_json(),
     };
     let came = first(&mut exchange, agent, skill, &args, &body, &mut interrupts).await?;
-    let show = Show {
-        agent,
-        connection: &args.connection,
-        save: &args.save,
-    };
+    let show = Show { agent, connection: &args.connection, save: &args.save };
     let may_ask = !args.no_input && !exchange.json && terminal::has_somebody();
     let came = converse(&exchange, came, &show, may_ask, &mut interrupts).await?;
     if !exchange.json {
@@ -108,19 +104,12 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
         came.reply.print_raw()?;
     }
     let well = matches!(came.reply.status(), "COMPLETED" | "WORKING");
-    Ok(if well {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(TROUBLE)
-    })
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(TROUBLE) })
 }
 
 /// `AGENT.SKILL`, or a whole subject.
 fn target<'a>(target: &'a str, prefix: &str) -> (&'a str, &'a str) {
-    let short = target
-        .strip_prefix(prefix)
-        .and_then(|rest| rest.strip_prefix(".action."))
-        .unwrap_or(target);
+    let short = target.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(".action.")).unwrap_or(target);
     short.split_once('.').unwrap_or((short, ""))
 }
 
@@ -160,10 +149,7 @@ async fn first(
         found
             .skill(agent, skill, exchange.mesh)
             .map_err(|failure| match skill {
-                "" => Failure {
-                    code: USAGE,
-                    ..failure
-                },
+                "" => Failure { code: USAGE, ..failure },
                 _ => failure,
             })?
             .subject
@@ -184,18 +170,12 @@ pub(super) async fn converse(
     interrupts: &mut Interrupts,
 ) -> Result<Came, Failure> {
     while may_ask && let Some((id, _)) = came.reply.follow_up() {
-        let echo = if came.reply.status() == "AUTH_REQUIRED" {
-            Echo::Off
-        } else {
-            Echo::On
-        };
+        let echo = if came.reply.status() == "AUTH_REQUIRED" { Echo::Off } else { Echo::On };
         show.question(&came.reply);
         if echo == Echo::Off {
             remark("  what you type is not shown");
         }
-        let answer = terminal::ask(echo, interrupts)
-            .await
-            .map_err(|error| Failure::new(TROUBLE, error))?;
+        let answer = terminal::ask(echo, interrupts).await.map_err(|error| Failure::new(TROUBLE, error))?;
         let Answer::Line(line) = answer else {
             let error = anyhow::anyhow!("left without an answer; the agent waits");
             let hint = show.how_to_answer(&came.reply).unwrap_or_default();

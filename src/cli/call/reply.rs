@@ -18,18 +18,12 @@ pub(in crate::cli) struct Reply {
 
 impl Reply {
     pub(in crate::cli) fn read(message: &Message) -> Result<Self, Failure> {
-        Ok(Self {
-            value: json(message)?,
-            raw: message.payload.clone(),
-        })
+        Ok(Self { value: json(message)?, raw: message.payload.clone() })
     }
 
     /// From the `result` of a stream.
     pub(in crate::cli) fn from_value(value: Value) -> Self {
-        Self {
-            raw: value.to_string().into(),
-            value,
-        }
+        Self { raw: value.to_string().into(), value }
     }
 
     pub(in crate::cli) fn status(&self) -> &str {
@@ -61,9 +55,7 @@ impl Reply {
         let parts = self.value.get("data_parts").filter(|_| !self.needs_input());
         parts.or_else(|| {
             let data = self.value.get("data").filter(|_| !self.needs_input())?;
-            data.as_object()
-                .is_some_and(|object| !object.is_empty())
-                .then_some(data)
+            data.as_object().is_some_and(|object| !object.is_empty()).then_some(data)
         })
     }
 
@@ -82,11 +74,7 @@ impl Reply {
     pub(in crate::cli) fn choices(&self) -> Vec<String> {
         let parts = self.value.list("/data_parts").iter();
         let options = parts.flat_map(|part| part.list("/options"));
-        options
-            .filter_map(Value::as_str)
-            .map(|option| shorten(&one_line(option), 60))
-            .take(20)
-            .collect()
+        options.filter_map(Value::as_str).map(|option| shorten(&one_line(option), 60)).take(20).collect()
     }
 
     /// Writes it to stdout as it came.

@@ -38,11 +38,7 @@ impl Show<'_> {
                     "CANCELED" => "canceled",
                     _ => "error",
                 };
-                let colour = if status == "CANCELED" {
-                    Colour::Yellow
-                } else {
-                    Colour::Red
-                };
+                let colour = if status == "CANCELED" { Colour::Yellow } else { Colour::Red };
                 let reason = match To::Stderr.clean(reply.message().trim()) {
                     reason if reason.is_empty() && status != "CANCELED" => ": no reason given".to_owned(),
                     // Who watched the task knows where it was.
@@ -109,10 +105,7 @@ impl Show<'_> {
             "the agent asks"
         };
         let message = To::Stderr.clean(reply.message().trim());
-        say(format_args!(
-            "{}: {message}",
-            To::Stderr.paint(Colour::Yellow, what)
-        ));
+        say(format_args!("{}: {message}", To::Stderr.paint(Colour::Yellow, what)));
         if let Some(hint) = self.how_to_answer(reply) {
             say(format_args!("hint: {hint}"));
         }
@@ -128,11 +121,7 @@ impl Show<'_> {
             ("'your answer'", "")
         };
         let command = self.command(&format!("call {} --answer {id} {answer}", self.agent));
-        let until = if age(expires).is_empty() {
-            String::new()
-        } else {
-            format!(" until {expires}")
-        };
+        let until = if age(expires).is_empty() { String::new() } else { format!(" until {expires}") };
         Some(format!("answer{until} with{from}:\n  {command}"))
     }
 

@@ -110,22 +110,15 @@ impl View {
 
     /// A response came: an artifact with that text was part of the answer.
     fn is_answer(&mut self, text: &str) {
-        let pending = self
-            .pending
-            .take_if(|(_, _, pending)| text.contains(&**pending) || pending.contains(text));
+        let pending =
+            self.pending.take_if(|(_, _, pending)| text.contains(&**pending) || pending.contains(text));
         if let Some((id, ..)) = pending {
             self.answers.push(id);
         }
     }
 
     fn notice(&self, artifact: &Value) -> Option<(String, String, String)> {
-        let text = |key: &str| {
-            artifact
-                .get(key)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
-        };
+        let text = |key: &str| artifact.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let id = text("artifact_id");
         let parts = artifact.list("/parts").iter();
         let said: String = parts.filter_map(|part| part.text("/text")).collect();
@@ -203,8 +196,7 @@ mod tests {
     #[test]
     fn text_that_is_no_response_is_a_notice() {
         let mut view = View::new();
-        view.take("artifact", &artifact("plan", "first this"), true)
-            .unwrap();
+        view.take("artifact", &artifact("plan", "first this"), true).unwrap();
         assert!(view.pending.is_some());
         view.take("artifact", &artifact("a", "hel"), true).unwrap();
         view.take("response", &json!("hel"), true).unwrap();
@@ -213,17 +205,10 @@ mod tests {
         assert!(view.pending.is_none(), "a later piece of the answer is no notice");
         view.take("response", &json!("lo"), true).unwrap();
         assert!(
-            view.finish(&Reply::from_value(
-                json!({"status": "COMPLETED", "message": "hel\nlo"})
-            ))
-            .unwrap()
+            view.finish(&Reply::from_value(json!({"status": "COMPLETED", "message": "hel\nlo"}))).unwrap()
         );
         assert!(
-            !view
-                .finish(&Reply::from_value(
-                    json!({"status": "COMPLETED", "message": "other"})
-                ))
-                .unwrap()
+            !view.finish(&Reply::from_value(json!({"status": "COMPLETED", "message": "other"}))).unwrap()
         );
     }
 
@@ -231,15 +216,10 @@ mod tests {
     fn what_states_said_is_an_answer_only_if_the_task_is_done() {
         for (status, shown) in [("COMPLETED", "one two\n"), ("FAILED", "")] {
             let mut view = View::new();
-            view.take("state", &json!({"state": "working", "message": "one "}), true)
-                .unwrap();
-            view.take("state", &json!({"state": "failed", "message": "two"}), true)
-                .unwrap();
+            view.take("state", &json!({"state": "working", "message": "one "}), true).unwrap();
+            view.take("state", &json!({"state": "failed", "message": "two"}), true).unwrap();
             view.take("response", &json!("one two"), true).unwrap();
-            view.finish(&Reply::from_value(
-                json!({"status": status, "message": "one two"}),
-            ))
-            .unwrap();
+            view.finish(&Reply::from_value(json!({"status": status, "message": "one two"}))).unwrap();
             assert_eq!(view.shown, shown);
         }
     }

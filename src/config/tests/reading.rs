@@ -81,10 +81,7 @@ fn a_variable_that_holds_the_word_null_is_that_word() {
         "nats: { user: u, password: \"p\", subject_prefix: a }\nagents: [{ name: '${N}', url: 'http://h' }]";
     let config = parse(text, "f", &|_| Some("null".into())).unwrap();
     assert_eq!(config.agents[0].name, "null");
-    let plain = parse("agents:\n- name: ${N}\n  url: http://h\n", "f", &|_| {
-        Some("null".into())
-    })
-    .unwrap();
+    let plain = parse("agents:\n- name: ${N}\n  url: http://h\n", "f", &|_| Some("null".into())).unwrap();
     assert_eq!(plain.agents[0].name, "null");
 }
 
@@ -104,10 +101,7 @@ fn the_other_names_of_keys_mean_the_same() {
     let agent = &config.agents[0];
     assert_eq!((agent.name.as_str(), agent.url.as_str()), ("w", "https://h/base"));
     assert_eq!(agent.command.as_deref().unwrap(), ["run", "a b", "c"]);
-    assert_eq!(
-        (agent.startup_timeout.as_secs(), agent.restart_on_crash),
-        (5, false)
-    );
+    assert_eq!((agent.startup_timeout.as_secs(), agent.restart_on_crash), (5, false));
     assert_eq!(agent.bearer_token.as_ref().unwrap().expose_secret(), "t");
 }
 
@@ -118,18 +112,9 @@ fn a_merge_key_brings_what_is_not_given() {
         "- { <<: *first, name: b, url: 'http://h:2', max_in_flight: 4 }\n",
         "- { <<: [{ name: c }, *first], url: 'http://h:3' }\n",
     ));
-    let seen: Vec<_> = config
-        .agents
-        .iter()
-        .map(|a| (a.name.as_str(), a.max_in_flight))
-        .collect();
+    let seen: Vec<_> = config.agents.iter().map(|a| (a.name.as_str(), a.max_in_flight)).collect();
     assert_eq!(seen, [("a", 3), ("b", 4), ("c", 3)]);
-    assert!(
-        config
-            .agents
-            .iter()
-            .all(|agent| agent.request_timeout.as_secs() == 7)
-    );
+    assert!(config.agents.iter().all(|agent| agent.request_timeout.as_secs() == 7));
 }
 
 #[test]
@@ -153,10 +138,7 @@ fn a_card_keeps_its_types_and_its_order() {
 #[case("nats://u:p@h:4222", &["nats://u:p@h:4222"])]
 #[case("'[::1]:4222'", &["[::1]:4222"])]
 fn servers_are_one_or_many(#[case] url: &str, #[case] servers: &[&str]) {
-    assert_eq!(
-        parsed(&format!("agents: []\nnats:\n  url: {url}")).nats.url,
-        servers
-    );
+    assert_eq!(parsed(&format!("agents: []\nnats:\n  url: {url}")).nats.url, servers);
 }
 
 #[test]
@@ -164,20 +146,13 @@ fn paths_start_at_the_folder_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bridge.yaml");
     let nats = "nats: { credentials: a.creds, tls: { ca: /etc/ca.pem, cert: c, key: k } }\n";
-    std::fs::write(
-        &file,
-        format!("{nats}{}", agent_file("command: run\nworking_dir: w")),
-    )
-    .unwrap();
+    std::fs::write(&file, format!("{nats}{}", agent_file("command: run\nworking_dir: w"))).unwrap();
     let config = load(&file).unwrap();
     assert_eq!(config.nats.credentials.unwrap(), folder.path().join("a.creds"));
     let tls = config.nats.tls.unwrap();
     assert_eq!(tls.ca.unwrap(), Path::new("/etc/ca.pem"));
     assert_eq!(tls.key.unwrap(), folder.path().join("k"));
-    assert_eq!(
-        config.agents[0].working_dir.clone().unwrap(),
-        folder.path().join("w")
-    );
+    assert_eq!(config.agents[0].working_dir.clone().unwrap(), folder.path().join("w"));
 }
 
 #[test]
@@ -200,10 +175,7 @@ fn a_byte_order_mark_and_windows_line_ends_do_no_harm() {
 
 #[rstest]
 #[case("{ owner: acme_2-x }", None)]
-#[case(
-    "{ owner: Acme }",
-    Some("expected 1 to 64 lower-case letters, digits, `_` and `-`")
-)]
+#[case("{ owner: Acme }", Some("expected 1 to 64 lower-case letters, digits, `_` and `-`"))]
 #[case("{ owner: a.b }", Some("expected 1 to 64 lower-case letters"))]
 #[case("{ owner: '' }", Some("expected 1 to 64 lower-case letters"))]
 #[case("{}", Some("`owner`"))]
@@ -245,14 +217,9 @@ fn a_port_stands_for_its_name_in_command_environment_and_address() {
 
 #[test]
 fn the_older_key_for_no_restart_still_counts_and_may_not_contradict() {
-    assert_eq!(
-        agent("command: a\nrestart_on_crash: false").restart,
-        Restart::Never
-    );
+    assert_eq!(agent("command: a\nrestart_on_crash: false").restart, Restart::Never);
     assert_eq!(agent("command: a").restart, Restart::OnFailure);
-    let error = refused(&agent_file(
-        "command: a\nrestart: always\nrestart_on_crash: false",
-    ));
+    let error = refused(&agent_file("command: a\nrestart: always\nrestart_on_crash: false"));
     assert!(error.contains("contradict"), "{error}");
 }
 
@@ -260,11 +227,7 @@ fn the_older_key_for_no_restart_still_counts_and_may_not_contradict() {
 fn an_environment_file_is_read_with_the_settings_and_changes_the_digest() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bridge.yaml");
-    std::fs::write(
-        &file,
-        agent_file("command: a\nenv_file: a.env\nenv: { ONE: mine }"),
-    )
-    .unwrap();
+    std::fs::write(&file, agent_file("command: a\nenv_file: a.env\nenv: { ONE: mine }")).unwrap();
     let error = load(&file).unwrap_err().to_string();
     assert!(error.contains("a.env: cannot read this file"), "{error}");
     let load_with = |text: &str| {
@@ -276,10 +239,7 @@ fn an_environment_file_is_read_with_the_settings_and_changes_the_digest() {
     assert_eq!((shown("ONE"), shown("TWO")), ("mine".into(), "2 = two".into()));
     assert_ne!(agent.digest, load_with("TWO=3").unwrap().digest);
     let error = load_with("ONE=1\nnonsense").unwrap_err().to_string();
-    assert!(
-        error.contains("line 2 is not `NAME=value`") && !error.contains("nonsense"),
-        "{error}"
-    );
+    assert!(error.contains("line 2 is not `NAME=value`") && !error.contains("nonsense"), "{error}");
 }
 
 #[test]
@@ -290,9 +250,7 @@ fn ways_to_authenticate_are_a_list_or_a_single_one() {
          token_url: https://login.example/token\n      client_id: me\n      client_secret: x\n      scopes: [a, b]\n\
          card_auth: { basic: { user: u, password: '' } }\ntls: { ca: ca.pem }",
     );
-    let [key, oauth] = &several.auth.unwrap()[..] else {
-        panic!("two ways")
-    };
+    let [key, oauth] = &several.auth.unwrap()[..] else { panic!("two ways") };
     let key = key.api_key.as_ref().unwrap();
     assert_eq!((key.name.as_str(), key.place), ("key", KeyPlace::Query));
     assert_eq!(key.value.expose_secret(), "t0ps3cret");
@@ -308,10 +266,7 @@ fn ways_to_authenticate_are_a_list_or_a_single_one() {
 fn wires_and_hosts_are_read() {
     let pinned =
         agent("protocol: 1.0\nbinding: rest\nallowed_hosts: ['Agents.Example', '[::1]:9000', 10.0.0.7]");
-    assert_eq!(
-        (pinned.protocol, pinned.binding),
-        (Some(Protocol::V1), Some(Binding::Rest))
-    );
+    assert_eq!((pinned.protocol, pinned.binding), (Some(Protocol::V1), Some(Binding::Rest)));
     assert_eq!(pinned.allowed_hosts, ["agents.example", "[::1]:9000", "10.0.0.7"]);
     assert!(!pinned.use_card_url);
     assert_eq!(agent("protocol: '0.2'").protocol, Some(Protocol::V02));

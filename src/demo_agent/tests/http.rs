@@ -18,15 +18,10 @@ async fn the_card_tells_of_every_skill_and_one_has_placeholders() {
     assert_eq!(card.get("url"), None);
     let skills = card["skills"].as_array().unwrap();
     assert_eq!(skills.len(), 21);
-    let with_placeholders: Vec<_> = skills
-        .iter()
-        .filter(|skill| skill["description"].as_str().unwrap().contains('{'))
-        .collect();
+    let with_placeholders: Vec<_> =
+        skills.iter().filter(|skill| skill["description"].as_str().unwrap().contains('{')).collect();
     assert_eq!(with_placeholders.len(), 1);
-    assert_eq!(
-        with_placeholders[0]["description"],
-        "Write a report about {topic} for {audience}"
-    );
+    assert_eq!(with_placeholders[0]["description"], "Write a report about {topic} for {audience}");
     for skill in skills {
         assert!(!skill["tags"].as_array().unwrap().is_empty(), "{skill}");
         assert!(!skill["examples"].as_array().unwrap().is_empty(), "{skill}");
@@ -36,12 +31,7 @@ async fn the_card_tells_of_every_skill_and_one_has_placeholders() {
 #[tokio::test]
 async fn only_the_skills_asked_for_are_on_the_card() {
     let card = demo(&["--skills", "echo,rpc-error"]).await.card().await;
-    let ids: Vec<_> = card["skills"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|skill| &skill["id"])
-        .collect();
+    let ids: Vec<_> = card["skills"].as_array().unwrap().iter().map(|skill| &skill["id"]).collect();
     assert_eq!(ids, ["echo", "rpc-error"]);
 }
 
@@ -70,15 +60,8 @@ async fn a_broken_card_is_broken_in_the_way_asked_for() {
     let fetch = async |kind| {
         let demo = demo(&["--broken-card", kind]).await;
         let response = demo.get(".well-known/agent-card.json").await;
-        let location = response
-            .headers()
-            .get("location")
-            .map(|value| value.to_str().unwrap().to_owned());
-        (
-            response.status().as_u16(),
-            location,
-            response.text().await.unwrap(),
-        )
+        let location = response.headers().get("location").map(|value| value.to_str().unwrap().to_owned());
+        (response.status().as_u16(), location, response.text().await.unwrap())
     };
     let (_, _, text) = fetch("invalid-json").await;
     assert!(serde_json::from_str::<Value>(&text).is_err());
@@ -121,9 +104,7 @@ async fn a_wrong_request_gets_its_json_rpc_error(
 async fn a_version_other_than_1_0_is_refused() {
     let demo = demo(&[]).await;
     let code = async |version: &str| {
-        let call = demo
-            .post(request("GetTask", json!({"id": "x"})))
-            .header("A2A-Version", version);
+        let call = demo.post(request("GetTask", json!({"id": "x"}))).header("A2A-Version", version);
         let answer: Value = serde_json::from_str(&call.send().await.unwrap().text().await.unwrap()).unwrap();
         answer["error"]["code"].clone()
     };
@@ -135,24 +116,15 @@ async fn a_version_other_than_1_0_is_refused() {
 #[tokio::test]
 async fn calls_want_the_token_and_the_card_only_when_told_to() {
     let open_card = demo(&["--bearer", "s3cret"]).await;
-    let refused = open_card
-        .post(request("GetTask", json!({"id": "x"})))
-        .send()
-        .await
-        .unwrap();
+    let refused = open_card.post(request("GetTask", json!({"id": "x"}))).send().await.unwrap();
     assert_eq!(
         (refused.status().as_u16(), &refused.headers()["www-authenticate"]),
         (401, &"Bearer".parse().unwrap())
     );
-    let allowed = open_card
-        .post(request("GetTask", json!({"id": "x"})))
-        .bearer_auth("s3cret");
+    let allowed = open_card.post(request("GetTask", json!({"id": "x"}))).bearer_auth("s3cret");
     assert_eq!(allowed.send().await.unwrap().status(), 200);
     let card = open_card.card().await;
-    assert_eq!(
-        card["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]["scheme"],
-        "Bearer"
-    );
+    assert_eq!(card["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]["scheme"], "Bearer");
 
     let closed_card = demo(&["--bearer", "s3cret", "--card-auth"]).await;
     assert_eq!(closed_card.get(".well-known/agent-card.json").await.status(), 401);
@@ -161,32 +133,12 @@ async fn calls_want_the_token_and_the_card_only_when_told_to() {
 #[tokio::test]
 async fn planned_nonsense_is_answered_as_asked() {
     let demo = demo(&[]).await;
-    let ask = async |text: &str| {
-        demo.post(request("SendMessage", message(text)))
-            .send()
-            .await
-            .unwrap()
-    };
+    let ask = async |text: &str| demo.post(request("SendMessage", message(text))).send().await.unwrap();
     let unavailable = ask("http 503").await;
     assert_eq!(unavailable.status(), 503);
-    assert!(
-        unavailable.headers()["content-type"]
-            .to_str()
-            .unwrap()
-            .starts_with("text/plain")
-    );
-    assert!(
-        ask("html")
-            .await
-            .text()
-            .await
-            .unwrap()
-            .starts_with("<!DOCTYPE html>")
-    );
-    assert_eq!(
-        ask("garbage").await.text().await.unwrap(),
-        r#"{"weather":"fine"}"#
-    );
+    assert!(unavailable.headers()["content-type"].to_str().unwrap().starts_with("text/plain"));
+    assert!(ask("html").await.text().await.unwrap().starts_with("<!DOCTYPE html>"));
+    assert_eq!(ask("garbage").await.text().await.unwrap(), r#"{"weather":"fine"}"#);
     let error: Value = serde_json::from_str(&ask("rpc-error -32005").await.text().await.unwrap()).unwrap();
     assert_eq!(error["error"]["code"], -32005);
     assert!(error["error"]["data"].is_array());
@@ -197,19 +149,11 @@ async fn planned_nonsense_is_answered_as_asked() {
 #[tokio::test]
 async fn a_cut_breaks_the_answer_and_a_cut_streams_task_goes_on() {
     let demo = demo(&[]).await;
-    let cut = demo
-        .post(request("SendMessage", message("cut")))
-        .send()
-        .await
-        .unwrap();
+    let cut = demo.post(request("SendMessage", message("cut"))).send().await.unwrap();
     assert_eq!(cut.headers()["content-length"], "1000");
     assert!(cut.bytes().await.is_err());
 
-    let mut cut = demo
-        .post(request("SendStreamingMessage", message("cut")))
-        .send()
-        .await
-        .unwrap();
+    let mut cut = demo.post(request("SendStreamingMessage", message("cut"))).send().await.unwrap();
     let mut text = String::new();
     let broken = loop {
         match cut.chunk().await {
@@ -221,9 +165,7 @@ async fn a_cut_breaks_the_answer_and_a_cut_streams_task_goes_on() {
     assert!(broken);
     let first: Value =
         serde_json::from_str(text.lines().next().unwrap().strip_prefix("data: ").unwrap()).unwrap();
-    let task = demo
-        .call("GetTask", json!({"id": first["result"]["task"]["id"]}))
-        .await;
+    let task = demo.call("GetTask", json!({"id": first["result"]["task"]["id"]})).await;
     assert_eq!(task["result"]["status"]["state"], "TASK_STATE_COMPLETED");
 }
 

@@ -45,25 +45,13 @@ async fn demo(flags: &[&str]) -> Demo {
     let stop = CancellationToken::new();
     let serving = TaskTracker::new().spawn(server::serve(listener, line.args, stop.clone()));
     let no_redirects = reqwest::redirect::Policy::none();
-    let http = reqwest::Client::builder()
-        .no_proxy()
-        .redirect(no_redirects)
-        .build()
-        .unwrap();
-    Demo {
-        url,
-        http,
-        stop,
-        serving,
-    }
+    let http = reqwest::Client::builder().no_proxy().redirect(no_redirects).build().unwrap();
+    Demo { url, http, stop, serving }
 }
 
 impl Demo {
     fn post(&self, body: impl Into<String>) -> reqwest::RequestBuilder {
-        self.http
-            .post(&self.url)
-            .header("content-type", "application/json")
-            .body(body.into())
+        self.http.post(&self.url).header("content-type", "application/json").body(body.into())
     }
 
     async fn call(&self, method: &str, params: Value) -> Value {
@@ -75,25 +63,19 @@ impl Demo {
 
     async fn stream(&self, method: &str, params: Value) -> impl Stream<Item = Value> + Unpin {
         let response = self.post(request(method, params)).send().await.unwrap();
-        assert_eq!(
-            response.headers()["content-type"],
-            "text/event-stream; charset=utf-8"
-        );
-        Box::pin(stream::unfold(
-            (response, String::new()),
-            |(mut response, mut text)| async move {
-                loop {
-                    if let Some((event, rest)) = text.split_once("\n\n") {
-                        let event = event.strip_prefix("data: ").unwrap();
-                        let event: Value = serde_json::from_str(event).unwrap();
-                        assert_eq!(event["id"], "r-1");
-                        return Some((event["result"].clone(), (response, rest.to_owned())));
-                    }
-                    let chunk = response.chunk().await.unwrap()?;
-                    text.push_str(std::str::from_utf8(&chunk).unwrap());
+        assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+        Box::pin(stream::unfold((response, String::new()), |(mut response, mut text)| async move {
+            loop {
+                if let Some((event, rest)) = text.split_once("\n\n") {
+                    let event = event.strip_prefix("data: ").unwrap();
+                    let event: Value = serde_json::from_str(event).unwrap();
+                    assert_eq!(event["id"], "r-1");
+                    return Some((event["result"].clone(), (response, rest.to_owned())));
                 }
-            },
-        ))
+                let chunk = response.chunk().await.unwrap()?;
+                text.push_str(std::str::from_utf8(&chunk).unwrap());
+            }
+        }))
     }
 
     /// Sends a text over 1.0, waits, and gives the task.
@@ -106,23 +88,14 @@ impl Demo {
     }
 
     async fn card(&self) -> Value {
-        let card = self
-            .get(".well-known/agent-card.json")
-            .await
-            .text()
-            .await
-            .unwrap();
+        let card = self.get(".well-known/agent-card.json").await.text().await.unwrap();
         serde_json::from_str(&card).unwrap()
     }
 }
 
 fn request(method: &str, params: Value) -> String {
-    let fields = [
-        ("jsonrpc", "2.0".into()),
-        ("id", "r-1".into()),
-        ("method", method.into()),
-        ("params", params),
-    ];
+    let fields =
+        [("jsonrpc", "2.0".into()), ("id", "r-1".into()), ("method", method.into()), ("params", params)];
     json!(std::collections::BTreeMap::from(fields)).to_string()
 }
 
@@ -140,10 +113,7 @@ fn with(mut params: Value, fields: &Value) -> Value {
 
 /// An answer to what `task` asks.
 fn reply(task: &Value, text: &str) -> Value {
-    with(
-        message(text),
-        &json!({"taskId": task["id"], "contextId": task["contextId"]}),
-    )
+    with(message(text), &json!({"taskId": task["id"], "contextId": task["contextId"]}))
 }
 
 async fn all<S: Stream<Item = Value>>(events: S) -> Vec<Value> {
@@ -152,12 +122,7 @@ async fn all<S: Stream<Item = Value>>(events: S) -> Vec<Value> {
 
 /// The text of an artifact, its chunks put together.
 fn text_of(artifact: &Value) -> String {
-    artifact["parts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|part| part["text"].as_str())
-        .collect()
+    artifact["parts"].as_array().unwrap().iter().filter_map(|part| part["text"].as_str()).collect()
 }
 
 fn state(task: &Value) -> &str {

@@ -16,11 +16,7 @@ fn returning(params: Value) -> Value {
 /// The task once it is over.
 async fn finished(demo: &Demo, id: &Value) -> Value {
     let get = || demo.call("GetTask", json!({"id": id}));
-    let follow = demo
-        .post(request("SubscribeToTask", json!({"id": id})))
-        .send()
-        .await
-        .unwrap();
+    let follow = demo.post(request("SubscribeToTask", json!({"id": id}))).send().await.unwrap();
     follow.text().await.unwrap();
     get().await["result"].clone()
 }
@@ -53,10 +49,7 @@ async fn an_echo_gives_files_back_and_numbers_exactly_as_they_came() {
         r#"{{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{{"message":{{"messageId":"m","role":"ROLE_USER","parts":{parts}}}}}}}"#
     );
     let answer = demo.post(body).send().await.unwrap().text().await.unwrap();
-    assert!(
-        answer.contains(&format!(r#""name":"echo","parts":{parts}"#)),
-        "{answer}"
-    );
+    assert!(answer.contains(&format!(r#""name":"echo","parts":{parts}"#)), "{answer}");
 }
 
 #[tokio::test]
@@ -65,10 +58,7 @@ async fn a_report_asks_until_it_knows_the_format() {
     let asked = demo.send("report about tides for sailors").await;
     assert_eq!(state(&asked), "TASK_STATE_INPUT_REQUIRED");
     let question = &asked["status"]["message"];
-    assert_eq!(
-        question["parts"][0]["text"],
-        "Which format would you like: PDF or Markdown?"
-    );
+    assert_eq!(question["parts"][0]["text"], "Which format would you like: PDF or Markdown?");
     assert_eq!(question["parts"][1]["data"]["state"], "input-required");
     assert_eq!(question["role"], "ROLE_AGENT");
     assert_eq!(asked.get("artifacts"), None);
@@ -80,24 +70,12 @@ async fn a_report_asks_until_it_knows_the_format() {
     assert_eq!(state(&done), "TASK_STATE_COMPLETED");
     assert_eq!(done["id"], asked["id"]);
     assert_eq!(done["artifacts"][0]["name"], "report");
-    assert_eq!(
-        done["artifacts"][0]["parts"][0]["text"],
-        "Report: report about tides for sailors"
-    );
+    assert_eq!(done["artifacts"][0]["parts"][0]["text"], "Report: report about tides for sailors");
     assert_eq!(done["artifacts"][0]["parts"][1]["filename"], "report.pdf");
     let texts: Vec<_> = done["history"].as_array().unwrap().iter().map(text_of).collect();
     let question = "Which format would you like: PDF or Markdown?";
     let again = format!("I cannot write that. {question}");
-    assert_eq!(
-        texts,
-        [
-            "report about tides for sailors",
-            question,
-            "papyrus",
-            &again,
-            "PDF, please"
-        ]
-    );
+    assert_eq!(texts, ["report about tides for sailors", question, "papyrus", &again, "PDF, please"]);
 }
 
 #[tokio::test]
@@ -124,15 +102,9 @@ async fn a_finished_task_takes_no_message_no_subscriber_and_no_cancel() {
     let error = demo.call("SendMessage", reply(&task, "again")).await["error"].clone();
     assert_eq!(error["code"], -32004);
     assert_eq!(error["data"][0]["reason"], "UNSUPPORTED_OPERATION");
-    assert_eq!(
-        error["data"][0]["@type"],
-        "type.googleapis.com/google.rpc.ErrorInfo"
-    );
+    assert_eq!(error["data"][0]["@type"], "type.googleapis.com/google.rpc.ErrorInfo");
     let id = json!({"id": task["id"]});
-    assert_eq!(
-        demo.call("SubscribeToTask", id.clone()).await["error"]["code"],
-        -32004
-    );
+    assert_eq!(demo.call("SubscribeToTask", id.clone()).await["error"]["code"], -32004);
     let error = demo.call("CancelTask", id).await["error"].clone();
     assert_eq!(
         (&error["code"], &error["data"][0]["reason"]),
@@ -150,29 +122,17 @@ async fn slow_work_can_be_followed_and_cancelled() {
     let canceled = demo.call("CancelTask", json!({"id": task["id"]})).await["result"].clone();
     assert_eq!(state(&canceled), "TASK_STATE_CANCELED");
     let rest = all(events).await;
-    assert_eq!(
-        state(&rest.last().unwrap()["statusUpdate"]),
-        "TASK_STATE_CANCELED"
-    );
+    assert_eq!(state(&rest.last().unwrap()["statusUpdate"]), "TASK_STATE_CANCELED");
 }
 
 #[tokio::test]
 async fn a_task_goes_on_when_its_caller_has_left() {
     let demo = demo(&[]).await;
-    let body = request(
-        "SendMessage",
-        with(message("slow 1"), &json!({"contextId": "c-1"})),
-    );
+    let body = request("SendMessage", with(message("slow 1"), &json!({"contextId": "c-1"})));
     let address = demo.url.trim_start_matches("http://").trim_end_matches('/');
     let mut caller = TcpStream::connect(address).await.unwrap();
-    let head = format!(
-        "POST / HTTP/1.1\r\nHost: demo\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    caller
-        .write_all(format!("{head}{body}").as_bytes())
-        .await
-        .unwrap();
+    let head = format!("POST / HTTP/1.1\r\nHost: demo\r\nContent-Length: {}\r\n\r\n", body.len());
+    caller.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
     let id = loop {
         let page = demo.call("ListTasks", json!({"contextId": "c-1"})).await["result"].clone();
         if page["totalSize"] == 1 {
@@ -187,19 +147,12 @@ async fn a_task_goes_on_when_its_caller_has_left() {
 async fn tasks_of_one_context_run_side_by_side() {
     let demo = demo(&[]).await;
     let context = json!({"contextId": "c-1"});
-    let slow = demo
-        .call("SendMessage", returning(with(message("slow 60"), &context)))
-        .await;
+    let slow = demo.call("SendMessage", returning(with(message("slow 60"), &context))).await;
     let echo = demo.call("SendMessage", with(message("echo hi"), &context)).await["result"]["task"].clone();
     assert_eq!(state(&echo), "TASK_STATE_COMPLETED");
     assert_eq!(echo["contextId"], "c-1");
     let page = demo.call("ListTasks", context).await["result"].clone();
-    let ids: Vec<_> = page["tasks"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|task| &task["id"])
-        .collect();
+    let ids: Vec<_> = page["tasks"].as_array().unwrap().iter().map(|task| &task["id"]).collect();
     assert_eq!(ids, [&echo["id"], &slow["result"]["task"]["id"]]);
 }
 
@@ -217,20 +170,14 @@ async fn auth_is_done_by_a_follow_up_or_elsewhere() {
     let plain = demo(&[]).await;
     let asked = plain.send("auth").await;
     assert_eq!(state(&asked), "TASK_STATE_AUTH_REQUIRED");
-    assert_eq!(
-        asked["status"]["message"]["parts"][1]["data"]["auth_type"],
-        "api_key"
-    );
+    assert_eq!(asked["status"]["message"]["parts"][1]["data"]["auth_type"], "api_key");
     let done = plain.call("SendMessage", reply(&asked, "my key")).await["result"]["task"].clone();
     assert_eq!(state(&done), "TASK_STATE_COMPLETED");
 
     let waiting = demo(&["--auth-after", "100ms"]).await;
     let asked = waiting.send("auth").await;
     assert_eq!(state(&asked), "TASK_STATE_AUTH_REQUIRED");
-    assert_eq!(
-        state(&finished(&waiting, &asked["id"]).await),
-        "TASK_STATE_COMPLETED"
-    );
+    assert_eq!(state(&finished(&waiting, &asked["id"]).await), "TASK_STATE_COMPLETED");
 }
 
 #[rstest::rstest]
@@ -258,25 +205,16 @@ async fn failures_say_why() {
     let demo = demo(&[]).await;
     let failed = demo.send("fail for lack of wind").await;
     assert_eq!(state(&failed), "TASK_STATE_FAILED");
-    assert_eq!(
-        text_of(&failed["status"]["message"]),
-        "planned failure: for lack of wind"
-    );
+    assert_eq!(text_of(&failed["status"]["message"]), "planned failure: for lack of wind");
     assert_eq!(state(&demo.send("reject this").await), "TASK_STATE_REJECTED");
 }
 
 #[tokio::test]
 async fn the_metadata_chooses_the_skill_and_leaves_the_text_alone() {
     let demo = demo(&[]).await;
-    let chosen = with(
-        message("stream of words"),
-        &json!({"metadata": {"skill_id": "fail"}}),
-    );
+    let chosen = with(message("stream of words"), &json!({"metadata": {"skill_id": "fail"}}));
     let task = demo.call("SendMessage", chosen).await["result"]["task"].clone();
-    assert_eq!(
-        text_of(&task["status"]["message"]),
-        "planned failure: stream of words"
-    );
+    assert_eq!(text_of(&task["status"]["message"]), "planned failure: stream of words");
 }
 
 #[tokio::test]
@@ -285,10 +223,7 @@ async fn contents_are_as_promised() {
     let parts = demo.send("file please").await["artifacts"][0]["parts"].clone();
     let file = json!({"raw": "iVBORwAB", "filename": "a.png", "mediaType": "image/png"});
     assert_eq!(parts, json!([file, {"data": {"n": 1, "f": 1.5, "l": [1, null]}}]));
-    assert_eq!(
-        text_of(&demo.send("big 2000000").await["artifacts"][0]).len(),
-        2_000_000
-    );
+    assert_eq!(text_of(&demo.send("big 2000000").await["artifacts"][0]).len(), 2_000_000);
     let direct = demo.call("SendMessage", message("message hello")).await["result"]["message"].clone();
     assert_eq!(direct["parts"], json!([{"text": "hello"}]));
     assert_eq!(direct.get("taskId"), None);
@@ -312,9 +247,7 @@ async fn what_came_with_a_message_can_be_seen() {
     });
     assert_eq!(task["artifacts"][0]["parts"][0]["data"], expected);
 
-    let sent = demo
-        .post(request("SendMessage", message("headers")))
-        .header("traceparent", "00-ab-cd-01");
+    let sent = demo.post(request("SendMessage", message("headers"))).header("traceparent", "00-ab-cd-01");
     let answer: Value = serde_json::from_str(&sent.send().await.unwrap().text().await.unwrap()).unwrap();
     let seen = &answer["result"]["task"]["artifacts"][0]["parts"][0]["data"];
     assert_eq!(seen["traceparent"], "00-ab-cd-01");
@@ -326,10 +259,7 @@ async fn the_history_is_as_long_as_asked() {
     let asked = demo.send("report").await;
     let done = demo.call("SendMessage", reply(&asked, "pdf")).await["result"]["task"].clone();
     assert_eq!(done["history"].as_array().unwrap().len(), 3);
-    let get = async |length| {
-        demo.call("GetTask", json!({"id": done["id"], "historyLength": length}))
-            .await
-    };
+    let get = async |length| demo.call("GetTask", json!({"id": done["id"], "historyLength": length})).await;
     assert_eq!(get(1).await["result"]["history"][0]["parts"][0]["text"], "pdf");
     assert_eq!(get(0).await["result"].get("history"), None);
     assert_eq!(get(9).await["result"]["history"].as_array().unwrap().len(), 3);

@@ -36,10 +36,7 @@ async fn a_task_is_in_the_exact_shape_of_0_3() {
     });
     assert_eq!(task, expected);
     assert!(task["status"]["timestamp"].as_str().unwrap().ends_with("+00:00"));
-    assert_eq!(
-        demo.call("tasks/get", json!({"id": id})).await["result"],
-        expected
-    );
+    assert_eq!(demo.call("tasks/get", json!({"id": id})).await["result"], expected);
 }
 
 #[tokio::test]
@@ -60,17 +57,8 @@ async fn files_and_data_have_their_kinds() {
 async fn a_stream_has_kinds_and_says_which_event_is_final() {
     let demo = v03().await;
     let events = all(demo.stream("message/stream", message("stream one two")).await).await;
-    let kinds: Vec<_> = events
-        .iter()
-        .map(|event| event["kind"].as_str().unwrap())
-        .collect();
-    let expected = [
-        "task",
-        "status-update",
-        "artifact-update",
-        "artifact-update",
-        "status-update",
-    ];
+    let kinds: Vec<_> = events.iter().map(|event| event["kind"].as_str().unwrap()).collect();
+    let expected = ["task", "status-update", "artifact-update", "artifact-update", "status-update"];
     assert_eq!(kinds, expected);
     let flags = |n: usize| (events[n]["append"].as_bool(), events[n]["lastChunk"].as_bool());
     assert_eq!(flags(2), (Some(false), Some(false)));
@@ -80,10 +68,7 @@ async fn a_stream_has_kinds_and_says_which_event_is_final() {
 
     let events = all(demo.stream("message/stream", message("report")).await).await;
     let last = events.last().unwrap();
-    assert_eq!(
-        (&last["status"]["state"], &last["final"]),
-        (&json!("input-required"), &json!(true))
-    );
+    assert_eq!((&last["status"]["state"], &last["final"]), (&json!("input-required"), &json!(true)));
 }
 
 #[tokio::test]
@@ -94,10 +79,7 @@ async fn blocking_is_the_default_and_can_be_turned_off() {
     let task = demo.call("message/send", params).await["result"].clone();
     assert_eq!(task["status"], json!({"state": "submitted"}));
     let id = json!({"id": task["id"]});
-    assert_eq!(
-        demo.call("tasks/cancel", id.clone()).await["result"]["status"]["state"],
-        "canceled"
-    );
+    assert_eq!(demo.call("tasks/cancel", id.clone()).await["result"]["status"]["state"], "canceled");
     let error = demo.call("tasks/cancel", id).await["error"].clone();
     assert_eq!(
         error,
@@ -115,16 +97,10 @@ async fn errors_are_those_of_0_3() {
     let expected =
         json!({"error": {"code": -32001, "message": "Task not found"}, "id": "r-1", "jsonrpc": "2.0"});
     assert_eq!(unknown, expected);
-    assert_eq!(
-        demo.call("SendMessage", message("hi")).await["error"]["code"],
-        -32601
-    );
+    assert_eq!(demo.call("SendMessage", message("hi")).await["error"]["code"], -32601);
     let answer = demo.post("{oops").send().await.unwrap().text().await.unwrap();
     let answer: Value = serde_json::from_str(&answer).unwrap();
-    assert_eq!(
-        (answer.get("id"), &answer["error"]["code"]),
-        (None, &json!(-32700))
-    );
+    assert_eq!((answer.get("id"), &answer["error"]["code"]), (None, &json!(-32700)));
 }
 
 #[tokio::test]
@@ -143,9 +119,6 @@ async fn the_card_is_one_of_0_3_at_both_paths() {
 async fn a_direct_message_is_bare() {
     let demo = v03().await;
     let answer = demo.call("message/send", message("message hi")).await["result"].clone();
-    assert_eq!(
-        (&answer["kind"], &answer["role"]),
-        (&json!("message"), &json!("agent"))
-    );
+    assert_eq!((&answer["kind"], &answer["role"]), (&json!("message"), &json!("agent")));
     assert_eq!(answer["parts"], json!([{"kind": "text", "text": "hi"}]));
 }

@@ -64,23 +64,16 @@ impl Protocol {
     }
 
     pub(super) fn send(self, params: &str) -> Result<Send, Fault> {
-        let SendIn {
-            message,
-            configuration,
-        } = read(params)?;
+        let SendIn { message, configuration } = read(params)?;
         let configuration = configuration.unwrap_or_default();
         let blocking = match self {
             Self::V1 => !configuration.return_immediately.unwrap_or(false),
             Self::V03 => configuration.blocking.unwrap_or(true),
         };
         if message.parts.is_empty() {
-            return Err(Fault::BadParams(
-                "message.parts: at least one part is required".into(),
-            ));
+            return Err(Fault::BadParams("message.parts: at least one part is required".into()));
         }
-        let role = [Role::User, Role::Agent]
-            .into_iter()
-            .find(|role| self.role(*role) == message.role);
+        let role = [Role::User, Role::Agent].into_iter().find(|role| self.role(*role) == message.role);
         let role = role.ok_or_else(|| Fault::BadParams(format!("message.role: {:?}", message.role)))?;
         let parts = message.parts.iter().map(|part| match self {
             Self::V1 => v1::read_part(part.get()),
@@ -95,17 +88,8 @@ impl Protocol {
             reference_task_ids: message.reference_task_ids,
             metadata: message.metadata,
         };
-        let ConfigurationIn {
-            accepted_output_modes,
-            history_length,
-            ..
-        } = configuration;
-        Ok(Send {
-            message,
-            accepted_output_modes,
-            blocking,
-            history_length,
-        })
+        let ConfigurationIn { accepted_output_modes, history_length, .. } = configuration;
+        Ok(Send { message, accepted_output_modes, blocking, history_length })
     }
 
     /// A task where nothing else can be: the result of get and cancel.
@@ -117,14 +101,8 @@ impl Protocol {
     pub(super) fn list(self, tasks: &[Task]) -> Raw {
         let tasks: Vec<_> = tasks.iter().map(|task| self.task(task)).collect();
         let total = tasks.len();
-        let page = [
-            ("pageSize", raw(&total)),
-            ("totalSize", raw(&total)),
-            ("nextPageToken", raw(&"")),
-        ];
-        raw(&std::iter::once(("tasks", raw(&tasks)))
-            .chain(page)
-            .collect::<BTreeMap<_, _>>())
+        let page = [("pageSize", raw(&total)), ("totalSize", raw(&total)), ("nextPageToken", raw(&""))];
+        raw(&std::iter::once(("tasks", raw(&tasks))).chain(page).collect::<BTreeMap<_, _>>())
     }
 
     /// A task as the answer to a send or as an event.
@@ -152,30 +130,13 @@ impl Protocol {
                 let is_final = self.v03(status.state.ends_turn());
                 let status = Some(self.status_out(status));
                 let kind = self.v03("status-update");
-                self.wrap(
-                    "statusUpdate",
-                    UpdateOut {
-                        status,
-                        is_final,
-                        kind,
-                        ..empty
-                    },
-                )
+                self.wrap("statusUpdate", UpdateOut { status, is_final, kind, ..empty })
             }
             Event::Artifact(artifact, chunk) => {
                 let (append, last_chunk) = self.flags(*chunk);
                 let artifact = Some(self.artifact_out(artifact));
                 let kind = self.v03("artifact-update");
-                self.wrap(
-                    "artifactUpdate",
-                    UpdateOut {
-                        artifact,
-                        append,
-                        last_chunk,
-                        kind,
-                        ..empty
-                    },
-                )
+                self.wrap("artifactUpdate", UpdateOut { artifact, append, last_chunk, kind, ..empty })
             }
         }
     }
@@ -190,14 +151,7 @@ impl Protocol {
             Self::V1 => Some(&Value::Null),
             Self::V03 => None,
         });
-        raw(&Envelope {
-            result,
-            error,
-            id,
-            jsonrpc: "2.0",
-        })
-        .get()
-        .to_owned()
+        raw(&Envelope { result, error, id, jsonrpc: "2.0" }).get().to_owned()
     }
 
     fn error(self, fault: &Fault) -> ErrorObject {
@@ -261,16 +215,8 @@ impl Protocol {
             id: &task.id,
             context_id: &task.context_id,
             status: self.status_out(&task.status),
-            artifacts: task
-                .artifacts
-                .iter()
-                .map(|artifact| self.artifact_out(artifact))
-                .collect(),
-            history: task
-                .history
-                .iter()
-                .map(|message| self.message_out(message))
-                .collect(),
+            artifacts: task.artifacts.iter().map(|artifact| self.artifact_out(artifact)).collect(),
+            history: task.history.iter().map(|message| self.message_out(message)).collect(),
             kind: self.v03("task"),
         }
     }
@@ -281,11 +227,7 @@ impl Protocol {
             Self::V03 => at.replace('Z', "+00:00"),
         });
         let message = status.message.as_ref().map(|message| self.message_out(message));
-        StatusOut {
-            state: self.state(status.state),
-            message,
-            timestamp,
-        }
+        StatusOut { state: self.state(status.state), message, timestamp }
     }
 
     fn message_out(self, message: &Message) -> MessageOut<'_> {

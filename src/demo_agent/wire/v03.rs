@@ -65,47 +65,16 @@ struct WireFile {
 }
 
 pub(super) fn write_part(part: &Part) -> Raw {
-    let Part {
-        content,
-        name,
-        media_type: mime_type,
-        metadata,
-    } = part.clone();
-    let common = |kind: &str| WirePart {
-        kind: kind.into(),
-        text: None,
-        file: None,
-        data: None,
-        metadata,
-    };
-    let file = WireFile {
-        name,
-        mime_type,
-        ..WireFile::default()
-    };
+    let Part { content, name, media_type: mime_type, metadata } = part.clone();
+    let common = |kind: &str| WirePart { kind: kind.into(), text: None, file: None, data: None, metadata };
+    let file = WireFile { name, mime_type, ..WireFile::default() };
     raw(&match content {
-        Content::Text(text) => WirePart {
-            text: Some(text),
-            ..common("text")
-        },
-        Content::Data(data) => WirePart {
-            data: Some(data),
-            ..common("data")
-        },
-        Content::Bytes(bytes) => WirePart {
-            file: Some(WireFile {
-                bytes: Some(bytes),
-                ..file
-            }),
-            ..common("file")
-        },
-        Content::Url(uri) => WirePart {
-            file: Some(WireFile {
-                uri: Some(uri),
-                ..file
-            }),
-            ..common("file")
-        },
+        Content::Text(text) => WirePart { text: Some(text), ..common("text") },
+        Content::Data(data) => WirePart { data: Some(data), ..common("data") },
+        Content::Bytes(bytes) => {
+            WirePart { file: Some(WireFile { bytes: Some(bytes), ..file }), ..common("file") }
+        }
+        Content::Url(uri) => WirePart { file: Some(WireFile { uri: Some(uri), ..file }), ..common("file") },
     })
 }
 
@@ -118,17 +87,10 @@ pub(super) fn read_part(json: &str) -> Result<Part, Fault> {
         ("file", _, _, Some(bytes), None) => Content::Bytes(bytes),
         ("file", _, _, None, Some(uri)) => Content::Url(uri),
         (kind, ..) => {
-            return Err(Fault::BadParams(format!(
-                "message.parts: not a part of kind {kind:?}"
-            )));
+            return Err(Fault::BadParams(format!("message.parts: not a part of kind {kind:?}")));
         }
     };
-    Ok(Part {
-        content,
-        name: file.name,
-        media_type: file.mime_type,
-        metadata: part.metadata,
-    })
+    Ok(Part { content, name: file.name, media_type: file.mime_type, metadata: part.metadata })
 }
 
 pub(super) fn error(fault: &Fault) -> ErrorObject {
@@ -138,10 +100,9 @@ pub(super) fn error(fault: &Fault) -> ErrorObject {
         Fault::BadRequest(why) => (-32600, (*why).into()),
         Fault::BadParams(why) => (-32602, why.clone()),
         Fault::NoSuchTask => (-32001, "Task not found".into()),
-        Fault::NotCancelable(at) => (
-            -32002,
-            format!("Task cannot be canceled - current state: {}", state(*at)),
-        ),
+        Fault::NotCancelable(at) => {
+            (-32002, format!("Task cannot be canceled - current state: {}", state(*at)))
+        }
         Fault::NoPush => (-32003, "Push Notification is not supported".into()),
         // Not -32004: this is what the public SDK of this version answers.
         Fault::Finished { id, state: at } => {
@@ -157,9 +118,5 @@ pub(super) fn error(fault: &Fault) -> ErrorObject {
             };
         }
     };
-    ErrorObject {
-        code,
-        message,
-        data: None,
-    }
+    ErrorObject { code, message, data: None }
 }

@@ -58,35 +58,13 @@ struct WirePart {
 }
 
 pub(super) fn write_part(part: &Part) -> Raw {
-    let Part {
-        content,
-        name,
-        media_type,
-        metadata,
-    } = part.clone();
-    let common = WirePart {
-        filename: name,
-        media_type,
-        metadata,
-        ..WirePart::default()
-    };
+    let Part { content, name, media_type, metadata } = part.clone();
+    let common = WirePart { filename: name, media_type, metadata, ..WirePart::default() };
     raw(&match content {
-        Content::Text(text) => WirePart {
-            text: Some(text),
-            ..common
-        },
-        Content::Bytes(bytes) => WirePart {
-            raw: Some(bytes),
-            ..common
-        },
-        Content::Url(url) => WirePart {
-            url: Some(url),
-            ..common
-        },
-        Content::Data(data) => WirePart {
-            data: Some(data),
-            ..common
-        },
+        Content::Text(text) => WirePart { text: Some(text), ..common },
+        Content::Bytes(bytes) => WirePart { raw: Some(bytes), ..common },
+        Content::Url(url) => WirePart { url: Some(url), ..common },
+        Content::Data(data) => WirePart { data: Some(data), ..common },
     })
 }
 
@@ -98,17 +76,10 @@ pub(super) fn read_part(json: &str) -> Result<Part, Fault> {
         (None, None, Some(url), None) => Content::Url(url),
         (None, None, None, Some(data)) => Content::Data(data),
         _ => {
-            return Err(Fault::BadParams(
-                "message.parts: one of text, raw, url and data is required".into(),
-            ));
+            return Err(Fault::BadParams("message.parts: one of text, raw, url and data is required".into()));
         }
     };
-    Ok(Part {
-        content,
-        name: part.filename,
-        media_type: part.media_type,
-        metadata: part.metadata,
-    })
+    Ok(Part { content, name: part.filename, media_type: part.media_type, metadata: part.metadata })
 }
 
 pub(super) fn error(fault: &Fault) -> ErrorObject {
@@ -118,11 +89,7 @@ pub(super) fn error(fault: &Fault) -> ErrorObject {
         Fault::BadRequest(why) => (-32600, Some("INVALID_REQUEST"), (*why).into()),
         Fault::BadParams(why) => (-32602, Some("INVALID_PARAMS"), why.clone()),
         Fault::NoSuchTask => (-32001, Some("TASK_NOT_FOUND"), "Task not found".into()),
-        Fault::NotCancelable(_) => (
-            -32002,
-            Some("TASK_NOT_CANCELABLE"),
-            "Task cannot be canceled".into(),
-        ),
+        Fault::NotCancelable(_) => (-32002, Some("TASK_NOT_CANCELABLE"), "Task cannot be canceled".into()),
         Fault::NoPush => {
             let message = "Push notifications are not supported".into();
             (-32003, Some("PUSH_NOTIFICATION_NOT_SUPPORTED"), message)
@@ -147,9 +114,5 @@ pub(super) fn error(fault: &Fault) -> ErrorObject {
             "metadata": {},
         }])
     };
-    ErrorObject {
-        code,
-        message,
-        data: reason.map(info),
-    }
+    ErrorObject { code, message, data: reason.map(info) }
 }

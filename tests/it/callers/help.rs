@@ -27,14 +27,7 @@ fn every_help_text_is_as_it_was_meant() {
         let mut command = program();
         command.args(words).arg("--help").env("COLUMNS", "100");
         let said = run(command, "");
-        let name = if words.is_empty() {
-            "help".to_owned()
-        } else {
-            format!("help_{}", words.join("_"))
-        };
-        insta::assert_snapshot!(
-            name,
-            format!("exit code {}\n\n{}{}", said.code, said.out, said.err)
-        );
+        let name = if words.is_empty() { "help".to_owned() } else { format!("help_{}", words.join("_")) };
+        insta::assert_snapshot!(name, format!("exit code {}\n\n{}{}", said.code, said.out, said.err));
     }
 }

@@ -37,10 +37,7 @@ impl Stream<'_> {
         self.number += 1;
         let body = json!({"type": kind, "data": data}).to_string();
         let inbox = self.request.reply.clone().unwrap();
-        self.client
-            .publish_with_headers(inbox, headers, body.into())
-            .await
-            .unwrap();
+        self.client.publish_with_headers(inbox, headers, body.into()).await.unwrap();
     }
 
     async fn end(&self) {
@@ -74,22 +71,12 @@ async fn a_stream_is_shown_as_it_comes_and_its_answer_once() {
     let call = said(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
     let request = next(&mut requests).await;
     assert_eq!(header(&request, "A2A-Reply"), "stream");
-    let mut stream = Stream {
-        client: &client,
-        request: &request,
-        number: 0,
-    };
+    let mut stream = Stream { client: &client, request: &request, number: 0 };
     let artifact = |name: &str, text: &str| json!({"artifact_id": name, "name": name, "append": false, "last_chunk": false, "parts": [{"text": text}]});
     stream.frame("status", json!("ack")).await;
-    stream
-        .frame("task", json!({"id": "t-1", "context_id": "c"}))
-        .await;
-    stream
-        .frame("state", json!({"state": "working", "message": null}))
-        .await;
-    stream
-        .frame("artifact", artifact("execution_plan_1", "first look, then speak"))
-        .await;
+    stream.frame("task", json!({"id": "t-1", "context_id": "c"})).await;
+    stream.frame("state", json!({"state": "working", "message": null})).await;
+    stream.frame("artifact", artifact("execution_plan_1", "first look, then speak")).await;
     stream.frame("unheard_of", json!(1)).await;
     for word in ["one ", "two ", "three"] {
         stream.frame("artifact", artifact("answer", word)).await;
@@ -112,11 +99,7 @@ async fn frames_for_programs_are_lines_and_lost_frames_cost_nothing() {
         command.args(json.then_some("--json"));
         let call = said(command);
         let request = next(&mut requests).await;
-        let mut stream = Stream {
-            client: &client,
-            request: &request,
-            number: 0,
-        };
+        let mut stream = Stream { client: &client, request: &request, number: 0 };
         stream.frame("response", json!("one ")).await;
         stream.number += 5;
         stream.frame("response", json!("three")).await;
@@ -124,11 +107,8 @@ async fn frames_for_programs_are_lines_and_lost_frames_cost_nothing() {
         stream.end().await;
         let said = call.await.unwrap();
         if json {
-            let lines: Vec<Value> = said
-                .out
-                .lines()
-                .map(|line| serde_json::from_str(line).unwrap())
-                .collect();
+            let lines: Vec<Value> =
+                said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             assert_eq!(lines.len(), 3);
             assert_eq!(lines[2]["data"]["message"], "one two three");
         } else {
@@ -149,27 +129,18 @@ async fn ctrl_c_cancels_the_task_of_a_stream() {
         .spawn()
         .unwrap();
     let request = next(&mut requests).await;
-    let mut stream = Stream {
-        client: &client,
-        request: &request,
-        number: 0,
-    };
+    let mut stream = Stream { client: &client, request: &request, number: 0 };
     stream.frame("status", json!("ack")).await;
     client.flush().await.unwrap();
     // Before the task's id is known: the cancel waits for it.
     interrupt(&call, Signal::SIGINT);
     tokio::time::sleep(Duration::from_millis(200)).await;
-    stream
-        .frame("task", json!({"id": "t-1", "context_id": "c"}))
-        .await;
+    stream.frame("task", json!({"id": "t-1", "context_id": "c"})).await;
     let cancel = next(&mut requests).await;
     assert_eq!(cancel.subject.as_str(), "a2a.action.demo.cancel_task");
     assert_eq!(cancel.payload.as_ref(), br#"{"task_id":"t-1"}"#);
     let canceled = json!({"success": true, "status": "CANCELED", "message": "", "task": {"id": "t-1"}});
-    client
-        .publish(cancel.reply.unwrap(), canceled.to_string().into())
-        .await
-        .unwrap();
+    client.publish(cancel.reply.unwrap(), canceled.to_string().into()).await.unwrap();
     stream
         .frame(
             "result",
@@ -187,10 +158,7 @@ async fn a_submitted_task_gives_its_id_and_can_be_followed_to_its_end() {
     client.flush().await.unwrap();
     let working = json!({"success": true, "status": "WORKING", "message": "", "task": {"id": "t.1"}});
     let reply = async |request: Message, body: &Value| {
-        client
-            .publish(request.reply.unwrap(), body.to_string().into())
-            .await
-            .unwrap();
+        client.publish(request.reply.unwrap(), body.to_string().into()).await.unwrap();
         client.flush().await.unwrap();
     };
 
@@ -200,30 +168,21 @@ async fn a_submitted_task_gives_its_id_and_can_be_followed_to_its_end() {
     reply(request, &working).await;
     let said_first = call.await.unwrap();
     assert_eq!((said_first.code, said_first.out.as_str()), (0, "t.1\n"));
-    assert!(
-        said_first.err.contains("a2a-bridge task watch demo t.1"),
-        "{said_first:?}"
-    );
+    assert!(said_first.err.contains("a2a-bridge task watch demo t.1"), "{said_first:?}");
 
     let watch = said(on(&server.url(), &["task", "watch", "demo", "t.1"]));
     let look = next(&mut requests).await;
     assert_eq!(look.subject.as_str(), "a2a.action.demo.get_task");
     reply(look, &working).await;
-    client
-        .publish("a2a.task.demo._xt_2E1", completed("done").to_string().into())
-        .await
-        .unwrap();
+    client.publish("a2a.task.demo._xt_2E1", completed("done").to_string().into()).await.unwrap();
     let watched = watch.await.unwrap();
     assert_eq!((watched.code, watched.out.as_str()), (0, "done\n"), "{watched:?}");
 
     let cancel = said(on(&server.url(), &["task", "cancel", "demo", "t.1"]));
     let request = next(&mut requests).await;
     assert_eq!(request.subject.as_str(), "a2a.action.demo.cancel_task");
-    reply(
-        request,
-        &json!({"success": true, "status": "CANCELED", "message": "", "task": {"id": "t.1"}}),
-    )
-    .await;
+    reply(request, &json!({"success": true, "status": "CANCELED", "message": "", "task": {"id": "t.1"}}))
+        .await;
     assert_eq!(cancel.await.unwrap().code, 0);
 }
 
@@ -235,10 +194,7 @@ async fn a_bridge_without_streams_is_understood() {
     let call = said(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
     let request = next(&mut requests).await;
     let error = json!({"success": false, "status": "ERROR", "message": "not served", "error_info": {"code": "invalid_request"}});
-    client
-        .publish(request.reply.unwrap(), error.to_string().into())
-        .await
-        .unwrap();
+    client.publish(request.reply.unwrap(), error.to_string().into()).await.unwrap();
     let said = call.await.unwrap();
     assert_eq!(said.code, 1);
     assert!(said.err.contains("error: not served"), "{said:?}");

@@ -28,12 +28,7 @@ impl Screen {
         let side = || Stdio::from(pty.slave.try_clone().unwrap());
         let mut command = on(&stage.server.url(), arguments);
         command.env("TERM", "xterm");
-        let child = command
-            .stdin(side())
-            .stdout(side())
-            .stderr(side())
-            .spawn()
-            .unwrap();
+        let child = command.stdin(side()).stdout(side()).stderr(side()).spawn().unwrap();
         drop(command);
         let keys = File::from(pty.master);
         let mut screen = keys.try_clone().unwrap();
@@ -43,10 +38,7 @@ impl Screen {
             let mut piece = [0; 1024];
             // The end of the last holder of the other side is an error on Linux and an end elsewhere.
             while let Ok(count @ 1..) = screen.read(&mut piece) {
-                writer
-                    .lock()
-                    .unwrap()
-                    .push_str(&String::from_utf8_lossy(&piece[..count]));
+                writer.lock().unwrap().push_str(&String::from_utf8_lossy(&piece[..count]));
             }
         });
         Self { child, keys, shown }
@@ -68,13 +60,8 @@ impl Screen {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_question_is_asked_and_answered_on_the_terminal() {
     let stage = Stage::new().await;
-    let mut screen = Screen::run(
-        &stage,
-        &["call", "demo.report", "-p", "topic=tides", "-p", "audience=all"],
-    );
-    screen
-        .shows("? Which format would you like: PDF or Markdown?")
-        .await;
+    let mut screen = Screen::run(&stage, &["call", "demo.report", "-p", "topic=tides", "-p", "audience=all"]);
+    screen.shows("? Which format would you like: PDF or Markdown?").await;
     screen.shows("> ").await;
     screen.types("Word\n");
     screen.shows("I cannot write that.").await;
@@ -102,10 +89,7 @@ async fn whoever_leaves_a_question_is_told_how_to_answer_it_later() {
     screen.shows("> ").await;
     interrupt(&screen.child, Signal::SIGINT);
     let shown = screen.shows("call demo --answer").await;
-    assert!(
-        shown.contains("left without an answer; the agent waits"),
-        "{shown}"
-    );
+    assert!(shown.contains("left without an answer; the agent waits"), "{shown}");
     assert_eq!(ended(&mut screen.child).await.code(), Some(130));
 }
 

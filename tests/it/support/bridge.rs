@@ -117,9 +117,7 @@ impl Builder {
         let mark = uuid::Uuid::new_v4().to_string();
         let prefix = format!("it-{}", fastrand::u32(..));
         self.nats.insert("url".into(), nats.url().into());
-        self.nats
-            .entry("subject_prefix")
-            .or_insert_with(|| prefix.clone().into());
+        self.nats.entry("subject_prefix").or_insert_with(|| prefix.clone().into());
         let prefix = self.nats["subject_prefix"].as_str().unwrap().to_owned();
         let mut agents = Vec::new();
         for AgentSettings(mut agent) in self.agents {
@@ -148,20 +146,8 @@ impl Builder {
             .stderr(File::create(&log).unwrap())
             .spawn()
             .expect("the bridge starts");
-        let bridge = Bridge {
-            child,
-            log,
-            client,
-            prefix,
-            registry,
-            mark,
-            nats,
-            dir,
-        };
-        eventually(SOON, || async {
-            bridge.log().contains("serving; Ctrl-C").then_some(())
-        })
-        .await;
+        let bridge = Bridge { child, log, client, prefix, registry, mark, nats, dir };
+        eventually(SOON, || async { bridge.log().contains("serving; Ctrl-C").then_some(()) }).await;
         bridge
     }
 }
@@ -304,9 +290,7 @@ impl Bridge {
                 }
             }
         };
-        tokio::time::timeout(LATER, wanted)
-            .await
-            .expect("it is announced in time")
+        tokio::time::timeout(LATER, wanted).await.expect("it is announced in time")
     }
 
     /// Begins a call that takes this long.
@@ -328,18 +312,13 @@ impl Bridge {
 
     /// Waits until a demo agent works on something.
     pub async fn until_working(&self, agent: &str) {
-        eventually(SOON, || async {
-            self.tasks(agent).await.iter().any(is_working).then_some(())
-        })
-        .await;
+        eventually(SOON, || async { self.tasks(agent).await.iter().any(is_working).then_some(()) }).await;
     }
 
     /// All tasks that a demo agent of A2A 1.0 has, asked for at the agent itself.
     pub async fn tasks(&self, agent: &str) -> Vec<Value> {
         let card = self.card(agent).await;
-        let url = card["supportedInterfaces"][0]["url"]
-            .as_str()
-            .expect("an address");
+        let url = card["supportedInterfaces"][0]["url"].as_str().expect("an address");
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}});
         let request = reqwest::Client::new().post(url).header("A2A-Version", "1.0");
         let answer = request.body(body.to_string()).send().await.unwrap();

@@ -55,12 +55,7 @@ pub struct Call {
 
 impl Call {
     pub fn new(client: &Client, subject: String, body: impl IntoBody) -> Self {
-        Self {
-            client: client.clone(),
-            subject,
-            headers: HeaderMap::new(),
-            body: body.into_body(),
-        }
+        Self { client: client.clone(), subject, headers: HeaderMap::new(), body: body.into_body() }
     }
 
     /// Adds a header.
@@ -110,11 +105,7 @@ impl Inbox {
 
     /// The next reply if it comes within `limit`.
     pub async fn reply_within(&mut self, limit: Duration) -> Option<Reply> {
-        timeout(limit, self.subscriber.next())
-            .await
-            .ok()
-            .flatten()
-            .map(Reply::of)
+        timeout(limit, self.subscriber.next()).await.ok().flatten().map(Reply::of)
     }
 
     /// The reply, and the certainty that there is only one.
@@ -172,8 +163,7 @@ impl Reply {
     /// The id to answer the agent's question with.
     pub fn follow_up_id(&self) -> String {
         let id = self["data"]["follow_up_id"].as_str();
-        id.unwrap_or_else(|| panic!("no follow-up id in {self:?}"))
-            .to_owned()
+        id.unwrap_or_else(|| panic!("no follow-up id in {self:?}")).to_owned()
     }
 
     /// The code of an error, and of a task that failed.

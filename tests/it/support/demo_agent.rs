@@ -43,10 +43,7 @@ impl DemoAgent {
             .expect("the demo agent starts");
         self.child = Some(child);
         let port = self.port;
-        eventually(SOON, || async move {
-            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
-        })
-        .await;
+        eventually(SOON, || async move { TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok() }).await;
     }
 
     /// Ends it as a crash would.
@@ -61,22 +58,10 @@ impl DemoAgent {
     pub async fn state_of(&self, task_id: &str) -> String {
         let body =
             serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": task_id}});
-        let request = reqwest::Client::new()
-            .post(self.url())
-            .header("A2A-Version", "1.0");
-        let answer = request
-            .body(body.to_string())
-            .send()
-            .await
-            .unwrap()
-            .bytes()
-            .await
-            .unwrap();
+        let request = reqwest::Client::new().post(self.url()).header("A2A-Version", "1.0");
+        let answer = request.body(body.to_string()).send().await.unwrap().bytes().await.unwrap();
         let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
-        answer["result"]["status"]["state"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
+        answer["result"]["status"]["state"].as_str().unwrap_or_default().to_owned()
     }
 
     /// Where it listens.

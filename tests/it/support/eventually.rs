@@ -16,10 +16,7 @@ where
         if let Some(found) = look().await {
             return found;
         }
-        assert!(
-            began.elapsed() < deadline,
-            "it did not become true within {deadline:?}"
-        );
+        assert!(began.elapsed() < deadline, "it did not become true within {deadline:?}");
         tokio::time::sleep(INTERVAL).await;
     }
 }
@@ -36,10 +33,7 @@ where
         if found == expected {
             return;
         }
-        assert!(
-            began.elapsed() < deadline,
-            "still {found:?} and not {expected:?} after {deadline:?}"
-        );
+        assert!(began.elapsed() < deadline, "still {found:?} and not {expected:?} after {deadline:?}");
         tokio::time::sleep(INTERVAL).await;
     }
 }

@@ -36,9 +36,7 @@ impl DemoAgent {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let url = line.trim().strip_prefix("listening on ").unwrap().to_owned();
         Self { child, url }
     }
@@ -83,12 +81,7 @@ impl Scene {
     ) -> Self {
         let caller = server.connect().await;
         let bridge = bridge(&server, name, url.unwrap_or(&agent.url), settings).await;
-        let scene = Self {
-            server,
-            agent,
-            bridge,
-            caller,
-        };
+        let scene = Self { server, agent, bridge, caller };
         eventually(SOON, || scene.info()).await;
         scene
     }
@@ -104,10 +97,7 @@ impl Scene {
         let answer = self.caller.request("$SRV.STATS.agents", "".into()).await.unwrap();
         let stats: Value = serde_json::from_slice(&answer.payload).unwrap();
         let prompt = &stats["endpoints"][0];
-        (
-            prompt["num_requests"].as_u64().unwrap(),
-            prompt["num_errors"].as_u64().unwrap(),
-        )
+        (prompt["num_requests"].as_u64().unwrap(), prompt["num_errors"].as_u64().unwrap())
     }
 
     /// Sends a prompt.
@@ -118,14 +108,8 @@ impl Scene {
     pub async fn prompt_bytes(&self, body: Vec<u8>) -> Stream {
         let inbox = self.caller.new_inbox();
         let messages = self.caller.subscribe(inbox.clone()).await.unwrap();
-        self.caller
-            .publish_with_reply(PROMPT, inbox, body.into())
-            .await
-            .unwrap();
-        Stream {
-            caller: self.caller.clone(),
-            messages,
-        }
+        self.caller.publish_with_reply(PROMPT, inbox, body.into()).await.unwrap();
+        Stream { caller: self.caller.clone(), messages }
     }
 
     /// Prompts and reads to the end.
@@ -140,10 +124,7 @@ impl Scene {
 }
 
 async fn bridge(server: &NatsServer, name: &str, url: &str, settings: &str) -> Bridge {
-    let settings: String = settings
-        .lines()
-        .map(|line| format!("    {}\n", line.trim()))
-        .collect();
+    let settings: String = settings.lines().map(|line| format!("    {}\n", line.trim())).collect();
     let text = format!(
         "nats:\n  url: {}\n  agent_protocol: {{ owner: acme }}\nagents:\n  - name: {name}\n    url: {url}\n{settings}shutdown_grace: 1s\n",
         server.url()
@@ -208,10 +189,7 @@ impl Stream {
                 answer.error = Some(error(&headers));
                 continue;
             }
-            assert!(
-                answer.error.is_none() || message.payload.is_empty(),
-                "{message:?}"
-            );
+            assert!(answer.error.is_none() || message.payload.is_empty(), "{message:?}");
             if message.payload.is_empty() {
                 return answer;
             }
@@ -221,9 +199,7 @@ impl Stream {
                 let text = data.as_str().or(data["text"].as_str()).unwrap();
                 answer.text.push_str(text);
                 answer.texts.push(text.to_owned());
-                answer
-                    .attachments
-                    .extend(data["attachments"].as_array().into_iter().flatten().cloned());
+                answer.attachments.extend(data["attachments"].as_array().into_iter().flatten().cloned());
             }
             answer.chunks.push(chunk);
         }
@@ -232,10 +208,7 @@ impl Stream {
 
 fn error(headers: &HeaderMap) -> (u16, String) {
     let value = |name| headers.get(name).unwrap().as_str().to_owned();
-    (
-        value("Nats-Service-Error-Code").parse().unwrap(),
-        value("Nats-Service-Error"),
-    )
+    (value("Nats-Service-Error-Code").parse().unwrap(), value("Nats-Service-Error"))
 }
 
 /// An attachment as it stands in an envelope.

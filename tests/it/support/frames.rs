@@ -38,10 +38,7 @@ impl Stream {
             let kind = message["type"].as_str().expect("a type").to_owned();
             let data = message["data"].clone();
             if kind == "result" {
-                result = Some(Reply {
-                    body: data.clone(),
-                    ..message
-                });
+                result = Some(Reply { body: data.clone(), ..message });
             }
             frames.push((kind, data));
         }
@@ -54,11 +51,7 @@ impl Stream {
 
     /// The data of all frames of one type.
     pub fn all(&self, kind: &str) -> Vec<&Value> {
-        self.frames
-            .iter()
-            .filter(|(own, _)| own == kind)
-            .map(|(_, data)| data)
-            .collect()
+        self.frames.iter().filter(|(own, _)| own == kind).map(|(_, data)| data).collect()
     }
 
     /// The types of all frames, runs of one type as one.
@@ -70,17 +63,11 @@ impl Stream {
 
     /// All text of the answer.
     pub fn response(&self) -> String {
-        self.all("response")
-            .iter()
-            .filter_map(|data| data.as_str())
-            .collect()
+        self.all("response").iter().filter_map(|data| data.as_str()).collect()
     }
 
     /// The states that were told.
     pub fn states(&self) -> Vec<&str> {
-        self.all("state")
-            .iter()
-            .filter_map(|data| data["state"].as_str())
-            .collect()
+        self.all("state").iter().filter_map(|data| data["state"].as_str()).collect()
     }
 }

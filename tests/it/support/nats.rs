@@ -32,12 +32,7 @@ impl NatsServer {
         let dir = tempfile::tempdir().expect("a folder for the ports file");
         let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
         let (child, port) = spawn(dir.path(), &arguments, None).await;
-        Self {
-            dir,
-            arguments,
-            child,
-            port,
-        }
+        Self { dir, arguments, child, port }
     }
 
     /// A server with a configuration file of this content.
@@ -47,12 +42,7 @@ impl NatsServer {
         std::fs::write(&file, configuration).expect("the configuration is written");
         let arguments = vec!["-c".to_owned(), file.display().to_string()];
         let (child, port) = spawn(dir.path(), &arguments, None).await;
-        Self {
-            dir,
-            arguments,
-            child,
-            port,
-        }
+        Self { dir, arguments, child, port }
     }
 
     /// Gives a server that was started with a configuration file another content of it.

@@ -64,11 +64,7 @@ impl Answer {
     }
 
     pub fn text(status: u16, content_type: &str, text: &str) -> Self {
-        Self::Http(
-            status,
-            vec![("Content-Type", content_type.to_owned())],
-            text.into(),
-        )
+        Self::Http(status, vec![("Content-Type", content_type.to_owned())], text.into())
     }
 
     /// The result of a JSON-RPC call.
@@ -107,10 +103,7 @@ impl Peer {
     pub fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().unwrap().port();
-        let (seen, ended) = (
-            Arc::<Mutex<Vec<Seen>>>::default(),
-            Arc::new(AtomicBool::new(false)),
-        );
+        let (seen, ended) = (Arc::<Mutex<Vec<Seen>>>::default(), Arc::new(AtomicBool::new(false)));
         let (record, end, answer) = (Arc::clone(&seen), Arc::clone(&ended), Arc::new(answer));
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -202,12 +195,7 @@ fn read(stream: &TcpStream) -> Option<Seen> {
     let length = headers.iter().find(|(name, _)| name == "content-length");
     let mut body = vec![0; length.map_or(0, |(_, value)| value.parse().unwrap_or(0))];
     reader.read_exact(&mut body).ok()?;
-    Some(Seen {
-        method,
-        path,
-        headers,
-        body,
-    })
+    Some(Seen { method, path, headers, body })
 }
 
 fn write(mut stream: TcpStream, answer: &Answer) {
@@ -217,9 +205,7 @@ fn write(mut stream: TcpStream, answer: &Answer) {
         Answer::Raw(bytes) => stream.write_all(bytes),
         Answer::Endless(begin, more, pause) => {
             let _ = stream.set_nodelay(true);
-            let begun = stream
-                .write_all(EVENTS.as_bytes())
-                .and_then(|()| stream.write_all(begin));
+            let begun = stream.write_all(EVENTS.as_bytes()).and_then(|()| stream.write_all(begin));
             begun.and_then(|()| {
                 loop {
                     stream.write_all(more)?;
@@ -241,9 +227,7 @@ fn write(mut stream: TcpStream, answer: &Answer) {
             for (name, value) in headers {
                 head += &format!("{name}: {value}\r\n");
             }
-            stream
-                .write_all(format!("{head}\r\n").as_bytes())
-                .and_then(|()| stream.write_all(body))
+            stream.write_all(format!("{head}\r\n").as_bytes()).and_then(|()| stream.write_all(body))
         }
     };
 }

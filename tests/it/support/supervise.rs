@@ -82,11 +82,7 @@ impl Site {
 
     /// Starts a bridge.
     pub fn start(&mut self) -> i32 {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.dir.path().join("log"))
-            .unwrap();
+        let log = File::options().create(true).append(true).open(self.dir.path().join("log")).unwrap();
         let child = self
             .command(&["run"])
             .stdin(Stdio::null())
@@ -129,9 +125,7 @@ impl Site {
     }
 
     pub fn pid(&self) -> i32 {
-        self.bridge
-            .as_ref()
-            .map_or(0, |bridge| i32::try_from(bridge.id()).unwrap())
+        self.bridge.as_ref().map_or(0, |bridge| i32::try_from(bridge.id()).unwrap())
     }
 
     /// Sends the bridge a signal.
@@ -142,9 +136,7 @@ impl Site {
     /// Waits until the bridge has ended; its exit code.
     pub async fn ended(&mut self) -> Option<i32> {
         let mut bridge = self.bridge.take().unwrap();
-        tokio::task::spawn_blocking(move || bridge.wait().unwrap().code())
-            .await
-            .unwrap()
+        tokio::task::spawn_blocking(move || bridge.wait().unwrap().code()).await.unwrap()
     }
 
     pub async fn kill_9(&mut self) {
@@ -172,11 +164,7 @@ impl Site {
             if let Some(report) = report.as_ref().filter(|report| is(report)) {
                 return report.clone();
             }
-            assert!(
-                began.elapsed() < limit,
-                "after {limit:?}: {report:#?}\n{}",
-                self.log()
-            );
+            assert!(began.elapsed() < limit, "after {limit:?}: {report:#?}\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

@@ -29,26 +29,16 @@ impl Weather {
         let caller = server.connect().await;
         let client = server.connect_with(options).await;
         let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
-        let mesh = Mesh {
-            client,
-            guard,
-            tasks: TaskTracker::new(),
-        };
+        let mesh = Mesh { client, guard, tasks: TaskTracker::new() };
         let description = Description {
             version: "1.2.3".into(),
             description: "Forecasts".into(),
             metadata: BTreeMap::from([("a2a.state".into(), "starting".into())]),
         };
         let card = (endpoint("a2a.card.weather", "card"), answer(&mesh, "a card"));
-        let service = Service::start(&mesh, Token::new("weather"), "a2a", description, vec![card])
-            .await
-            .unwrap();
-        Self {
-            server,
-            caller,
-            mesh,
-            service,
-        }
+        let service =
+            Service::start(&mesh, Token::new("weather"), "a2a", description, vec![card]).await.unwrap();
+        Self { server, caller, mesh, service }
     }
 
     pub async fn publish(&self, endpoints: &[(&str, &str)]) {
@@ -74,36 +64,21 @@ impl Weather {
     pub async fn endpoint_names(&self) -> Vec<String> {
         let info = self.question("INFO").await;
         let endpoints = info["endpoints"].as_array().unwrap();
-        endpoints
-            .iter()
-            .map(|endpoint| endpoint["name"].as_str().unwrap().to_owned())
-            .collect()
+        endpoints.iter().map(|endpoint| endpoint["name"].as_str().unwrap().to_owned()).collect()
     }
 
     /// `num_requests` and `num_errors`, and the last error.
     pub async fn counts(&self, endpoint: &str) -> (u64, u64, String) {
         let stats = self.question("STATS").await;
-        let found = stats["endpoints"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|one| one["name"] == endpoint)
-            .unwrap();
+        let found =
+            stats["endpoints"].as_array().unwrap().iter().find(|one| one["name"] == endpoint).unwrap();
         let count = |key: &str| found[key].as_u64().unwrap();
-        (
-            count("num_requests"),
-            count("num_errors"),
-            found["last_error"].as_str().unwrap().to_owned(),
-        )
+        (count("num_requests"), count("num_errors"), found["last_error"].as_str().unwrap().to_owned())
     }
 }
 
 pub fn endpoint(subject: &str, name: &str) -> Endpoint {
-    Endpoint {
-        name: name.into(),
-        subject: subject.into(),
-        metadata: BTreeMap::new(),
-    }
+    Endpoint { name: name.into(), subject: subject.into(), metadata: BTreeMap::new() }
 }
 
 pub fn answer(mesh: &Mesh, text: &str) -> Handler {

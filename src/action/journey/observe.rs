@@ -1,0 +1,108 @@
+//! What is remembered of a task on the way, and what the caller is told of it.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+
+use super::Journey;
+use crate::a2a::model::{Part, Task};
+use crate::action::assemble::{self, Source};
+use crate::action::error::{ActionError, Code};
+use crate::action::fold::Fold;
+use crate::action::follow_up::{FollowUp, Waiting};
+use crate::action::ledger::Record;
+use crate::action::outcome::{Outcome, Status, TaskRef};
+use crate::action::progress::Progress;
+use crate::action::run::Mode;
+
+impl<P: Progress> Journey<'_, P> {
+    /// Remembers where a task stands and makes the reply for it; if it waits, with the follow-up
+    /// that is `known` for its question, or with a new one.
+    pub(in crate::action) async fn observe(
+        &self,
+        task: &Task,
+        status_texts: &str,
+        known: Option<FollowUp>,
+    ) -> Result<(Outcome, Source), ActionError> {
+        let memory = &self.actions.memory;
+        let reference = self.task_ref(Some(task.id.clone()), task.context_id.clone());
+        let (content, source) = assemble::of_task(task, status_texts, &self.actions.limits.artifacts)
+            .map_err(|reason| unreadable(&reason).about(reference.clone()))?;
+        let mut outcome = Outcome::new(Status::from(&task.state), content, reference);
+        if task.state.is_waiting() {
+            let known = known.filter(|known| !memory.follow_ups.is_used(&known.id));
+            outcome.follow_up = Some(known.unwrap_or_else(|| self.follow_up(task)));
+        }
+        let before = memory.ledger.task(&self.actions.agent, &task.id);
+        let is_submitted =
+            self.mode == Mode::Submit || before.as_ref().is_some_and(|record| record.is_submitted);
+        let record = Record {
+            task: outcome.task.clone(),
+            state: task.state.clone(),
+            reply: outcome.to_json().into(),
+            follow_up: outcome.follow_up.clone(),
+            is_submitted,
+            ttl: self.actions.limits.task_ttl,
+        };
+        let is_change = before.is_none_or(|before| {
+            let question = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
+            Status::from(&before.state) != outcome.status
+                || question(&before.follow_up) != question(&record.follow_up)
+        });
+        if is_submitted && is_change {
+            self.actions.news(&task.id, record.reply.clone()).await;
+        }
+        tracing::Span::current().record("task", task.id.as_str());
+        memory.ledger.record(&self.actions.agent, &task.id, record);
+        Ok((outcome, source))
+    }
+
+    fn follow_up(&self, task: &Task) -> FollowUp {
+        let waiting = Waiting {
+            task_id: task.id.clone(),
+            context_id: task.context_id.clone(),
+            skill: self.skill.clone(),
+            output_modes: self.output_modes.clone(),
+            question: question_of(task),
+        };
+        self.actions.memory.follow_ups.park(
+            &self.actions.agent,
+            waiting,
+            self.actions.limits.input_required_ttl,
+        )
+    }
+
+    pub(super) fn follow_context(&self, context_id: Option<&str>) {
+        if let (Some(session_id), Some(context_id)) = (&self.session_id, context_id) {
+            self.actions.memory.ledger.follow_context(&self.actions.agent, session_id, context_id);
+        }
+    }
+
+    pub(in crate::action) fn task_ref(&self, id: Option<String>, context_id: Option<String>) -> TaskRef {
+        TaskRef { id, context_id, agent: Arc::clone(&self.actions.agent), skill: self.skill.clone() }
+    }
+
+    pub(super) fn known_ref(&self, fold: &Fold<'_>) -> TaskRef {
+        let task = fold.task();
+        self.task_ref(task.map(|task| task.id.clone()), task.and_then(|task| task.context_id.clone()))
+    }
+}
+
+pub(super) fn unreadable(reason: &str) -> ActionError {
+    let message = format!("the agent answered with something that is not A2A: {reason}");
+    ActionError::new(Code::AgentError, message).after_reaching_agent()
+}
+
+/// Tells one question of a task from the next: by what the agent has said so far.
+pub(super) fn question_of(task: &Task) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let said = task.history.iter().filter(|message| !message.from_user);
+    for message in said.chain(&task.status_message) {
+        message.id.hash(&mut hasher);
+        message.parts.len().hash(&mut hasher);
+        for text in message.parts.iter().filter_map(Part::as_text) {
+            text.hash(&mut hasher);
+        }
+    }
+    task.artifacts.len().hash(&mut hasher);
+    hasher.finish()
+}

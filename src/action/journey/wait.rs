@@ -1,0 +1,144 @@
+//! Waiting for an agent: its limits, and what is done when one is reached.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Journey;
+use crate::a2a::model::{Task, TaskState};
+use crate::action::error::{ActionError, Code};
+use crate::action::fold::Fold;
+use crate::action::outcome::TaskRef;
+use crate::action::progress::{Audience, Progress};
+use crate::action::run::Mode;
+
+/// How long a cancel may take that nobody asked for.
+const CANCEL_AT_AGENT: Duration = Duration::from_secs(3);
+
+/// How a wait for the agent ended when it was not the agent that ended it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::action) enum Interruption {
+    /// The call's own limit.
+    Deadline,
+    /// Silence for too long.
+    Idle,
+    /// The end of a stop's grace time.
+    Hurry,
+    /// The agent's process has ended.
+    Gone,
+    /// Nobody listens any more.
+    Abandoned,
+}
+
+impl<P: Progress> Journey<'_, P> {
+    /// Runs a wait until the call's limit, the end of a stop's grace time, or the end of the agent.
+    pub(in crate::action) async fn within<T>(
+        &mut self,
+        wait: impl Future<Output = T>,
+    ) -> Result<T, Interruption> {
+        self.limited(wait, self.deadline).await
+    }
+
+    /// The same, for a wait in which a stream may not be silent for too long.
+    pub(super) async fn within_idle<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, Interruption> {
+        // In mode `final` nobody sees the stream, and the call has a limit of its own.
+        if self.mode == Mode::Final {
+            return self.within(wait).await;
+        }
+        let idle = Instant::now() + self.actions.limits.stream_idle_timeout;
+        let result = self.limited(wait, idle.min(self.deadline)).await;
+        result.map_err(|why| {
+            if why == Interruption::Deadline && idle < self.deadline { Interruption::Idle } else { why }
+        })
+    }
+
+    async fn limited<T>(&mut self, wait: impl Future<Output = T>, until: Instant) -> Result<T, Interruption> {
+        tokio::pin!(wait);
+        let gone = self.instance.gone.clone();
+        let hurry = self.actions.hurry.clone();
+        // Nobody waits for a submitted task, so neither does a stop.
+        let leave = (self.mode == Mode::Submit && self.is_named).then(|| self.actions.leave.clone());
+        let leave = async {
+            match leave {
+                Some(leave) => leave.cancelled_owned().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(leave);
+        let end = tokio::time::sleep_until(until);
+        tokio::pin!(end);
+        loop {
+            let patience = self.progress.patience().filter(|_| !self.abandoned);
+            let silence = async {
+                match patience {
+                    Some(patience) => tokio::time::sleep(patience).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                result = &mut wait => return Ok(result),
+                () = gone.cancelled() => return Err(Interruption::Gone),
+                () = &mut end => return Err(Interruption::Deadline),
+                () = hurry.cancelled() => return Err(Interruption::Hurry),
+                () = &mut leave => return Err(Interruption::Hurry),
+                () = silence => {
+                    self.abandoned |= self.progress.keep_alive().await == Audience::Gone;
+                    if self.abandoned && self.is_named {
+                        return Err(Interruption::Abandoned);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) async fn interrupted_with(&self, why: Interruption, fold: &Fold<'_>) -> ActionError {
+        let task = fold.task().filter(|task| !task.id.is_empty()).map(|_| self.known_ref(fold));
+        self.interrupted(why, task).await
+    }
+
+    /// Cancels what was interrupted, if its task is known, and says how that went.
+    pub(in crate::action) async fn interrupted(
+        &self,
+        why: Interruption,
+        task: Option<TaskRef>,
+    ) -> ActionError {
+        let message = match why {
+            Interruption::Gone => {
+                let error = match task {
+                    Some(task) => {
+                        ActionError::new(Code::TaskLost, "the agent ended while it held the task").about(task)
+                    }
+                    None => ActionError::new(Code::OutcomeUnknown, "the agent ended before it answered"),
+                };
+                return error.after_reaching_agent();
+            }
+            Interruption::Deadline => "the agent did not end within the limit",
+            Interruption::Idle => "the agent was silent for too long (`stream_idle_timeout`)",
+            Interruption::Hurry => "the bridge is stopping and the agent did not end in time",
+            Interruption::Abandoned => "nobody listens any more",
+        };
+        // A submitted task goes on without the bridge; only its own limit ends it.
+        let leaves_it = self.mode == Mode::Submit && why == Interruption::Hurry;
+        let id = task.as_ref().and_then(|task| task.id.clone()).filter(|_| !leaves_it);
+        let mut cancelled = None;
+        if let Some(id) = id {
+            cancelled = Some(self.cancel_at_agent(&id).await);
+        }
+        let mut error = ActionError { task, ..ActionError::new(Code::Timeout, message) };
+        error.info.cancelled = Some(cancelled);
+        error.after_reaching_agent()
+    }
+
+    async fn cancel_at_agent(&self, task_id: &str) -> bool {
+        let client = &self.instance.client;
+        match tokio::time::timeout(CANCEL_AT_AGENT, client.cancel(task_id, self.trace)).await {
+            Ok(Ok(task)) => {
+                let cancelled = task.state == TaskState::Canceled;
+                let _ = self.observe(&Task { id: task_id.to_owned(), ..task }, "", None).await;
+                cancelled
+            }
+            Ok(Err(_)) | Err(_) => false,
+        }
+    }
+}
