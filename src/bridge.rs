@@ -274,6 +274,11 @@ impl Bridge {
         });
         let is_kept = |served: &Arc<Served>| same.iter().any(|agent| *served.agent.name == *agent.name);
         let (kept, leaving): (Vec<_>, Vec<_>) = before.into_iter().partition(is_kept);
+        // What cannot be served is found out before anything is changed.
+        for agent in &new {
+            a2a::chooser(agent, &self.http)
+                .map_err(|source| BridgeError::Auth { agent: agent.name.clone(), source })?;
+        }
         done.kept = kept.len();
         *self.served() = kept;
         for agent in &new {

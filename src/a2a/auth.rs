@@ -1,6 +1,6 @@
 //! Credentials for one agent: what is sent with every request, and to which origins.
 //!
-//! [`Credentials::for_card`] and [`Credentials::for_tasks`] pick from the settings; the latter by
+//! [`Keyring::for_card`] and [`Keyring::for_tasks`] pick from the settings; the latter by
 //! what the card asks for (see [`super::security`]). Whoever sends a request calls
 //! [`Credentials::ready`] first, which gets an OAuth2 token if one is needed and none is at hand,
 //! then [`Credentials::apply`].

@@ -68,7 +68,7 @@ impl CardError {
     pub fn is_nobody_there(&self) -> bool {
         match self {
             Self::NobodyThere { .. } => true,
-            Self::Fetch { source, .. } => !source.is_delivered(),
+            Self::Fetch { source, .. } => matches!(**source, ClientError::Unreachable(_)),
             _ => false,
         }
     }

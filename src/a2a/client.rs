@@ -31,6 +31,8 @@ pub mod code {
     pub const UNSUPPORTED_OPERATION: i64 = -32004;
     /// The agent does not speak this version.
     pub const VERSION_NOT_SUPPORTED: i64 = -32009;
+    /// The agent failed; some say with it that they do not do this.
+    pub const INTERNAL: i64 = -32603;
     /// The agent has no such method.
     pub const METHOD_NOT_FOUND: i64 = -32601;
 }
@@ -109,11 +111,25 @@ impl ClientError {
     /// Whether the agent says that it does not cancel this task, or none at all.
     pub fn is_not_cancelable(&self) -> bool {
         match self {
-            Self::Refused { code: Some(code), .. } => matches!(
-                *code,
-                code::TASK_NOT_CANCELABLE | code::UNSUPPORTED_OPERATION | code::METHOD_NOT_FOUND
-            ),
+            Self::Refused { code: Some(code), .. } => {
+                matches!(*code, code::TASK_NOT_CANCELABLE | code::METHOD_NOT_FOUND) || self.is_unsupported()
+            }
             Self::Refused { http_status, .. } => matches!(http_status, Some(405 | 409 | 501)),
+            _ => false,
+        }
+    }
+
+    /// Whether the agent says that it does not do this. Some have no code for it.
+    pub fn is_unsupported(&self) -> bool {
+        match self {
+            Self::Refused { code: Some(code::UNSUPPORTED_OPERATION), .. } => true,
+            Self::Refused { code: Some(code::INTERNAL), message, .. } => {
+                let message = message.to_ascii_lowercase();
+                ["not supported", "unsupported", "not implemented"]
+                    .iter()
+                    .any(|words| message.contains(words))
+            }
+            Self::Refused { code: None, http_status, .. } => *http_status == Some(501),
             _ => false,
         }
     }

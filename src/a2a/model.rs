@@ -116,7 +116,7 @@ pub enum Part {
 }
 
 /// A file, inline or elsewhere.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
     /// Its name, as the sender says.
     pub name: Option<String>,
@@ -127,7 +127,7 @@ pub struct File {
 }
 
 /// Where a file's bytes are.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileContent {
     /// Here, in base64 with the standard alphabet and padding.
     Base64(String),

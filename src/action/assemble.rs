@@ -131,6 +131,11 @@ impl AnswerText {
         Some(added)
     }
 
+    /// How much is held.
+    pub fn held(&self) -> usize {
+        self.joined.len() + self.run_on.len()
+    }
+
     /// What a caller is told of `known`, an artifact that was just added to or replaced by `piece`.
     pub fn told(&mut self, known: &Artifact, appended: bool, piece: &Artifact) -> Option<String> {
         let text = text_of_parts(&piece.parts);

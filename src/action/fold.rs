@@ -27,6 +27,9 @@ pub struct Fold<'a> {
     tells: bool,
 }
 
+/// What an artifact costs beside its parts.
+const ARTIFACT: usize = 64;
+
 /// The agent told more than the bridge holds for one task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooMuch;
@@ -194,7 +197,7 @@ impl<'a> Fold<'a> {
         let Some(task) = &mut self.task else { return Ok(()) };
         let added = size(&update.artifact.parts);
         let piece = update.artifact.clone();
-        let mut replaced = 0;
+        let (mut replaced, mut named) = (0, 0);
         let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
             Some(known) if update.append => {
                 extend(&mut known.parts, piece.parts);
@@ -206,6 +209,9 @@ impl<'a> Fold<'a> {
                 known
             }
             None => {
+                named = ARTIFACT
+                    + piece.id.as_ref().map_or(0, String::len)
+                    + piece.name.as_ref().map_or(0, String::len);
                 let mut fresh = Artifact { parts: Vec::new(), ..piece };
                 extend(&mut fresh.parts, piece.parts);
                 task.artifacts.push(fresh);
@@ -222,7 +228,11 @@ impl<'a> Fold<'a> {
             frames.push(Frame::Artifact(update));
             frames.extend(delta.map(Frame::Response));
         }
-        self.resize(replaced, added)
+        // What was told cannot be taken back, so an artifact that is replaced again and again adds up.
+        if self.answer.held() > self.max_size.saturating_mul(4) {
+            return Err(TooMuch);
+        }
+        self.resize(replaced, added + named)
     }
 
     /// Tells the task's id once.
@@ -302,11 +312,18 @@ fn size(parts: &[Part]) -> usize {
     parts.iter().map(one).sum()
 }
 
-/// Whether a snapshot brings nothing new about an artifact.
+/// Whether a snapshot brings nothing new about an artifact. Text may be cut into parts differently.
 fn same_parts(one: &[Part], other: &[Part]) -> bool {
     let text = |parts: &[Part]| parts.iter().filter_map(Part::as_text).collect::<String>();
-    let others = |parts: &[Part]| parts.iter().filter(|part| part.as_text().is_none()).count();
-    others(one) == others(other) && text(one) == text(other)
+    let others =
+        |parts: &[Part]| parts.iter().filter(|part| part.as_text().is_none()).cloned().collect::<Vec<_>>();
+    let same = |(one, other): (&Part, &Part)| match (one, other) {
+        (Part::Data(one), Part::Data(other)) => one.get() == other.get(),
+        (Part::File(one), Part::File(other)) => one == other,
+        _ => false,
+    };
+    let (mine, its) = (others(one), others(other));
+    mine.len() == its.len() && mine.iter().zip(&its).all(same) && text(one) == text(other)
 }
 
 #[cfg(test)]

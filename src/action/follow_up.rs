@@ -136,6 +136,15 @@ impl FollowUps {
         self.entries.get(id).is_none_or(used)
     }
 
+    /// Whether the id can still be answered, and is about this question.
+    pub fn is_open_for(&self, id: &Uuid, question: u64) -> bool {
+        let open = |entry: Arc<Entry>| match &*entry.lock() {
+            State::Pending(waiting) => waiting.question == question && entry.expires > Instant::now(),
+            State::Answering | State::Used => false,
+        };
+        self.entries.get(id).is_some_and(open)
+    }
+
     /// How many questions wait for an answer.
     pub fn pending(&self) -> usize {
         let now = Instant::now();

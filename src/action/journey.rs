@@ -25,7 +25,7 @@ use super::outcome::{Outcome, Status, TaskRef};
 use super::progress::{Frame, Progress};
 use super::run::{Actions, Mode};
 use crate::a2a::Instance;
-use crate::a2a::client::{ClientError, Trace, chain, code};
+use crate::a2a::client::{ClientError, Trace, chain};
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Answer, Event, Task, TaskState};
 use crate::a2a::stream::EventStream;
@@ -201,9 +201,12 @@ impl<P: Progress> Journey<'_, P> {
                 Ok(Ok(Err(error))) if error.is_task_not_found() => {
                     return Err(about_known_task(error, self.known_ref(fold)));
                 }
+                // An agent that is overloaded says so, and can be asked again.
+                Ok(Ok(Err(ClientError::Refused { http_status: Some(429 | 503), .. }))) => {}
                 Ok(failed) => {
                     failures += 1;
-                    if failures >= MAX_POLL_FAILURES {
+                    // Nobody waits for a submitted task; it is looked for until its own limit.
+                    if failures >= MAX_POLL_FAILURES && self.mode != Mode::Submit {
                         let why = match failed {
                             Ok(Err(error)) => chain(&error),
                             _ => "no answer in time".to_owned(),
@@ -236,13 +239,15 @@ impl<P: Progress> Journey<'_, P> {
             if fold.is_settled() && subscriptions == 0 && !fold.is_bare() {
                 return Ok(self.follow(fold).await?);
             }
-            let Some(id) = fold.task().map(|task| task.id.clone()).filter(|id| !id.is_empty()) else {
-                if fold.direct().is_some() {
-                    return Ok(());
-                }
+            if fold.direct().is_some() {
+                return Ok(());
+            }
+            let named = fold.task().filter(|task| !task.id.is_empty()).map(|_| self.known_ref(fold));
+            let Some(named) = named.or_else(|| self.named_by_us(message)) else {
                 let message = "the agent ended its stream before it named a task";
                 return Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent().into());
             };
+            let id = named.id.clone().unwrap_or_default();
             // Without a settled state, or without any content: ask what became of the task.
             match tokio::time::timeout(ASIDE, Box::pin(client.get(&id, self.trace))).await {
                 // A state that ended the task is not undone by an older one.
@@ -252,7 +257,12 @@ impl<P: Progress> Journey<'_, P> {
                     self.take(fold, Event::Task(task)).await?;
                 }
                 Ok(Err(error)) if error.is_task_not_found() && !fold.is_settled() => {
-                    return Err(about_known_task(error, self.known_ref(fold)).into());
+                    return Err(about_known_task(error, named).into());
+                }
+                Ok(Err(_)) | Err(_) if fold.task().is_none() => {
+                    let message = "the agent ended its stream and cannot be asked what became of the task";
+                    let error = ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent();
+                    return Err(error.about(named).into());
                 }
                 Ok(Err(_)) | Err(_) => {}
             }
@@ -359,9 +369,7 @@ impl<P: Progress> Journey<'_, P> {
         if let Some(task) =
             fold.task().filter(|task| task.state == TaskState::AuthRequired && !self.is_over(fold))
         {
-            let known = self.actions.memory.ledger.task(&self.actions.agent, &task.id);
-            self.observe(task, fold.status_texts(), known.and_then(|record| record.follow_up.clone()))
-                .await?;
+            self.observe(task, fold.status_texts(), None).await?;
         }
         Ok(())
     }
@@ -418,8 +426,5 @@ pub(super) fn about_known_task(error: ClientError, task: TaskRef) -> ActionError
 
 /// Whether the agent says that it does not stream, which means that it has not taken the message.
 fn is_unsupported(error: &ClientError) -> bool {
-    let is_unsupported = error.rpc_code() == Some(code::UNSUPPORTED_OPERATION);
-    is_unsupported
-        || error.is_wrong_wire()
-        || matches!(error, ClientError::Refused { http_status: Some(501), .. })
+    error.is_unsupported() || error.is_wrong_wire()
 }

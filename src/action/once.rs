@@ -4,8 +4,9 @@
 //! is remembered for two minutes after it was given. Errors from before the agent was reached
 //! are not remembered.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use moka::policy::EvictionPolicy;
@@ -17,8 +18,6 @@ use super::error::ActionError;
 
 /// How long a reply is remembered.
 const WINDOW: Duration = Duration::from_secs(120);
-/// A call that runs has no reply to weigh and no end to count from.
-const RUNNING: Duration = Duration::from_secs(48 * 3600);
 /// Most bytes of remembered replies.
 const CAPACITY: u64 = 32 << 20;
 
@@ -30,7 +29,10 @@ type Key = (Arc<str>, String);
 /// All keys of this process.
 #[derive(Debug)]
 pub struct Once {
-    slots: Cache<Key, Slot>,
+    // Apart from the finished ones, which make room for each other: a call that runs is never
+    // forgotten. Permits bound their number.
+    running: Mutex<HashMap<Key, Slot>>,
+    finished: Cache<Key, Slot>,
 }
 
 #[derive(Debug, Clone)]
@@ -55,21 +57,20 @@ pub struct Running {
     key: Key,
     slot: Slot,
     sender: watch::Sender<Option<Reply>>,
-    keep: bool,
 }
 
 impl Default for Once {
     fn default() -> Self {
-        let slots = Cache::builder()
+        let finished = Cache::builder()
             .max_capacity(CAPACITY)
             .weigher(|key: &Key, slot: &Slot| {
                 let reply = slot.reply.borrow().as_ref().map_or(0, |r| r.as_ref().map_or(256, Bytes::len));
                 u32::try_from(key.1.len() + reply + 256).unwrap_or(u32::MAX)
             })
             .eviction_policy(EvictionPolicy::lru())
-            .expire_after(AfterTheReply)
+            .time_to_live(WINDOW)
             .build();
-        Self { slots }
+        Self { running: Mutex::default(), finished }
     }
 }
 
@@ -80,18 +81,23 @@ impl Once {
         let key: Key = (Arc::clone(action), key.to_owned());
         let hash: [u8; 32] = Sha256::digest(body).into();
         let (sender, receiver) = watch::channel(None);
-        let own = Slot { body: hash, reply: receiver };
-        let entry = self.slots.entry(key.clone()).or_insert_with(|| own.clone());
-        let slot = entry.value();
+        let mut running = self.running();
+        let seen = running.get(&key).cloned().or_else(|| self.finished.get(&key));
+        let Some(slot) = seen else {
+            let slot = Slot { body: hash, reply: receiver };
+            running.insert(key.clone(), slot.clone());
+            return Ok(Turn::First(Running { once: Arc::clone(self), key, slot, sender }));
+        };
         if slot.body != hash {
             return Err(ActionError::invalid(
                 "this `Nats-Msg-Id` was used with another body within two minutes",
             ));
         }
-        if entry.is_fresh() {
-            return Ok(Turn::First(Running { once: Arc::clone(self), key, slot: own, sender, keep: false }));
-        }
-        Ok(Turn::Later(slot.reply.clone()))
+        Ok(Turn::Later(slot.reply))
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashMap<Key, Slot>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -106,32 +112,18 @@ pub async fn reply_of_first(mut receiver: watch::Receiver<Option<Reply>>) -> Rep
 
 impl Running {
     /// Tells the reply to all who wait, and remembers it if the agent was reached.
-    pub fn finish(mut self, reply: Reply) {
-        self.keep = reply.as_ref().map_or_else(|error| error.reached_agent, |_| true);
+    pub fn finish(self, reply: Reply) {
+        let keep = reply.as_ref().map_or_else(|error| error.reached_agent, |_| true);
         self.sender.send_replace(Some(reply));
-        if self.keep {
-            self.once.slots.insert(self.key.clone(), self.slot.clone());
+        if keep {
+            self.once.finished.insert(self.key.clone(), self.slot.clone());
         }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if !self.keep {
-            self.once.slots.invalidate(&self.key);
-        }
-    }
-}
-
-struct AfterTheReply;
-
-impl moka::Expiry<Key, Slot> for AfterTheReply {
-    fn expire_after_create(&self, _: &Key, _: &Slot, _: Instant) -> Option<Duration> {
-        Some(RUNNING)
-    }
-
-    fn expire_after_update(&self, _: &Key, _: &Slot, _: Instant, _: Option<Duration>) -> Option<Duration> {
-        Some(WINDOW)
+        self.once.running().remove(&self.key);
     }
 }
 

@@ -17,7 +17,7 @@ use super::assemble::ArtifactRules;
 use super::error::{ActionError, Code};
 use super::fold::Fold;
 use super::follow_up::{Claim, FollowUps};
-use super::journey::{ASIDE, Failure, Journey, POLL, SETTLING_LOOKS, about_known_task};
+use super::journey::{ASIDE, Failure, Interruption, Journey, POLL, SETTLING_LOOKS, about_known_task};
 use super::ledger::{Ledger, Record};
 use super::once::{Once, Reply};
 use super::outcome::Outcome;
@@ -234,8 +234,14 @@ impl Actions {
                 return refuse(&format!("the agent refuses to cancel the task: {error}"));
             }
             Ok(Err(error)) => return Err(about_known_task(error, record.task.clone())),
+            Err(Interruption::Gone) => {
+                let error = ActionError::new(Code::TaskLost, "the agent ended while it held the task");
+                return Err(error.after_reaching_agent().about(record.task.clone()));
+            }
             Err(_) => {
-                let error = ActionError::new(Code::Timeout, "the agent did not answer the cancel in time");
+                let mut error =
+                    ActionError::new(Code::Timeout, "the agent did not answer the cancel in time");
+                error.info.cancelled = Some(Some(false));
                 return Err(error.after_reaching_agent().about(record.task.clone()));
             }
         };
@@ -261,9 +267,12 @@ impl Actions {
             return Ok(record.reply.clone());
         }
         // While the agent is away, memory answers.
-        match self.look(task_id, options).await? {
-            Some(outcome) => Ok(outcome.to_json().into()),
-            None => Ok(record.reply.clone()),
+        let looked = self.look(task_id, options).await?;
+        match (self.record(task_id)?, looked) {
+            // Another call has seen the end meanwhile.
+            (now, _) if now.state.is_final() => Ok(now.reply.clone()),
+            (_, Some(outcome)) => Ok(outcome.to_json().into()),
+            (_, None) => Ok(record.reply.clone()),
         }
     }
 
@@ -299,6 +308,13 @@ impl Actions {
         let waiting = claim.waiting.clone();
         let task = journey.task_ref(Some(waiting.task_id.clone()), waiting.context_id);
         match &error {
+            // A server error without words of A2A may come from a gateway that gave up waiting.
+            ClientError::Refused { code: None, http_status: Some(500 | 502 | 504), .. } => {
+                match self.after_a_cut(journey, &waiting.task_id).await? {
+                    Some(outcome) => Ok(outcome),
+                    None => Err(about_known_task(error, task)),
+                }
+            }
             // The agent's error means that it did not take the answer.
             ClientError::Unreachable(_) | ClientError::Token(_) | ClientError::Refused { .. } => {
                 if !error.is_task_not_found() {

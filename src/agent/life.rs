@@ -295,15 +295,15 @@ impl Life {
             }
         }
         let credentials = start.chooser.card_credentials();
-        let reading = probe::read_card(&start.config, start.chooser.http(), &credentials);
-        let card = match tokio::time::timeout(limit, reading).await {
-            Ok(card) => card.map_err(LookError::Card)?,
-            Err(_) => {
-                return Err(LookError::Card(CardError::Timeout { url: start.config.url.to_string(), limit }));
-            }
+        let reading = async {
+            let card = probe::read_card(&start.config, start.chooser.http(), &credentials).await?;
+            let interface = start.chooser.choose(&card).await?;
+            Ok(KnownCard { card: Arc::new(card), interface })
         };
-        let interface = start.chooser.choose(&card).await.map_err(LookError::Card)?;
-        Ok(KnownCard { card: Arc::new(card), interface })
+        match tokio::time::timeout(limit, reading).await {
+            Ok(known) => known.map_err(LookError::Card),
+            Err(_) => Err(LookError::Card(CardError::Timeout { url: start.config.url.to_string(), limit })),
+        }
     }
 
     /// Makes the agent ready with this card, or changes the card of a ready one.

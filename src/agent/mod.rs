@@ -161,9 +161,16 @@ fn secrets(config: &config::Agent) -> Vec<SecretString> {
         ["token", "secret", "password", "key", "credential"].iter().any(|word| name.contains(word))
     };
     let variables = config.env.iter().filter(|(name, _)| is_secret(name));
+    let auth = config.auth.iter().chain(&config.card_auth).flatten().flat_map(|auth| {
+        let key = auth.api_key.iter().map(|key| &key.value);
+        let password = auth.basic.iter().map(|basic| &basic.password);
+        let client = auth.oauth2.iter().map(|oauth| &oauth.client_secret);
+        auth.bearer.iter().chain(key).chain(password).chain(client)
+    });
     config
         .bearer_token
         .iter()
+        .chain(auth)
         .chain(config.headers.values())
         .chain(variables.map(|(_, value)| value))
         .cloned()

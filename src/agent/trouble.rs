@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::a2a::card::CardError;
-use crate::a2a::client::chain;
+use crate::a2a::client::{ClientError, chain};
 use crate::config;
 use crate::process::child::{Exit, SpawnError};
 
@@ -39,6 +39,8 @@ impl LookError {
         match self {
             Self::Foreign { .. } | Self::NotListening { .. } => false,
             Self::Card(CardError::Timeout { .. }) => true,
+            // Without an access token nothing was asked.
+            Self::Card(CardError::Fetch { source, .. }) if matches!(**source, ClientError::Token(_)) => false,
             Self::Card(error @ CardError::Fetch { .. }) => !error.is_nobody_there(),
             Self::Card(_) => false,
         }
@@ -137,13 +139,16 @@ impl Trouble {
     fn card(error: &CardError, config: &config::Agent) -> Self {
         let text = chain(error);
         let refused = ["answers 401", "answers 403"].iter().any(|words| text.contains(words));
-        let has_credentials = config.bearer_token.is_some() || !config.headers.is_empty();
+        let has_credentials = config.bearer_token.is_some()
+            || !config.headers.is_empty()
+            || config.auth.is_some()
+            || config.card_auth.is_some();
         let advice = match error {
             CardError::Status(_) if refused && has_credentials => {
-                "the agent does not take the credentials: correct `bearer_token` or `headers`".to_owned()
+                "the agent does not take the credentials: correct `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
             }
             CardError::Status(_) if refused => {
-                "the agent wants credentials: give them in `bearer_token` or `headers`".to_owned()
+                "the agent wants credentials: give them in `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
             }
             CardError::Status(_) => {
                 "somebody answers there, but without a card: set `card_path` to where the agent serves it, \
@@ -154,7 +159,11 @@ impl Trouble {
                 "look at what the agent serves (`curl {}`), and correct it there, or set `card_path` or `card`",
                 card_url(config)
             ),
-            CardError::Unsupported(_) => "have the agent offer JSON-RPC as well".to_owned(),
+            CardError::Unsupported(_) => "have the agent offer JSON-RPC or REST as well".to_owned(),
+            CardError::Auth(_) => "give the agent's credentials under `auth`".to_owned(),
+            CardError::Fetch { source, .. } if matches!(**source, ClientError::Token(_)) => {
+                "see whether the token endpoint answers, and correct `oauth2` under `auth`".to_owned()
+            }
             CardError::Timeout { .. } => {
                 "the agent takes connections and does not answer: see its last output".to_owned()
             }

@@ -116,11 +116,15 @@ impl Watch<'_> {
                 (Some(pid), Some(since)) if since.elapsed() >= pulse / 2 => {
                     return self.lost(Trouble::stopped(pid), None);
                 }
-                (Some(_), Some(_)) => continue,
+                (Some(_), Some(_)) => {
+                    next_look = next_look.max(next_pulse);
+                    continue;
+                }
                 (Some(pid), None) => {
                     stopped = Some(Instant::now());
                     tracing::warn!(agent = %life.name, pid, "agent is stopped (SIGSTOP)");
                     life.withdraw(State::Unhealthy, Some(Trouble::stopped(pid)));
+                    next_look = next_look.max(next_pulse);
                     continue;
                 }
                 // It goes on: see at once whether it is well.

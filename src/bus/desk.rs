@@ -11,6 +11,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_nats::{Client, Message, Subject};
 use futures_util::FutureExt as _;
@@ -113,9 +114,15 @@ impl Desk {
             match self.actions.memory().once.turn(action, key, &request.message.payload)? {
                 Turn::First(first) => running = Some(first),
                 Turn::Later(reply) => {
+                    let config = &self.agent.config;
+                    let limit = match wishes.mode {
+                        Mode::Final => config.request_timeout,
+                        Mode::Stream | Mode::Submit => config.task_timeout,
+                    };
                     return Ok(Plan::Wait {
                         reply,
                         mode: wishes.mode,
+                        limit: wishes.options.timeout.map_or(limit, |own| own.min(limit)),
                         permit: self.permit(&self.aside, ASIDE)?,
                     });
                 }
@@ -176,8 +183,14 @@ impl Desk {
                     self.respond(to, Err(error), call).await;
                 }
             }
-            Ok(Plan::Wait { reply, mode, permit }) => {
-                let reply = once::reply_of_first(reply).await;
+            Ok(Plan::Wait { reply, mode, limit, permit }) => {
+                let waited = tokio::time::timeout(limit, once::reply_of_first(reply)).await;
+                let reply = waited.unwrap_or_else(|_| {
+                    Err(ActionError::new(
+                        Code::Timeout,
+                        "the first call with this key did not end within the limit",
+                    ))
+                });
                 drop(permit);
                 match mode {
                     Mode::Stream => self.end_frames(self.frames(to, false), reply, call).await,
@@ -312,7 +325,7 @@ impl Job {
 /// What is done with a request that was taken. Permits are held until the reply is ready.
 enum Plan {
     Run(Box<Run>),
-    Wait { reply: watch::Receiver<Option<Reply>>, mode: Mode, permit: OwnedSemaphorePermit },
+    Wait { reply: watch::Receiver<Option<Reply>>, mode: Mode, limit: Duration, permit: OwnedSemaphorePermit },
 }
 
 struct Run {
@@ -374,12 +387,15 @@ impl Progress for Submission<'_> {
 
     async fn frame(&mut self, frame: Frame) {
         if let Frame::Task { id, .. } = frame {
-            // Known to the ledger, unless it has ended already; then the end is the reply.
-            let record = self.desk.actions.memory().ledger.task(self.desk.actions.agent(), &id);
             self.task_id = Some(id);
-            if let Some(record) = record {
-                self.reply(Ok(record.reply.clone())).await;
-            }
+        }
+        let (Some(id), Some(_)) = (&self.task_id, &self.first) else { return };
+        // Remembered as under way, unless it has ended already: then the end is the reply. What is
+        // remembered from before an answer is not news.
+        let record = self.desk.actions.memory().ledger.task(self.desk.actions.agent(), id);
+        if let Some(record) = record.filter(|record| !(record.state.is_final() || record.state.is_waiting()))
+        {
+            self.reply(Ok(record.reply.clone())).await;
         }
     }
 }

@@ -109,11 +109,11 @@ pub fn outcome(reply: &Reply) -> &str {
     match reply {
         Err(error) => error.info.code.name(),
         // Replies begin with `success` and `status`; cards and other objects have neither.
-        Ok(body) => std::str::from_utf8(body.get(..80.min(body.len())).unwrap_or_default())
-            .ok()
-            .and_then(|head| head.split_once("\"status\":\""))
-            .and_then(|(_, rest)| rest.split('"').next())
-            .unwrap_or("ok"),
+        Ok(body) => {
+            let head = body.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+            let status = crate::json::head(head, 80).split_once("\"status\":\"");
+            status.and_then(|(_, rest)| rest.split('"').next()).unwrap_or("ok")
+        }
     }
 }
 

@@ -67,6 +67,8 @@ fn walk(node: &Node, parent: &str, text: &str, known: &[String], masks: &mut Vec
         Value::Reported => {}
         Value::Scalar(_) => masks.extend(user_info(node, parent, text)),
         Value::List(items) => items.iter().for_each(|item| walk(item, parent, text, known, masks)),
+        // A blank after a colon has made a mapping of an address, and of its password a value.
+        Value::Map(_) if parent.ends_with("url") => cover(node, masks),
         Value::Map(entries) => {
             for entry in entries {
                 // A mapping or list as a key is no setting at all; nobody knows what is in it.

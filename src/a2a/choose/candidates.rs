@@ -101,7 +101,8 @@ fn add(list: &mut Vec<Candidate>, candidate: Candidate) {
 fn speaks(dialect: Dialect, protocol: Protocol) -> bool {
     match protocol {
         Protocol::V01 => matches!(dialect, Dialect::V01 | Dialect::V01Paths),
-        Protocol::V02 => dialect == Dialect::V02,
+        // The same wire, and cards of v0.2 often do not say their version.
+        Protocol::V02 => matches!(dialect, Dialect::V02 | Dialect::V03),
         Protocol::V03 => matches!(dialect, Dialect::V03 | Dialect::V03Rest),
         Protocol::V1 => matches!(dialect, Dialect::V1 | Dialect::V1Rest),
     }

@@ -27,13 +27,21 @@ struct Message<'a> {
     metadata: Option<MessageMetadata<'a>>,
 }
 
+/// What a message says beside its content, on wires that have no other place for it.
 #[derive(Serialize)]
-struct MessageMetadata<'a> {
+pub(super) struct MessageMetadata<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     skill_id: Option<&'a str>,
-    // v0.1 has no field for them.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     reference_task_ids: &'a [String],
+}
+
+impl<'a> MessageMetadata<'a> {
+    pub(super) fn of(message: &Outgoing<'a>) -> Option<Self> {
+        let (skill_id, reference_task_ids) = (message.skill_id, message.reference_task_ids);
+        (skill_id.is_some() || !reference_task_ids.is_empty())
+            .then_some(Self { skill_id, reference_task_ids })
+    }
 }
 
 #[derive(Serialize)]
@@ -47,15 +55,13 @@ enum WirePart<'a> {
 pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
     let new_id = || uuid::Uuid::new_v4().to_string();
     let task_id = message.task_id.or(message.new_task_id);
-    let references = message.reference_task_ids;
     SendParams {
         id: task_id.map_or_else(new_id, str::to_owned),
         session_id: message.context_id.map_or_else(new_id, str::to_owned),
         message: Message {
             role: "user",
             parts: message.parts.iter().map(part).collect(),
-            metadata: (message.skill_id.is_some() || !references.is_empty())
-                .then_some(MessageMetadata { skill_id: message.skill_id, reference_task_ids: references }),
+            metadata: MessageMetadata::of(message),
         },
         accepted_output_modes: message.output_modes,
         metadata: message.skill_id.map(|skill_id| Metadata { skill_id }),

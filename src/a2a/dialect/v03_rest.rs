@@ -6,7 +6,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{Call, Outgoing, Wait, v1::Metadata};
+use super::v01::MessageMetadata;
+use super::{Call, Outgoing, Wait};
 use crate::a2a::model::{Answer, Artifact, Event, FileContent, Message, Part, Task, normal_base64};
 
 const JSON: &str = "application/json";
@@ -51,7 +52,7 @@ struct WireMessage<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     context_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    metadata: Option<Metadata<'a>>,
+    metadata: Option<MessageMetadata<'a>>,
 }
 
 #[derive(Serialize)]
@@ -91,7 +92,7 @@ fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
             content: message.parts.iter().map(part).collect(),
             task_id: message.task_id,
             context_id: message.context_id,
-            metadata: message.skill_id.map(|skill_id| Metadata { skill_id }),
+            metadata: MessageMetadata::of(message),
         },
         configuration: Configuration {
             accepted_output_modes: message.output_modes,

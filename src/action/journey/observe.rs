@@ -28,11 +28,18 @@ impl<P: Progress> Journey<'_, P> {
         let (content, source) = assemble::of_task(task, status_texts, &self.actions.limits.artifacts)
             .map_err(|reason| unreadable(&reason).about(reference.clone()))?;
         let mut outcome = Outcome::new(Status::from(&task.state), content, reference);
-        if task.state.is_waiting() {
-            let known = known.filter(|known| !memory.follow_ups.is_used(&known.id));
-            outcome.follow_up = Some(known.unwrap_or_else(|| self.follow_up(task)));
-        }
         let before = memory.ledger.task(&self.actions.agent, &task.id);
+        // Somebody else has seen the end meanwhile; this look was older.
+        if before.as_ref().is_some_and(|before| before.state.is_final()) && !task.state.is_final() {
+            return Ok((outcome, source));
+        }
+        if task.state.is_waiting() {
+            let question = question_of(task);
+            let open = before.as_ref().and_then(|before| before.follow_up.clone());
+            let open = open.filter(|open| memory.follow_ups.is_open_for(&open.id, question));
+            let known = known.filter(|known| !memory.follow_ups.is_used(&known.id));
+            outcome.follow_up = Some(known.or(open).unwrap_or_else(|| self.follow_up(task)));
+        }
         let is_submitted =
             self.mode == Mode::Submit || before.as_ref().is_some_and(|record| record.is_submitted);
         let record = Record {

@@ -121,7 +121,7 @@ impl<P: Progress> Journey<'_, P> {
         // A submitted task goes on without the bridge; only its own limit ends it.
         let leaves_it = self.mode == Mode::Submit && why == Interruption::Hurry;
         let id = task.as_ref().and_then(|task| task.id.clone()).filter(|_| !leaves_it);
-        let mut cancelled = None;
+        let mut cancelled = (leaves_it && task.is_some()).then_some(false);
         if let Some(id) = id {
             cancelled = Some(self.cancel_at_agent(&id).await);
         }
