@@ -119,6 +119,8 @@ pub struct ActionError {
     /// Whether the agent may have begun to work. Only such an error is remembered for repeats of
     /// the same request.
     pub reached_agent: bool,
+    /// Whether the message may repeat what a user answered, which nobody but the caller shall see.
+    pub is_private: bool,
 }
 
 impl ActionError {
@@ -129,6 +131,7 @@ impl ActionError {
             message: message.into(),
             task: None,
             reached_agent: false,
+            is_private: false,
         }
     }
 

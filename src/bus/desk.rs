@@ -255,7 +255,9 @@ impl Desk {
             }
             Job::BuiltIn(BuiltIn::ProvideRequiredInput) => {
                 let answer = FollowUpAnswer::parse(body)?;
-                let outcome = self.actions.answer(answer, options, mode, progress).await?;
+                let answered = self.actions.answer(answer, options, mode, progress).await;
+                // Agents like to repeat what they do not take.
+                let outcome = answered.map_err(|error| ActionError { is_private: true, ..error })?;
                 Ok(outcome.to_json().into())
             }
             Job::BuiltIn(BuiltIn::CancelTask) => self.actions.cancel(&request::task_id(body)?, options).await,
@@ -290,12 +292,14 @@ impl Desk {
     fn note(&self, reply: &Reply, call: &Call) {
         self.agent.calls.ended(envelope::outcome(reply), call.elapsed());
         if let Err(error) = reply {
-            self.agent.calls.failed(error.info.code.name(), &error.message);
             let code = error.info.code;
+            let message =
+                if error.is_private { "not shown, as it may hold an answer" } else { &error.message };
+            self.agent.calls.failed(code.name(), message);
             if code == Code::AgentUnavailable {
                 self.agent.doubt();
             }
-            tracing::debug!(agent = %self.agent.name, code = code.name(), message = error.message, "request failed");
+            tracing::debug!(agent = %self.agent.name, code = code.name(), message, "request failed");
         }
     }
 }
