@@ -114,7 +114,10 @@ impl<P: Progress> Journey<'_, P> {
         let message = Outgoing { wait, ..*message };
         let instance = Arc::clone(&self.instance);
         let answer = match self.within(Box::pin(instance.client.send(&message, self.trace))).await {
-            Ok(Ok(answer)) => Box::pin(self.past_old_question(answer)).await,
+            Ok(Ok(Answer::Task(task))) if self.answers.is_some() => {
+                Answer::Task(Box::pin(self.past_old_question(task)).await)
+            }
+            Ok(Ok(answer)) => answer,
             // A task whose id is known can be asked for; an answer to a question is its caller's business.
             Ok(Err(error @ ClientError::Broken(_))) if message.task_id.is_none() => {
                 let Some(task) = self.named_by_us(&message) else {
@@ -144,15 +147,12 @@ impl<P: Progress> Journey<'_, P> {
 
     /// Some agents answer an answer with the task as it was, still asking, and then go on: looks
     /// again for a moment while the question is the one that was answered.
-    async fn past_old_question(&mut self, answer: Answer) -> Answer {
-        let (Answer::Task(mut task), Some(question)) = (answer.clone(), self.answers) else {
-            return answer;
-        };
+    async fn past_old_question(&mut self, mut task: Task) -> Task {
         let instance = Arc::clone(&self.instance);
         let trace = self.trace;
         let mut pause = POLL.0;
         for _ in 0..SETTLING_LOOKS {
-            if !task.state.is_waiting() || question_of(&task) != question {
+            if !task.state.is_waiting() || Some(question_of(&task)) != self.answers {
                 break;
             }
             let looked = self.within(async {
@@ -165,7 +165,7 @@ impl<P: Progress> Journey<'_, P> {
             }
             pause *= 2;
         }
-        Answer::Task(task)
+        task
     }
 
     /// Goes on with a task that was looked at.
@@ -175,8 +175,15 @@ impl<P: Progress> Journey<'_, P> {
         self.conclude(fold).await
     }
 
-    /// Follows a task that is known to the fold until it settles.
+    /// Follows a task that is known to the fold until it settles. Most have done so already.
     async fn follow(&mut self, fold: &mut Fold<'_>) -> Result<(), ActionError> {
+        if self.is_over(fold) {
+            return Ok(());
+        }
+        Box::pin(self.poll(fold)).await
+    }
+
+    async fn poll(&mut self, fold: &mut Fold<'_>) -> Result<(), ActionError> {
         let (mut pause, longest) = POLL;
         let mut failures = 0;
         let instance = Arc::clone(&self.instance);
