@@ -53,7 +53,7 @@ pub(super) struct Journey<'a, P> {
     pub(super) instance: Arc<Instance>,
     pub(super) mode: Mode,
     pub(super) skill: Option<Arc<str>>,
-    pub(super) output_modes: Vec<String>,
+    pub(super) output_modes: Arc<[String]>,
     pub(super) session_id: Option<String>,
     pub(super) trace: &'a Trace,
     pub(super) deadline: Instant,

@@ -251,12 +251,12 @@ impl Desk {
             Job::Skill(action) => {
                 let request = Invocation::parse(body, &action.template)?;
                 let outcome = self.actions.invoke(&action.skill, request, options, mode, progress).await?;
-                Ok(outcome.to_json().into())
+                Ok(outcome.to_json())
             }
             Job::BuiltIn(BuiltIn::ProvideRequiredInput) => {
                 let answer = FollowUpAnswer::parse(body)?;
                 let outcome = self.actions.answer(answer, options, mode, progress).await?;
-                Ok(outcome.to_json().into())
+                Ok(outcome.to_json())
             }
             Job::BuiltIn(BuiltIn::CancelTask) => self.actions.cancel(&request::task_id(body)?, options).await,
             Job::BuiltIn(BuiltIn::GetTask) => self.actions.get(&request::task_id(body)?, options).await,
