@@ -375,7 +375,7 @@ impl Submission<'_> {
         }
         if let (Err(error), Some(task_id)) = (reply, &self.task_id) {
             tracing::debug!(agent = %self.desk.agent.name, task_id, code = error.info.code.name(), "a submitted task was lost from sight");
-            self.desk.actions.news(task_id, error.to_json().into()).await;
+            self.desk.actions.news(task_id, error.to_json()).await;
         }
     }
 }

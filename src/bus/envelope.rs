@@ -153,11 +153,7 @@ impl Outgoing {
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(code.number())));
         headers.insert("Nats-Service-Error", shorten(&line, MAX_ERROR).as_str());
-        Self {
-            body: error.to_json().into(),
-            headers: Some(headers),
-            error: Some((code.number(), code.name())),
-        }
+        Self { body: error.to_json(), headers: Some(headers), error: Some((code.number(), code.name())) }
     }
 
     /// Publishes the reply.
