@@ -206,7 +206,7 @@ impl Credentials {
     /// Makes sure that everything is at hand.
     pub async fn ready(&self) -> Result<(), TokenError> {
         match &self.oauth {
-            Some(oauth) => oauth.ready().await,
+            Some(oauth) => Box::pin(oauth.ready()).await,
             None => Ok(()),
         }
     }
@@ -214,7 +214,7 @@ impl Credentials {
     /// After a 401: gets a new token if there is one to get. `sent` is the authorization that was refused.
     pub async fn renew(&self, sent: Option<&HeaderValue>) -> bool {
         match &self.oauth {
-            Some(oauth) => oauth.renew(sent).await.is_ok(),
+            Some(oauth) => Box::pin(oauth.renew(sent)).await.is_ok(),
             None => false,
         }
     }

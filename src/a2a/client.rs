@@ -388,7 +388,8 @@ impl Client {
             return Ok(response);
         }
         drop(response);
-        self.http.execute(self.request(&call, accept, trace)).await.map_err(connection_error)
+        let again = Box::pin(self.http.execute(self.request(&call, accept, trace)));
+        again.await.map_err(connection_error)
     }
 
     async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {

@@ -124,7 +124,7 @@ impl<P: Progress> Journey<'_, P> {
                     return Err(Failure::Client(error));
                 };
                 let id = task.id.clone().unwrap_or_default();
-                match tokio::time::timeout(ASIDE, instance.client.get(&id, self.trace)).await {
+                match tokio::time::timeout(ASIDE, Box::pin(instance.client.get(&id, self.trace))).await {
                     Ok(Ok(seen)) => Answer::Task(seen),
                     _ => return Err(ActionError::from_client(error).about(task).into()),
                 }
@@ -132,7 +132,7 @@ impl<P: Progress> Journey<'_, P> {
             Ok(Err(error)) => return Err(Failure::Client(error)),
             Err(interruption) => {
                 let task = self.named_by_us(&message);
-                return Err(Box::pin(self.interrupted(interruption, task)).await.into());
+                return Err(self.interrupted(interruption, task).await.into());
             }
         };
         Ok(Box::pin(self.resume(&mut fold, answer.into())).await?)
@@ -235,7 +235,7 @@ impl<P: Progress> Journey<'_, P> {
             Ok(events) => events.map_err(Failure::Client)?,
             Err(interruption) => {
                 let task = self.named_by_us(message);
-                return Err(Box::pin(self.interrupted(interruption, task)).await.into());
+                return Err(self.interrupted(interruption, task).await.into());
             }
         };
         let mut is_answer = message.task_id.is_some();

@@ -105,6 +105,12 @@ impl<P: Progress> Journey<'_, P> {
         why: Interruption,
         task: Option<TaskRef>,
     ) -> ActionError {
+        // Boxed like everything that is rare, so that the future of an ordinary call stays small: it
+        // is allocated, moved and kept for each call in flight.
+        Box::pin(self.end_interrupted(why, task)).await
+    }
+
+    async fn end_interrupted(&self, why: Interruption, task: Option<TaskRef>) -> ActionError {
         let message = match why {
             Interruption::Gone => {
                 let error = match task {
