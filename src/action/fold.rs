@@ -442,7 +442,7 @@ mod tests {
     #[test]
     fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
         let rules = rules();
-        let mut fold = Fold::new(&rules, 100, false);
+        let mut fold = Fold::new(&rules, 200, false);
         let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"history":[{"role":"user","parts":[{"text":"0123456789012345678901234567890123456789"}]}],
             "artifacts":[{"artifactId":"a","parts":[{"text":"0123456789012345678901234567890123456789"}]}]}}"#;
         for _ in 0..100 {

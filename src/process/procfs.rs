@@ -70,7 +70,7 @@ pub fn children(pid: i32) -> Vec<i32> {
     for thread in threads.flatten() {
         match fs::read_to_string(thread.path().join("children")) {
             Ok(list) => {
-                children.extend(list.split_ascii_whitespace().filter_map(|id| id.parse::<i32>().ok()))
+                children.extend(list.split_ascii_whitespace().filter_map(|id| id.parse::<i32>().ok()));
             }
             // The kernel was built without this file, or the thread has just ended.
             Err(_) if thread.path().exists() => {

@@ -4,7 +4,7 @@
 //! were killed, or any orphan when the bridge is the first process of a container, stay zombies
 //! until somebody asks for them; [`run`] does. It may not ask for "any child", as it would take the
 //! known ones away from the runtime, so it looks at who is there and leaves out those that
-//! [`spawn`] has started.
+//! `spawn` has started.
 
 use std::collections::HashSet;
 use std::io;
@@ -32,7 +32,7 @@ pub fn become_subreaper() -> io::Result<()> {
     nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)
 }
 
-/// Reaps orphans until the end. Only for a process whose other children all come from [`spawn`].
+/// Reaps orphans until the end. Only for a process whose other children all come from `spawn`.
 ///
 /// # Errors
 ///
@@ -59,7 +59,7 @@ pub(super) fn spawn(command: &mut tokio::process::Command) -> io::Result<tokio::
     Ok(child)
 }
 
-/// Waits for a child from [`spawn`]; whether it ended well.
+/// Waits for a child from `spawn`; whether it ended well.
 pub(super) async fn wait(child: &mut tokio::process::Child) -> bool {
     let pid = pid_of(child);
     let status = child.wait().await;

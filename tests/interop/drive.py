@@ -72,16 +72,33 @@ class Nats:
                 return data[:head].decode(), data[head:]
 
     def request(self, subject, body, headers=None):
+        self.publish(subject, body, headers)
+        status, answer = self.message()
+        if status.startswith("NATS/1.0 503"):
+            return {"status": "NO_RESPONDERS", "message": f"nobody answers at {subject}"}
+        return json.loads(answer)
+
+    def publish(self, subject, body, headers=None):
         payload = json.dumps(body).encode()
         reply = f"{self.inbox}.{uuid.uuid4().hex}"
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         head = f"NATS/1.0\r\n{lines}\r\n".encode()
         line = f"HPUB {subject} {reply} {len(head)} {len(head) + len(payload)}\r\n".encode()
         self.socket.sendall(line + head + payload + b"\r\n")
-        status, answer = self.message()
-        if status.startswith("NATS/1.0 503"):
-            return {"status": "NO_RESPONDERS", "message": f"nobody answers at {subject}"}
-        return json.loads(answer)
+
+    def frames(self, subject, body, headers):
+        """The frames of a stream, to its empty end."""
+        self.publish(subject, body, {"A2A-Reply": "stream"} | headers)
+        frames = []
+        while True:
+            head, data = self.message()
+            if not data:
+                if head:
+                    raise Failed(f"nobody answers at {subject}, or the end has headers: {head!r}")
+                return frames
+            if f"A2A-Seq: {len(frames)}" not in head:
+                raise Failed(f"frame {len(frames)} is out of order: {head!r}")
+            frames.append(json.loads(data))
 
 
 class Failed(Exception):
@@ -183,9 +200,20 @@ def crash(agent):
 
 
 # Streams belong here once the bridge has them: ("stream", stream), with `A2A-Reply: stream`.
+def stream(agent):
+    frames = agent.nats.frames(f"a2a.action.{token(agent.name)}.{agent.skill_token}", {"prompt": "stream please"},
+                               {"A2A-Timeout": f"{LIMIT}s"})
+    if frames[0] != {"type": "status", "data": "ack"}:
+        raise Failed(f"the first frame is {frames[0]}")
+    reply = expect(frames[-1]["data"], "COMPLETED", success=True)
+    told = "".join(frame["data"] for frame in frames if frame["type"] == "response")
+    if told != reply["message"] or not told:
+        raise Failed(f"told {told!r}, then {reply['message']!r}")
+
+
 BEHAVIOURS = [
     ("echo", echo), ("ask", ask), ("fail", fail), ("file", file), ("message", message),
-    ("cancel", cancel), ("unknown", unknown), ("crash", crash),
+    ("stream", stream), ("cancel", cancel), ("unknown", unknown), ("crash", crash),
 ]
 
 
