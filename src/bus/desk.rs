@@ -85,13 +85,15 @@ impl Desk {
         })
     }
 
-    /// What happens for this request is logged under it; it continues the caller's trace.
+    /// What happens for this request is logged under it; it continues the caller's trace. A span costs
+    /// as much as the rest of the bookkeeping together, so there is one only with logs at `debug`;
+    /// warnings name the agent themselves.
     fn span(&self, job: &Job, request: &Request) -> tracing::Span {
         let action = match job {
             Job::Skill(action) => action.token.as_str(),
             Job::BuiltIn(built_in) => built_in.name(),
         };
-        let span = tracing::info_span!("call", agent = %self.agent.name, skill = action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
+        let span = tracing::debug_span!("call", agent = %self.agent.name, skill = action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
         if let Some(id) = envelope::trace_id(&request.message) {
             span.record("trace_id", id);
         }
