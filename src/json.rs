@@ -1,13 +1,24 @@
 //! Limits and small rules for JSON from outside, shared by requests, cards and replies.
 
-use serde::{Deserialize, Deserializer};
+use std::cell::RefCell;
+
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Deepest nesting taken from anyone. It is serde_json's own limit for what it builds; raw values
 /// are not built, so they need the check.
 pub(crate) const MAX_DEPTH: usize = 127;
+/// Larger buffers are not kept for the next value.
+const KEPT_BUFFER: usize = 64 << 10;
 
 /// Whether `bytes`, taken as JSON, never nests deeper than [`MAX_DEPTH`].
 pub(crate) fn is_shallow(bytes: &[u8]) -> bool {
+    // Nearly everything has fewer brackets than that altogether, and counting is fast.
+    let opening = bytes.iter().filter(|byte| matches!(byte, b'{' | b'[')).count();
+    opening <= MAX_DEPTH || is_shallow_outside_strings(bytes)
+}
+
+fn is_shallow_outside_strings(bytes: &[u8]) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
     for &byte in bytes {
         if in_string {
@@ -32,6 +43,21 @@ pub(crate) fn is_shallow(bytes: &[u8]) -> bool {
         }
     }
     true
+}
+
+/// Writes what cannot fail to be written: strings, numbers, lists, maps with text keys, raw JSON.
+pub(crate) fn to_bytes(value: &impl Serialize) -> Bytes {
+    // Growing a buffer costs more than filling it, so each thread keeps one; what is in it is
+    // copied to bytes of just its size, which may be kept for long.
+    thread_local! { static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) } }
+    BUFFER.with_borrow_mut(|buffer| {
+        buffer.clear();
+        serde_json::to_writer(&mut *buffer, value).expect("nothing in it can fail to be written");
+        if buffer.len() > KEPT_BUFFER {
+            return std::mem::take(buffer).into();
+        }
+        Bytes::copy_from_slice(buffer)
+    })
 }
 
 /// For fields where `null` means absent.

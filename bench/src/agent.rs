@@ -5,7 +5,7 @@
 //! | `/echo/<any>` | a completed task with one artifact, at once |
 //! | `/stream/<n>` | as server-sent events: a task, `n` pieces of an artifact, the end |
 //! | `/ask/<any>` | a task that asks something |
-//! | `/slow/<any>` | a completed task, once `POST /release` was called |
+//! | `/slow/<any>` | a completed task, between `POST /release` and `POST /hold` |
 //!
 //! `GET /waiting` tells how many calls wait for the release.
 
@@ -47,6 +47,7 @@ pub async fn run() -> anyhow::Result<()> {
         .route("/ask/{which}", post(ask))
         .route("/slow/{which}", post(slow))
         .route("/stream/{count}", post(events))
+        .route("/hold", post(hold))
         .route("/release", post(release))
         .route("/waiting", get(waiting))
         .route("/{kind}/{which}/.well-known/agent-card.json", get(card))
@@ -92,7 +93,12 @@ async fn slow(State(agent): Shared, _: Bytes) -> Response {
     let mut released = agent.released.subscribe();
     agent.waiting.fetch_add(1, Relaxed);
     let _ = released.wait_for(|released| *released).await;
+    agent.waiting.fetch_sub(1, Relaxed);
     agent.completed()
+}
+
+async fn hold(State(agent): Shared) {
+    agent.released.send_replace(false);
 }
 
 async fn release(State(agent): Shared) {

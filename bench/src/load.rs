@@ -87,9 +87,7 @@ async fn worker(
         if target.streamed {
             let mut headers = HeaderMap::new();
             headers.insert("A2A-Reply", "stream");
-            client
-                .publish_with_reply_and_headers(subject, inbox.clone(), headers, body)
-                .await?;
+            client.publish_with_reply_and_headers(subject, inbox.clone(), headers, body).await?;
         } else {
             client.publish_with_reply(subject, inbox.clone(), body).await?;
         }
@@ -128,9 +126,7 @@ impl Crowd {
         let inbox = client.new_inbox();
         let replies = client.subscribe(format!("{inbox}.*")).await?;
         for number in 0..count {
-            client
-                .publish_with_reply(subject.to_owned(), format!("{inbox}.{number}"), body.clone())
-                .await?;
+            client.publish_with_reply(subject.to_owned(), format!("{inbox}.{number}"), body.clone()).await?;
         }
         client.flush().await?;
         Ok(Self { replies, count })

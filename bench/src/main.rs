@@ -61,7 +61,7 @@ async fn measured(options: &[&str]) -> anyhow::Result<ExitCode> {
     }
     let far_off = report.far_off();
     if extent.is_short && !far_off.is_empty() {
-        eprintln!("far from the goal:\n  {}", far_off.join("\n  "));
+        eprintln!("beyond the limit, which is far from the goal:\n  {}", far_off.join("\n  "));
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)

@@ -107,21 +107,29 @@ impl Stage {
         })
     }
 
+    /// A floor to the agent that answers at once.
     pub fn floor(&self, events: u32) -> anyhow::Result<Process> {
-        let (call, stream) = (format!("{}/echo/0", self.agent), format!("{}/stream/{events}", self.agent));
-        Process::start_part(wrapped(&std::env::current_exe()?), &["floor", &self.nats_url, &call, &stream])
+        self.floor_to(&format!("{}/echo/0", self.agent), &format!("{}/stream/{events}", self.agent))
+    }
+
+    /// A floor to the agent that answers when it is released.
+    pub fn slow_floor(&self) -> anyhow::Result<Process> {
+        self.floor_to(&format!("{}/slow/0", self.agent), &format!("{}/stream/1", self.agent))
+    }
+
+    fn floor_to(&self, call: &str, stream: &str) -> anyhow::Result<Process> {
+        Process::start_part(wrapped(&std::env::current_exe()?), &["floor", &self.nats_url, call, stream])
     }
 
     /// A fresh bridge to the agents at these paths, with every action published.
     pub async fn bridge(&self, paths: &[String]) -> anyhow::Result<Bridge> {
         let number = self.bridges.replace(self.bridges.get() + 1);
         let prefix = format!("bench{number}");
-        let mut settings = format!("nats: {{url: \"{}\", subject_prefix: {prefix}}}\nagents:\n", self.nats_url);
+        let mut settings =
+            format!("nats: {{url: \"{}\", subject_prefix: {prefix}}}\nagents:\n", self.nats_url);
         for (index, path) in paths.iter().enumerate() {
-            settings += &format!(
-                "  - {{name: agent{index}, url: \"{}{path}\", max_in_flight: 20000}}\n",
-                self.agent
-            );
+            settings +=
+                &format!("  - {{name: agent{index}, url: \"{}{path}\", max_in_flight: 20000}}\n", self.agent);
         }
         let file = self.folder.join(format!("{prefix}.yaml"));
         std::fs::write(&file, settings)?;
@@ -152,6 +160,12 @@ impl Stage {
     /// How many calls wait at the slow agent.
     pub async fn waiting(&self) -> anyhow::Result<usize> {
         Ok(reqwest::get(format!("{}/waiting", self.agent)).await?.text().await?.parse()?)
+    }
+
+    /// Has the slow agent wait.
+    pub async fn hold(&self) -> anyhow::Result<()> {
+        reqwest::Client::new().post(format!("{}/hold", self.agent)).send().await?;
+        Ok(())
     }
 
     /// Lets the slow agent answer.

@@ -206,22 +206,24 @@ impl Credentials {
     /// Makes sure that everything is at hand.
     pub async fn ready(&self) -> Result<(), TokenError> {
         match &self.oauth {
-            Some(oauth) => oauth.ready().await,
+            Some(oauth) => Box::pin(oauth.ready()).await,
             None => Ok(()),
         }
     }
 
-    /// After a 401: gets a new token if there is one to get. `sent` are the headers that were refused.
-    pub async fn renew(&self, sent: &HeaderMap) -> bool {
+    /// After a 401: gets a new token if there is one to get. `sent` is the authorization that was refused.
+    pub async fn renew(&self, sent: Option<&HeaderValue>) -> bool {
         match &self.oauth {
-            Some(oauth) => oauth.renew(sent.get(AUTHORIZATION)).await.is_ok(),
+            Some(oauth) => Box::pin(oauth.renew(sent)).await.is_ok(),
             None => false,
         }
     }
 
     /// Puts the credentials into a request.
     pub fn apply(&self, headers: &mut HeaderMap, url: &mut Url) {
-        headers.extend(self.headers.clone());
+        if !self.headers.is_empty() {
+            headers.extend(self.headers.clone());
+        }
         if let Some(token) = self.oauth.as_ref().and_then(|oauth| oauth.current()) {
             headers.insert(AUTHORIZATION, token);
         }

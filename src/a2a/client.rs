@@ -4,9 +4,11 @@
 //! asks no proxy. It repeats a call only if the agent's answer proves that the agent has not looked
 //! at it. Once a request may have reached the agent, an error says so ([`ClientError::is_delivered`]).
 
+use std::borrow::Cow;
+
 use bytes::{Bytes, BytesMut};
 use reqwest::StatusCode;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::value::RawValue;
 use url::Url;
 
@@ -20,6 +22,8 @@ use crate::json;
 
 /// How much of a body that is not A2A an error shows.
 const SNIPPET: usize = 200;
+/// Room for the headers that nearly all requests have, those of the HTTP client included.
+const HEADERS: usize = 8;
 
 /// JSON-RPC codes of A2A that the bridge acts upon.
 pub mod code {
@@ -332,12 +336,12 @@ impl Client {
     }
 
     /// The HTTP request for a call, with the credentials that are at hand.
-    fn request(&self, call: Call, accept: &'static str, trace: &Trace) -> reqwest::RequestBuilder {
+    fn request(&self, call: &Call, accept: &'static str, trace: &Trace) -> reqwest::Request {
         let call = match &self.tenant {
-            Some(tenant) => call.for_tenant(tenant),
-            None => call,
+            Some(tenant) => Cow::Owned(call.clone().for_tenant(tenant)),
+            None => Cow::Borrowed(call),
         };
-        let mut headers = HeaderMap::new();
+        let mut headers = HeaderMap::with_capacity(HEADERS);
         let mut url = self.endpoint.clone();
         if !call.path.is_empty()
             && let Ok(mut segments) = url.path_segments_mut()
@@ -356,12 +360,10 @@ impl Client {
                 headers.insert(HeaderName::from_static("tracestate"), state.clone());
             }
         }
-        let body = call.body();
-        let request = self.http.request(call.method, url).headers(headers);
-        match body {
-            Some(body) => request.body(body),
-            None => request,
-        }
+        let mut request = reqwest::Request::new(call.method.clone(), url);
+        *request.headers_mut() = headers;
+        *request.body_mut() = call.body().map(Into::into);
+        request
     }
 
     /// Sends a call. It goes out a second time only after an answer which says that the agent has
@@ -373,12 +375,11 @@ impl Client {
         trace: &Trace,
     ) -> Result<reqwest::Response, ClientError> {
         self.credentials.ready().await.map_err(ClientError::Token)?;
-        let request = self.request(call.clone(), accept, trace).build();
-        let request = request.map_err(connection_error)?;
-        let sent_headers = request.headers().clone();
+        let request = self.request(&call, accept, trace);
+        let sent = request.headers().get(AUTHORIZATION).cloned();
         let response = self.http.execute(request).await.map_err(connection_error)?;
         let is_again = match response.status() {
-            StatusCode::UNAUTHORIZED => self.credentials.renew(&sent_headers).await,
+            StatusCode::UNAUTHORIZED => self.credentials.renew(sent.as_ref()).await,
             StatusCode::UNSUPPORTED_MEDIA_TYPE => call.in_plain_json(),
             StatusCode::METHOD_NOT_ALLOWED => call.subscribe_with_post(),
             _ => false,
@@ -387,7 +388,8 @@ impl Client {
             return Ok(response);
         }
         drop(response);
-        self.request(call, accept, trace).send().await.map_err(connection_error)
+        let again = Box::pin(self.http.execute(self.request(&call, accept, trace)));
+        again.await.map_err(connection_error)
     }
 
     async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {

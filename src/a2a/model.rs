@@ -161,6 +161,12 @@ pub enum TaskState {
 impl TaskState {
     /// Reads any version's spelling: `input-required`, `TASK_STATE_INPUT_REQUIRED`, `cancelled`.
     pub fn parse(text: &str) -> Self {
+        // The two that nearly all answers have.
+        match text {
+            "TASK_STATE_COMPLETED" | "completed" => return Self::Completed,
+            "TASK_STATE_WORKING" | "working" => return Self::Working,
+            _ => {}
+        }
         let name = text.strip_prefix("TASK_STATE_").unwrap_or(text).to_ascii_lowercase().replace('_', "-");
         match name.as_str() {
             "submitted" => Self::Submitted,

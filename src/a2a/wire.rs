@@ -15,7 +15,26 @@ use crate::json::null_is_default;
 impl Event {
     /// Decodes a task, a message or an update, bare or wrapped as in v1.0.
     pub fn decode(json: &str) -> Result<Self, serde_json::Error> {
-        let mut wire: WireEvent = serde_json::from_str(json)?;
+        serde_json::from_str::<WireEvent>(json)?.try_into()
+    }
+
+    /// Decodes a JSON-RPC response with such a result, in one pass; `None` when it is anything else.
+    pub fn decode_response(json: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Response {
+            result: Option<Box<WireEvent>>,
+            error: Option<serde::de::IgnoredAny>,
+        }
+        let response: Response = serde_json::from_slice(json).ok()?;
+        let wire = response.result.filter(|_| response.error.is_none())?;
+        (*wire).try_into().ok()
+    }
+}
+
+impl TryFrom<WireEvent> for Event {
+    type Error = serde_json::Error;
+
+    fn try_from(mut wire: WireEvent) -> Result<Self, serde_json::Error> {
         if let Some(update) = wire.status_update.take().or_else(|| wire.artifact_update.take()) {
             return update.into_event();
         }
@@ -28,7 +47,7 @@ impl Event {
             };
         }
         if let Some(task) = wire.task {
-            return Ok(Self::Task(task.try_into()?));
+            return Ok(Self::Task((*task).try_into()?));
         }
         if let Some(message) = wire.message {
             return Ok(Self::Message(serde_json::from_str::<WireMessage>(message.get())?.into()));
@@ -50,10 +69,12 @@ impl Event {
     }
 }
 
-impl Answer {
-    /// Decodes a result that is a task or a message.
-    pub fn decode(json: &str) -> Result<Self, serde_json::Error> {
-        match Event::decode(json)? {
+impl TryFrom<Event> for Answer {
+    type Error = serde_json::Error;
+
+    /// A result that is a task or a message.
+    fn try_from(event: Event) -> Result<Self, serde_json::Error> {
+        match event {
             Event::Task(task) => Ok(Self::Task(task)),
             Event::Message(message) => Ok(Self::Message(message)),
             // A v0.1 task with nothing but id and status looks like news of one.
@@ -71,23 +92,32 @@ impl Answer {
 impl Task {
     /// Decodes a task, bare or wrapped.
     pub fn decode(json: &str) -> Result<Self, serde_json::Error> {
-        match Answer::decode(json)? {
+        Event::decode(json)?.try_into()
+    }
+}
+
+impl TryFrom<Event> for Task {
+    type Error = serde_json::Error;
+
+    fn try_from(event: Event) -> Result<Self, serde_json::Error> {
+        match event.try_into()? {
             Answer::Task(task) => Ok(task),
             Answer::Message(_) => Err(serde_json::Error::custom("a message where a task was expected")),
         }
     }
 }
 
-/// Everything that an event or a result can be. One pass over the text fills what is there.
+/// Everything that an event or a result can be. One pass over the text fills what is there. What is
+/// large is boxed, because most of it is not there, and all of it is moved.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WireEvent {
     kind: Option<String>,
     #[serde(alias = "status_update")]
-    status_update: Option<WireUpdate>,
+    status_update: Option<Box<WireUpdate>>,
     #[serde(alias = "artifact_update")]
-    artifact_update: Option<WireUpdate>,
-    task: Option<WireTask>,
+    artifact_update: Option<Box<WireUpdate>>,
+    task: Option<Box<WireTask>>,
     // Kept raw: in a v0.1 task it can be anything. v0.3's protobuf calls it `msg`.
     #[serde(alias = "msg")]
     message: Option<Box<RawValue>>,

@@ -1,10 +1,12 @@
 //! The one error that crosses a wire, and the table of its codes.
 
+use bytes::Bytes;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::outcome::TaskRef;
 use crate::a2a::client::{ClientError, chain};
+use crate::json;
 
 /// The contract's codes. Names and numbers are public interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,7 +185,7 @@ impl ActionError {
     }
 
     /// The reply body of the contract.
-    pub fn to_json(&self) -> Vec<u8> {
+    pub fn to_json(&self) -> Bytes {
         #[derive(Serialize)]
         struct Body<'a> {
             success: bool,
@@ -199,6 +201,6 @@ impl ActionError {
             error_info: &self.info,
             task: self.task.as_ref(),
         };
-        serde_json::to_vec(&body).expect("strings, numbers and raw JSON always serialize")
+        json::to_bytes(&body)
     }
 }

@@ -196,24 +196,26 @@ impl<'a> Fold<'a> {
     ) -> Result<(), TooMuch> {
         let Some(task) = &mut self.task else { return Ok(()) };
         let added = size(&update.artifact.parts);
-        let piece = update.artifact.clone();
+        let piece = &update.artifact;
         let (mut replaced, mut named) = (0, 0);
         let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
             Some(known) if update.append => {
-                extend(&mut known.parts, piece.parts);
+                extend(&mut known.parts, &piece.parts);
                 known
             }
             Some(known) => {
                 replaced = size(&known.parts);
-                *known = Artifact { name: piece.name.or(known.name.take()), ..piece };
+                let name = piece.name.clone().or(known.name.take());
+                *known = Artifact { id: piece.id.clone(), name, parts: piece.parts.clone() };
                 known
             }
             None => {
                 named = ARTIFACT
                     + piece.id.as_ref().map_or(0, String::len)
                     + piece.name.as_ref().map_or(0, String::len);
-                let mut fresh = Artifact { parts: Vec::new(), ..piece };
-                extend(&mut fresh.parts, piece.parts);
+                let mut fresh =
+                    Artifact { id: piece.id.clone(), name: piece.name.clone(), parts: Vec::new() };
+                extend(&mut fresh.parts, &piece.parts);
                 task.artifacts.push(fresh);
                 let Some(fresh) = task.artifacts.last_mut() else {
                     return Ok(());
@@ -290,11 +292,11 @@ fn is_same(one: &Artifact, other: &Artifact) -> bool {
 }
 
 /// Adds parts; text that continues text joins it, so that a million tokens are one part.
-fn extend(parts: &mut Vec<Part>, more: Vec<Part>) {
+fn extend(parts: &mut Vec<Part>, more: &[Part]) {
     for part in more {
         match (parts.last_mut(), part) {
-            (Some(Part::Text(text)), Part::Text(more)) => text.push_str(&more),
-            (_, part) => parts.push(part),
+            (Some(Part::Text(text)), Part::Text(more)) => text.push_str(more),
+            (_, part) => parts.push(part.clone()),
         }
     }
 }

@@ -42,7 +42,7 @@ pub struct Waiting {
     /// The skill that the task was started with.
     pub skill: Option<Arc<str>>,
     /// Media types that the caller takes.
-    pub output_modes: Vec<String>,
+    pub output_modes: Arc<[String]>,
     /// Tells this question from another one of the same task.
     pub question: u64,
 }
@@ -196,7 +196,7 @@ mod tests {
             task_id: "t".into(),
             context_id: None,
             skill: None,
-            output_modes: Vec::new(),
+            output_modes: Arc::default(),
             question: 0,
         };
         let id = follow_ups.park(&agent, waiting, ttl).id.to_string();

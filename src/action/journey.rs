@@ -53,7 +53,7 @@ pub(super) struct Journey<'a, P> {
     pub(super) instance: Arc<Instance>,
     pub(super) mode: Mode,
     pub(super) skill: Option<Arc<str>>,
-    pub(super) output_modes: Vec<String>,
+    pub(super) output_modes: Arc<[String]>,
     pub(super) session_id: Option<String>,
     pub(super) trace: &'a Trace,
     pub(super) deadline: Instant,
@@ -114,14 +114,17 @@ impl<P: Progress> Journey<'_, P> {
         let message = Outgoing { wait, ..*message };
         let instance = Arc::clone(&self.instance);
         let answer = match self.within(Box::pin(instance.client.send(&message, self.trace))).await {
-            Ok(Ok(answer)) => Box::pin(self.past_old_question(answer)).await,
+            Ok(Ok(Answer::Task(task))) if self.answers.is_some() => {
+                Answer::Task(Box::pin(self.past_old_question(task)).await)
+            }
+            Ok(Ok(answer)) => answer,
             // A task whose id is known can be asked for; an answer to a question is its caller's business.
             Ok(Err(error @ ClientError::Broken(_))) if message.task_id.is_none() => {
                 let Some(task) = self.named_by_us(&message) else {
                     return Err(Failure::Client(error));
                 };
                 let id = task.id.clone().unwrap_or_default();
-                match tokio::time::timeout(ASIDE, instance.client.get(&id, self.trace)).await {
+                match tokio::time::timeout(ASIDE, Box::pin(instance.client.get(&id, self.trace))).await {
                     Ok(Ok(seen)) => Answer::Task(seen),
                     _ => return Err(ActionError::from_client(error).about(task).into()),
                 }
@@ -129,7 +132,7 @@ impl<P: Progress> Journey<'_, P> {
             Ok(Err(error)) => return Err(Failure::Client(error)),
             Err(interruption) => {
                 let task = self.named_by_us(&message);
-                return Err(Box::pin(self.interrupted(interruption, task)).await.into());
+                return Err(self.interrupted(interruption, task).await.into());
             }
         };
         Ok(Box::pin(self.resume(&mut fold, answer.into())).await?)
@@ -144,15 +147,12 @@ impl<P: Progress> Journey<'_, P> {
 
     /// Some agents answer an answer with the task as it was, still asking, and then go on: looks
     /// again for a moment while the question is the one that was answered.
-    async fn past_old_question(&mut self, answer: Answer) -> Answer {
-        let (Answer::Task(mut task), Some(question)) = (answer.clone(), self.answers) else {
-            return answer;
-        };
+    async fn past_old_question(&mut self, mut task: Task) -> Task {
         let instance = Arc::clone(&self.instance);
         let trace = self.trace;
         let mut pause = POLL.0;
         for _ in 0..SETTLING_LOOKS {
-            if !task.state.is_waiting() || question_of(&task) != question {
+            if !task.state.is_waiting() || Some(question_of(&task)) != self.answers {
                 break;
             }
             let looked = self.within(async {
@@ -165,7 +165,7 @@ impl<P: Progress> Journey<'_, P> {
             }
             pause *= 2;
         }
-        Answer::Task(task)
+        task
     }
 
     /// Goes on with a task that was looked at.
@@ -175,8 +175,15 @@ impl<P: Progress> Journey<'_, P> {
         self.conclude(fold).await
     }
 
-    /// Follows a task that is known to the fold until it settles.
+    /// Follows a task that is known to the fold until it settles. Most have done so already.
     async fn follow(&mut self, fold: &mut Fold<'_>) -> Result<(), ActionError> {
+        if self.is_over(fold) {
+            return Ok(());
+        }
+        Box::pin(self.poll(fold)).await
+    }
+
+    async fn poll(&mut self, fold: &mut Fold<'_>) -> Result<(), ActionError> {
         let (mut pause, longest) = POLL;
         let mut failures = 0;
         let instance = Arc::clone(&self.instance);
@@ -228,7 +235,7 @@ impl<P: Progress> Journey<'_, P> {
             Ok(events) => events.map_err(Failure::Client)?,
             Err(interruption) => {
                 let task = self.named_by_us(message);
-                return Err(Box::pin(self.interrupted(interruption, task)).await.into());
+                return Err(self.interrupted(interruption, task).await.into());
             }
         };
         let mut is_answer = message.task_id.is_some();

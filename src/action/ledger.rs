@@ -1,7 +1,9 @@
 //! What the bridge remembers of tasks and conversations, bounded in number, bytes and time.
 
+mod tasks;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use moka::policy::EvictionPolicy;
@@ -10,13 +12,12 @@ use moka::sync::Cache;
 use super::follow_up::FollowUp;
 use super::outcome::TaskRef;
 use crate::a2a::model::TaskState;
+use tasks::Tasks;
 
 /// How long a conversation is remembered after its last call.
 const SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
-/// Most bytes of remembered replies; the least recently used go first.
-const TASK_BYTES: u64 = 64 << 20;
-/// What a record costs beside its reply.
-const RECORD_OVERHEAD: usize = 512;
+/// Most bytes of remembered replies; the oldest go first.
+const TASK_BYTES: usize = 64 << 20;
 /// Most conversations whose agent-made id is remembered.
 const SESSIONS: u64 = 50_000;
 
@@ -42,39 +43,30 @@ type Key = (Arc<str>, String);
 /// The tasks and conversations that this process has seen.
 #[derive(Debug)]
 pub struct Ledger {
-    tasks: Cache<Key, Arc<Record>>,
+    tasks: Tasks,
     contexts: Cache<Key, String>,
 }
 
 impl Default for Ledger {
     fn default() -> Self {
-        let tasks = Cache::builder()
-            .max_capacity(TASK_BYTES)
-            .weigher(|key: &Key, record: &Arc<Record>| {
-                let bytes = key.1.len() + record.reply.len() + RECORD_OVERHEAD;
-                u32::try_from(bytes).unwrap_or(u32::MAX)
-            })
-            .eviction_policy(EvictionPolicy::lru())
-            .expire_after(AfterItsTtl)
-            .build();
         let contexts = Cache::builder()
             .max_capacity(SESSIONS)
             .eviction_policy(EvictionPolicy::lru())
             .time_to_idle(SESSION_TTL)
             .build();
-        Self { tasks, contexts }
+        Self { tasks: Tasks::new(TASK_BYTES), contexts }
     }
 }
 
 impl Ledger {
     /// Remembers where a task stands.
     pub fn record(&self, agent: &Arc<str>, task_id: &str, record: Record) {
-        self.tasks.insert((Arc::clone(agent), task_id.to_owned()), Arc::new(record));
+        self.tasks.put(agent, task_id, record);
     }
 
     /// What is known of a task.
     pub fn task(&self, agent: &Arc<str>, task_id: &str) -> Option<Arc<Record>> {
-        self.tasks.get(&(Arc::clone(agent), task_id.to_owned()))
+        self.tasks.get(agent, task_id)
     }
 
     /// The context id to send for a caller's session: the agent's own from the second call on.
@@ -89,23 +81,5 @@ impl Ledger {
         if self.context(agent, session_id) != context_id {
             self.contexts.insert((Arc::clone(agent), session_id.to_owned()), context_id.to_owned());
         }
-    }
-}
-
-struct AfterItsTtl;
-
-impl moka::Expiry<Key, Arc<Record>> for AfterItsTtl {
-    fn expire_after_create(&self, _: &Key, record: &Arc<Record>, _: Instant) -> Option<Duration> {
-        Some(record.ttl)
-    }
-
-    fn expire_after_update(
-        &self,
-        _: &Key,
-        record: &Arc<Record>,
-        _: Instant,
-        _: Option<Duration>,
-    ) -> Option<Duration> {
-        Some(record.ttl)
     }
 }

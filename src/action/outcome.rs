@@ -1,5 +1,8 @@
 //! How a call ended when it did not end in an error: the reply object of the contract.
 
+use std::sync::OnceLock;
+
+use bytes::Bytes;
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -7,6 +10,7 @@ use serde_json::value::RawValue;
 use super::error::{Code, ErrorInfo};
 use super::follow_up::FollowUp;
 use crate::a2a::model::TaskState;
+use crate::json;
 
 /// The statuses of the contract; errors are not among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -112,18 +116,25 @@ pub struct Outcome {
     pub follow_up: Option<FollowUp>,
     /// Which task it is about.
     pub task: TaskRef,
+    // It is remembered and sent, so it is written once; nothing changes after that.
+    json: OnceLock<Bytes>,
 }
 
 impl Outcome {
     /// The reply for a task in `state`, or for a direct message, which counts as completed.
     pub fn new(status: Status, content: Content, task: TaskRef) -> Self {
         let success = matches!(status, Status::Completed | Status::Working);
-        Self { status, success, content, follow_up: None, task }
+        Self { status, success, content, follow_up: None, task, json: OnceLock::new() }
+    }
+
+    /// The same as a success, for a cancel that cancelled.
+    pub fn as_success(self) -> Self {
+        Self { success: true, json: OnceLock::new(), ..self }
     }
 
     /// The reply body of the contract.
-    pub fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("strings, numbers and raw JSON always serialize")
+    pub fn to_json(&self) -> Bytes {
+        self.json.get_or_init(|| json::to_bytes(self)).clone()
     }
 }
 

@@ -152,17 +152,17 @@ impl Actions {
     ) -> Result<Outcome, ActionError> {
         let instance = self.instance()?;
         let Invocation { parts, meta } = request;
-        let output_modes =
-            [meta.output_modes, skill.output_modes.clone(), instance.card.output_modes.clone()]
+        let output_modes: Arc<[String]> =
+            [&meta.output_modes, &skill.output_modes, &instance.card.output_modes]
                 .into_iter()
                 .find(|modes| !modes.is_empty())
-                .unwrap_or_default();
+                .map_or_else(Arc::default, |modes| modes.as_slice().into());
         let context_id =
             meta.session_id.as_ref().map(|session| self.memory.ledger.context(&self.agent, session));
         let mut journey = self.journey(instance, mode, options, progress);
         journey.skill = skill.id.clone();
         journey.session_id = meta.session_id;
-        journey.output_modes.clone_from(&output_modes);
+        journey.output_modes = Arc::clone(&output_modes);
         // For wires where the client makes the ids.
         let new_task_id = Uuid::new_v4().to_string();
         let message = Outgoing {
@@ -196,7 +196,7 @@ impl Actions {
         let waiting = claim.waiting.clone();
         let mut journey = self.journey(instance, mode, options, progress);
         journey.skill.clone_from(&waiting.skill);
-        journey.output_modes.clone_from(&waiting.output_modes);
+        journey.output_modes = Arc::clone(&waiting.output_modes);
         journey.answers = Some(waiting.question);
         let message = Outgoing {
             task_id: Some(&waiting.task_id),
@@ -247,16 +247,13 @@ impl Actions {
         };
         // Some agents take the wish and carry it out later.
         let task = cancelled_soon(&journey, task).await;
-        let (mut outcome, _) = journey.observe(&task, "", record.follow_up.clone()).await?;
+        let (outcome, _) = journey.observe(&task, "", record.follow_up.clone()).await?;
         match task.state {
-            TaskState::Canceled => {
-                outcome.success = true;
-                Ok(outcome.to_json().into())
-            }
+            TaskState::Canceled => Ok(outcome.as_success().to_json()),
             ref state if state.is_final() => {
                 refuse(&format!("the task ended as {state} before it could be cancelled"))
             }
-            _ => Ok(outcome.to_json().into()),
+            _ => Ok(outcome.to_json()),
         }
     }
 
@@ -271,7 +268,7 @@ impl Actions {
         match (self.record(task_id)?, looked) {
             // Another call has seen the end meanwhile.
             (now, _) if now.state.is_final() => Ok(now.reply.clone()),
-            (_, Some(outcome)) => Ok(outcome.to_json().into()),
+            (_, Some(outcome)) => Ok(outcome.to_json()),
             (_, None) => Ok(record.reply.clone()),
         }
     }
@@ -400,7 +397,7 @@ impl Actions {
             instance,
             mode,
             skill: None,
-            output_modes: Vec::new(),
+            output_modes: Arc::default(),
             session_id: None,
             trace: &options.trace,
             deadline: Instant::now() + limit,

@@ -13,6 +13,7 @@ pub const BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5
 pub struct Calls {
     in_flight: AtomicUsize,
     outcomes: Mutex<BTreeMap<String, u64>>,
+    // Each without those before it.
     buckets: [AtomicU64; BUCKETS.len()],
     count: AtomicU64,
     micros: AtomicU64,
@@ -71,10 +72,9 @@ impl Calls {
         }
         drop(outcomes);
         let seconds = took.as_secs_f64();
-        for (limit, bucket) in BUCKETS.iter().zip(&self.buckets) {
-            if seconds <= *limit {
-                bucket.fetch_add(1, Relaxed);
-            }
+        let bucket = BUCKETS.iter().zip(&self.buckets).find(|(limit, _)| seconds <= **limit);
+        if let Some((_, bucket)) = bucket {
+            bucket.fetch_add(1, Relaxed);
         }
         self.count.fetch_add(1, Relaxed);
         self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
@@ -97,9 +97,11 @@ impl Calls {
 
     /// How long they took.
     pub fn latency(&self) -> Latency {
+        let mut so_far = 0;
         Latency {
-            buckets: std::array::from_fn(|index| {
-                self.buckets.get(index).map_or(0, |bucket| bucket.load(Relaxed))
+            buckets: self.buckets.each_ref().map(|bucket| {
+                so_far += bucket.load(Relaxed);
+                so_far
             }),
             count: self.count.load(Relaxed),
             seconds: Duration::from_micros(self.micros.load(Relaxed)).as_secs_f64(),

@@ -81,17 +81,19 @@ impl Desk {
             let (desk, job) = (Arc::clone(&desk), job.clone());
             let calls = desk.calls.clone();
             let span = desk.span(&job, &request);
-            calls.spawn(async move { desk.serve(job, plan, request).await }.instrument(span));
+            calls.spawn(desk.serve(job, plan, request).instrument(span));
         })
     }
 
-    /// What happens for this request is logged under it; it continues the caller's trace.
+    /// What happens for this request is logged under it; it continues the caller's trace. A span costs
+    /// as much as the rest of the bookkeeping together, so there is one only with logs at `debug`;
+    /// warnings name the agent themselves.
     fn span(&self, job: &Job, request: &Request) -> tracing::Span {
         let action = match job {
             Job::Skill(action) => action.token.as_str(),
             Job::BuiltIn(built_in) => built_in.name(),
         };
-        let span = tracing::info_span!("call", agent = %self.agent.name, skill = action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
+        let span = tracing::debug_span!("call", agent = %self.agent.name, skill = action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
         if let Some(id) = envelope::trace_id(&request.message) {
             span.record("trace_id", id);
         }
@@ -168,21 +170,14 @@ impl Desk {
         })
     }
 
-    async fn serve(&self, job: Job, plan: Result<Plan, ActionError>, request: Request) {
+    /// Calls in mode `final` are the many, and each has a future of this size: it is allocated, moved
+    /// and kept. So whatever else a request can be is boxed.
+    async fn serve(self: Arc<Self>, job: Job, plan: Result<Plan, ActionError>, request: Request) {
         let Request { message, call } = request;
         // The service hands on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
         match plan {
-            Err(error) => {
-                let mode = envelope::mode(&message).unwrap_or(Mode::Final);
-                if mode == Mode::Stream && job.runs_the_agent() {
-                    let mut frames = self.frames(to, false);
-                    frames.acknowledge().await;
-                    self.end_frames(frames, Err(error), call).await;
-                } else {
-                    self.respond(to, Err(error), call).await;
-                }
-            }
+            Err(error) => Box::pin(self.refuse(&job, &message, to, call, error)).await,
             Ok(Plan::Wait { reply, mode, limit, permit }) => {
                 let waited = tokio::time::timeout(limit, once::reply_of_first(reply)).await;
                 let reply = waited.unwrap_or_else(|_| {
@@ -193,42 +188,54 @@ impl Desk {
                 });
                 drop(permit);
                 match mode {
-                    Mode::Stream => self.end_frames(self.frames(to, false), reply, call).await,
+                    Mode::Stream => Box::pin(self.end_frames(self.frames(to, false), reply, call)).await,
                     Mode::Final | Mode::Submit => self.respond(to, reply, call).await,
                 }
             }
-            Ok(Plan::Run(run)) => self.run(&job, *run, &message, to, call).await,
-        }
-    }
-
-    async fn run(&self, job: &Job, run: Run, message: &Message, to: Subject, call: Call) {
-        let Run { wishes, running, permits } = run;
-        let Wishes { mode, cancel_on_disconnect, options } = wishes;
-        let work = Work { job, body: &message.payload, options: &options, mode };
-        match mode {
-            Mode::Final => {
-                let reply = Box::pin(self.guarded(work, &mut Silent)).await;
+            Ok(Plan::Run(run)) if run.wishes.mode == Mode::Final => {
+                let Run { wishes, running, permits } = *run;
+                let options = &wishes.options;
+                let work = Work { job: &job, body: &message.payload, options, mode: Mode::Final };
+                let reply = self.guarded(work, &mut Silent).await;
                 finish(running, &reply);
                 // Whoever has a reply may call again at once.
                 drop(permits);
                 self.respond(to, reply, call).await;
             }
-            Mode::Stream => {
-                let mut frames = self.frames(to, cancel_on_disconnect);
-                frames.acknowledge().await;
-                let reply = Box::pin(self.guarded(work, &mut frames)).await;
-                finish(running, &reply);
-                drop(permits);
-                self.end_frames(frames, reply, call).await;
-            }
-            Mode::Submit => {
-                let first = First { to, call, running, permits };
-                let mut submission =
-                    Submission { desk: self, first: Some(first), task_id: None, permits: Vec::new() };
-                let reply = Box::pin(self.guarded(work, &mut submission)).await;
-                Box::pin(submission.end(reply)).await;
-            }
+            Ok(Plan::Run(run)) => Box::pin(self.run(&job, *run, &message, to, call)).await,
         }
+    }
+
+    /// Answers a request that is not run, in the form that its caller expects.
+    async fn refuse(&self, job: &Job, message: &Message, to: Subject, call: Call, error: ActionError) {
+        let mode = envelope::mode(message).unwrap_or(Mode::Final);
+        if mode == Mode::Stream && job.runs_the_agent() {
+            let mut frames = self.frames(to, false);
+            frames.acknowledge().await;
+            self.end_frames(frames, Err(error), call).await;
+        } else {
+            self.respond(to, Err(error), call).await;
+        }
+    }
+
+    /// Runs a request whose caller hears of the progress.
+    async fn run(&self, job: &Job, run: Run, message: &Message, to: Subject, call: Call) {
+        let Run { wishes, running, permits } = run;
+        let Wishes { mode, cancel_on_disconnect, options } = wishes;
+        let work = Work { job, body: &message.payload, options: &options, mode };
+        if mode == Mode::Submit {
+            let first = First { to, call, running, permits };
+            let mut submission =
+                Submission { desk: self, first: Some(first), task_id: None, permits: Vec::new() };
+            let reply = self.guarded(work, &mut submission).await;
+            return submission.end(reply).await;
+        }
+        let mut frames = self.frames(to, cancel_on_disconnect);
+        frames.acknowledge().await;
+        let reply = self.guarded(work, &mut frames).await;
+        finish(running, &reply);
+        drop(permits);
+        self.end_frames(frames, reply, call).await;
     }
 
     fn frames(&self, to: Subject, cancel_on_disconnect: bool) -> Frames {
@@ -251,17 +258,21 @@ impl Desk {
             Job::Skill(action) => {
                 let request = Invocation::parse(body, &action.template)?;
                 let outcome = self.actions.invoke(&action.skill, request, options, mode, progress).await?;
-                Ok(outcome.to_json().into())
+                Ok(outcome.to_json())
             }
             Job::BuiltIn(BuiltIn::ProvideRequiredInput) => {
                 let answer = FollowUpAnswer::parse(body)?;
-                let answered = self.actions.answer(answer, options, mode, progress).await;
+                let answered = Box::pin(self.actions.answer(answer, options, mode, progress)).await;
                 // Agents like to repeat what they do not take.
                 let outcome = answered.map_err(|error| ActionError { is_private: true, ..error })?;
-                Ok(outcome.to_json().into())
+                Ok(outcome.to_json())
             }
-            Job::BuiltIn(BuiltIn::CancelTask) => self.actions.cancel(&request::task_id(body)?, options).await,
-            Job::BuiltIn(BuiltIn::GetTask) => self.actions.get(&request::task_id(body)?, options).await,
+            Job::BuiltIn(BuiltIn::CancelTask) => {
+                Box::pin(self.actions.cancel(&request::task_id(body)?, options)).await
+            }
+            Job::BuiltIn(BuiltIn::GetTask) => {
+                Box::pin(self.actions.get(&request::task_id(body)?, options)).await
+            }
             Job::BuiltIn(BuiltIn::Card) => self.card(),
         }
     }
@@ -379,7 +390,7 @@ impl Submission<'_> {
         }
         if let (Err(error), Some(task_id)) = (reply, &self.task_id) {
             tracing::debug!(agent = %self.desk.agent.name, task_id, code = error.info.code.name(), "a submitted task was lost from sight");
-            self.desk.actions.news(task_id, error.to_json().into()).await;
+            self.desk.actions.news(task_id, error.to_json()).await;
         }
     }
 }

@@ -110,8 +110,9 @@ pub fn outcome(reply: &Reply) -> &str {
         Err(error) => error.info.code.name(),
         // Replies begin with `success` and `status`; cards and other objects have neither.
         Ok(body) => {
-            let head = body.utf8_chunks().next().map_or("", |chunk| chunk.valid());
-            let status = crate::json::head(head, 80).split_once("\"status\":\"");
+            let head = body.get(..80).unwrap_or(body);
+            let head = head.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+            let status = head.split_once("\"status\":\"");
             status.and_then(|(_, rest)| rest.split('"').next()).unwrap_or("ok")
         }
     }
@@ -153,11 +154,7 @@ impl Outgoing {
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(code.number())));
         headers.insert("Nats-Service-Error", shorten(&line, MAX_ERROR).as_str());
-        Self {
-            body: error.to_json().into(),
-            headers: Some(headers),
-            error: Some((code.number(), code.name())),
-        }
+        Self { body: error.to_json(), headers: Some(headers), error: Some((code.number(), code.name())) }
     }
 
     /// Publishes the reply.

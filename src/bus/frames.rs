@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, HeaderMap, HeaderValue, StatusCode, Subject, Subscriber};
+use async_nats::{Client, HeaderMap, HeaderName, HeaderValue, StatusCode, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::Serialize;
-use serde_json::value::RawValue;
 
 use super::envelope::Outgoing;
 use crate::a2a::client::chain;
@@ -14,7 +13,10 @@ use crate::a2a::dialect::{V1Part as WirePart, v1_part};
 use crate::a2a::model::{ArtifactUpdate, File, FileContent, Part};
 use crate::action::once::Reply;
 use crate::action::progress::{Audience, Frame, Progress};
+use crate::json;
 
+/// The number of a frame.
+const SEQUENCE: HeaderName = HeaderName::from_static("A2A-Seq");
 /// What a frame costs beside its data: the type around it, and its headers.
 const OVERHEAD: usize = 256;
 /// How long to wait for the server to say that nobody listens.
@@ -59,25 +61,19 @@ impl Frames {
     /// The last frame, and the empty message that ends the stream; the error, for the counts.
     pub async fn finish(mut self, reply: Reply) -> Option<(u16, &'static str)> {
         let Outgoing { body, headers, error } = Outgoing::new(reply, self.client.max_payload(), OVERHEAD);
-        let frame = match std::str::from_utf8(&body)
-            .ok()
-            .and_then(|json| serde_json::from_str::<&RawValue>(json).ok())
-        {
-            Some(data) => json(&Body { r#type: "result", data }),
-            // Cannot happen: the reply was serialized a moment ago.
-            None => body,
-        };
+        // The reply is JSON already.
+        let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
         self.send(headers.unwrap_or_default(), frame).await;
         self.done(self.client.publish(self.to.clone(), Bytes::new()).await);
         error
     }
 
     async fn publish(&mut self, body: &impl Serialize) {
-        self.send(HeaderMap::new(), json(body)).await;
+        self.send(HeaderMap::new(), json::to_bytes(body)).await;
     }
 
     async fn send(&mut self, mut headers: HeaderMap, body: Bytes) {
-        headers.insert("A2A-Seq", HeaderValue::from(self.sequence));
+        headers.insert(SEQUENCE, HeaderValue::from(self.sequence));
         self.sequence += 1;
         self.last_sent = Instant::now();
         let sent = match &self.probe {
@@ -118,7 +114,7 @@ impl Frames {
         let (artifact_id, name) = (update.artifact.id.as_deref(), update.artifact.name.as_deref());
         let frame = |parts: Vec<Piece<'_>>, append, last_chunk| {
             let data = ArtifactData { artifact_id, name, append, last_chunk, parts };
-            json(&Body { r#type: "artifact", data: &data })
+            json::to_bytes(&Body { r#type: "artifact", data: &data })
         };
         let parts = &update.artifact.parts;
         let whole = parts.iter().map(|part| Piece::Part(v1_part(part))).collect();
@@ -197,12 +193,13 @@ impl Progress for Frames {
             }
             Frame::State { state, message } => {
                 let state = state.as_str();
-                let frame = |message| json(&Body { r#type: "state", data: &StateData { state, message } });
+                let frame =
+                    |message| json::to_bytes(&Body { r#type: "state", data: &StateData { state, message } });
                 self.text(&message, frame).await;
             }
             Frame::Artifact(update) => self.artifact(update).await,
             Frame::Response(text) => {
-                self.text(&text, |text| json(&Body { r#type: "response", data: &text })).await;
+                self.text(&text, |text| json::to_bytes(&Body { r#type: "response", data: &text })).await;
             }
         }
     }
@@ -226,7 +223,7 @@ fn split(part: &Part, max_payload: usize) -> Vec<Piece<'_>> {
             let mut pieces = Vec::new();
             let mut rest = text.as_str();
             while !rest.is_empty() {
-                let head = crate::json::head(rest, room.max(4));
+                let head = json::head(rest, room.max(4));
                 pieces.push(Piece::Part(WirePart { text: Some(head), ..WirePart::default() }));
                 rest = rest.get(head.len()..).unwrap_or_default();
             }
@@ -240,8 +237,4 @@ fn split(part: &Part, max_payload: usize) -> Vec<Piece<'_>> {
         Part::Data(data) if data.get().len() + OVERHEAD > max_payload => omitted(None, data.get().len()),
         other => vec![Piece::Part(v1_part(other))],
     }
-}
-
-fn json(body: &impl Serialize) -> Bytes {
-    serde_json::to_vec(body).expect("strings, numbers and raw JSON always serialize").into()
 }

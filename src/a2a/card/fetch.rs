@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, HeaderMap, HeaderValue};
+use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
 use url::Url;
 
 use super::{Card, CardError};
@@ -64,7 +64,9 @@ async fn get(
     };
     let (first, sent) = request();
     let mut response = first.send().await.map_err(client::connection_error)?;
-    if response.status() == reqwest::StatusCode::UNAUTHORIZED && credentials.renew(&sent).await {
+    if response.status() == reqwest::StatusCode::UNAUTHORIZED
+        && credentials.renew(sent.get(AUTHORIZATION)).await
+    {
         response = request().0.send().await.map_err(client::connection_error)?;
     }
     let status = response.status();

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use reqwest::Method;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
+
+use crate::json;
 
 const JSON: &str = "application/json";
 
@@ -83,7 +86,7 @@ impl Call {
     }
 
     /// The body, if the call has one.
-    pub fn body(&self) -> Option<Vec<u8>> {
+    pub fn body(&self) -> Option<Bytes> {
         #[derive(Serialize)]
         struct Request<'a> {
             jsonrpc: &'static str,
@@ -94,10 +97,10 @@ impl Call {
         }
         let params = self.params.as_ref()?;
         let Some(method) = self.rpc_method else {
-            return Some(params.get().as_bytes().to_vec());
+            return Some(Bytes::copy_from_slice(params.get().as_bytes()));
         };
         let request = Request { jsonrpc: "2.0", id: uuid::Uuid::new_v4(), method, params };
-        Some(serde_json::to_vec(&request).expect("strings and raw JSON always serialize"))
+        Some(json::to_bytes(&request))
     }
 }
 

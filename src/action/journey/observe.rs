@@ -45,7 +45,7 @@ impl<P: Progress> Journey<'_, P> {
         let record = Record {
             task: outcome.task.clone(),
             state: task.state.clone(),
-            reply: outcome.to_json().into(),
+            reply: outcome.to_json(),
             follow_up: outcome.follow_up.clone(),
             is_submitted,
             ttl: self.actions.limits.task_ttl,
@@ -68,7 +68,7 @@ impl<P: Progress> Journey<'_, P> {
             task_id: task.id.clone(),
             context_id: task.context_id.clone(),
             skill: self.skill.clone(),
-            output_modes: self.output_modes.clone(),
+            output_modes: Arc::clone(&self.output_modes),
             question: question_of(task),
         };
         self.actions.memory.follow_ups.park(

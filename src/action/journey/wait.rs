@@ -1,7 +1,10 @@
 //! Waiting for an agent: its limits, and what is done when one is reached.
 
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
 use super::Journey;
@@ -53,20 +56,19 @@ impl<P: Progress> Journey<'_, P> {
     }
 
     async fn limited<T>(&mut self, wait: impl Future<Output = T>, until: Instant) -> Result<T, Interruption> {
-        tokio::pin!(wait);
-        let gone = self.instance.gone.clone();
-        let hurry = self.actions.hurry.clone();
+        let mut wait = pin!(wait);
+        // Events of a stream are often there already; then nothing else needs to be set up.
+        if let Some(result) = wait.as_mut().now_or_never() {
+            return Ok(result);
+        }
+        // A clone of a token takes a lock that all calls share, so they are borrowed.
+        let (actions, instance) = (self.actions, Arc::clone(&self.instance));
         // Nobody waits for a submitted task, so neither does a stop.
-        let leave = (self.mode == Mode::Submit && self.is_named).then(|| self.actions.leave.clone());
-        let leave = async {
-            match leave {
-                Some(leave) => leave.cancelled_owned().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::pin!(leave);
-        let end = tokio::time::sleep_until(until);
-        tokio::pin!(end);
+        let is_left = self.mode == Mode::Submit && self.is_named;
+        let mut gone = pin!(instance.gone.cancelled());
+        let mut hurry = pin!(actions.hurry.cancelled());
+        let mut leave = pin!(actions.leave.cancelled());
+        let mut end = pin!(tokio::time::sleep_until(until));
         loop {
             let patience = self.progress.patience().filter(|_| !self.abandoned);
             let silence = async {
@@ -78,10 +80,10 @@ impl<P: Progress> Journey<'_, P> {
             tokio::select! {
                 biased;
                 result = &mut wait => return Ok(result),
-                () = gone.cancelled() => return Err(Interruption::Gone),
+                () = &mut gone => return Err(Interruption::Gone),
                 () = &mut end => return Err(Interruption::Deadline),
-                () = hurry.cancelled() => return Err(Interruption::Hurry),
-                () = &mut leave => return Err(Interruption::Hurry),
+                () = &mut hurry => return Err(Interruption::Hurry),
+                () = &mut leave, if is_left => return Err(Interruption::Hurry),
                 () = silence => {
                     self.abandoned |= self.progress.keep_alive().await == Audience::Gone;
                     if self.abandoned && self.is_named {
@@ -103,6 +105,12 @@ impl<P: Progress> Journey<'_, P> {
         why: Interruption,
         task: Option<TaskRef>,
     ) -> ActionError {
+        // Boxed like everything that is rare, so that the future of an ordinary call stays small: it
+        // is allocated, moved and kept for each call in flight.
+        Box::pin(self.end_interrupted(why, task)).await
+    }
+
+    async fn end_interrupted(&self, why: Interruption, task: Option<TaskRef>) -> ActionError {
         let message = match why {
             Interruption::Gone => {
                 let error = match task {

@@ -1,0 +1,171 @@
+//! Records of tasks by agent and id; the oldest go first.
+//!
+//! Every call writes one and hardly any is read, so writing has to cost little: a map, and a queue
+//! in the order of writing. A general cache does more for each entry than the rest of the ledger.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::Record;
+
+/// Parts with a lock of their own.
+const SHARDS: usize = 4;
+/// What a record costs beside its reply.
+const RECORD_OVERHEAD: usize = 512;
+/// Places in the queue that may be out of date before they are looked for.
+const SLACK: usize = 64;
+
+type Key = (Arc<str>, Box<str>);
+
+/// All records, up to a number of bytes.
+#[derive(Debug)]
+pub(super) struct Tasks {
+    shards: [Mutex<Shard>; SHARDS],
+    hasher: RandomState,
+    max_bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    records: HashMap<Arc<Key>, Kept>,
+    // A key is here once for each time it was written; the last one counts.
+    queue: VecDeque<(Arc<Key>, u64)>,
+    bytes: usize,
+    written: u64,
+}
+
+#[derive(Debug)]
+struct Kept {
+    record: Arc<Record>,
+    until: Instant,
+    bytes: usize,
+    number: u64,
+}
+
+impl Tasks {
+    /// Holds about `max_bytes` altogether.
+    pub(super) fn new(max_bytes: usize) -> Self {
+        Self { shards: Default::default(), hasher: RandomState::new(), max_bytes: max_bytes / SHARDS }
+    }
+
+    /// What was written last.
+    pub(super) fn get(&self, agent: &Arc<str>, task_id: &str) -> Option<Arc<Record>> {
+        let key: Key = (Arc::clone(agent), task_id.into());
+        let shard = self.shard(task_id);
+        let kept = shard.records.get(&key).filter(|kept| kept.until > Instant::now())?;
+        Some(Arc::clone(&kept.record))
+    }
+
+    /// Writes a record over the one before it.
+    pub(super) fn put(&self, agent: &Arc<str>, task_id: &str, record: Record) {
+        let key = Arc::new((Arc::clone(agent), task_id.into()));
+        let now = Instant::now();
+        let kept = Kept {
+            bytes: RECORD_OVERHEAD + task_id.len() + record.reply.len(),
+            until: now + record.ttl,
+            record: Arc::new(record),
+            number: 0,
+        };
+        let gone = self.shard(task_id).put(key, kept, self.max_bytes, now);
+        // Not under the lock.
+        drop(gone);
+    }
+
+    fn shard(&self, task_id: &str) -> MutexGuard<'_, Shard> {
+        let [first, ..] = &self.shards;
+        let index = self.hasher.hash_one(task_id) as usize % SHARDS;
+        self.shards.get(index).unwrap_or(first).lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shard {
+    /// Writes a record; the ones that had to go for it.
+    fn put(&mut self, key: Arc<Key>, mut kept: Kept, max_bytes: usize, now: Instant) -> Vec<Kept> {
+        self.written += 1;
+        kept.number = self.written;
+        self.bytes += kept.bytes;
+        self.queue.push_back((Arc::clone(&key), self.written));
+        let mut gone: Vec<_> = self.records.insert(key, kept).into_iter().collect();
+        self.bytes -= gone.iter().map(|kept| kept.bytes).sum::<usize>();
+        while let Some((key, number)) = self.queue.front() {
+            if let Some(kept) = self.records.get(key).filter(|kept| kept.number == *number) {
+                // What was just written stays, however large it is.
+                if (self.bytes <= max_bytes && kept.until > now) || *number == self.written {
+                    break;
+                }
+                self.bytes -= kept.bytes;
+                gone.extend(self.records.remove(key));
+            }
+            self.queue.pop_front();
+        }
+        if self.queue.len() > 2 * self.records.len() + SLACK {
+            let records = &self.records;
+            self.queue.retain(|(key, number)| records.get(key).is_some_and(|kept| kept.number == *number));
+        }
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::a2a::model::TaskState;
+    use crate::action::outcome::TaskRef;
+
+    fn record(agent: &Arc<str>, reply: usize, ttl: Duration) -> Record {
+        Record {
+            task: TaskRef { id: None, context_id: None, agent: Arc::clone(agent), skill: None },
+            state: TaskState::Working,
+            reply: vec![b' '; reply].into(),
+            follow_up: None,
+            is_submitted: false,
+            ttl,
+        }
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn the_oldest_go_when_there_are_too_many_bytes() {
+        let (tasks, agent): (_, Arc<str>) = (Tasks::new(SHARDS * 10_000), "a".into());
+        for number in 0..100 {
+            tasks.put(&agent, &number.to_string(), record(&agent, 1000, HOUR));
+        }
+        assert!(tasks.get(&agent, "0").is_none());
+        assert!(tasks.get(&agent, "99").is_some());
+        let held: usize = (0..100).filter(|number| tasks.get(&agent, &number.to_string()).is_some()).count();
+        assert!((1..=SHARDS * 10_000 / 1500).contains(&held), "{held}");
+        tasks.put(&agent, "large", record(&agent, 1_000_000, HOUR));
+        assert!(tasks.get(&agent, "large").is_some(), "what was just written can be looked up");
+    }
+
+    #[test]
+    fn a_record_is_gone_when_its_time_is_over() {
+        let (tasks, agent): (_, Arc<str>) = (Tasks::new(1 << 20), "a".into());
+        tasks.put(&agent, "t", record(&agent, 1, Duration::ZERO));
+        assert!(tasks.get(&agent, "t").is_none());
+        tasks.put(&agent, "t", record(&agent, 1, HOUR));
+        assert!(tasks.get(&agent, "t").is_some());
+        assert!(tasks.get(&"b".into(), "t").is_none(), "another agent's task");
+    }
+
+    #[test]
+    fn a_record_that_is_written_again_and_again_costs_once() {
+        let (tasks, agent): (_, Arc<str>) = (Tasks::new(SHARDS * 10_000), "a".into());
+        tasks.put(&agent, "first", record(&agent, 1, HOUR));
+        for size in 0..10_000 {
+            tasks.put(&agent, "again", record(&agent, size % 7, HOUR));
+        }
+        assert!(tasks.get(&agent, "first").is_some());
+        assert_eq!(tasks.get(&agent, "again").unwrap().reply.len(), 9_999 % 7);
+        for shard in &tasks.shards {
+            let shard = shard.lock().unwrap();
+            assert!(shard.queue.len() <= 2 * shard.records.len() + SLACK);
+            assert_eq!(shard.bytes, shard.records.values().map(|kept| kept.bytes).sum::<usize>());
+        }
+    }
+}
