@@ -1,5 +1,9 @@
 //! Where the bridge's own words go: to stderr, as text for people or as JSON for programs.
 
+mod writer;
+
+use std::io::Write as _;
+
 use clap::ValueEnum;
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
@@ -25,12 +29,24 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::
     let filter = EnvFilter::builder().parse(filter)?;
     let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr()) && std::env::var_os("NO_COLOR").is_none();
     let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi);
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| writer::Lines).with_ansi(ansi);
     match format {
         LogFormat::Text => builder.with_target(false).finish().with(filter_fn(is_for_logs)).init(),
         LogFormat::Json => builder.json().flatten_event(true).finish().with(filter_fn(is_for_logs)).init(),
     }
     Ok(())
+}
+
+/// Says something to people after everything that was logged.
+pub fn say(text: &str) {
+    // It never fails.
+    let _ = writer::Lines.write_all(format!("{text}\n").as_bytes());
+    flush();
+}
+
+/// Waits a moment for the last lines to be written; call it before the program ends.
+pub fn flush() {
+    writer::flush();
 }
 
 /// Libraries trace whole messages as they come and go, and messages hold what nobody else shall

@@ -178,9 +178,12 @@ pub fn main() -> ExitCode {
         }
     };
     match dispatch(cli) {
-        Ok(code) => code,
+        Ok(code) => {
+            telemetry::flush();
+            code
+        }
         Err(failure) => {
-            output::say(message(&failure));
+            telemetry::say(&message(&failure));
             ExitCode::from(failure.code)
         }
     }

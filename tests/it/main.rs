@@ -16,6 +16,8 @@ mod face;
 mod follow_ups;
 mod idempotency;
 mod limits;
+#[cfg(target_os = "linux")]
+mod logging;
 mod names;
 #[cfg(target_os = "linux")]
 mod operator;

@@ -83,13 +83,13 @@ impl Site {
     /// Starts a bridge.
     pub fn start(&mut self) -> i32 {
         let log = File::options().create(true).append(true).open(self.dir.path().join("log")).unwrap();
-        let child = self
-            .command(&["run"])
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        self.start_with_stderr(log.into())
+    }
+
+    /// Starts a bridge that logs elsewhere.
+    pub fn start_with_stderr(&mut self, stderr: Stdio) -> i32 {
+        let mut command = self.command(&["run"]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         self.bridge = Some(child);
         pid

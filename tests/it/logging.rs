@@ -1,0 +1,68 @@
+//! A log that nobody reads does not hold up the bridge.
+
+use std::io::{PipeReader, Read as _};
+
+use a2a_bridge::process::ports;
+
+use crate::support::eventually::eventually;
+use crate::support::supervise::{SOON, Site, demo};
+
+/// A bridge whose agent writes megabytes a second, and the end of the pipe that its log goes to.
+async fn site() -> (Site, PipeReader) {
+    let (log, stderr) = std::io::pipe().unwrap();
+    let mut site = Site::new().await;
+    let lines = format!("{}\nstop_grace: 1s", demo("--flood --flood-line 60000"));
+    site.settings(&[("a", &lines)]);
+    site.start_with_stderr(stderr.into());
+    site.until_state("a", "ready").await;
+    // More than the pipe takes, and more than waits for it.
+    site.until("a", SOON, |report| report.counts.lines - report.counts.dropped_lines > 100).await;
+    (site, log)
+}
+
+#[tokio::test]
+async fn a_bridge_whose_log_nobody_reads_serves_and_says_later_what_was_lost() {
+    let (mut site, mut log) = site().await;
+    let reply = site.client.request("a2a.action.a.echo", "hello".into()).await.unwrap();
+    assert!(String::from_utf8_lossy(&reply.payload).contains("COMPLETED"));
+    let (seen, read) = tokio::sync::watch::channel(String::new());
+    let reader = std::thread::spawn(move || {
+        let mut chunk = vec![0; 1 << 16];
+        while let Ok(count @ 1..) = log.read(&mut chunk) {
+            let text = String::from_utf8_lossy(&chunk[..count]).into_owned();
+            seen.send_modify(|seen| seen.push_str(&text));
+        }
+    });
+    eventually(SOON, || async { read.borrow().contains("log lines were dropped").then_some(()) }).await;
+    assert_eq!(site.stop().await, Some(0));
+    reader.join().unwrap();
+    let lines = read.borrow();
+    let last = lines.lines().next_back().unwrap();
+    assert!(last.contains("NATS closed"), "the last line is written too: {last}");
+}
+
+#[tokio::test]
+async fn a_bridge_whose_log_nobody_reads_stops() {
+    let (mut site, _log) = site().await;
+    assert_eq!(site.stop().await, Some(0));
+    assert_eq!(site.processes(), Vec::<i32>::new());
+}
+
+#[tokio::test]
+async fn a_bridge_that_cannot_start_and_whose_log_nobody_reads_ends_with_its_error() {
+    let (mut log, stderr) = std::io::pipe().unwrap();
+    // A pipe takes this much and no more.
+    let mut full = tokio::process::Command::new("head");
+    full.args(["-c", "65536", "/dev/zero"]).stdout(stderr.try_clone().unwrap());
+    assert!(full.status().await.unwrap().success());
+    drop(full);
+    let mut site = Site::new().await;
+    let port = ports::free().unwrap();
+    site.settings_with(&format!("metrics: {{ listen: '127.0.0.1:{port}' }}"), &[("a", &demo(""))]);
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    site.start_with_stderr(stderr.into());
+    assert_eq!(site.ended().await, Some(1));
+    let mut all = Vec::new();
+    log.read_to_end(&mut all).unwrap();
+    assert_eq!(all.len(), 65536);
+}
