@@ -1,11 +1,12 @@
-//! Puts the parts together: the order in which they start, and the order in which they stop.
+//! Puts the parts together: the order in which they start, and in `stop` the order in which they end.
+
+mod stop;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -18,7 +19,7 @@ use crate::bus::control::{Control, ControlError};
 use crate::bus::desk::Desk;
 use crate::bus::face::Face;
 use crate::bus::publication::Publication;
-use crate::bus::service::{Mesh, ServiceError, round_trip};
+use crate::bus::service::{Mesh, ServiceError};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
 use crate::config::{self, Config};
 use crate::metrics::{self, Metrics};
@@ -26,12 +27,8 @@ use crate::process::child::Host;
 use crate::process::leftovers::Records;
 use crate::tasks::{OnFailure, Tasks};
 
-/// How long calls that were cut off may take to cancel at the agent and to reply.
-const LAST_WORDS: Duration = Duration::from_secs(4);
 /// Changes of submitted tasks that wait to be published, for one agent.
 const NEWS: usize = 256;
-/// How long the last tasks may take to leave.
-const LAST_TASKS: Duration = Duration::from_secs(2);
 
 /// Why the bridge did not start.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +69,9 @@ pub enum BridgeError {
         #[source]
         source: ControlError,
     },
+    /// It was told to stop before it was up.
+    #[error("the bridge is stopping")]
+    Stopping,
     /// The port for metrics cannot be had.
     #[error("cannot listen on {listen} (`metrics.listen`)")]
     Metrics {
@@ -93,8 +93,10 @@ pub struct Bridge {
     host: Host,
     tasks: Tasks,
     served: Mutex<Vec<Arc<Served>>>,
-    /// One reload at a time.
-    reload: tokio::sync::Mutex<Fixed>,
+    /// One change of what is served at a time; the stop waits for it.
+    change: tokio::sync::Mutex<Fixed>,
+    /// Nothing is served any more from here on.
+    closing: CancellationToken,
     metrics: Arc<Metrics>,
     // Whose agents they are, for clients of the agent protocol.
     owner: Option<String>,
@@ -154,8 +156,12 @@ pub struct Reloaded {
 }
 
 impl Bridge {
-    /// Connects and begins to serve every agent. Agents that are not there come later.
-    pub async fn start(config: Config) -> Result<Self, BridgeError> {
+    /// Connects; nothing is served yet.
+    ///
+    /// # Errors
+    ///
+    /// NATS is not there, or the names in the settings are none of its.
+    pub async fn connect(config: &Config) -> Result<Self, BridgeError> {
         let subjects = Subjects::new(&config.nats.subject_prefix)?;
         let mut guard = ReplyGuard::new(&config.nats.reply_prefixes, subjects.prefix())?;
         if config.nats.agent_protocol.is_some() {
@@ -167,29 +173,33 @@ impl Bridge {
         let mesh = Mesh { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
         let memory = Arc::new(Memory::default());
         let metrics = Arc::new(Metrics::new(client, Arc::clone(&memory)));
-        let bridge = Self {
+        Ok(Self {
             mesh,
             subjects,
             http,
             memory,
-            host: Host { tasks: tasks.clone(), records: records(&config) },
+            host: Host { tasks: tasks.clone(), records: records(config) },
             tasks,
             served: Mutex::default(),
-            reload: tokio::sync::Mutex::new(Fixed::of(&config)),
+            change: tokio::sync::Mutex::new(Fixed::of(config)),
+            closing: CancellationToken::new(),
             metrics,
             owner: config.nats.agent_protocol.as_ref().map(|face| face.owner.clone()),
             stop: Stop::default(),
             hurry_agents: CancellationToken::new(),
             grace: config.shutdown_grace,
-        };
-        if let Err(error) = bridge.serve_all(config).await {
-            bridge.stop().await;
-            return Err(error);
-        }
-        Ok(bridge)
+        })
     }
 
-    async fn serve_all(&self, config: Config) -> Result<(), BridgeError> {
+    /// Begins to serve every agent. Agents that are not there come later.
+    ///
+    /// Not cancel-safe, like [`Bridge::reload`]: whoever changes their mind calls [`Bridge::stop`] beside it.
+    ///
+    /// # Errors
+    ///
+    /// Something cannot be served; what can be is, until [`Bridge::stop`].
+    pub async fn serve(&self, config: Config) -> Result<(), BridgeError> {
+        let _change = self.change.lock().await;
         if let Some(config::Metrics { listen }) = config.metrics {
             let server = metrics::serve(listen, Arc::clone(&self.metrics), self.tasks.stopping().clone())
                 .await
@@ -197,14 +207,16 @@ impl Bridge {
             self.tasks.spawn("metrics", OnFailure::Log, server);
         }
         for agent in config.agents {
-            self.serve(agent).await?;
+            self.add(agent).await?;
         }
         self.metrics.begun();
         Ok(())
     }
 
-    async fn serve(&self, config: config::Agent) -> Result<(), BridgeError> {
-        let name = config.name.clone();
+    async fn add(&self, config: config::Agent) -> Result<(), BridgeError> {
+        if self.closing.is_cancelled() {
+            return Err(BridgeError::Stopping);
+        }
         let limits = Limits {
             request_timeout: config.request_timeout,
             stream_idle_timeout: config.stream_idle_timeout,
@@ -219,8 +231,30 @@ impl Bridge {
             },
         };
         let hurry = self.hurry_agents.clone();
+        let name = config.name.clone();
         let agent = Agent::start(config, &self.http, &self.host, hurry)
-            .map_err(|source| BridgeError::Auth { agent: name.clone(), source })?;
+            .map_err(|source| BridgeError::Auth { agent: name, source })?;
+        let placed = tokio::select! {
+            biased;
+            () = self.closing.cancelled() => Err(BridgeError::Stopping),
+            placed = self.place(agent.clone(), limits) => placed,
+        };
+        match placed {
+            Ok(served) => {
+                self.metrics.add(agent);
+                self.served().push(Arc::new(served));
+                Ok(())
+            }
+            Err(error) => {
+                agent.stop().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives an agent its places on the mesh.
+    async fn place(&self, agent: Agent, limits: Limits) -> Result<Served, BridgeError> {
+        let name = || agent.name.to_string();
         let (news, changes) = mpsc::channel(NEWS);
         let actions = Actions::new(
             Arc::clone(&agent.name),
@@ -234,29 +268,20 @@ impl Bridge {
         let desk = Arc::new(Desk::new(agent.clone(), actions, self.mesh.client.clone(), calls.clone()));
         let published =
             Publication::start(Arc::clone(&desk), changes, &self.mesh, &self.subjects, &self.tasks).await;
-        let publication = match published {
-            Ok(publication) => publication,
-            Err(source) => {
-                agent.stop().await;
-                return Err(BridgeError::Publish { agent: name, source });
-            }
-        };
+        let publication = published.map_err(|source| BridgeError::Publish { agent: name(), source })?;
         let control =
             Control::start(agent.clone(), publication.instance(), &self.mesh, &self.subjects, &self.tasks);
         let control = match control.await {
             Ok(control) => control,
             Err(source) => {
                 publication.withdraw().await;
-                agent.stop().await;
-                return Err(BridgeError::Control { agent: name, source });
+                return Err(BridgeError::Control { agent: name(), source });
             }
         };
         let face = self.owner.as_ref();
         let face =
             face.map(|owner| Face::start(owner, desk, &self.mesh, &self.subjects, &self.stop, &self.tasks));
-        self.metrics.add(agent.clone());
-        self.served().push(Arc::new(Served { agent, publication, control, face, calls }));
-        Ok(())
+        Ok(Served { agent, publication, control, face, calls })
     }
 
     /// Takes over other settings. Agents that are the same in both keep their process and their calls.
@@ -265,7 +290,7 @@ impl Bridge {
     ///
     /// An agent of the new settings cannot be served; the others are, as the new settings say.
     pub async fn reload(&self, config: Config) -> Result<Reloaded, BridgeError> {
-        let fixed = self.reload.lock().await;
+        let fixed = self.change.lock().await;
         let mut done = Reloaded { needs_restart: fixed.0 != Fixed::of(&config).0, ..Reloaded::default() };
         let before: Vec<Arc<Served>> = self.served().clone();
         let (same, new): (Vec<_>, Vec<_>) = config.agents.into_iter().partition(|agent| {
@@ -291,7 +316,7 @@ impl Bridge {
         join_all(leaving.iter().map(|served| self.leave(served))).await;
         let mut failed = None;
         for agent in new {
-            if let Err(error) = self.serve(agent).await {
+            if let Err(error) = self.add(agent).await {
                 failed = Some(error);
             }
         }
@@ -319,82 +344,6 @@ impl Bridge {
     pub fn has_defect(&self) -> bool {
         self.tasks.has_defect()
     }
-
-    /// Skips every grace time of a [`Bridge::stop`] under way.
-    pub fn hurry(&self) {
-        self.stop.hurry.cancel();
-        self.hurry_agents.cancel();
-    }
-
-    /// Lets one agent go, while the others stay.
-    async fn leave(&self, served: &Served) {
-        self.metrics.remove(&served.agent.name);
-        served.withdraw().await;
-        served.calls.close();
-        let in_time = tokio::select! {
-            biased;
-            () = served.calls.wait() => true,
-            () = tokio::time::sleep(self.grace) => false,
-            () = self.stop.hurry.cancelled() => false,
-        };
-        if !in_time {
-            tracing::warn!(agent = %served.agent.name, calls = served.calls.len(), "calls in flight are lost with their agent");
-        }
-        served.agent.stop().await;
-        let status = served.agent.status.borrow().clone();
-        served.publication.farewell(&status).await;
-        served.control.stop().await;
-    }
-
-    /// Off the mesh, let calls finish, cancel the rest, end the agents, close NATS.
-    pub async fn stop(&self) {
-        self.metrics.ends();
-        let served = self.served().clone();
-        let step = Step::begin("actions taken off the mesh");
-        join_all(served.iter().map(|served| served.withdraw())).await;
-        self.stop.leave.cancel();
-        step.end();
-
-        let step = Step::begin("calls finished");
-        let calls = join_all(served.iter().map(|served| async {
-            served.calls.close();
-            served.calls.wait().await;
-        }));
-        tokio::pin!(calls);
-        let in_time = tokio::select! {
-            biased;
-            _ = &mut calls => true,
-            () = tokio::time::sleep(self.grace) => false,
-            () = self.stop.hurry.cancelled() => false,
-        };
-        if !in_time {
-            let left: usize = served.iter().map(|served| served.calls.len()).sum();
-            tracing::warn!(calls = left, "calls still in flight are cancelled");
-            self.stop.hurry.cancel();
-            let _ = tokio::time::timeout(LAST_WORDS, calls).await;
-        }
-        step.end();
-
-        let step = Step::begin("agents ended");
-        join_all(served.iter().map(|served| served.agent.stop())).await;
-        step.end();
-
-        let step = Step::begin("NATS closed");
-        for served in &served {
-            let status = served.agent.status.borrow().clone();
-            served.publication.farewell(&status).await;
-            served.control.stop().await;
-        }
-        // The connection may only be closed once the last replies have arrived.
-        if let Err(error) = round_trip(&self.mesh.client).await {
-            tracing::warn!(%error, "the last replies may not have reached NATS");
-        }
-        // Without a connection its queue may be full, and nobody empties it.
-        let _ = tokio::time::timeout(LAST_TASKS, self.mesh.client.drain()).await;
-        self.tasks.stopping().cancel();
-        let _ = tokio::time::timeout(LAST_TASKS, self.tasks.finished()).await;
-        step.end();
-    }
 }
 
 /// Ends what an earlier bridge of the same settings file has left behind, before anything new starts.
@@ -412,18 +361,5 @@ fn records(config: &Config) -> Option<Arc<Records>> {
             tracing::warn!(%error, "agents of a bridge that is killed together with their guards will not be found again");
             None
         }
-    }
-}
-
-/// One step of the stop, with its duration in the log.
-struct Step(&'static str, Instant);
-
-impl Step {
-    fn begin(name: &'static str) -> Self {
-        Self(name, Instant::now())
-    }
-
-    fn end(self) {
-        tracing::info!(took = ?self.1.elapsed(), "{}", self.0);
     }
 }

@@ -1,8 +1,11 @@
 //! `run`: serve until told to stop.
 
+use std::future::pending;
 use std::path::Path;
+use std::pin::pin;
 use std::process::ExitCode;
 
+use futures_util::FutureExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{DEFECT, Failure, TROUBLE, UNAVAILABLE};
@@ -12,49 +15,52 @@ use crate::config::{self, Config};
 pub(super) async fn run(config: Config) -> Result<ExitCode, Failure> {
     let defect = |error: std::io::Error| Failure::new(DEFECT, error);
     let mut stop = StopSignals::new().map_err(defect)?;
-    let mut hang_up = signal(SignalKind::hangup()).map_err(defect)?;
+    let hang_up = signal(SignalKind::hangup()).map_err(defect)?;
     look_after_orphans();
     if config.agents.is_empty() {
         tracing::warn!("the settings name no agents; there is nothing to bridge");
     }
-    let file = config.file.clone();
     let bridge = tokio::select! {
-        bridge = Bridge::start(config) => bridge.map_err(failure)?,
+        bridge = Bridge::connect(&config) => bridge.map_err(failure)?,
         name = stop.next() => {
             tracing::info!("{name} before the bridge was up");
             return Ok(ExitCode::SUCCESS);
         }
     };
+    let mut serving = pin!(serve(&bridge, config, hang_up).fuse());
+    let ended = tokio::select! {
+        ended = &mut serving => ended,
+        () = bridge.failed() => {
+            tracing::error!("stopping after a defect");
+            Ok(())
+        }
+        name = stop.next() => {
+            tracing::info!("{name}: stopping; once more stops at once");
+            Ok(())
+        }
+    };
+    // A start or a reload under way has agents that only it knows, so it goes on to its end.
+    tokio::select! {
+        () = bridge.stop() => {}
+        () = hurried(&mut stop, &bridge) => {}
+        () = async { let _ = serving.await; pending().await } => {}
+    }
+    ended?;
+    Ok(ExitCode::from(if bridge.has_defect() { DEFECT } else { 0 }))
+}
+
+/// Serves the agents, and reads the settings again whenever somebody asks for it.
+async fn serve(bridge: &Bridge, config: Config, mut hang_up: Signal) -> Result<(), Failure> {
+    let file = config.file.clone();
+    bridge.serve(config).await.map_err(failure)?;
     tracing::info!(
         agents = bridge.agents().len(),
         "serving; Ctrl-C or SIGTERM stops, SIGHUP reads the settings again"
     );
-    loop {
-        tokio::select! {
-            name = stop.next() => {
-                tracing::info!("{name}: stopping; once more stops at once");
-                break;
-            }
-            () = bridge.failed() => {
-                tracing::error!("stopping after a defect");
-                break;
-            }
-            _ = hang_up.recv() => {
-                let stopping = tokio::select! {
-                    () = reload(&bridge, file.as_deref()) => false,
-                    _ = stop.next() => true,
-                };
-                if stopping {
-                    break;
-                }
-            }
-        }
+    while hang_up.recv().await.is_some() {
+        reload(bridge, file.as_deref()).await;
     }
-    tokio::select! {
-        () = bridge.stop() => {}
-        () = hurried(&mut stop, &bridge) => {}
-    }
-    Ok(ExitCode::from(if bridge.has_defect() { DEFECT } else { 0 }))
+    Ok(())
 }
 
 /// Reads the settings again; if they are bad, everything stays as it is.
@@ -127,6 +133,7 @@ fn failure(error: BridgeError) -> Failure {
         BridgeError::Http(_)
         | BridgeError::Publish { .. }
         | BridgeError::Control { .. }
+        | BridgeError::Stopping
         | BridgeError::Metrics { .. } => TROUBLE,
     };
     let is_connection = matches!(error, BridgeError::Connect(_));

@@ -36,9 +36,7 @@ async fn a_bridge_whose_log_nobody_reads_serves_and_says_later_what_was_lost() {
     eventually(SOON, || async { read.borrow().contains("log lines were dropped").then_some(()) }).await;
     assert_eq!(site.stop().await, Some(0));
     reader.join().unwrap();
-    let lines = read.borrow();
-    let last = lines.lines().next_back().unwrap();
-    assert!(last.contains("NATS closed"), "the last line is written too: {last}");
+    assert!(read.borrow().contains("NATS closed"), "the last lines are written too");
 }
 
 #[tokio::test]

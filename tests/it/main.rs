@@ -15,6 +15,8 @@ mod discovery;
 mod face;
 mod follow_ups;
 mod idempotency;
+#[cfg(target_os = "linux")]
+mod interrupted;
 mod limits;
 #[cfg(target_os = "linux")]
 mod logging;

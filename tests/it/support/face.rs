@@ -130,7 +130,9 @@ async fn bridge(server: &NatsServer, name: &str, url: &str, settings: &str) -> B
         server.url()
     );
     let config = config::parse(&text, "bridge.yaml", &|_| None).unwrap();
-    Bridge::start(config).await.unwrap()
+    let bridge = Bridge::connect(&config).await.unwrap();
+    bridge.serve(config).await.unwrap();
+    bridge
 }
 
 /// The chunks of one answer.

@@ -66,7 +66,11 @@ impl Site {
     }
 
     pub fn settings_with(&self, head: &str, agents: &[(&str, &str)]) {
-        let url = self.server.url();
+        self.settings_at(&self.server.url(), head, agents);
+    }
+
+    /// The same for a bridge that finds its broker elsewhere.
+    pub fn settings_at(&self, url: &str, head: &str, agents: &[(&str, &str)]) {
         let mut text = format!("{head}\nnats: {{ url: '{url}' }}\nshutdown_grace: 1s\nagents:\n");
         for (name, lines) in agents {
             text.push_str(&format!("  - name: {name}\n"));
@@ -82,13 +86,29 @@ impl Site {
 
     /// Starts a bridge.
     pub fn start(&mut self) -> i32 {
-        let log = File::options().create(true).append(true).open(self.dir.path().join("log")).unwrap();
-        self.start_with_stderr(log.into())
+        self.spawn(self.command(&["run"]), self.log_file())
     }
 
     /// Starts a bridge that logs elsewhere.
     pub fn start_with_stderr(&mut self, stderr: Stdio) -> i32 {
-        let mut command = self.command(&["run"]);
+        self.spawn(self.command(&["run"]), stderr)
+    }
+
+    /// Starts a bridge by way of another command, which gets the bridge's as its last arguments.
+    pub fn start_by(&mut self, way: &[&str]) -> i32 {
+        let bridge = self.command(&["run"]);
+        let mut command = Command::new(way[0]);
+        command.args(&way[1..]).arg(bridge.get_program()).args(bridge.get_args());
+        command.env("XDG_RUNTIME_DIR", self.dir.path());
+        self.spawn(command, self.log_file())
+    }
+
+    fn log_file(&self) -> Stdio {
+        let path = self.dir.path().join("log");
+        File::options().create(true).append(true).open(path).unwrap().into()
+    }
+
+    fn spawn(&mut self, mut command: Command, stderr: Stdio) -> i32 {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         self.bridge = Some(child);

@@ -1,0 +1,122 @@
+//! How a bridge ends: the order of the stop, and how one agent leaves while the others stay.
+
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+
+use super::{Bridge, Served};
+use crate::bus::service::round_trip;
+
+/// How long calls that were cut off may take to cancel at the agent and to reply.
+const LAST_WORDS: Duration = Duration::from_secs(4);
+/// How long the last tasks may take to leave.
+const LAST_TASKS: Duration = Duration::from_secs(2);
+
+impl Bridge {
+    /// Skips every grace time of a [`Bridge::stop`] under way.
+    pub fn hurry(&self) {
+        self.stop.hurry.cancel();
+        self.hurry_agents.cancel();
+    }
+
+    /// Lets one agent go, while the others stay.
+    pub(super) async fn leave(&self, served: &Served) {
+        self.metrics.remove(&served.agent.name);
+        served.withdraw().await;
+        served.calls.close();
+        let in_time = tokio::select! {
+            biased;
+            () = served.calls.wait() => true,
+            () = tokio::time::sleep(self.grace) => false,
+            () = self.stop.hurry.cancelled() => false,
+        };
+        if !in_time {
+            tracing::warn!(agent = %served.agent.name, calls = served.calls.len(), "calls in flight are lost with their agent");
+        }
+        served.agent.stop().await;
+        let status = served.agent.status.borrow().clone();
+        served.publication.farewell(&status).await;
+        served.control.stop().await;
+    }
+
+    /// Off the mesh, let calls finish, cancel the rest, end the agents, close NATS.
+    ///
+    /// A change of what is served that is under way ends beside it: those who were leaving have their
+    /// grace, and nobody new is served.
+    pub async fn stop(&self) {
+        self.metrics.ends();
+        self.closing.cancel();
+        let mut served = mem::take(&mut *self.served());
+        let (_change, ()) = tokio::join!(self.change.lock(), self.end(&served));
+        // Whoever was served in the very last moment.
+        let late = mem::take(&mut *self.served());
+        if !late.is_empty() {
+            self.end(&late).await;
+            served.extend(late);
+        }
+
+        let step = Step::begin("NATS closed");
+        for served in &served {
+            let status = served.agent.status.borrow().clone();
+            served.publication.farewell(&status).await;
+            served.control.stop().await;
+        }
+        // The connection may only be closed once the last replies have arrived.
+        if let Err(error) = round_trip(&self.mesh.client).await {
+            tracing::warn!(%error, "the last replies may not have reached NATS");
+        }
+        // Without a connection its queue may be full, and nobody empties it.
+        let _ = tokio::time::timeout(LAST_TASKS, self.mesh.client.drain()).await;
+        self.tasks.stopping().cancel();
+        let _ = tokio::time::timeout(LAST_TASKS, self.tasks.finished()).await;
+        step.end();
+    }
+
+    /// Ends agents and the calls to them.
+    async fn end(&self, served: &[Arc<Served>]) {
+        let step = Step::begin("actions taken off the mesh");
+        join_all(served.iter().map(|served| served.withdraw())).await;
+        self.stop.leave.cancel();
+        step.end();
+
+        let step = Step::begin("calls finished");
+        let calls = join_all(served.iter().map(|served| async {
+            served.calls.close();
+            served.calls.wait().await;
+        }));
+        tokio::pin!(calls);
+        let in_time = tokio::select! {
+            biased;
+            _ = &mut calls => true,
+            () = tokio::time::sleep(self.grace) => false,
+            () = self.stop.hurry.cancelled() => false,
+        };
+        if !in_time {
+            let left: usize = served.iter().map(|served| served.calls.len()).sum();
+            tracing::warn!(calls = left, "calls still in flight are cancelled");
+            self.stop.hurry.cancel();
+            let _ = tokio::time::timeout(LAST_WORDS, calls).await;
+        }
+        step.end();
+
+        let step = Step::begin("agents ended");
+        join_all(served.iter().map(|served| served.agent.stop())).await;
+        step.end();
+    }
+}
+
+/// One step of the stop, with its duration in the log.
+struct Step(&'static str, Instant);
+
+impl Step {
+    fn begin(name: &'static str) -> Self {
+        Self(name, Instant::now())
+    }
+
+    fn end(self) {
+        tracing::info!(took = ?self.1.elapsed(), "{}", self.0);
+    }
+}
