@@ -4,9 +4,8 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -14,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::child::{Exit, Host, Order, Phase, Spec, Started, pid_of, read_output, surround};
 use super::output::Output;
-use super::{guard, leftovers, procfs, reaper};
+use super::{guard, procfs, reaper};
 use crate::tasks::OnFailure;
 
 pub(super) async fn start(program: &Path, spec: &Spec, host: &Host, output: &Output) -> io::Result<Started> {
@@ -33,6 +32,8 @@ pub(super) async fn start(program: &Path, spec: &Spec, host: &Host, output: &Out
     drop(command);
     read_output(&mut child, host, output);
     let guard_pid = pid_of(&child);
+    // There as long as nobody has waited for it; without it nothing is taken for an orphan.
+    let guard_start = procfs::Stat::read(guard_pid).map_or(u64::MAX, |stat| stat.start);
     let (reports, orders) = UnixStream::from_std(ours)?.into_split();
     let mut reports = BufReader::new(reports).lines();
     let first = reports.next_line().await?.unwrap_or_default();
@@ -47,22 +48,20 @@ pub(super) async fn start(program: &Path, spec: &Spec, host: &Host, output: &Out
     };
     let Some(pid) = pid else {
         reaper::wait(&mut child).await;
+        reaper::end_orphans(guard_start).await;
         return Err(io::Error::other("the guard process ended before it said a word"));
     };
     let (told, phase) = watch::channel(Phase::Running);
     let (sender, received) = mpsc::channel(4);
-    let mark = host.records.as_ref().map(|records| records.mark(&spec.agent));
-    let keeper =
-        Keeper { child, pid, start: procfs::Stat::read(pid).map(|stat| stat.start), mark, told, orders };
+    let keeper = Keeper { agent: Arc::clone(&spec.agent), child, guard_start, told, orders };
     host.tasks.spawn("agent guard", OnFailure::StopBridge, keeper.run(reports, received));
     Ok(Started { pid, guard: Some(guard_pid), phase, orders: sender })
 }
 
 struct Keeper {
+    agent: Arc<str>,
     child: tokio::process::Child,
-    pid: i32,
-    start: Option<u64>,
-    mark: Option<String>,
+    guard_start: u64,
     told: watch::Sender<Phase>,
     orders: OwnedWriteHalf,
 }
@@ -100,22 +99,10 @@ impl Keeper {
         }
         let orderly = reaper::wait(&mut self.child).await;
         if !orderly {
-            tracing::warn!(pid = self.pid, "a guard process was killed; ending what it guarded");
-            self.end_orphans();
+            tracing::warn!(agent = %self.agent, "a guard process was killed; ending what it guarded");
+            reaper::end_orphans(self.guard_start).await;
         }
         let exit = exit.filter(|_| orderly).unwrap_or(Exit::WithGuard);
         self.told.send_replace(Phase::Gone(exit));
-    }
-
-    /// What was below the guard is below us now: the child with all of its own, and by the mark in
-    /// their environment those who had left it.
-    fn end_orphans(&self) {
-        let is_child =
-            procfs::Stat::read(self.pid).map(|stat| stat.start) == self.start && self.start.is_some();
-        let below = if is_child { procfs::descendants(self.pid) } else { Vec::new() };
-        let marked = self.mark.iter().flat_map(|mark| leftovers::marked(mark));
-        for pid in below.into_iter().chain(is_child.then_some(self.pid)).chain(marked) {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
     }
 }

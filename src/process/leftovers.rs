@@ -206,13 +206,6 @@ impl Records {
     }
 }
 
-/// The processes that carry exactly this mark.
-#[cfg(target_os = "linux")]
-pub(super) fn marked(mark: &str) -> Vec<i32> {
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
-    procfs::all().filter(|pid| *pid != own && procfs::variable(*pid, MARK).as_deref() == Some(mark)).collect()
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }

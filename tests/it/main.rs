@@ -23,6 +23,8 @@ mod logging;
 mod names;
 #[cfg(target_os = "linux")]
 mod operator;
+#[cfg(target_os = "linux")]
+mod orphans;
 mod passing_on;
 mod presence;
 mod reconnect;

@@ -1,0 +1,92 @@
+//! Processes that lose their parent come to the bridge: an agent's are ended, all are reaped.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use a2a_bridge::process::procfs::{self, Stat};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::support::eventually::eventually;
+use crate::support::supervise::{SOON, Site, shell};
+
+/// An agent with a process that has left its parent, its session and its environment behind. Its pid
+/// is in a file called as the agent.
+fn hiding(folder: &Path, agent: &str) -> String {
+    let folder = folder.display();
+    std::fs::write(format!("{folder}/hide"), "echo $$ > $1; exec sleep 1000").unwrap();
+    shell(&format!("(setsid env -i sh {folder}/hide {folder}/{agent} &) ; DEMO"))
+}
+
+async fn process_in(site: &Site, file: &str) -> Stat {
+    let path = site.folder().join(file);
+    eventually(SOON, || async {
+        Stat::read(std::fs::read_to_string(&path).ok()?.trim().parse().ok()?)
+            .filter(|stat| stat.name == "sleep")
+    })
+    .await
+}
+
+fn is_alive(process: &Stat) -> bool {
+    Stat::read(process.pid).is_some_and(|stat| stat.start == process.start && !stat.is_over())
+}
+
+#[tokio::test]
+async fn what_hides_from_a_guard_that_is_killed_is_ended_and_nothing_else_is() {
+    let mut site = Site::new().await;
+    site.settings(&[("a", &hiding(site.folder(), "a")), ("b", &hiding(site.folder(), "b"))]);
+    let before = site.folder().join("before").display().to_string();
+    site.start_by(&["sh", "-c", &format!("sleep 1000 & echo $! > {before}; exec \"$@\""), "sh"]);
+    let guard = Stat::read(site.until_state("a", "ready").await.pid.unwrap()).unwrap().parent;
+    let other = site.until_state("b", "ready").await;
+    let (hidden, others) = (process_in(&site, "a").await, process_in(&site, "b").await);
+    assert_eq!(hidden.parent, guard);
+    let before = process_in(&site, "before").await;
+    kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
+    site.until("a", SOON, |report| report.state == "ready" && report.restarts == 1).await;
+    assert!(!is_alive(&hidden));
+    assert!(is_alive(&others), "another agent's");
+    assert_eq!(site.show("b").await.unwrap().pid, other.pid);
+    assert!(is_alive(&before), "a child from before there was an agent");
+    assert_eq!(site.stop().await, Some(0));
+    assert!(!is_alive(&others));
+    kill(Pid::from_raw(before.pid), Signal::SIGKILL).unwrap();
+}
+
+#[tokio::test]
+async fn the_first_process_of_a_container_reaps_what_others_leave_there() {
+    let is_root = nix::unistd::geteuid().is_root();
+    let (make, enter): (&[_], &[_]) = match is_root {
+        true => (&[], &[]),
+        false => (&["--user", "--map-root-user"], &["--user", "--preserve-credentials"]),
+    };
+    let make = [&["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"], make].concat();
+    let tried = Command::new(make[0]).args(&make[1..]).arg("true").output();
+    if !tried.as_ref().is_ok_and(|output| output.status.success()) {
+        return println!("skipped: this user cannot make a process namespace here: {tried:?}");
+    }
+    let mut site = Site::new().await;
+    site.settings(&[("a", &hiding(site.folder(), "a"))]);
+    let outside = site.start_by(&make);
+    site.until_state("a", "ready").await;
+    let bridge = procfs::children(outside)[0];
+    // Somebody comes in, starts something and leaves.
+    let entered = Command::new("nsenter")
+        .args(["--target", &bridge.to_string(), "--pid"])
+        .args(enter)
+        .args(["sh", "-c", "sleep 1000 &"])
+        .stdout(Stdio::null())
+        .status();
+    assert!(entered.unwrap().success());
+    let left = eventually(SOON, || async {
+        procfs::children(bridge).into_iter().filter_map(Stat::read).find(|stat| stat.name == "sleep")
+    })
+    .await;
+    kill(Pid::from_raw(left.pid), Signal::SIGKILL).unwrap();
+    eventually(SOON, || async {
+        Stat::read(left.pid).is_none_or(|stat| stat.start != left.start).then_some(())
+    })
+    .await;
+    kill(Pid::from_raw(bridge), Signal::SIGTERM).unwrap();
+    assert_eq!(site.ended().await, Some(0));
+}
