@@ -221,7 +221,13 @@ impl Life {
 
     /// One start of a launched agent, from spawn to end.
     async fn launched(&self, order: u64, last_port: &mut Option<u16>) -> Ended {
-        let mut start = match self.place(order, last_port) {
+        // It may have to look up a name.
+        let placed = tokio::select! {
+            biased;
+            () = self.interrupted(order) => return self.interruption(),
+            placed = self.place(order, last_port) => placed,
+        };
+        let mut start = match placed {
             Ok(start) => start,
             Err(trouble) => return Lost::before_ready(trouble),
         };

@@ -42,17 +42,17 @@ impl Start {
 
 impl Life {
     /// Finds a port if the settings leave that to us, and sees that the port is free.
-    pub(super) fn place(&self, order: u64, last_port: &mut Option<u16>) -> Result<Start, Trouble> {
+    pub(super) async fn place(&self, order: u64, last_port: &mut Option<u16>) -> Result<Start, Trouble> {
         let config = match self.config.port {
             None => Arc::clone(&self.config),
             Some(Port::Fixed(port)) => Arc::new(self.config.at_port(port)),
             Some(Port::Auto) => {
                 // The same again, as long as it is free: others may have come to know it.
-                let is_free = |port: &u16| {
-                    let local = LocalPort::of(&self.config.at_port(*port).url);
-                    local.is_none_or(|local| matches!(local.holder(None), Holder::Nobody))
+                let again = match *last_port {
+                    Some(port) if self.is_free(port).await => Ok(port),
+                    _ => ports::free(),
                 };
-                let port = match last_port.filter(is_free).map_or_else(ports::free, Ok) {
+                let port = match again {
                     Ok(port) => port,
                     Err(error) => {
                         return Err(Trouble {
@@ -65,13 +65,18 @@ impl Life {
                 Arc::new(self.config.at_port(port))
             }
         };
-        let port = LocalPort::of(&config.url).filter(|_| config.verify_port);
+        let port = LocalPort::of(&config.url).await.filter(|_| config.verify_port);
         if let Some(local) = &port
             && let Holder::Foreign { process } = local.holder(None)
         {
             return Err(Trouble::port_taken(local.number, process.as_ref(), &config));
         }
         Ok(Start { chooser: self.chooser(&config)?, config, port, tree: None, order })
+    }
+
+    async fn is_free(&self, port: u16) -> bool {
+        let local = LocalPort::of(&self.config.at_port(port).url).await;
+        local.is_none_or(|local| matches!(local.holder(None), Holder::Nobody))
     }
 
     /// What chooses among the wires of an agent with these settings.

@@ -3,9 +3,13 @@
 //! Linux lists listening sockets in `/proc/net/tcp` and `tcp6` by inode, and the descriptors of a
 //! process by inode too. Elsewhere nobody can be told apart, and every port is [`Holder::Unknown`].
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::time::Duration;
 
 use url::{Host, Url};
+
+/// How long the look-up of a name may take.
+const LOOK_UP: Duration = Duration::from_secs(2);
 
 /// Who listens at an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,19 +37,20 @@ pub struct LocalPort {
 }
 
 impl LocalPort {
-    /// The port, if the address is one of this machine's own: loopback, or any.
-    pub fn of(url: &Url) -> Option<Self> {
-        let hosts = match url.host()? {
-            Host::Domain(name) if name.trim_end_matches('.').eq_ignore_ascii_case("localhost") => {
-                vec![IpAddr::V4(Ipv4Addr::LOCALHOST), std::net::Ipv6Addr::LOCALHOST.into()]
-            }
-            Host::Domain(_) => return None,
-            Host::Ipv4(ip) => vec![IpAddr::V4(ip)],
-            Host::Ipv6(ip) => vec![IpAddr::V6(ip)],
-        };
-        let is_local = hosts.iter().all(|ip| ip.is_loopback() || ip.is_unspecified());
+    /// The port, if the address is one of this machine's own, or a name for one.
+    pub async fn of(url: &Url) -> Option<Self> {
         let number = url.port_or_known_default()?;
-        is_local.then_some(Self { number, hosts })
+        let mut hosts = match url.host()? {
+            // Whatever else a resolver may say.
+            Host::Domain(name) if name.trim_end_matches('.').eq_ignore_ascii_case("localhost") => {
+                vec![IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()]
+            }
+            Host::Domain(name) => look_up(name, number).await,
+            Host::Ipv4(ip) => vec![IpAddr::V4(ip)],
+            Host::Ipv6(ip) => vec![IpAddr::V6(ip).to_canonical()],
+        };
+        hosts.retain(|ip| is_own(*ip));
+        (!hosts.is_empty()).then_some(Self { number, hosts })
     }
 
     /// Whether a listener at this address is one that a caller of ours may reach.
@@ -97,6 +102,27 @@ impl LocalPort {
     pub fn holder(&self, _: Option<i32>) -> Holder {
         Holder::Unknown
     }
+}
+
+/// The addresses of a name. One that nobody knows now may be known when the agent runs, as in a
+/// container's network, and then it is not ours.
+async fn look_up(name: &str, port: u16) -> Vec<IpAddr> {
+    match tokio::time::timeout(LOOK_UP, tokio::net::lookup_host((name, port))).await {
+        Ok(Ok(found)) => found.map(|address| address.ip().to_canonical()).collect(),
+        Ok(Err(_)) | Err(_) => Vec::new(),
+    }
+}
+
+/// Whether an address is one of this machine's own: only at those can one listen.
+fn is_own(ip: IpAddr) -> bool {
+    ip.is_loopback() || ip.is_unspecified() || (!listens_anywhere(ip) && TcpListener::bind((ip, 0)).is_ok())
+}
+
+/// Whether Linux was told to let everybody listen at addresses that it does not have (yet).
+fn listens_anywhere(ip: IpAddr) -> bool {
+    let version = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
+    let setting = std::fs::read_to_string(format!("/proc/sys/net/{version}/ip_nonlocal_bind"));
+    setting.is_ok_and(|setting| setting.trim() != "0")
 }
 
 /// The ports that a process and everything below it listens on.
@@ -198,24 +224,26 @@ mod linux {
 mod tests {
     use super::*;
 
-    fn local(url: &str) -> Option<LocalPort> {
-        LocalPort::of(&url.parse().ok()?)
+    async fn local(url: &str) -> Option<LocalPort> {
+        LocalPort::of(&url.parse().ok()?).await
     }
 
-    #[test]
-    fn only_addresses_of_this_machine_have_a_local_port() {
+    #[tokio::test]
+    async fn only_addresses_of_this_machine_have_a_local_port() {
         for url in ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9", "http://0.0.0.0:9"] {
-            assert_eq!(local(url).unwrap().number, 9, "{url}");
+            assert_eq!(local(url).await.unwrap().number, 9, "{url}");
         }
-        assert_eq!(local("http://10.0.0.1:9"), None);
-        assert_eq!(local("https://agents.example.org"), None);
+        // Addresses and a name for documentation, which nobody has.
+        assert_eq!(local("http://203.0.113.9:9").await, None);
+        assert_eq!(local("http://[2001:db8::9]:9").await, None);
+        assert_eq!(local("https://agents.invalid").await, None);
     }
 
-    #[test]
-    fn a_listener_is_ours_or_foreign_by_the_process_that_holds_it() {
+    #[tokio::test]
+    async fn a_listener_is_ours_or_foreign_by_the_process_that_holds_it() {
         let own = i32::try_from(std::process::id()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = local(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let port = local(&format!("http://{}", listener.local_addr().unwrap())).await.unwrap();
         assert_eq!(port.holder(Some(own)), Holder::Ours(vec![own]));
         let Holder::Foreign { process } = port.holder(None) else { panic!("a foreign listener") };
         assert_eq!(process.unwrap().0, own);
@@ -223,15 +251,15 @@ mod tests {
         assert_eq!(port.holder(Some(own)), Holder::Nobody);
     }
 
-    #[test]
-    fn a_listener_on_every_address_and_on_ipv6_counts_too() {
+    #[tokio::test]
+    async fn a_listener_on_every_address_and_on_ipv6_counts_too() {
         let own = i32::try_from(std::process::id()).unwrap();
         for address in ["0.0.0.0:0", "[::]:0"] {
             let Ok(listener) = TcpListener::bind(address) else {
                 continue;
             };
             let port = listener.local_addr().unwrap().port();
-            let port = local(&format!("http://127.0.0.1:{port}")).unwrap();
+            let port = local(&format!("http://127.0.0.1:{port}")).await.unwrap();
             assert_eq!(port.holder(Some(own)), Holder::Ours(vec![own]), "{address}");
         }
     }

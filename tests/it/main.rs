@@ -26,6 +26,8 @@ mod operator;
 #[cfg(target_os = "linux")]
 mod orphans;
 mod passing_on;
+#[cfg(target_os = "linux")]
+mod ports;
 mod presence;
 mod reconnect;
 mod reply_guard;
