@@ -5,11 +5,12 @@ mod tasks;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 
+use super::error::ActionError;
 use super::follow_up::FollowUp;
+use super::once::Reply;
 use super::outcome::TaskRef;
 use crate::a2a::model::TaskState;
 use tasks::Tasks;
@@ -18,8 +19,10 @@ use tasks::Tasks;
 const SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Most bytes of remembered replies; the oldest go first.
 const TASK_BYTES: usize = 64 << 20;
-/// Most conversations whose agent-made id is remembered.
-const SESSIONS: u64 = 50_000;
+/// Most bytes of conversations whose agent-made id is remembered.
+const SESSION_BYTES: u64 = 32 << 20;
+/// What a conversation costs beside its ids.
+const SESSION_OVERHEAD: usize = 256;
 
 /// A task as it was last seen.
 #[derive(Debug, Clone)]
@@ -28,8 +31,8 @@ pub struct Record {
     pub task: TaskRef,
     /// Where it stood.
     pub state: TaskState,
-    /// The reply object at that time.
-    pub reply: Bytes,
+    /// What was told of it at that time: the reply object, or why nobody knows how it goes on.
+    pub reply: Reply,
     /// The open question, if the agent waits.
     pub follow_up: Option<FollowUp>,
     /// Whether its changes are published.
@@ -50,7 +53,10 @@ pub struct Ledger {
 impl Default for Ledger {
     fn default() -> Self {
         let contexts = Cache::builder()
-            .max_capacity(SESSIONS)
+            .max_capacity(SESSION_BYTES)
+            .weigher(|(_, session_id): &Key, context_id: &String| {
+                u32::try_from(SESSION_OVERHEAD + session_id.len() + context_id.len()).unwrap_or(u32::MAX)
+            })
             .eviction_policy(EvictionPolicy::lru())
             .time_to_idle(SESSION_TTL)
             .build();
@@ -67,6 +73,16 @@ impl Ledger {
     /// What is known of a task.
     pub fn task(&self, agent: &Arc<str>, task_id: &str) -> Option<Arc<Record>> {
         self.tasks.get(agent, task_id)
+    }
+
+    /// Remembers that a task was lost from sight, for those who ask while the agent is away. What has
+    /// ended stays so, and so does an open question: it can still be answered.
+    pub fn lose(&self, agent: &Arc<str>, task_id: &str, why: &ActionError) {
+        let record = self.task(agent, task_id);
+        if let Some(record) = record.filter(|record| !(record.state.is_final() || record.state.is_waiting()))
+        {
+            self.record(agent, task_id, Record { reply: Err(why.clone()), ..Record::clone(&record) });
+        }
     }
 
     /// The context id to send for a caller's session: the agent's own from the second call on.

@@ -178,7 +178,7 @@ impl Actions {
         match journey.deliver(&message).await {
             Ok(outcome) => Ok(outcome),
             Err(Failure::Client(error)) => Err(ActionError::from_client(error)),
-            Err(Failure::Action(error)) => Err(error),
+            Err(Failure::Action(error)) => Err(self.lost_from_sight(error)),
         }
     }
 
@@ -210,8 +210,11 @@ impl Actions {
         };
         match journey.deliver(&message).await {
             Ok(outcome) => Ok(outcome),
-            Err(Failure::Client(error)) => Box::pin(self.answer_failed(&mut journey, claim, error)).await,
-            Err(Failure::Action(error)) => Err(error),
+            Err(Failure::Client(error)) => {
+                let answered = Box::pin(self.answer_failed(&mut journey, claim, error)).await;
+                answered.map_err(|error| self.lost_from_sight(error))
+            }
+            Err(Failure::Action(error)) => Err(self.lost_from_sight(error)),
         }
     }
 
@@ -261,15 +264,15 @@ impl Actions {
     pub async fn get(&self, task_id: &str, options: &Options) -> Reply {
         let record = self.record(task_id)?;
         if record.state.is_final() {
-            return Ok(record.reply.clone());
+            return record.reply.clone();
         }
         // While the agent is away, memory answers.
         let looked = self.look(task_id, options).await?;
         match (self.record(task_id)?, looked) {
             // Another call has seen the end meanwhile.
-            (now, _) if now.state.is_final() => Ok(now.reply.clone()),
+            (now, _) if now.state.is_final() => now.reply.clone(),
             (_, Some(outcome)) => Ok(outcome.to_json()),
-            (_, None) => Ok(record.reply.clone()),
+            (now, None) => now.reply.clone(),
         }
     }
 
@@ -368,6 +371,14 @@ impl Actions {
         let max_size = usize::try_from(self.limits.max_response_size).unwrap_or(usize::MAX);
         let mut fold = Fold::new(&self.limits.artifacts, max_size, journey.progress.listens());
         journey.resume(&mut fold, Event::Task(task)).await.map(Some)
+    }
+
+    /// A call has ended without knowing how its task goes on; whoever asks for it shall hear so.
+    fn lost_from_sight(&self, error: ActionError) -> ActionError {
+        if let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) {
+            self.memory.ledger.lose(&self.agent, id, &error);
+        }
+        error
     }
 
     /// Publishes that a submitted task has changed.

@@ -408,9 +408,9 @@ impl Progress for Submission<'_> {
         // Remembered as under way, unless it has ended already: then the end is the reply. What is
         // remembered from before an answer is not news.
         let record = self.desk.actions.memory().ledger.task(self.desk.actions.agent(), id);
-        if let Some(record) = record.filter(|record| !(record.state.is_final() || record.state.is_waiting()))
-        {
-            self.reply(Ok(record.reply.clone())).await;
+        let record = record.filter(|record| !(record.state.is_final() || record.state.is_waiting()));
+        if let Some(Ok(reply)) = record.map(|record| record.reply.clone()) {
+            self.reply(Ok(reply)).await;
         }
     }
 }

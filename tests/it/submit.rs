@@ -145,3 +145,23 @@ async fn a_stop_does_not_wait_for_submitted_tasks_and_does_not_cancel_them() {
     let state = agent.state_of(&first.task_id()).await;
     assert_eq!(state, "TASK_STATE_WORKING");
 }
+
+#[tokio::test]
+async fn a_submitted_task_that_was_lost_is_so_for_those_who_look_it_up() {
+    let agent = launched("demo", &[]).set("restart", "never");
+    let bridge = Bridge::of(agent).start().await;
+    let mut news = news(&bridge).await;
+    let first = submit(bridge.prompt("demo.slow", "60")).only_reply().await.expect("WORKING");
+    let asked = submit(bridge.prompt("demo.state", "input-required")).only_reply().await;
+    let (_, question) = until(&mut news, "INPUT_REQUIRED").await;
+    for pid in bridge.launched() {
+        crate::support::processes::signal(pid, nix::sys::signal::Signal::SIGKILL);
+    }
+    let (_, told) = until(&mut news, "ERROR").await;
+    assert_eq!(told["error_info"]["code"], "task_lost");
+    let looked = bridge.get_task("demo", &first.task_id()).await.expect_error("task_lost");
+    assert_eq!(looked.body, told);
+    // A question stays open for as long as its time.
+    let looked = bridge.get_task("demo", &asked.task_id()).await.expect("INPUT_REQUIRED");
+    assert_eq!(looked.body, question);
+}

@@ -42,21 +42,24 @@ impl<P: Progress> Journey<'_, P> {
         }
         let is_submitted =
             self.mode == Mode::Submit || before.as_ref().is_some_and(|record| record.is_submitted);
+        let reply = outcome.to_json();
         let record = Record {
             task: outcome.task.clone(),
             state: task.state.clone(),
-            reply: outcome.to_json(),
+            reply: Ok(reply.clone()),
             follow_up: outcome.follow_up.clone(),
             is_submitted,
             ttl: self.actions.limits.task_ttl,
         };
         let is_change = before.is_none_or(|before| {
             let question = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
-            Status::from(&before.state) != outcome.status
+            // One that was lost from sight is seen again.
+            before.reply.is_err()
+                || Status::from(&before.state) != outcome.status
                 || question(&before.follow_up) != question(&record.follow_up)
         });
         if is_submitted && is_change {
-            self.actions.news(&task.id, record.reply.clone()).await;
+            self.actions.news(&task.id, reply).await;
         }
         tracing::Span::current().record("task", task.id.as_str());
         memory.ledger.record(&self.actions.agent, &task.id, record);

@@ -63,7 +63,7 @@ impl Tasks {
         let key = Arc::new((Arc::clone(agent), task_id.into()));
         let now = Instant::now();
         let kept = Kept {
-            bytes: RECORD_OVERHEAD + task_id.len() + record.reply.len(),
+            bytes: RECORD_OVERHEAD + task_id.len() + size(&record),
             until: now + record.ttl,
             record: Arc::new(record),
             number: 0,
@@ -108,6 +108,15 @@ impl Shard {
     }
 }
 
+fn size(record: &Record) -> usize {
+    let reply = match &record.reply {
+        Ok(reply) => reply.len(),
+        // Its data may be large, and is the agent's.
+        Err(error) => error.to_json().len(),
+    };
+    reply + record.task.context_id.as_ref().map_or(0, String::len)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -120,7 +129,7 @@ mod tests {
         Record {
             task: TaskRef { id: None, context_id: None, agent: Arc::clone(agent), skill: None },
             state: TaskState::Working,
-            reply: vec![b' '; reply].into(),
+            reply: Ok(vec![b' '; reply].into()),
             follow_up: None,
             is_submitted: false,
             ttl,
@@ -161,7 +170,7 @@ mod tests {
             tasks.put(&agent, "again", record(&agent, size % 7, HOUR));
         }
         assert!(tasks.get(&agent, "first").is_some());
-        assert_eq!(tasks.get(&agent, "again").unwrap().reply.len(), 9_999 % 7);
+        assert_eq!(tasks.get(&agent, "again").unwrap().reply.as_ref().unwrap().len(), 9_999 % 7);
         for shard in &tasks.shards {
             let shard = shard.lock().unwrap();
             assert!(shard.queue.len() <= 2 * shard.records.len() + SLACK);
