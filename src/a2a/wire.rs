@@ -12,6 +12,9 @@ use super::model::{
 };
 use crate::json::null_is_default;
 
+/// Longest id that an agent may give. Ids are kept, sent back and become parts of subjects.
+const MAX_ID: usize = 1024;
+
 impl Event {
     /// Decodes a task, a message or an update, bare or wrapped as in v1.0.
     pub fn decode(json: &str) -> Result<Self, serde_json::Error> {
@@ -34,7 +37,27 @@ impl Event {
 impl TryFrom<WireEvent> for Event {
     type Error = serde_json::Error;
 
-    fn try_from(mut wire: WireEvent) -> Result<Self, serde_json::Error> {
+    fn try_from(wire: WireEvent) -> Result<Self, serde_json::Error> {
+        let event = Self::with_any_ids(wire)?;
+        let (task_id, context_id) = match &event {
+            Self::Task(task) => (Some(&task.id), &task.context_id),
+            Self::Message(message) => (None, &message.context_id),
+            Self::Status(update) => (update.task_id.as_ref(), &update.context_id),
+            Self::Artifact(update) => (update.task_id.as_ref(), &update.context_id),
+        };
+        for (what, id) in [("task", task_id), ("context", context_id.as_ref())] {
+            if let Some(id) = id.filter(|id| id.len() > MAX_ID) {
+                let length = id.len();
+                let reason = format!("its {what} id has {length} bytes, and {MAX_ID} is the most");
+                return Err(serde_json::Error::custom(reason));
+            }
+        }
+        Ok(event)
+    }
+}
+
+impl Event {
+    fn with_any_ids(mut wire: WireEvent) -> Result<Self, serde_json::Error> {
         if let Some(update) = wire.status_update.take().or_else(|| wire.artifact_update.take()) {
             return update.into_event();
         }

@@ -19,8 +19,10 @@ use super::error::{ActionError, Code};
 
 /// How long an id is remembered after its time is over.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
-/// Most ids that are kept; beyond that the oldest are forgotten.
-const CAPACITY: u64 = 200_000;
+/// Most bytes that are kept; beyond that the oldest are forgotten.
+const CAPACITY: u64 = 128 << 20;
+/// What an id costs beside the texts of its task: with short ones there is room for 200,000.
+const OVERHEAD: usize = 512;
 
 /// What a caller needs to answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -58,6 +60,7 @@ struct Entry {
     agent: Arc<str>,
     ttl: Duration,
     expires: Instant,
+    size: usize,
     state: Mutex<State>,
 }
 
@@ -83,18 +86,32 @@ impl Entry {
     }
 }
 
+impl Waiting {
+    fn size(&self) -> usize {
+        let modes = self.output_modes.iter().map(|mode| mode.len() + size_of::<String>());
+        self.task_id.len() + self.context_id.as_ref().map_or(0, String::len) + modes.sum::<usize>()
+    }
+}
+
 impl Default for FollowUps {
     fn default() -> Self {
+        Self::new(CAPACITY)
+    }
+}
+
+impl FollowUps {
+    /// Holds about this many bytes.
+    fn new(capacity: u64) -> Self {
         let entries = Cache::builder()
-            .max_capacity(CAPACITY)
+            .max_capacity(capacity)
+            // Weighed as it is put in; once it is used it is lighter.
+            .weigher(|_, entry: &Arc<Entry>| u32::try_from(entry.size).unwrap_or(u32::MAX))
             .eviction_policy(EvictionPolicy::lru())
             .expire_after(ForgottenADayLater)
             .build();
         Self { entries }
     }
-}
 
-impl FollowUps {
     /// Makes a new id for a waiting task.
     pub fn park(&self, agent: &Arc<str>, waiting: Waiting, ttl: Duration) -> FollowUp {
         let id = Uuid::new_v4();
@@ -102,6 +119,7 @@ impl FollowUps {
             agent: Arc::clone(agent),
             ttl,
             expires: Instant::now() + ttl,
+            size: OVERHEAD + waiting.size(),
             state: Mutex::new(State::Pending(waiting)),
         };
         self.entries.insert(id, Arc::new(entry));
@@ -224,6 +242,25 @@ mod tests {
         assert_eq!(code(follow_ups.take(&agent, &id)), Code::FollowUpExpired);
         assert_eq!(code(follow_ups.take(&agent, &Uuid::new_v4().to_string())), Code::NotFound);
         assert_eq!(code(follow_ups.take(&agent, "nonsense")), Code::NotFound);
+    }
+
+    #[test]
+    fn the_oldest_go_when_there_are_too_many_bytes() {
+        let (follow_ups, agent): (_, Arc<str>) = (FollowUps::new(1 << 20), "a".into());
+        let park = || {
+            let waiting = Waiting {
+                task_id: "t".into(),
+                context_id: None,
+                skill: None,
+                output_modes: (0..100).map(|_| "m".repeat(256)).collect(),
+                question: 0,
+            };
+            follow_ups.park(&agent, waiting, Duration::from_secs(60)).id.to_string()
+        };
+        let ids: Vec<String> = (0..200).map(|_| park()).collect();
+        assert!((1..=(1 << 20) / 25_600).contains(&follow_ups.count()), "{}", follow_ups.count());
+        assert_eq!(code(follow_ups.take(&agent, &ids[0])), Code::NotFound);
+        follow_ups.take(&agent, &ids[199]).unwrap();
     }
 
     #[test]

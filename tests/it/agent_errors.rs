@@ -190,3 +190,22 @@ async fn a_task_under_way_is_lost_with_its_agent() {
     assert_eq!(reply.task_id(), task);
     bridge.announced("demo", |object| object["state"] == "backing-off").await;
 }
+
+#[rstest]
+#[case::of_a_task("task", 1025, 1)]
+#[case::of_a_conversation("context", 1, 1025)]
+#[tokio::test]
+async fn an_id_longer_than_is_kept_is_an_agent_error(
+    #[case] what: &str,
+    #[case] task_id: usize,
+    #[case] context_id: usize,
+) {
+    let peer = Peer::agent(move |seen| {
+        let status = json!({"state": "TASK_STATE_INPUT_REQUIRED"});
+        let (id, context) = ("t".repeat(task_id), "c".repeat(context_id));
+        Answer::result(seen, &json!({"task": {"id": id, "contextId": context, "status": status}}))
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let reply = bridge.prompt("peer.ask", "x").only_reply().await.expect_error("agent_error");
+    reply.saying(&format!("its {what} id has 1025 bytes, and 1024 is the most"));
+}
