@@ -137,6 +137,7 @@ pub(super) enum Order {
 pub(super) enum Phase {
     Running,
     /// The child itself has ended; others below it may not have.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only a guard tells the two ends apart"))]
     Exited(Exit),
     /// Nothing is left.
     Gone(Exit),
