@@ -58,7 +58,8 @@
 //! # What is bounded
 //!
 //! Everything that comes from outside: bodies and nesting ([`config`] names the limits per agent), cards,
-//! skills, calls in flight, follow-ups, remembered tasks and sessions, output lines. What is
+//! skills, calls in flight, follow-ups, remembered tasks and sessions, output lines; and what waits to
+//! be logged. What is
 //! dropped is counted or logged.
 
 pub mod a2a;

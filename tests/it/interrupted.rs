@@ -1,7 +1,9 @@
 //! A stop while a start or a reload is under way: agents are ended as in any other stop.
 
 use std::path::Path;
+use std::time::Duration;
 
+use a2a_bridge::process::procfs::Stat;
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -29,6 +31,11 @@ async fn until_there(site: &Site, file: &str) {
 /// Tells the agent that it may end, and sees that the bridge has waited for that.
 async fn ends_in_order(site: &mut Site) {
     until_there(site, "asked").await;
+    let bridge = site.pid();
+    let over =
+        eventually(SOON, || async { Stat::read(bridge).is_none_or(|stat| stat.is_over()).then_some(()) });
+    // Longer than it waits for what it does not know of.
+    assert!(tokio::time::timeout(Duration::from_secs(4), over).await.is_err(), "it has not waited");
     std::fs::write(site.folder().join("pipe"), "go\n").unwrap();
     assert_eq!(site.ended().await, Some(0));
     assert!(site.folder().join("cleaned").exists());
