@@ -6,7 +6,7 @@
 //! known ones away from the runtime, so it looks at who is there and leaves out those that
 //! `spawn` has started.
 //!
-//! When a guard was killed, what it guarded is here and alive; [`end_orphans`] ends it.
+//! When a guard was killed, what it guarded is here and alive; `end_orphans` ends it.
 
 use std::collections::HashSet;
 use std::io;
