@@ -58,8 +58,8 @@
 //! # What is bounded
 //!
 //! Everything that comes from outside: bodies and nesting ([`config`] names the limits per agent), cards,
-//! skills, calls in flight, follow-ups, remembered tasks and sessions, output lines. What is
-//! dropped is counted or logged.
+//! skills, calls in flight, follow-ups, remembered tasks and sessions, output lines. So are the
+//! [spans](telemetry::spans) that wait for a collector. What is dropped is counted or logged.
 
 pub mod a2a;
 pub mod action;

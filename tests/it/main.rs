@@ -19,6 +19,7 @@ mod limits;
 mod names;
 #[cfg(target_os = "linux")]
 mod operator;
+mod otlp;
 mod passing_on;
 mod presence;
 mod reconnect;
