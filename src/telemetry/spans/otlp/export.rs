@@ -81,14 +81,14 @@ pub fn start() -> Exporting {
 }
 
 fn provider(name: &'static str, value: &str) -> Result<SdkTracerProvider, ExportError> {
-    let mut address = Url::parse(value).map_err(|_| ExportError::Address(name))?;
+    let address = Url::parse(value).map_err(|_| ExportError::Address(name))?;
     if !matches!(address.scheme(), "http" | "https") {
         return Err(ExportError::Address(name));
     }
-    for name in ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"] {
-        if variable(name).is_some_and(|protocol| protocol != "http/protobuf") {
-            return Err(ExportError::Protocol(name));
-        }
+    let protocol = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
+    let protocol = protocol.into_iter().find_map(|name| Some((name, variable(name)?)));
+    if let Some((name, _)) = protocol.filter(|(_, value)| !value.eq_ignore_ascii_case("http/protobuf")) {
+        return Err(ExportError::Protocol(name));
     }
     if let Some(sampler) = variable("OTEL_TRACES_SAMPLER").filter(|name| !SAMPLERS.contains(&name.as_str())) {
         tracing::warn!(sampler, "OTEL_TRACES_SAMPLER is not known; every trace that begins here is sampled");
@@ -108,12 +108,11 @@ fn provider(name: &'static str, value: &str) -> Result<SdkTracerProvider, Export
     let exporter = SpanExporter::builder().with_http().with_http_client(http).with_timeout(timeout);
     let exporter = exporter.build().map_err(ExportError::Exporter)?;
 
-    // What may be a secret is not for logs.
-    let _ = (address.set_username(""), address.set_password(None));
-    address.set_query(None);
-    tracing::info!(collector = %address, "spans of calls are exported");
+    // The rest of the address may hold a secret.
+    let collector = address.origin().ascii_serialization();
+    tracing::info!(collector, "spans of calls are exported");
     let queue = variable("OTEL_BSP_MAX_QUEUE_SIZE").and_then(|size| size.parse().ok()).unwrap_or(QUEUE);
-    let watched = Watched { exporter, collector: address.into(), queue, trouble: Mutex::default() };
+    let watched = Watched { exporter, collector, queue, trouble: Mutex::default() };
     Ok(SdkTracerProvider::builder()
         .with_resource(resource())
         .with_span_processor(BatchSpanProcessor::builder(watched).build())
