@@ -59,7 +59,8 @@
 //!
 //! Everything that comes from outside: bodies and nesting ([`config`] names the limits per agent), cards,
 //! skills, calls in flight, follow-ups, remembered tasks and sessions, output lines; and what waits to
-//! be logged. What is dropped is counted or logged.
+//! be logged, and the [spans](telemetry::spans) that wait for a collector. What is dropped is counted or
+//! logged.
 
 pub mod a2a;
 pub mod action;

@@ -1,4 +1,7 @@
-//! Where the bridge's own words go: to stderr, as text for people or as JSON for programs.
+//! Where the bridge's own words go: to stderr, as text for people or as JSON for programs. The spans of
+//! calls go elsewhere, see [`spans`].
+
+pub mod spans;
 
 mod writer;
 

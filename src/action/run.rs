@@ -27,6 +27,7 @@ use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Event, Task, TaskState};
+use crate::telemetry::spans;
 
 /// How long a caller waits for a cancel.
 const CANCEL: Duration = Duration::from_secs(30);
@@ -422,7 +423,10 @@ impl Actions {
 
     fn record(&self, task_id: &str) -> Result<Arc<Record>, ActionError> {
         let never = "this task was never seen here, or is forgotten";
-        self.memory.ledger.task(&self.agent, task_id).ok_or_else(|| ActionError::new(Code::NotFound, never))
+        let record = self.memory.ledger.task(&self.agent, task_id);
+        let record = record.ok_or_else(|| ActionError::new(Code::NotFound, never))?;
+        spans::task(task_id, record.task.context_id.as_deref());
+        Ok(record)
     }
 }
 

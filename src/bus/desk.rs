@@ -30,6 +30,7 @@ use crate::action::progress::{Frame, Progress, Silent};
 use crate::action::request::{self, FollowUpAnswer, Invocation, Options};
 use crate::action::run::{Actions, Mode};
 use crate::agent::Agent;
+use crate::telemetry::spans::{self, Arrival, CallSpan};
 
 /// Look-ups, cancels and repeats at the same time. They have a limit of their own, so that a task
 /// can be cancelled while the agent is busy.
@@ -81,7 +82,8 @@ impl Desk {
             let (desk, job) = (Arc::clone(&desk), job.clone());
             let calls = desk.calls.clone();
             let span = desk.span(&job, &request);
-            calls.spawn(desk.serve(job, plan, request).instrument(span));
+            let exported = desk.exported_span(job.name(), &request.message);
+            calls.spawn(exported.around(desk.serve(job, plan, request).instrument(span)));
         })
     }
 
@@ -89,15 +91,17 @@ impl Desk {
     /// as much as the rest of the bookkeeping together, so there is one only with logs at `debug`;
     /// warnings name the agent themselves.
     fn span(&self, job: &Job, request: &Request) -> tracing::Span {
-        let action = match job {
-            Job::Skill(action) => action.token.as_str(),
-            Job::BuiltIn(built_in) => built_in.name(),
-        };
-        let span = tracing::debug_span!("call", agent = %self.agent.name, skill = action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
+        let span = tracing::debug_span!("call", agent = %self.agent.name, skill = job.name(), trace_id = tracing::field::Empty, task = tracing::field::Empty);
         if let Some(id) = envelope::trace_id(&request.message) {
             span.record("trace_id", id);
         }
         span
+    }
+
+    /// The span that a collector gets, whatever is logged.
+    pub(super) fn exported_span(&self, action: &str, message: &Message) -> CallSpan {
+        let arrival = Arrival { agent: &self.agent.name, action, subject: &message.subject };
+        CallSpan::begin(arrival, || envelope::trace(message))
     }
 
     /// Decides what to do with a request before anything is spent on it.
@@ -172,8 +176,11 @@ impl Desk {
 
     /// Calls in mode `final` are the many, and each has a future of this size: it is allocated, moved
     /// and kept. So whatever else a request can be is boxed.
-    async fn serve(self: Arc<Self>, job: Job, plan: Result<Plan, ActionError>, request: Request) {
+    async fn serve(self: Arc<Self>, job: Job, mut plan: Result<Plan, ActionError>, request: Request) {
         let Request { message, call } = request;
+        if let Ok(Plan::Run(run)) = &mut plan {
+            spans::hand_on(&mut run.wishes.options.trace);
+        }
         // The service hands on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
         match plan {
@@ -301,7 +308,9 @@ impl Desk {
     }
 
     fn note(&self, reply: &Reply, call: &Call) {
-        self.agent.calls.ended(envelope::outcome(reply), call.elapsed());
+        let outcome = envelope::outcome(reply);
+        self.agent.calls.ended(outcome, call.elapsed());
+        spans::outcome(outcome);
         if let Err(error) = reply {
             let code = error.info.code;
             let message =
@@ -316,6 +325,7 @@ impl Desk {
 }
 
 fn count(call: Call, error: Option<(u16, &'static str)>) {
+    spans::ended(error.map(|(_, code)| code));
     match error {
         None => call.succeed(),
         Some((number, code)) => call.fail(number, code),
@@ -329,6 +339,14 @@ fn finish(running: Option<Running>, reply: &Reply) {
 }
 
 impl Job {
+    /// The name of the action, as on the mesh.
+    fn name(&self) -> &str {
+        match self {
+            Self::Skill(action) => action.token.as_str(),
+            Self::BuiltIn(built_in) => built_in.name(),
+        }
+    }
+
     fn runs_the_agent(&self) -> bool {
         match self {
             Self::Skill(_) | Self::BuiltIn(BuiltIn::ProvideRequiredInput) => true,

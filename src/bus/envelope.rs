@@ -72,7 +72,7 @@ pub fn wishes(message: &Message) -> Result<Wishes, ActionError> {
     if idempotency_key.as_ref().is_some_and(|key| key.len() > MAX_KEY) {
         return Err(ActionError::invalid(format!("header `Nats-Msg-Id` is longer than {MAX_KEY} bytes")));
     }
-    let options = Options { timeout, idempotency_key, trace: trace(headers) };
+    let options = Options { timeout, idempotency_key, trace: trace(message) };
     Ok(Wishes { mode, cancel_on_disconnect, options })
 }
 
@@ -82,7 +82,9 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     all.next().and_then(|(_, values)| values.first()).map(|value| value.as_str().trim())
 }
 
-fn trace(headers: &HeaderMap) -> Trace {
+/// The caller's trace context.
+pub fn trace(message: &Message) -> Trace {
+    let Some(headers) = &message.headers else { return Trace::default() };
     let value =
         |name| header(headers, name).and_then(|text| reqwest::header::HeaderValue::from_str(text).ok());
     // What is not a trace context is not handed on: it could be anything.

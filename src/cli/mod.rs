@@ -201,7 +201,11 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Failure::new(USAGE, error)
     })?;
     match cli.command {
-        Command::Run(settings) => block_on(run::run(settings.load()?)),
+        Command::Run(settings) => {
+            let config = settings.load()?;
+            let _exporting = telemetry::spans::start();
+            block_on(run::run(config))
+        }
         Command::Check { settings, offline } => {
             let config = settings.load()?;
             block_on(check::check(&settings.config, config, offline))

@@ -25,6 +25,7 @@ mod names;
 mod operator;
 #[cfg(target_os = "linux")]
 mod orphans;
+mod otlp;
 mod passing_on;
 #[cfg(target_os = "linux")]
 mod ports;

@@ -13,6 +13,7 @@ use crate::action::ledger::Record;
 use crate::action::outcome::{Outcome, Status, TaskRef};
 use crate::action::progress::Progress;
 use crate::action::run::Mode;
+use crate::telemetry::spans;
 
 impl<P: Progress> Journey<'_, P> {
     /// Remembers where a task stands and makes the reply for it; if it waits, with the follow-up
@@ -62,6 +63,7 @@ impl<P: Progress> Journey<'_, P> {
             self.actions.news(&task.id, reply).await;
         }
         tracing::Span::current().record("task", task.id.as_str());
+        spans::task(&task.id, outcome.task.context_id.as_deref());
         memory.ledger.record(&self.actions.agent, &task.id, record);
         Ok((outcome, source))
     }

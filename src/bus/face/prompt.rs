@@ -21,7 +21,10 @@ use crate::bus::desk::Desk;
 use crate::bus::envelope;
 use crate::bus::service::{Handler, Request};
 use crate::bus::subject::{AgentSubjects, Subjects, Token};
+use crate::telemetry::spans;
 
+/// The name of a prompt among the calls of an agent.
+const PROMPT: &str = "prompt";
 /// Questions that may be open at the same time, for one agent.
 const MAX_QUESTIONS: usize = 1024;
 /// How often is looked whether somebody has signed in elsewhere.
@@ -67,7 +70,8 @@ impl Prompts {
         Arc::new(move |request| {
             let place = this.desk.place();
             let prompts = Arc::clone(&this);
-            this.desk.calls().spawn(async move { prompts.serve(request, place).await });
+            let exported = this.desk.exported_span(PROMPT, &request.message);
+            this.desk.calls().spawn(exported.around(async move { prompts.serve(request, place).await }));
         })
     }
 
@@ -90,7 +94,10 @@ impl Prompts {
             }
             tracing::debug!(agent = %agent.name, code = code.name(), message = error.message, "prompt failed");
         }
-        match chunks.end(done).await {
+        spans::outcome(done.as_ref().map_or_else(|error| error.info.code.name(), |()| "COMPLETED"));
+        let error = chunks.end(done).await;
+        spans::ended(error.map(|(_, code)| code));
+        match error {
             None => call.succeed(),
             Some((number, code)) => call.fail(number, code),
         }
@@ -103,7 +110,8 @@ impl Prompts {
         chunks: &mut Chunks,
     ) -> Result<(), ActionError> {
         let envelope = self.envelope(message)?;
-        let options = envelope::wishes(message)?.options;
+        let mut options = envelope::wishes(message)?.options;
+        spans::hand_on(&mut options.trace);
         let skill = self.skill(envelope.skill.as_deref())?;
         let mut place = Some(place?);
         chunks.acknowledge().await;

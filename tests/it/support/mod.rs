@@ -3,6 +3,8 @@
 pub mod bridge;
 pub mod caller;
 pub mod cli;
+#[cfg(feature = "otlp")]
+pub mod collector;
 pub mod demo_agent;
 pub mod eventually;
 pub mod face;
