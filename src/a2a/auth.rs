@@ -219,14 +219,23 @@ impl Credentials {
         }
     }
 
-    /// Puts the credentials into a request.
-    pub fn apply(&self, headers: &mut HeaderMap, url: &mut Url) {
+    /// Whether some of them belong into the address.
+    pub fn are_in_url(&self) -> bool {
+        !self.query.is_empty()
+    }
+
+    /// Puts those that are headers into a request.
+    pub fn put_into(&self, headers: &mut HeaderMap) {
         if !self.headers.is_empty() {
             headers.extend(self.headers.clone());
         }
         if let Some(token) = self.oauth.as_ref().and_then(|oauth| oauth.current()) {
             headers.insert(AUTHORIZATION, token);
         }
+    }
+
+    /// Puts those that belong into the address there.
+    pub fn put_into_url(&self, url: &mut Url) {
         for (name, value) in &self.query {
             url.query_pairs_mut().append_pair(name, value.expose_secret());
         }

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use reqwest::StatusCode;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::value::RawValue;
@@ -16,6 +16,7 @@ use super::auth::{Credentials, TokenError};
 use super::card::Interface;
 use super::choose::SecondThoughts;
 use super::dialect::{Call, Dialect, NotAResult, Outgoing, RpcError};
+use super::http::{Endpoint, HttpError, Response};
 use super::model::{Answer, Task};
 use super::stream::EventStream;
 use crate::json;
@@ -46,10 +47,10 @@ pub mod code {
 pub enum ClientError {
     /// No connection: the agent has not seen the call.
     #[error("cannot connect to the agent")]
-    Unreachable(#[source] reqwest::Error),
+    Unreachable(#[source] HttpError),
     /// The connection broke after the call may have reached the agent.
     #[error("the connection to the agent broke before it answered")]
-    Broken(#[source] reqwest::Error),
+    Broken(#[source] HttpError),
     /// The agent answered with an error.
     #[error("the agent answered {}", refusal(.http_status, .code, .message))]
     Refused {
@@ -190,8 +191,7 @@ pub struct Trace {
 /// The way to one agent.
 #[derive(Debug, Clone)]
 pub struct Client {
-    http: reqwest::Client,
-    endpoint: Url,
+    endpoint: Endpoint,
     dialect: Dialect,
     tenant: Option<String>,
     credentials: Credentials,
@@ -208,8 +208,7 @@ impl Client {
         max_response: u64,
     ) -> Self {
         Self {
-            http,
-            endpoint: interface.url.clone(),
+            endpoint: Endpoint::new(interface.url.clone(), http),
             dialect: interface.dialect,
             tenant: interface.tenant.clone(),
             credentials,
@@ -231,7 +230,7 @@ impl Client {
 
     /// Where calls go.
     pub fn endpoint(&self) -> &Url {
-        &self.endpoint
+        self.endpoint.url()
     }
 
     /// Sends a message and waits until the agent answers.
@@ -328,27 +327,36 @@ impl Client {
 
     fn interface(&self) -> Interface {
         Interface {
-            url: self.endpoint.clone(),
+            url: self.endpoint().clone(),
             dialect: self.dialect,
             tenant: self.tenant.clone(),
             because: String::new(),
         }
     }
 
-    /// The HTTP request for a call, with the credentials that are at hand.
-    fn request(&self, call: &Call, accept: &'static str, trace: &Trace) -> reqwest::Request {
+    /// Sends a call with the credentials that are at hand, which `authorization` remembers.
+    async fn send_call(
+        &self,
+        call: &Call,
+        accept: &'static str,
+        trace: &Trace,
+        authorization: &mut Option<HeaderValue>,
+    ) -> Result<Response, ClientError> {
         let call = match &self.tenant {
             Some(tenant) => Cow::Owned(call.clone().for_tenant(tenant)),
             None => Cow::Borrowed(call),
         };
         let mut headers = HeaderMap::with_capacity(HEADERS);
-        let mut url = self.endpoint.clone();
+        let mut url = None;
         if !call.path.is_empty()
-            && let Ok(mut segments) = url.path_segments_mut()
+            && let Ok(mut segments) = url.insert(self.endpoint().clone()).path_segments_mut()
         {
             segments.pop_if_empty().extend(&call.path);
         }
-        self.credentials.apply(&mut headers, &mut url);
+        self.credentials.put_into(&mut headers);
+        if self.credentials.are_in_url() {
+            self.credentials.put_into_url(url.get_or_insert_with(|| self.endpoint().clone()));
+        }
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(call.content_type));
         if let Some(version) = self.dialect.version_header() {
@@ -360,10 +368,8 @@ impl Client {
                 headers.insert(HeaderName::from_static("tracestate"), state.clone());
             }
         }
-        let mut request = reqwest::Request::new(call.method.clone(), url);
-        *request.headers_mut() = headers;
-        *request.body_mut() = call.body().map(Into::into);
-        request
+        *authorization = headers.get(AUTHORIZATION).cloned();
+        self.endpoint.send(call.method.clone(), url, headers, call.body()).await
     }
 
     /// Sends a call. It goes out a second time only after an answer which says that the agent has
@@ -373,11 +379,10 @@ impl Client {
         mut call: Call,
         accept: &'static str,
         trace: &Trace,
-    ) -> Result<reqwest::Response, ClientError> {
+    ) -> Result<Response, ClientError> {
         self.credentials.ready().await.map_err(ClientError::Token)?;
-        let request = self.request(&call, accept, trace);
-        let sent = request.headers().get(AUTHORIZATION).cloned();
-        let response = self.http.execute(request).await.map_err(connection_error)?;
+        let mut sent = None;
+        let response = self.send_call(&call, accept, trace, &mut sent).await?;
         let is_again = match response.status() {
             StatusCode::UNAUTHORIZED => self.credentials.renew(sent.as_ref()).await,
             StatusCode::UNSUPPORTED_MEDIA_TYPE => call.in_plain_json(),
@@ -388,8 +393,7 @@ impl Client {
             return Ok(response);
         }
         drop(response);
-        let again = Box::pin(self.http.execute(self.request(&call, accept, trace)));
-        again.await.map_err(connection_error)
+        Box::pin(self.send_call(&call, accept, trace, &mut sent)).await
     }
 
     async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {
@@ -412,12 +416,12 @@ pub(super) struct Body {
 }
 
 impl Body {
-    async fn read(response: reqwest::Response, limit: u64) -> Result<Self, ClientError> {
+    async fn read(response: Response, limit: u64) -> Result<Self, ClientError> {
         let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         Ok(Self {
             content_type: content_type.map(|value| json::shorten(value, 80)),
             status: response.status(),
-            bytes: read_body(response, limit).await?,
+            bytes: response.body(limit).await?,
         })
     }
 
@@ -475,45 +479,6 @@ impl Body {
         let text: String =
             String::from_utf8_lossy(head).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         text.trim().to_owned()
-    }
-}
-
-/// Reads a body up to `limit` bytes.
-pub(super) async fn read_body(mut response: reqwest::Response, limit: u64) -> Result<Bytes, ClientError> {
-    let too_large = || ClientError::TooLarge { limit };
-    if response.content_length().is_some_and(|length| length > limit) {
-        return Err(too_large());
-    }
-    let mut first: Option<Bytes> = None;
-    let mut rest = BytesMut::new();
-    while let Some(chunk) = response.chunk().await.map_err(ClientError::Broken)? {
-        let so_far = first.as_ref().map_or(0, Bytes::len) + rest.len();
-        if (so_far + chunk.len()) as u64 > limit {
-            return Err(too_large());
-        }
-        // Most answers are one chunk, which needs no copy.
-        match &first {
-            None => first = Some(chunk),
-            Some(begin) => {
-                if rest.is_empty() {
-                    rest.extend_from_slice(begin);
-                    first = Some(Bytes::new());
-                }
-                rest.extend_from_slice(&chunk);
-            }
-        }
-    }
-    Ok(if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() })
-}
-
-/// Tells a call that never left from one that may have arrived.
-pub(super) fn connection_error(error: reqwest::Error) -> ClientError {
-    // The URL may hold what an operator considers private, and every message names the agent anyway.
-    let error = error.without_url();
-    if error.is_connect() || error.is_builder() {
-        ClientError::Unreachable(error)
-    } else {
-        ClientError::Broken(error)
     }
 }
 

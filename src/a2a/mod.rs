@@ -12,6 +12,7 @@ pub mod card;
 pub mod choose;
 pub mod client;
 pub mod dialect;
+mod http;
 pub mod model;
 pub mod security;
 mod sse;
@@ -22,7 +23,6 @@ mod wire;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -44,22 +44,8 @@ pub struct Instance {
 }
 
 /// The HTTP client that agents without certificates of their own share.
-///
-/// Redirects are not followed and proxy variables not read: credentials belong to the configured
-/// origin. Idle connections are dropped early because common servers close theirs after five
-/// seconds, and a call on a connection that is just being closed has an unknown outcome.
 pub fn http_client() -> reqwest::Result<reqwest::Client> {
-    http_builder().build()
-}
-
-fn http_builder() -> reqwest::ClientBuilder {
-    reqwest::Client::builder()
-        .user_agent(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
-        .redirect(reqwest::redirect::Policy::none())
-        .no_proxy()
-        .connect_timeout(Duration::from_secs(10))
-        .pool_idle_timeout(Duration::from_secs(4))
-        .tcp_nodelay(true)
+    http::builder().build()
 }
 
 /// Everything that is needed to look at an agent and to call it, from its settings.
@@ -72,7 +58,7 @@ pub fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Chooser
     };
     let authorities = || -> Result<reqwest::ClientBuilder, AuthError> {
         let Some(ca) = &tls.ca else {
-            return Ok(http_builder());
+            return Ok(http::builder());
         };
         let wrong = |source| tls_error(ca, source);
         let pem = std::fs::read(ca).map_err(|e| wrong(e.into()))?;
@@ -80,7 +66,7 @@ pub fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Chooser
         if certificates.is_empty() {
             return Err(wrong("there is no certificate in it".into()));
         }
-        Ok(http_builder().tls_certs_only(certificates))
+        Ok(http::builder().tls_certs_only(certificates))
     };
     let mut own = authorities()?;
     if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {

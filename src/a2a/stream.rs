@@ -1,10 +1,10 @@
 //! A stream of events from one agent, read from a socket one at a time.
 
 use bytes::Bytes;
-use reqwest::Response;
 
-use super::client::{Body, ClientError, read_body};
+use super::client::{Body, ClientError};
 use super::dialect::Dialect;
+use super::http::Response;
 use super::model::Event;
 use super::sse::Parser;
 
@@ -43,7 +43,7 @@ impl EventStream {
             let max_event = usize::try_from(limit).unwrap_or(usize::MAX);
             Source::Events { response, parser: Box::new(Parser::new(max_event)), ended: false }
         } else {
-            Source::Document(Some(read_body(response, limit).await?))
+            Source::Document(Some(response.body(limit).await?))
         };
         Ok(Self { source, dialect, limit, received: 0 })
     }
@@ -59,7 +59,7 @@ impl EventStream {
                     None if *ended => break None,
                     None => {}
                 }
-                match response.chunk().await.map_err(|error| ClientError::Broken(error.without_url()))? {
+                match response.chunk().await? {
                     Some(chunk) => {
                         self.received += chunk.len() as u64;
                         if self.received > self.limit.saturating_mul(STREAM_FACTOR) {

@@ -9,7 +9,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::a2a::client::{ClientError, connection_error, read_body};
+use crate::a2a::client::ClientError;
+use crate::a2a::http::{Response, connection_error};
 use crate::config;
 use crate::json::shorten;
 
@@ -166,7 +167,7 @@ impl OAuth {
             let sent = request.body(form).send().await;
             let response = sent.map_err(|error| unreachable(connection_error(error)))?;
             let status = response.status().as_u16();
-            let body = read_body(response, MAX_ANSWER).await.map_err(unreachable)?;
+            let body = Response::Tls(response).body(MAX_ANSWER).await.map_err(unreachable)?;
             Ok((status, body))
         };
         tokio::time::timeout(TIMEOUT, ask).await.unwrap_or(Err(TokenError::Timeout))

@@ -8,7 +8,8 @@ use url::Url;
 
 use super::{Card, CardError};
 use crate::a2a::auth::Credentials;
-use crate::a2a::client::{self, ClientError};
+use crate::a2a::client::ClientError;
+use crate::a2a::http::{Response, connection_error};
 
 /// Largest card that is read.
 const MAX_CARD: u64 = 1 << 20;
@@ -59,19 +60,20 @@ async fn get(
     let request = || {
         let (mut headers, mut url) = (HeaderMap::new(), url.clone());
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-        credentials.apply(&mut headers, &mut url);
+        credentials.put_into(&mut headers);
+        credentials.put_into_url(&mut url);
         (http.get(url).headers(headers.clone()), headers)
     };
     let (first, sent) = request();
-    let mut response = first.send().await.map_err(client::connection_error)?;
+    let mut response = first.send().await.map_err(connection_error)?;
     if response.status() == reqwest::StatusCode::UNAUTHORIZED
         && credentials.renew(sent.get(AUTHORIZATION)).await
     {
-        response = request().0.send().await.map_err(client::connection_error)?;
+        response = request().0.send().await.map_err(connection_error)?;
     }
     let status = response.status();
     let body =
-        if status.is_success() { client::read_body(response, MAX_CARD).await? } else { bytes::Bytes::new() };
+        if status.is_success() { Response::Tls(response).body(MAX_CARD).await? } else { bytes::Bytes::new() };
     Ok((status, body))
 }
 

@@ -2,6 +2,7 @@
 //! that deviate.
 
 mod choosing;
+mod connections;
 mod credentials;
 pub(crate) mod fake;
 mod recordings;

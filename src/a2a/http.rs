@@ -1,0 +1,164 @@
+//! HTTP to one agent: with TLS through the common client, without it on connections of our own.
+//!
+//! Nearly all agents that a bridge starts listen on the loopback without TLS, and there the common
+//! client costs more than the call: see [`plain`].
+
+mod plain;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderValue, USER_AGENT};
+use reqwest::{Method, StatusCode};
+use url::Url;
+
+use super::client::ClientError;
+use plain::Origin;
+
+/// What the bridge calls itself.
+const NAME: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
+/// How long it may take to reach an agent.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long a connection is kept for the next call. Common servers close theirs after five seconds,
+/// and a call on a connection that is just being closed has an unknown outcome.
+const IDLE: Duration = Duration::from_secs(4);
+
+/// Why there is no answer, or no more of it.
+pub(super) type HttpError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The client for cards, tokens and agents behind TLS. Redirects are not followed and proxy variables
+/// not read: credentials belong to the configured origin.
+pub(super) fn builder() -> reqwest::ClientBuilder {
+    reqwest::Client::builder()
+        .user_agent(NAME)
+        .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
+        .connect_timeout(CONNECT)
+        .pool_idle_timeout(IDLE)
+        .tcp_nodelay(true)
+}
+
+/// The way to one endpoint.
+#[derive(Debug, Clone)]
+pub(super) struct Endpoint {
+    url: Url,
+    transport: Transport,
+}
+
+#[derive(Debug, Clone)]
+enum Transport {
+    Plain(Arc<Origin>),
+    Tls(reqwest::Client),
+}
+
+impl Endpoint {
+    /// `tls` is for an endpoint that wants it.
+    pub(super) fn new(url: Url, tls: reqwest::Client) -> Self {
+        let transport = match Origin::of(&url) {
+            Some(origin) => Transport::Plain(Arc::new(origin)),
+            None => Transport::Tls(tls),
+        };
+        Self { url, transport }
+    }
+
+    pub(super) fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Sends a request, to `url` where it is not the endpoint itself.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        url: Option<Url>,
+        mut headers: HeaderMap,
+        body: Option<Bytes>,
+    ) -> Result<Response, ClientError> {
+        match &self.transport {
+            Transport::Plain(origin) => {
+                headers.insert(USER_AGENT, HeaderValue::from_static(NAME));
+                origin.send(method, url.as_ref(), headers, body).await.map(Response::Plain)
+            }
+            Transport::Tls(client) => {
+                let mut request = reqwest::Request::new(method, url.unwrap_or_else(|| self.url.clone()));
+                *request.headers_mut() = headers;
+                *request.body_mut() = body.map(Into::into);
+                let sent = Box::pin(client.execute(request)).await;
+                sent.map(Response::Tls).map_err(connection_error)
+            }
+        }
+    }
+}
+
+/// The head of an answer, and its body as it comes.
+#[derive(Debug)]
+pub(super) enum Response {
+    Plain(plain::Response),
+    Tls(reqwest::Response),
+}
+
+impl Response {
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Self::Plain(response) => response.status(),
+            Self::Tls(response) => response.status(),
+        }
+    }
+
+    pub(super) fn headers(&self) -> &HeaderMap {
+        match self {
+            Self::Plain(response) => response.headers(),
+            Self::Tls(response) => response.headers(),
+        }
+    }
+
+    /// The next bytes of the body; `None` at its end.
+    pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
+        match self {
+            Self::Plain(response) => response.chunk().await,
+            Self::Tls(response) => {
+                response.chunk().await.map_err(|error| ClientError::Broken(error.without_url().into()))
+            }
+        }
+    }
+
+    /// The body, up to `limit` bytes.
+    pub(super) async fn body(mut self, limit: u64) -> Result<Bytes, ClientError> {
+        let too_large = || ClientError::TooLarge { limit };
+        let length = self.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        if length.is_some_and(|length: u64| length > limit) {
+            return Err(too_large());
+        }
+        let mut first: Option<Bytes> = None;
+        let mut rest = BytesMut::new();
+        while let Some(chunk) = self.chunk().await? {
+            let so_far = first.as_ref().map_or(0, Bytes::len) + rest.len();
+            if (so_far + chunk.len()) as u64 > limit {
+                return Err(too_large());
+            }
+            // Most answers are one chunk, which needs no copy.
+            match &first {
+                None => first = Some(chunk),
+                Some(begin) => {
+                    if rest.is_empty() {
+                        rest.extend_from_slice(begin);
+                        first = Some(Bytes::new());
+                    }
+                    rest.extend_from_slice(&chunk);
+                }
+            }
+        }
+        Ok(if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() })
+    }
+}
+
+/// Tells a request that never left from one that may have arrived.
+pub(super) fn connection_error(error: reqwest::Error) -> ClientError {
+    // The URL may hold what an operator considers private, and every message names the agent anyway.
+    let error = error.without_url();
+    if error.is_connect() || error.is_builder() {
+        ClientError::Unreachable(error.into())
+    } else {
+        ClientError::Broken(error.into())
+    }
+}

@@ -1,0 +1,252 @@
+//! HTTP/1.1 without TLS, where the call itself polls its connection.
+//!
+//! The usual way is a task for each connection, and a channel from the call to it and another one back:
+//! two wake-ups, often on the other core, for each call, and two tasks for each call in flight. Here the
+//! one who waits for the answer does the reading and writing. `docs/performance.md` has the figures.
+
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Poll;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use reqwest::header::{HOST, HeaderMap, HeaderValue};
+use reqwest::{Method, StatusCode};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use url::{Position, Url};
+
+use super::{CONNECT, HttpError, IDLE};
+use crate::a2a::client::ClientError;
+
+type Body = Full<Bytes>;
+
+/// One host and port, and the connections to it.
+#[derive(Debug)]
+pub(super) struct Origin {
+    host: String,
+    port: u16,
+    host_header: HeaderValue,
+    // What is asked for when a call says nothing else.
+    target: hyper::Uri,
+    kept: Mutex<Kept>,
+}
+
+/// The connections that nobody uses, the oldest first.
+#[derive(Debug, Default)]
+struct Kept {
+    idle: Vec<Idle>,
+    // Whether somebody closes what is not used for long.
+    is_tidied: bool,
+}
+
+#[derive(Debug)]
+struct Idle {
+    connection: Box<Connection>,
+    since: Instant,
+}
+
+/// Large, so it is moved in a box.
+#[derive(Debug)]
+struct Connection {
+    sender: http1::SendRequest<Body>,
+    // None once it is closed.
+    io: Option<http1::Connection<TokioIo<TcpStream>, Body>>,
+}
+
+impl Origin {
+    /// The origin of `url`, unless it wants TLS.
+    pub(super) fn of(url: &Url) -> Option<Self> {
+        if url.scheme() != "http" {
+            return None;
+        }
+        Some(Self {
+            // Brackets belong to the text of an IPv6 address, not to the address.
+            host: url.host_str()?.trim_matches(['[', ']']).to_owned(),
+            port: url.port_or_known_default()?,
+            host_header: url[Position::BeforeHost..Position::AfterPort].parse().ok()?,
+            target: target(url).ok()?,
+            kept: Mutex::default(),
+        })
+    }
+
+    /// Sends a request. It goes out a second time only if it never left on a connection that was kept.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        method: Method,
+        url: Option<&Url>,
+        mut headers: HeaderMap,
+        body: Option<Bytes>,
+    ) -> Result<Response, ClientError> {
+        let target = match url {
+            Some(url) => target(url).map_err(ClientError::Unreachable)?,
+            None => self.target.clone(),
+        };
+        headers.insert(HOST, self.host_header.clone());
+        let mut request = hyper::Request::new(Body::new(body.unwrap_or_default()));
+        *request.method_mut() = method;
+        *request.uri_mut() = target;
+        *request.headers_mut() = headers;
+        loop {
+            let kept = self.reuse().await;
+            let is_kept = kept.is_some();
+            let mut connection = match kept {
+                Some(connection) => connection,
+                None => Box::pin(self.connect()).await.map_err(ClientError::Unreachable)?,
+            };
+            let sent = connection.sender.try_send_request(request);
+            match connection.poll_while(sent).await {
+                Ok(response) => {
+                    let (head, body) = response.into_parts();
+                    let way_back = Some((Arc::clone(self), connection));
+                    return Ok(Response { status: head.status, headers: head.headers, body, way_back });
+                }
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) if is_kept => request = unsent,
+                    Some(_) => return Err(ClientError::Unreachable(error.into_error().into())),
+                    None => return Err(ClientError::Broken(error.into_error().into())),
+                },
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Box<Connection>, HttpError> {
+        let until = Instant::now() + CONNECT;
+        let addresses: Vec<_> =
+            tokio::time::timeout_at(until, tokio::net::lookup_host((&*self.host, self.port)))
+                .await
+                .map_err(|_| "the name server does not answer")??
+                .collect();
+        let mut last = HttpError::from("the name has no address");
+        for (index, address) in addresses.iter().enumerate() {
+            // An address that does not answer leaves time for the others.
+            let share = (until - Instant::now()) / u32::try_from(addresses.len() - index).unwrap_or(1);
+            match tokio::time::timeout(share, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => {
+                    stream.set_nodelay(true)?;
+                    let (sender, io) = http1::handshake(TokioIo::new(stream)).await?;
+                    return Ok(Box::new(Connection { sender, io: Some(io) }));
+                }
+                Ok(Err(error)) => last = error.into(),
+                Err(_) => last = format!("no answer within {} s", CONNECT.as_secs()).into(),
+            }
+        }
+        Err(last)
+    }
+
+    /// The connection that was used last, if it still works.
+    async fn reuse(&self) -> Option<Box<Connection>> {
+        loop {
+            let Idle { mut connection, since } = self.lock().idle.pop()?;
+            if since.elapsed() < IDLE && connection.is_usable().await {
+                return Some(connection);
+            }
+        }
+    }
+
+    fn keep(self: &Arc<Self>, connection: Box<Connection>) {
+        let mut kept = self.lock();
+        if !std::mem::replace(&mut kept.is_tidied, true) {
+            #[expect(clippy::disallowed_methods, reason = "it ends by itself, and nothing depends on it")]
+            tokio::spawn(tidy(Arc::downgrade(self)));
+        }
+        kept.idle.push(Idle { connection, since: Instant::now() });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Closes what was not used for long, until nothing is left.
+async fn tidy(origin: Weak<Origin>) {
+    loop {
+        tokio::time::sleep(IDLE).await;
+        let Some(origin) = origin.upgrade() else { return };
+        let mut kept = origin.lock();
+        let old = kept.idle.partition_point(|idle| idle.since.elapsed() >= IDLE);
+        let closed: Vec<_> = kept.idle.drain(..old).collect();
+        kept.is_tidied = !kept.idle.is_empty();
+        let is_done = !kept.is_tidied;
+        drop(kept);
+        drop(closed);
+        if is_done {
+            return;
+        }
+    }
+}
+
+impl Connection {
+    /// Reads and writes while `work` waits for it.
+    async fn poll_while<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            if let Poll::Ready(done) = work.as_mut().poll(context) {
+                return Poll::Ready(done);
+            }
+            if self.io.as_mut().is_some_and(|io| Pin::new(io).poll(context).is_ready()) {
+                // Whoever waits for something of it learns from this that nothing comes.
+                self.io = None;
+            }
+            work.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// Whether the agent has neither closed it nor said something that nobody asked for.
+    async fn is_usable(&mut self) -> bool {
+        poll_fn(|context| {
+            let is_closed = self.io.as_mut().is_none_or(|io| Pin::new(io).poll(context).is_ready());
+            Poll::Ready(!is_closed && self.sender.is_ready())
+        })
+        .await
+    }
+}
+
+/// The head of an answer, and its body as it comes. Dropped before the end, it closes the connection.
+#[derive(Debug)]
+pub(in crate::a2a) struct Response {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Incoming,
+    way_back: Option<(Arc<Origin>, Box<Connection>)>,
+}
+
+impl Response {
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
+        let Some((_, connection)) = &mut self.way_back else { return Ok(None) };
+        loop {
+            match connection.poll_while(self.body.frame()).await {
+                Some(Ok(frame)) => {
+                    // Trailers say nothing here.
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+                Some(Err(error)) => return Err(ClientError::Broken(error.into())),
+                None => break,
+            }
+        }
+        if let Some((origin, connection)) = self.way_back.take() {
+            origin.keep(connection);
+        }
+        Ok(None)
+    }
+}
+
+/// What stands in the first line of a request to `url`.
+fn target(url: &Url) -> Result<hyper::Uri, HttpError> {
+    Ok(url[Position::BeforePath..Position::AfterQuery].parse()?)
+}

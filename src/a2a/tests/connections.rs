@@ -1,0 +1,178 @@
+//! Connections without TLS: used again while they work, never when they do not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::task::TaskTracker;
+
+use crate::a2a::card::Card;
+use crate::a2a::client::{Client, ClientError, Trace};
+use crate::config;
+
+/// How the agent treats a connection after an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    KeepsIt,
+    ClosesIt,
+    /// Says so, and gives no length.
+    SaysThatItCloses,
+    /// Closes when half of the answer is sent.
+    ClosesHalfway,
+    /// Says something that nobody asked for.
+    Babbles,
+}
+
+#[derive(Debug)]
+struct Peer {
+    port: u16,
+    connections: Arc<AtomicUsize>,
+    open: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
+}
+
+impl Peer {
+    async fn start(address: &str, after: After) -> Self {
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let peer = Self { port, connections: Arc::default(), open: Arc::default(), requests: Arc::default() };
+        let (connections, open) = (Arc::clone(&peer.connections), Arc::clone(&peer.open));
+        let requests = Arc::clone(&peer.requests);
+        TaskTracker::new().spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                connections.fetch_add(1, Relaxed);
+                open.fetch_add(1, Relaxed);
+                let (open, requests) = (Arc::clone(&open), Arc::clone(&requests));
+                TaskTracker::new().spawn(async move {
+                    let _ = serve(stream, after, &requests).await;
+                    open.fetch_sub(1, Relaxed);
+                });
+            }
+        });
+        peer
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Relaxed)
+    }
+}
+
+async fn serve(stream: TcpStream, after: After, requests: &AtomicUsize) -> std::io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            if stream.read_line(&mut line).await? == 0 {
+                return Ok(());
+            }
+            let line = line.trim().to_ascii_lowercase();
+            if let Some(value) = line.strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            if line.is_empty() {
+                break;
+            }
+        }
+        stream.read_exact(&mut vec![0; length]).await?;
+        requests.fetch_add(1, Relaxed);
+        let body = json!({"jsonrpc": "2.0", "id": 1, "result":
+            {"kind": "task", "id": "t", "status": {"state": "completed"}}})
+        .to_string();
+        let (head, rest) = match after {
+            After::SaysThatItCloses => ("Connection: close".to_owned(), body.as_str()),
+            After::ClosesHalfway => (format!("Content-Length: {}", body.len()), &body[..body.len() / 2]),
+            _ => (format!("Content-Length: {}", body.len()), body.as_str()),
+        };
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{head}\r\n\r\n{rest}");
+        stream.write_all(answer.as_bytes()).await?;
+        match after {
+            After::KeepsIt => {}
+            After::Babbles => stream.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await?,
+            After::ClosesIt | After::SaysThatItCloses | After::ClosesHalfway => return Ok(()),
+        }
+    }
+}
+
+async fn client(url: &str) -> Client {
+    let text = format!("agents: [{{ name: a, url: '{url}', protocol: 0.3, binding: jsonrpc }}]");
+    let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
+    let chooser = crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap()).unwrap();
+    let card = Card::from_value(json!({"name": "a"})).unwrap();
+    let interface = chooser.choose(&card).await.unwrap();
+    chooser.client(&card, &interface).unwrap()
+}
+
+#[rstest::rstest]
+#[case::keeps(After::KeepsIt)]
+#[case::closes(After::ClosesIt)]
+#[case::says_that_it_closes(After::SaysThatItCloses)]
+#[case::babbles(After::Babbles)]
+#[tokio::test]
+async fn every_call_is_answered_once_whatever_the_agent_does_after_an_answer(#[case] after: After) {
+    let peer = Peer::start("127.0.0.1", after).await;
+    let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
+    let (requests, connections) = (peer.requests(), peer.connections.load(Relaxed));
+    for _ in 0..50 {
+        client.get("t", &Trace::default()).await.unwrap();
+        // The agent has then done what it does after an answer.
+        tokio::task::yield_now().await;
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    assert_eq!(peer.requests() - requests, 50);
+    let used = peer.connections.load(Relaxed) - connections;
+    assert_eq!(used, if after == After::KeepsIt { 1 } else { 50 });
+}
+
+#[tokio::test]
+async fn an_answer_that_is_cut_off_is_not_asked_for_again() {
+    let peer = Peer::start("127.0.0.1", After::ClosesHalfway).await;
+    let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
+    let requests = peer.requests();
+    let error = client.get("t", &Trace::default()).await.unwrap_err();
+    assert!(matches!(error, ClientError::Broken(_)), "{error:?}");
+    assert_eq!(peer.requests() - requests, 1);
+}
+
+#[tokio::test]
+async fn calls_at_the_same_time_have_connections_of_their_own_which_are_closed_when_not_used() {
+    let peer = Peer::start("127.0.0.1", After::KeepsIt).await;
+    let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
+    let trace = Trace::default();
+    let calls = (0..20).map(|_| client.get("t", &trace));
+    for result in futures_util::future::join_all(calls).await {
+        result.unwrap();
+    }
+    assert!(peer.open.load(Relaxed) > 0);
+    while peer.open.load(Relaxed) > 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    client.get("t", &trace).await.unwrap();
+}
+
+#[rstest::rstest]
+#[case::name("127.0.0.1", "localhost")]
+#[case::ipv6("::1", "[::1]")]
+#[tokio::test]
+async fn names_and_ipv6_addresses_are_reached(#[case] address: &str, #[case] host: &str) {
+    if TcpListener::bind((address, 0)).await.is_err() {
+        return eprintln!("skipped: this machine has no {address}");
+    }
+    let peer = Peer::start(address, After::KeepsIt).await;
+    let client = client(&format!("http://{host}:{}/at/here", peer.port)).await;
+    client.get("t", &Trace::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_port_where_nobody_listens_is_told_as_such() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let error = client(&url).await.get("t", &Trace::default()).await.unwrap_err();
+    assert!(matches!(error, ClientError::Unreachable(_)), "{error:?}");
+    let text = crate::a2a::client::chain(&error);
+    assert_eq!(text, "cannot connect to the agent: Connection refused (os error 111)");
+}
