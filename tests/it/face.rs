@@ -60,10 +60,15 @@ async fn an_agent_comes_with_a_heartbeat_and_is_gone_when_it_has_ended() {
     assert_eq!(gone.unwrap_err().kind(), RequestErrorKind::NoResponders);
 
     let _again = DemoAgent::start(&["--port", &port]);
-    let beat = tokio::time::timeout(SOON, heartbeats.next()).await.unwrap().unwrap();
-    assert_eq!(beat.subject.as_str(), "agents.hb.a2a.acme.demo");
-    let beat: Value = serde_json::from_slice(&beat.payload).unwrap();
-    assert_ne!(beat["instance_id"], json!(first));
+    let beat = loop {
+        let beat = tokio::time::timeout(SOON, heartbeats.next()).await.unwrap().unwrap();
+        assert_eq!(beat.subject.as_str(), "agents.hb.a2a.acme.demo");
+        let beat: Value = serde_json::from_slice(&beat.payload).unwrap();
+        // The first instance may have had time for one too.
+        if beat["instance_id"] != json!(first) {
+            break beat;
+        }
+    };
     let info = eventually(SOON, || scene.info()).await;
     assert_eq!(beat["instance_id"], info["id"]);
 }
