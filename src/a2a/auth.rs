@@ -3,7 +3,7 @@
 //! [`Keyring::for_card`] and [`Keyring::for_tasks`] pick from the settings; the latter by
 //! what the card asks for (see [`super::security`]). Whoever sends a request calls
 //! [`Credentials::ready`] first, which gets an OAuth2 token if one is needed and none is at hand,
-//! then [`Credentials::apply`].
+//! then [`Credentials::put_into`].
 
 mod oauth;
 

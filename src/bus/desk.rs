@@ -9,6 +9,8 @@
 //! ([`Frames`], `stream`), or the caller once and then the task's own subject
 //! (`Submission`, `submit`).
 
+mod submission;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +28,12 @@ use super::service::{Call, Handler, Request};
 use crate::a2a::client::chain;
 use crate::action::error::{ActionError, Code};
 use crate::action::once::{self, Reply, Running, Turn};
-use crate::action::progress::{Frame, Progress, Silent};
+use crate::action::progress::{Progress, Silent};
 use crate::action::request::{self, FollowUpAnswer, Invocation, Options};
 use crate::action::run::{Actions, Mode};
 use crate::agent::Agent;
 use crate::telemetry::spans::{self, Arrival, CallSpan};
+use submission::{First, Submission};
 
 /// Look-ups, cancels and repeats at the same time. They have a limit of their own, so that a task
 /// can be cancelled while the agent is busy.
@@ -372,63 +375,4 @@ struct Work<'a> {
     body: &'a [u8],
     options: &'a Options,
     mode: Mode,
-}
-
-/// A submitted task: the caller is told its id, everyone else its changes.
-struct Submission<'a> {
-    desk: &'a Desk,
-    first: Option<First>,
-    task_id: Option<String>,
-    permits: Vec<OwnedSemaphorePermit>,
-}
-
-/// The reply that a submission owes its caller.
-struct First {
-    to: Subject,
-    call: Call,
-    running: Option<Running>,
-    permits: Vec<OwnedSemaphorePermit>,
-}
-
-impl Submission<'_> {
-    async fn reply(&mut self, reply: Reply) {
-        if let Some(First { to, call, running, permits }) = self.first.take() {
-            finish(running, &reply);
-            self.desk.respond(to, reply, call).await;
-            // The agent's slot is free again; the place among the submitted tasks is not.
-            self.permits = permits.into_iter().skip(1).collect();
-        }
-    }
-
-    /// The end of the task: a reply if the caller has had none, else news for those who follow it.
-    /// States are published where they are observed, so only errors are left.
-    async fn end(mut self, reply: Reply) {
-        if self.first.is_some() {
-            return self.reply(reply).await;
-        }
-        if let (Err(error), Some(task_id)) = (reply, &self.task_id) {
-            tracing::debug!(agent = %self.desk.agent.name, task_id, code = error.info.code.name(), "a submitted task was lost from sight");
-            self.desk.actions.news(task_id, error.to_json()).await;
-        }
-    }
-}
-
-impl Progress for Submission<'_> {
-    fn listens(&self) -> bool {
-        false
-    }
-
-    async fn frame(&mut self, frame: Frame) {
-        if let Frame::Task { id, .. } = frame {
-            self.task_id = Some(id);
-        }
-        let (Some(id), Some(_)) = (&self.task_id, &self.first) else { return };
-        // Remembered as under way, unless it has ended already: then the end is the reply. What is
-        // remembered from before an answer is not news.
-        let record = self.desk.actions.memory().ledger.task(self.desk.actions.agent(), id);
-        let record = record.filter(|record| !(record.state.is_final() || record.state.is_waiting()));
-        if let Some(Ok(reply)) = record.map(|record| record.reply.clone()) {
-            self.reply(Ok(reply)).await;
-        }
-    }
 }

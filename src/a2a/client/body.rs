@@ -1,0 +1,96 @@
+//! What an agent sent back, before it is understood.
+
+use bytes::Bytes;
+use reqwest::StatusCode;
+use reqwest::header::CONTENT_TYPE;
+
+use super::ClientError;
+use crate::a2a::dialect::{NotAResult, RpcError};
+use crate::a2a::http::Response;
+use crate::json;
+
+/// How much of a body that is not A2A an error shows.
+const SNIPPET: usize = 200;
+
+/// What came back, before it is understood.
+pub(in crate::a2a) struct Body {
+    content_type: Option<String>,
+    status: StatusCode,
+    pub(in crate::a2a) bytes: Bytes,
+}
+
+impl Body {
+    pub(super) async fn read(response: Response, limit: u64) -> Result<Self, ClientError> {
+        let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        Ok(Self {
+            content_type: content_type.map(|value| json::shorten(value, 80)),
+            status: response.status(),
+            bytes: response.body(limit).await?,
+        })
+    }
+
+    /// The data of one event.
+    pub(in crate::a2a) fn of_event(bytes: Bytes) -> Self {
+        Self { content_type: None, status: StatusCode::OK, bytes }
+    }
+
+    #[cfg(test)]
+    pub(super) fn recorded(status: u16, content_type: Option<&str>, bytes: &[u8]) -> Self {
+        Self {
+            content_type: content_type.map(str::to_owned),
+            status: StatusCode::from_u16(status).expect("recordings have a status"),
+            bytes: Bytes::copy_from_slice(bytes),
+        }
+    }
+
+    /// Lets pass what may be a result.
+    pub(in crate::a2a) fn check(self) -> Result<Self, ClientError> {
+        if !json::is_shallow(&self.bytes) {
+            return Err(self.not_a2a(format!("it nests deeper than {}", json::MAX_DEPTH)));
+        }
+        if self.status.is_success() {
+            return Ok(self);
+        }
+        // An error status may still carry an error object, which says more; a result under an
+        // error status is an error all the same.
+        Err(match RpcError::in_body(&self.bytes) {
+            Some(error) => self.explain(NotAResult::Error(error)),
+            None => ClientError::Refused {
+                http_status: Some(self.status.as_u16()),
+                code: None,
+                message: self.snippet(),
+                data: None,
+            },
+        })
+    }
+
+    pub(in crate::a2a) fn explain(&self, problem: NotAResult) -> ClientError {
+        match problem {
+            NotAResult::Error(error) => ClientError::Refused {
+                http_status: Some(self.status.as_u16()).filter(|_| !self.status.is_success()),
+                code: error.code,
+                message: json::shorten(&error.message, 4096),
+                data: error.data,
+            },
+            NotAResult::NotA2a(reason) => self.not_a2a(reason),
+        }
+    }
+
+    fn not_a2a(&self, reason: String) -> ClientError {
+        let reason = match &self.content_type {
+            Some(content_type) if !content_type.contains("json") => {
+                format!("{reason}; it came as {content_type}")
+            }
+            Some(_) => reason,
+            None => format!("{reason}; it came without a content type"),
+        };
+        ClientError::NotA2a { reason, snippet: self.snippet() }
+    }
+
+    fn snippet(&self) -> String {
+        let head = self.bytes.get(..SNIPPET.min(self.bytes.len())).unwrap_or_default();
+        let text: String =
+            String::from_utf8_lossy(head).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        text.trim().to_owned()
+    }
+}
