@@ -156,9 +156,17 @@ impl Response {
 pub(super) fn connection_error(error: reqwest::Error) -> ClientError {
     // The URL may hold what an operator considers private, and every message names the agent anyway.
     let error = error.without_url();
-    if error.is_connect() || error.is_builder() {
+    if error.is_connect() {
+        return ClientError::Unreachable(cause(&error).into());
+    }
+    if error.is_builder() {
         ClientError::Unreachable(error.into())
     } else {
         ClientError::Broken(error.into())
     }
+}
+
+/// What is at the bottom of an error; the layers above only say that something was tried.
+fn cause(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), cause)
 }

@@ -50,6 +50,9 @@ impl LookError {
 impl Trouble {
     pub(super) fn spawn(error: &SpawnError) -> Self {
         let advice = match error {
+            SpawnError::NotFound { program } if program.contains('/') => {
+                "it is looked for from `working_dir`; correct the path in `command`, or give the full one"
+            }
             SpawnError::NotFound { .. } => {
                 "install it, or give its full path in `command`; it is looked for on the PATH of the bridge, \
                  or on the one in `env`"

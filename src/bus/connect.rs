@@ -10,7 +10,7 @@ use crate::config;
 /// How long the first connection is tried for before the bridge gives up. A supervisor starts it
 /// again; somebody at a terminal wants to know.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Pause between two tries of the first connection.
+/// Pause between the first two tries of the first connection; then it doubles.
 const PAUSE: Duration = Duration::from_millis(500);
 /// A connection that is silent for two of these is dead.
 const PING: Duration = Duration::from_secs(15);
@@ -38,12 +38,24 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    /// Whether the server is there and does not let us in.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::Connect { source, .. } if is_refusal(source.kind()))
+    }
+}
+
+fn is_refusal(kind: ConnectErrorKind) -> bool {
+    matches!(kind, ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation)
+}
+
 /// Connects, trying for a while; afterwards the client reconnects by itself for ever.
 pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
     let servers: Vec<String> = settings.url.iter().map(|url| config::without_user_info(url)).collect();
     let servers = servers.join(", ");
     let addresses: Vec<&str> = settings.url.iter().map(|url| url.as_str()).collect();
     let give_up = tokio::time::Instant::now() + PATIENCE;
+    let mut pause = PAUSE;
     loop {
         let options = options(settings).await?;
         let source = match options.connect(&addresses).await {
@@ -54,17 +66,17 @@ pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
             Err(source) => source,
         };
         // Waiting does not make a wrong password right.
-        let hopeless = matches!(
-            source.kind(),
-            ConnectErrorKind::Authentication
-                | ConnectErrorKind::AuthorizationViolation
-                | ConnectErrorKind::ServerParse
-        );
-        if hopeless || tokio::time::Instant::now() + PAUSE > give_up {
+        let is_hopeless = is_refusal(source.kind()) || source.kind() == ConnectErrorKind::ServerParse;
+        if is_hopeless || tokio::time::Instant::now() + pause > give_up {
             return Err(ConnectError::Connect { servers, source });
         }
-        tracing::warn!(servers, error = crate::a2a::client::chain(&source), "no connection to NATS yet");
-        tokio::time::sleep(PAUSE).await;
+        tracing::warn!(
+            servers,
+            error = crate::a2a::client::chain(&source),
+            "no connection to NATS yet (`nats.url`)"
+        );
+        tokio::time::sleep(pause).await;
+        pause *= 2;
     }
 }
 
@@ -110,6 +122,8 @@ fn report(event: &Event) {
         Event::SlowConsumer(subscription) => {
             tracing::error!(subscription, "requests arrive faster than they are taken; some are lost");
         }
-        other => tracing::info!(event = %other, "NATS"),
+        Event::ServerError(error) => tracing::warn!(%error, "the NATS server refuses something"),
+        Event::ClientError(error) => tracing::warn!(%error, "the connection to NATS has trouble"),
+        other => tracing::debug!(event = %other, "NATS"),
     }
 }

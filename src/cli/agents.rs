@@ -49,7 +49,7 @@ async fn list(connection: &Connection, output: &Output) -> Result<ExitCode, Fail
     }
     table.print()?;
     if let Some(agent) = found.agents.iter().find(|agent| !agent.skills.is_empty()) {
-        remark(format_args!("`a2a-bridge skills {}` lists what one can do", agent.agent));
+        remark(format_args!("`a2a-bridge skills {}` lists its skills", agent.agent));
     }
     Ok(ExitCode::SUCCESS)
 }

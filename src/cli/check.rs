@@ -46,10 +46,18 @@ pub(super) async fn check(file: &Path, config: Config, offline: bool) -> Result<
 async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, String> {
     if let Some(command) = &agent.command {
         let program = command.first().map(String::as_str).unwrap_or_default();
+        if let Some(dir) = agent.working_dir.as_deref().filter(|dir| !dir.is_dir()) {
+            return Err(format!("there is no folder {} (`working_dir`)", dir.display()));
+        }
         return if is_program(program, agent.working_dir.as_deref()) {
             Ok(format!("ok, `{program}` will be launched"))
         } else {
-            Err(format!("command not found: `{program}`; is it installed, and on the PATH?"))
+            let advice = match agent.working_dir.as_deref().filter(|_| program.contains('/')) {
+                Some(dir) => format!("it is looked for from {} (`working_dir`)", dir.display()),
+                None if program.contains('/') => "it is looked for from the folder of the bridge".to_owned(),
+                None => "is it installed, and on the PATH?".to_owned(),
+            };
+            Err(format!("command not found: `{program}`; {advice}"))
         };
     }
     let chooser = a2a::chooser(agent, http).map_err(|error| chain(&error))?;

@@ -261,10 +261,10 @@ fn not_ready(agent: &Agent) -> Failure {
     let (name, state) = (&agent.agent, &agent.state);
     let why = agent.last_error.as_ref().map(|why| format!(": {}", shorten(&one_line(why), MAX_ERROR)));
     let error = anyhow::anyhow!("agent `{name}` is {state}{}", why.unwrap_or_default());
-    let hint = if state == "starting" {
-        "try again in a moment"
-    } else {
-        "the bridge's log says more; `a2a-bridge agents` shows when it is ready again"
+    let hint = match state.as_str() {
+        "starting" => "try again in a moment".to_owned(),
+        "stopped" => format!("`a2a-bridge agents start {name}` starts it"),
+        _ => format!("`a2a-bridge agents show {name}` says what to do"),
     };
     Failure::new(UNAVAILABLE, error).hint(hint)
 }

@@ -64,7 +64,7 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
     }
     let width = steps.iter().map(|(command, _)| command.len()).max().unwrap_or_default();
     for (command, why) in steps {
-        remark(format_args!("  {command:width$}   {why}"));
+        remark(format_args!("  {command:width$}   # {why}"));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -80,6 +80,14 @@ async fn read(url: &Url) -> Result<Card, Failure> {
         Failure::new(TROUBLE, anyhow::anyhow!(chain(error)))
             .hint("is the agent running there? Without `--from`, `a2a-bridge init` writes a file to fill in")
     };
+    let no_card = |error: &card::CardError| {
+        match error {
+        card::CardError::Status(_) => Failure::new(TROUBLE, anyhow::anyhow!(chain(error))).hint(
+            "if its card is elsewhere, write the file without `--from` and set `card_path`; is it an A2A agent?",
+        ),
+        _ => no_agent(error),
+    }
+    };
     let agent = config
         .agents
         .first()
@@ -88,7 +96,7 @@ async fn read(url: &Url) -> Result<Card, Failure> {
     let chooser = a2a::chooser(agent, &http).map_err(|error| no_agent(&error))?;
     let card = card::fetch(chooser.http(), &agent.url, None, &chooser.card_credentials())
         .await
-        .map_err(|error| no_agent(&error))?;
+        .map_err(|error| no_card(&error))?;
     chooser.choose(&card).await.map_err(|error| no_agent(&error))?;
     Ok(card)
 }

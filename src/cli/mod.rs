@@ -47,12 +47,13 @@ const INTERRUPTED: u8 = 130;
 
 const EXAMPLES: &str = "\
 Examples:
-  a2a-bridge init --from http://127.0.0.1:9000    settings for an agent that runs there
-  a2a-bridge run                                  put it on NATS
-  a2a-bridge agents                               who is there?
-  a2a-bridge call demo.echo 'hello'               ask a skill
+  a2a-bridge init --from http://127.0.0.1:9000    # settings for an agent that runs there
+  a2a-bridge run                                  # put it on NATS
+  a2a-bridge agents                               # who is there?
+  a2a-bridge call demo.echo 'hello'               # ask a skill
 
-Exit codes: 0 well, 1 the action failed, 64 usage, 69 no NATS or nobody there, 70 a defect, 78 bad settings";
+Exit codes: 0 well, 1 the action failed, 64 usage, 69 no NATS or nobody there, 70 a defect, 78 bad settings,
+130 left with Ctrl-C";
 
 /// Publishes the skills of A2A agents as actions on a NATS mesh.
 #[derive(Debug, Parser)]
@@ -191,7 +192,8 @@ pub fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     let usual = match cli.command {
-        Command::Run(_) | Command::DemoAgent(_) => "info",
+        // What the NATS client has to say of itself is told by the bridge, once.
+        Command::Run(_) | Command::DemoAgent(_) => "info,async_nats=warn",
         _ => "error",
     };
     let filter = cli.log.as_deref().unwrap_or(usual);

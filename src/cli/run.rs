@@ -136,12 +136,20 @@ fn failure(error: BridgeError) -> Failure {
         | BridgeError::Stopping
         | BridgeError::Metrics { .. } => TROUBLE,
     };
-    let is_connection = matches!(error, BridgeError::Connect(_));
+    let hint = match &error {
+        BridgeError::Connect(error) if error.is_refused() => Some(
+            "the server wants other credentials: `credentials`, `user` and `password`, `token` or `nkey` under \
+             `nats` in the settings",
+        ),
+        BridgeError::Connect(_) => {
+            Some("is a nats-server running there? `nats.url` in the settings says where to look")
+        }
+        _ => None,
+    };
     let failure = Failure::new(code, error);
-    if is_connection {
-        failure.hint("is a nats-server running there? `nats.url` in the settings says where to look")
-    } else {
-        failure
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
     }
 }
 

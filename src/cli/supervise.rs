@@ -305,7 +305,14 @@ fn show(report: &Report, now: SystemTime) -> String {
         "Card",
         Some(report.card.as_ref().map_or("none seen yet".to_owned(), |card| {
             let version = if card.version.is_empty() { "" } else { " " };
-            format!("{}{version}{}, {} skills, {}", card.name, card.version, card.skills, card.hash)
+            format!(
+                "{}{version}{}, {} skill{}, {}",
+                card.name,
+                card.version,
+                card.skills,
+                if card.skills == 1 { "" } else { "s" },
+                card.hash
+            )
         })),
     );
     row(

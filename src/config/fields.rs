@@ -118,7 +118,11 @@ impl<'n, 'r, 't> Fields<'n, 'r, 't> {
 
     fn hint(&self, key: &str) -> String {
         let short: String = key.chars().take(64).collect();
-        let likeness = |name: &&str| strsim::jaro_winkler(name, &short);
+        // Two letters that changed places in a short word make it look unlike itself.
+        let likeness = |name: &&str| match strsim::osa_distance(name, &short) {
+            1 => 0.9,
+            _ => strsim::jaro_winkler(name, &short),
+        };
         let close = self.asked.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
         match close.filter(|name| likeness(name) > 0.84) {
             Some(name) => format!("did you mean `{name}`?"),

@@ -182,7 +182,9 @@ impl Entry {
         if state.is_final() {
             return Err(Fault::NotCancelable(state));
         }
-        inner.record(Event::Status(Status::now(State::Canceled, None)));
+        let words = vec![Part::text("cancelled as asked")];
+        let message = Message::from_agent(&self.context_id, Some(&self.id), words);
+        inner.record(Event::Status(Status::now(State::Canceled, Some(message))));
         inner.stop.cancel();
         Ok(inner.task.clone())
     }

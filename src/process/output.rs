@@ -40,6 +40,15 @@ pub enum Stream {
     Stderr,
 }
 
+impl std::fmt::Display for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        })
+    }
+}
+
 /// How grave a line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -276,7 +285,7 @@ impl Pump {
     fn end_of_flood(&mut self) {
         if self.dropped > 0 {
             let dropped = std::mem::take(&mut self.dropped);
-            tracing::warn!(agent = %self.output.0.agent, stream = ?self.stream, dropped, "the agent writes faster than the log takes");
+            tracing::warn!(agent = %self.output.0.agent, stream = %self.stream, dropped, "the agent writes faster than the log takes");
         }
         if self.flood.is_empty() {
             return;
@@ -306,7 +315,7 @@ impl Pump {
         let (agent, stream) = (&self.output.0.agent, self.stream);
         macro_rules! log {
             ($level:ident) => {
-                tracing::$level!(target: "a2a_bridge::agent_output", agent = %agent, stream = ?stream, "{text}")
+                tracing::$level!(target: "a2a_bridge::agent_output", agent = %agent, stream = %stream, "{text}")
             };
         }
         match level {

@@ -34,7 +34,7 @@ const HOW: &str = "How to ask";
 const EXAMPLES: &str = "\
 Examples:
   a2a-bridge call demo.echo 'hello'
-  a2a-bridge call demo.report -p topic=tides -p audience=sailors --save .
+  a2a-bridge call demo.report -p topic=tides -p audience=sailors --save out
   git diff | a2a-bridge call review.summarize - --stream
   a2a-bridge call demo.slow 3600 --submit";
 

@@ -148,9 +148,10 @@ impl Show<'_> {
                 },
                 "too_large" => "ask for less; the limits are `max_response_size` in the bridge's settings and `max_payload` of nats-server".to_owned(),
                 "busy" => "try again; `max_in_flight` in the bridge's settings is the limit".to_owned(),
-                "agent_error" => agent_error(reply),
+                "agent_error" => agent_error(reply, agent),
                 "agent_unavailable" => format!("`{}` shows how it is", self.command("agents")),
                 "task_lost" => "the agent was started anew; call the skill again".to_owned(),
+                "timeout" if reply.message().contains("stopping") => "call again when the bridge is back".to_owned(),
                 "timeout" => "give it more time with `--timeout`, or let it go on by itself with `--submit`".to_owned(),
                 "outcome_unknown" => match task {
                     Some(task) => format!("`{}` may tell later", look(task)),
@@ -163,7 +164,7 @@ impl Show<'_> {
     }
 }
 
-fn agent_error(reply: &Reply) -> String {
+fn agent_error(reply: &Reply, agent: &str) -> String {
     match reply.error_number("http_status") {
         Some(401 | 403) => {
             "the agent wants credentials: `bearer_token`, `headers` or `auth` in the bridge's settings"
@@ -171,7 +172,7 @@ fn agent_error(reply: &Reply) -> String {
         }
         Some(429 | 503) => "the agent is overloaded; try again later".to_owned(),
         _ => match reply.error_number("a2a_code") {
-            Some(code) => format!("the agent answered with its error {code}; its log may say more"),
+            Some(_) => format!("if it was launched by the bridge, `a2a-bridge logs {agent}` may say more"),
             None => "the agent's log may say more".to_owned(),
         },
     }
