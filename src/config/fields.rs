@@ -119,9 +119,9 @@ impl<'n, 'r, 't> Fields<'n, 'r, 't> {
     fn hint(&self, key: &str) -> String {
         let short: String = key.chars().take(64).collect();
         // Two letters that changed places in a short word make it look unlike itself.
-        let likeness = |name: &&str| match strsim::osa_distance(name, &short) {
-            1 => 0.9,
-            _ => strsim::jaro_winkler(name, &short),
+        let likeness = |name: &&str| {
+            let is_slip = strsim::osa_distance(name, &short) == 1;
+            strsim::jaro_winkler(name, &short).max(if is_slip { 0.9 } else { 0.0 })
         };
         let close = self.asked.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
         match close.filter(|name| likeness(name) > 0.84) {
