@@ -64,7 +64,9 @@ async fn endpoints_come_and_go_while_the_permanent_ones_stay() {
 
     weather.publish(&[]).await;
     weather.publish(&[("a2a.action.weather.alerts", "four")]).await;
-    assert_eq!(weather.counts("alerts").await.0, 0, "an endpoint that comes back counts from zero");
+    assert_eq!(weather.counts("alerts").await.0, 2, "an endpoint that comes back counts on");
+    assert_eq!(weather.ask("a2a.action.weather.alerts").await.unwrap(), "four");
+    eventually_eq(SOON, 3, || async { weather.counts("alerts").await.0 }).await;
     assert_eq!(weather.ask("a2a.card.weather").await.unwrap(), "a card");
 }
 
