@@ -289,6 +289,19 @@ async fn an_info_response_stays_well_under_the_largest_payload() {
 }
 
 #[tokio::test]
+async fn stats_of_very_many_endpoints_stay_under_the_largest_payload() {
+    let server = NatsServer::start_configured("max_payload: 16384").await;
+    let weather = Weather::start_on(server, ConnectOptions::new()).await;
+    let subjects: Vec<_> = (0..200).map(|n| format!("a2a.action.weather.s{n}")).collect();
+    weather.publish(&subjects.iter().map(|subject| (subject.as_str(), "x")).collect::<Vec<_>>()).await;
+    assert_eq!(weather.ask("a2a.action.weather.s199").await.unwrap(), "x");
+    eventually_eq(SOON, 1, || async { weather.counts("s199").await.0 }).await;
+    let stats = weather.question("STATS").await;
+    let left_out: usize = stats["metadata"]["a2a.endpoints_left_out"].as_str().unwrap().parse().unwrap();
+    assert_eq!(stats["endpoints"].as_array().unwrap().len() + left_out, 201);
+}
+
+#[tokio::test]
 async fn a_request_reaches_its_handler_as_it_was_sent() {
     let weather = Weather::start().await;
     let client = weather.mesh.client.clone();
