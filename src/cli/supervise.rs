@@ -185,18 +185,20 @@ impl Site {
     /// What to say when nobody answers for an agent.
     fn silent(&self, agent: &str, verb: &str, limit: Duration, silence: Silence) -> Failure {
         let control = format!("{}.control.>", self.0.subjects.prefix());
+        let verb = if verb == "logs" { "show the logs of" } else { verb };
+        let what = format!("cannot {verb} `{agent}`");
         match silence {
             Silence::NoResponders => {
                 let error = anyhow::anyhow!("no bridge serves an agent `{agent}` on this mesh");
                 Failure::new(UNAVAILABLE, error).hint("`a2a-bridge agents` lists those that are served")
             }
             Silence::Timeout(_) => Silence::Timeout(limit)
-                .failure(&format!("cannot {verb} `{agent}`"))
+                .failure(&what)
                 .hint(format!("this user may not be allowed to publish to `{control}`")),
-            silence @ Silence::Refused(_) => silence
-                .failure(&format!("cannot {verb} `{agent}`"))
-                .hint(format!("only who may publish to `{control}` can do this")),
-            Silence::Closed => silence.failure(&format!("cannot {verb} `{agent}`")),
+            silence @ Silence::Refused(_) => {
+                silence.failure(&what).hint(format!("only who may publish to `{control}` can do this"))
+            }
+            Silence::Closed => silence.failure(&what),
         }
     }
 
