@@ -136,12 +136,13 @@ impl Action {
         }
     }
 
-    /// The action as INFO shows it. Beside the agent's card, a skill called `card` has a subject of its
-    /// own and so keeps its token; but names of endpoints are unique, and there it gives way.
+    /// The action as INFO shows it.
     pub fn endpoint(&self) -> Endpoint {
-        let is_taken = self.token.as_str() == BuiltIn::Card.name();
-        let name = if is_taken { Token::escaped(self.token.as_str()) } else { self.token.clone() };
-        Endpoint { name: name.to_string(), subject: self.subject.clone(), metadata: self.metadata.clone() }
+        Endpoint {
+            name: self.token.to_string(),
+            subject: self.subject.clone(),
+            metadata: self.metadata.clone(),
+        }
     }
 
     /// The action as the registry shows it.

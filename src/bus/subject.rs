@@ -84,8 +84,7 @@ impl Token {
         }
     }
 
-    /// The token of an id that fits and may not be used as it is.
-    pub(super) fn escaped(id: &str) -> Self {
+    fn escaped(id: &str) -> Self {
         let mut token = String::from(ESCAPED);
         // Where an id that turns out too long is cut: always between two escapes, or the rest of
         // one could be read as something else.

@@ -286,7 +286,7 @@ fn skill(endpoint: Endpoint) -> Skill {
         output_modes: value("output_modes"),
         streaming: text("streaming") == "true",
         params: value("params"),
-        action: endpoint.subject.rsplit('.').next().unwrap_or_default().to_owned(),
+        action: endpoint.name,
         subject: endpoint.subject,
     }
 }

@@ -111,9 +111,6 @@ async fn no_skill_id_breaks_out_of_its_subject_and_no_two_clash() {
         assert_eq!(reply.message(), *id);
         assert_eq!(reply["task"]["skill"], *id);
     }
-    let names: std::collections::HashSet<_> =
-        info["endpoints"].as_array().unwrap().iter().map(|endpoint| endpoint["name"].to_string()).collect();
-    assert_eq!(names.len(), ids.len() + 4, "{names:?}");
     // The built-in ones are still what they were.
     bridge.get_task("peer", "never").await.expect_error("not_found");
 }
