@@ -183,6 +183,7 @@ impl<'a> Fold<'a> {
         let id = self.id_for(update.task_id.as_deref());
         self.name(&id, update.context_id.as_deref(), frames);
         let task = task_mut(&mut self.task, &id);
+        task.context_id = update.context_id.clone().or(task.context_id.take());
         let index = task.artifacts.iter().position(|known| is_same(known, &update.artifact));
         self.put(index, update, frames)
     }
@@ -423,6 +424,19 @@ mod tests {
         assert_eq!(told(&mut fold, &[snapshot, snapshot]).response, "a\nb");
         let task = fold.task().unwrap();
         assert_eq!((task.id.as_str(), task.artifacts.len()), ("t", 2));
+    }
+
+    #[test]
+    fn an_artifact_that_comes_first_names_task_and_conversation() {
+        let rules = rules();
+        let mut fold = Fold::new(&rules, 1000, true);
+        let update = |context: &str| {
+            let artifact = r#""artifact":{"artifactId":"a","parts":[{"text":"x"}]}"#;
+            format!(r#"{{"artifactUpdate":{{"taskId":"t",{context}{artifact}}}}}"#)
+        };
+        told(&mut fold, &events(&[update(r#""contextId":"c","#), update("")]));
+        let task = fold.task().unwrap();
+        assert_eq!((task.id.as_str(), task.context_id.as_deref()), ("t", Some("c")));
     }
 
     #[test]

@@ -376,6 +376,7 @@ impl<P: Progress> Journey<'_, P> {
         if let Some(task) =
             fold.task().filter(|task| task.state == TaskState::AuthRequired && !self.is_over(fold))
         {
+            self.observed = Some(Status::from(&task.state));
             self.observe(task, fold.status_texts(), None).await?;
         }
         Ok(())

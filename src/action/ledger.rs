@@ -37,7 +37,9 @@ pub struct Record {
     pub follow_up: Option<FollowUp>,
     /// Whether its changes are published.
     pub is_submitted: bool,
-    /// How long it is remembered.
+    /// How long it may still go on; while it does, it is remembered.
+    pub alive: Duration,
+    /// How long it is remembered after that.
     pub ttl: Duration,
 }
 
@@ -81,7 +83,8 @@ impl Ledger {
         let record = self.task(agent, task_id);
         if let Some(record) = record.filter(|record| !(record.state.is_final() || record.state.is_waiting()))
         {
-            self.record(agent, task_id, Record { reply: Err(why.clone()), ..Record::clone(&record) });
+            let lost = Record { reply: Err(why.clone()), alive: Duration::ZERO, ..Record::clone(&record) };
+            self.record(agent, task_id, lost);
         }
     }
 

@@ -68,6 +68,18 @@ pub fn actions(
     (actions, warnings)
 }
 
+/// What to know about new names in the settings that cannot be used as they are.
+pub fn rename_warnings(rules: &config::Skills) -> Vec<String> {
+    let escaped = rules.rename.iter().filter_map(|(skill, name)| {
+        let token = Token::action(name);
+        (token.as_str() != name).then(|| {
+            let (skill, name) = (shorten(skill, 80), shorten(name, 80));
+            format!("skill `{skill}` cannot be called `{name}`, which is reserved or no word of a subject; its action is `{token}`")
+        })
+    });
+    escaped.collect()
+}
+
 fn names(skill: &Skill, list: &[String]) -> bool {
     list.iter().any(|entry| *entry == skill.id || *entry == skill.name)
 }

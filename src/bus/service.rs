@@ -163,7 +163,7 @@ impl Service {
     /// Makes these the endpoints, beside the permanent ones. One that was there before, by its subject,
     /// is served on without a gap, with the new handler and metadata and the old counts; one that is not
     /// among them any more is gone from INFO at once, and callers get "no responders" when this returns;
-    /// if it comes back later, it counts from zero. Of two with the same subject the first is taken.
+    /// if it comes back later, it counts on. Of two with the same subject the first is taken.
     ///
     /// Goes on to its end even if the future is dropped.
     ///

@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::output::print;
+use super::output::{one_line, print};
 use super::{Failure, TROUBLE, UNAVAILABLE};
 use crate::a2a::client::chain;
 use crate::a2a::{self, card};
+use crate::bus::catalog::rename_warnings;
 use crate::bus::connect::connect;
 use crate::config::{self, Config};
 
@@ -15,6 +16,11 @@ pub(super) async fn check(file: &Path, config: Config, offline: bool) -> Result<
     let mut report =
         format!("{}: settings are valid, {}\n", file.display(), counted(config.agents.len(), "agent"));
     let mut code = 0;
+    for agent in &config.agents {
+        for warning in rename_warnings(&agent.skills) {
+            let _ = writeln!(report, "agent `{}`: warning: {}", agent.name, one_line(&warning));
+        }
+    }
     if !offline {
         match connect(&config.nats).await {
             Ok(client) => {

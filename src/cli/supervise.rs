@@ -2,27 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use async_nats::{Message, StatusCode};
+use async_nats::{HeaderMap, Message};
 use clap::Subcommand;
-use futures_util::StreamExt as _;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::client::{Connection, Mesh};
+use super::client::{Connection, Mesh, Replies, Silence};
 use super::discover::discover;
-use super::output::{Output, print, print_json};
-use super::{Failure, TROUBLE};
+use super::output::{Output, print, print_json, remark, say};
+use super::{DEFECT, Failure, TROUBLE, UNAVAILABLE};
 use crate::bus::control::{Logs, LogsRequest, Report};
 use crate::bus::subject::Token;
 use crate::process::output::{Level, Line};
 
 /// How long the first answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
+/// After so long a silence a person is told what is waited for.
+const PATIENCE: Duration = Duration::from_secs(4);
 /// How long an order may take.
 const ORDER: Duration = Duration::from_secs(90);
 /// How long other bridges with the same agent may take to answer after the first one.
@@ -162,34 +162,44 @@ impl Site {
         request: &LogsRequest,
         limit: Duration,
     ) -> Result<Vec<T>, Failure> {
-        let trouble = |error: anyhow::Error| Failure::new(TROUBLE, error);
-        let subject = self.0.subjects.control(&Token::new(agent), verb);
-        let inbox = self.0.client.new_inbox();
-        let mut replies =
-            self.0.client.subscribe(inbox.clone()).await.map_err(|error| trouble(error.into()))?;
-        let body = serde_json::to_vec(request).map_err(|error| trouble(error.into()))?;
-        self.0
-            .client
-            .publish_with_reply(subject.clone(), inbox, body.into())
-            .await
-            .map_err(|error| trouble(error.into()))?;
-        let mut answers = Vec::new();
-        let mut wait = limit;
-        while let Ok(Some(message)) = tokio::time::timeout(wait, replies.next()).await {
-            if message.status == Some(StatusCode::NO_RESPONDERS) {
-                let error = anyhow::anyhow!("no bridge serves an agent `{agent}` on this mesh");
-                return Err(trouble(error).hint("`a2a-bridge agents` lists those that are served"));
-            }
-            answers.push(read(&message)?);
-            wait = OTHERS;
+        let mut replies = self.request(agent, verb, request).await?;
+        let mut first = replies.next(limit.min(PATIENCE)).await;
+        if limit > PATIENCE && matches!(first, Err(Silence::Timeout(_))) {
+            remark(format_args!("no answer yet; waiting {}s at the most", limit.as_secs()));
+            first = replies.next(limit.saturating_sub(PATIENCE)).await;
         }
-        if answers.is_empty() {
-            return Err(trouble(anyhow::anyhow!(
-                "no answer within {limit:?} on {subject}\nhint: this user may not be allowed to publish to `{}.control.>`",
-                self.0.subjects.prefix()
-            )));
+        let first = first.map_err(|silence| self.silent(agent, verb, limit, silence))?;
+        let mut answers = vec![read(&first)?];
+        while let Ok(message) = replies.next(OTHERS).await {
+            answers.push(read(&message)?);
         }
         Ok(answers)
+    }
+
+    async fn request(&self, agent: &str, verb: &str, request: &LogsRequest) -> Result<Replies, Failure> {
+        let subject = self.0.subjects.control(&Token::new(agent), verb);
+        let body = serde_json::to_vec(request).map_err(|error| Failure::new(DEFECT, error))?;
+        self.0.request(subject, HeaderMap::new(), body.into()).await
+    }
+
+    /// What to say when nobody answers for an agent.
+    fn silent(&self, agent: &str, verb: &str, limit: Duration, silence: Silence) -> Failure {
+        let control = format!("{}.control.>", self.0.subjects.prefix());
+        let verb = if verb == "logs" { "show the logs of" } else { verb };
+        let what = format!("cannot {verb} `{agent}`");
+        match silence {
+            Silence::NoResponders => {
+                let error = anyhow::anyhow!("no bridge serves an agent `{agent}` on this mesh");
+                Failure::new(UNAVAILABLE, error).hint("`a2a-bridge agents` lists those that are served")
+            }
+            Silence::Timeout(_) => Silence::Timeout(limit)
+                .failure(&what)
+                .hint(format!("this user may not be allowed to publish to `{control}`")),
+            silence @ Silence::Refused(_) => {
+                silence.failure(&what).hint(format!("only who may publish to `{control}` can do this"))
+            }
+            Silence::Closed => silence.failure(&what),
+        }
     }
 
     /// Prints lines of one bridge as they come, until nobody answers any more.
@@ -200,29 +210,15 @@ impl Site {
         mut from: u64,
         with_name: bool,
     ) -> Result<(), Failure> {
-        let trouble = |error: anyhow::Error| Failure::new(TROUBLE, error);
-        let subject = self.0.subjects.control(&Token::new(agent), "logs");
         loop {
             let request =
                 LogsRequest { instance: Some(instance.to_owned()), lines: None, from, follow_s: FOLLOW_S };
-            let inbox = self.0.client.new_inbox();
-            let mut replies =
-                self.0.client.subscribe(inbox.clone()).await.map_err(|error| trouble(error.into()))?;
-            let body = serde_json::to_vec(&request).map_err(|error| trouble(error.into()))?;
-            self.0
-                .client
-                .publish_with_reply(subject.clone(), inbox, body.into())
-                .await
-                .map_err(|error| trouble(error.into()))?;
+            let mut replies = self.request(agent, "logs", &request).await?;
             let until = Instant::now() + Duration::from_secs(FOLLOW_S) + ANSWER;
             loop {
-                let message = match tokio::time::timeout_at(until, replies.next()).await {
-                    Ok(Some(message)) if message.status != Some(StatusCode::NO_RESPONDERS) => message,
-                    _ => {
-                        let gone = format!("{agent}: the bridge {instance} is gone");
-                        let _ = writeln!(std::io::stderr(), "{gone}");
-                        return Ok(());
-                    }
+                let Ok(message) = replies.next(until.saturating_duration_since(Instant::now())).await else {
+                    say(format_args!("{agent}: the bridge {instance} is gone"));
+                    return Ok(());
                 };
                 let logs: Logs = read(&message)?;
                 for line in &logs.lines {

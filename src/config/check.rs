@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use secrecy::SecretString;
+use url::{Host, Url};
 
 use super::Restart;
 use super::fields::Fields;
@@ -76,17 +77,52 @@ pub(super) fn restart(f: &mut Fields<'_, '_, '_>, restart: Option<Restart>, on_c
     }
 }
 
-pub(super) fn unique_name(
-    name: &str,
+/// What only one agent can have, and where it was given first.
+#[derive(Default)]
+pub(super) struct Taken {
+    names: BTreeMap<String, usize>,
+    addresses: BTreeMap<(String, u16), usize>,
+}
+
+impl Taken {
+    pub(super) fn name(&mut self, name: &str, at: usize, report: &mut Report<'_>) {
+        let what = ("two agents have the same name", "give each agent a name of its own");
+        once(&mut self.names, name.to_owned(), at, what, report);
+    }
+
+    /// The port of a launched agent, unless it is a free one at every start.
+    pub(super) fn port(&mut self, url: &Url, at: usize, report: &mut Report<'_>) {
+        let host = match url.host() {
+            Some(Host::Domain("localhost")) => "127.0.0.1".to_owned(),
+            Some(Host::Ipv6(address)) if address.is_loopback() => "127.0.0.1".to_owned(),
+            host => host.map(|host| host.to_string()).unwrap_or_default(),
+        };
+        if let Some(port) = url.port_or_known_default().filter(|port| *port > 0) {
+            let what =
+                ("two launched agents have the same port", "give each a port of its own, or `port: auto`");
+            once(&mut self.addresses, (host, port), at, what, report);
+        }
+    }
+}
+
+/// Two skills of one agent cannot be one action.
+pub(super) fn rename(name: &str, at: usize, names: &mut BTreeMap<String, usize>, report: &mut Report<'_>) {
+    let what = ("two skills get the same name", "only one of them would be published");
+    once(names, name.to_owned(), at, what, report);
+}
+
+/// Reports what is given a second time, with a hint.
+fn once<K: Ord>(
+    seen: &mut BTreeMap<K, usize>,
+    key: K,
     at: usize,
-    names: &mut BTreeMap<String, usize>,
+    (what, hint): (&str, &str),
     report: &mut Report<'_>,
 ) {
-    if let Some(first) = names.get(name) {
+    if let Some(first) = seen.get(&key) {
         let (first, second) = (report.line(*first), report.line(at));
-        let message = format!("two agents have the same name, on lines {first} and {second}");
-        report.add_with_hint(at, message, "give each agent a name of its own");
+        report.add_with_hint(at, format!("{what}, on lines {first} and {second}"), hint);
     } else {
-        names.insert(name.to_owned(), at);
+        seen.insert(key, at);
     }
 }

@@ -329,7 +329,7 @@ pub struct Agent {
     /// Limit of a submitted task.
     #[schemars(schema_with = "schema::duration", extend("default" = "24h"))]
     pub task_timeout: Duration,
-    /// How long a task and its result can be looked up.
+    /// How long a task and its result can be looked up after its end.
     #[schemars(schema_with = "schema::duration", extend("default" = "24h"))]
     pub task_ttl: Duration,
     /// After how much silence a stream says that it is still there.

@@ -133,17 +133,17 @@ fn agent_protocol(node: &Node, report: &mut Report<'_>) -> Option<AgentProtocol>
 }
 
 fn agents(node: &Node, report: &mut Report<'_>) -> Option<Vec<Agent>> {
-    let mut names = BTreeMap::new();
-    each(node, report, |node, report| agent(node, report, &mut names))
+    let mut taken = check::Taken::default();
+    each(node, report, |node, report| agent(node, report, &mut taken))
 }
 
-fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usize>) -> Option<Agent> {
+fn agent(node: &Node, report: &mut Report<'_>, taken: &mut check::Taken) -> Option<Agent> {
     let start = node.at.start;
     let mut f = Fields::open(node, report)?;
     let name = f.required(&["name", "agent_name"], |node, report| {
         let name = checked(node, report, values::agent_name)?;
         // A name may come from an alias or a merge key: then the agent is the place to look at.
-        check::unique_name(&name, node.at.start.max(start), names, report);
+        taken.name(&name, node.at.start.max(start), report);
         Some(name)
     });
     let port = f.parsed(&["port"], supervision::port);
@@ -196,6 +196,10 @@ fn agent(node: &Node, report: &mut Report<'_>, names: &mut BTreeMap<String, usiz
     let max_response_size = f.parsed(&["max_response_size"], values::response_size);
     let answer_artifacts = f.get(&["answer_artifacts"], filled_list);
     let notice_artifacts = f.get(&["notice_artifacts"], filled_list);
+    if let (Some(url), Some(_)) = (&url, &command) {
+        let at = ["port", "url", "a2a_server_url"].into_iter().find_map(|key| f.place(key));
+        taken.port(url, at.unwrap_or_default().max(start), f.report);
+    }
     check::agent(&mut f, &headers, &env);
     check::restart(&mut f, restart, restart_on_crash);
     f.close();
@@ -304,7 +308,12 @@ fn skills(node: &Node, report: &mut Report<'_>) -> Option<Skills> {
 }
 
 fn rename(node: &Node, report: &mut Report<'_>) -> Option<BTreeMap<String, String>> {
-    words(node, report, |_, value, report| checked(value, report, values::filled))
+    let mut names = BTreeMap::new();
+    words(node, report, |_, value, report| {
+        let name = checked(value, report, values::filled)?;
+        check::rename(&name, value.at.start, &mut names, report);
+        Some(name)
+    })
 }
 
 impl Config {

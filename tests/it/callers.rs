@@ -4,6 +4,10 @@ mod help;
 mod modes;
 mod terminal;
 
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
 use crate::support::cli::{Bridge, Said, free_port, on, program, run};
@@ -107,7 +111,7 @@ async fn files_go_there_and_come_back() {
 async fn every_failure_has_its_exit_code_and_says_what_to_try() {
     let stage = Stage::new().await;
     let nowhere = format!("nats://127.0.0.1:{}", free_port());
-    let cases: [(&[&str], i32, &str, &str); 11] = [
+    let cases: [(&[&str], i32, &str, &str); 14] = [
         (
             &["call", "demo.fail", "no wind"],
             1,
@@ -128,6 +132,9 @@ async fn every_failure_has_its_exit_code_and_says_what_to_try() {
         ),
         (&["call", "demo.ehco", "x"], 69, "agent `demo` has no skill `ehco`", "did you mean `echo`?"),
         (&["call", "dem.echo", "x"], 69, "there is no agent `dem`", "did you mean `demo`?"),
+        (&["agents", "show", "dem"], 69, "no bridge serves an agent `dem`", "`a2a-bridge agents`"),
+        (&["agents", "stop", "dem"], 69, "no bridge serves an agent `dem`", "`a2a-bridge agents`"),
+        (&["logs", "dem"], 69, "no bridge serves an agent `dem`", "`a2a-bridge agents`"),
         (&["call", "demo", "x"], 64, "which skill of agent `demo`?", "it has: auth, echo,"),
         (&["call", "demo.echo", "-p", "topic"], 64, "NAME=VALUE", "hint: "),
         (&["call", "demo.echo", "x", "--timeout", "soon"], 64, "soon", "--help"),
@@ -202,9 +209,32 @@ async fn users_with_the_documented_permissions_can_serve_and_call() {
     let elsewhere = say(&["call", "demo.echo", "x", "--prefix", "other"]);
     assert_eq!(elsewhere.code, 69);
     assert!(elsewhere.err.contains("NATS does not permit it"), "{elsewhere:?}");
+    for order in ["show", "start", "stop", "restart"] {
+        let began = Instant::now();
+        let refused = say(&["agents", order, "demo"]);
+        assert_eq!(refused.code, 69, "{refused:?}");
+        assert!(refused.err.contains("NATS does not permit it"), "{refused:?}");
+        assert!(refused.err.contains("`a2a.control.>`"), "{refused:?}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
     let stranger = run(on(&server.url(), &["agents", "--user", "x", "--password", "y"]), "");
     assert_eq!(stranger.code, 69);
     assert!(stranger.err.contains("the server wants other credentials"), "{stranger:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_nobody_answers_says_what_it_waits_for() {
+    let server = NatsServer::start().await;
+    let client = server.connect().await;
+    let _mute = client.subscribe("a2a.control.demo.stop").await.unwrap();
+    client.flush().await.unwrap();
+    let mut command = on(&server.url(), &["agents", "stop", "demo"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut told).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(told.contains("no answer yet; waiting 90s at the most"), "{told}");
 }
 
 #[test]

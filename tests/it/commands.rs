@@ -86,6 +86,18 @@ fn good_settings_are_checked_offline_without_anybody_there() {
 }
 
 #[test]
+fn a_skill_that_is_given_the_name_of_a_built_in_action_is_warned_of() {
+    let settings = Settings::of(
+        "agents: [{ name: a, url: 'http://127.0.0.1:9', skills: { rename: { x: get_task, y: fine } } }]",
+    );
+    let output = program(&["check", "--offline", "--config", settings.path()]);
+    let report = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert!(report.contains("warning: skill `x` cannot be called `get_task`"), "{report}");
+    assert_eq!(report.matches("warning").count(), 1, "{report}");
+}
+
+#[test]
 fn the_settings_file_can_be_named_by_a_variable() {
     let settings = Settings::of(GOOD);
     let mut command = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"));

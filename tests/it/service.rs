@@ -64,7 +64,9 @@ async fn endpoints_come_and_go_while_the_permanent_ones_stay() {
 
     weather.publish(&[]).await;
     weather.publish(&[("a2a.action.weather.alerts", "four")]).await;
-    assert_eq!(weather.counts("alerts").await.0, 0, "an endpoint that comes back counts from zero");
+    assert_eq!(weather.counts("alerts").await.0, 2, "an endpoint that comes back counts on");
+    assert_eq!(weather.ask("a2a.action.weather.alerts").await.unwrap(), "four");
+    eventually_eq(SOON, 3, || async { weather.counts("alerts").await.0 }).await;
     assert_eq!(weather.ask("a2a.card.weather").await.unwrap(), "a card");
 }
 
@@ -284,6 +286,19 @@ async fn an_info_response_stays_well_under_the_largest_payload() {
     let info = weather.ask("$SRV.INFO.weather").await.unwrap();
     assert!((10_000..=12_288).contains(&info.len()), "{} bytes", info.len());
     assert_eq!(weather.endpoint_names().await, ["card", "forecast", "alerts"]);
+}
+
+#[tokio::test]
+async fn stats_of_very_many_endpoints_stay_under_the_largest_payload() {
+    let server = NatsServer::start_configured("max_payload: 16384").await;
+    let weather = Weather::start_on(server, ConnectOptions::new()).await;
+    let subjects: Vec<_> = (0..200).map(|n| format!("a2a.action.weather.s{n}")).collect();
+    weather.publish(&subjects.iter().map(|subject| (subject.as_str(), "x")).collect::<Vec<_>>()).await;
+    assert_eq!(weather.ask("a2a.action.weather.s199").await.unwrap(), "x");
+    eventually_eq(SOON, 1, || async { weather.counts("s199").await.0 }).await;
+    let stats = weather.question("STATS").await;
+    let left_out: usize = stats["metadata"]["a2a.endpoints_left_out"].as_str().unwrap().parse().unwrap();
+    assert_eq!(stats["endpoints"].as_array().unwrap().len() + left_out, 201);
 }
 
 #[tokio::test]

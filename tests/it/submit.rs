@@ -1,12 +1,14 @@
 //! Reply mode `submit`: an id at once, news at every change, the result whenever it is asked for.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use async_nats::Subscriber;
 use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::caller::Call;
-use crate::support::{Bridge, LATER, SOON, eventually, launched};
+use crate::support::{Answer, Bridge, LATER, Peer, SOON, attached, eventually, launched};
 
 fn submit(call: Call) -> Call {
     call.header("A2A-Reply", "submit")
@@ -93,6 +95,27 @@ async fn a_submitted_task_that_is_authenticated_elsewhere_is_followed_on() {
     assert!(asked["data"]["follow_up_id"].is_string());
     let (_, done) = until(&mut news, "COMPLETED").await;
     assert_eq!(done["task"]["id"], first["task"]["id"]);
+}
+
+#[tokio::test]
+async fn a_submitted_task_that_works_again_after_a_sign_in_says_so() {
+    let looks = AtomicUsize::new(0);
+    let states = ["AUTH_REQUIRED", "AUTH_REQUIRED", "WORKING", "WORKING", "COMPLETED"];
+    let peer = Peer::agent(move |seen| {
+        let state = match seen.rpc_method().as_str() {
+            "GetTask" => states[looks.fetch_add(1, Ordering::Relaxed).min(4)],
+            _ => "WORKING",
+        };
+        Answer::task(seen, &format!("TASK_STATE_{state}"), "well")
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let mut news = news(&bridge).await;
+    submit(bridge.prompt("peer.ask", "x")).only_reply().await.expect("WORKING");
+    for status in ["WORKING", "AUTH_REQUIRED", "WORKING", "COMPLETED"] {
+        let told = tokio::time::timeout(LATER, news.next()).await.unwrap().unwrap();
+        let told: Value = serde_json::from_slice(&told.payload).unwrap();
+        assert_eq!(told["status"], status);
+    }
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
 //! Looking tasks up and cancelling them.
 
+use std::time::Duration;
+
 use rstest::rstest;
 use serde_json::json;
 
-use crate::support::{Answer, Bridge, DemoAgent, Peer, attached, launched};
+use crate::support::{Answer, Bridge, DemoAgent, Peer, SOON, attached, eventually, launched};
 
 #[rstest]
 #[tokio::test]
@@ -116,4 +118,22 @@ async fn a_task_that_the_agent_has_forgotten_is_lost() {
     assert_eq!(lost.task_id(), asked.task_id());
     let cancel = bridge.cancel_task("demo", &asked.task_id()).await;
     cancel.expect_error("task_lost");
+}
+
+#[tokio::test]
+async fn a_task_is_remembered_while_it_goes_on_and_forgotten_some_time_after_its_end() {
+    let ttl = Duration::from_millis(300);
+    let bridge = Bridge::of(launched("demo", &[]).set("task_ttl", "300ms")).start().await;
+    let question = json!({"topic": "tides", "audience": "sailors"});
+    let asked = bridge.call("demo.report", question).await.expect("INPUT_REQUIRED");
+    let running = bridge.prompt("demo.slow", "2").header("A2A-Reply", "submit").await.expect("WORKING");
+    tokio::time::sleep(ttl * 3).await;
+    bridge.get_task("demo", &asked.task_id()).await.expect("INPUT_REQUIRED");
+    bridge.get_task("demo", &running.task_id()).await.expect("WORKING");
+    bridge.answer("demo", &asked.follow_up_id(), "PDF").await.expect("COMPLETED");
+    eventually(SOON, || async {
+        let looked = bridge.get_task("demo", &running.task_id()).await;
+        (looked["error_info"]["code"] == "not_found").then_some(())
+    })
+    .await;
 }

@@ -2,9 +2,10 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Journey;
-use crate::a2a::model::{Part, Task};
+use crate::a2a::model::{Part, Task, TaskState};
 use crate::action::assemble::{self, Source};
 use crate::action::error::{ActionError, Code};
 use crate::action::fold::Fold;
@@ -50,6 +51,7 @@ impl<P: Progress> Journey<'_, P> {
             reply: Ok(reply.clone()),
             follow_up: outcome.follow_up.clone(),
             is_submitted,
+            alive: self.alive(&task.state),
             ttl: self.actions.limits.task_ttl,
         };
         let is_change = before.is_none_or(|before| {
@@ -66,6 +68,20 @@ impl<P: Progress> Journey<'_, P> {
         spans::task(&task.id, outcome.task.context_id.as_deref());
         memory.ledger.record(&self.actions.agent, &task.id, record);
         Ok((outcome, source))
+    }
+
+    /// How long a task in this state may go on without another word: whoever looks at it does not
+    /// know who else follows it, so the longest limit counts.
+    fn alive(&self, state: &TaskState) -> Duration {
+        let limits = &self.actions.limits;
+        let followed = limits.task_timeout.max(limits.request_timeout);
+        match state {
+            state if state.is_final() => Duration::ZERO,
+            TaskState::InputRequired => limits.input_required_ttl,
+            // Followed on, and its question may be the last thing that happens meanwhile.
+            TaskState::AuthRequired => followed.max(limits.input_required_ttl),
+            _ => followed,
+        }
     }
 
     fn follow_up(&self, task: &Task) -> FollowUp {

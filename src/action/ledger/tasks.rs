@@ -64,7 +64,7 @@ impl Tasks {
         let now = Instant::now();
         let kept = Kept {
             bytes: RECORD_OVERHEAD + task_id.len() + size(&record),
-            until: now + record.ttl,
+            until: now + record.alive.saturating_add(record.ttl),
             record: Arc::new(record),
             number: 0,
         };
@@ -132,6 +132,7 @@ mod tests {
             reply: Ok(vec![b' '; reply].into()),
             follow_up: None,
             is_submitted: false,
+            alive: Duration::ZERO,
             ttl,
         }
     }
@@ -160,6 +161,15 @@ mod tests {
         tasks.put(&agent, "t", record(&agent, 1, HOUR));
         assert!(tasks.get(&agent, "t").is_some());
         assert!(tasks.get(&"b".into(), "t").is_none(), "another agent's task");
+    }
+
+    #[test]
+    fn the_time_of_a_record_begins_when_its_task_can_no_longer_go_on() {
+        let (tasks, agent): (_, Arc<str>) = (Tasks::new(1 << 20), "a".into());
+        tasks.put(&agent, "t", Record { alive: HOUR, ..record(&agent, 1, Duration::ZERO) });
+        assert!(tasks.get(&agent, "t").is_some());
+        tasks.put(&agent, "t", record(&agent, 1, Duration::ZERO));
+        assert!(tasks.get(&agent, "t").is_none());
     }
 
     #[test]

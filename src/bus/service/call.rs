@@ -70,7 +70,7 @@ impl Drop for Call {
     }
 }
 
-/// The counts of one endpoint since it was published.
+/// The counts of one endpoint since the service started.
 #[derive(Debug, Default)]
 pub(super) struct Stats {
     requests: AtomicU64,

@@ -1,8 +1,11 @@
 //! What a service says about itself: PING, INFO and STATS of the NATS service protocol (ADR-32).
 //!
 //! Everything in an INFO response comes from a card or the configuration and has to fit into one
-//! message, so [`fit`] shortens what people read before it leaves out what programs need.
+//! message, so [`fit`] shortens what people read before it leaves out what programs need. STATS of
+//! very many endpoints may be too long as well; [`fit_stats`] leaves those out that were asked least.
 
+use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -12,13 +15,16 @@ use super::endpoint::Listed;
 use super::inner::Inner;
 use crate::bus::subject::Verb;
 
+/// In the metadata of STATS: how many endpoints are not in it.
+const LEFT_OUT: &str = "a2a.endpoints_left_out";
+
 #[derive(Serialize)]
 struct Identity<'a> {
     r#type: &'static str,
     name: &'a str,
     id: &'a str,
     version: &'a str,
-    metadata: &'a BTreeMap<String, String>,
+    metadata: Cow<'a, BTreeMap<String, String>>,
 }
 
 #[derive(Serialize)]
@@ -65,21 +71,29 @@ pub(super) fn response(verb: Verb, service: &Inner, max_payload: usize) -> serde
         name: service.name.as_str(),
         id: &service.id,
         version: &description.version,
-        metadata: &description.metadata,
+        metadata: Cow::Borrowed(&description.metadata),
     };
+    // A quarter is left for what other people's tools add on the way.
+    let limit = max_payload / 4 * 3;
     match verb {
         Verb::Ping => serde_json::to_vec(&identity("io.nats.micro.v1.ping_response")),
-        Verb::Stats => serde_json::to_vec(&StatsResponse {
-            identity: identity("io.nats.micro.v1.stats_response"),
-            started: &service.started,
-            endpoints: listed.iter().map(|listed| endpoint_stats(listed, service.queue_group)).collect(),
-        }),
+        Verb::Stats => {
+            let mut stats = StatsResponse {
+                identity: identity("io.nats.micro.v1.stats_response"),
+                started: &service.started,
+                endpoints: listed.iter().map(|listed| endpoint_stats(listed, service.queue_group)).collect(),
+            };
+            let bytes = serde_json::to_vec(&stats)?;
+            if bytes.len() <= limit {
+                return Ok(bytes);
+            }
+            fit_stats(&mut stats, bytes.len(), limit)?;
+            serde_json::to_vec(&stats)
+        }
         Verb::Info => {
             let mut info =
                 info(identity("io.nats.micro.v1.info_response"), &description, &listed, service.queue_group);
             let bytes = serde_json::to_vec(&info)?;
-            // A quarter is left for what other people's tools add on the way.
-            let limit = max_payload / 4 * 3;
             if bytes.len() <= limit {
                 return Ok(bytes);
             }
@@ -138,6 +152,34 @@ fn fit(info: &mut Info<'_>, size: usize, limit: usize) {
         shorten(text, length);
     }
     shorten(&mut info.description, length);
+}
+
+/// Brings a STATS response of `size` bytes down to `limit`: the texts of errors are cut first, then
+/// the endpoints that were asked least are left out, and their number is said.
+fn fit_stats(stats: &mut StatsResponse<'_>, size: usize, limit: usize) -> serde_json::Result<()> {
+    let lengths: Vec<usize> =
+        stats.endpoints.iter().map(|endpoint| escaped_len(&endpoint.last_error)).collect();
+    let fixed = size.saturating_sub(lengths.iter().sum());
+    let length = common_length(&lengths, limit.saturating_sub(fixed));
+    stats.endpoints.iter_mut().for_each(|endpoint| shorten(&mut endpoint.last_error, length));
+    if fixed <= limit {
+        return Ok(());
+    }
+    let mut all = std::mem::take(&mut stats.endpoints);
+    all.sort_by_key(|endpoint| Reverse(endpoint.num_requests));
+    let count = all.len();
+    stats.identity.metadata.to_mut().insert(LEFT_OUT.to_owned(), count.to_string());
+    let mut used = serde_json::to_vec(stats)?.len();
+    for endpoint in all {
+        used += serde_json::to_vec(&endpoint)?.len() + ",".len();
+        if used > limit {
+            break;
+        }
+        stats.endpoints.push(endpoint);
+    }
+    let left_out = count - stats.endpoints.len();
+    stats.identity.metadata.to_mut().insert(LEFT_OUT.to_owned(), left_out.to_string());
+    Ok(())
 }
 
 /// The greatest length to which all can be cut so that together they are at most `budget`.
@@ -249,7 +291,13 @@ mod tests {
             ]),
         };
         Info {
-            identity: Identity { r#type: "t", name: "weather", id: "i", version: "0.0.0", metadata },
+            identity: Identity {
+                r#type: "t",
+                name: "weather",
+                id: "i",
+                version: "0.0.0",
+                metadata: Cow::Borrowed(metadata),
+            },
             description: "Forecasts".to_owned(),
             endpoints: texts.iter().map(endpoint).collect(),
         }
@@ -282,6 +330,42 @@ mod tests {
         fit(&mut info, before, 100);
         assert!(info.endpoints.iter().all(|endpoint| endpoint.metadata.is_empty()));
         assert_eq!(info.endpoints.len(), 50);
+    }
+
+    #[test]
+    fn stats_that_are_too_long_leave_out_the_endpoints_that_were_asked_least() {
+        let metadata = BTreeMap::new();
+        let endpoint = |num_requests| EndpointStats {
+            name: "forecast",
+            subject: "a2a.action.weather.forecast",
+            queue_group: "a2a",
+            num_requests,
+            num_errors: 0,
+            last_error: "502:".to_owned() + &"x".repeat(200),
+            processing_time: 0,
+            average_processing_time: 0,
+        };
+        let stats = |limit| {
+            let identity = Identity {
+                r#type: "t",
+                name: "weather",
+                id: "i",
+                version: "0.0.0",
+                metadata: Cow::Borrowed(&metadata),
+            };
+            let endpoints = (0..100).map(endpoint).collect();
+            let mut stats = StatsResponse { identity, started: "now", endpoints };
+            let size = serde_json::to_vec(&stats).unwrap().len();
+            fit_stats(&mut stats, size, limit).unwrap();
+            assert!(serde_json::to_vec(&stats).unwrap().len() <= limit);
+            let left_out = stats.identity.metadata.get(LEFT_OUT).map(|text| text.parse::<u64>().unwrap());
+            (stats.endpoints.iter().map(|endpoint| endpoint.num_requests).collect::<Vec<_>>(), left_out)
+        };
+        assert_eq!(stats(20_000), ((0..100).collect(), None));
+        let (kept, left_out) = stats(10_000);
+        let left_out = left_out.unwrap();
+        assert!(left_out > 0 && left_out < 100, "{left_out}");
+        assert_eq!(kept, (left_out..100).rev().collect::<Vec<_>>());
     }
 
     proptest! {

@@ -37,8 +37,15 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub(super) fn start(mesh: &Mesh, endpoint: Endpoint, handler: Handler, subscriber: Subscriber) -> Self {
-        let listed = Listed { endpoint: Arc::new(endpoint), stats: Arc::default() };
+    /// Serves the endpoint, and counts its requests on from `stats`.
+    pub(super) fn start(
+        mesh: &Mesh,
+        endpoint: Endpoint,
+        handler: Handler,
+        subscriber: Subscriber,
+        stats: Arc<Stats>,
+    ) -> Self {
+        let listed = Listed { endpoint: Arc::new(endpoint), stats };
         let reader = Reader {
             guard: Arc::clone(&mesh.guard),
             stats: Arc::clone(&listed.stats),

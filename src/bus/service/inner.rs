@@ -1,6 +1,6 @@
 //! One running service: which endpoints there are, how they change, and who answers for it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use async_nats::{Message, Subscriber};
@@ -11,13 +11,17 @@ use time::format_description::well_known::Rfc3339;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 use uuid::Uuid;
 
+use super::call::Stats;
 use super::endpoint::{Listed, Running};
 use super::round_trip::{self, RoundTripError, round_trip};
 use super::{Description, Endpoint, Handler, Mesh, ServiceError, discovery};
 use crate::bus::subject::{Subjects, Token, Verb};
+
+/// Most endpoints that are away and whose counts are kept: some agents make new ids at every start.
+const MAX_AWAY: usize = 1000;
 
 /// One running service; [`Service`](super::Service) is the handle to it.
 pub(super) struct Inner {
@@ -36,8 +40,30 @@ pub(super) struct Inner {
 struct Endpoints {
     permanent: Vec<Running>,
     published: Vec<Running>,
+    away: Away,
     /// Answers PING, INFO and STATS; `None` once the service is stopped.
     answering: Option<JoinHandle<()>>,
+}
+
+/// The counts of endpoints that are not published right now, by subject; the oldest go first.
+#[derive(Default)]
+struct Away(VecDeque<(String, Arc<Stats>)>);
+
+impl Away {
+    fn keep(&mut self, gone: &Listed) {
+        self.0.push_back((gone.endpoint.subject.clone(), Arc::clone(&gone.stats)));
+        while self.0.len() > MAX_AWAY {
+            if let Some((subject, _)) = self.0.pop_front() {
+                debug!(subject, "counts of an endpoint that left are forgotten");
+            }
+        }
+    }
+
+    /// The counts to go on with: those from before, or none.
+    fn take(&mut self, subject: &str) -> Arc<Stats> {
+        let index = self.0.iter().position(|(away, _)| away == subject);
+        index.and_then(|index| self.0.remove(index)).map(|(_, stats)| stats).unwrap_or_default()
+    }
 }
 
 /// A question, and what is asked.
@@ -66,7 +92,8 @@ impl Inner {
         let mut endpoints = Endpoints::default();
         for (endpoint, handler) in distinct(permanent, HashSet::new()) {
             let subscriber = inner.subscribe(&endpoint.subject).await?;
-            endpoints.permanent.push(Running::start(&inner.mesh, endpoint, handler, subscriber));
+            let running = Running::start(&inner.mesh, endpoint, handler, subscriber, Arc::default());
+            endpoints.permanent.push(running);
         }
         inner.list(&endpoints);
         inner.settle(Vec::new()).await;
@@ -101,9 +128,11 @@ impl Inner {
                 running.swap(endpoint, handler);
                 endpoints.published.push(running);
             } else if let Some(subscriber) = added.remove(&endpoint.subject) {
-                endpoints.published.push(Running::start(&self.mesh, endpoint, handler, subscriber));
+                let stats = endpoints.away.take(&endpoint.subject);
+                endpoints.published.push(Running::start(&self.mesh, endpoint, handler, subscriber, stats));
             }
         }
+        present.values().for_each(|gone| endpoints.away.keep(&gone.listed()));
         self.list(&endpoints);
         self.settle(present.into_values().collect()).await;
         Ok(())
@@ -111,7 +140,7 @@ impl Inner {
 
     pub(super) async fn stop(&self) {
         let mut endpoints = self.endpoints.lock().await;
-        let Endpoints { permanent, published, answering } = std::mem::take(&mut *endpoints);
+        let Endpoints { permanent, published, answering, .. } = std::mem::take(&mut *endpoints);
         let Some(answering) = answering else { return };
         self.list(&endpoints);
         self.settle(permanent.into_iter().chain(published).collect()).await;
