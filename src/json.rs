@@ -54,7 +54,7 @@ pub(crate) fn to_bytes(value: &impl Serialize) -> Bytes {
         buffer.clear();
         serde_json::to_writer(&mut *buffer, value).expect("nothing in it can fail to be written");
         if buffer.len() > KEPT_BUFFER {
-            return std::mem::take(buffer).into();
+            return std::mem::take(buffer).into_boxed_slice().into();
         }
         Bytes::copy_from_slice(buffer)
     })

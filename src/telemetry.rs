@@ -5,6 +5,7 @@ pub mod spans;
 
 mod writer;
 
+use std::backtrace::Backtrace;
 use std::io::Write as _;
 
 use clap::ValueEnum;
@@ -37,6 +38,8 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::
         LogFormat::Text => builder.with_target(false).finish().with(filter_fn(is_for_logs)).init(),
         LogFormat::Json => builder.json().flatten_event(true).finish().with(filter_fn(is_for_logs)).init(),
     }
+    // The usual way of a panic is a write to stderr, which may block whoever panicked.
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}\n{}", Backtrace::capture())));
     Ok(())
 }
 

@@ -49,15 +49,15 @@ pub(super) struct Endpoint {
 #[derive(Debug, Clone)]
 enum Transport {
     Plain(Arc<Origin>),
-    Tls(reqwest::Client),
+    Common(reqwest::Client),
 }
 
 impl Endpoint {
-    /// `tls` is for an endpoint that wants it.
-    pub(super) fn new(url: Url, tls: reqwest::Client) -> Self {
+    /// `common` is for an endpoint that wants TLS.
+    pub(super) fn new(url: Url, common: reqwest::Client) -> Self {
         let transport = match Origin::of(&url) {
             Some(origin) => Transport::Plain(Arc::new(origin)),
-            None => Transport::Tls(tls),
+            None => Transport::Common(common),
         };
         Self { url, transport }
     }
@@ -76,15 +76,15 @@ impl Endpoint {
     ) -> Result<Response, ClientError> {
         match &self.transport {
             Transport::Plain(origin) => {
-                headers.insert(USER_AGENT, HeaderValue::from_static(NAME));
+                headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(NAME));
                 origin.send(method, url.as_ref(), headers, body).await.map(Response::Plain)
             }
-            Transport::Tls(client) => {
+            Transport::Common(client) => {
                 let mut request = reqwest::Request::new(method, url.unwrap_or_else(|| self.url.clone()));
                 *request.headers_mut() = headers;
                 *request.body_mut() = body.map(Into::into);
                 let sent = Box::pin(client.execute(request)).await;
-                sent.map(Response::Tls).map_err(connection_error)
+                sent.map(Response::Common).map_err(connection_error)
             }
         }
     }
@@ -94,21 +94,21 @@ impl Endpoint {
 #[derive(Debug)]
 pub(super) enum Response {
     Plain(plain::Response),
-    Tls(reqwest::Response),
+    Common(reqwest::Response),
 }
 
 impl Response {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::Plain(response) => response.status(),
-            Self::Tls(response) => response.status(),
+            Self::Common(response) => response.status(),
         }
     }
 
     pub(super) fn headers(&self) -> &HeaderMap {
         match self {
             Self::Plain(response) => response.headers(),
-            Self::Tls(response) => response.headers(),
+            Self::Common(response) => response.headers(),
         }
     }
 
@@ -116,7 +116,7 @@ impl Response {
     pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
         match self {
             Self::Plain(response) => response.chunk().await,
-            Self::Tls(response) => {
+            Self::Common(response) => {
                 response.chunk().await.map_err(|error| ClientError::Broken(error.without_url().into()))
             }
         }

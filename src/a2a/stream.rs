@@ -1,6 +1,7 @@
 //! A stream of events from one agent, read from a socket one at a time.
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 
 use super::client::{Body, ClientError};
 use super::dialect::Dialect;
@@ -46,6 +47,13 @@ impl EventStream {
             Source::Document(Some(response.body(limit).await?))
         };
         Ok(Self { source, dialect, limit, received: 0 })
+    }
+
+    /// Takes the end of the stream if it is there already, so that the connection can be used again.
+    pub fn close(&mut self) {
+        if let Source::Events { response, .. } = &mut self.source {
+            let _ = response.chunk().now_or_never();
+        }
     }
 
     /// The next event; `None` when the agent has ended the stream.

@@ -295,6 +295,7 @@ impl<P: Progress> Journey<'_, P> {
         let mut last_call: Option<Instant> = None;
         loop {
             if fold.is_last() {
+                events.close();
                 return Ok(());
             }
             if fold.is_settled() {

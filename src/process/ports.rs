@@ -109,7 +109,13 @@ impl LocalPort {
 async fn look_up(name: &str, port: u16) -> Vec<IpAddr> {
     match tokio::time::timeout(LOOK_UP, tokio::net::lookup_host((name, port))).await {
         Ok(Ok(found)) => found.map(|address| address.ip().to_canonical()).collect(),
-        Ok(Err(_)) | Err(_) => Vec::new(),
+        Ok(Err(_)) | Err(_) => {
+            tracing::warn!(
+                name,
+                "the name of `url` has no address yet, so whose port it is will not be checked"
+            );
+            Vec::new()
+        }
     }
 }
 

@@ -167,7 +167,7 @@ impl OAuth {
             let sent = request.body(form).send().await;
             let response = sent.map_err(|error| unreachable(connection_error(error)))?;
             let status = response.status().as_u16();
-            let body = Response::Tls(response).body(MAX_ANSWER).await.map_err(unreachable)?;
+            let body = Response::Common(response).body(MAX_ANSWER).await.map_err(unreachable)?;
             Ok((status, body))
         };
         tokio::time::timeout(TIMEOUT, ask).await.unwrap_or(Err(TokenError::Timeout))

@@ -72,8 +72,11 @@ async fn get(
         response = request().0.send().await.map_err(connection_error)?;
     }
     let status = response.status();
-    let body =
-        if status.is_success() { Response::Tls(response).body(MAX_CARD).await? } else { bytes::Bytes::new() };
+    let body = if status.is_success() {
+        Response::Common(response).body(MAX_CARD).await?
+    } else {
+        bytes::Bytes::new()
+    };
     Ok((status, body))
 }
 

@@ -170,7 +170,7 @@ impl Dialect {
 
     /// Reads the answer to [`Dialect::send`].
     pub fn read_answer(self, body: &[u8]) -> Result<Answer, NotAResult> {
-        let mut answer = read(body, Answer::try_from)?;
+        let mut answer = self.read(body, Answer::try_from)?;
         if self == Self::V03Rest {
             v03_rest::unwrap_answer(&mut answer);
         }
@@ -179,7 +179,7 @@ impl Dialect {
 
     /// Reads one event of [`Dialect::stream`] and [`Dialect::subscribe`]: the data of one SSE event.
     pub fn read_event(self, data: &[u8]) -> Result<Event, NotAResult> {
-        let mut event = read(data, Ok)?;
+        let mut event = self.read(data, Ok)?;
         if self == Self::V03Rest {
             v03_rest::unwrap_event(&mut event);
         }
@@ -188,27 +188,28 @@ impl Dialect {
 
     /// Reads the answer to [`Dialect::get`] and [`Dialect::cancel`].
     pub fn read_task(self, body: &[u8]) -> Result<Task, NotAResult> {
-        let mut task = read(body, Task::try_from)?;
+        let mut task = self.read(body, Task::try_from)?;
         if self == Self::V03Rest {
             v03_rest::unwrap_task(&mut task);
         }
         Ok(task)
+    }
+
+    /// Reads a body. What is not a JSON-RPC response with a result is looked at once more: it may be
+    /// an error, or a result without the envelope, or there is a reason why it is neither.
+    fn read<T>(self, body: &[u8], take: fn(Event) -> Result<T, serde_json::Error>) -> Result<T, NotAResult> {
+        let in_envelope = if self.is_rest() { None } else { Event::decode_response(body) };
+        let event = match in_envelope {
+            Some(event) => Ok(event),
+            None => Event::decode(result(body)?),
+        };
+        event.and_then(take).map_err(|error| NotAResult::NotA2a(error.to_string()))
     }
 }
 
 #[derive(Serialize)]
 struct TaskParams<'a> {
     id: &'a str,
-}
-
-/// Reads a body. What is not a JSON-RPC response with a result is looked at once more: it may be
-/// an error, or a result without the envelope, or there is a reason why it is neither.
-fn read<T>(body: &[u8], take: fn(Event) -> Result<T, serde_json::Error>) -> Result<T, NotAResult> {
-    let event = match Event::decode_response(body) {
-        Some(event) => Ok(event),
-        None => Event::decode(result(body)?),
-    };
-    event.and_then(take).map_err(|error| NotAResult::NotA2a(error.to_string()))
 }
 
 /// The `result` of a JSON-RPC response, whatever its id says: some agents answer with one of their

@@ -5,23 +5,34 @@
 //! one who waits for the answer does the reading and writing. `docs/performance.md` has the figures.
 
 use std::future::{Future as _, poll_fn};
+use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use reqwest::header::{HOST, HeaderMap, HeaderValue};
 use reqwest::{Method, StatusCode};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use url::{Position, Url};
 
 use super::{CONNECT, HttpError, IDLE};
 use crate::a2a::client::ClientError;
+
+/// How long the first address of a name is tried alone.
+const HEAD_START: Duration = Duration::from_millis(300);
+/// After this much silence is asked whether the other machine is still there.
+const PROBE: Duration = Duration::from_secs(15);
 
 type Body = Full<Bytes>;
 
@@ -115,27 +126,15 @@ impl Origin {
     }
 
     async fn connect(&self) -> Result<Box<Connection>, HttpError> {
-        let until = Instant::now() + CONNECT;
-        let addresses: Vec<_> =
-            tokio::time::timeout_at(until, tokio::net::lookup_host((&*self.host, self.port)))
-                .await
-                .map_err(|_| "the name server does not answer")??
-                .collect();
-        let mut last = HttpError::from("the name has no address");
-        for (index, address) in addresses.iter().enumerate() {
-            // An address that does not answer leaves time for the others.
-            let share = (until - Instant::now()) / u32::try_from(addresses.len() - index).unwrap_or(1);
-            match tokio::time::timeout(share, TcpStream::connect(address)).await {
-                Ok(Ok(stream)) => {
-                    stream.set_nodelay(true)?;
-                    let (sender, io) = http1::handshake(TokioIo::new(stream)).await?;
-                    return Ok(Box::new(Connection { sender, io: Some(io) }));
-                }
-                Ok(Err(error)) => last = error.into(),
-                Err(_) => last = format!("no answer within {} s", CONNECT.as_secs()).into(),
-            }
-        }
-        Err(last)
+        let reach = async {
+            let addresses = tokio::net::lookup_host((&*self.host, self.port)).await?.collect();
+            connect_any(addresses).await
+        };
+        let reached = tokio::time::timeout(CONNECT, reach).await;
+        let stream = reached.map_err(|_| format!("no answer within {} s", CONNECT.as_secs()))??;
+        prepare(&stream)?;
+        let (sender, io) = http1::handshake(TokioIo::new(stream)).await?;
+        Ok(Box::new(Connection { sender, io: Some(io) }))
     }
 
     /// The connection that was used last, if it still works.
@@ -160,6 +159,36 @@ impl Origin {
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Connects to the first address that answers. Each has a head start before the next one; one that says
+/// no leaves its turn at once.
+async fn connect_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+    let mut rest = addresses.into_iter();
+    let mut tries = FuturesUnordered::new();
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    loop {
+        tries.extend(rest.next().map(TcpStream::connect));
+        tokio::select! {
+            tried = tries.next() => match tried {
+                Some(Ok(stream)) => return Ok(stream),
+                Some(Err(error)) => last = error,
+                None => return Err(last),
+            },
+            () = tokio::time::sleep(HEAD_START), if rest.len() > 0 => {}
+        }
+    }
+}
+
+/// Small requests go out at once, and a machine that is gone is noticed within a minute.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let probes = TcpKeepalive::new().with_time(PROBE).with_interval(PROBE).with_retries(3);
+    socket.set_tcp_keepalive(&probes)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(2 * PROBE))?;
+    Ok(())
 }
 
 /// Closes what was not used for long, until nothing is left.
