@@ -220,6 +220,24 @@ async fn streams(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow:
         report.add(versus(named("CPU per event"), "µs", both, |r| r.cpu_per_call / events, None));
         report.add(versus(named("messages per event"), "", both, |r| r.messages_per_call / events, None));
     }
+    drop(sides);
+    supervisor(stage, extent, report).await
+}
+
+/// The demo agent's supervisor: 600 events, most of them tokens.
+async fn supervisor(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
+    const EVENTS: f64 = 600.0;
+    let bridge = stage.supervisor().await?;
+    let sides = [Side { process: &bridge.process, target: target(&bridge.subjects, PROMPT.into(), true) }];
+    for in_flight in [1, 16] {
+        let rounds = compare(stage, extent, in_flight, &sides).await?;
+        for round in rounds.iter().flatten() {
+            ensure!(round.messages_per_call >= EVENTS, "events of the supervisor are lost");
+        }
+        let cpu = median(rounds[0].iter().map(|round| round.cpu_per_call / EVENTS));
+        let figure = format!("CPU per event, {in_flight} of the demo agent's supervisor");
+        report.add(alone(&figure, "µs", cpu, Some(AtMost(10.0))));
+    }
     Ok(())
 }
 

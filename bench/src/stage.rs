@@ -123,13 +123,28 @@ impl Stage {
 
     /// A fresh bridge to the agents at these paths, with every action published.
     pub async fn bridge(&self, paths: &[String]) -> anyhow::Result<Bridge> {
+        let at = |path: &String| format!("url: \"{}{path}\"", self.agent);
+        self.bridge_with(&paths.iter().map(at).collect::<Vec<_>>(), "go").await
+    }
+
+    /// A fresh bridge that runs the demo agent: its supervisor.
+    pub async fn supervisor(&self) -> anyhow::Result<Bridge> {
+        let program = std::env::current_exe()?.with_file_name("a2a-bridge");
+        let agent = format!(
+            "command: [\"{}\", demo-agent, --port, \"{{port}}\"], port: auto, url: \"http://127.0.0.1:{{port}}\"",
+            program.display()
+        );
+        self.bridge_with(&[agent], "supervisor").await
+    }
+
+    /// A fresh bridge to agents with these settings, of whose actions one is called.
+    async fn bridge_with(&self, agents: &[String], action: &str) -> anyhow::Result<Bridge> {
         let number = self.bridges.replace(self.bridges.get() + 1);
         let prefix = format!("bench{number}");
         let mut settings =
             format!("nats: {{url: \"{}\", subject_prefix: {prefix}}}\nagents:\n", self.nats_url);
-        for (index, path) in paths.iter().enumerate() {
-            settings +=
-                &format!("  - {{name: agent{index}, url: \"{}{path}\", max_in_flight: 20000}}\n", self.agent);
+        for (index, agent) in agents.iter().enumerate() {
+            settings += &format!("  - {{name: agent{index}, max_in_flight: 20000, {agent}}}\n");
         }
         let file = self.folder.join(format!("{prefix}.yaml"));
         std::fs::write(&file, settings)?;
@@ -141,7 +156,7 @@ impl Stage {
         let process = Process::start(wrapped(&program).arg("run").arg("--config").arg(&file).stderr(log))?;
         let mut first_action = None;
         let mut ready = std::collections::HashSet::new();
-        while ready.len() < paths.len() {
+        while ready.len() < agents.len() {
             let entry = tokio::time::timeout(PATIENCE, registry.next()).await;
             let entry = entry.context("the bridge's agents do not get ready")?.context("closed")?;
             if serde_json::from_slice::<serde_json::Value>(&entry.payload)?["state"] == "ready" {
@@ -149,7 +164,7 @@ impl Stage {
                 ready.insert(entry.subject.to_string());
             }
         }
-        let subjects = (0..paths.len()).map(|index| format!("{prefix}.action.agent{index}.go"));
+        let subjects = (0..agents.len()).map(|index| format!("{prefix}.action.agent{index}.{action}"));
         Ok(Bridge {
             process,
             subjects: subjects.collect(),

@@ -82,7 +82,7 @@ impl Parser {
             self.started = true;
         }
         let unsearched = self.buffer.get(self.searched..).unwrap_or_default();
-        let Some(found) = unsearched.iter().position(|byte| matches!(byte, b'\n' | b'\r')) else {
+        let Some(found) = memchr::memchr2(b'\n', b'\r', unsearched) else {
             self.searched = self.buffer.len();
             return if self.searched > self.max_event { Err(TooLarge) } else { Ok(None) };
         };
