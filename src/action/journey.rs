@@ -29,7 +29,8 @@ use crate::a2a::client::{ClientError, Trace, chain};
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Answer, Event, Task, TaskState};
 use crate::a2a::stream::EventStream;
-use observe::{question_of, unreadable};
+pub(super) use observe::question_of;
+use observe::unreadable;
 pub(super) use wait::Interruption;
 
 /// First pause before asking for a task again, and the longest.
@@ -310,6 +311,8 @@ impl<P: Progress> Journey<'_, P> {
             let event = match next {
                 Ok(Ok(Some(event))) => event,
                 Ok(Ok(None)) => return Ok(()),
+                // Nobody knows whether the agent took the answer, which is its caller's business.
+                Ok(Err(error @ ClientError::Broken(_))) if *is_answer => return Err(Failure::Client(error)),
                 Ok(Err(ClientError::Broken(error))) => {
                     tracing::debug!(agent = %self.actions.agent, %error, "a stream was cut off");
                     return Ok(());
