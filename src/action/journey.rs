@@ -310,7 +310,10 @@ impl<P: Progress> Journey<'_, P> {
             };
             let event = match next {
                 Ok(Ok(Some(event))) => event,
-                Ok(Ok(None)) => return Ok(()),
+                Ok(Ok(None)) => {
+                    let frames = fold.end_of_stream().map_err(|TooMuch| self.too_much(fold))?;
+                    return Ok(self.tell(fold, frames).await?);
+                }
                 // Nobody knows whether the agent took the answer, which is its caller's business.
                 Ok(Err(error @ ClientError::Broken(_))) if *is_answer => return Err(Failure::Client(error)),
                 Ok(Err(ClientError::Broken(error))) => {
