@@ -126,6 +126,8 @@ pub struct Interface {
     pub tenant: Option<String>,
     /// Why this one.
     pub because: String,
+    /// Whether the agent has answered a probe there, in this wire.
+    pub is_proven: bool,
 }
 
 /// One interface as the card offers it; nothing of it is believed yet.

@@ -106,7 +106,7 @@ impl<P: Progress> Journey<'_, P> {
         if wants_stream && self.instance.card.streaming {
             match Box::pin(self.stream(message, &mut fold)).await {
                 // The card promised what the agent does not do; the message was not taken.
-                Err(Failure::Client(error)) if is_unsupported(&error) => {}
+                Err(Failure::Client(error)) if self.is_unsupported(&error) => {}
                 Err(failure) => return Err(failure),
                 Ok(()) => return Ok(self.conclude(&fold).await?),
             }
@@ -137,6 +137,11 @@ impl<P: Progress> Journey<'_, P> {
             }
         };
         Ok(Box::pin(self.resume(&mut fold, answer.into())).await?)
+    }
+
+    /// Whether the agent says that it does not stream, which means that it has not taken the message.
+    fn is_unsupported(&self, error: &ClientError) -> bool {
+        error.is_unsupported() || self.instance.client.is_wrong_wire(error)
     }
 
     /// The task of a message whose id does not depend on the agent's answer.
@@ -435,9 +440,4 @@ pub(super) fn about_known_task(error: ClientError, task: TaskRef) -> ActionError
         error.info.code = Code::TaskLost;
     }
     error
-}
-
-/// Whether the agent says that it does not stream, which means that it has not taken the message.
-fn is_unsupported(error: &ClientError) -> bool {
-    error.is_unsupported() || error.is_wrong_wire()
 }

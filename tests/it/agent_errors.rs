@@ -53,6 +53,29 @@ async fn a_connection_that_breaks_leaves_the_outcome_unknown_and_nothing_is_sent
 }
 
 #[rstest]
+#[tokio::test]
+async fn a_bare_refusal_of_an_endpoint_that_worked_is_told_and_nothing_is_sent_again(
+    #[values(404, 405, 302)] status: u16,
+    #[values("final", "stream", "submit")] mode: &str,
+) {
+    let peer = Peer::start(move |seen| match seen.method.as_str() {
+        "GET" => Answer::json(&peer::streaming_card(&["ask"])),
+        _ => Answer::text(status, "text/plain", "nope"),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let call = bridge.prompt("peer.ask", "x");
+    let reply = match mode {
+        "stream" => call.stream().await.result,
+        _ => call.header("A2A-Reply", mode).only_reply().await,
+    };
+    let reply = reply.expect_error("agent_error");
+    assert_eq!(reply["error_info"]["http_status"], status);
+    let sent = peer.seen().into_iter().filter(|seen| seen.method == "POST");
+    let sent: Vec<_> = sent.map(|seen| seen.rpc_method()).collect();
+    assert_eq!(sent.len(), 1, "{sent:?}");
+}
+
+#[rstest]
 #[case::bad_utf8(b"{\"jsonrpc\": \"2.0\", \"result\": \"\xff\xfe\"}".to_vec())]
 #[case::deep_nesting([b"[".repeat(100_000), b"]".repeat(100_000)].concat())]
 #[case::an_empty_body(Vec::new())]
