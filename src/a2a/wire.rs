@@ -134,7 +134,7 @@ impl TryFrom<Event> for Task {
 /// Everything that an event or a result can be. One pass over the text fills what is there. What is
 /// large is boxed, because most of it is not there, and all of it is moved.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a task, a message or an update")]
 struct WireEvent {
     kind: Option<String>,
     #[serde(alias = "status_update")]
@@ -211,7 +211,7 @@ impl WireEvent {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "an update")]
 struct WireUpdate {
     #[serde(alias = "task_id", alias = "id")]
     task_id: Option<Id>,
@@ -255,7 +255,7 @@ impl WireUpdate {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a task")]
 struct WireTask {
     id: Option<Id>,
     context_id: Option<String>,
@@ -270,13 +270,14 @@ struct WireTask {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "a status")]
 struct WireStatus {
     state: Option<TaskState>,
     message: Option<WireMessage>,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a message")]
 struct WireMessage {
     #[serde(alias = "message_id")]
     message_id: Option<Id>,

@@ -208,7 +208,10 @@ fn read<T>(body: &[u8], take: fn(Event) -> Result<T, serde_json::Error>) -> Resu
         Some(event) => Ok(event),
         None => Event::decode(result(body)?),
     };
-    event.and_then(take).map_err(|error| NotAResult::NotA2a(error.to_string()))
+    event.and_then(take).map_err(|error| match RpcError::bare(body) {
+        Some(error) => NotAResult::Error(error),
+        None => NotAResult::NotA2a(error.to_string()),
+    })
 }
 
 /// The `result` of a JSON-RPC response, whatever its id says: some agents answer with one of their
@@ -216,6 +219,7 @@ fn read<T>(body: &[u8], take: fn(Event) -> Result<T, serde_json::Error>) -> Resu
 /// should send the envelope leave it out.
 fn result(body: &[u8]) -> Result<&str, NotAResult> {
     #[derive(Deserialize)]
+    #[serde(expecting = "an object")]
     struct Response<'a> {
         #[serde(borrow)]
         result: Option<&'a RawValue>,

@@ -9,7 +9,7 @@ use crate::a2a::model::{Artifact, Extras, File, FileContent, Part, PartExtras};
 use crate::json::null_is_default;
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "an artifact")]
 pub(super) struct WireArtifact {
     #[serde(alias = "artifact_id")]
     artifact_id: Option<Id>,
@@ -27,7 +27,7 @@ pub(super) struct WireArtifact {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a part")]
 pub(super) struct WirePart {
     text: Option<String>,
     file: Option<WireFile>,
@@ -41,7 +41,7 @@ pub(super) struct WirePart {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a file")]
 struct WireFile {
     name: Option<String>,
     #[serde(alias = "mime_type", alias = "mediaType", alias = "media_type")]
