@@ -43,6 +43,14 @@ pub enum CardError {
         /// How long was waited.
         limit: Duration,
     },
+    /// The card is larger than any card needs to be.
+    #[error("the agent card at {url} is larger than {limit} bytes, which is the most that is read")]
+    TooLarge {
+        /// Where it is.
+        url: String,
+        /// The most bytes.
+        limit: u64,
+    },
     /// Nobody accepts connections, so a card from the settings is of no use.
     #[error("nobody accepts connections at {url}")]
     NobodyThere {
@@ -109,6 +117,8 @@ pub struct Skill {
     pub description: String,
     /// Its tags.
     pub tags: Vec<String>,
+    /// Prompts that it is good for.
+    pub examples: Vec<String>,
     /// Media types it takes; empty means the card's.
     pub input_modes: Vec<String>,
     /// Media types it answers with; empty means the card's.
@@ -126,6 +136,8 @@ pub struct Interface {
     pub tenant: Option<String>,
     /// Why this one.
     pub because: String,
+    /// Whether the agent has answered a probe there, in this wire.
+    pub is_proven: bool,
 }
 
 /// One interface as the card offers it; nothing of it is believed yet.
@@ -288,9 +300,14 @@ impl Skill {
         let Some(object) = skill.as_object_mut() else {
             return skill;
         };
-        for (key, modes) in [("inputModes", &self.input_modes), ("outputModes", &self.output_modes)] {
-            if !modes.is_empty() {
-                object.insert(key.to_owned(), json!(modes));
+        let lists = [
+            ("examples", &self.examples),
+            ("inputModes", &self.input_modes),
+            ("outputModes", &self.output_modes),
+        ];
+        for (key, list) in lists {
+            if !list.is_empty() {
+                object.insert(key.to_owned(), json!(list));
             }
         }
         skill
@@ -322,6 +339,7 @@ fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
             id,
             description: text(skill, "description").unwrap_or_default(),
             tags: texts(skill, "tags", "tags"),
+            examples: texts(skill, "examples", "examples"),
             input_modes: texts(skill, "inputModes", "input_modes"),
             output_modes: texts(skill, "outputModes", "output_modes"),
         });

@@ -199,7 +199,7 @@ impl Chooser {
                 };
                 let found = |why: String| Interface { url: url.clone(), ..candidate.interface(why) };
                 match verdict {
-                    Verdict::Yes => return Some(found(why)),
+                    Verdict::Yes => return Some(Interface { is_proven: true, ..found(why) }),
                     Verdict::Perhaps if perhaps.is_none() => perhaps = Some(found(why)),
                     Verdict::NoAnswer => return perhaps,
                     Verdict::Perhaps | Verdict::No | Verdict::WrongAddress => {}

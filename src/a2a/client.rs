@@ -8,6 +8,8 @@ mod body;
 mod error;
 
 use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use reqwest::StatusCode;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -44,6 +46,8 @@ pub struct Client {
     credentials: Credentials,
     max_response: u64,
     second_thoughts: Option<SecondThoughts>,
+    // Whether the agent has ever answered in this wire.
+    is_proven: Arc<AtomicBool>,
 }
 
 impl Client {
@@ -61,6 +65,7 @@ impl Client {
             credentials,
             max_response,
             second_thoughts: None,
+            is_proven: Arc::new(AtomicBool::new(interface.is_proven)),
         }
     }
 
@@ -83,12 +88,23 @@ impl Client {
     /// Sends a message and waits until the agent answers.
     pub async fn send(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<Answer, ClientError> {
         match self.send_once(message, trace).await {
-            Err(error) if error.is_wrong_wire() => match Box::pin(self.on_another_wire()).await {
-                Some(other) => Box::pin(other.send_once(message, trace)).await,
+            Err(error) if self.is_wrong_wire(&error) => match Box::pin(self.on_another_wire()).await {
+                Some(other) => match Box::pin(other.send_once(message, trace)).await {
+                    // That was not it either, so the first error is the one that says something.
+                    Err(later) if later.is_wrong_wire() => Err(error),
+                    result => result,
+                },
                 None => Err(error),
             },
             result => result,
         }
+    }
+
+    /// Whether the error proves that this wire is the wrong one, so that the agent has not begun to
+    /// work. Once it has answered in this wire, nothing but its own words can prove that: a bare HTTP
+    /// status may come from anywhere, also after the work was done.
+    pub fn is_wrong_wire(&self, error: &ClientError) -> bool {
+        error.is_wrong_wire() && (error.rpc_code().is_some() || !self.is_proven.load(Ordering::Relaxed))
     }
 
     /// Asks what became of a task.
@@ -126,25 +142,41 @@ impl Client {
     async fn events(&self, call: Call, trace: &Trace) -> Result<EventStream, ClientError> {
         let response = self.exchange(call, "text/event-stream, application/json", trace).await?;
         if response.status().is_success() {
-            return EventStream::open(response, self.dialect, self.max_response).await;
+            let events = EventStream::open(response, self.dialect, self.max_response).await;
+            return self.noted(events);
         }
         let body = Body::read(response, self.max_response).await?;
-        Err(body.check().err().unwrap_or_else(|| unreachable!("an error status is never let pass")))
+        self.noted(Err(body
+            .check()
+            .err()
+            .unwrap_or_else(|| unreachable!("an error status is never let pass"))))
+    }
+
+    /// Remembers whether the agent has answered in this wire.
+    fn noted<T>(&self, result: Result<T, ClientError>) -> Result<T, ClientError> {
+        let is_answer = match &result {
+            Ok(_) => true,
+            Err(error) => error.rpc_code().is_some() && !error.is_wrong_wire(),
+        };
+        if is_answer && !self.is_proven.load(Ordering::Relaxed) {
+            self.is_proven.store(true, Ordering::Relaxed);
+        }
+        result
     }
 
     async fn cancel_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         let body = self.call(self.dialect.cancel(task_id), trace).await?;
-        self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem))
+        self.noted(self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
     async fn send_once(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<Answer, ClientError> {
         let body = self.call(self.dialect.send(message), trace).await?;
-        self.dialect.read_answer(&body.bytes).map_err(|problem| body.explain(problem))
+        self.noted(self.dialect.read_answer(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
     pub(super) async fn get_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         let body = self.call(self.dialect.get(task_id), trace).await?;
-        self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem))
+        self.noted(self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
     /// Makes a call for the sake of the error that it gives.
@@ -178,6 +210,7 @@ impl Client {
             dialect: self.dialect,
             tenant: self.tenant.clone(),
             because: String::new(),
+            is_proven: self.is_proven.load(Ordering::Relaxed),
         }
     }
 

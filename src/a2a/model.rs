@@ -102,6 +102,42 @@ pub struct Artifact {
     pub name: Option<String>,
     /// Its content.
     pub parts: Vec<Part>,
+    /// What else the agent says about it. Few do, and replies do not need it.
+    pub extras: Option<Box<Extras>>,
+}
+
+/// What an artifact may have beside its content, as it was written.
+#[derive(Debug, Clone)]
+pub struct Extras {
+    /// For people.
+    pub description: Option<Box<RawValue>>,
+    /// The agent's own.
+    pub metadata: Option<Box<RawValue>>,
+    /// Which extensions of A2A it makes use of.
+    pub extensions: Option<Box<RawValue>>,
+    /// What the agent says about the update that brought the artifact.
+    pub update_metadata: Option<Box<RawValue>>,
+    /// The same for parts, with their place.
+    pub parts: Vec<(usize, PartExtras)>,
+}
+
+/// What a part may have beside what [`Part`] holds.
+#[derive(Debug, Clone)]
+pub struct PartExtras {
+    /// The name of what is not a file.
+    pub filename: Option<String>,
+    /// The media type of what is not a file.
+    pub media_type: Option<String>,
+    /// The agent's own, as it was written.
+    pub metadata: Option<Box<RawValue>>,
+}
+
+impl Extras {
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        let raw = [&self.description, &self.metadata, &self.extensions, &self.update_metadata];
+        raw.iter().all(|raw| raw.is_none()) && self.parts.is_empty()
+    }
 }
 
 /// A piece of content.

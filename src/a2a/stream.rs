@@ -1,6 +1,5 @@
 //! A stream of events from one agent, read from a socket one at a time.
 
-use bytes::Bytes;
 use futures_util::FutureExt as _;
 
 use super::client::{Body, ClientError};
@@ -30,7 +29,7 @@ enum Source {
         ended: bool,
     },
     /// Some agents answer a stream call with one JSON document: an error, or the whole task.
-    Document(Option<Bytes>),
+    Document(Option<Body>),
 }
 
 impl EventStream {
@@ -44,7 +43,7 @@ impl EventStream {
             let max_event = usize::try_from(limit).unwrap_or(usize::MAX);
             Source::Events { response, parser: Box::new(Parser::new(max_event)), ended: false }
         } else {
-            Source::Document(Some(response.body(limit).await?))
+            Source::Document(Some(Body::read(response, limit).await?))
         };
         Ok(Self { source, dialect, limit, received: 0 })
     }
@@ -58,12 +57,12 @@ impl EventStream {
 
     /// The next event; `None` when the agent has ended the stream.
     pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
-        let data = match &mut self.source {
+        let body = match &mut self.source {
             Source::Document(document) => document.take(),
             Source::Events { response, parser, ended } => loop {
                 let parsed = if *ended { parser.finish() } else { parser.next_event() };
                 match parsed.map_err(|_| ClientError::TooLarge { limit: self.limit })? {
-                    Some(data) => break Some(data),
+                    Some(data) => break Some(Body::of_event(data)),
                     None if *ended => break None,
                     None => {}
                 }
@@ -79,8 +78,8 @@ impl EventStream {
                 }
             },
         };
-        let Some(bytes) = data else { return Ok(None) };
-        let body = Body::of_event(bytes).check()?;
+        let Some(body) = body else { return Ok(None) };
+        let body = body.check()?;
         self.dialect.read_event(&body.bytes).map(Some).map_err(|problem| body.explain(problem))
     }
 }

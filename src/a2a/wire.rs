@@ -3,14 +3,15 @@
 //! Two spellings of one field are two fields here where some agents send both, because an alias
 //! would call that a duplicate.
 
+mod content;
+
 use serde::Deserialize;
 use serde::de::Error as _;
 use serde_json::value::RawValue;
 
-use super::model::{
-    Answer, Artifact, ArtifactUpdate, Event, File, FileContent, Message, Part, StatusUpdate, Task, TaskState,
-};
+use super::model::{Answer, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
 use crate::json::null_is_default;
+use content::{Content, WireArtifact, WirePart};
 
 /// Longest id that an agent may give. Ids are kept, sent back and become parts of subjects.
 const MAX_ID: usize = 1024;
@@ -133,7 +134,7 @@ impl TryFrom<Event> for Task {
 /// Everything that an event or a result can be. One pass over the text fills what is there. What is
 /// large is boxed, because most of it is not there, and all of it is moved.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a task, a message or an update")]
 struct WireEvent {
     kind: Option<String>,
     #[serde(alias = "status_update")]
@@ -165,6 +166,7 @@ struct WireEvent {
     role: Option<String>,
     parts: Option<Vec<WirePart>>,
     content: Option<Content>,
+    metadata: Option<Box<RawValue>>,
 }
 
 impl WireEvent {
@@ -190,6 +192,7 @@ impl WireEvent {
             is_final: self.is_final,
             append: self.append,
             last_chunk: self.last_chunk,
+            metadata: self.metadata,
         }
     }
 
@@ -208,7 +211,7 @@ impl WireEvent {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "an update")]
 struct WireUpdate {
     #[serde(alias = "task_id", alias = "id")]
     task_id: Option<Id>,
@@ -221,6 +224,7 @@ struct WireUpdate {
     append: Option<bool>,
     #[serde(alias = "last_chunk")]
     last_chunk: Option<bool>,
+    metadata: Option<Box<RawValue>>,
 }
 
 impl WireUpdate {
@@ -231,7 +235,7 @@ impl WireUpdate {
             // v0.1 has these inside the artifact.
             let append = self.append.or(artifact.append).unwrap_or(false);
             let last_chunk = self.last_chunk.or(artifact.last_chunk).unwrap_or(false);
-            let artifact = artifact.into();
+            let artifact = artifact.with_update_metadata(self.metadata);
             return Ok(Event::Artifact(ArtifactUpdate { task_id, context_id, artifact, append, last_chunk }));
         }
         match self.status {
@@ -251,7 +255,7 @@ impl WireUpdate {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a task")]
 struct WireTask {
     id: Option<Id>,
     context_id: Option<String>,
@@ -266,13 +270,14 @@ struct WireTask {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "a status")]
 struct WireStatus {
     state: Option<TaskState>,
     message: Option<WireMessage>,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a message")]
 struct WireMessage {
     #[serde(alias = "message_id")]
     message_id: Option<Id>,
@@ -285,68 +290,12 @@ struct WireMessage {
     content: Option<Content>,
 }
 
-/// What stands for `parts` in v0.3's protobuf (a list) and in python-a2a (one part, or text).
-struct Content(Vec<WirePart>);
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let raw = <&RawValue>::deserialize(deserializer)?.get();
-        let parts = match raw.as_bytes().first() {
-            Some(b'[') => serde_json::from_str(raw),
-            Some(b'{') => serde_json::from_str(raw).map(|part| vec![part]),
-            Some(b'"') => serde_json::from_str(raw).map(|text| vec![WirePart::text(text)]),
-            _ => Ok(Vec::new()),
-        };
-        parts.map(Self).map_err(D::Error::custom)
-    }
-}
-
 impl WireMessage {
     fn into_parts(self) -> Vec<Part> {
         let content = self.content.map(|content| content.0).unwrap_or_default();
         let parts = if self.parts.is_empty() { content } else { self.parts };
         parts.into_iter().filter_map(WirePart::into_part).collect()
     }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireArtifact {
-    #[serde(alias = "artifact_id")]
-    artifact_id: Option<Id>,
-    // v0.1 numbers artifacts instead of naming them.
-    index: Option<Id>,
-    append: Option<bool>,
-    #[serde(alias = "last_chunk")]
-    last_chunk: Option<bool>,
-    name: Option<String>,
-    #[serde(default, deserialize_with = "null_is_default")]
-    parts: Vec<WirePart>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct WirePart {
-    text: Option<String>,
-    file: Option<WireFile>,
-    data: Option<Box<RawValue>>,
-    raw: Option<String>,
-    url: Option<String>,
-    filename: Option<String>,
-    #[serde(alias = "media_type", alias = "mimeType", alias = "mime_type")]
-    media_type: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireFile {
-    name: Option<String>,
-    #[serde(alias = "mime_type", alias = "mediaType", alias = "media_type")]
-    mime_type: Option<String>,
-    #[serde(alias = "fileWithBytes", alias = "file_with_bytes")]
-    bytes: Option<String>,
-    #[serde(alias = "url", alias = "fileWithUri", alias = "file_with_uri")]
-    uri: Option<String>,
 }
 
 /// An id that should be a string and sometimes is a number.
@@ -398,53 +347,5 @@ impl From<WireMessage> for Message {
             context_id: context_id.filter(|id| !id.is_empty()),
             parts: wire.into_parts(),
         }
-    }
-}
-
-impl From<WireArtifact> for Artifact {
-    fn from(wire: WireArtifact) -> Self {
-        Self {
-            id: wire.artifact_id.or(wire.index).map(|id| id.0),
-            name: wire.name.filter(|name| !name.is_empty()),
-            parts: wire.parts.into_iter().filter_map(WirePart::into_part).collect(),
-        }
-    }
-}
-
-impl WirePart {
-    fn text(text: String) -> Self {
-        Self { text: Some(text), ..Self::default() }
-    }
-
-    /// `None` for a kind of part that no known version has.
-    fn into_part(self) -> Option<Part> {
-        let filled = |text: &String| !text.is_empty();
-        let file = |name: Option<String>, media_type: Option<String>, content| {
-            Some(Part::File(File {
-                name: name.filter(filled),
-                media_type: media_type.filter(filled),
-                content,
-            }))
-        };
-        if let Some(text) = self.text {
-            return Some(Part::Text(text));
-        }
-        if let Some(wire) = self.file {
-            let content = match (wire.bytes, wire.uri) {
-                // Some write both, the one that is not meant empty.
-                (Some(bytes), Some(uri)) if bytes.is_empty() && !uri.is_empty() => FileContent::Uri(uri),
-                (Some(bytes), _) => FileContent::Base64(bytes),
-                (None, Some(uri)) => FileContent::Uri(uri),
-                (None, None) => return None,
-            };
-            return file(wire.name, wire.mime_type, content);
-        }
-        if let Some(raw) = self.raw {
-            return file(self.filename, self.media_type, FileContent::Base64(raw));
-        }
-        if let Some(url) = self.url {
-            return file(self.filename, self.media_type, FileContent::Uri(url));
-        }
-        self.data.map(Part::Data)
     }
 }

@@ -3,6 +3,9 @@
 //! The fold is the same for a stream, for polling, and for a single answer. Each step says what
 //! is new in it, so that a caller can be told; at the end the fold is the task.
 
+#[cfg(test)]
+mod tests;
+
 use super::assemble::{AnswerText, ArtifactRules};
 use super::progress::Frame;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
@@ -20,6 +23,8 @@ pub struct Fold<'a> {
     // An agent may repeat the old task before it continues with it.
     is_stale: bool,
     is_last: bool,
+    // A failure in our conversation under another task's id, while nothing came after it.
+    stray_failure: Option<StatusUpdate>,
     // What is held, and how much of that is history, which every snapshot brings anew.
     size: usize,
     history_size: usize,
@@ -47,6 +52,7 @@ impl<'a> Fold<'a> {
             told_task: false,
             is_stale: false,
             is_last: false,
+            stray_failure: None,
             size: 0,
             history_size: 0,
             max_size,
@@ -71,7 +77,7 @@ impl<'a> Fold<'a> {
 
     /// Whether nothing will change without the caller.
     pub fn is_settled(&self) -> bool {
-        let settled = |task: &Task| task.state.is_final() || task.state.is_waiting();
+        let settled = |task: &Task| !is_open(&task.state);
         self.direct.is_some() || (!self.is_stale && self.task.as_ref().is_some_and(settled))
     }
 
@@ -101,6 +107,11 @@ impl<'a> Fold<'a> {
     /// Takes what the agent told next.
     pub fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
         let mut frames = Vec::with_capacity(2);
+        self.stray_failure = None;
+        if self.is_of_another_task(&event) {
+            self.another_task(event, &mut frames)?;
+            return Ok(frames);
+        }
         self.is_stale = false;
         match event {
             Event::Message(message) => {
@@ -116,6 +127,52 @@ impl<'a> Fold<'a> {
             Event::Artifact(update) => self.artifact(update, &mut frames)?,
         }
         Ok(frames)
+    }
+
+    /// Whether a state is that of another task than ours. An orchestrator may pass on what its helpers
+    /// say. Results count as ours whoever made them: they came in answer to our message.
+    fn is_of_another_task(&self, event: &Event) -> bool {
+        let named = match event {
+            Event::Task(task) => Some(&task.id),
+            Event::Status(update) => update.task_id.as_ref(),
+            Event::Message(_) | Event::Artifact(_) => None,
+        };
+        let ours = self.task.as_ref().map(|task| &task.id).filter(|id| !id.is_empty());
+        named.zip(ours).is_some_and(|(named, ours)| named != ours)
+    }
+
+    /// Tells what another task says on its way. Its end is not told: a caller would take it for ours.
+    fn another_task(&mut self, event: Event, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
+        match event {
+            Event::Status(update) if is_open(&update.state) => {
+                frames.push(state_frame(&update.state, update.message.as_ref()));
+                self.collect(update.message.as_ref())?;
+            }
+            Event::Status(update) if update.state == TaskState::Failed && !self.is_settled() => {
+                let ours = self.task.as_ref().and_then(|task| task.context_id.as_ref());
+                let is_near = ours.is_some() && update.context_id.as_ref() == ours;
+                self.stray_failure = Some(update).filter(|_| is_near);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Takes the end of a stream. A failure in our conversation that was its last word is ours: when
+    /// an agent crashes, a2a-js tells so under a new task id, and says for ever that ours is working.
+    pub fn end_of_stream(&mut self) -> Result<Vec<Frame>, TooMuch> {
+        match self.stray_failure.take() {
+            Some(update) => self.apply(Event::Status(StatusUpdate { task_id: None, ..update })),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Keeps what is said in a state.
+    fn collect(&mut self, message: Option<&Message>) -> Result<(), TooMuch> {
+        let Some(message) = message else { return Ok(()) };
+        let before = self.status_texts.len();
+        self.status_texts.extend(message.parts.iter().filter_map(Part::as_text));
+        self.resize(before, self.status_texts.len())
     }
 
     fn snapshot(&mut self, mut snapshot: Task, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
@@ -165,11 +222,8 @@ impl<'a> Fold<'a> {
         let id = self.id_for(update.task_id.as_deref());
         self.name(&id, update.context_id.as_deref(), frames);
         frames.push(state_frame(&update.state, update.message.as_ref()));
-        let is_open = !(update.state.is_final() || update.state.is_waiting());
-        if is_open && let Some(message) = &update.message {
-            let before = self.status_texts.len();
-            self.status_texts.extend(message.parts.iter().filter_map(Part::as_text));
-            self.resize(before, self.status_texts.len())?;
+        if is_open(&update.state) {
+            self.collect(update.message.as_ref())?;
         }
         self.is_last = update.is_last;
         let task = task_mut(&mut self.task, &id);
@@ -183,7 +237,9 @@ impl<'a> Fold<'a> {
         let id = self.id_for(update.task_id.as_deref());
         self.name(&id, update.context_id.as_deref(), frames);
         let task = task_mut(&mut self.task, &id);
-        task.context_id = update.context_id.clone().or(task.context_id.take());
+        if task.context_id.is_none() {
+            task.context_id.clone_from(&update.context_id);
+        }
         let index = task.artifacts.iter().position(|known| is_same(known, &update.artifact));
         self.put(index, update, frames)
     }
@@ -207,15 +263,19 @@ impl<'a> Fold<'a> {
             Some(known) => {
                 replaced = size(&known.parts);
                 let name = piece.name.clone().or(known.name.take());
-                *known = Artifact { id: piece.id.clone(), name, parts: piece.parts.clone() };
+                *known = Artifact { id: piece.id.clone(), name, parts: piece.parts.clone(), extras: None };
                 known
             }
             None => {
                 named = ARTIFACT
                     + piece.id.as_ref().map_or(0, String::len)
                     + piece.name.as_ref().map_or(0, String::len);
-                let mut fresh =
-                    Artifact { id: piece.id.clone(), name: piece.name.clone(), parts: Vec::new() };
+                let mut fresh = Artifact {
+                    id: piece.id.clone(),
+                    name: piece.name.clone(),
+                    parts: Vec::new(),
+                    extras: None,
+                };
                 extend(&mut fresh.parts, &piece.parts);
                 task.artifacts.push(fresh);
                 let Some(fresh) = task.artifacts.last_mut() else {
@@ -248,7 +308,7 @@ impl<'a> Fold<'a> {
 
     fn id_for(&self, told: Option<&str>) -> String {
         let known = self.task.as_ref().map(|task| task.id.as_str()).filter(|id| !id.is_empty());
-        // Once a task is known, news is about it, whatever it calls the task.
+        // Once a task is known, results belong to it, whatever they call the task.
         known.or(told).unwrap_or_default().to_owned()
     }
 
@@ -272,6 +332,11 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
         id.clone_into(&mut task.id);
     }
     task
+}
+
+/// Whether a task in this state goes on by itself.
+fn is_open(state: &TaskState) -> bool {
+    !(state.is_final() || state.is_waiting())
 }
 
 fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
@@ -327,153 +392,4 @@ fn same_parts(one: &[Part], other: &[Part]) -> bool {
     };
     let (mine, its) = (others(one), others(other));
     mine.len() == its.len() && mine.iter().zip(&its).all(same) && text(one) == text(other)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Told {
-        artifacts: usize,
-        response: String,
-        states: Vec<String>,
-    }
-
-    fn rules() -> ArtifactRules {
-        ArtifactRules { answer: vec!["*".into()], notice: vec!["plan_*".into()] }
-    }
-
-    fn told(fold: &mut Fold<'_>, events: &[&str]) -> Told {
-        let mut told = Told { artifacts: 0, response: String::new(), states: Vec::new() };
-        for event in events {
-            for frame in fold.apply(Event::decode(event).unwrap()).unwrap() {
-                match frame {
-                    Frame::Artifact(_) => told.artifacts += 1,
-                    Frame::Response(text) => told.response.push_str(&text),
-                    Frame::State { state, .. } => told.states.push(state),
-                    Frame::Task { .. } => {}
-                }
-            }
-        }
-        told
-    }
-
-    fn artifact(id: &str, name: &str, text: &str, append: bool) -> String {
-        format!(
-            r#"{{"artifactUpdate":{{"taskId":"t","append":{append},"artifact":{{"artifactId":"{id}","name":"{name}","parts":[{{"text":"{text}"}}]}}}}}}"#
-        )
-    }
-
-    fn events(list: &[String]) -> Vec<&str> {
-        list.iter().map(String::as_str).collect()
-    }
-
-    #[test]
-    fn pieces_are_told_as_they_come_and_parallel_artifacts_are_kept_apart() {
-        let (rules, list) = (
-            rules(),
-            [
-                artifact("a", "x", "Hel", false),
-                artifact("p", "plan_1", "first", false),
-                artifact("a", "x", "lo", true),
-                artifact("b", "y", "second", false),
-                artifact("a", "x", "!", true),
-            ],
-        );
-        let mut fold = Fold::new(&rules, 1000, true);
-        let told = told(&mut fold, &events(&list));
-        assert_eq!((told.artifacts, told.response.as_str()), (5, "Hello\nsecond\n!"));
-        let texts: Vec<_> =
-            fold.task().unwrap().artifacts.iter().map(|a| a.parts[0].as_text().unwrap()).collect();
-        assert_eq!(texts, ["Hello!", "first", "second"]);
-    }
-
-    #[test]
-    fn a_closing_artifact_and_text_that_is_sent_again_with_every_token_are_told_once() {
-        let (rules, list) = (
-            rules(),
-            [
-                artifact("s", "streaming_result", "one ", false),
-                artifact("s", "streaming_result", "two", true),
-                artifact("f", "final_result", "one two", false),
-            ],
-        );
-        assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&list)).response, "one two");
-        let whole = [artifact("s", "x", "one", false), artifact("s", "x", "one two", false)];
-        assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&whole)).response, "one two");
-    }
-
-    #[test]
-    fn a_snapshot_after_a_gap_tells_only_what_is_new_and_results_before_states() {
-        let rules = rules();
-        let mut fold = Fold::new(&rules, 1000, true);
-        told(&mut fold, &events(&[artifact("a", "x", "one", false)]));
-        let snapshot = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_COMPLETED"},"artifacts":[
-            {"artifactId":"a","name":"x","parts":[{"text":"one two"}]},{"artifactId":"b","name":"y","parts":[{"text":"three"}]}]}}"#;
-        let news = told(&mut fold, &[snapshot, snapshot]);
-        assert_eq!((news.artifacts, news.response.as_str()), (2, " two\nthree"));
-        assert_eq!(news.states, ["completed"]);
-        assert!(fold.is_settled());
-    }
-
-    #[test]
-    fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
-        let rules = rules();
-        let mut fold = Fold::new(&rules, 1000, true);
-        let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"artifacts":[{"parts":[{"text":"a"}]},{"parts":[{"text":"b"}]}]}}"#;
-        assert_eq!(told(&mut fold, &[snapshot, snapshot]).response, "a\nb");
-        let task = fold.task().unwrap();
-        assert_eq!((task.id.as_str(), task.artifacts.len()), ("t", 2));
-    }
-
-    #[test]
-    fn an_artifact_that_comes_first_names_task_and_conversation() {
-        let rules = rules();
-        let mut fold = Fold::new(&rules, 1000, true);
-        let update = |context: &str| {
-            let artifact = r#""artifact":{"artifactId":"a","parts":[{"text":"x"}]}"#;
-            format!(r#"{{"artifactUpdate":{{"taskId":"t",{context}{artifact}}}}}"#)
-        };
-        told(&mut fold, &events(&[update(r#""contextId":"c","#), update("")]));
-        let task = fold.task().unwrap();
-        assert_eq!((task.id.as_str(), task.context_id.as_deref()), ("t", Some("c")));
-    }
-
-    #[test]
-    fn an_old_question_at_the_start_of_an_answers_stream_does_not_end_it() {
-        let rules = rules();
-        let mut fold = Fold::new(&rules, 1000, true);
-        let old = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_INPUT_REQUIRED"}}}"#;
-        fold.apply_first_after_answer(Event::decode(old).unwrap()).unwrap();
-        assert!(!fold.is_settled());
-        told(
-            &mut fold,
-            &[r#"{"kind":"status-update","taskId":"t","status":{"state":"input-required"},"final":true}"#],
-        );
-        assert!(fold.is_settled() && fold.is_last());
-    }
-
-    #[test]
-    fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
-        let rules = rules();
-        let mut fold = Fold::new(&rules, 200, false);
-        let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"history":[{"role":"user","parts":[{"text":"0123456789012345678901234567890123456789"}]}],
-            "artifacts":[{"artifactId":"a","parts":[{"text":"0123456789012345678901234567890123456789"}]}]}}"#;
-        for _ in 0..100 {
-            fold.apply(Event::decode(snapshot).unwrap()).unwrap();
-        }
-        let more = artifact("b", "x", "0123456789012345678901234567890123456789", true);
-        assert_eq!(fold.apply(Event::decode(&more).unwrap()).unwrap_err(), TooMuch);
-    }
-
-    #[test]
-    fn a_million_tokens_are_one_part() {
-        let rules = rules();
-        let mut fold = Fold::new(&rules, 1 << 20, false);
-        let token = artifact("a", "x", "t", true);
-        for _ in 0..10_000 {
-            fold.apply(Event::decode(&token).unwrap()).unwrap();
-        }
-        assert_eq!(fold.task().unwrap().artifacts[0].parts.len(), 1);
-    }
 }

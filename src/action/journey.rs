@@ -29,7 +29,8 @@ use crate::a2a::client::{ClientError, Trace, chain};
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Answer, Event, Task, TaskState};
 use crate::a2a::stream::EventStream;
-use observe::{question_of, unreadable};
+pub(super) use observe::question_of;
+use observe::unreadable;
 pub(super) use wait::Interruption;
 
 /// First pause before asking for a task again, and the longest.
@@ -105,7 +106,7 @@ impl<P: Progress> Journey<'_, P> {
         if wants_stream && self.instance.card.streaming {
             match Box::pin(self.stream(message, &mut fold)).await {
                 // The card promised what the agent does not do; the message was not taken.
-                Err(Failure::Client(error)) if is_unsupported(&error) => {}
+                Err(Failure::Client(error)) if self.is_unsupported(&error) => {}
                 Err(failure) => return Err(failure),
                 Ok(()) => return Ok(self.conclude(&fold).await?),
             }
@@ -136,6 +137,11 @@ impl<P: Progress> Journey<'_, P> {
             }
         };
         Ok(Box::pin(self.resume(&mut fold, answer.into())).await?)
+    }
+
+    /// Whether the agent says that it does not stream, which means that it has not taken the message.
+    fn is_unsupported(&self, error: &ClientError) -> bool {
+        error.is_unsupported() || self.instance.client.is_wrong_wire(error)
     }
 
     /// The task of a message whose id does not depend on the agent's answer.
@@ -310,7 +316,12 @@ impl<P: Progress> Journey<'_, P> {
             };
             let event = match next {
                 Ok(Ok(Some(event))) => event,
-                Ok(Ok(None)) => return Ok(()),
+                Ok(Ok(None)) => {
+                    let frames = fold.end_of_stream().map_err(|TooMuch| self.too_much(fold))?;
+                    return Ok(self.tell(fold, frames).await?);
+                }
+                // Nobody knows whether the agent took the answer, which is its caller's business.
+                Ok(Err(error @ ClientError::Broken(_))) if *is_answer => return Err(Failure::Client(error)),
                 Ok(Err(ClientError::Broken(error))) => {
                     tracing::debug!(agent = %self.actions.agent, %error, "a stream was cut off");
                     return Ok(());
@@ -431,9 +442,4 @@ pub(super) fn about_known_task(error: ClientError, task: TaskRef) -> ActionError
         error.info.code = Code::TaskLost;
     }
     error
-}
-
-/// Whether the agent says that it does not stream, which means that it has not taken the message.
-fn is_unsupported(error: &ClientError) -> bool {
-    error.is_unsupported() || error.is_wrong_wire()
 }

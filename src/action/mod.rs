@@ -4,6 +4,7 @@
 //! comes of it. On the way [`fold`] puts the task together, [`assemble`] makes the message, and
 //! [`progress`] hears the news.
 
+mod answer;
 pub mod assemble;
 pub mod error;
 pub mod fold;

@@ -2,7 +2,7 @@
 //!
 //! [`Actions`] holds no connection of its own: it looks at the instance that is running right now
 //! (a watch channel written by the agent's loop) and at the shared [`Memory`]. How a call goes on
-//! its way is in `journey`.
+//! its way is in `journey`, answers to questions are in `answer`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,18 +15,17 @@ use uuid::Uuid;
 
 use super::assemble::ArtifactRules;
 use super::error::{ActionError, Code};
-use super::fold::Fold;
-use super::follow_up::{Claim, FollowUps};
+use super::follow_up::FollowUps;
 use super::journey::{ASIDE, Failure, Interruption, Journey, POLL, SETTLING_LOOKS, about_known_task};
 use super::ledger::{Ledger, Record};
 use super::once::{Once, Reply};
 use super::outcome::Outcome;
 use super::progress::{Progress, Silent};
-use super::request::{FollowUpAnswer, Invocation, Options};
+use super::request::{Invocation, Options};
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
-use crate::a2a::model::{Event, Task, TaskState};
+use crate::a2a::model::{Task, TaskState};
 use crate::telemetry::spans;
 
 /// How long a caller waits for a cancel.
@@ -183,42 +182,6 @@ impl Actions {
         }
     }
 
-    /// Answers an agent's question.
-    pub async fn answer(
-        &self,
-        answer: FollowUpAnswer,
-        options: &Options,
-        mode: Mode,
-        progress: &mut impl Progress,
-    ) -> Result<Outcome, ActionError> {
-        // The agent first: while it is away the id stays valid.
-        let instance = self.instance()?;
-        let claim = self.memory.follow_ups.take(&self.agent, &answer.follow_up_id)?;
-        let waiting = claim.waiting.clone();
-        let mut journey = self.journey(instance, mode, options, progress);
-        journey.skill.clone_from(&waiting.skill);
-        journey.output_modes = Arc::clone(&waiting.output_modes);
-        journey.answers = Some(waiting.question);
-        let message = Outgoing {
-            task_id: Some(&waiting.task_id),
-            new_task_id: None,
-            context_id: waiting.context_id.as_deref(),
-            reference_task_ids: &[],
-            parts: &answer.parts,
-            skill_id: waiting.skill.as_deref(),
-            output_modes: &waiting.output_modes,
-            wait: Wait::UntilSettled,
-        };
-        match journey.deliver(&message).await {
-            Ok(outcome) => Ok(outcome),
-            Err(Failure::Client(error)) => {
-                let answered = Box::pin(self.answer_failed(&mut journey, claim, error)).await;
-                answered.map_err(|error| self.lost_from_sight(error))
-            }
-            Err(Failure::Action(error)) => Err(self.lost_from_sight(error)),
-        }
-    }
-
     /// Asks the agent to cancel a task that was seen here.
     pub async fn cancel(&self, task_id: &str, options: &Options) -> Reply {
         let record = self.record(task_id)?;
@@ -299,83 +262,8 @@ impl Actions {
         }
     }
 
-    /// The agent did not take an answer, or nobody knows whether it did.
-    async fn answer_failed<P: Progress>(
-        &self,
-        journey: &mut Journey<'_, P>,
-        claim: Claim,
-        error: ClientError,
-    ) -> Result<Outcome, ActionError> {
-        let waiting = claim.waiting.clone();
-        let task = journey.task_ref(Some(waiting.task_id.clone()), waiting.context_id);
-        match &error {
-            // A server error without words of A2A may come from a gateway that gave up waiting.
-            ClientError::Refused { code: None, http_status: Some(500 | 502 | 504), .. } => {
-                match self.after_a_cut(journey, &waiting.task_id).await? {
-                    Some(outcome) => Ok(outcome),
-                    None => Err(about_known_task(error, task)),
-                }
-            }
-            // The agent's error means that it did not take the answer.
-            ClientError::Unreachable(_) | ClientError::Token(_) | ClientError::Refused { .. } => {
-                if !error.is_task_not_found() {
-                    claim.give_back();
-                }
-                Err(about_known_task(error, task))
-            }
-            ClientError::NotA2a { .. } | ClientError::TooLarge { .. } => Err(about_known_task(error, task)),
-            // The answer may have arrived, so it is not sent again; but the task can be asked for.
-            ClientError::Broken(_) => match self.after_a_cut(journey, &waiting.task_id).await? {
-                Some(outcome) => Ok(outcome),
-                None => Err(ActionError::from_client(error).about(task)),
-            },
-        }
-    }
-
-    /// What became of a task whose answer was cut off on its way.
-    async fn after_a_cut<P: Progress>(
-        &self,
-        journey: &mut Journey<'_, P>,
-        task_id: &str,
-    ) -> Result<Option<Outcome>, ActionError> {
-        let instance = Arc::clone(&journey.instance);
-        let client = &instance.client;
-        let trace = journey.trace;
-        let (mut pause, mut last) = (POLL.0, None);
-        for _ in 0..SETTLING_LOOKS {
-            let looked = journey.within(async {
-                tokio::time::sleep(pause).await;
-                tokio::time::timeout(ASIDE, client.get(task_id, trace)).await
-            });
-            match looked.await {
-                Ok(Ok(Ok(seen))) => {
-                    // Perhaps only not yet moved: an agent takes its time to begin.
-                    let moved = !seen.state.is_waiting();
-                    last = Some(seen);
-                    if moved {
-                        break;
-                    }
-                }
-                Ok(Ok(Err(error))) if error.is_task_not_found() => {
-                    return Err(about_known_task(error, journey.task_ref(Some(task_id.to_owned()), None)));
-                }
-                Ok(_) => {}
-                Err(interruption) => {
-                    let task = journey.task_ref(Some(task_id.to_owned()), None);
-                    return Err(journey.interrupted(interruption, Some(task)).await);
-                }
-            }
-            pause *= 2;
-        }
-        // If it still waits, the answer was lost on its way, and the question can be answered.
-        let Some(task) = last else { return Ok(None) };
-        let max_size = usize::try_from(self.limits.max_response_size).unwrap_or(usize::MAX);
-        let mut fold = Fold::new(&self.limits.artifacts, max_size, journey.progress.listens());
-        journey.resume(&mut fold, Event::Task(task)).await.map(Some)
-    }
-
     /// A call has ended without knowing how its task goes on; whoever asks for it shall hear so.
-    fn lost_from_sight(&self, error: ActionError) -> ActionError {
+    pub(super) fn lost_from_sight(&self, error: ActionError) -> ActionError {
         if let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) {
             self.memory.ledger.lose(&self.agent, id, &error);
         }
@@ -388,11 +276,11 @@ impl Actions {
         let _ = self.news.send(News { task_id: task_id.to_owned(), reply }).await;
     }
 
-    fn instance(&self) -> Result<Arc<Instance>, ActionError> {
+    pub(super) fn instance(&self) -> Result<Arc<Instance>, ActionError> {
         self.live.borrow().clone().ok_or_else(|| ActionError::unavailable(&self.agent, None))
     }
 
-    fn journey<'a, P: Progress>(
+    pub(super) fn journey<'a, P: Progress>(
         &'a self,
         instance: Arc<Instance>,
         mode: Mode,

@@ -162,6 +162,9 @@ impl Trouble {
                 "look at what the agent serves (`curl {}`), and correct it there, or set `card_path` or `card`",
                 card_url(config)
             ),
+            CardError::TooLarge { .. } => {
+                "have the agent serve a smaller card, or give a short one under `card`".to_owned()
+            }
             CardError::Unsupported(_) => "have the agent offer JSON-RPC or REST as well".to_owned(),
             CardError::Auth(_) => "give the agent's credentials under `auth`".to_owned(),
             CardError::Fetch { source, .. } if matches!(**source, ClientError::Token(_)) => {

@@ -49,6 +49,7 @@ pub struct ControlError {
 
 /// Everything about one agent at one bridge.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct Report {
     /// Its name in the settings.
     pub agent: String,
@@ -92,6 +93,7 @@ pub struct Report {
 
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct LastExit {
     /// In words.
     pub how: String,
@@ -101,6 +103,7 @@ pub struct LastExit {
 
 /// A call that went wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct LastCallError {
     /// Its code.
     pub code: String,
@@ -112,6 +115,7 @@ pub struct LastCallError {
 
 /// What a card says, in short.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct CardSummary {
     /// The agent's name for itself.
     pub name: String,
@@ -131,7 +135,7 @@ pub struct CardSummary {
 
 /// What is wanted of `logs`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct LogsRequest {
     /// For this bridge only.
     pub instance: Option<String>,
@@ -145,6 +149,7 @@ pub struct LogsRequest {
 
 /// Lines of an agent's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct Logs {
     /// Whose.
     pub agent: String,

@@ -137,10 +137,18 @@ impl Outgoing {
     pub fn new(reply: Reply, max_payload: usize, overhead: usize) -> Self {
         let outgoing = match reply {
             Ok(body) => Self { body, headers: None, error: None },
-            Err(error) => Self::of_error(&error),
+            Err(mut error) => {
+                let whole = Self::of_error(&error);
+                if whole.size(overhead) <= max_payload || error.info.a2a_data.take().is_none() {
+                    whole
+                } else {
+                    // The agent's code and words say more than that they came with much data.
+                    error.message += " (its data is too large for a message and left out)";
+                    Self::of_error(&error)
+                }
+            }
         };
-        let headers = if outgoing.headers.is_some() { MAX_ERROR + FRAMING } else { 0 };
-        let size = outgoing.body.len() + headers + overhead;
+        let size = outgoing.size(overhead);
         if size <= max_payload {
             return outgoing;
         }
@@ -148,6 +156,11 @@ impl Outgoing {
         let mut error = ActionError::new(Code::TooLarge, message);
         error.task = task_of(&outgoing.body);
         Self::of_error(&error)
+    }
+
+    fn size(&self, overhead: usize) -> usize {
+        let headers = if self.headers.is_some() { MAX_ERROR + FRAMING } else { 0 };
+        self.body.len() + headers + overhead
     }
 
     fn of_error(error: &ActionError) -> Self {

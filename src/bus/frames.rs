@@ -1,5 +1,7 @@
 //! The frames of a streamed reply, on their way to the caller's inbox.
 
+mod artifact;
+
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, HeaderName, HeaderValue, StatusCode, Subject, Subscriber};
@@ -9,8 +11,7 @@ use serde::Serialize;
 
 use super::envelope::Outgoing;
 use crate::a2a::client::chain;
-use crate::a2a::dialect::{V1Part as WirePart, v1_part};
-use crate::a2a::model::{ArtifactUpdate, File, FileContent, Part};
+use crate::a2a::model::ArtifactUpdate;
 use crate::action::once::Reply;
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::json;
@@ -111,22 +112,11 @@ impl Frames {
 
     /// Sends an artifact, in pieces that append to each other where it does not fit into one frame.
     async fn artifact(&mut self, update: ArtifactUpdate) {
-        let (artifact_id, name) = (update.artifact.id.as_deref(), update.artifact.name.as_deref());
-        let frame = |parts: Vec<Piece<'_>>, append, last_chunk| {
-            let data = ArtifactData { artifact_id, name, append, last_chunk, parts };
-            json::to_bytes(&Body { r#type: "artifact", data: &data })
-        };
-        let parts = &update.artifact.parts;
-        let whole = parts.iter().map(|part| Piece::Part(v1_part(part))).collect();
-        let whole = frame(whole, update.append, update.last_chunk);
+        let whole = artifact::whole(&update);
         if self.fits(&whole) {
             return self.send(HeaderMap::new(), whole).await;
         }
-        let pieces: Vec<_> = parts.iter().flat_map(|part| split(part, self.client.max_payload())).collect();
-        let count = pieces.len();
-        for (index, piece) in pieces.into_iter().enumerate() {
-            let is_last = update.last_chunk && index + 1 == count;
-            let body = frame(vec![piece], update.append || index > 0, is_last);
+        for body in artifact::pieces(&update, self.client.max_payload().saturating_sub(OVERHEAD)) {
             self.send(HeaderMap::new(), body).await;
         }
     }
@@ -148,28 +138,6 @@ impl Frames {
             _ => false,
         }
     }
-}
-
-#[derive(Serialize)]
-struct ArtifactData<'a> {
-    artifact_id: Option<&'a str>,
-    name: Option<&'a str>,
-    append: bool,
-    last_chunk: bool,
-    parts: Vec<Piece<'a>>,
-}
-
-/// A part as the caller sees it, in v1.0's shape.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Piece<'a> {
-    Part(WirePart<'a>),
-    /// What cannot be cut and does not fit is told without its content, and the stream goes on.
-    Omitted {
-        filename: Option<&'a str>,
-        size: usize,
-        omitted: &'static str,
-    },
 }
 
 #[derive(Serialize)]
@@ -210,31 +178,5 @@ impl Progress for Frames {
 
     async fn keep_alive(&mut self) -> Audience {
         if self.is_nobody_there().await { Audience::Gone } else { Audience::There }
-    }
-}
-
-/// A part in pieces of less than `max_payload`.
-fn split(part: &Part, max_payload: usize) -> Vec<Piece<'_>> {
-    // Escapes can make a text in JSON six times as long.
-    let room = max_payload.saturating_sub(OVERHEAD) / 6;
-    let omitted = |filename, size| vec![Piece::Omitted { filename, size, omitted: "too_large" }];
-    match part {
-        Part::Text(text) if text.len() > room => {
-            let mut pieces = Vec::new();
-            let mut rest = text.as_str();
-            while !rest.is_empty() {
-                let head = json::head(rest, room.max(4));
-                pieces.push(Piece::Part(WirePart { text: Some(head), ..WirePart::default() }));
-                rest = rest.get(head.len()..).unwrap_or_default();
-            }
-            pieces
-        }
-        Part::File(File { name, content: FileContent::Base64(bytes), .. })
-            if bytes.len() + OVERHEAD > max_payload =>
-        {
-            omitted(name.as_deref(), bytes.len() / 4 * 3)
-        }
-        Part::Data(data) if data.get().len() + OVERHEAD > max_payload => omitted(None, data.get().len()),
-        other => vec![Piece::Part(v1_part(other))],
     }
 }

@@ -52,6 +52,62 @@ async fn a_connection_that_breaks_leaves_the_outcome_unknown_and_nothing_is_sent
     assert_eq!(peer.calls("SendMessage").len(), 1);
 }
 
+#[tokio::test]
+async fn an_error_with_more_data_than_a_message_holds_keeps_its_code_and_words() {
+    let peer = Peer::agent(|seen| {
+        let error = json!({"code": -32005, "message": "wrong media type", "data": "d".repeat(3 << 20)});
+        Answer::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": error}))
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let streamed = bridge.prompt("peer.ask", "x").stream().await.result;
+    for reply in [bridge.prompt("peer.ask", "x").only_reply().await, streamed] {
+        let reply = reply.expect_error("agent_error").saying("wrong media type").saying("left out");
+        assert_eq!(reply["error_info"]["a2a_code"], -32005);
+        assert_eq!(reply["error_info"]["a2a_data"], Value::Null);
+    }
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_page_where_a2a_was_expected_is_told_with_its_type(
+    #[values("final", "stream", "submit")] mode: &str,
+) {
+    let peer = Peer::start(|seen| match seen.method.as_str() {
+        "GET" => Answer::json(&peer::streaming_card(&["ask"])),
+        _ => Answer::text(200, "text/html", "<p>hello"),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let call = bridge.prompt("peer.ask", "x");
+    let reply = match mode {
+        "stream" => call.stream().await.result,
+        _ => call.header("A2A-Reply", mode).only_reply().await,
+    };
+    reply.expect_error("agent_error").saying("it came as text/html");
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_bare_refusal_of_an_endpoint_that_worked_is_told_and_nothing_is_sent_again(
+    #[values(404, 405, 302)] status: u16,
+    #[values("final", "stream", "submit")] mode: &str,
+) {
+    let peer = Peer::start(move |seen| match seen.method.as_str() {
+        "GET" => Answer::json(&peer::streaming_card(&["ask"])),
+        _ => Answer::text(status, "text/plain", "nope"),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let call = bridge.prompt("peer.ask", "x");
+    let reply = match mode {
+        "stream" => call.stream().await.result,
+        _ => call.header("A2A-Reply", mode).only_reply().await,
+    };
+    let reply = reply.expect_error("agent_error");
+    assert_eq!(reply["error_info"]["http_status"], status);
+    let sent = peer.seen().into_iter().filter(|seen| seen.method == "POST");
+    let sent: Vec<_> = sent.map(|seen| seen.rpc_method()).collect();
+    assert_eq!(sent.len(), 1, "{sent:?}");
+}
+
 #[rstest]
 #[case::bad_utf8(b"{\"jsonrpc\": \"2.0\", \"result\": \"\xff\xfe\"}".to_vec())]
 #[case::deep_nesting([b"[".repeat(100_000), b"]".repeat(100_000)].concat())]

@@ -159,7 +159,8 @@ async fn the_card_is_given_in_v1_form_whatever_the_agent_speaks(#[values("1.0", 
         assert!(card.body.get(old).is_none(), "{old} in {card:?}");
     }
     let skills = card["skills"].as_array().unwrap();
-    assert!(skills.iter().any(|skill| skill["id"] == "echo"));
+    let echo = skills.iter().find(|skill| skill["id"] == "echo").unwrap();
+    assert!(echo["examples"][0].is_string(), "{echo}");
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rstest::rstest;
 use serde_json::json;
 
+use crate::support::peer::{Seen, card, streaming_card};
 use crate::support::{Answer, Bridge, DemoAgent, Peer, Reply, SOON, attached, eventually, launched};
 
 const NEVER: &str = "00000000-0000-4000-8000-000000000000";
@@ -143,6 +144,55 @@ async fn an_answer_that_the_agent_refuses_can_be_given_again(#[case] status: u16
     assert_eq!(refused["error_info"]["retryable"], true);
     let done = bridge.answer("peer", &asked.follow_up_id(), "blue").await;
     done.expect("COMPLETED");
+    bridge.answer("peer", &asked.follow_up_id(), "blue").await.expect_error("follow_up_used");
+}
+
+/// An agent that asks, fails once when it is answered, and is content with the next answer. When it is
+/// looked at, it asks as before until it has taken one.
+fn failing_once(failure: fn() -> Answer, streams: bool) -> Peer {
+    let answers = AtomicUsize::new(0);
+    let calls = move |seen: &Seen| {
+        let answered = match seen.rpc_method().as_str() {
+            "GetTask" => answers.load(Ordering::Relaxed),
+            _ if !seen.json()["params"]["message"]["taskId"].is_string() => 0,
+            _ => match answers.fetch_add(1, Ordering::Relaxed) {
+                0 => return failure(),
+                earlier => earlier + 1,
+            },
+        };
+        let (state, text) = if answered > 1 { ("COMPLETED", "thanks") } else { ("INPUT_REQUIRED", "which?") };
+        Answer::task(seen, &format!("TASK_STATE_{state}"), text)
+    };
+    Peer::start(move |seen| match seen.method.as_str() {
+        "GET" if streams => Answer::json(&streaming_card(&["ask"])),
+        "GET" => Answer::json(&card(&["ask"])),
+        _ => calls(seen),
+    })
+}
+
+#[rstest]
+#[case::an_error_of_the_server(|| Answer::text(500, "text/plain", "oops"), "agent_error")]
+#[case::something_else(|| Answer::text(200, "text/html", "<p>"), "agent_error")]
+#[case::no_answer(|| Answer::Close, "agent_unavailable")]
+#[case::a_stream_without_events(|| Answer::Raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9\r\n\r\n".into()), "agent_unavailable")]
+#[tokio::test]
+async fn an_answer_that_failed_and_left_the_question_open_can_be_given_again(
+    #[case] failure: fn() -> Answer,
+    #[case] code: &str,
+    #[values(false, true)] streams: bool,
+) {
+    let peer = failing_once(failure, streams);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let failed = bridge.answer("peer", &asked.follow_up_id(), "blue").only_reply().await.expect_error(code);
+    assert!(failed.message().contains("can be used again"), "{}", failed.message());
+    assert_eq!(failed.task_id(), asked.task_id());
+    if failed.message().contains("oops") {
+        assert_eq!(failed["error_info"]["http_status"], 500);
+    }
+    let seen = bridge.get_task("peer", &asked.task_id()).await.expect("INPUT_REQUIRED");
+    assert_eq!(seen["data"], asked["data"]);
+    bridge.answer("peer", &asked.follow_up_id(), "blue").await.expect("COMPLETED");
     bridge.answer("peer", &asked.follow_up_id(), "blue").await.expect_error("follow_up_used");
 }
 

@@ -58,6 +58,29 @@ fn agent(
 }
 
 #[rstest]
+#[case::an_error(r#"{"code": -32042, "message": "tired", "data": {"n": 1}}"#, Some(-32042), "tired")]
+#[case::words(r#"{"message": "tired"}"#, None, "expected a message")]
+#[case::a_list("[1]", None, "expected an object")]
+#[case::a_task_without_sense(r#"{"task": "t"}"#, None, "expected a task")]
+#[case::parts_without_sense(r#"{"result": {"parts": [7]}}"#, None, "expected a part")]
+#[tokio::test]
+async fn an_event_that_is_no_result_is_told_in_words_of_a2a(
+    #[case] data: &'static str,
+    #[case] code: Option<i64>,
+    #[case] words: &str,
+) {
+    let event = format!("event: error\ndata: {data}\n\n").into_bytes();
+    let peer = agent(move || Answer::Events(event.clone(), 1), Answer::not_found);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let result = bridge.prompt("peer.ask", "x").stream().await.result;
+    let result = result.expect_error("agent_error").saying(words);
+    assert_eq!(result["error_info"]["a2a_code"].as_i64(), code);
+    for wrong in ["struct", "content type"] {
+        assert!(!result.message().contains(wrong), "{}", result.message());
+    }
+}
+
+#[rstest]
 #[case::an_endless_line(b"data: ".to_vec(), vec![b'x'; 64 << 10], 0, "too_large")]
 #[case::an_endless_event(b"".to_vec(), [b"data: ".to_vec(), vec![b'x'; 1000], b"\n".to_vec()].concat(), 0, "too_large")]
 #[case::comments_for_ever(b"".to_vec(), b": ping\n\n".to_vec(), 20, "timeout")]

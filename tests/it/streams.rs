@@ -42,6 +42,114 @@ async fn six_hundred_events_of_a_supervisor_come_through_in_order_and_the_answer
     assert!(!result.message().contains('⟦'), "the plan is not the answer");
 }
 
+/// An agent whose stream is these results.
+fn streaming(results: &[Value]) -> Peer {
+    let events: Vec<u8> = results.iter().flat_map(event).collect();
+    Peer::start(move |seen: &Seen| match seen.method.as_str() {
+        "GET" => Answer::json(&streaming_card(&["ask"])),
+        _ => Answer::Events(events.clone(), usize::MAX),
+    })
+}
+
+fn event(result: &Value) -> Vec<u8> {
+    format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
+}
+
+#[tokio::test]
+async fn artifact_frames_have_all_that_the_agent_said() {
+    let parts = json!([
+        {"text": "# t", "metadata": {"pm": 1.0}, "mediaType": "text/markdown"},
+        {"hologram": 1, "metadata": {"lost": true}},
+        {"data": [1, 2.0]},
+        {"url": "http://x/a.png", "filename": "a.png", "mediaType": "image/png", "metadata": {"alt": "A"}},
+    ]);
+    let artifact = json!({
+        "artifactId": "a", "name": "n", "description": "d", "metadata": {"am": [1]}, "extensions": ["urn:x"], "parts": parts,
+    });
+    let done = json!({"taskId": "t", "status": {"state": "TASK_STATE_COMPLETED"}});
+    let v03 = json!({
+        "kind": "artifact-update", "taskId": "t", "metadata": {"um": 1}, "append": true, "lastChunk": true,
+        "artifact": {"artifactId": "b", "parts": [{"kind": "text", "text": "x", "metadata": {"pm": 2}}, {"kind": "text", "text": "y"}]},
+    });
+    let peer = streaming(&[
+        json!({"artifactUpdate": {"taskId": "t", "artifact": artifact, "append": false, "lastChunk": true}}),
+        v03,
+        json!({"statusUpdate": done}),
+    ]);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let stream = bridge.prompt("peer.ask", "x").stream().await;
+    assert_eq!(
+        stream.all("artifact"),
+        [
+            &json!({
+                "artifact_id": "a", "name": "n", "description": "d", "append": false, "last_chunk": true,
+                "parts": [parts[0], parts[2], parts[3]],
+                "metadata": {"am": [1]}, "extensions": ["urn:x"],
+            }),
+            &json!({
+                "artifact_id": "b", "name": null, "append": true, "last_chunk": true,
+                "parts": [{"text": "x", "metadata": {"pm": 2}}, {"text": "y"}],
+                "update_metadata": {"um": 1},
+            }),
+        ]
+    );
+    assert_eq!(stream.result["artifacts"], json!([{"id": "a", "name": "n"}, {"id": "b", "name": null}]));
+}
+
+#[tokio::test]
+async fn what_is_said_about_an_artifact_survives_its_splitting_or_gives_way() {
+    let text = "long ".repeat(400_000);
+    let large = "m".repeat(2 << 20);
+    let artifact = |metadata: &str| json!({"artifactId": metadata.len().to_string(), "metadata": {"m": metadata}, "parts": [{"text": text, "mediaType": "text/x"}]});
+    let peer = streaming(&[
+        json!({"artifactUpdate": {"taskId": "t", "artifact": artifact("small")}}),
+        json!({"artifactUpdate": {"taskId": "t", "artifact": artifact(&large)}}),
+        json!({"statusUpdate": {"taskId": "t", "status": {"state": "TASK_STATE_FAILED"}}}),
+    ]);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let stream = bridge.prompt("peer.ask", "x").stream().await;
+    let frames = stream.all("artifact");
+    let of = |id: &str| -> Vec<&Value> {
+        frames.iter().filter(|frame| frame["artifact_id"] == id).copied().collect()
+    };
+    let large = large.len().to_string();
+    for id in ["5", &large] {
+        let joined: String = of(id).iter().filter_map(|frame| frame["parts"][0]["text"].as_str()).collect();
+        assert!(joined == text, "{} of {} bytes", joined.len(), text.len());
+        assert_eq!(of(id)[0]["parts"][0]["mediaType"], "text/x");
+    }
+    assert_eq!(of("5")[0]["metadata"], json!({"m": "small"}));
+    assert_eq!(of("5")[1].get("metadata"), None);
+    assert!(of(&large).iter().all(|frame| frame.get("metadata").is_none()));
+}
+
+#[tokio::test]
+async fn the_end_of_another_task_is_not_the_end_of_ours() {
+    let status = |task: &str, state: &str, text: &str| {
+        let message = json!({"messageId": text, "role": "ROLE_AGENT", "parts": [{"text": text}]});
+        let state = format!("TASK_STATE_{state}");
+        json!({"statusUpdate": {"taskId": task, "status": {"state": state, "message": message}}})
+    };
+    let piece = |task: &str, text: &str| json!({"artifactUpdate": {"taskId": task, "artifact": {"artifactId": text, "parts": [{"text": text}]}}});
+    let peer = streaming(&[
+        json!({"task": {"id": "ours", "status": {"state": "TASK_STATE_WORKING"}}}),
+        status("other", "WORKING", "a helper works"),
+        piece("other", "what it found"),
+        status("other", "COMPLETED", "a helper is done"),
+        json!({"task": {"id": "third", "status": {"state": "TASK_STATE_REJECTED"}}}),
+        status("ours", "FAILED", "ours failed"),
+    ]);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let stream = bridge.prompt("peer.ask", "x").stream().await;
+    let result = stream.result.clone().expect("FAILED");
+    assert_eq!(result.task_id(), "ours");
+    assert_eq!(stream.all("task").len(), 1);
+    assert_eq!(stream.states(), ["working", "working", "failed"]);
+    assert_eq!(stream.all("artifact").len(), 1, "results come through, whoever made them");
+    assert_eq!(stream.all("response")[0], "what it found");
+    assert_eq!(result.message(), "ours failed");
+}
+
 #[rstest]
 #[tokio::test]
 async fn every_state_of_a_task_ends_a_stream_with_one_true_result(

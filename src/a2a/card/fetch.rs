@@ -30,6 +30,9 @@ pub async fn fetch(
             Err(_) => {
                 return Err(CardError::Timeout { url: url.into(), limit: TIMEOUT });
             }
+            Ok(Err(ClientError::TooLarge { limit })) => {
+                return Err(CardError::TooLarge { url: url.into(), limit });
+            }
             Ok(Err(source)) => {
                 return Err(CardError::Fetch { url: url.into(), source: Box::new(source) });
             }

@@ -19,7 +19,13 @@ pub(super) struct Candidate {
 
 impl Candidate {
     pub(super) fn interface(&self, because: String) -> Interface {
-        Interface { url: self.url.clone(), dialect: self.dialect, tenant: self.tenant.clone(), because }
+        Interface {
+            url: self.url.clone(),
+            dialect: self.dialect,
+            tenant: self.tenant.clone(),
+            because,
+            is_proven: false,
+        }
     }
 }
 

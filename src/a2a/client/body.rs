@@ -13,17 +13,27 @@ use crate::json;
 const SNIPPET: usize = 200;
 
 /// What came back, before it is understood.
+#[derive(Debug)]
 pub(in crate::a2a) struct Body {
-    content_type: Option<String>,
+    came: Came,
     status: StatusCode,
     pub(in crate::a2a) bytes: Bytes,
 }
 
+/// How something came, for people who wonder about it.
+#[derive(Debug)]
+enum Came {
+    /// As the body of a response, which may name its type.
+    AsBody(Option<String>),
+    /// As the data of an event.
+    AsEvent,
+}
+
 impl Body {
-    pub(super) async fn read(response: Response, limit: u64) -> Result<Self, ClientError> {
+    pub(in crate::a2a) async fn read(response: Response, limit: u64) -> Result<Self, ClientError> {
         let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         Ok(Self {
-            content_type: content_type.map(|value| json::shorten(value, 80)),
+            came: Came::AsBody(content_type.map(|value| json::shorten(value, 80))),
             status: response.status(),
             bytes: response.body(limit).await?,
         })
@@ -31,13 +41,13 @@ impl Body {
 
     /// The data of one event.
     pub(in crate::a2a) fn of_event(bytes: Bytes) -> Self {
-        Self { content_type: None, status: StatusCode::OK, bytes }
+        Self { came: Came::AsEvent, status: StatusCode::OK, bytes }
     }
 
     #[cfg(test)]
     pub(super) fn recorded(status: u16, content_type: Option<&str>, bytes: &[u8]) -> Self {
         Self {
-            content_type: content_type.map(str::to_owned),
+            came: Came::AsBody(content_type.map(str::to_owned)),
             status: StatusCode::from_u16(status).expect("recordings have a status"),
             bytes: Bytes::copy_from_slice(bytes),
         }
@@ -77,12 +87,12 @@ impl Body {
     }
 
     fn not_a2a(&self, reason: String) -> ClientError {
-        let reason = match &self.content_type {
-            Some(content_type) if !content_type.contains("json") => {
+        let reason = match &self.came {
+            Came::AsBody(Some(content_type)) if !content_type.contains("json") => {
                 format!("{reason}; it came as {content_type}")
             }
-            Some(_) => reason,
-            None => format!("{reason}; it came without a content type"),
+            Came::AsBody(Some(_)) | Came::AsEvent => reason,
+            Came::AsBody(None) => format!("{reason}; it came without a content type"),
         };
         ClientError::NotA2a { reason, snippet: self.snippet() }
     }

@@ -54,6 +54,19 @@ impl RpcError {
         })
     }
 
+    /// Reads an error without anything around it, as some send in an `error` event: a code and words.
+    pub(super) fn bare(body: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Bare {
+            #[serde(rename = "code")]
+            _code: serde_json::Number,
+            #[serde(rename = "message")]
+            _message: String,
+        }
+        serde_json::from_slice::<Bare>(body).ok()?;
+        Self::read(std::str::from_utf8(body).ok()?)
+    }
+
     /// Reads the body of a response with an error status: the error may be under `error` or bare.
     pub fn in_body(body: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]

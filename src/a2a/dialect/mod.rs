@@ -203,7 +203,10 @@ impl Dialect {
             Some(event) => Ok(event),
             None => Event::decode(result(body)?),
         };
-        event.and_then(take).map_err(|error| NotAResult::NotA2a(error.to_string()))
+        event.and_then(take).map_err(|error| match RpcError::bare(body) {
+            Some(error) => NotAResult::Error(error),
+            None => NotAResult::NotA2a(error.to_string()),
+        })
     }
 }
 
@@ -217,6 +220,7 @@ struct TaskParams<'a> {
 /// should send the envelope leave it out.
 fn result(body: &[u8]) -> Result<&str, NotAResult> {
     #[derive(Deserialize)]
+    #[serde(expecting = "an object")]
     struct Response<'a> {
         #[serde(borrow)]
         result: Option<&'a RawValue>,

@@ -71,6 +71,9 @@ pub struct WirePart<'a> {
     /// A file's media type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub media_type: Option<&'a str>,
+    /// The sender's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<&'a RawValue>,
 }
 
 pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {

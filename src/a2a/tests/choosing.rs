@@ -173,6 +173,45 @@ async fn other_errors_are_never_a_reason_to_send_again() {
 }
 
 #[tokio::test]
+async fn an_address_that_has_answered_before_is_not_the_wrong_one() {
+    for status in [404, 405, 302] {
+        let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+            "message/send" | "SendMessage" => (status, "text/plain", "nope".to_owned()),
+            // Speaks everything else of two wires, so that there would be another one to try.
+            "GetTask" => v1(request),
+            _ => v03(request),
+        })
+        .await;
+        let (client, interface) = fake.client("", &card_v03(&fake.url)).await;
+        assert!(interface.is_proven);
+        let error = send(&client).await.unwrap_err();
+        assert!(
+            matches!(error, ClientError::Refused { http_status: Some(seen), .. } if seen == status),
+            "{error}"
+        );
+        assert_eq!((fake.count("message/send"), fake.count("SendMessage")), (1, 0));
+    }
+}
+
+#[tokio::test]
+async fn when_the_other_wire_is_wrong_too_the_first_error_is_told() {
+    let is_new = Arc::new(AtomicBool::new(false));
+    let switch = Arc::clone(&is_new);
+    let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+        "message/send" if switch.load(Ordering::Relaxed) => error(-32601, "no such method in 0.3"),
+        "SendMessage" => error(-32601, "no such method in 1.0"),
+        "GetTask" => v1(request),
+        _ => v03(request),
+    })
+    .await;
+    let (client, _) = fake.client("", &card_v03(&fake.url)).await;
+    is_new.store(true, Ordering::Relaxed);
+    let error = send(&client).await.unwrap_err();
+    assert!(error.to_string().contains("no such method in 0.3"), "{error}");
+    assert_eq!(fake.count("SendMessage"), 1, "it was tried");
+}
+
+#[tokio::test]
 async fn rest_has_its_own_addresses_tenant_and_media_type() {
     let fake = Fake::start(|request| match (request.method.as_str(), request.path.as_str()) {
         _ if request.header("content-type") == Some("application/a2a+json") => {

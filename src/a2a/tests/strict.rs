@@ -111,6 +111,7 @@ fn the_card_that_the_bridge_shows_is_exactly_v1() {
         dialect: Dialect::V02,
         tenant: Some("acme".to_owned()),
         because: String::new(),
+        is_proven: true,
     };
     assert_strict::<a2a::AgentCard>(&Card::from_value(old).unwrap().to_v1(&interface));
     let least = Card::from_value(json!({"name": "x"})).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Journey;
-use crate::a2a::model::{Part, Task, TaskState};
+use crate::a2a::model::{Message, Part, Task, TaskState};
 use crate::action::assemble::{self, Source};
 use crate::action::error::{ActionError, Code};
 use crate::action::fold::Fold;
@@ -120,17 +120,21 @@ pub(super) fn unreadable(reason: &str) -> ActionError {
     ActionError::new(Code::AgentError, message).after_reaching_agent()
 }
 
-/// Tells one question of a task from the next: by what the agent has said so far.
-pub(super) fn question_of(task: &Task) -> u64 {
+/// Tells one question of a task from the next: by the message that asks it, or, where the agent gives
+/// its messages no ids, by all that it has said so far. A stream may leave that out.
+pub(in crate::action) fn question_of(task: &Task) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let said = task.history.iter().filter(|message| !message.from_user);
-    for message in said.chain(&task.status_message) {
-        message.id.hash(&mut hasher);
-        message.parts.len().hash(&mut hasher);
-        for text in message.parts.iter().filter_map(Part::as_text) {
-            text.hash(&mut hasher);
-        }
+    let asked = task.status_message.as_ref();
+    if asked.is_none_or(|message| message.id.is_none()) {
+        task.artifacts.len().hash(&mut hasher);
+        task.history.iter().filter(|message| !message.from_user).for_each(|said| hash(said, &mut hasher));
     }
-    task.artifacts.len().hash(&mut hasher);
+    asked.inspect(|message| hash(message, &mut hasher));
     hasher.finish()
+}
+
+fn hash(message: &Message, hasher: &mut DefaultHasher) {
+    message.id.hash(hasher);
+    message.parts.len().hash(hasher);
+    message.parts.iter().filter_map(Part::as_text).for_each(|text| text.hash(hasher));
 }

@@ -28,6 +28,7 @@ pub(super) struct Envelope {
 
 /// Unknown fields are tolerated, as the protocol asks.
 #[derive(Deserialize)]
+#[serde(expecting = "an envelope")]
 struct Body {
     prompt: String,
     #[serde(default, deserialize_with = "null_is_default")]
@@ -39,6 +40,7 @@ struct Body {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an attachment")]
 struct Attachment {
     filename: String,
     content: String,

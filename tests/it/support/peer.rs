@@ -83,7 +83,7 @@ impl Answer {
         let message = json!({"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": text}]});
         let task =
             json!({"id": "task-1", "contextId": "context-1", "status": {"state": state, "message": message}});
-        let is_send = seen.rpc_method() == "SendMessage";
+        let is_send = seen.rpc_method().starts_with("Send");
         Self::result(seen, &if is_send { json!({ "task": task }) } else { task })
     }
 }

@@ -1,0 +1,145 @@
+use super::*;
+
+struct Told {
+    artifacts: usize,
+    response: String,
+    states: Vec<String>,
+}
+
+fn rules() -> ArtifactRules {
+    ArtifactRules { answer: vec!["*".into()], notice: vec!["plan_*".into()] }
+}
+
+fn told(fold: &mut Fold<'_>, events: &[&str]) -> Told {
+    let mut told = Told { artifacts: 0, response: String::new(), states: Vec::new() };
+    for event in events {
+        for frame in fold.apply(Event::decode(event).unwrap()).unwrap() {
+            match frame {
+                Frame::Artifact(_) => told.artifacts += 1,
+                Frame::Response(text) => told.response.push_str(&text),
+                Frame::State { state, .. } => told.states.push(state),
+                Frame::Task { .. } => {}
+            }
+        }
+    }
+    told
+}
+
+fn artifact(id: &str, name: &str, text: &str, append: bool) -> String {
+    format!(
+        r#"{{"artifactUpdate":{{"taskId":"t","append":{append},"artifact":{{"artifactId":"{id}","name":"{name}","parts":[{{"text":"{text}"}}]}}}}}}"#
+    )
+}
+
+fn events(list: &[String]) -> Vec<&str> {
+    list.iter().map(String::as_str).collect()
+}
+
+#[test]
+fn pieces_are_told_as_they_come_and_parallel_artifacts_are_kept_apart() {
+    let (rules, list) = (
+        rules(),
+        [
+            artifact("a", "x", "Hel", false),
+            artifact("p", "plan_1", "first", false),
+            artifact("a", "x", "lo", true),
+            artifact("b", "y", "second", false),
+            artifact("a", "x", "!", true),
+        ],
+    );
+    let mut fold = Fold::new(&rules, 1000, true);
+    let told = told(&mut fold, &events(&list));
+    assert_eq!((told.artifacts, told.response.as_str()), (5, "Hello\nsecond\n!"));
+    let texts: Vec<_> =
+        fold.task().unwrap().artifacts.iter().map(|a| a.parts[0].as_text().unwrap()).collect();
+    assert_eq!(texts, ["Hello!", "first", "second"]);
+}
+
+#[test]
+fn a_closing_artifact_and_text_that_is_sent_again_with_every_token_are_told_once() {
+    let (rules, list) = (
+        rules(),
+        [
+            artifact("s", "streaming_result", "one ", false),
+            artifact("s", "streaming_result", "two", true),
+            artifact("f", "final_result", "one two", false),
+        ],
+    );
+    assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&list)).response, "one two");
+    let whole = [artifact("s", "x", "one", false), artifact("s", "x", "one two", false)];
+    assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&whole)).response, "one two");
+}
+
+#[test]
+fn a_snapshot_after_a_gap_tells_only_what_is_new_and_results_before_states() {
+    let rules = rules();
+    let mut fold = Fold::new(&rules, 1000, true);
+    told(&mut fold, &events(&[artifact("a", "x", "one", false)]));
+    let snapshot = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_COMPLETED"},"artifacts":[
+        {"artifactId":"a","name":"x","parts":[{"text":"one two"}]},{"artifactId":"b","name":"y","parts":[{"text":"three"}]}]}}"#;
+    let news = told(&mut fold, &[snapshot, snapshot]);
+    assert_eq!((news.artifacts, news.response.as_str()), (2, " two\nthree"));
+    assert_eq!(news.states, ["completed"]);
+    assert!(fold.is_settled());
+}
+
+#[test]
+fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
+    let rules = rules();
+    let mut fold = Fold::new(&rules, 1000, true);
+    let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"artifacts":[{"parts":[{"text":"a"}]},{"parts":[{"text":"b"}]}]}}"#;
+    assert_eq!(told(&mut fold, &[snapshot, snapshot]).response, "a\nb");
+    let task = fold.task().unwrap();
+    assert_eq!((task.id.as_str(), task.artifacts.len()), ("t", 2));
+}
+
+#[test]
+fn an_old_question_at_the_start_of_an_answers_stream_does_not_end_it() {
+    let rules = rules();
+    let mut fold = Fold::new(&rules, 1000, true);
+    let old = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_INPUT_REQUIRED"}}}"#;
+    fold.apply_first_after_answer(Event::decode(old).unwrap()).unwrap();
+    assert!(!fold.is_settled());
+    told(
+        &mut fold,
+        &[r#"{"kind":"status-update","taskId":"t","status":{"state":"input-required"},"final":true}"#],
+    );
+    assert!(fold.is_settled() && fold.is_last());
+}
+
+#[test]
+fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
+    let rules = rules();
+    let mut fold = Fold::new(&rules, 200, false);
+    let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"history":[{"role":"user","parts":[{"text":"0123456789012345678901234567890123456789"}]}],
+        "artifacts":[{"artifactId":"a","parts":[{"text":"0123456789012345678901234567890123456789"}]}]}}"#;
+    for _ in 0..100 {
+        fold.apply(Event::decode(snapshot).unwrap()).unwrap();
+    }
+    let more = artifact("b", "x", "0123456789012345678901234567890123456789", true);
+    assert_eq!(fold.apply(Event::decode(&more).unwrap()).unwrap_err(), TooMuch);
+}
+
+#[test]
+fn a_million_tokens_are_one_part() {
+    let rules = rules();
+    let mut fold = Fold::new(&rules, 1 << 20, false);
+    let token = artifact("a", "x", "t", true);
+    for _ in 0..10_000 {
+        fold.apply(Event::decode(&token).unwrap()).unwrap();
+    }
+    assert_eq!(fold.task().unwrap().artifacts[0].parts.len(), 1);
+}
+
+#[test]
+fn an_artifact_that_comes_first_names_task_and_conversation() {
+    let rules = rules();
+    let mut fold = Fold::new(&rules, 1000, true);
+    let update = |context: &str| {
+        let artifact = r#""artifact":{"artifactId":"a","parts":[{"text":"x"}]}"#;
+        format!(r#"{{"artifactUpdate":{{"taskId":"t",{context}{artifact}}}}}"#)
+    };
+    told(&mut fold, &events(&[update(r#""contextId":"c","#), update("")]));
+    let task = fold.task().unwrap();
+    assert_eq!((task.id.as_str(), task.context_id.as_deref()), ("t", Some("c")));
+}
