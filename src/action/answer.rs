@@ -42,14 +42,13 @@ impl Actions {
             output_modes: &waiting.output_modes,
             wait: Wait::UntilSettled,
         };
-        match journey.deliver(&message).await {
-            Ok(outcome) => Ok(outcome),
-            Err(Failure::Client(error)) => {
-                let answered = Box::pin(self.answer_failed(&mut journey, claim, error)).await;
-                answered.map_err(|error| self.lost_from_sight(error))
-            }
-            Err(Failure::Action(error)) => Err(self.lost_from_sight(error)),
-        }
+        let answered = match journey.deliver(&message).await {
+            Ok(outcome) => return Ok(outcome),
+            Err(Failure::Client(error)) => Box::pin(self.answer_failed(&mut journey, claim, error)).await,
+            Err(Failure::Action(error)) => Err(error),
+        };
+        // Agents like to repeat what they do not take.
+        answered.map_err(|error| self.lost_from_sight(ActionError { is_private: true, ..error }))
     }
 
     /// The agent did not take an answer, or nobody knows whether it did.

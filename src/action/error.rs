@@ -137,6 +137,11 @@ impl ActionError {
         }
     }
 
+    /// The message, as far as others than the caller may see it.
+    pub fn for_logs(&self) -> &str {
+        if self.is_private { "not shown, as it may hold an answer" } else { &self.message }
+    }
+
     /// The request is not understood.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidRequest, message)

@@ -272,9 +272,7 @@ impl Desk {
             }
             Job::BuiltIn(BuiltIn::ProvideRequiredInput) => {
                 let answer = FollowUpAnswer::parse(body)?;
-                let answered = Box::pin(self.actions.answer(answer, options, mode, progress)).await;
-                // Agents like to repeat what they do not take.
-                let outcome = answered.map_err(|error| ActionError { is_private: true, ..error })?;
+                let outcome = Box::pin(self.actions.answer(answer, options, mode, progress)).await?;
                 Ok(outcome.to_json())
             }
             Job::BuiltIn(BuiltIn::CancelTask) => {
@@ -316,8 +314,7 @@ impl Desk {
         spans::outcome(outcome);
         if let Err(error) = reply {
             let code = error.info.code;
-            let message =
-                if error.is_private { "not shown, as it may hold an answer" } else { &error.message };
+            let message = error.for_logs();
             self.agent.calls.failed(code.name(), message);
             if code == Code::AgentUnavailable {
                 self.agent.doubt();

@@ -92,7 +92,7 @@ impl Prompts {
             if code == Code::AgentUnavailable {
                 agent.doubt();
             }
-            tracing::debug!(agent = %agent.name, code = code.name(), message = error.message, "prompt failed");
+            tracing::debug!(agent = %agent.name, code = code.name(), message = error.for_logs(), "prompt failed");
         }
         spans::outcome(done.as_ref().map_or_else(|error| error.info.code.name(), |()| "COMPLETED"));
         let error = chunks.end(done).await;
