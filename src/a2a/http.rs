@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use hyper::Uri;
 use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderValue, USER_AGENT};
 use reqwest::{Method, StatusCode};
 use url::Url;
@@ -48,16 +49,16 @@ pub(super) struct Endpoint {
 
 #[derive(Debug, Clone)]
 enum Transport {
-    Plain(Arc<Origin>),
+    Plain { origin: Arc<Origin>, target: Uri },
     Common(reqwest::Client),
 }
 
 impl Endpoint {
     /// `common` is for an endpoint that wants TLS.
     pub(super) fn new(url: Url, common: reqwest::Client) -> Self {
-        let transport = match Origin::of(&url) {
-            Some(origin) => Transport::Plain(Arc::new(origin)),
-            None => Transport::Common(common),
+        let transport = match (Origin::of(&url), plain::target(&url)) {
+            (Some(origin), Ok(target)) => Transport::Plain { origin, target },
+            _ => Transport::Common(common),
         };
         Self { url, transport }
     }
@@ -75,9 +76,13 @@ impl Endpoint {
         body: Option<Bytes>,
     ) -> Result<Response, ClientError> {
         match &self.transport {
-            Transport::Plain(origin) => {
+            Transport::Plain { origin, target } => {
+                let target = match url {
+                    Some(url) => plain::target(&url).map_err(ClientError::Unreachable)?,
+                    None => target.clone(),
+                };
                 headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(NAME));
-                origin.send(method, url.as_ref(), headers, body).await.map(Response::Plain)
+                origin.send(method, target, headers, body).await.map(Response::Plain)
             }
             Transport::Common(client) => {
                 let mut request = reqwest::Request::new(method, url.unwrap_or_else(|| self.url.clone()));

@@ -99,6 +99,11 @@ impl Frames {
 
     /// Sends text in as many frames as it takes.
     async fn text<'t>(&mut self, text: &'t str, frame: impl Fn(&'t str) -> Bytes) {
+        let body = frame(text);
+        // Nearly all of them do.
+        if self.fits(&body) {
+            return self.send(HeaderMap::new(), body).await;
+        }
         let mut left = vec![text];
         while let Some(text) = left.pop() {
             let body = frame(text);

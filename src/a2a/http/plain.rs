@@ -4,6 +4,7 @@
 //! two wake-ups, often on the other core, for each call, and two tasks for each call in flight. Here the
 //! one who waits for the answer does the reading and writing. `docs/performance.md` has the figures.
 
+use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
 use std::io;
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http_body_util::{BodyExt as _, Full};
+use hyper::Uri;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -42,8 +44,6 @@ pub(super) struct Origin {
     host: String,
     port: u16,
     host_header: HeaderValue,
-    // What is asked for when a call says nothing else.
-    target: hyper::Uri,
     kept: Mutex<Kept>,
 }
 
@@ -70,17 +70,29 @@ struct Connection {
 }
 
 impl Origin {
-    /// The origin of `url`, unless it wants TLS.
-    pub(super) fn of(url: &Url) -> Option<Self> {
+    /// The origin of `url`, unless it wants TLS. All who call the same one share its connections.
+    pub(super) fn of(url: &Url) -> Option<Arc<Self>> {
+        static ORIGINS: Mutex<BTreeMap<String, Weak<Origin>>> = Mutex::new(BTreeMap::new());
         if url.scheme() != "http" {
             return None;
         }
+        let name = &url[Position::BeforeHost..Position::AfterPort];
+        let mut origins = ORIGINS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(origin) = origins.get(name).and_then(Weak::upgrade) {
+            return Some(origin);
+        }
+        let origin = Arc::new(Self::new(url)?);
+        origins.retain(|_, origin| origin.strong_count() > 0);
+        origins.insert(name.to_owned(), Arc::downgrade(&origin));
+        Some(origin)
+    }
+
+    fn new(url: &Url) -> Option<Self> {
         Some(Self {
             // Brackets belong to the text of an IPv6 address, not to the address.
             host: url.host_str()?.trim_matches(['[', ']']).to_owned(),
             port: url.port_or_known_default()?,
             host_header: url[Position::BeforeHost..Position::AfterPort].parse().ok()?,
-            target: target(url).ok()?,
             kept: Mutex::default(),
         })
     }
@@ -89,14 +101,10 @@ impl Origin {
     pub(super) async fn send(
         self: &Arc<Self>,
         method: Method,
-        url: Option<&Url>,
+        target: Uri,
         mut headers: HeaderMap,
         body: Option<Bytes>,
     ) -> Result<Response, ClientError> {
-        let target = match url {
-            Some(url) => target(url).map_err(ClientError::Unreachable)?,
-            None => self.target.clone(),
-        };
         headers.insert(HOST, self.host_header.clone());
         let mut request = hyper::Request::new(Body::new(body.unwrap_or_default()));
         *request.method_mut() = method;
@@ -276,6 +284,6 @@ impl Response {
 }
 
 /// What stands in the first line of a request to `url`.
-fn target(url: &Url) -> Result<hyper::Uri, HttpError> {
+pub(super) fn target(url: &Url) -> Result<Uri, HttpError> {
     Ok(url[Position::BeforePath..Position::AfterQuery].parse()?)
 }
