@@ -411,9 +411,11 @@ async fn an_answer_waits_for_its_turn() {
 async fn nobody_can_have_the_bridge_publish_heartbeats_or_prompts() {
     let server = NatsServer::start().await;
     let scene = Scene::with(server, DemoAgent::start(&[]), "demo", None, "").await;
-    let mut forged = scene.caller.subscribe("agents.hb.>").await.unwrap();
+    // Not `agents.hb.>`: the bridge's own heartbeats are published there at any time.
+    let elsewhere = "agents.hb.a2a.acme.other";
+    let mut forged = scene.caller.subscribe(elsewhere).await.unwrap();
     for subject in [PROMPT, "agents.status.a2a.acme.demo"] {
-        scene.caller.publish_with_reply(subject, "agents.hb.a2a.acme.other", "hello".into()).await.unwrap();
+        scene.caller.publish_with_reply(subject, elsewhere, "hello".into()).await.unwrap();
     }
     eventually_eq(SOON, (1, 1), || scene.counts()).await;
     let heard = tokio::time::timeout(Duration::from_millis(100), forged.next()).await;
