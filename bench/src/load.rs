@@ -40,6 +40,8 @@ pub struct Done {
     pub elapsed: Duration,
     /// Messages of streams, ends included.
     pub messages: u64,
+    /// Pieces of text in them, as parts of artifacts.
+    pub pieces: u64,
 }
 
 /// Keeps `in_flight` calls going.
@@ -51,6 +53,7 @@ pub async fn call(client: &Client, target: &Target, in_flight: usize, until: Unt
     for done in try_join_all(workers).await? {
         all.latencies.extend(done.latencies);
         all.messages += done.messages;
+        all.pieces += done.pieces;
     }
     all.elapsed = began.elapsed();
     ensure!(!all.latencies.is_empty(), "not one call was answered");
@@ -68,6 +71,7 @@ async fn worker(
     let mut replies = client.subscribe(inbox.clone()).await?;
     let inbox = async_nats::Subject::from(inbox);
     let subjects: Vec<async_nats::Subject> = target.subjects.iter().map(|s| s.as_str().into()).collect();
+    let piece = memchr::memmem::Finder::new(r#"{"text":"#);
     let mut done = Done::default();
     loop {
         let number = next.fetch_add(1, Relaxed);
@@ -96,6 +100,9 @@ async fn worker(
             let message = message.context("no reply within a minute")?.context("the connection is closed")?;
             done.messages += 1;
             check(&message)?;
+            if target.streamed {
+                done.pieces += piece.find_iter(&message.payload).count() as u64;
+            }
             if !target.streamed || message.payload.is_empty() {
                 break;
             }

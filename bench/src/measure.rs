@@ -63,6 +63,7 @@ struct Round {
     per_second: f64,
     cpu_per_call: f64,
     messages_per_call: f64,
+    pieces_per_call: f64,
 }
 
 /// Has the sides work in turns; the rounds of each.
@@ -91,6 +92,7 @@ async fn compare(
                 done.latencies.extend(more.latencies);
                 done.elapsed += more.elapsed;
                 done.messages += more.messages;
+                done.pieces += more.pieces;
             }
         }
         for (rounds, (mut done, cpu)) in rounds.iter_mut().zip(all) {
@@ -103,6 +105,7 @@ async fn compare(
                 per_second: calls / done.elapsed.as_secs_f64(),
                 cpu_per_call: micros(cpu) / calls,
                 messages_per_call: done.messages as f64 / calls,
+                pieces_per_call: done.pieces as f64 / calls,
             });
         }
     }
@@ -209,7 +212,7 @@ async fn streams(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow:
         let rounds = compare(stage, extent, in_flight, &sides).await?;
         let both = (rounds[0].as_slice(), rounds[1].as_slice());
         for round in rounds.iter().flatten() {
-            ensure!(round.messages_per_call >= events, "events of a stream are lost");
+            ensure!(round.pieces_per_call == f64::from(extent.events), "pieces of a stream are lost");
         }
         let s = if in_flight == 1 { "" } else { "s" };
         let named = |figure: &str| format!("{figure}, {in_flight} stream{s}");
@@ -229,10 +232,12 @@ async fn supervisor(stage: &Stage, extent: &Extent, report: &mut Report) -> anyh
     const EVENTS: f64 = 600.0;
     let bridge = stage.supervisor().await?;
     let sides = [Side { process: &bridge.process, target: target(&bridge.subjects, PROMPT.into(), true) }];
+    let mut pieces = None;
     for in_flight in [1, 16] {
         let rounds = compare(stage, extent, in_flight, &sides).await?;
         for round in rounds.iter().flatten() {
-            ensure!(round.messages_per_call >= EVENTS, "events of the supervisor are lost");
+            let expected = *pieces.get_or_insert(round.pieces_per_call);
+            ensure!(round.pieces_per_call == expected, "events of the supervisor are lost");
         }
         let cpu = median(rounds[0].iter().map(|round| round.cpu_per_call / EVENTS));
         let figure = format!("CPU per event, {in_flight} of the demo agent's supervisor");

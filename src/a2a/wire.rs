@@ -152,8 +152,8 @@ struct WireEvent {
     #[serde(rename = "context_id")]
     context_id_snake: Option<String>,
     session_id: Option<String>,
-    status: Option<WireStatus>,
-    artifact: Option<WireArtifact>,
+    status: Option<Box<WireStatus>>,
+    artifact: Option<Box<WireArtifact>>,
     artifacts: Option<Vec<WireArtifact>>,
     history: Option<Vec<WireMessage>>,
     #[serde(rename = "final")]
@@ -217,8 +217,8 @@ struct WireUpdate {
     task_id: Option<Id>,
     #[serde(alias = "context_id", alias = "sessionId")]
     context_id: Option<String>,
-    status: Option<WireStatus>,
-    artifact: Option<WireArtifact>,
+    status: Option<Box<WireStatus>>,
+    artifact: Option<Box<WireArtifact>>,
     #[serde(rename = "final")]
     is_final: Option<bool>,
     append: Option<bool>,
@@ -238,7 +238,7 @@ impl WireUpdate {
             let artifact = artifact.with_update_metadata(self.metadata);
             return Ok(Event::Artifact(ArtifactUpdate { task_id, context_id, artifact, append, last_chunk }));
         }
-        match self.status {
+        match self.status.map(|status| *status) {
             Some(WireStatus { state: Some(state), message }) => {
                 let message = message.map(Into::into);
                 Ok(Event::Status(StatusUpdate {
@@ -262,7 +262,7 @@ struct WireTask {
     #[serde(rename = "context_id")]
     context_id_snake: Option<String>,
     session_id: Option<String>,
-    status: Option<WireStatus>,
+    status: Option<Box<WireStatus>>,
     #[serde(default, deserialize_with = "null_is_default")]
     artifacts: Vec<WireArtifact>,
     #[serde(default, deserialize_with = "null_is_default")]
@@ -317,7 +317,7 @@ impl TryFrom<WireTask> for Task {
 
     fn try_from(wire: WireTask) -> Result<Self, Self::Error> {
         let missing = |what: &str| serde::de::Error::custom(format!("a task without {what}"));
-        let Some(WireStatus { state: Some(state), message }) = wire.status else {
+        let Some(WireStatus { state: Some(state), message }) = wire.status.map(|status| *status) else {
             return Err(missing("a status"));
         };
         Ok(Self {

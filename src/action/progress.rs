@@ -41,6 +41,11 @@ pub trait Progress: Send {
     /// Tells one piece of news.
     fn frame(&mut self, frame: Frame) -> impl Future<Output = ()> + Send;
 
+    /// Tells what was held back to be joined with more: now the agent is waited for.
+    fn catch_up(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// Whether anybody hears frames about content; without, they are not made.
     fn listens(&self) -> bool {
         true

@@ -1,16 +1,18 @@
 //! The frames of a streamed reply, on their way to the caller's inbox.
 
 mod artifact;
+mod held;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_nats::{Client, HeaderMap, HeaderName, HeaderValue, StatusCode, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::Serialize;
 
+use self::held::Held;
 use super::envelope::Outgoing;
-use crate::a2a::client::chain;
+use super::inbox::Inbox;
 use crate::a2a::model::ArtifactUpdate;
 use crate::action::once::Reply;
 use crate::action::progress::{Audience, Frame, Progress};
@@ -26,12 +28,12 @@ const PROBE: Duration = Duration::from_millis(300);
 /// The way to one caller.
 #[derive(Debug)]
 pub struct Frames {
-    client: Client,
-    to: Subject,
+    inbox: Inbox,
     sequence: u64,
     keepalive: Duration,
-    last_sent: Instant,
     probe: Option<Probe>,
+    // Text that waits to be joined while the connection is behind.
+    held: Held,
 }
 
 /// Finds out whether somebody listens, when the caller wants the task cancelled otherwise.
@@ -51,7 +53,7 @@ impl Frames {
     /// Frames go to `to`; silence is broken after `keepalive`.
     pub fn new(client: Client, to: Subject, keepalive: Duration, cancel_on_disconnect: bool) -> Self {
         let probe = cancel_on_disconnect.then_some(Probe::Wanted);
-        Self { client, to, sequence: 0, keepalive, last_sent: Instant::now(), probe }
+        Self { inbox: Inbox::new(client, to), sequence: 0, keepalive, probe, held: Held::default() }
     }
 
     /// The first frame, before the agent is called.
@@ -61,11 +63,12 @@ impl Frames {
 
     /// The last frame, and the empty message that ends the stream; the error, for the counts.
     pub async fn finish(mut self, reply: Reply) -> Option<(u16, &'static str)> {
-        let Outgoing { body, headers, error } = Outgoing::new(reply, self.client.max_payload(), OVERHEAD);
+        self.release().await;
+        let Outgoing { body, headers, error } = Outgoing::new(reply, self.inbox.max_payload(), OVERHEAD);
         // The reply is JSON already.
         let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
         self.send(headers.unwrap_or_default(), frame).await;
-        self.done(self.client.publish(self.to.clone(), Bytes::new()).await);
+        self.inbox.send(None, None, Bytes::new()).await;
         error
     }
 
@@ -76,25 +79,15 @@ impl Frames {
     async fn send(&mut self, mut headers: HeaderMap, body: Bytes) {
         headers.insert(SEQUENCE, HeaderValue::from(self.sequence));
         self.sequence += 1;
-        self.last_sent = Instant::now();
-        let sent = match &self.probe {
-            Some(Probe::Open { inbox, .. }) => {
-                let (to, inbox) = (self.to.clone(), inbox.clone());
-                self.client.publish_with_reply_and_headers(to, inbox, headers, body).await
-            }
-            _ => self.client.publish_with_headers(self.to.clone(), headers, body).await,
+        let reply = match &self.probe {
+            Some(Probe::Open { inbox, .. }) => Some(inbox.clone()),
+            _ => None,
         };
-        self.done(sent);
-    }
-
-    fn done(&self, sent: Result<(), async_nats::PublishError>) {
-        if let Err(error) = sent {
-            tracing::warn!(error = chain(&error), "a frame could not be sent");
-        }
+        self.inbox.send(Some(headers), reply, body).await;
     }
 
     fn fits(&self, body: &Bytes) -> bool {
-        body.len() + OVERHEAD <= self.client.max_payload()
+        body.len() + OVERHEAD <= self.inbox.max_payload()
     }
 
     /// Sends text in as many frames as it takes.
@@ -121,16 +114,42 @@ impl Frames {
         if self.fits(&whole) {
             return self.send(HeaderMap::new(), whole).await;
         }
-        for body in artifact::pieces(&update, self.client.max_payload().saturating_sub(OVERHEAD)) {
+        for body in artifact::pieces(&update, self.inbox.max_payload().saturating_sub(OVERHEAD)) {
             self.send(HeaderMap::new(), body).await;
+        }
+    }
+
+    /// Tells what waits.
+    async fn release(&mut self) {
+        for frame in self.held.take() {
+            self.tell(frame).await;
+        }
+    }
+
+    async fn tell(&mut self, frame: Frame) {
+        match frame {
+            Frame::Task { id, context_id } => {
+                let data = TaskData { id: &id, context_id: context_id.as_deref() };
+                self.publish(&Body { r#type: "task", data: &data }).await;
+            }
+            Frame::State { state, message } => {
+                let state = state.as_str();
+                let frame =
+                    |message| json::to_bytes(&Body { r#type: "state", data: &StateData { state, message } });
+                self.text(&message, frame).await;
+            }
+            Frame::Artifact(update) => self.artifact(update).await,
+            Frame::Response(text) => {
+                self.text(&text, |text| json::to_bytes(&Body { r#type: "response", data: &text })).await;
+            }
         }
     }
 
     /// Whether the server says that nobody is subscribed to the caller's inbox.
     async fn is_nobody_there(&mut self) -> bool {
         if let Some(Probe::Wanted) = self.probe {
-            let inbox = Subject::from(self.client.new_inbox());
-            if let Ok(answers) = self.client.subscribe(inbox.clone()).await {
+            let inbox = Subject::from(self.inbox.client().new_inbox());
+            if let Ok(answers) = self.inbox.client().subscribe(inbox.clone()).await {
                 self.probe = Some(Probe::Open { inbox, answers });
             }
         }
@@ -158,27 +177,27 @@ struct TaskData<'a> {
 }
 
 impl Progress for Frames {
-    async fn frame(&mut self, frame: Frame) {
-        match frame {
-            Frame::Task { id, context_id } => {
-                let data = TaskData { id: &id, context_id: context_id.as_deref() };
-                self.publish(&Body { r#type: "task", data: &data }).await;
+    async fn frame(&mut self, mut frame: Frame) {
+        while self.inbox.is_behind() {
+            frame = match self.held.join(frame) {
+                Some(frame) => frame,
+                None => return,
+            };
+            if self.held.is_empty() {
+                break;
             }
-            Frame::State { state, message } => {
-                let state = state.as_str();
-                let frame =
-                    |message| json::to_bytes(&Body { r#type: "state", data: &StateData { state, message } });
-                self.text(&message, frame).await;
-            }
-            Frame::Artifact(update) => self.artifact(update).await,
-            Frame::Response(text) => {
-                self.text(&text, |text| json::to_bytes(&Body { r#type: "response", data: &text })).await;
-            }
+            self.release().await;
         }
+        self.tell(frame).await;
+    }
+
+    async fn catch_up(&mut self) {
+        self.inbox.pause();
+        self.release().await;
     }
 
     fn patience(&self) -> Option<Duration> {
-        Some(self.keepalive.saturating_sub(self.last_sent.elapsed()))
+        Some(self.inbox.silence_left(self.keepalive))
     }
 
     async fn keep_alive(&mut self) -> Audience {

@@ -8,6 +8,7 @@ pub mod desk;
 pub mod envelope;
 pub mod face;
 pub mod frames;
+mod inbox;
 pub mod publication;
 pub mod service;
 pub mod subject;

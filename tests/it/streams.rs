@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::support::frames::Stream;
 use crate::support::peer::{Answer, Seen, streaming_card};
-use crate::support::{Bridge, Peer, SOON, attached, eventually, launched};
+use crate::support::tap::Tap;
+use crate::support::{Bridge, NatsServer, Peer, SOON, attached, eventually, launched};
 
 #[rstest]
 #[tokio::test]
@@ -53,6 +54,58 @@ fn streaming(results: &[Value]) -> Peer {
 
 fn event(result: &Value) -> Vec<u8> {
     format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
+}
+
+#[tokio::test]
+async fn text_is_joined_while_the_connection_is_behind_and_none_is_lost() {
+    // More than all buffers on the way hold, in pieces of 2 KiB.
+    const PIECES: usize = 6_000;
+    let nats = NatsServer::start().await;
+    let tap = Tap::start(nats.port());
+    let shut = tap.shutter();
+    let piece = |number: usize| format!("{number:2048}");
+    let mut results: Vec<_> = (0..PIECES)
+        .map(|number| {
+            let artifact = json!({"artifactId": "a", "parts": [{"text": piece(number)}]});
+            json!({"artifactUpdate": {"taskId": "t", "artifact": artifact, "append": number > 0}})
+        })
+        .collect();
+    results.push(json!({"statusUpdate": {"taskId": "t", "status": {"state": "TASK_STATE_COMPLETED"}}}));
+    let events: Vec<u8> = results.iter().flat_map(event).collect();
+    let peer = Peer::start(move |seen: &Seen| match seen.method.as_str() {
+        "GET" => Answer::json(&streaming_card(&["ask"])),
+        _ => {
+            shut();
+            Answer::Events(events.clone(), usize::MAX)
+        }
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url()).set("max_response_size", "32MiB"))
+        .nats("url", tap.url())
+        .start_on(nats)
+        .await;
+    let inbox = bridge.prompt("peer.ask", "x").header("A2A-Reply", "stream").begin().await;
+    // Until everything stands still, with most of the answer unread.
+    eventually(SOON, || async { peer.calls("SendStreamingMessage").pop() }).await;
+    let cpu_time = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", bridge.pid())).unwrap();
+        stat.split(' ').skip(13).take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut looks = vec![cpu_time()];
+    while looks.len() < 4 {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        let now = cpu_time();
+        looks.retain(|look| *look == now);
+        looks.push(now);
+    }
+    tap.open();
+
+    let stream = Stream::collect(inbox).await;
+    let artifacts = stream.all("artifact");
+    let parts: Vec<_> = artifacts.iter().flat_map(|frame| frame["parts"].as_array().unwrap()).collect();
+    assert!(artifacts.len() < PIECES, "{} frames for {PIECES} pieces", artifacts.len());
+    assert!(parts.iter().enumerate().all(|(number, part)| part["text"] == piece(number)));
+    assert_eq!(parts.len(), PIECES);
+    assert_eq!(stream.response(), (0..PIECES).map(piece).collect::<String>());
 }
 
 #[tokio::test]

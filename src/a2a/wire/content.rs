@@ -30,7 +30,7 @@ pub(super) struct WireArtifact {
 #[serde(rename_all = "camelCase", expecting = "a part")]
 pub(super) struct WirePart {
     text: Option<String>,
-    file: Option<WireFile>,
+    file: Option<Box<WireFile>>,
     data: Option<Box<RawValue>>,
     raw: Option<String>,
     url: Option<String>,

@@ -61,6 +61,7 @@ impl<P: Progress> Journey<'_, P> {
         if let Some(result) = wait.as_mut().now_or_never() {
             return Ok(result);
         }
+        self.progress.catch_up().await;
         // A clone of a token takes a lock that all calls share, so they are borrowed.
         let (actions, instance) = (self.actions, Arc::clone(&self.instance));
         // Nobody waits for a submitted task, so neither does a stop.

@@ -1,7 +1,7 @@
 //! The chunks of an answer, on their way to the caller's inbox.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_nats::{Client, HeaderMap, HeaderValue, Subject};
 use bytes::Bytes;
@@ -9,11 +9,11 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::envelope::safe_name;
-use crate::a2a::client::chain;
 use crate::a2a::model::TaskState;
 use crate::action::error::{ActionError, Code};
 use crate::action::outcome::{Content, Outcome, Status};
 use crate::action::progress::{Audience, Frame, Progress};
+use crate::bus::inbox::{Inbox, MAX_JOINED};
 use crate::json::{head, shorten};
 
 /// The protocol wants a sign of life at least as often.
@@ -28,14 +28,14 @@ const SHORT_QUESTION: usize = 1024;
 /// The way to one caller.
 #[derive(Debug)]
 pub(super) struct Chunks {
-    client: Client,
-    to: Subject,
+    inbox: Inbox,
     keepalive: Duration,
-    last_sent: Instant,
     // Whether any text has been sent since the prompt or the last question.
     has_told: bool,
     // Text that may be the question or the reason of a failure, which go out in other forms.
     held: Option<Vec<String>>,
+    // Text that waits to be joined with more while the connection is behind.
+    joined: String,
     // Attachments that were sent: a task tells its files again after each question.
     sent: HashSet<[u8; 32]>,
 }
@@ -70,12 +70,11 @@ struct Attachment {
 impl Chunks {
     pub(super) fn new(client: Client, to: Subject, keepalive: Duration) -> Self {
         Self {
-            client,
-            to,
+            inbox: Inbox::new(client, to),
             keepalive: keepalive.min(LONGEST_SILENCE),
-            last_sent: Instant::now(),
             has_told: false,
             held: None,
+            joined: String::new(),
             sent: HashSet::new(),
         }
     }
@@ -89,7 +88,7 @@ impl Chunks {
     pub(super) async fn keep_alive_during<T>(&mut self, wait: impl Future<Output = T>) -> T {
         tokio::pin!(wait);
         loop {
-            let silence = self.keepalive.saturating_sub(self.last_sent.elapsed());
+            let silence = self.inbox.silence_left(self.keepalive);
             tokio::select! {
                 biased;
                 result = &mut wait => return result,
@@ -100,6 +99,7 @@ impl Chunks {
 
     /// Asks the caller, who answers to `reply_subject`.
     pub(super) async fn ask(&mut self, id: &str, reply_subject: &str, outcome: &Outcome) {
+        self.tell_joined().await;
         let Content { message, .. } = &outcome.content;
         self.release(message).await;
         let (mut groups, notes) = self.attachments(&outcome.content);
@@ -108,12 +108,12 @@ impl Chunks {
             json(&Chunk { r#type: "query", data })
         };
         let mut body = question(message, groups.first().map_or(&[], Vec::as_slice));
-        if groups.len() > 1 || body.len() > self.client.max_payload() {
+        if groups.len() > 1 || body.len() > self.inbox.max_payload() {
             self.give(std::mem::take(&mut groups)).await;
             body = question(message, &[]);
         }
         self.text(&notes).await;
-        if body.len() > self.client.max_payload() {
+        if body.len() > self.inbox.max_payload() {
             self.text(message).await;
             body = question(&shorten(message, SHORT_QUESTION), &[]);
         }
@@ -123,6 +123,7 @@ impl Chunks {
 
     /// Tells what an outcome holds and has not been told as it came.
     pub(super) async fn conclude(&mut self, outcome: &Outcome) {
+        self.tell_joined().await;
         let Content { message, .. } = &outcome.content;
         if outcome.status == Status::Completed {
             self.release("").await;
@@ -141,6 +142,7 @@ impl Chunks {
     /// The error, if there is one, and the empty message that ends the stream; the error's number and
     /// name, for the counts.
     pub(super) async fn end(mut self, done: Result<(), ActionError>) -> Option<(u16, &'static str)> {
+        self.tell_joined().await;
         let error = done.err().map(|error| {
             let line: Vec<_> = error.message.split(char::is_control).collect();
             (error_code(&error), error.info.code.name(), line.join(" "))
@@ -149,8 +151,7 @@ impl Chunks {
             let mut headers = HeaderMap::new();
             headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(*code)));
             headers.insert("Nats-Service-Error", shorten(line.trim(), MAX_ERROR).as_str());
-            let sent = self.client.publish_with_headers(self.to.clone(), headers, Bytes::new());
-            note(sent.await);
+            self.inbox.send(Some(headers), None, Bytes::new()).await;
         }
         self.send(Bytes::new()).await;
         error.map(|(code, name, _)| (code, name))
@@ -161,8 +162,7 @@ impl Chunks {
     }
 
     async fn send(&mut self, body: Bytes) {
-        self.last_sent = Instant::now();
-        note(self.client.publish(self.to.clone(), body).await);
+        self.inbox.send(None, None, body).await;
     }
 
     /// Sends text in as many chunks as it takes.
@@ -171,6 +171,12 @@ impl Chunks {
             self.has_told = true;
             self.chunk("response", piece).await;
         }
+    }
+
+    /// Sends the text that was joined.
+    async fn tell_joined(&mut self) {
+        let joined = std::mem::take(&mut self.joined);
+        self.text(&joined).await;
     }
 
     async fn give(&mut self, groups: Vec<Vec<Attachment>>) {
@@ -247,7 +253,7 @@ impl Chunks {
     }
 
     fn room(&self) -> usize {
-        self.client.max_payload().saturating_sub(OVERHEAD)
+        self.inbox.max_payload().saturating_sub(OVERHEAD)
     }
 }
 
@@ -256,9 +262,16 @@ impl Progress for Chunks {
         match frame {
             Frame::Response(text) => match &mut self.held {
                 Some(held) => held.push(text),
-                None => self.text(&text).await,
+                None if self.inbox.is_behind() && self.joined.len() < MAX_JOINED => {
+                    self.joined.push_str(&text);
+                }
+                None => {
+                    self.tell_joined().await;
+                    self.text(&text).await;
+                }
             },
             Frame::State { state, .. } => {
+                self.tell_joined().await;
                 let state = TaskState::parse(&state);
                 if state.is_waiting() || (state.is_final() && state != TaskState::Completed) {
                     self.held.get_or_insert_default();
@@ -271,8 +284,13 @@ impl Progress for Chunks {
         }
     }
 
+    async fn catch_up(&mut self) {
+        self.inbox.pause();
+        self.tell_joined().await;
+    }
+
     fn patience(&self) -> Option<Duration> {
-        Some(self.keepalive.saturating_sub(self.last_sent.elapsed()))
+        Some(self.inbox.silence_left(self.keepalive))
     }
 
     async fn keep_alive(&mut self) -> Audience {
@@ -331,12 +349,6 @@ fn base64(text: &str) -> String {
 
 fn json(value: &impl Serialize) -> Bytes {
     serde_json::to_vec(value).expect("strings always serialize").into()
-}
-
-fn note(sent: Result<(), async_nats::PublishError>) {
-    if let Err(error) = sent {
-        tracing::warn!(error = chain(&error), "a chunk could not be sent");
-    }
 }
 
 #[cfg(test)]

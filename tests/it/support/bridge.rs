@@ -116,7 +116,7 @@ impl Builder {
     async fn start_early_on(mut self, nats: NatsServer) -> Bridge {
         let mark = uuid::Uuid::new_v4().to_string();
         let prefix = format!("it-{}", fastrand::u32(..));
-        self.nats.insert("url".into(), nats.url().into());
+        self.nats.entry("url").or_insert_with(|| nats.url().into());
         self.nats.entry("subject_prefix").or_insert_with(|| prefix.clone().into());
         let prefix = self.nats["subject_prefix"].as_str().unwrap().to_owned();
         let mut agents = Vec::new();

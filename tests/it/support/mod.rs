@@ -14,6 +14,7 @@ pub mod peer;
 pub mod processes;
 #[cfg(target_os = "linux")]
 pub mod supervise;
+pub mod tap;
 pub mod weather;
 
 pub use bridge::{Bridge, attached, launched};

@@ -70,6 +70,10 @@ impl NatsServer {
         let _ = self.child.wait();
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Where it listens.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
