@@ -115,18 +115,7 @@ struct Served {
     /// For clients of the agent protocol.
     face: Option<Face>,
     calls: TaskTracker,
-}
-
-impl Served {
-    /// Off the mesh, without losing a request.
-    async fn withdraw(&self) {
-        let face = async {
-            if let Some(face) = &self.face {
-                face.withdraw().await;
-            }
-        };
-        tokio::join!(self.publication.withdraw(), face);
-    }
+    stop: Stop,
 }
 
 /// The settings that hold until the bridge is started anew.
@@ -256,13 +245,14 @@ impl Bridge {
     async fn place(&self, agent: Agent, limits: Limits) -> Result<Served, BridgeError> {
         let name = || agent.name.to_string();
         let (news, changes) = mpsc::channel(NEWS);
+        let stop = self.stop.of_one();
         let actions = Actions::new(
             Arc::clone(&agent.name),
             limits,
             agent.live.clone(),
             Arc::clone(&self.memory),
             news,
-            &self.stop,
+            &stop,
         );
         let calls = TaskTracker::new();
         let desk = Arc::new(Desk::new(agent.clone(), actions, self.mesh.client.clone(), calls.clone()));
@@ -279,9 +269,8 @@ impl Bridge {
             }
         };
         let face = self.owner.as_ref();
-        let face =
-            face.map(|owner| Face::start(owner, desk, &self.mesh, &self.subjects, &self.stop, &self.tasks));
-        Ok(Served { agent, publication, control, face, calls })
+        let face = face.map(|owner| Face::start(owner, desk, &self.mesh, &self.subjects, &stop, &self.tasks));
+        Ok(Served { agent, publication, control, face, calls, stop })
     }
 
     /// Takes over other settings. Agents that are the same in both keep their process and their calls.
