@@ -1,7 +1,5 @@
 //! How a bridge ends: the order of the stop, and how one agent leaves while the others stay.
 
-use std::mem;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -38,14 +36,8 @@ impl Bridge {
     pub async fn stop(&self) {
         self.metrics.ends();
         self.closing.cancel();
-        let mut served = mem::take(&mut *self.served());
+        let served = self.served().take().unwrap_or_default();
         let (_change, ()) = tokio::join!(self.change.lock(), self.end(&served));
-        // Whoever was served in the very last moment.
-        let late = mem::take(&mut *self.served());
-        if !late.is_empty() {
-            self.end(&late).await;
-            served.extend(late);
-        }
 
         let step = Step::begin("NATS closed");
         for served in &served {
@@ -63,9 +55,9 @@ impl Bridge {
     }
 
     /// Ends agents and the calls to them.
-    async fn end(&self, served: &[Arc<Served>]) {
+    async fn end(&self, served: &[Served]) {
         let step = Step::begin("actions taken off the mesh");
-        join_all(served.iter().map(|served| served.withdraw())).await;
+        join_all(served.iter().map(Served::withdraw)).await;
         self.stop.leave.cancel();
         step.end();
 
