@@ -34,6 +34,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use super::brand::Brand;
 use super::procfs;
 
 /// The first argument of a guard.
@@ -72,6 +73,8 @@ pub fn main_if_asked() -> Option<ExitCode> {
 
 fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
     close_inherited();
+    // Without a brand, those are found that keep their environment.
+    let _ = Brand::of(own()).map(Brand::wear);
     nix::sys::prctl::set_child_subreaper(true)?;
     let mut bridge = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let started = command
@@ -259,7 +262,11 @@ fn signal_all(signal: Signal) {
 }
 
 fn below() -> Vec<i32> {
-    procfs::descendants(i32::try_from(std::process::id()).unwrap_or_default())
+    procfs::descendants(own())
+}
+
+fn own() -> i32 {
+    i32::try_from(std::process::id()).unwrap_or_default()
 }
 
 /// A status as the guard reported it.

@@ -108,6 +108,13 @@ pub fn variable(pid: i32, name: &str) -> Option<String> {
     })
 }
 
+/// The soft limit of file locks of a process; `None` also when it has no limit.
+pub fn lock_limit(pid: i32) -> Option<u64> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
 /// Which of `processes` hold which sockets, by inode.
 pub fn sockets(processes: impl IntoIterator<Item = i32>, wanted: &HashSet<u64>) -> HashMap<u64, Vec<i32>> {
     let mut held: HashMap<u64, Vec<i32>> = HashMap::new();
