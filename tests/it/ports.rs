@@ -83,7 +83,7 @@ async fn an_agent_that_listens_at_another_address_is_told_where() {
 }
 
 #[tokio::test]
-async fn an_agent_that_opens_another_port_first_is_ready_and_nothing_is_wrong() {
+async fn what_was_told_of_another_port_is_taken_back_when_the_agent_is_ready() {
     let mut site = Site::new().await;
     let line = format!("{} demo-agent --port 0 & exec DEMO --slow-start 4s", program());
     site.settings(&[("a", &shell(&line))]);
