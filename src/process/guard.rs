@@ -108,6 +108,7 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
         signals,
         order: String::new(),
         ending: None,
+        began: 0,
         asked: HashSet::new(),
     }
     .run();
@@ -136,6 +137,8 @@ struct Guard {
     order: String,
     /// When the grace is over, once the end has begun.
     ending: Option<Instant>,
+    /// When the end began, in clock ticks since boot.
+    began: u64,
     /// Who was asked to end.
     asked: HashSet<i32>,
 }
@@ -149,7 +152,6 @@ impl Guard {
             }
             match self.ending {
                 Some(limit) if Instant::now() >= limit => signal_all(Signal::SIGKILL),
-                // One that was just being forked has not heard of it.
                 Some(_) => self.ask_all(),
                 None => {}
             }
@@ -221,12 +223,17 @@ impl Guard {
             return;
         }
         self.ending = Some(limit);
+        self.began = procfs::ticks().unwrap_or_default();
         self.ask_all();
     }
 
-    /// Asks those who were not asked yet; nobody is asked twice, as some take that for impatience.
+    /// Asks those who were not asked yet; nobody is asked twice, as some take that for impatience. The
+    /// first look finds all but those that were just being forked. What is started later is how the
+    /// others end, such as what a script runs in its trap, and is left to them.
     fn ask_all(&mut self) {
-        for pid in below() {
+        let is_first = self.asked.is_empty();
+        let is_meant = |pid| is_first || procfs::Stat::read(pid).is_some_and(|stat| stat.start < self.began);
+        for pid in below().into_iter().filter(|pid| is_meant(*pid)).collect::<Vec<_>>() {
             if self.asked.insert(pid) {
                 let _ = kill(Pid::from_raw(pid), self.stop_signal);
                 // A stopped process acts upon its end only when it goes on.
@@ -249,7 +256,10 @@ impl Guard {
                 if let Some(bridge) = &mut self.bridge {
                     let _ = writeln!(bridge, "exited {status}");
                 }
-                self.end(LEFT_BEHIND);
+                // Those who were asked to end have the grace that was ordered, also after a shell above them.
+                if self.ending.is_none() {
+                    self.end(LEFT_BEHIND);
+                }
             }
         }
     }

@@ -53,6 +53,12 @@ pub fn boot_id() -> Option<String> {
     Some(id.trim().to_owned())
 }
 
+/// The time as start times have it: in hundredths of a second since boot.
+pub fn ticks() -> Option<u64> {
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    uptime.split_ascii_whitespace().next()?.replace('.', "").parse().ok()
+}
+
 /// Every process there is.
 pub fn all() -> impl Iterator<Item = i32> {
     fs::read_dir("/proc")
@@ -148,7 +154,9 @@ mod tests {
     #[test]
     fn a_process_knows_itself_its_children_and_its_environment() {
         let own = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(Stat::read(own).unwrap().pid, own);
+        let stat = Stat::read(own).unwrap();
+        assert_eq!(stat.pid, own);
+        assert!(stat.start <= ticks().unwrap());
         let mut child = std::process::Command::new("sleep")
             .arg("1000")
             .env("A2A_TEST_MARK", "x=y")
