@@ -8,6 +8,10 @@ use crate::a2a::client::{ClientError, chain};
 use crate::config;
 use crate::process::child::{Exit, SpawnError};
 
+/// No output explains that.
+const KILLED: &str = "somebody has killed it, most often the system for lack of memory: see `dmesg`, and the memory \
+                      limit of the service or container";
+
 /// A reason and a way out of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trouble {
@@ -83,6 +87,8 @@ impl Trouble {
     pub(super) fn exit_at_start(exit: Exit, after: Duration) -> Self {
         let advice = if exit.is_success() {
             "let the command stay in the foreground: the bridge takes the end of its process for the end of the agent"
+        } else if exit.is_killed() {
+            KILLED
         } else {
             "its last output says why; run its `command` by hand, in the same folder and with the same variables, to \
              see more"
@@ -94,9 +100,10 @@ impl Trouble {
     }
 
     pub(super) fn exit(exit: Exit, after: Duration) -> Self {
+        let why = if exit.is_killed() { KILLED } else { "its last output says why" };
         Self {
             text: format!("the agent {exit} after {}", short(after)),
-            advice: "its last output says why; it is started again".into(),
+            advice: format!("{why}; it is started again"),
         }
     }
 

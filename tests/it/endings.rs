@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::support::supervise::{Site, shell};
 
 #[tokio::test]
@@ -29,4 +32,15 @@ async fn what_a_script_runs_in_order_to_end_is_not_asked_to_end() {
     let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
     assert_eq!(code, 0, "{out}");
     assert!(done.exists());
+}
+
+#[tokio::test]
+async fn an_agent_that_was_killed_is_not_said_to_have_written_why() {
+    let mut site = Site::new().await;
+    site.settings(&[("a", &shell("exec DEMO"))]);
+    site.start();
+    let pid = site.until_state("a", "ready").await.pid.unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    let report = site.until_state("a", "backing-off").await;
+    assert!(report.advice.unwrap().contains("for lack of memory"));
 }
