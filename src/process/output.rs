@@ -113,8 +113,15 @@ struct Ring {
 impl Output {
     /// Of nothing yet. What is in `secrets` is covered wherever it shows up.
     pub fn new(agent: Arc<str>, secrets: impl IntoIterator<Item = SecretString>) -> Self {
-        let secrets =
-            secrets.into_iter().filter(|secret| secret.expose_secret().len() >= SHORTEST_SECRET).collect();
+        // Output comes in lines, and so does a key in PEM form.
+        let lines = |secret: SecretString| {
+            let lines = secret.expose_secret().lines().map(str::trim);
+            lines.map(SecretString::from).collect::<Vec<_>>()
+        };
+        let mut secrets: Vec<SecretString> = secrets.into_iter().flat_map(lines).collect();
+        secrets.retain(|secret| secret.expose_secret().len() >= SHORTEST_SECRET);
+        // One that begins with another would be covered in part only.
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose_secret().len()));
         Self(Arc::new(Shared {
             agent,
             secrets,
@@ -255,6 +262,15 @@ mod tests {
         let text = b"token t0ps3cret \x1b[31mred".as_slice();
         output.pump(text, Stream::Stdout).await;
         assert_eq!(texts(&output.tail(0, 1)), ["token *** \u{b7}[31mred"]);
+    }
+
+    #[tokio::test]
+    async fn secrets_of_several_lines_and_secrets_within_others_are_covered_whole() {
+        let secrets = ["t0ps3cret", "t0ps3cret-and-more", "BEGIN KEY\n  Zm9vYmFyYmF6\nEND KEY\n"];
+        let output = Output::new("a".into(), secrets.map(SecretString::from));
+        let text = b"t0ps3cret-and-more t0ps3cret\nBEGIN KEY\nZm9vYmFyYmF6\n".as_slice();
+        output.pump(text, Stream::Stdout).await;
+        assert_eq!(texts(&output.tail(0, 9)), ["*** ***", "***", "***"]);
     }
 
     #[tokio::test]
