@@ -92,10 +92,11 @@ pub struct Bridge {
     memory: Arc<Memory>,
     host: Host,
     tasks: Tasks,
-    served: Mutex<Vec<Arc<Served>>>,
+    /// `None` once the bridge stops. Whoever takes one out sees it to its end.
+    served: Mutex<Option<Vec<Served>>>,
     /// One change of what is served at a time; the stop waits for it.
     change: tokio::sync::Mutex<Fixed>,
-    /// Nothing is served any more from here on.
+    /// The bridge stops: whoever waits for a place on the mesh waits no longer.
     closing: CancellationToken,
     metrics: Arc<Metrics>,
     // Whose agents they are, for clients of the agent protocol.
@@ -115,18 +116,7 @@ struct Served {
     /// For clients of the agent protocol.
     face: Option<Face>,
     calls: TaskTracker,
-}
-
-impl Served {
-    /// Off the mesh, without losing a request.
-    async fn withdraw(&self) {
-        let face = async {
-            if let Some(face) = &self.face {
-                face.withdraw().await;
-            }
-        };
-        tokio::join!(self.publication.withdraw(), face);
-    }
+    stop: Stop,
 }
 
 /// The settings that hold until the bridge is started anew.
@@ -180,7 +170,7 @@ impl Bridge {
             memory,
             host: Host { tasks: tasks.clone(), records: records(config) },
             tasks,
-            served: Mutex::default(),
+            served: Mutex::new(Some(Vec::new())),
             change: tokio::sync::Mutex::new(Fixed::of(config)),
             closing: CancellationToken::new(),
             metrics,
@@ -214,7 +204,7 @@ impl Bridge {
     }
 
     async fn add(&self, config: config::Agent) -> Result<(), BridgeError> {
-        if self.closing.is_cancelled() {
+        if self.served().is_none() {
             return Err(BridgeError::Stopping);
         }
         let limits = Limits {
@@ -239,30 +229,49 @@ impl Bridge {
             () = self.closing.cancelled() => Err(BridgeError::Stopping),
             placed = self.place(agent.clone(), limits) => placed,
         };
-        match placed {
-            Ok(served) => {
-                self.metrics.add(agent);
-                self.served().push(Arc::new(served));
-                Ok(())
-            }
+        let served = match placed {
+            Ok(served) => served,
             Err(error) => {
                 agent.stop().await;
-                Err(error)
+                return Err(error);
+            }
+        };
+        self.metrics.add(agent);
+        match self.admit(served) {
+            Ok(()) => Ok(()),
+            Err(late) => {
+                self.leave(&late).await;
+                Err(BridgeError::Stopping)
             }
         }
     }
 
-    /// Gives an agent its places on the mesh.
+    /// One more that is served; given back if the bridge stops.
+    fn admit(&self, new: Served) -> Result<(), Box<Served>> {
+        match &mut *self.served() {
+            Some(served) => {
+                served.push(new);
+                Ok(())
+            }
+            None => Err(Box::new(new)),
+        }
+    }
+
+    /// Gives an agent its places on the mesh. Cancel-safe: nothing is waited for once there is something
+    /// that would have to be taken back.
     async fn place(&self, agent: Agent, limits: Limits) -> Result<Served, BridgeError> {
         let name = || agent.name.to_string();
+        let requests = Control::listen(&agent, &self.mesh, &self.subjects).await;
+        let requests = requests.map_err(|source| BridgeError::Control { agent: name(), source })?;
         let (news, changes) = mpsc::channel(NEWS);
+        let stop = self.stop.of_one();
         let actions = Actions::new(
             Arc::clone(&agent.name),
             limits,
             agent.live.clone(),
             Arc::clone(&self.memory),
             news,
-            &self.stop,
+            &stop,
         );
         let calls = TaskTracker::new();
         let desk = Arc::new(Desk::new(agent.clone(), actions, self.mesh.client.clone(), calls.clone()));
@@ -270,18 +279,10 @@ impl Bridge {
             Publication::start(Arc::clone(&desk), changes, &self.mesh, &self.subjects, &self.tasks).await;
         let publication = published.map_err(|source| BridgeError::Publish { agent: name(), source })?;
         let control =
-            Control::start(agent.clone(), publication.instance(), &self.mesh, &self.subjects, &self.tasks);
-        let control = match control.await {
-            Ok(control) => control,
-            Err(source) => {
-                publication.withdraw().await;
-                return Err(BridgeError::Control { agent: name(), source });
-            }
-        };
+            Control::start(requests, agent.clone(), publication.instance(), &self.mesh, &self.tasks);
         let face = self.owner.as_ref();
-        let face =
-            face.map(|owner| Face::start(owner, desk, &self.mesh, &self.subjects, &self.stop, &self.tasks));
-        Ok(Served { agent, publication, control, face, calls })
+        let face = face.map(|owner| Face::start(owner, desk, &self.mesh, &self.subjects, &stop, &self.tasks));
+        Ok(Served { agent, publication, control, face, calls, stop })
     }
 
     /// Takes over other settings. Agents that are the same in both keep their process and their calls.
@@ -292,20 +293,22 @@ impl Bridge {
     pub async fn reload(&self, config: Config) -> Result<Reloaded, BridgeError> {
         let fixed = self.change.lock().await;
         let mut done = Reloaded { needs_restart: fixed.0 != Fixed::of(&config).0, ..Reloaded::default() };
-        let before: Vec<Arc<Served>> = self.served().clone();
+        let before = self.agents();
         let (same, new): (Vec<_>, Vec<_>) = config.agents.into_iter().partition(|agent| {
-            let is_same = |served: &Arc<Served>| served.agent.config.digest == agent.digest;
-            before.iter().filter(|served| *served.agent.name == *agent.name).any(is_same)
+            let is_same = |old: &Agent| *old.name == *agent.name && old.config.digest == agent.digest;
+            before.iter().any(is_same)
         });
-        let is_kept = |served: &Arc<Served>| same.iter().any(|agent| *served.agent.name == *agent.name);
-        let (kept, leaving): (Vec<_>, Vec<_>) = before.into_iter().partition(is_kept);
         // What cannot be served is found out before anything is changed.
         for agent in &new {
             a2a::chooser(agent, &self.http)
                 .map_err(|source| BridgeError::Auth { agent: agent.name.clone(), source })?;
         }
-        done.kept = kept.len();
-        *self.served() = kept;
+        let is_kept = |served: &Served| same.iter().any(|agent| *served.agent.name == *agent.name);
+        let leaving: Vec<Served> = match &mut *self.served() {
+            Some(served) => served.extract_if(.., |served| !is_kept(served)).collect(),
+            None => return Err(BridgeError::Stopping),
+        };
+        done.kept = same.len();
         for agent in &new {
             let was_there = leaving.iter().any(|served| *served.agent.name == *agent.name);
             let list = if was_there { &mut done.changed } else { &mut done.added };
@@ -328,10 +331,10 @@ impl Bridge {
 
     /// The agents that are served.
     pub fn agents(&self) -> Vec<Agent> {
-        self.served().iter().map(|served| served.agent.clone()).collect()
+        self.served().iter().flatten().map(|served| served.agent.clone()).collect()
     }
 
-    fn served(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Served>>> {
+    fn served(&self) -> std::sync::MutexGuard<'_, Option<Vec<Served>>> {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -87,6 +87,23 @@ pub(crate) fn shorten(text: &str, max: usize) -> String {
     }
 }
 
+/// The first of these that fit into a JSON document of `limit` bytes, of which so many are used.
+pub(crate) fn first_that_fit<T: Serialize>(
+    all: Vec<T>,
+    mut used: usize,
+    limit: usize,
+) -> serde_json::Result<Vec<T>> {
+    let mut kept = Vec::new();
+    for one in all {
+        used += serde_json::to_vec(&one)?.len() + ",".len();
+        if used > limit {
+            break;
+        }
+        kept.push(one);
+    }
+    Ok(kept)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,7 @@
 //! and in the end it is polled. When nobody can tell, the outcome is unknown, and so says the reply.
 
 mod observe;
+mod stream;
 mod wait;
 
 use std::sync::Arc;
@@ -28,7 +29,6 @@ use crate::a2a::Instance;
 use crate::a2a::client::{ClientError, Trace, chain};
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Answer, Event, Task, TaskState};
-use crate::a2a::stream::EventStream;
 pub(super) use observe::question_of;
 use observe::unreadable;
 pub(super) use wait::Interruption;
@@ -37,13 +37,8 @@ pub(super) use wait::Interruption;
 pub(super) const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// How often in a row the agent may fail to say what became of a task.
 const MAX_POLL_FAILURES: u32 = 6;
-/// How often a task's events are subscribed to again.
-const MAX_SUBSCRIPTIONS: u32 = 3;
 /// How long one look at a task may take.
 pub(super) const ASIDE: Duration = Duration::from_secs(10);
-/// How long to read on after a state that ends the call: some agents send more after it, and some
-/// keep the stream open for ever.
-const AFTER_THE_END: Duration = Duration::from_millis(500);
 /// How often a task is looked at after its answer was cut off before it counts as still waiting.
 pub(super) const SETTLING_LOOKS: u32 = 4;
 
@@ -231,122 +226,6 @@ impl<P: Progress> Journey<'_, P> {
             pause = pause.mul_f32(1.5).min(longest);
         }
         Ok(())
-    }
-
-    /// Sends the message and reads the events of its answer.
-    async fn stream(&mut self, message: &Outgoing<'_>, fold: &mut Fold<'_>) -> Result<(), Failure> {
-        let instance = Arc::clone(&self.instance);
-        let client = &instance.client;
-        let mut events = match self.within_idle(Box::pin(client.stream(message, self.trace))).await {
-            Ok(events) => events.map_err(Failure::Client)?,
-            Err(interruption) => {
-                let task = self.named_by_us(message);
-                return Err(self.interrupted(interruption, task).await.into());
-            }
-        };
-        let mut is_answer = message.task_id.is_some();
-        let mut subscriptions = 0;
-        loop {
-            self.read(&mut events, fold, &mut is_answer).await?;
-            // Between two streams events may have been missed.
-            if fold.is_settled() && subscriptions == 0 && !fold.is_bare() {
-                return Ok(self.follow(fold).await?);
-            }
-            if fold.direct().is_some() {
-                return Ok(());
-            }
-            let named = fold.task().filter(|task| !task.id.is_empty()).map(|_| self.known_ref(fold));
-            let Some(named) = named.or_else(|| self.named_by_us(message)) else {
-                let message = "the agent ended its stream before it named a task";
-                return Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent().into());
-            };
-            let id = named.id.clone().unwrap_or_default();
-            // Without a settled state, or without any content: ask what became of the task.
-            match tokio::time::timeout(ASIDE, Box::pin(client.get(&id, self.trace))).await {
-                // A state that ended the task is not undone by an older one.
-                Ok(Ok(seen)) if fold.is_settled() && !(seen.state.is_final() || seen.state.is_waiting()) => {}
-                Ok(Ok(seen)) => {
-                    let task = Task { id: id.clone(), ..seen };
-                    self.take(fold, Event::Task(task)).await?;
-                }
-                Ok(Err(error)) if error.is_task_not_found() && !fold.is_settled() => {
-                    return Err(about_known_task(error, named).into());
-                }
-                Ok(Err(_)) | Err(_) if fold.task().is_none() => {
-                    let message = "the agent ended its stream and cannot be asked what became of the task";
-                    let error = ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent();
-                    return Err(error.about(named).into());
-                }
-                Ok(Err(_)) | Err(_) => {}
-            }
-            if fold.is_settled() || subscriptions >= MAX_SUBSCRIPTIONS {
-                return Ok(self.follow(fold).await?);
-            }
-            subscriptions += 1;
-            match self.within_idle(Box::pin(client.subscribe(&id, self.trace))).await {
-                Ok(Ok(again)) => events = again,
-                Ok(Err(_)) | Err(Interruption::Idle) => return Ok(self.follow(fold).await?),
-                Err(interruption) => return Err(self.interrupted_with(interruption, fold).await.into()),
-            }
-        }
-    }
-
-    /// Reads events until the task settles or the stream ends, in order or not.
-    async fn read(
-        &mut self,
-        events: &mut EventStream,
-        fold: &mut Fold<'_>,
-        is_answer: &mut bool,
-    ) -> Result<(), Failure> {
-        let mut last_call: Option<Instant> = None;
-        loop {
-            if fold.is_last() {
-                events.close();
-                return Ok(());
-            }
-            if fold.is_settled() {
-                last_call.get_or_insert_with(|| Instant::now() + AFTER_THE_END);
-            }
-            let next = match last_call {
-                Some(until) => match tokio::time::timeout_at(until, events.next()).await {
-                    Ok(next) => Ok(next),
-                    Err(_) => return Ok(()),
-                },
-                None => self.within_idle(events.next()).await,
-            };
-            let event = match next {
-                Ok(Ok(Some(event))) => event,
-                Ok(Ok(None)) => {
-                    let frames = fold.end_of_stream().map_err(|TooMuch| self.too_much(fold))?;
-                    return Ok(self.tell(fold, frames).await?);
-                }
-                // Nobody knows whether the agent took the answer, which is its caller's business.
-                Ok(Err(error @ ClientError::Broken(_))) if *is_answer => return Err(Failure::Client(error)),
-                Ok(Err(ClientError::Broken(error))) => {
-                    tracing::debug!(agent = %self.actions.agent, %error, "a stream was cut off");
-                    return Ok(());
-                }
-                // A task that has ended is not undone by what comes after it.
-                Ok(Err(_)) if fold.is_settled() => return Ok(()),
-                Ok(Err(error)) => {
-                    return Err(match fold.task() {
-                        Some(_) => about_known_task(error, self.known_ref(fold)).into(),
-                        None => Failure::Client(error),
-                    });
-                }
-                // A submitted task may be silent for hours; then it is polled.
-                Err(Interruption::Idle) if self.mode == Mode::Submit && fold.task().is_some() => {
-                    return Ok(());
-                }
-                Err(interruption) => return Err(self.interrupted_with(interruption, fold).await.into()),
-            };
-            if std::mem::take(is_answer) {
-                let frames = fold.apply_first_after_answer(event).map_err(|TooMuch| self.too_much(fold))?;
-                self.tell(fold, frames).await?;
-            } else {
-                self.take(fold, event).await?;
-            }
-        }
     }
 
     /// Takes what the agent told, and tells it on.

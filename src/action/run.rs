@@ -83,6 +83,14 @@ pub struct Stop {
     pub hurry: CancellationToken,
 }
 
+impl Stop {
+    /// For the calls of one agent, which may have to stop while those of others go on.
+    #[must_use]
+    pub fn of_one(&self) -> Self {
+        Self { leave: self.leave.child_token(), hurry: self.hurry.child_token() }
+    }
+}
+
 /// What is known about an agent that calls can go to.
 pub type Live = watch::Receiver<Option<Arc<Instance>>>;
 

@@ -17,6 +17,10 @@ use crate::process::ports::{self, Holder, LocalPort};
 
 /// First pause between two looks at an agent that starts.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
+/// How long an agent that starts may listen elsewhere only, before that is told: some open other
+/// ports first.
+const ELSEWHERE: Duration = Duration::from_secs(2);
+
 /// One start of the agent: its settings with the port filled in, and what is known to be its own.
 pub(super) struct Start {
     pub(super) config: Arc<config::Agent>,
@@ -94,6 +98,7 @@ impl Life {
         let deadline = Instant::now() + config.startup_timeout;
         let mut pause = FIRST_LOOK.min(config.startup.interval);
         let mut last = None;
+        let mut elsewhere = Elsewhere::default();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let cut = left < config.startup.timeout;
@@ -103,20 +108,52 @@ impl Life {
                 Err(error @ LookError::Foreign { .. }) => return Err(error),
                 // A look that the deadline cut short says less than the one before it.
                 Err(error) if cut && error.is_silence() && last.is_some() => {}
+                Err(LookError::NotListening { port, .. }) => {
+                    let instead = start.tree.map(ports::listened_by).unwrap_or_default();
+                    last = Some(LookError::NotListening { port, instead });
+                }
                 Err(error) => last = Some(error),
             }
             if Instant::now() + pause >= deadline {
-                return Err(match last {
-                    Some(LookError::NotListening { port, .. }) => LookError::NotListening {
-                        port,
-                        instead: start.tree.map(ports::listened_by).unwrap_or_default(),
-                    },
-                    Some(other) => other,
-                    None => LookError::Card(CardError::NobodyThere { url: config.url.to_string() }),
-                });
+                let nobody = || LookError::Card(CardError::NobodyThere { url: config.url.to_string() });
+                return Err(last.unwrap_or_else(nobody));
+            }
+            if let Some(error) = &last {
+                elsewhere.note(self, error, config);
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 3 / 2).min(config.startup.interval);
         }
+    }
+}
+
+/// Whether an agent that starts listens, but not where it is looked for, and since when.
+#[derive(Default)]
+struct Elsewhere {
+    since: Option<Instant>,
+    /// What was known to be wrong before this was told.
+    told: Option<(Option<String>, Option<String>)>,
+}
+
+impl Elsewhere {
+    /// Tells it once, and takes it back when it is over. The agent goes on to start.
+    fn note(&mut self, life: &Life, error: &LookError, config: &config::Agent) {
+        if !matches!(error, LookError::NotListening { instead, .. } if !instead.is_empty()) {
+            self.since = None;
+            if let Some(before) = self.told.take() {
+                life.status.send_modify(|status| (status.last_error, status.advice) = before);
+            }
+            return;
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.told.is_some() || since.elapsed() < ELSEWHERE {
+            return;
+        }
+        let Trouble { text, advice } = Trouble::look(error, config);
+        tracing::warn!(agent = %life.name, advice, "still starting: {text}");
+        life.status.send_modify(|status| {
+            let error = status.last_error.replace(format!("still starting: {text}"));
+            self.told = Some((error, status.advice.replace(advice)));
+        });
     }
 }

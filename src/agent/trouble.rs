@@ -1,11 +1,16 @@
 //! What is wrong with an agent, and what to do about it, in words for somebody woken up at night.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::a2a::card::CardError;
 use crate::a2a::client::{ClientError, chain};
 use crate::config;
 use crate::process::child::{Exit, SpawnError};
+
+/// No output explains that.
+const KILLED: &str = "somebody has killed it, most often the system for lack of memory: see `dmesg`, and the memory \
+                      limit of the service or container";
 
 /// A reason and a way out of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,8 +24,8 @@ pub(super) struct Trouble {
 pub(super) enum LookError {
     /// Somebody else listens on the agent's port.
     Foreign { port: u16, process: Option<(i32, String)> },
-    /// A launched agent does not listen on its port; these are the ports it does listen on.
-    NotListening { port: u16, instead: Vec<u16> },
+    /// A launched agent does not listen where it is looked for; this is where it does listen.
+    NotListening { port: u16, instead: Vec<SocketAddr> },
     /// The card.
     Card(CardError),
 }
@@ -82,6 +87,8 @@ impl Trouble {
     pub(super) fn exit_at_start(exit: Exit, after: Duration) -> Self {
         let advice = if exit.is_success() {
             "let the command stay in the foreground: the bridge takes the end of its process for the end of the agent"
+        } else if exit.is_killed() {
+            KILLED
         } else {
             "its last output says why; run its `command` by hand, in the same folder and with the same variables, to \
              see more"
@@ -93,9 +100,10 @@ impl Trouble {
     }
 
     pub(super) fn exit(exit: Exit, after: Duration) -> Self {
+        let why = if exit.is_killed() { KILLED } else { "its last output says why" };
         Self {
             text: format!("the agent {exit} after {}", short(after)),
-            advice: "its last output says why; it is started again".into(),
+            advice: format!("{why}; it is started again"),
         }
     }
 
@@ -125,17 +133,32 @@ impl Trouble {
                     "see in its last output what it waits for, and whether it knows that its port is {port}"
                 ),
             },
-            LookError::NotListening { port, instead } => {
-                let ports: Vec<_> = instead.iter().map(u16::to_string).collect();
-                let ports = ports.join(", ");
-                Self {
-                    text: format!("the agent listens on port {ports}, and not on {port} as `url` says"),
-                    advice: format!(
-                        "set `url` to the port that it uses, or tell it in `command` or `env` to use {port}"
-                    ),
-                }
-            }
+            LookError::NotListening { port, instead } => Self::elsewhere(*port, instead, config),
             LookError::Card(error) => Self::card(error, config),
+        }
+    }
+
+    /// It listens, but not where it is looked for.
+    fn elsewhere(port: u16, instead: &[SocketAddr], config: &config::Agent) -> Self {
+        let host = config.url.host_str().unwrap_or_default();
+        if let Some(address) = instead.iter().find(|address| address.port() == port) {
+            return Self {
+                text: format!("the agent listens on {address}, and not on {host} as `url` says"),
+                advice: format!(
+                    "tell it in `command` or `env` to listen on {host}, or correct `url` to where it listens"
+                ),
+            };
+        }
+        let mut ports: Vec<u16> = instead.iter().map(SocketAddr::port).collect();
+        ports.dedup();
+        let word = if ports.len() == 1 { "port" } else { "ports" };
+        let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
+        let ports = ports.join(", ");
+        Self {
+            text: format!("the agent listens on {word} {ports}, and not on {port} as `url` says"),
+            advice: format!(
+                "correct `url` or `port`, or tell it in `command` (`{{port}}`) or `env` to use {port}"
+            ),
         }
     }
 

@@ -1,7 +1,5 @@
 //! How a bridge ends: the order of the stop, and how one agent leaves while the others stay.
 
-use std::mem;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -26,20 +24,9 @@ impl Bridge {
     pub(super) async fn leave(&self, served: &Served) {
         self.metrics.remove(&served.agent.name);
         served.withdraw().await;
-        served.calls.close();
-        let in_time = tokio::select! {
-            biased;
-            () = served.calls.wait() => true,
-            () = tokio::time::sleep(self.grace) => false,
-            () = self.stop.hurry.cancelled() => false,
-        };
-        if !in_time {
-            tracing::warn!(agent = %served.agent.name, calls = served.calls.len(), "calls in flight are lost with their agent");
-        }
+        served.finish_calls(self.grace).await;
         served.agent.stop().await;
-        let status = served.agent.status.borrow().clone();
-        served.publication.farewell(&status).await;
-        served.control.stop().await;
+        served.say_goodbye().await;
     }
 
     /// Off the mesh, let calls finish, cancel the rest, end the agents, close NATS.
@@ -49,20 +36,12 @@ impl Bridge {
     pub async fn stop(&self) {
         self.metrics.ends();
         self.closing.cancel();
-        let mut served = mem::take(&mut *self.served());
+        let served = self.served().take().unwrap_or_default();
         let (_change, ()) = tokio::join!(self.change.lock(), self.end(&served));
-        // Whoever was served in the very last moment.
-        let late = mem::take(&mut *self.served());
-        if !late.is_empty() {
-            self.end(&late).await;
-            served.extend(late);
-        }
 
         let step = Step::begin("NATS closed");
         for served in &served {
-            let status = served.agent.status.borrow().clone();
-            served.publication.farewell(&status).await;
-            served.control.stop().await;
+            served.say_goodbye().await;
         }
         // The connection may only be closed once the last replies have arrived.
         if let Err(error) = round_trip(&self.mesh.client).await {
@@ -76,35 +55,55 @@ impl Bridge {
     }
 
     /// Ends agents and the calls to them.
-    async fn end(&self, served: &[Arc<Served>]) {
+    async fn end(&self, served: &[Served]) {
         let step = Step::begin("actions taken off the mesh");
-        join_all(served.iter().map(|served| served.withdraw())).await;
+        join_all(served.iter().map(Served::withdraw)).await;
         self.stop.leave.cancel();
         step.end();
 
         let step = Step::begin("calls finished");
-        let calls = join_all(served.iter().map(|served| async {
-            served.calls.close();
-            served.calls.wait().await;
-        }));
-        tokio::pin!(calls);
-        let in_time = tokio::select! {
-            biased;
-            _ = &mut calls => true,
-            () = tokio::time::sleep(self.grace) => false,
-            () = self.stop.hurry.cancelled() => false,
-        };
-        if !in_time {
-            let left: usize = served.iter().map(|served| served.calls.len()).sum();
-            tracing::warn!(calls = left, "calls still in flight are cancelled");
-            self.stop.hurry.cancel();
-            let _ = tokio::time::timeout(LAST_WORDS, calls).await;
-        }
+        join_all(served.iter().map(|served| served.finish_calls(self.grace))).await;
         step.end();
 
         let step = Step::begin("agents ended");
         join_all(served.iter().map(|served| served.agent.stop())).await;
         step.end();
+    }
+}
+
+impl Served {
+    /// Off the mesh, without losing a request.
+    async fn withdraw(&self) {
+        let face = async {
+            if let Some(face) = &self.face {
+                face.withdraw().await;
+            }
+        };
+        tokio::join!(self.publication.withdraw(), face);
+    }
+
+    /// Lets calls finish within their grace; the rest is cancelled at the agent, and told so.
+    async fn finish_calls(&self, grace: Duration) {
+        self.calls.close();
+        let in_time = tokio::select! {
+            biased;
+            () = self.calls.wait() => true,
+            () = tokio::time::sleep(grace) => false,
+            () = self.stop.hurry.cancelled() => false,
+        };
+        if !in_time {
+            let (agent, calls) = (&self.agent.name, self.calls.len());
+            tracing::warn!(%agent, calls, "calls still in flight are cancelled");
+            self.stop.leave.cancel();
+            self.stop.hurry.cancel();
+            let _ = tokio::time::timeout(LAST_WORDS, self.calls.wait()).await;
+        }
+    }
+
+    async fn say_goodbye(&self) {
+        let status = self.agent.status.borrow().clone();
+        self.publication.farewell(&status).await;
+        self.control.stop().await;
     }
 }
 

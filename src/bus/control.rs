@@ -163,6 +163,10 @@ pub struct Logs {
     pub more: bool,
 }
 
+/// Requests that wait for somebody to answer them. Dropped, it leaves nothing behind.
+#[derive(Debug)]
+pub struct Requests(Subscriber);
+
 /// The control of one agent, until stopped.
 #[derive(Debug)]
 pub struct Control {
@@ -171,21 +175,25 @@ pub struct Control {
 }
 
 impl Control {
-    /// Begins to listen.
+    /// Begins to listen. Cancel-safe.
     ///
     /// # Errors
     ///
     /// When there is no subscription to be had.
-    pub async fn start(
+    pub async fn listen(agent: &Agent, mesh: &Mesh, subjects: &Subjects) -> Result<Requests, ControlError> {
+        let subject = subjects.control(&Token::new(&agent.name), "*");
+        let asked = mesh.client.subscribe(subject.clone()).await;
+        asked.map(Requests).map_err(|source| ControlError { subject, source })
+    }
+
+    /// Begins to answer.
+    pub fn start(
+        Requests(asked): Requests,
         agent: Agent,
         instance: String,
         mesh: &Mesh,
-        subjects: &Subjects,
         tasks: &Tasks,
-    ) -> Result<Self, ControlError> {
-        let subject = subjects.control(&Token::new(&agent.name), "*");
-        let asked = mesh.client.subscribe(subject.clone()).await;
-        let asked = asked.map_err(|source| ControlError { subject, source })?;
+    ) -> Self {
         let (stop, stopped) = (CancellationToken::new(), CancellationToken::new());
         let desk = Desk { agent, instance, client: mesh.client.clone(), stop: stop.clone() };
         let guard = Arc::clone(&mesh.guard);
@@ -195,7 +203,7 @@ impl Control {
             Arc::new(desk).listen(asked, allowed, &background).await;
             drop(done);
         });
-        Ok(Self { stop, stopped })
+        Self { stop, stopped }
     }
 
     /// Listens no more.

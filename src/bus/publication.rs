@@ -21,7 +21,7 @@ use super::subject::{Subjects, Token};
 use crate::a2a::client::chain;
 use crate::action::run::News;
 use crate::agent::{Agent, State, Status};
-use crate::json::shorten;
+use crate::json::{first_that_fit, shorten};
 use crate::tasks::{OnFailure, Tasks};
 
 /// The queue group of all endpoints.
@@ -221,6 +221,9 @@ struct Announcement<'a> {
     instance: &'a str,
     bridge: &'static str,
     actions: Vec<Entry<'a>>,
+    /// How many are not in it, as they do not fit into a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actions_left_out: Option<usize>,
     card_hash: Option<&'a str>,
     restarts: u32,
     last_error: Option<&'a str>,
@@ -238,13 +241,14 @@ impl Registry {
         }
         let since = if state == status.state { status.since } else { SystemTime::now() };
         let dialect = status.known.as_ref().map(|known| known.interface.dialect);
-        let announcement = |actions| Announcement {
+        let announcement = |actions, actions_left_out| Announcement {
             agent: &self.agent,
             state,
             since: rfc3339(since),
             instance: &self.instance,
             bridge: BRIDGE,
             actions,
+            actions_left_out,
             card_hash: status.known.as_ref().map(|known| known.card.hash()),
             restarts: status.restarts,
             last_error: status.last_error.as_deref(),
@@ -253,14 +257,20 @@ impl Registry {
             chosen_because: status.known.as_ref().map(|known| known.interface.because.as_str()),
             interval_s: INTERVAL.as_secs(),
         };
-        let json = |announcement: &Announcement<'_>| {
-            serde_json::to_vec(announcement).expect("strings, numbers and schemas always serialize")
+        let written = || {
+            let (limit, count) = (self.client.max_payload(), actions.len());
+            let entries = || actions.iter().map(|action| action.entry());
+            let body = serde_json::to_vec(&announcement(entries().collect(), None))?;
+            if body.len() <= limit {
+                return Ok(body);
+            }
+            let used = serde_json::to_vec(&announcement(Vec::new(), Some(count)))?.len();
+            let kept = first_that_fit(entries().map(Entry::without_details).collect(), used, limit)?;
+            let left_out = Some(count - kept.len()).filter(|left_out| *left_out > 0);
+            serde_json::to_vec(&announcement(kept, left_out))
         };
-        let entries = || actions.iter().map(|action| action.entry());
-        let mut body = json(&announcement(entries().collect()));
-        if body.len() > self.client.max_payload() {
-            body = json(&announcement(entries().map(Entry::without_details).collect()));
-        }
+        let body: serde_json::Result<Vec<u8>> = written();
+        let body = body.expect("strings, numbers and schemas always serialize");
         if let Err(error) = self.client.publish(self.subject.clone(), body.into()).await {
             tracing::warn!(agent = %self.agent, error = chain(&error), "cannot announce the agent");
         }

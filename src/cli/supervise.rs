@@ -58,8 +58,6 @@ pub(super) enum Supervise {
 /// What of the logs is shown.
 #[derive(Debug, clap::Args)]
 pub(super) struct LogsArgs {
-    #[command(flatten)]
-    connection: Connection,
     /// The agents; all that are on the mesh, if none is named
     names: Vec<String>,
     /// Go on with new lines as they come
@@ -68,6 +66,9 @@ pub(super) struct LogsArgs {
     /// The last so many lines of each
     #[arg(long, short = 'n', default_value_t = 50)]
     lines: usize,
+    // Last, as its heading is for all that comes after it.
+    #[command(flatten)]
+    connection: Connection,
 }
 
 pub(super) async fn supervise(
@@ -120,6 +121,11 @@ pub(super) async fn logs(args: LogsArgs) -> Result<ExitCode, Failure> {
         let request = LogsRequest { lines: Some(args.lines), ..LogsRequest::default() };
         let logs: Vec<Logs> = mesh.ask_with(name, "logs", &request, ANSWER).await?;
         for one in logs {
+            // Nothing was ever written: perhaps because there is nobody who could.
+            if one.next == 0 && !mesh.is_launched(name, &one.instance).await? {
+                say(format_args!("{name}: the bridge did not start this agent, so it has no output of it"));
+                continue;
+            }
             for (index, line) in one.lines.into_iter().enumerate() {
                 lines.insert((line.at_ms, name.clone(), one.instance.clone(), index), line);
             }
@@ -174,6 +180,13 @@ impl Site {
             answers.push(read(&message)?);
         }
         Ok(answers)
+    }
+
+    /// Whether this bridge has started the agent, rather than found it running.
+    async fn is_launched(&self, agent: &str, instance: &str) -> Result<bool, Failure> {
+        let request = LogsRequest { instance: Some(instance.to_owned()), ..LogsRequest::default() };
+        let reports: Vec<Report> = self.ask_with(agent, "show", &request, ANSWER).await?;
+        Ok(reports.iter().any(|report| report.program.is_some()))
     }
 
     async fn request(&self, agent: &str, verb: &str, request: &LogsRequest) -> Result<Replies, Failure> {

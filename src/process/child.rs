@@ -107,6 +107,11 @@ impl Exit {
     pub fn is_success(self) -> bool {
         matches!(self, Self::Known(status) if status.success())
     }
+
+    /// Whether it was killed from outside, without a chance to say anything.
+    pub fn is_killed(self) -> bool {
+        matches!(self, Self::Known(status) if status.signal() == Some(Signal::SIGKILL as i32))
+    }
 }
 
 impl fmt::Display for Exit {

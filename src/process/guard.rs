@@ -34,6 +34,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use super::brand::Brand;
 use super::procfs;
 
 /// The first argument of a guard.
@@ -72,6 +73,8 @@ pub fn main_if_asked() -> Option<ExitCode> {
 
 fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
     close_inherited();
+    // Without a brand, those are found that keep their environment.
+    let _ = Brand::of(own()).map(Brand::wear);
     nix::sys::prctl::set_child_subreaper(true)?;
     let mut bridge = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let started = command
@@ -105,6 +108,7 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
         signals,
         order: String::new(),
         ending: None,
+        began: 0,
         asked: HashSet::new(),
     }
     .run();
@@ -133,6 +137,8 @@ struct Guard {
     order: String,
     /// When the grace is over, once the end has begun.
     ending: Option<Instant>,
+    /// When the end began, in clock ticks since boot.
+    began: u64,
     /// Who was asked to end.
     asked: HashSet<i32>,
 }
@@ -146,7 +152,6 @@ impl Guard {
             }
             match self.ending {
                 Some(limit) if Instant::now() >= limit => signal_all(Signal::SIGKILL),
-                // One that was just being forked has not heard of it.
                 Some(_) => self.ask_all(),
                 None => {}
             }
@@ -218,12 +223,17 @@ impl Guard {
             return;
         }
         self.ending = Some(limit);
+        self.began = procfs::ticks().unwrap_or_default();
         self.ask_all();
     }
 
-    /// Asks those who were not asked yet; nobody is asked twice, as some take that for impatience.
+    /// Asks those who were not asked yet; nobody is asked twice, as some take that for impatience. The
+    /// first look finds all but those that were just being forked. What is started later is how the
+    /// others end, such as what a script runs in its trap, and is left to them.
     fn ask_all(&mut self) {
-        for pid in below() {
+        let is_first = self.asked.is_empty();
+        let is_meant = |pid| is_first || procfs::Stat::read(pid).is_some_and(|stat| stat.start < self.began);
+        for pid in below().into_iter().filter(|pid| is_meant(*pid)).collect::<Vec<_>>() {
             if self.asked.insert(pid) {
                 let _ = kill(Pid::from_raw(pid), self.stop_signal);
                 // A stopped process acts upon its end only when it goes on.
@@ -246,7 +256,10 @@ impl Guard {
                 if let Some(bridge) = &mut self.bridge {
                     let _ = writeln!(bridge, "exited {status}");
                 }
-                self.end(LEFT_BEHIND);
+                // Those who were asked to end have the grace that was ordered, also after a shell above them.
+                if self.ending.is_none() {
+                    self.end(LEFT_BEHIND);
+                }
             }
         }
     }
@@ -259,7 +272,11 @@ fn signal_all(signal: Signal) {
 }
 
 fn below() -> Vec<i32> {
-    procfs::descendants(i32::try_from(std::process::id()).unwrap_or_default())
+    procfs::descendants(own())
+}
+
+fn own() -> i32 {
+    i32::try_from(std::process::id()).unwrap_or_default()
 }
 
 /// A status as the guard reported it.

@@ -11,9 +11,11 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 
+use super::brand::Brand;
 use super::child::{Exit, Host, Order, Phase, Spec, Started, pid_of, read_output, surround};
+use super::guard;
 use super::output::Output;
-use super::{guard, procfs, reaper};
+use super::reaper::{self, Kin};
 use crate::tasks::OnFailure;
 
 pub(super) async fn start(program: &Path, spec: &Spec, host: &Host, output: &Output) -> io::Result<Started> {
@@ -32,8 +34,10 @@ pub(super) async fn start(program: &Path, spec: &Spec, host: &Host, output: &Out
     drop(command);
     read_output(&mut child, host, output);
     let guard_pid = pid_of(&child);
-    // There as long as nobody has waited for it; without it nothing is taken for an orphan.
-    let guard_start = procfs::Stat::read(guard_pid).map_or(u64::MAX, |stat| stat.start);
+    // There as long as nobody has waited for it.
+    let brand = Brand::of(guard_pid);
+    let mark = host.records.as_ref().map(|records| records.mark(&spec.agent));
+    let kin = Kin { brand, mark };
     let (reports, orders) = UnixStream::from_std(ours)?.into_split();
     let mut reports = BufReader::new(reports).lines();
     let first = reports.next_line().await?.unwrap_or_default();
@@ -48,12 +52,12 @@ pub(super) async fn start(program: &Path, spec: &Spec, host: &Host, output: &Out
     };
     let Some(pid) = pid else {
         reaper::wait(&mut child).await;
-        reaper::end_orphans(guard_start).await;
+        reaper::end_orphans(&kin).await;
         return Err(io::Error::other("the guard process ended before it said a word"));
     };
     let (told, phase) = watch::channel(Phase::Running);
     let (sender, received) = mpsc::channel(4);
-    let keeper = Keeper { agent: Arc::clone(&spec.agent), child, guard_start, told, orders };
+    let keeper = Keeper { agent: Arc::clone(&spec.agent), child, kin, told, orders };
     host.tasks.spawn("agent guard", OnFailure::StopBridge, keeper.run(reports, received));
     Ok(Started { pid, guard: Some(guard_pid), phase, orders: sender })
 }
@@ -61,7 +65,7 @@ pub(super) async fn start(program: &Path, spec: &Spec, host: &Host, output: &Out
 struct Keeper {
     agent: Arc<str>,
     child: tokio::process::Child,
-    guard_start: u64,
+    kin: Kin,
     told: watch::Sender<Phase>,
     orders: OwnedWriteHalf,
 }
@@ -100,7 +104,7 @@ impl Keeper {
         let orderly = reaper::wait(&mut self.child).await;
         if !orderly {
             tracing::warn!(agent = %self.agent, "a guard process was killed; ending what it guarded");
-            reaper::end_orphans(self.guard_start).await;
+            reaper::end_orphans(&self.kin).await;
         }
         let exit = exit.filter(|_| orderly).unwrap_or(Exit::WithGuard);
         self.told.send_replace(Phase::Gone(exit));

@@ -1,10 +1,10 @@
 //! What a bridge that died together with a guard leaves behind, found and ended at the next start.
 //!
 //! Two traces lead to it. A record per agent in a folder of this user says which processes were
-//! started, each by pid, start time and boot: a pid alone may be somebody else's by now. And every
-//! process of an agent carries a mark in its environment, which names the bridge that started it; so
-//! those are found that had left the recorded ones by `setsid`. Both are about bridges of the same
-//! settings file, and nothing is touched while the bridge that started it is alive.
+//! started, each by pid, start time and boot: a pid alone may be somebody else's by now; and all that a
+//! recorded guard has guarded has its `brand`. And every process of an agent carries a mark in its
+//! environment, which names the bridge that started it. Both are about bridges of the same settings
+//! file, and nothing is touched while the bridge that started it is alive.
 
 #[cfg(target_os = "linux")]
 use std::collections::HashSet;
@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+#[cfg(target_os = "linux")]
+use super::brand::Brand;
 #[cfg(target_os = "linux")]
 use super::procfs::{self, Stat};
 
@@ -178,6 +180,10 @@ impl Records {
                 continue;
             }
             stale.push(path);
+            let brand =
+                record.guard.filter(|_| same_boot).and_then(|guard| Brand::new(guard.pid, guard.start));
+            let branded = brand.into_iter().flat_map(Brand::bearers);
+            left.extend(branded.map(|stat| Process { pid: stat.pid, start: stat.start }));
             let known = [record.guard, record.child].into_iter().flatten();
             for process in known.filter(|process| same_boot && process.is_alive()) {
                 left.extend(procfs::descendants(process.pid).into_iter().filter_map(Process::find));

@@ -11,11 +11,14 @@
 //!
 //! Only the bridge holds the other end: when the bridge dies, however it dies, the guard reads the end
 //! of the socket and ends everything below it. When the guard dies, its children come to the bridge,
-//! which is a subreaper too. When both die at once, [`leftovers`] finds the rest at the next start.
+//! which is a subreaper too, and knows them by their `brand`. When both die at once, [`leftovers`] finds
+//! the rest at the next start.
 //!
 //! Elsewhere a child leads a process group of its own, and that group is ended. What leaves the group
 //! by `setsid` is not found there, and nothing ends the children of a bridge that was killed with -9.
 
+#[cfg(target_os = "linux")]
+mod brand;
 pub mod child;
 #[cfg(target_os = "linux")]
 pub mod guard;

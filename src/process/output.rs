@@ -3,30 +3,26 @@
 //! Both pipes are read to their ends, however fast they fill. A hundred lines a second of each go to
 //! the log and into a ring of the last ones; the rest is counted and dropped, all but the very last.
 
+mod pump;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::io::AsyncRead;
 use tokio::sync::watch;
 
-/// A longer line is cut here.
-const MAX_LINE: usize = 64 << 10;
-/// How much is read at once.
-const CHUNK: usize = 64 << 10;
-/// Most lines per second and stream that are shown and kept.
-const LINES_PER_SECOND: u32 = 100;
+use pump::Pump;
+
 /// How many lines are kept, both streams together.
 const KEPT: usize = 200;
 /// How many bytes all kept lines have together.
 const KEPT_BYTES: usize = 256 << 10;
 /// How many bytes of a line are kept.
 const KEPT_LINE: usize = 2000;
-/// How many lines from the end of a flood are kept.
-const LAST_OF_FLOOD: usize = 20;
 /// A shorter value may be any word, and is not taken for a secret.
 const SHORTEST_SECRET: usize = 8;
 
@@ -117,8 +113,15 @@ struct Ring {
 impl Output {
     /// Of nothing yet. What is in `secrets` is covered wherever it shows up.
     pub fn new(agent: Arc<str>, secrets: impl IntoIterator<Item = SecretString>) -> Self {
-        let secrets =
-            secrets.into_iter().filter(|secret| secret.expose_secret().len() >= SHORTEST_SECRET).collect();
+        // Output comes in lines, and so does a key in PEM form.
+        let lines = |secret: SecretString| {
+            let lines = secret.expose_secret().lines().map(str::trim);
+            lines.map(SecretString::from).collect::<Vec<_>>()
+        };
+        let mut secrets: Vec<SecretString> = secrets.into_iter().flat_map(lines).collect();
+        secrets.retain(|secret| secret.expose_secret().len() >= SHORTEST_SECRET);
+        // One that begins with another would be covered in part only.
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose_secret().len()));
         Self(Arc::new(Shared {
             agent,
             secrets,
@@ -166,17 +169,7 @@ impl Output {
     where
         P: AsyncRead + Unpin + Send,
     {
-        Pump {
-            output: self.clone(),
-            stream,
-            line: Vec::new(),
-            cut: 0,
-            flood: Vec::new(),
-            since: Instant::now(),
-            admitted: 0,
-            dropped: 0,
-        }
-        .run(pipe)
+        Pump::new(self.clone(), stream).run(pipe)
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -221,156 +214,11 @@ impl Output {
     }
 }
 
-struct Pump {
-    output: Output,
-    stream: Stream,
-    line: Vec<u8>,
-    /// Bytes of the line that were cut off.
-    cut: u64,
-    /// The last chunk of a flood.
-    flood: Vec<u8>,
-    since: Instant,
-    admitted: u32,
-    dropped: u64,
-}
-
-impl Pump {
-    async fn run(mut self, mut pipe: impl AsyncRead + Unpin) {
-        let mut chunk = vec![0; CHUNK];
-        while let Ok(count @ 1..) = pipe.read(&mut chunk).await {
-            let text = chunk.get(..count).unwrap_or_default();
-            self.output.0.bytes.fetch_add(count as u64, Relaxed);
-            self.take(text);
-        }
-        self.end_of_flood();
-        self.show();
-    }
-
-    fn take(&mut self, text: &[u8]) {
-        let mut rest = text;
-        while !rest.is_empty() {
-            if !self.admits() {
-                return self.drop_all(rest);
-            }
-            self.end_of_flood();
-            let end = rest.iter().position(|byte| *byte == b'\n');
-            let (piece, after) = rest.split_at(end.map_or(rest.len(), |end| end + 1));
-            rest = after;
-            let room = MAX_LINE.saturating_sub(self.line.len()).min(piece.len());
-            self.line.extend_from_slice(piece.get(..room).unwrap_or_default());
-            self.cut += (piece.len() - room) as u64;
-            if end.is_some() {
-                self.show();
-            }
-        }
-    }
-
-    /// Too fast: only counts, and keeps the last chunk in case it is the last of all.
-    fn drop_all(&mut self, text: &[u8]) {
-        let lines = text.iter().filter(|byte| **byte == b'\n').count() as u64;
-        let counts = &self.output.0;
-        counts.lines.fetch_add(lines, Relaxed);
-        counts.dropped_lines.fetch_add(lines, Relaxed);
-        counts.dropped_bytes.fetch_add((text.len() + self.line.len()) as u64 + self.cut, Relaxed);
-        self.dropped += lines;
-        self.cut = 0;
-        self.line.clear();
-        // Small pieces of one flood belong together, but not for ever.
-        if text.len() >= CHUNK / 2 || self.flood.len() + text.len() > 2 * CHUNK {
-            self.flood.clear();
-        }
-        self.flood.extend_from_slice(text);
-    }
-
-    fn end_of_flood(&mut self) {
-        if self.dropped > 0 {
-            let dropped = std::mem::take(&mut self.dropped);
-            tracing::warn!(agent = %self.output.0.agent, stream = %self.stream, dropped, "the agent writes faster than the log takes");
-        }
-        if self.flood.is_empty() {
-            return;
-        }
-        let flood = std::mem::take(&mut self.flood);
-        let last: Vec<&[u8]> = flood.rsplit(|byte| *byte == b'\n').take(LAST_OF_FLOOD).collect();
-        for line in last.into_iter().rev() {
-            let text = self.output.covered(line.get(..MAX_LINE.min(line.len())).unwrap_or_default());
-            if !text.is_empty() {
-                self.output.keep(self.stream, level_of(&text), &text);
-            }
-        }
-    }
-
-    fn show(&mut self) {
-        let text = self.output.covered(&self.line);
-        self.output.0.dropped_bytes.fetch_add(self.cut, Relaxed);
-        self.line.clear();
-        self.cut = 0;
-        if text.is_empty() {
-            return;
-        }
-        self.admitted += 1;
-        self.output.0.lines.fetch_add(1, Relaxed);
-        let level = level_of(&text);
-        self.output.keep(self.stream, level, &text);
-        let (agent, stream) = (&self.output.0.agent, self.stream);
-        macro_rules! log {
-            ($level:ident) => {
-                tracing::$level!(target: "a2a_bridge::agent_output", agent = %agent, stream = %stream, "{text}")
-            };
-        }
-        match level {
-            Level::Debug => log!(debug),
-            Level::Info => log!(info),
-            Level::Warn => log!(warn),
-            Level::Error => log!(error),
-        }
-    }
-
-    /// So many lines a second.
-    fn admits(&mut self) -> bool {
-        if self.admitted < LINES_PER_SECOND {
-            return true;
-        }
-        if self.since.elapsed() < Duration::from_secs(1) {
-            return false;
-        }
-        self.since = Instant::now();
-        self.admitted = 0;
-        true
-    }
-}
-
-/// How grave a line is, by a word for it near its beginning: `ERROR`, `warning:`, `level=debug`,
-/// `"level":"error"`. The same words in small letters within a sentence mean nothing.
-fn level_of(line: &str) -> Level {
-    let head: String = line.chars().take(160).collect();
-    if head.starts_with("Traceback ") || head.starts_with("panic") || head.contains(" panicked at ") {
-        return Level::Error;
-    }
-    let mut before = "";
-    let mut rest = head.as_str();
-    while let Some(start) = rest.find(|c: char| c.is_ascii_alphabetic()) {
-        let (gap, tail) = rest.split_at(start);
-        let (word, after) =
-            tail.split_at(tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len()));
-        let is_key = before.eq_ignore_ascii_case("level") || before.eq_ignore_ascii_case("severity");
-        let is_named = is_key && gap.contains(['=', ':']);
-        if is_named || after.starts_with(':') || word.bytes().all(|byte| byte.is_ascii_uppercase()) {
-            match word.to_ascii_uppercase().as_str() {
-                "ERROR" | "ERR" | "FATAL" | "CRITICAL" | "PANIC" => return Level::Error,
-                "WARN" | "WARNING" => return Level::Warn,
-                "INFO" | "NOTICE" => return Level::Info,
-                "DEBUG" | "TRACE" => return Level::Debug,
-                _ => {}
-            }
-        }
-        (before, rest) = (word, after);
-    }
-    Level::Info
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::pump::MAX_LINE;
     use super::*;
 
     fn output() -> Output {
@@ -417,6 +265,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn secrets_of_several_lines_and_secrets_within_others_are_covered_whole() {
+        let secrets = ["t0ps3cret", "t0ps3cret-and-more", "BEGIN KEY\n  Zm9vYmFyYmF6\nEND KEY\n"];
+        let output = Output::new("a".into(), secrets.map(SecretString::from));
+        let text = b"t0ps3cret-and-more t0ps3cret\nBEGIN KEY\nZm9vYmFyYmF6\n".as_slice();
+        output.pump(text, Stream::Stdout).await;
+        assert_eq!(texts(&output.tail(0, 9)), ["*** ***", "***", "***"]);
+    }
+
+    #[tokio::test]
     async fn whoever_follows_is_told_of_new_lines() {
         let output = output();
         let follower = output.clone();
@@ -424,21 +281,5 @@ mod tests {
         let (told, ()) = tokio::join!(waiting, output.pump(b"one\n".as_slice(), Stream::Stdout));
         told.unwrap();
         assert_eq!((output.tail(0, 9).len(), output.next()), (1, 1));
-    }
-
-    #[test]
-    fn the_level_is_guessed_from_words_for_it() {
-        for (line, level) in [
-            ("2026-01-01 ERROR it broke", Level::Error),
-            ("error: no such file", Level::Error),
-            ("Traceback (most recent call last):", Level::Error),
-            (r#"{"level":"warning","msg":"x"}"#, Level::Warn),
-            ("time=1 level=debug msg=x", Level::Debug),
-            ("INFO:     Uvicorn running on http://127.0.0.1:9000", Level::Info),
-            ("there was no error in this warning", Level::Info),
-            ("", Level::Info),
-        ] {
-            assert_eq!(level_of(line), level, "{line}");
-        }
     }
 }

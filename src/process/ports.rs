@@ -3,7 +3,7 @@
 //! Linux lists listening sockets in `/proc/net/tcp` and `tcp6` by inode, and the descriptors of a
 //! process by inode too. Elsewhere nobody can be told apart, and every port is [`Holder::Unknown`].
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use url::{Host, Url};
@@ -131,23 +131,26 @@ fn listens_anywhere(ip: IpAddr) -> bool {
     setting.is_ok_and(|setting| setting.trim() != "0")
 }
 
-/// The ports that a process and everything below it listens on.
+/// Where a process and everything below it listens, by port.
 #[cfg(target_os = "linux")]
-pub fn listened_by(tree: i32) -> Vec<u16> {
+pub fn listened_by(tree: i32) -> Vec<SocketAddr> {
     use super::procfs;
     let all = linux::listening();
     let inodes = all.iter().map(|(_, _, inode)| *inode).collect();
     let held = procfs::sockets(std::iter::once(tree).chain(procfs::descendants(tree)), &inodes);
-    let mut ports: Vec<u16> =
-        all.into_iter().filter(|(_, _, inode)| held.contains_key(inode)).map(|(_, port, _)| port).collect();
-    ports.sort_unstable();
-    ports.dedup();
-    ports
+    let mut found: Vec<SocketAddr> = all
+        .into_iter()
+        .filter(|(_, _, inode)| held.contains_key(inode))
+        .map(|(ip, port, _)| SocketAddr::new(ip.to_canonical(), port))
+        .collect();
+    found.sort_unstable_by_key(|address| (address.port(), address.ip()));
+    found.dedup();
+    found
 }
 
-/// The ports that a process listens on: not to be found out.
+/// Where a process listens: not to be found out.
 #[cfg(not(target_os = "linux"))]
-pub fn listened_by(_: i32) -> Vec<u16> {
+pub fn listened_by(_: i32) -> Vec<SocketAddr> {
     Vec::new()
 }
 

@@ -53,6 +53,12 @@ pub fn boot_id() -> Option<String> {
     Some(id.trim().to_owned())
 }
 
+/// The time as start times have it: in hundredths of a second since boot.
+pub fn ticks() -> Option<u64> {
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    uptime.split_ascii_whitespace().next()?.replace('.', "").parse().ok()
+}
+
 /// Every process there is.
 pub fn all() -> impl Iterator<Item = i32> {
     fs::read_dir("/proc")
@@ -108,6 +114,13 @@ pub fn variable(pid: i32, name: &str) -> Option<String> {
     })
 }
 
+/// The soft limit of file locks of a process; `None` also when it has no limit.
+pub fn lock_limit(pid: i32) -> Option<u64> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
 /// Which of `processes` hold which sockets, by inode.
 pub fn sockets(processes: impl IntoIterator<Item = i32>, wanted: &HashSet<u64>) -> HashMap<u64, Vec<i32>> {
     let mut held: HashMap<u64, Vec<i32>> = HashMap::new();
@@ -141,7 +154,9 @@ mod tests {
     #[test]
     fn a_process_knows_itself_its_children_and_its_environment() {
         let own = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(Stat::read(own).unwrap().pid, own);
+        let stat = Stat::read(own).unwrap();
+        assert_eq!(stat.pid, own);
+        assert!(stat.start <= ticks().unwrap());
         let mut child = std::process::Command::new("sleep")
             .arg("1000")
             .env("A2A_TEST_MARK", "x=y")

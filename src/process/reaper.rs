@@ -19,7 +19,9 @@ use nix::unistd::Pid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
+use super::brand::Brand;
 use super::child::pid_of;
+use super::leftovers::MARK;
 use super::procfs::{self, Stat};
 
 /// How long orphans may take to end: not even SIGKILL ends what hangs in the kernel.
@@ -62,39 +64,46 @@ pub async fn run() -> io::Result<()> {
     Ok(())
 }
 
-/// Ends what a guard that was killed has left: it is below us now, whatever it did to its session and
-/// its environment. Not so what other guards guard, and not so what is older than the guard, such as
-/// what a shell had started before the bridge took its place.
-///
-/// As the first process of a container we are the parent of all orphans there, and cannot tell an
-/// agent's from those of somebody who has entered the container after the guard began.
-pub(super) async fn end_orphans(guard_start: u64) {
-    let limit = Instant::now() + END;
-    // An orphan's own children are here only after its end, so one look is not enough.
-    while kill_orphans(guard_start) {
-        if Instant::now() >= limit {
-            return tracing::error!("orphans of an agent do not end, not even by SIGKILL");
+/// How those who belong to one guard are known.
+#[derive(Debug)]
+pub(super) struct Kin {
+    pub(super) brand: Option<Brand>,
+    /// In their environment, for a system without brands.
+    pub(super) mark: Option<String>,
+}
+
+impl Kin {
+    fn alive(&self) -> HashSet<i32> {
+        let mut found: HashSet<i32> =
+            self.brand.into_iter().flat_map(Brand::bearers).map(|stat| stat.pid).collect();
+        if let Some(mark) = &self.mark {
+            let marked = procfs::all().filter(|pid| procfs::variable(*pid, MARK).as_ref() == Some(mark));
+            let alive = marked.filter_map(Stat::read).filter(|stat| !stat.is_over());
+            found.extend(alive.map(|stat| stat.pid));
         }
-        tokio::time::sleep(LOOK).await;
+        found
     }
 }
 
-/// Whether there were any.
-fn kill_orphans(guard_start: u64) -> bool {
-    let own = own();
-    // Held while looking: a guard that is just being spawned is known before it is looked for.
-    let known = known();
-    let is_orphan = |stat: &Stat| {
-        stat.parent == own && stat.start >= guard_start && !stat.is_over() && !known.contains(&stat.pid)
-    };
-    // Not by the list of our children, which may leave some out while others end.
-    let orphans: Vec<Stat> = procfs::all().filter_map(Stat::read).filter(is_orphan).collect();
-    for orphan in &orphans {
-        for pid in procfs::descendants(orphan.pid).into_iter().chain([orphan.pid]) {
+/// Ends what a guard that was killed has left, and nobody else. The first process of a container, or one
+/// that took the place of a shell, is the parent of orphans that never were an agent's: whoever cannot
+/// be told to be one is left alone, and reaped when it ends.
+pub(super) async fn end_orphans(kin: &Kin) {
+    let limit = Instant::now() + END;
+    // One that is just being forked is seen a moment later, so one look is not enough.
+    loop {
+        let orphans = kin.alive();
+        if orphans.is_empty() {
+            return;
+        }
+        if Instant::now() >= limit {
+            return tracing::error!("orphans of an agent do not end, not even by SIGKILL");
+        }
+        for pid in orphans {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
+        tokio::time::sleep(LOOK).await;
     }
-    !orphans.is_empty()
 }
 
 fn own() -> i32 {

@@ -1,12 +1,16 @@
 //! The way of log lines to stderr, which may block: a pipe that nobody reads, a stopped terminal.
 //!
 //! Whoever logs puts a line into a queue and goes on; one thread writes. A line that does not fit is
-//! dropped and counted, and the count is the next line that gets through.
+//! dropped and counted, and the count is the next line that gets through. So are lines that could
+//! not be written, as on a full disk.
 
 use std::io::{self, Write};
 use std::mem;
+use std::os::fd::AsFd;
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Most bytes that wait; as many again may be on their way.
 const CAPACITY: usize = 1 << 20;
@@ -61,6 +65,7 @@ pub(super) fn flush() {
 
 fn write_lines() {
     let mut lines = Vec::new();
+    let mut unwritten = Unwritten::default();
     loop {
         let is_empty = |queue: &mut Queue| queue.lines.is_empty() && queue.dropped == 0;
         let mut queue = CHANGED.wait_while(queue(), is_empty).unwrap_or_else(PoisonError::into_inner);
@@ -72,10 +77,83 @@ fn write_lines() {
         if dropped > 0 {
             tracing::error!(lines = dropped, "log lines were dropped, as nobody took them from stderr");
         }
-        // Where should it be said that it cannot be said?
-        let _ = io::stderr().write_all(&lines);
+        // Where should it be said that it cannot be said? Here, once it can be.
+        if let Some(lines) = unwritten.after(write_all(&mut io::stderr(), &lines)) {
+            tracing::error!(lines, "log lines could not be written to stderr");
+        }
         lines.clear();
         self::queue().is_writing = false;
         CHANGED.notify_all();
+    }
+}
+
+/// Writes everything, however long that takes; how many lines could not be written. Whoever gave us
+/// stderr may have made it one that does not block: then it is waited for all the same.
+fn write_all(out: &mut (impl Write + AsFd), mut text: &[u8]) -> u64 {
+    while !text.is_empty() {
+        match out.write(text) {
+            Ok(count @ 1..) => text = text.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let _ = poll(&mut [PollFd::new(out.as_fd(), PollFlags::POLLOUT)], PollTimeout::NONE);
+            }
+            Ok(_) | Err(_) => break,
+        }
+    }
+    text.iter().filter(|byte| **byte == b'\n').count() as u64
+}
+
+/// Lines that could not be written, until somebody has read of them.
+#[derive(Default)]
+struct Unwritten {
+    lines: u64,
+    /// So many of them are told of by a line that waits to be written.
+    told: u64,
+}
+
+impl Unwritten {
+    /// Counts how a write went; how many lines are to be told of, if one can write again.
+    fn after(&mut self, failed: u64) -> Option<u64> {
+        if failed > 0 {
+            self.lines += failed;
+            self.told = 0;
+            return None;
+        }
+        self.lines -= mem::replace(&mut self.told, 0);
+        self.told = self.lines;
+        (self.told > 0).then_some(self.told)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn lines_that_cannot_be_written_are_told_of_until_that_is_written() {
+        let mut unwritten = Unwritten::default();
+        assert_eq!(unwritten.after(0), None);
+        assert_eq!(unwritten.after(3), None);
+        assert_eq!(unwritten.after(0), Some(3));
+        // The line about it was not written either.
+        assert_eq!(unwritten.after(1), None);
+        assert_eq!(unwritten.after(0), Some(4));
+        assert_eq!(unwritten.after(0), None);
+    }
+
+    #[test]
+    fn a_write_that_would_block_waits_and_one_to_nobody_is_counted() {
+        let text = "line\n".repeat(1 << 18);
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut seen = vec![0; 5 << 18];
+            io::Read::read_exact(&mut theirs, &mut seen).map(|()| seen)
+        });
+        assert_eq!(write_all(&mut ours, text.as_bytes()), 0);
+        assert_eq!(reader.join().unwrap().unwrap(), text.as_bytes());
+        assert_eq!(write_all(&mut ours, b"one\ntwo\n"), 2);
     }
 }

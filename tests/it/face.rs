@@ -213,7 +213,7 @@ async fn a_stop_ends_open_questions_at_once() {
     scene.bridge.stop().await;
     let (code, text) = stream.rest().await.error.unwrap();
     assert_eq!(code, 500);
-    assert!(text.starts_with("the bridge is stopping"), "{text}");
+    assert!(text.starts_with("the bridge stops serving"), "{text}");
     let gone = scene.caller.request("$SRV.PING.agents", "".into()).await;
     assert_eq!(gone.unwrap_err().kind(), RequestErrorKind::NoResponders);
 }

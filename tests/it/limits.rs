@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Bridge, Peer, attached, launched};
+use crate::support::{Answer, Bridge, NatsServer, Peer, attached, launched};
 
 #[tokio::test]
 async fn an_agent_that_never_answers_ends_in_a_timeout_without_a_task() {
@@ -103,18 +103,40 @@ async fn a_reply_over_the_payload_limit_is_too_large_and_the_connection_survives
     assert_eq!(stats["num_errors"], 1);
 }
 
-#[tokio::test]
-async fn a_thousand_skills_and_long_texts_still_fit_into_info_and_registry() {
-    let peer = Peer::start(|_| {
+/// An agent with a thousand skills, of which the bridge takes five hundred.
+fn talkative() -> Peer {
+    Peer::start(|_| {
         let mut card = crate::support::peer::card(&[]);
         let skill = |n: usize| json!({"id": format!("skill-{n}"), "name": "n".repeat(60), "description": "d".repeat(850)});
         card["skills"] = (0..1000).map(skill).collect();
         card["description"] = "long ".repeat(5_000).into();
         Answer::json(&card)
-    });
+    })
+}
+
+#[tokio::test]
+async fn a_thousand_skills_and_long_texts_still_fit_into_info_and_registry() {
+    let peer = talkative();
     let mut bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     let actions = bridge.actions("peer").await;
     assert_eq!(actions.len(), 500);
     let object = bridge.announced("peer", |object| object["state"] == "ready").await;
     assert_eq!(object["actions"].as_array().unwrap().len(), 500);
+}
+
+#[tokio::test]
+async fn actions_that_do_not_fit_into_the_registry_or_info_are_counted() {
+    let peer = talkative();
+    let server = NatsServer::start_configured("max_payload: 32KB").await;
+    let mut bridge = Bridge::of(attached("peer", &peer.url())).start_on(server).await;
+    let object = bridge.announced("peer", |object| object["state"] == "ready").await;
+    let actions = object["actions"].as_array().unwrap();
+    assert_eq!(actions[0]["action"], "skill-0");
+    assert!(actions.len() > 100, "{}", actions.len());
+    assert_eq!(actions.len() as u64 + object["actions_left_out"].as_u64().unwrap(), 500);
+    let info = bridge.info("peer").await;
+    let left_out: usize = info["metadata"]["a2a.endpoints_left_out"].as_str().unwrap().parse().unwrap();
+    assert_eq!(bridge.actions("peer").await.len() + left_out, 500);
+    // They are there all the same.
+    bridge.prompt("peer.skill-499", "x").await.expect_error("agent_error");
 }

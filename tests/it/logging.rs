@@ -1,6 +1,8 @@
 //! A log that nobody reads does not hold up the bridge.
 
-use std::io::{PipeReader, Read as _};
+use std::io::{PipeReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 
 use a2a_bridge::process::ports;
 
@@ -10,6 +12,10 @@ use crate::support::supervise::{SOON, Site, demo};
 /// A bridge whose agent writes megabytes a second, and the end of the pipe that its log goes to.
 async fn site() -> (Site, PipeReader) {
     let (log, stderr) = std::io::pipe().unwrap();
+    (site_with(stderr.into()).await, log)
+}
+
+async fn site_with(stderr: OwnedFd) -> Site {
     let mut site = Site::new().await;
     let lines = format!("{}\nstop_grace: 1s", demo("--flood --flood-line 60000"));
     site.settings(&[("a", &lines)]);
@@ -17,12 +23,24 @@ async fn site() -> (Site, PipeReader) {
     site.until_state("a", "ready").await;
     // More than the pipe takes, and more than waits for it.
     site.until("a", SOON, |report| report.counts.lines - report.counts.dropped_lines > 100).await;
-    (site, log)
+    site
 }
 
 #[tokio::test]
 async fn a_bridge_whose_log_nobody_reads_serves_and_says_later_what_was_lost() {
-    let (mut site, mut log) = site().await;
+    let (site, log) = site().await;
+    serves_and_says_later_what_was_lost(site, log).await;
+}
+
+#[tokio::test]
+async fn a_log_that_does_not_block_loses_nothing_in_silence() {
+    let (log, stderr) = UnixStream::pair().unwrap();
+    stderr.set_nonblocking(true).unwrap();
+    let site = site_with(stderr.into()).await;
+    serves_and_says_later_what_was_lost(site, log).await;
+}
+
+async fn serves_and_says_later_what_was_lost(mut site: Site, mut log: impl Read + Send + 'static) {
     let reply = site.client.request("a2a.action.a.echo", "hello".into()).await.unwrap();
     assert!(String::from_utf8_lossy(&reply.payload).contains("COMPLETED"));
     let (seen, read) = tokio::sync::watch::channel(String::new());

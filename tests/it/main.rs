@@ -12,6 +12,8 @@ mod agent_errors;
 mod callers;
 mod commands;
 mod discovery;
+#[cfg(target_os = "linux")]
+mod endings;
 mod face;
 mod follow_ups;
 mod idempotency;

@@ -104,3 +104,17 @@ async fn eight_situations_and_what_the_operator_is_told() {
     let all = all.replace(&format!("({})", me.trim()), "(NAME)");
     insta::assert_snapshot!(all);
 }
+
+#[tokio::test]
+async fn logs_of_an_agent_that_somebody_else_runs_say_why_there_are_none() {
+    let mut site = Site::new().await;
+    site.settings(&[("a", "url: http://127.0.0.1:1")]);
+    site.start();
+    site.until_state("a", "backing-off").await;
+    // Nor is there anything to follow.
+    for arguments in [&["logs", "a"][..], &["logs", "--follow"]] {
+        let (code, out, error) = site.run(arguments).await;
+        assert_eq!((code, out.as_str()), (0, ""), "{error}");
+        assert_eq!(error, "a: the bridge did not start this agent, so it has no output of it\n");
+    }
+}

@@ -35,22 +35,54 @@ fn is_alive(process: &Stat) -> bool {
 async fn what_hides_from_a_guard_that_is_killed_is_ended_and_nothing_else_is() {
     let mut site = Site::new().await;
     site.settings(&[("a", &hiding(site.folder(), "a")), ("b", &hiding(site.folder(), "b"))]);
-    let before = site.folder().join("before").display().to_string();
-    site.start_by(&["sh", "-c", &format!("sleep 1000 & echo $! > {before}; exec \"$@\""), "sh"]);
+    // Two that are none of the agents', and one of them starts another when there is an agent.
+    let sidecars = "sleep 1000 & echo $! > FOLDER/before; \
+        (until test -e FOLDER/go; do sleep 0.05; done; (sleep 1000 & echo $! > FOLDER/later); exec sleep 1000) & \
+        echo $! > FOLDER/sidecar; exec \"$@\"";
+    let sidecars = sidecars.replace("FOLDER", &site.folder().display().to_string());
+    let bridge = site.start_by(&["sh", "-c", &sidecars, "sh"]);
     let guard = Stat::read(site.until_state("a", "ready").await.pid.unwrap()).unwrap().parent;
     let other = site.until_state("b", "ready").await;
     let (hidden, others) = (process_in(&site, "a").await, process_in(&site, "b").await);
     assert_eq!(hidden.parent, guard);
+    std::fs::write(site.folder().join("go"), "").unwrap();
     let before = process_in(&site, "before").await;
+    let later = process_in(&site, "later").await;
+    let sidecar = process_in(&site, "sidecar").await;
+    let is_orphan = || Stat::read(later.pid).is_some_and(|stat| stat.parent == bridge);
+    eventually(SOON, || async { is_orphan().then_some(()) }).await;
     kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
     site.until("a", SOON, |report| report.state == "ready" && report.restarts == 1).await;
     assert!(!is_alive(&hidden));
     assert!(is_alive(&others), "another agent's");
     assert_eq!(site.show("b").await.unwrap().pid, other.pid);
     assert!(is_alive(&before), "a child from before there was an agent");
+    assert!(is_alive(&later), "an orphan of somebody else");
     assert_eq!(site.stop().await, Some(0));
     assert!(!is_alive(&others));
-    kill(Pid::from_raw(before.pid), Signal::SIGKILL).unwrap();
+    for stranger in [before, later, sidecar] {
+        assert!(is_alive(&stranger));
+        kill(Pid::from_raw(stranger.pid), Signal::SIGKILL).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_hides_from_bridge_and_guard_that_are_killed_together_is_ended_before_the_next_start() {
+    let mut site = Site::new().await;
+    site.settings(&[("a", &hiding(site.folder(), "a"))]);
+    site.start();
+    let guard = Stat::read(site.until_state("a", "ready").await.pid.unwrap()).unwrap().parent;
+    let hidden = process_in(&site, "a").await;
+    // Stopped first, or one of them would see the other die.
+    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+        kill(Pid::from_raw(guard), signal).unwrap();
+        site.signal(signal);
+    }
+    site.ended().await;
+    assert!(is_alive(&hidden));
+    site.start();
+    site.until_state("a", "ready").await;
+    assert!(!is_alive(&hidden));
 }
 
 #[tokio::test]

@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, TcpListener, UdpSocket};
 
-use crate::support::supervise::{Site, program};
+use a2a_bridge::process::ports;
+
+use crate::support::supervise::{SOON, Site, program, shell};
 
 /// An address of this machine that others can reach; none where there is only loopback.
 fn outward() -> Option<IpAddr> {
@@ -48,4 +50,45 @@ async fn a_foreign_process_at_a_name_of_the_machine_is_sent_nothing() {
     };
     is_told_apart(name, ip).await;
     is_told_apart("localhost", "127.0.0.1".parse().unwrap()).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_listens_on_another_port_is_told_of_while_it_still_starts() {
+    let mut site = Site::new().await;
+    let (wanted, taken) = (ports::free().unwrap(), ports::free().unwrap());
+    let lines = format!("url: http://127.0.0.1:{wanted}\ncommand: {} demo-agent --port {taken}", program());
+    site.settings(&[("a", &format!("{lines}\nstartup_timeout: 6s"))]);
+    site.start();
+    let problem = format!("the agent listens on port {taken}, and not on {wanted} as `url` says");
+    let report = site.until("a", SOON, |report| report.last_error.is_some()).await;
+    assert_eq!((report.state.as_str(), report.restarts), ("starting", 0));
+    assert_eq!(report.last_error.unwrap(), format!("still starting: {problem}"));
+    assert!(report.advice.unwrap().contains("`url` or `port`"));
+    let report = site.until_state("a", "backing-off").await;
+    assert_eq!(report.last_error.unwrap(), format!("not ready within 6s (`startup_timeout`): {problem}"));
+    assert!(report.advice.unwrap().contains("`command` (`{port}`)"));
+    assert_eq!(site.log().matches("still starting").count(), 1, "{}", site.log());
+}
+
+#[tokio::test]
+async fn an_agent_that_listens_at_another_address_is_told_where() {
+    let mut site = Site::new().await;
+    let port = ports::free().unwrap();
+    let lines = format!("url: http://127.0.0.2:{port}\ncommand: {} demo-agent --port {port}", program());
+    site.settings(&[("a", &format!("{lines}\nstartup_timeout: 1s"))]);
+    site.start();
+    let error = site.until_state("a", "backing-off").await.last_error.unwrap();
+    let problem = format!("the agent listens on 127.0.0.1:{port}, and not on 127.0.0.2 as `url` says");
+    assert!(error.ends_with(&problem), "{error}");
+}
+
+#[tokio::test]
+async fn what_was_told_of_another_port_is_taken_back_when_the_agent_is_ready() {
+    let mut site = Site::new().await;
+    let line = format!("{} demo-agent --port 0 & exec DEMO --slow-start 4s", program());
+    site.settings(&[("a", &shell(&line))]);
+    site.start();
+    let report = site.until("a", SOON, |report| report.last_error.is_some()).await;
+    assert_eq!(report.state, "starting");
+    assert_eq!(site.until_state("a", "ready").await.last_error, None);
 }

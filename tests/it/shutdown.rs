@@ -96,3 +96,34 @@ async fn a_bridge_whose_agent_is_still_starting_stops_at_once() {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!(bridge.launched(), Vec::<i32>::new());
 }
+
+#[rstest]
+#[tokio::test]
+async fn calls_to_an_agent_that_a_reload_removes_end_as_those_at_a_stop(
+    #[values(None, Some(Signal::SIGTERM))] then: Option<Signal>,
+) {
+    let agent = launched("gone", &["--ignore-blocking"]);
+    let mut bridge = Bridge::of(agent).and(launched("other", &[])).shutdown_grace("1500ms").start().await;
+    let brief = bridge.begin_slow("gone", 1).await;
+    let long = bridge.begin_slow("gone", 60).await;
+    let other = bridge.begin_slow("other", 60).await;
+    bridge.until_working("other").await;
+    eventually(SOON, || async { (bridge.tasks("gone").await.len() == 2).then_some(()) }).await;
+    bridge.reload(|settings| {
+        settings["agents"].as_array_mut().unwrap().remove(0);
+    });
+    eventually(SOON, || async { bridge.ask("PING", "gone").await.is_none().then_some(()) }).await;
+    if let Some(signal) = then {
+        bridge.signal(signal);
+    }
+    brief.only_reply().await.expect("COMPLETED");
+    let reply = long.only_reply().await.expect_error("timeout");
+    assert_eq!(reply["error_info"]["cancelled"], true);
+    if then.is_some() {
+        assert_eq!(bridge.ended().await.code(), Some(0));
+        other.only_reply().await.expect_error("timeout");
+    } else {
+        bridge.announced("gone", is_stopped).await;
+        bridge.prompt("other.echo", "still there").await.expect("COMPLETED");
+    }
+}

@@ -124,7 +124,7 @@ impl<P: Progress> Journey<'_, P> {
             }
             Interruption::Deadline => "the agent did not end within the limit",
             Interruption::Idle => "the agent was silent for too long (`stream_idle_timeout`)",
-            Interruption::Hurry => "the bridge is stopping and the agent did not end in time",
+            Interruption::Hurry => "the bridge stops serving the agent, which did not end in time",
             Interruption::Abandoned => "nobody listens any more",
         };
         // A submitted task goes on without the bridge; only its own limit ends it.

@@ -229,7 +229,7 @@ impl Prompts {
                     Err(ActionError::new(Code::TaskLost, message))
                 }
                 () = self.stop.leave.cancelled() => {
-                    let message = "the bridge is stopping and the question is still open; the task is cancelled";
+                    let message = "the bridge stops serving the agent and the question is still open; the task is cancelled";
                     Err(ActionError::new(Code::Timeout, message))
                 }
                 () = sleep_until(deadline) => {
@@ -252,7 +252,7 @@ impl Prompts {
                         return Err(ActionError::new(Code::TaskLost, message));
                     }
                     () = self.stop.hurry.cancelled() => {
-                        let message = "the bridge is stopping and the agent did not end in time";
+                        let message = "the bridge stops serving the agent, which did not end in time";
                         return Err(ActionError::new(Code::Timeout, message));
                     }
                     () = sleep(agent.config.task_timeout) => {

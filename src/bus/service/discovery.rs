@@ -3,6 +3,7 @@
 //! Everything in an INFO response comes from a card or the configuration and has to fit into one
 //! message, so [`fit`] shortens what people read before it leaves out what programs need. STATS of
 //! very many endpoints may be too long as well; [`fit_stats`] leaves those out that were asked least.
+//! How many are left out is said.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -14,8 +15,9 @@ use super::Description;
 use super::endpoint::Listed;
 use super::inner::Inner;
 use crate::bus::subject::Verb;
+use crate::json::first_that_fit;
 
-/// In the metadata of STATS: how many endpoints are not in it.
+/// In the metadata of INFO and STATS: how many endpoints are not in it.
 const LEFT_OUT: &str = "a2a.endpoints_left_out";
 
 #[derive(Serialize)]
@@ -97,7 +99,7 @@ pub(super) fn response(verb: Verb, service: &Inner, max_payload: usize) -> serde
             if bytes.len() <= limit {
                 return Ok(bytes);
             }
-            fit(&mut info, bytes.len(), limit);
+            fit(&mut info, bytes.len(), limit)?;
             serde_json::to_vec(&info)
         }
     }
@@ -136,8 +138,9 @@ fn endpoint_stats<'a>(listed: &'a Listed, queue_group: &'static str) -> Endpoint
 }
 
 /// Brings an INFO response of `size` bytes down to `limit`: the longest texts are cut first, all to
-/// one length. When not even empty texts are enough, the endpoints lose their metadata altogether.
-fn fit(info: &mut Info<'_>, size: usize, limit: usize) {
+/// one length. When not even empty texts are enough, the endpoints lose their metadata altogether, and
+/// then the last of them are left out.
+fn fit(info: &mut Info<'_>, size: usize, limit: usize) -> serde_json::Result<()> {
     let texts =
         || info.endpoints.iter().flat_map(|endpoint| endpoint.metadata.values()).chain([&info.description]);
     let lengths: Vec<usize> = texts().map(|text| escaped_len(text)).collect();
@@ -145,13 +148,21 @@ fn fit(info: &mut Info<'_>, size: usize, limit: usize) {
     let Some(budget) = limit.checked_sub(fixed) else {
         info.description.clear();
         info.endpoints.iter_mut().for_each(|endpoint| endpoint.metadata.clear());
-        return;
+        if serde_json::to_vec(info)?.len() > limit {
+            let all = std::mem::take(&mut info.endpoints);
+            let count = all.len();
+            info.identity.say_left_out(count);
+            info.endpoints = first_that_fit(all, serde_json::to_vec(info)?.len(), limit)?;
+            info.identity.say_left_out(count - info.endpoints.len());
+        }
+        return Ok(());
     };
     let length = common_length(&lengths, budget);
     for text in info.endpoints.iter_mut().flat_map(|endpoint| endpoint.metadata.values_mut()) {
         shorten(text, length);
     }
     shorten(&mut info.description, length);
+    Ok(())
 }
 
 /// Brings a STATS response of `size` bytes down to `limit`: the texts of errors are cut first, then
@@ -168,18 +179,16 @@ fn fit_stats(stats: &mut StatsResponse<'_>, size: usize, limit: usize) -> serde_
     let mut all = std::mem::take(&mut stats.endpoints);
     all.sort_by_key(|endpoint| Reverse(endpoint.num_requests));
     let count = all.len();
-    stats.identity.metadata.to_mut().insert(LEFT_OUT.to_owned(), count.to_string());
-    let mut used = serde_json::to_vec(stats)?.len();
-    for endpoint in all {
-        used += serde_json::to_vec(&endpoint)?.len() + ",".len();
-        if used > limit {
-            break;
-        }
-        stats.endpoints.push(endpoint);
-    }
-    let left_out = count - stats.endpoints.len();
-    stats.identity.metadata.to_mut().insert(LEFT_OUT.to_owned(), left_out.to_string());
+    stats.identity.say_left_out(count);
+    stats.endpoints = first_that_fit(all, serde_json::to_vec(stats)?.len(), limit)?;
+    stats.identity.say_left_out(count - stats.endpoints.len());
     Ok(())
+}
+
+impl Identity<'_> {
+    fn say_left_out(&mut self, count: usize) {
+        self.metadata.to_mut().insert(LEFT_OUT.to_owned(), count.to_string());
+    }
 }
 
 /// The greatest length to which all can be cut so that together they are at most `budget`.
@@ -312,7 +321,7 @@ mod tests {
         let metadata = BTreeMap::new();
         let mut info = sample(&metadata, &["x".repeat(5000), "short".to_owned()]);
         let before = size(&info);
-        fit(&mut info, before, 3000);
+        fit(&mut info, before, 3000).unwrap();
         assert!(size(&info) <= 3000);
         assert!(info.endpoints[0].metadata["description"].ends_with('…'));
         assert!(info.endpoints[0].metadata["description"].len() > 1000);
@@ -323,13 +332,18 @@ mod tests {
     }
 
     #[test]
-    fn metadata_goes_altogether_when_shortening_is_not_enough() {
+    fn metadata_goes_altogether_when_shortening_is_not_enough_and_then_the_last_endpoints() {
         let metadata = BTreeMap::new();
-        let mut info = sample(&metadata, &vec!["text".to_owned(); 50]);
-        let before = size(&info);
-        fit(&mut info, before, 100);
-        assert!(info.endpoints.iter().all(|endpoint| endpoint.metadata.is_empty()));
-        assert_eq!(info.endpoints.len(), 50);
+        for (limit, some_left_out) in [(6000, false), (3000, true)] {
+            let mut info = sample(&metadata, &vec!["text".to_owned(); 50]);
+            let before = size(&info);
+            fit(&mut info, before, limit).unwrap();
+            assert!(size(&info) <= limit);
+            assert!(info.endpoints.iter().all(|endpoint| endpoint.metadata.is_empty()));
+            let left_out = info.identity.metadata.get(LEFT_OUT).map(|text| text.parse::<usize>().unwrap());
+            assert_eq!(left_out.is_some(), some_left_out);
+            assert_eq!(info.endpoints.len() + left_out.unwrap_or_default(), 50);
+        }
     }
 
     #[test]
@@ -376,12 +390,11 @@ mod tests {
         ) {
             let metadata = BTreeMap::new();
             let mut info = sample(&metadata, &texts);
-            let mut least = sample(&metadata, &texts);
-            for endpoint in &mut least.endpoints {
-                endpoint.metadata.values_mut().for_each(String::clear);
-            }
             let before = size(&info);
-            fit(&mut info, before, limit);
+            fit(&mut info, before, limit).unwrap();
+            let mut least = sample(&metadata, &[]);
+            least.description.clear();
+            least.identity.say_left_out(texts.len());
             prop_assert!(size(&info) <= limit.max(size(&least)));
         }
     }

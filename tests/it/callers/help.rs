@@ -4,7 +4,7 @@ use crate::support::cli::{program, run};
 
 #[test]
 fn every_help_text_is_as_it_was_meant() {
-    let commands: [&[&str]; 17] = [
+    let commands: [&[&str]; 18] = [
         &[],
         &["run"],
         &["check"],
@@ -17,6 +17,7 @@ fn every_help_text_is_as_it_was_meant() {
         &["task", "watch"],
         &["task", "cancel"],
         &["card"],
+        &["logs"],
         &["schema"],
         &["plugin"],
         &["completions"],

@@ -348,6 +348,15 @@ impl Bridge {
         processes::signal(i32::try_from(self.child.id()).unwrap(), signal);
     }
 
+    /// Has it read its settings again, with this change.
+    pub fn reload(&self, change: impl Fn(&mut Value)) {
+        let file = self.dir.path().join("bridge.yaml");
+        let mut settings = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        change(&mut settings);
+        std::fs::write(&file, format!("{settings:#}")).unwrap();
+        self.signal(Signal::SIGHUP);
+    }
+
     /// Waits until the bridge has ended.
     pub async fn ended(&mut self) -> ExitStatus {
         let child = std::cell::RefCell::new(&mut self.child);

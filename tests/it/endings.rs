@@ -1,0 +1,46 @@
+//! How an agent is asked to end: all of it, once, with the grace that the settings give.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::support::supervise::{Site, shell};
+
+#[tokio::test]
+async fn an_agent_below_a_shell_that_ends_at_once_has_its_whole_grace() {
+    let mut site = Site::new().await;
+    let lines = format!("{}\nstop_grace: 4s", shell("DEMO --ignore-sigterm & wait"));
+    site.settings(&[("a", &lines)]);
+    site.start();
+    site.until_state("a", "ready").await;
+    let began = Instant::now();
+    let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
+    assert_eq!(code, 0, "{out}");
+    assert!(began.elapsed() >= Duration::from_secs(4), "{:?}", began.elapsed());
+    assert_eq!(site.processes(), Vec::<i32>::new());
+}
+
+#[tokio::test]
+async fn what_a_script_runs_in_order_to_end_is_not_asked_to_end() {
+    let mut site = Site::new().await;
+    let done = site.folder().join("done");
+    let line = format!("trap \"sleep 1 && echo > {}; exit 0\" TERM; DEMO & wait", done.display());
+    site.settings(&[("a", &shell(&line))]);
+    site.start();
+    site.until_state("a", "ready").await;
+    let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
+    assert_eq!(code, 0, "{out}");
+    assert!(done.exists());
+}
+
+#[tokio::test]
+async fn an_agent_that_was_killed_is_not_said_to_have_written_why() {
+    let mut site = Site::new().await;
+    site.settings(&[("a", &shell("exec DEMO"))]);
+    site.start();
+    let pid = site.until_state("a", "ready").await.pid.unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    let report = site.until_state("a", "backing-off").await;
+    assert!(report.advice.unwrap().contains("for lack of memory"));
+}
