@@ -226,6 +226,11 @@ impl TaskState {
     pub fn is_waiting(&self) -> bool {
         matches!(self, Self::InputRequired | Self::AuthRequired)
     }
+
+    /// Whether a task in this state does not go on by itself.
+    pub fn is_settled(&self) -> bool {
+        self.is_final() || self.is_waiting()
+    }
 }
 
 impl fmt::Display for TaskState {

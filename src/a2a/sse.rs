@@ -149,12 +149,14 @@ impl Data {
         }
     }
 
+    /// The data of an event that is over; one without any is no event.
     fn take(&mut self) -> Option<Bytes> {
-        match std::mem::take(self) {
-            Self::None => None,
-            Self::One(line) => Some(line),
-            Self::Many(all) => Some(all.freeze()),
-        }
+        let data = match std::mem::take(self) {
+            Self::None => return None,
+            Self::One(line) => line,
+            Self::Many(all) => all.freeze(),
+        };
+        Some(data).filter(|data| !data.is_empty())
     }
 }
 
@@ -181,7 +183,7 @@ mod tests {
     #[test]
     fn all_line_ends_comments_names_and_long_data_are_understood_in_any_pieces() {
         let text = "\u{FEFF}: hello\n\ndata: one\n\n: ping\r\n\r\nevent: x\r\nid: 7\r\ndata:two\r\ndata:  three\r\n\r\n\
-                    data: four\r\rretry: 5\ndata\ndata: \n\ndatum: no\n\ndata: {\ndata: }\n\ndata: last";
+                    data: four\r\rretry: 5\ndata\ndata: \n\nevent: ping\ndata:\n\ndatum: no\n\ndata: {\ndata: }\n\ndata: last";
         let expected = ["one", "two\n three", "four", "\n", "{\n}", "last"];
         for piece in [1, 2, 3, 7, 64 << 10] {
             assert_eq!(events(text.as_bytes(), piece), expected, "in pieces of {piece}");

@@ -19,6 +19,17 @@ pub struct EventStream {
     dialect: Dialect,
     limit: u64,
     received: u64,
+    // The first thing that was no event, while no event has come.
+    strange: Strange,
+}
+
+/// What is passed over: signs of life have many forms, and newer versions newer kinds of events.
+#[derive(Debug)]
+enum Strange {
+    None,
+    First(ClientError),
+    // There was an event, so the stream is one of A2A.
+    Harmless,
 }
 
 #[derive(Debug)]
@@ -45,7 +56,7 @@ impl EventStream {
         } else {
             Source::Document(Some(Body::read(response, limit).await?))
         };
-        Ok(Self { source, dialect, limit, received: 0 })
+        Ok(Self { source, dialect, limit, received: 0, strange: Strange::None })
     }
 
     /// Takes the end of the stream if it is there already, so that the connection can be used again.
@@ -55,31 +66,57 @@ impl EventStream {
         }
     }
 
-    /// The next event; `None` when the agent has ended the stream.
+    /// The next event; `None` when the agent has ended the stream. What is no event of A2A is passed over,
+    /// unless there is nothing else.
     pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
-        let body = match &mut self.source {
-            Source::Document(document) => document.take(),
-            Source::Events { response, parser, ended } => loop {
-                let parsed = if *ended { parser.finish() } else { parser.next_event() };
-                match parsed.map_err(|_| ClientError::TooLarge { limit: self.limit })? {
-                    Some(data) => break Some(Body::of_event(data)),
-                    None if *ended => break None,
-                    None => {}
+        loop {
+            let Some(body) = self.next_body().await? else {
+                return match std::mem::replace(&mut self.strange, Strange::Harmless) {
+                    Strange::First(error) => Err(error),
+                    Strange::None | Strange::Harmless => Ok(None),
+                };
+            };
+            let event = body.check().and_then(|body| {
+                self.dialect.read_event(&body.bytes).map_err(|problem| body.explain(problem))
+            });
+            match event {
+                Ok(event) => {
+                    self.strange = Strange::Harmless;
+                    return Ok(Some(event));
                 }
-                match response.chunk().await? {
-                    Some(chunk) => {
-                        self.received += chunk.len() as u64;
-                        if self.received > self.limit.saturating_mul(STREAM_FACTOR) {
-                            return Err(ClientError::TooLarge { limit: self.limit });
-                        }
-                        parser.feed(&chunk);
+                Err(error @ ClientError::NotA2a { .. }) => {
+                    tracing::debug!(%error, "something in a stream is passed over");
+                    if let Strange::None = self.strange {
+                        self.strange = Strange::First(error);
                     }
-                    None => *ended = true,
                 }
-            },
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn next_body(&mut self) -> Result<Option<Body>, ClientError> {
+        let (response, parser, ended) = match &mut self.source {
+            Source::Document(document) => return Ok(document.take()),
+            Source::Events { response, parser, ended } => (response, parser, ended),
         };
-        let Some(body) = body else { return Ok(None) };
-        let body = body.check()?;
-        self.dialect.read_event(&body.bytes).map(Some).map_err(|problem| body.explain(problem))
+        loop {
+            let parsed = if *ended { parser.finish() } else { parser.next_event() };
+            match parsed.map_err(|_| ClientError::TooLarge { limit: self.limit })? {
+                Some(data) => return Ok(Some(Body::of_event(data))),
+                None if *ended => return Ok(None),
+                None => {}
+            }
+            match response.chunk().await? {
+                Some(chunk) => {
+                    self.received += chunk.len() as u64;
+                    if self.received > self.limit.saturating_mul(STREAM_FACTOR) {
+                        return Err(ClientError::TooLarge { limit: self.limit });
+                    }
+                    parser.feed(&chunk);
+                }
+                None => *ended = true,
+            }
+        }
     }
 }

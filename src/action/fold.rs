@@ -77,7 +77,7 @@ impl<'a> Fold<'a> {
 
     /// Whether nothing will change without the caller.
     pub fn is_settled(&self) -> bool {
-        let settled = |task: &Task| !is_open(&task.state);
+        let settled = |task: &Task| task.state.is_settled();
         self.direct.is_some() || (!self.is_stale && self.task.as_ref().is_some_and(settled))
     }
 
@@ -112,7 +112,12 @@ impl<'a> Fold<'a> {
             self.another_task(event, &mut frames)?;
             return Ok(frames);
         }
-        self.is_stale = false;
+        if std::mem::take(&mut self.is_stale)
+            && let Some(task) = &mut self.task
+        {
+            // It goes on, whether it says so or not.
+            (task.state, task.status_message) = (TaskState::Working, None);
+        }
         match event {
             Event::Message(message) => {
                 let text: String = message.parts.iter().filter_map(Part::as_text).collect();
@@ -144,7 +149,7 @@ impl<'a> Fold<'a> {
     /// Tells what another task says on its way. Its end is not told: a caller would take it for ours.
     fn another_task(&mut self, event: Event, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
         match event {
-            Event::Status(update) if is_open(&update.state) => {
+            Event::Status(update) if !update.state.is_settled() => {
                 frames.push(state_frame(&update.state, update.message.as_ref()));
                 self.collect(update.message.as_ref())?;
             }
@@ -222,7 +227,7 @@ impl<'a> Fold<'a> {
         let id = self.id_for(update.task_id.as_deref());
         self.name(&id, update.context_id.as_deref(), frames);
         frames.push(state_frame(&update.state, update.message.as_ref()));
-        if is_open(&update.state) {
+        if !update.state.is_settled() {
             self.collect(update.message.as_ref())?;
         }
         self.is_last = update.is_last;
@@ -332,11 +337,6 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
         id.clone_into(&mut task.id);
     }
     task
-}
-
-/// Whether a task in this state goes on by itself.
-fn is_open(state: &TaskState) -> bool {
-    !(state.is_final() || state.is_waiting())
 }
 
 fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {

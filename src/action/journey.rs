@@ -39,6 +39,8 @@ pub(super) const POLL: (Duration, Duration) = (Duration::from_millis(100), Durat
 const MAX_POLL_FAILURES: u32 = 6;
 /// How long one look at a task may take.
 pub(super) const ASIDE: Duration = Duration::from_secs(10);
+/// How long an answer waits for a look at its task.
+const RECALL: Duration = Duration::from_secs(3);
 /// How often a task is looked at after its answer was cut off before it counts as still waiting.
 pub(super) const SETTLING_LOOKS: u32 = 4;
 
@@ -98,7 +100,11 @@ impl<P: Progress> Journey<'_, P> {
         let max_size = usize::try_from(self.actions.limits.max_response_size).unwrap_or(usize::MAX);
         let mut fold = Fold::new(&self.actions.limits.artifacts, max_size, self.progress.listens());
         let wants_stream = self.mode != Mode::Final || self.actions.limits.prefer_stream;
-        if wants_stream && self.instance.card.streaming {
+        let streams = wants_stream && self.instance.card.streaming;
+        if let Some(id) = message.task_id.filter(|_| streams || self.progress.listens()) {
+            Box::pin(self.recall(id, &mut fold)).await?;
+        }
+        if streams {
             match Box::pin(self.stream(message, &mut fold)).await {
                 // The card promised what the agent does not do; the message was not taken.
                 Err(Failure::Client(error)) if self.is_unsupported(&error) => {}
@@ -119,10 +125,10 @@ impl<P: Progress> Journey<'_, P> {
                 let Some(task) = self.named_by_us(&message) else {
                     return Err(Failure::Client(error));
                 };
-                let id = task.id.clone().unwrap_or_default();
-                match tokio::time::timeout(ASIDE, Box::pin(instance.client.get(&id, self.trace))).await {
-                    Ok(Ok(seen)) => Answer::Task(seen),
-                    _ => return Err(ActionError::from_client(error).about(task).into()),
+                match self.look(task.id.as_deref().unwrap_or_default()).await {
+                    Ok(Some(Ok(seen))) => Answer::Task(seen),
+                    Ok(_) => return Err(ActionError::from_client(error).about(task).into()),
+                    Err(interruption) => return Err(self.interrupted(interruption, Some(task)).await.into()),
                 }
             }
             Ok(Err(error)) => return Err(Failure::Client(error)),
@@ -167,6 +173,29 @@ impl<P: Progress> Journey<'_, P> {
             pause *= 2;
         }
         task
+    }
+
+    /// Begins with what a waiting task has made before: a stream tells only what is new, and a caller
+    /// wants to hear only that.
+    async fn recall(&mut self, id: &str, fold: &mut Fold<'_>) -> Result<(), ActionError> {
+        // It can do without, and a limit that is reached meanwhile shows when the answer is sent.
+        let Ok(Ok(Some(Ok(seen)))) = tokio::time::timeout(RECALL, self.look(id)).await else {
+            return Ok(());
+        };
+        if !seen.state.is_waiting() {
+            return Ok(());
+        }
+        let seen = Event::Task(Task { history: Vec::new(), ..seen });
+        let frames = fold.apply_first_after_answer(seen).map_err(|TooMuch| self.too_much(fold))?;
+        self.tell(fold, frames).await
+    }
+
+    /// Looks at a task once; `None` if the agent does not answer in time.
+    pub(super) async fn look(&mut self, id: &str) -> Result<Option<Result<Task, ClientError>>, Interruption> {
+        let (instance, trace) = (Arc::clone(&self.instance), self.trace);
+        let looked = tokio::time::timeout(ASIDE, Box::pin(instance.client.get(id, trace)));
+        let seen = self.within(looked).await?.ok();
+        Ok(seen.map(|seen| seen.map(|task| Task { id: id.to_owned(), ..task })))
     }
 
     /// Goes on with a task that was looked at.
@@ -238,7 +267,7 @@ impl<P: Progress> Journey<'_, P> {
         // The task is remembered as soon as it has a name, so that it can be cancelled and looked up,
         // and when its status changes. Its settled state is left to the end, when all of it is there.
         if let Some(task) = fold.task().filter(|task| !task.id.is_empty())
-            && !(task.state.is_final() || task.state.is_waiting())
+            && !task.state.is_settled()
             && self.observed != Some(Status::from(&task.state))
         {
             self.observed = Some(Status::from(&task.state));
@@ -268,7 +297,8 @@ impl<P: Progress> Journey<'_, P> {
             fold.task().filter(|task| task.state == TaskState::AuthRequired && !self.is_over(fold))
         {
             self.observed = Some(Status::from(&task.state));
-            self.observe(task, fold.status_texts(), None).await?;
+            let (outcome, _) = self.observe(task, fold.status_texts(), None).await?;
+            self.progress.waits(&outcome).await;
         }
         Ok(())
     }

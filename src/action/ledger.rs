@@ -81,8 +81,7 @@ impl Ledger {
     /// ended stays so, and so does an open question: it can still be answered.
     pub fn lose(&self, agent: &Arc<str>, task_id: &str, why: &ActionError) {
         let record = self.task(agent, task_id);
-        if let Some(record) = record.filter(|record| !(record.state.is_final() || record.state.is_waiting()))
-        {
+        if let Some(record) = record.filter(|record| !record.state.is_settled()) {
             let lost = Record { reply: Err(why.clone()), alive: Duration::ZERO, ..Record::clone(&record) };
             self.record(agent, task_id, lost);
         }

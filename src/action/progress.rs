@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::outcome::Outcome;
 use crate::a2a::model::ArtifactUpdate;
 
 /// One piece of news.
@@ -40,6 +41,11 @@ pub enum Audience {
 pub trait Progress: Send {
     /// Tells one piece of news.
     fn frame(&mut self, frame: Frame) -> impl Future<Output = ()> + Send;
+
+    /// Says that the task waits for something that may happen elsewhere, and is followed on.
+    fn waits(&mut self, _: &Outcome) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
 
     /// Tells what was held back to be joined with more: now the agent is waited for.
     fn catch_up(&mut self) -> impl Future<Output = ()> + Send {

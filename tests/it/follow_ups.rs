@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::peer::{Seen, card, streaming_card};
 use crate::support::{Answer, Bridge, DemoAgent, Peer, Reply, SOON, attached, eventually, launched};
@@ -226,6 +226,68 @@ async fn an_answer_takes_files_along_and_goes_to_the_right_task() {
     assert_eq!(message["contextId"], "context-1");
     assert_eq!(message["parts"][0]["text"], "blue");
     assert_eq!(message["parts"][1]["raw"], "aGk=");
+}
+
+/// An agent that has made a draft when it asks; what comes after the answer is `then`.
+fn drafter(streams: bool, then: Value) -> Peer {
+    let state = |state: &str| {
+        json!({"state": format!("TASK_STATE_{state}"), "message": {
+        "messageId": state, "role": "ROLE_AGENT", "parts": [{"text": "Go on?"}]}})
+    };
+    let artifact = |text: &str| json!({"artifactId": "d", "parts": [{"text": text}]});
+    let task = move |state: Value, text: &str| json!({"id": "t", "contextId": "c", "status": state, "artifacts": [artifact(text)]});
+    Peer::start(move |seen| {
+        let is_answer = seen.json()["params"]["message"]["taskId"] == "t";
+        match (seen.method.as_str(), seen.rpc_method().as_str()) {
+            ("GET", _) if streams => Answer::json(&streaming_card(&["ask"])),
+            ("GET", _) => Answer::json(&card(&["ask"])),
+            (_, "SendStreamingMessage") if is_answer => {
+                let done =
+                    json!({"statusUpdate": {"taskId": "t", "status": {"state": "TASK_STATE_COMPLETED"}}});
+                Answer::Events([event(&then), event(&done)].concat(), usize::MAX)
+            }
+            (_, "SendStreamingMessage") => {
+                Answer::Events(event(&json!({"task": task(state("INPUT_REQUIRED"), "draft")})), usize::MAX)
+            }
+            (_, "SendMessage") if is_answer => {
+                let done = json!({"state": "TASK_STATE_COMPLETED"});
+                Answer::result(seen, &json!({"task": task(done, "draft more")}))
+            }
+            (_, "SendMessage") => {
+                Answer::result(seen, &json!({"task": task(state("INPUT_REQUIRED"), "draft")}))
+            }
+            _ => Answer::result(seen, &task(state("INPUT_REQUIRED"), "draft")),
+        }
+    })
+}
+
+fn event(result: &Value) -> Vec<u8> {
+    format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
+}
+
+#[rstest]
+#[tokio::test]
+async fn what_a_task_has_made_before_its_question_is_part_of_the_answer(
+    #[values(true, false)] streams: bool,
+    #[values("final", "stream", "submit")] mode: &str,
+) {
+    let more = json!({"artifactId": "d", "parts": [{"text": " more"}]});
+    let peer = drafter(streams, json!({"artifactUpdate": {"taskId": "t", "artifact": more, "append": true}}));
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let answer = bridge.answer("peer", &asked.follow_up_id(), "yes").header("A2A-Reply", mode);
+    if mode == "stream" {
+        let stream = answer.stream().await;
+        assert_eq!(stream.response(), " more", "what was told before is not told again");
+        assert_eq!(stream.result.expect("COMPLETED").message(), "draft more");
+    } else {
+        answer.only_reply().await;
+    }
+    let seen = eventually(SOON, || async {
+        let seen = bridge.get_task("peer", "t").await;
+        seen.is("COMPLETED").then_some(seen)
+    });
+    assert_eq!(seen.await.message(), "draft more");
 }
 
 #[tokio::test]

@@ -81,9 +81,79 @@ async fn an_event_that_is_no_result_is_told_in_words_of_a2a(
 }
 
 #[rstest]
+#[tokio::test]
+async fn what_is_no_event_of_a2a_is_passed_over_in_a_stream_that_has_some(
+    #[values(
+        "",
+        "keepalive",
+        "null",
+        "{}",
+        r#"{"result": {"hologram": {}}}"#,
+        r#"{"result": {"kind": "news"}}"#
+    )]
+    data: &str,
+) {
+    let strange = format!("event: ping\ndata: {data}\n\n").into_bytes();
+    let events: Vec<u8> =
+        good_stream().into_iter().flat_map(|event| [strange.clone(), event].concat()).collect();
+    let peer = agent(move || Answer::Events(events.clone(), usize::MAX), Answer::not_found);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let stream = bridge.prompt("peer.ask", "x").stream().await;
+    assert_eq!(stream.result.expect("COMPLETED").message(), "one two three");
+}
+
+#[rstest]
+#[tokio::test]
+async fn an_agent_that_cannot_be_subscribed_to_is_polled(
+    #[values(-32601, -32004, -32603, -32001)] code: i64,
+    #[values(true, false)] as_event: bool,
+) {
+    let looks = AtomicUsize::new(0);
+    let cut: Vec<u8> = good_stream()[..3].concat();
+    let peer = agent(
+        move || Answer::Events(cut.clone(), usize::MAX),
+        move |seen| match seen.rpc_method().as_str() {
+            "GetTask" if looks.fetch_add(1, Ordering::Relaxed) < 2 => {
+                Answer::result(seen, &task("WORKING", Some("one ")))
+            }
+            "GetTask" => Answer::result(seen, &task("COMPLETED", Some("one two three"))),
+            _ => {
+                let error = json!({"jsonrpc": "2.0", "id": 1, "error": {"code": code, "message": "no"}});
+                if as_event {
+                    Answer::Events(format!("data: {error}\n\n").into_bytes(), usize::MAX)
+                } else {
+                    Answer::json(&error)
+                }
+            }
+        },
+    );
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let stream = bridge.prompt("peer.ask", "x").stream().await;
+    assert_eq!(stream.result.expect("COMPLETED").message(), "one two three");
+    assert_eq!(peer.calls("SubscribeToTask").len(), 1);
+}
+
+#[tokio::test]
+async fn the_callers_limit_holds_while_the_agent_does_not_say_what_became_of_a_task() {
+    let cut: Vec<u8> = good_stream()[..3].concat();
+    let peer = agent(
+        move || Answer::Events(cut.clone(), usize::MAX),
+        |seen| match seen.rpc_method().as_str() {
+            "GetTask" => Answer::Endless(Vec::new(), b": still\n\n".to_vec(), Duration::from_millis(50)),
+            _ => Answer::result(seen, &task("CANCELED", None)),
+        },
+    );
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let call = bridge.prompt("peer.ask", "x").header("A2A-Timeout", "500ms");
+    let result = call.stream().await.result.expect_error("timeout");
+    assert_eq!(result["error_info"]["cancelled"], true);
+}
+
+#[rstest]
 #[case::an_endless_line(b"data: ".to_vec(), vec![b'x'; 64 << 10], 0, "too_large")]
 #[case::an_endless_event(b"".to_vec(), [b"data: ".to_vec(), vec![b'x'; 1000], b"\n".to_vec()].concat(), 0, "too_large")]
 #[case::comments_for_ever(b"".to_vec(), b": ping\n\n".to_vec(), 20, "timeout")]
+#[case::pings_for_ever(b"".to_vec(), b"data: ping\n\n".to_vec(), 20, "timeout")]
 #[case::a_byte_at_a_time(b"data: ".to_vec(), b" ".to_vec(), 20, "timeout")]
 #[tokio::test]
 async fn a_stream_without_an_end_has_a_typed_one(

@@ -8,6 +8,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::caller::Call;
+use crate::support::peer::{card, streaming_card};
 use crate::support::{Answer, Bridge, LATER, Peer, SOON, attached, eventually, launched};
 
 fn submit(call: Call) -> Call {
@@ -137,8 +138,37 @@ async fn a_submitted_task_over_its_limit_is_cancelled() {
     let bridge = Bridge::of(launched("demo", &[]).set("task_timeout", "1s")).start().await;
     let mut news = news(&bridge).await;
     let first = submit(bridge.prompt("demo.slow", "60")).only_reply().await.expect("WORKING");
-    let (_, end) = until(&mut news, "CANCELED").await;
+    until(&mut news, "WORKING").await;
+    // One end, as in the other modes: why, and what became of the task.
+    let message = tokio::time::timeout(LATER, news.next()).await.unwrap().unwrap();
+    let end: Value = serde_json::from_slice(&message.payload).unwrap();
+    assert_eq!(
+        (&end["error_info"]["code"], &end["error_info"]["cancelled"]),
+        (&json!("timeout"), &json!(true))
+    );
     assert_eq!(end["task"]["id"], first["task"]["id"]);
+    bridge.get_task("demo", &first.task_id()).await.expect("CANCELED");
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_task_that_wants_a_sign_in_first_is_submitted_all_the_same(#[values(true, false)] streams: bool) {
+    let waiting = json!({"id": "t", "contextId": "c", "status": {"state": "TASK_STATE_AUTH_REQUIRED"}});
+    let peer = Peer::start(move |seen| match (seen.method.as_str(), seen.rpc_method().as_str()) {
+        ("GET", _) if streams => Answer::json(&streaming_card(&["ask"])),
+        ("GET", _) => Answer::json(&card(&["ask"])),
+        (_, "SendStreamingMessage") => {
+            let event = json!({"jsonrpc": "2.0", "id": 1, "result": {"task": waiting}});
+            Answer::Events(format!("data: {event}\n\n").into_bytes(), usize::MAX)
+        }
+        (_, "SendMessage") => Answer::result(seen, &json!({"task": waiting})),
+        _ => Answer::result(seen, &waiting),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let mut news = news(&bridge).await;
+    let first = submit(bridge.prompt("peer.ask", "x")).only_reply().await.expect("AUTH_REQUIRED");
+    let (_, told) = until(&mut news, "AUTH_REQUIRED").await;
+    assert_eq!(told["data"]["follow_up_id"], first.follow_up_id());
 }
 
 #[tokio::test]

@@ -17,14 +17,28 @@ use crate::action::run::Mode;
 use crate::telemetry::spans;
 
 impl<P: Progress> Journey<'_, P> {
-    /// Remembers where a task stands and makes the reply for it; if it waits, with the follow-up
-    /// that is `known` for its question, or with a new one.
+    /// Remembers where a task stands, tells those who follow it, and makes the reply for it; if it
+    /// waits, with the follow-up that is `known` for its question, or with a new one.
     pub(in crate::action) async fn observe(
         &self,
         task: &Task,
         status_texts: &str,
         known: Option<FollowUp>,
     ) -> Result<(Outcome, Source), ActionError> {
+        let (outcome, source, is_news) = self.remember(task, status_texts, known)?;
+        if is_news {
+            self.actions.news(&task.id, outcome.to_json()).await;
+        }
+        Ok((outcome, source))
+    }
+
+    /// The same without telling; whether there is something to tell.
+    pub(super) fn remember(
+        &self,
+        task: &Task,
+        status_texts: &str,
+        known: Option<FollowUp>,
+    ) -> Result<(Outcome, Source, bool), ActionError> {
         let memory = &self.actions.memory;
         let reference = self.task_ref(Some(task.id.clone()), task.context_id.clone());
         let (content, source) = assemble::of_task(task, status_texts, &self.actions.limits.artifacts)
@@ -33,7 +47,7 @@ impl<P: Progress> Journey<'_, P> {
         let before = memory.ledger.task(&self.actions.agent, &task.id);
         // Somebody else has seen the end meanwhile; this look was older.
         if before.as_ref().is_some_and(|before| before.state.is_final()) && !task.state.is_final() {
-            return Ok((outcome, source));
+            return Ok((outcome, source, false));
         }
         if task.state.is_waiting() {
             let question = question_of(task);
@@ -44,11 +58,10 @@ impl<P: Progress> Journey<'_, P> {
         }
         let is_submitted =
             self.mode == Mode::Submit || before.as_ref().is_some_and(|record| record.is_submitted);
-        let reply = outcome.to_json();
         let record = Record {
             task: outcome.task.clone(),
             state: task.state.clone(),
-            reply: Ok(reply.clone()),
+            reply: Ok(outcome.to_json()),
             follow_up: outcome.follow_up.clone(),
             is_submitted,
             alive: self.alive(&task.state),
@@ -61,13 +74,10 @@ impl<P: Progress> Journey<'_, P> {
                 || Status::from(&before.state) != outcome.status
                 || question(&before.follow_up) != question(&record.follow_up)
         });
-        if is_submitted && is_change {
-            self.actions.news(&task.id, reply).await;
-        }
         tracing::Span::current().record("task", task.id.as_str());
         spans::task(&task.id, outcome.task.context_id.as_deref());
         memory.ledger.record(&self.actions.agent, &task.id, record);
-        Ok((outcome, source))
+        Ok((outcome, source, is_submitted && is_change))
     }
 
     /// How long a task in this state may go on without another word: whoever looks at it does not

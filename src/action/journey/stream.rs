@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{ASIDE, Failure, Interruption, Journey, about_known_task};
+use super::{Failure, Interruption, Journey, about_known_task};
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::Outgoing;
-use crate::a2a::model::{Event, Task};
+use crate::a2a::model::Event;
 use crate::a2a::stream::EventStream;
 use crate::action::error::{ActionError, Code};
 use crate::action::fold::{Fold, TooMuch};
@@ -40,7 +40,14 @@ impl<P: Progress> Journey<'_, P> {
         let mut is_answer = message.task_id.is_some();
         let mut subscriptions = 0;
         loop {
-            self.read(&mut events, fold, &mut is_answer).await?;
+            match self.read(&mut events, fold, &mut is_answer).await {
+                // Not everybody can be subscribed to, whatever the card says; then the task is polled.
+                Err(Failure::Client(_)) if subscriptions > 0 => subscriptions = MAX_SUBSCRIPTIONS,
+                Err(Failure::Client(error)) if !is_answer && fold.task().is_some() => {
+                    return Err(about_known_task(error, self.known_ref(fold)).into());
+                }
+                ended => ended?,
+            }
             // Between two streams events may have been missed.
             if fold.is_settled() && subscriptions == 0 && !fold.is_bare() {
                 return Ok(self.follow(fold).await?);
@@ -55,22 +62,20 @@ impl<P: Progress> Journey<'_, P> {
             };
             let id = named.id.clone().unwrap_or_default();
             // Without a settled state, or without any content: ask what became of the task.
-            match tokio::time::timeout(ASIDE, Box::pin(client.get(&id, self.trace))).await {
+            match self.look(&id).await {
                 // A state that ended the task is not undone by an older one.
-                Ok(Ok(seen)) if fold.is_settled() && !(seen.state.is_final() || seen.state.is_waiting()) => {}
-                Ok(Ok(seen)) => {
-                    let task = Task { id: id.clone(), ..seen };
-                    self.take(fold, Event::Task(task)).await?;
-                }
-                Ok(Err(error)) if error.is_task_not_found() && !fold.is_settled() => {
+                Ok(Some(Ok(seen))) if fold.is_settled() && !seen.state.is_settled() => {}
+                Ok(Some(Ok(seen))) => self.take(fold, Event::Task(seen)).await?,
+                Ok(Some(Err(error))) if error.is_task_not_found() && !fold.is_settled() => {
                     return Err(about_known_task(error, named).into());
                 }
-                Ok(Err(_)) | Err(_) if fold.task().is_none() => {
+                Ok(_) if is_answer || fold.task().is_none() => {
                     let message = "the agent ended its stream and cannot be asked what became of the task";
                     let error = ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent();
                     return Err(error.about(named).into());
                 }
-                Ok(Err(_)) | Err(_) => {}
+                Ok(_) => {}
+                Err(interruption) => return Err(self.interrupted(interruption, Some(named)).await.into()),
             }
             if fold.is_settled() || subscriptions >= MAX_SUBSCRIPTIONS {
                 return Ok(self.follow(fold).await?);
@@ -113,20 +118,15 @@ impl<P: Progress> Journey<'_, P> {
                     let frames = fold.end_of_stream().map_err(|TooMuch| self.too_much(fold))?;
                     return Ok(self.tell(fold, frames).await?);
                 }
-                // Nobody knows whether the agent took the answer, which is its caller's business.
-                Ok(Err(error @ ClientError::Broken(_))) if *is_answer => return Err(Failure::Client(error)),
+                // Whether the agent took the answer is its caller's business.
+                Ok(Err(error)) if *is_answer => return Err(Failure::Client(error)),
                 Ok(Err(ClientError::Broken(error))) => {
                     tracing::debug!(agent = %self.actions.agent, %error, "a stream was cut off");
                     return Ok(());
                 }
                 // A task that has ended is not undone by what comes after it.
                 Ok(Err(_)) if fold.is_settled() => return Ok(()),
-                Ok(Err(error)) => {
-                    return Err(match fold.task() {
-                        Some(_) => about_known_task(error, self.known_ref(fold)).into(),
-                        None => Failure::Client(error),
-                    });
-                }
+                Ok(Err(error)) => return Err(Failure::Client(error)),
                 // A submitted task may be silent for hours; then it is polled.
                 Err(Interruption::Idle) if self.mode == Mode::Submit && fold.task().is_some() => {
                     return Ok(());

@@ -144,7 +144,8 @@ impl<P: Progress> Journey<'_, P> {
         match tokio::time::timeout(CANCEL_AT_AGENT, client.cancel(task_id, self.trace)).await {
             Ok(Ok(task)) => {
                 let cancelled = task.state == TaskState::Canceled;
-                let _ = self.observe(&Task { id: task_id.to_owned(), ..task }, "", None).await;
+                // Why it ended is told by whoever cancels; this is for those who look it up.
+                let _ = self.remember(&Task { id: task_id.to_owned(), ..task }, "", None);
                 cancelled
             }
             Ok(Err(_)) | Err(_) => false,

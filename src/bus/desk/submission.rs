@@ -5,6 +5,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Desk, finish};
 use crate::action::once::{Reply, Running};
+use crate::action::outcome::Outcome;
 use crate::action::progress::{Frame, Progress};
 use crate::bus::service::Call;
 
@@ -52,6 +53,11 @@ impl Progress for Submission<'_> {
         false
     }
 
+    /// The reply is due at once, and this is what there is to say.
+    async fn waits(&mut self, outcome: &Outcome) {
+        self.reply(Ok(outcome.to_json())).await;
+    }
+
     async fn frame(&mut self, frame: Frame) {
         if let Frame::Task { id, .. } = frame {
             self.task_id = Some(id);
@@ -60,7 +66,7 @@ impl Progress for Submission<'_> {
         // Remembered as under way, unless it has ended already: then the end is the reply. What is
         // remembered from before an answer is not news.
         let record = self.desk.actions.memory().ledger.task(self.desk.actions.agent(), id);
-        let record = record.filter(|record| !(record.state.is_final() || record.state.is_waiting()));
+        let record = record.filter(|record| !record.state.is_settled());
         if let Some(Ok(reply)) = record.map(|record| record.reply.clone()) {
             self.reply(Ok(reply)).await;
         }
