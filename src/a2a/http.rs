@@ -21,9 +21,10 @@ use plain::Origin;
 const NAME: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
 /// How long it may take to reach an agent.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long a connection is kept for the next call. Common servers close theirs after five seconds,
-/// and a call on a connection that is just being closed has an unknown outcome.
-const IDLE: Duration = Duration::from_secs(4);
+/// How long a connection is kept for the next call. A call on one that is just being closed has an
+/// unknown outcome, and servers close theirs after five seconds, two (gunicorn) or even one: half of
+/// that leaves time for a slow machine, and a new connection costs little to those who call so rarely.
+const IDLE: Duration = Duration::from_millis(500);
 
 /// Why there is no answer, or no more of it.
 pub(super) type HttpError = Box<dyn std::error::Error + Send + Sync>;
