@@ -38,7 +38,7 @@ impl EventStream {
         let content_type = response.headers().get(reqwest::header::CONTENT_TYPE);
         let is_events = content_type
             .and_then(|value| value.to_str().ok())
-            .is_some_and(|value| value.contains("event-stream"));
+            .is_some_and(|value| value.to_ascii_lowercase().contains("event-stream"));
         let source = if is_events {
             let max_event = usize::try_from(limit).unwrap_or(usize::MAX);
             Source::Events { response, parser: Box::new(Parser::new(max_event)), ended: false }

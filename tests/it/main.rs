@@ -19,6 +19,7 @@ mod follow_ups;
 mod idempotency;
 #[cfg(target_os = "linux")]
 mod interrupted;
+mod leniency;
 mod limits;
 #[cfg(target_os = "linux")]
 mod logging;

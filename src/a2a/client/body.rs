@@ -88,7 +88,7 @@ impl Body {
 
     fn not_a2a(&self, reason: String) -> ClientError {
         let reason = match &self.came {
-            Came::AsBody(Some(content_type)) if !content_type.contains("json") => {
+            Came::AsBody(Some(content_type)) if !content_type.to_ascii_lowercase().contains("json") => {
                 format!("{reason}; it came as {content_type}")
             }
             Came::AsBody(Some(_)) | Came::AsEvent => reason,
