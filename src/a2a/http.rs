@@ -26,6 +26,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// that leaves time for a slow machine, and a new connection costs little to those who call so rarely.
 const IDLE: Duration = Duration::from_millis(500);
 
+/// The byte order mark of UTF-8.
+const BOM: &[u8] = b"\xEF\xBB\xBF";
+
 /// Why there is no answer, or no more of it.
 pub(super) type HttpError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -154,7 +157,9 @@ impl Response {
                 }
             }
         }
-        Ok(if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() })
+        let body = if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() };
+        // Some put it before their JSON, where no reader of JSON takes it.
+        Ok(if body.starts_with(BOM) { body.slice(BOM.len()..) } else { body })
     }
 }
 
