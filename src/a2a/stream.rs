@@ -35,6 +35,7 @@ enum Source {
 impl EventStream {
     /// Takes an answer that is not an error. No event may be larger than `limit`.
     pub(super) async fn open(response: Response, dialect: Dialect, limit: u64) -> Result<Self, ClientError> {
+        response.check_encoding()?;
         let content_type = response.headers().get(reqwest::header::CONTENT_TYPE);
         let is_events = content_type
             .and_then(|value| value.to_str().ok())
