@@ -81,3 +81,34 @@ async fn a_compressed_card_is_told_by_its_name_and_identity_is_no_compression() 
         .announced("zipped", |object| object["last_error"].to_string().contains("Content-Encoding: br"))
         .await;
 }
+
+#[rstest]
+#[case(1, "WORKING")]
+#[case(2, "WORKING")]
+#[case(3, "COMPLETED")]
+#[case(4, "FAILED")]
+#[case(5, "CANCELED")]
+#[case(6, "INPUT_REQUIRED")]
+#[case(7, "REJECTED")]
+#[case(8, "AUTH_REQUIRED")]
+#[tokio::test]
+async fn a_state_may_be_its_number(#[case] number: u64, #[case] status: &str) {
+    let peer = Peer::agent(move |seen| match seen.rpc_method().as_str() {
+        "SendMessage" => Answer::result(seen, &task(number)),
+        _ => Answer::result(seen, &task(number)["task"]),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let mode = if status == "WORKING" { "submit" } else { "final" };
+    bridge.prompt("peer.ask", "x").header("A2A-Reply", mode).await.expect(status);
+    bridge.get_task("peer", "t").await.expect(status);
+}
+
+#[tokio::test]
+async fn a_role_may_be_its_number() {
+    let said = |role: u64, text: &str| json!({"messageId": "m", "role": role, "parts": [{"text": text}]});
+    let history = json!([said(2, "of an earlier turn"), said(1, "x"), said(2, "now")]);
+    let task = json!({"task": {"id": "t", "status": {"state": 3}, "history": history}});
+    let peer = Peer::agent(move |seen| Answer::result(seen, &task));
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    assert_eq!(bridge.prompt("peer.ask", "x").await.expect("COMPLETED").message(), "now");
+}
