@@ -155,6 +155,12 @@ impl Outgoing {
         let message = format!("the reply has {size} bytes, and the mesh takes {max_payload} at most");
         let mut error = ActionError::new(Code::TooLarge, message);
         error.task = task_of(&outgoing.body);
+        let outgoing = Self::of_error(&error);
+        if outgoing.size(overhead) <= max_payload {
+            return outgoing;
+        }
+        // Ids that are too long as well: an error without its task is better than none.
+        error.task = None;
         Self::of_error(&error)
     }
 

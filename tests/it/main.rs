@@ -40,6 +40,7 @@ mod rolling;
 mod secrets;
 mod service;
 mod shutdown;
+mod small_payload;
 mod states;
 mod stream_faults;
 mod streams;
