@@ -88,3 +88,66 @@ async fn ids_that_are_hardly_more_than_escapes_leave_no_gap() {
     assert_eq!(told, 5_000);
     stream.result.expect_error("too_large");
 }
+
+#[rstest]
+#[case::long_question("which? ".repeat(2_000), json!([]), "the rest of the text")]
+#[case::escapes("\u{1}".repeat(3_000), json!([]), "the rest of the text")]
+#[case::data("which?".to_owned(), json!([{"data": "d".repeat(5_000)}, {"raw": "QQ=="}]), "data parts")]
+#[case::file("which?".to_owned(), json!([{"data": {"n": 1}}, {"raw": "A".repeat(8_000)}]), "files")]
+#[case::everything("which? ".repeat(2_000), json!([{"data": {"n": 1}}, {"raw": "QQ=="}]), "the rest of the text")]
+#[tokio::test]
+async fn a_question_that_does_not_fit_keeps_its_follow_up_everywhere(
+    #[case] question: String,
+    #[case] parts: Value,
+    #[case] left_out: &str,
+    #[values("INPUT_REQUIRED", "AUTH_REQUIRED")] status: &str,
+) {
+    let message = json!({"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": question}]});
+    let artifact = json!({"artifactId": "draft", "parts": parts});
+    let status_object = json!({"state": format!("TASK_STATE_{status}"), "message": message});
+    let task = json!({"id": "t", "contextId": "c", "status": status_object, "artifacts": [artifact]});
+    let peer = Peer::agent(move |seen| match seen.rpc_method().as_str() {
+        "SendMessage" if seen.json()["params"]["message"]["taskId"].is_string() => {
+            Answer::task(seen, "TASK_STATE_COMPLETED", "thanks")
+        }
+        "SendMessage" => Answer::result(seen, &json!({"task": task})),
+        _ => Answer::result(seen, &task),
+    });
+    let bridge = bridge_of(&peer).await;
+    let reply = bridge.prompt("peer.ask", "x").only_reply().await;
+    let streamed = bridge.prompt("peer.ask", "x").stream().await.result;
+    let looked = bridge.get_task("peer", "t").await;
+    for reply in [&reply, &streamed, &looked] {
+        let reply = reply.clone().expect(status).saying("… (too large").saying(left_out);
+        assert!(reply.message().starts_with(&question[..6]), "{}", reply.message());
+        assert!(reply["data"]["expires_at"].is_string(), "{reply:?}");
+        assert_eq!(reply["task"], json!({"id": "t", "context_id": "c", "agent": "peer", "skill": "ask"}));
+    }
+    bridge.answer("peer", &reply.follow_up_id(), "red").await.expect("COMPLETED");
+}
+
+#[tokio::test]
+async fn the_news_of_a_submitted_task_have_the_follow_up_of_a_long_question() {
+    use futures_util::StreamExt as _;
+    let asked = std::sync::atomic::AtomicBool::new(false);
+    let peer = Peer::agent(move |seen| match seen.rpc_method().as_str() {
+        "SendMessage" => Answer::task(seen, "TASK_STATE_WORKING", "on it"),
+        _ if !asked.swap(true, std::sync::atomic::Ordering::Relaxed) => {
+            Answer::task(seen, "TASK_STATE_WORKING", "on it")
+        }
+        _ => Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", &"which? ".repeat(2_000)),
+    });
+    let bridge = bridge_of(&peer).await;
+    let mut news = bridge.client.subscribe(format!("{}.task.>", bridge.prefix)).await.unwrap();
+    bridge.prompt("peer.ask", "x").header("A2A-Reply", "submit").await.expect("WORKING");
+    loop {
+        let message = tokio::time::timeout(crate::support::LATER, news.next()).await;
+        let message = message.expect("news in time").expect("the connection is up");
+        let reply: Value = serde_json::from_slice(&message.payload).unwrap();
+        if reply["status"] != "WORKING" {
+            assert_eq!(reply["status"], "INPUT_REQUIRED");
+            assert!(reply["data"]["follow_up_id"].is_string(), "{reply}");
+            break;
+        }
+    }
+}
