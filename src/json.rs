@@ -87,6 +87,29 @@ pub(crate) fn shorten(text: &str, max: usize) -> String {
     }
 }
 
+/// The longest beginning of `text` that has at most `max` bytes when it is written as JSON, without quotes.
+pub(crate) fn head_written(text: &str, max: usize) -> &str {
+    let mut written = 0;
+    let end = text.char_indices().find(|&(_, c)| {
+        written += match c {
+            '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+            '\0'..='\u{1f}' => 6,
+            other => other.len_utf8(),
+        };
+        written > max
+    });
+    end.map_or(text, |(at, _)| text.get(..at).unwrap_or_default())
+}
+
+/// `text` with an ellipsis, cut to `max` bytes of JSON; `None` if it is short enough.
+pub(crate) fn shorten_written(text: &str, max: usize) -> Option<String> {
+    // An escape has six characters at the most.
+    if text.len().saturating_mul(6) <= max || head_written(text, max).len() == text.len() {
+        return None;
+    }
+    Some(format!("{}…", head_written(text, max.saturating_sub('…'.len_utf8()))))
+}
+
 /// The first of these that fit into a JSON document of `limit` bytes, of which so many are used.
 pub(crate) fn first_that_fit<T: Serialize>(
     all: Vec<T>,
@@ -122,5 +145,19 @@ mod tests {
         assert_eq!(head("aé", 2), "a");
         assert_eq!(shorten("abcdef", 5), "ab…");
         assert_eq!(shorten("abc", 3), "abc");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_cut_for_json_fits_and_nothing_is_cut_without_need(text in "(?s-u:[\\x00-\\x7f])*|(?s:.)*", max in 3_usize..60) {
+            let written = |text: &str| serde_json::to_string(text).unwrap().len() - 2;
+            match shorten_written(&text, max) {
+                None => proptest::prop_assert!(written(&text) <= max),
+                Some(short) => {
+                    proptest::prop_assert!(written(&text) > max);
+                    proptest::prop_assert!(written(&short) <= max && written(&short) + 9 > max, "{short:?}");
+                }
+            }
+        }
     }
 }

@@ -10,20 +10,29 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hyper::Uri;
-use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderValue, USER_AGENT};
+use reqwest::header::{
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderValue, USER_AGENT,
+};
 use reqwest::{Method, StatusCode};
 use url::Url;
 
 use super::client::ClientError;
+use crate::json;
 use plain::Origin;
 
 /// What the bridge calls itself.
 const NAME: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
+/// Compressed answers are not read. To say nothing of it would allow them.
+const ENCODING: HeaderValue = HeaderValue::from_static("identity");
 /// How long it may take to reach an agent.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long a connection is kept for the next call. Common servers close theirs after five seconds,
-/// and a call on a connection that is just being closed has an unknown outcome.
-const IDLE: Duration = Duration::from_secs(4);
+/// How long a connection is kept for the next call. A call on one that is just being closed has an
+/// unknown outcome, and servers close theirs after five seconds, two (gunicorn) or even one: half of
+/// that leaves time for a slow machine, and a new connection costs little to those who call so rarely.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// The byte order mark of UTF-8.
+const BOM: &[u8] = b"\xEF\xBB\xBF";
 
 /// Why there is no answer, or no more of it.
 pub(super) type HttpError = Box<dyn std::error::Error + Send + Sync>;
@@ -33,6 +42,7 @@ pub(super) type HttpError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) fn builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
         .user_agent(NAME)
+        .default_headers(HeaderMap::from_iter([(ACCEPT_ENCODING, ENCODING)]))
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
         .connect_timeout(CONNECT)
@@ -82,6 +92,7 @@ impl Endpoint {
                     None => target.clone(),
                 };
                 headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(NAME));
+                headers.entry(ACCEPT_ENCODING).or_insert(ENCODING);
                 origin.send(method, target, headers, body).await.map(Response::Plain)
             }
             Transport::Common(client) => {
@@ -117,6 +128,18 @@ impl Response {
         }
     }
 
+    /// Makes sure that the body can be read as it comes.
+    pub(super) fn check_encoding(&self) -> Result<(), ClientError> {
+        for value in self.headers().get_all(CONTENT_ENCODING) {
+            let value = String::from_utf8_lossy(value.as_bytes());
+            let encoding = value.trim();
+            if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
+                return Err(ClientError::Encoded { encoding: json::shorten(encoding, 80) });
+            }
+        }
+        Ok(())
+    }
+
     /// The next bytes of the body; `None` at its end.
     pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
         match self {
@@ -129,6 +152,7 @@ impl Response {
 
     /// The body, up to `limit` bytes.
     pub(super) async fn body(mut self, limit: u64) -> Result<Bytes, ClientError> {
+        self.check_encoding()?;
         let too_large = || ClientError::TooLarge { limit };
         let length = self.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if length.is_some_and(|length: u64| length > limit) {
@@ -153,7 +177,9 @@ impl Response {
                 }
             }
         }
-        Ok(if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() })
+        let body = if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() };
+        // Some put it before their JSON, where no reader of JSON takes it.
+        Ok(if body.starts_with(BOM) { body.slice(BOM.len()..) } else { body })
     }
 }
 

@@ -217,6 +217,21 @@ impl TaskState {
         }
     }
 
+    /// Reads the number that protobuf has for it: its JSON allows that in place of the name.
+    fn numbered(number: u64) -> Self {
+        match number {
+            1 => Self::Submitted,
+            2 => Self::Working,
+            3 => Self::Completed,
+            4 => Self::Failed,
+            5 => Self::Canceled,
+            6 => Self::InputRequired,
+            7 => Self::Rejected,
+            8 => Self::AuthRequired,
+            _ => Self::Unknown(number.to_string()),
+        }
+    }
+
     /// Whether nothing can change any more.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Canceled | Self::Rejected)
@@ -251,8 +266,23 @@ impl fmt::Display for TaskState {
 
 impl<'de> Deserialize<'de> for TaskState {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        Ok(Self::parse(&text))
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = TaskState;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a state")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<TaskState, E> {
+                Ok(TaskState::parse(text))
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<TaskState, E> {
+                Ok(TaskState::numbered(number))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
     }
 }
 

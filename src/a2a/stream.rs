@@ -46,10 +46,11 @@ enum Source {
 impl EventStream {
     /// Takes an answer that is not an error. No event may be larger than `limit`.
     pub(super) async fn open(response: Response, dialect: Dialect, limit: u64) -> Result<Self, ClientError> {
+        response.check_encoding()?;
         let content_type = response.headers().get(reqwest::header::CONTENT_TYPE);
         let is_events = content_type
             .and_then(|value| value.to_str().ok())
-            .is_some_and(|value| value.contains("event-stream"));
+            .is_some_and(|value| value.to_ascii_lowercase().contains("event-stream"));
         let source = if is_events {
             let max_event = usize::try_from(limit).unwrap_or(usize::MAX);
             Source::Events { response, parser: Box::new(Parser::new(max_event)), ended: false }

@@ -163,7 +163,7 @@ struct WireEvent {
     last_chunk: Option<bool>,
     #[serde(alias = "message_id")]
     message_id: Option<Id>,
-    role: Option<String>,
+    role: Option<Id>,
     parts: Option<Vec<WirePart>>,
     content: Option<Content>,
     metadata: Option<Box<RawValue>>,
@@ -281,7 +281,7 @@ struct WireStatus {
 struct WireMessage {
     #[serde(alias = "message_id")]
     message_id: Option<Id>,
-    role: Option<String>,
+    role: Option<Id>,
     context_id: Option<String>,
     #[serde(rename = "context_id")]
     context_id_snake: Option<String>,
@@ -298,7 +298,7 @@ impl WireMessage {
     }
 }
 
-/// An id that should be a string and sometimes is a number.
+/// An id or a role that should be a string and sometimes is a number.
 #[derive(Deserialize)]
 #[serde(from = "serde_json::Value")]
 struct Id(String);
@@ -340,10 +340,10 @@ impl From<WireMessage> for Message {
         let context_id = wire.context_id.take().or(wire.context_id_snake.take());
         Self {
             id: wire.message_id.take().map(|id| id.0),
-            from_user: wire
-                .role
-                .as_deref()
-                .is_some_and(|role| role.eq_ignore_ascii_case("user") || role == "ROLE_USER"),
+            // The number is that of protobuf.
+            from_user: wire.role.as_ref().is_some_and(|Id(role)| {
+                role.eq_ignore_ascii_case("user") || role == "ROLE_USER" || role == "1"
+            }),
             context_id: context_id.filter(|id| !id.is_empty()),
             parts: wire.into_parts(),
         }

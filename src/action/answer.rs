@@ -64,6 +64,7 @@ impl Actions {
             // answer may have arrived, so it is not sent again; but the task can be asked for.
             ClientError::Refused { code: None, http_status: Some(500 | 502 | 504), .. }
             | ClientError::NotA2a { .. }
+            | ClientError::Encoded { .. }
             | ClientError::Broken(_) => self.after_a_failure(journey, claim, error, task).await,
             // The agent's error means that it did not take the answer.
             ClientError::Unreachable(_) | ClientError::Token(_) | ClientError::Refused { .. } => {

@@ -165,7 +165,9 @@ impl ActionError {
             ClientError::Unreachable(_) | ClientError::Token(_) => Code::AgentUnavailable,
             ClientError::Broken(_) => Code::OutcomeUnknown,
             ClientError::TooLarge { .. } => Code::TooLarge,
-            ClientError::Refused { .. } | ClientError::NotA2a { .. } => Code::AgentError,
+            ClientError::Refused { .. } | ClientError::NotA2a { .. } | ClientError::Encoded { .. } => {
+                Code::AgentError
+            }
         };
         let mut this = Self { reached_agent, ..Self::new(code, chain(&error)) };
         if let ClientError::Refused { http_status, code, data, .. } = error {

@@ -193,6 +193,9 @@ impl Trouble {
             CardError::Fetch { source, .. } if matches!(**source, ClientError::Token(_)) => {
                 "see whether the token endpoint answers, and correct `oauth2` under `auth`".to_owned()
             }
+            CardError::Fetch { source, .. } if matches!(**source, ClientError::Encoded { .. }) => {
+                "have the agent, or what stands before it, honour `Accept-Encoding: identity`".to_owned()
+            }
             CardError::Timeout { .. } => {
                 "the agent takes connections and does not answer: see its last output".to_owned()
             }

@@ -1,5 +1,7 @@
 //! What a NATS message says beside its body, and how a reply is written.
 
+mod question;
+
 use async_nats::{Client, HeaderMap, HeaderValue, Message, Subject};
 use bytes::Bytes;
 use serde::Deserialize;
@@ -132,8 +134,8 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Writes a reply; one that does not fit into a message, with `overhead` bytes around it,
-    /// becomes an error that does.
+    /// Writes a reply; one that does not fit into a message, with `overhead` bytes around it, becomes
+    /// an error that does, and a question is cut.
     pub fn new(reply: Reply, max_payload: usize, overhead: usize) -> Self {
         let outgoing = match reply {
             Ok(body) => Self { body, headers: None, error: None },
@@ -152,9 +154,20 @@ impl Outgoing {
         if size <= max_payload {
             return outgoing;
         }
+        if outgoing.error.is_none()
+            && let Some(body) = question::cut(&outgoing.body, max_payload.saturating_sub(overhead))
+        {
+            return Self { body, ..outgoing };
+        }
         let message = format!("the reply has {size} bytes, and the mesh takes {max_payload} at most");
         let mut error = ActionError::new(Code::TooLarge, message);
         error.task = task_of(&outgoing.body);
+        let outgoing = Self::of_error(&error);
+        if outgoing.size(overhead) <= max_payload {
+            return outgoing;
+        }
+        // Ids that are too long as well: an error without its task is better than none.
+        error.task = None;
         Self::of_error(&error)
     }
 

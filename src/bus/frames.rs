@@ -86,8 +86,13 @@ impl Frames {
         self.inbox.send(Some(headers), reply, body).await;
     }
 
+    /// How large the body of a frame may be.
+    fn room(&self) -> usize {
+        self.inbox.max_payload().saturating_sub(OVERHEAD)
+    }
+
     fn fits(&self, body: &Bytes) -> bool {
-        body.len() + OVERHEAD <= self.inbox.max_payload()
+        body.len() <= self.room()
     }
 
     /// Sends text in as many frames as it takes.
@@ -110,11 +115,12 @@ impl Frames {
 
     /// Sends an artifact, in pieces that append to each other where it does not fit into one frame.
     async fn artifact(&mut self, update: ArtifactUpdate) {
-        let whole = artifact::whole(&update);
+        let telling = artifact::Telling::new(&update, self.room());
+        let whole = telling.whole();
         if self.fits(&whole) {
             return self.send(HeaderMap::new(), whole).await;
         }
-        for body in artifact::pieces(&update, self.inbox.max_payload().saturating_sub(OVERHEAD)) {
+        for body in telling.pieces() {
             self.send(HeaderMap::new(), body).await;
         }
     }
@@ -129,7 +135,9 @@ impl Frames {
     async fn tell(&mut self, frame: Frame) {
         match frame {
             Frame::Task { id, context_id } => {
-                let data = TaskData { id: &id, context_id: context_id.as_deref() };
+                // Two ids that are hardly more than escapes can be too long for a small limit.
+                let short = |id: String| json::shorten_written(&id, self.room() / 4).unwrap_or(id);
+                let data = TaskData { id: short(id), context_id: context_id.map(short) };
                 self.publish(&Body { r#type: "task", data: &data }).await;
             }
             Frame::State { state, message } => {
@@ -171,9 +179,9 @@ struct StateData<'a> {
 }
 
 #[derive(Serialize)]
-struct TaskData<'a> {
-    id: &'a str,
-    context_id: Option<&'a str>,
+struct TaskData {
+    id: String,
+    context_id: Option<String>,
 }
 
 impl Progress for Frames {

@@ -78,7 +78,11 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects, once.
     pub(super) async fn connect(&self) -> Result<Mesh, Failure> {
-        let subjects = Subjects::new(&self.prefix).map_err(|error| Failure::new(USAGE, error))?;
+        let subjects = Subjects::new(&self.prefix).map_err(|error| {
+            Failure::new(USAGE, error).hint(
+                "give `--prefix` (or A2A_BRIDGE_PREFIX) what the bridge has as `nats.subject_prefix`; it is `a2a` by default",
+            )
+        })?;
         let settings = self.settings()?;
         let servers: Vec<_> = settings.url.iter().map(|url| without_user_info(url)).collect();
         let servers = servers.join(", ");

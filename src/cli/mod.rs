@@ -21,6 +21,7 @@ mod supervise;
 mod task;
 mod terminal;
 
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -192,9 +193,9 @@ pub fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     let usual = match cli.command {
-        // What the NATS client has to say of itself is told by the bridge, once.
-        Command::Run(_) | Command::DemoAgent(_) => "info,async_nats=warn",
-        _ => "error",
+        // What happens to the connection is told by us, once; the NATS client would say it again.
+        Command::Run(_) | Command::DemoAgent(_) => "info,async_nats=off",
+        _ => "error,async_nats=off",
     };
     let filter = cli.log.as_deref().unwrap_or(usual);
     telemetry::start(filter, cli.log_format).map_err(|error| {
@@ -231,9 +232,19 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Task(args) => block_on(task::run(args)),
         Command::Card(args) => block_on(card::run(args)),
         Command::DemoAgent(args) => block_on(async {
-            demo_agent::run(args).await.map_err(|error| Failure::new(TROUBLE, error))?;
+            demo_agent::run(args).await.map_err(demo_agent_failed)?;
             Ok(ExitCode::SUCCESS)
         }),
+    }
+}
+
+fn demo_agent_failed(error: anyhow::Error) -> Failure {
+    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    let failure = Failure::new(TROUBLE, error);
+    match kind {
+        Some(io::ErrorKind::AddrInUse) => failure
+            .hint("another program has this port: give another one, or `--port 0` for any that is free"),
+        _ => failure,
     }
 }
 

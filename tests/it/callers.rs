@@ -220,6 +220,40 @@ async fn users_with_the_documented_permissions_can_serve_and_call() {
     let stranger = run(on(&server.url(), &["agents", "--user", "x", "--password", "y"]), "");
     assert_eq!(stranger.code, 69);
     assert!(stranger.err.contains("the server wants other credentials"), "{stranger:?}");
+    assert!(stranger.err.starts_with("error: "), "nothing of the library's own: {stranger:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_with_wrong_credentials_says_so_once_and_what_to_do() {
+    let server = NatsServer::start_configured("authorization { user: u, password: p }").await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bridge.yaml");
+    let settings = format!(
+        "nats: {{ url: '{}', user: u, password: wrong }}\nagents: [{{ name: a, url: 'http://127.0.0.1:1' }}]",
+        server.url()
+    );
+    std::fs::write(&file, settings).unwrap();
+    let mut command = program();
+    command.args(["run", "--config"]).arg(&file);
+    let said = run(command, "");
+    assert_eq!(said.code, 69, "{said:?}");
+    assert!(said.err.starts_with("error: ") && said.err.contains("\nhint: "), "{said:?}");
+}
+
+#[test]
+fn a_wrong_prefix_and_a_taken_port_come_with_a_hint() {
+    let mut command = program();
+    command.args(["agents", "--prefix", "a b"]);
+    let said = run(command, "");
+    assert!(said.code == 64 && said.err.contains("\nhint: "), "{said:?}");
+    assert!(said.err.contains("`nats.subject_prefix`"), "{said:?}");
+
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = program();
+    command.args(["demo-agent", "--port", &taken.local_addr().unwrap().port().to_string()]);
+    let said = run(command, "");
+    assert!(said.code == 1 && said.err.contains("\nhint: "), "{said:?}");
+    assert!(said.err.contains("`--port 0`"), "{said:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

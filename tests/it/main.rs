@@ -19,6 +19,7 @@ mod follow_ups;
 mod idempotency;
 #[cfg(target_os = "linux")]
 mod interrupted;
+mod leniency;
 mod limits;
 #[cfg(target_os = "linux")]
 mod logging;
@@ -39,6 +40,7 @@ mod rolling;
 mod secrets;
 mod service;
 mod shutdown;
+mod small_payload;
 mod states;
 mod stream_faults;
 mod streams;

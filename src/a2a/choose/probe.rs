@@ -42,7 +42,9 @@ fn judge(error: &ClientError, dialect: Dialect) -> Verdict {
     }
     match error {
         ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::Token(_) => Verdict::NoAnswer,
-        ClientError::NotA2a { .. } | ClientError::TooLarge { .. } => Verdict::No,
+        ClientError::NotA2a { .. } | ClientError::Encoded { .. } | ClientError::TooLarge { .. } => {
+            Verdict::No
+        }
         ClientError::Refused { http_status, code, .. } => match (http_status, code) {
             (Some(401 | 403 | 429 | 503), _) => Verdict::Perhaps,
             (_, Some(code::METHOD_NOT_FOUND | code::VERSION_NOT_SUPPORTED)) => Verdict::No,

@@ -32,11 +32,14 @@ enum Came {
 impl Body {
     pub(in crate::a2a) async fn read(response: Response, limit: u64) -> Result<Self, ClientError> {
         let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        Ok(Self {
-            came: Came::AsBody(content_type.map(|value| json::shorten(value, 80))),
-            status: response.status(),
-            bytes: response.body(limit).await?,
-        })
+        let came = Came::AsBody(content_type.map(|value| json::shorten(value, 80)));
+        let status = response.status();
+        let bytes = match response.body(limit).await {
+            // The status says most of it.
+            Err(error @ ClientError::Encoded { .. }) if !status.is_success() => error.to_string().into(),
+            read => read?,
+        };
+        Ok(Self { came, status, bytes })
     }
 
     /// The data of one event.
@@ -88,7 +91,7 @@ impl Body {
 
     fn not_a2a(&self, reason: String) -> ClientError {
         let reason = match &self.came {
-            Came::AsBody(Some(content_type)) if !content_type.contains("json") => {
+            Came::AsBody(Some(content_type)) if !content_type.to_ascii_lowercase().contains("json") => {
                 format!("{reason}; it came as {content_type}")
             }
             Came::AsBody(Some(_)) | Came::AsEvent => reason,

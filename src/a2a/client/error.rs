@@ -50,6 +50,15 @@ pub enum ClientError {
         /// How it begins.
         snippet: String,
     },
+    /// The agent's answer is compressed, which it was not asked for.
+    #[error(
+        "the agent's answer is compressed (`Content-Encoding: {encoding}`), which the bridge does not read \
+         and does not ask for"
+    )]
+    Encoded {
+        /// The agent's name for it.
+        encoding: String,
+    },
     /// There is no access token to call with; the agent has not seen the call.
     #[error("cannot get an access token for the agent")]
     Token(#[source] TokenError),

@@ -4,11 +4,16 @@
 //! two wake-ups, often on the other core, for each call, and two tasks for each call in flight. Here the
 //! one who waits for the answer does the reading and writing. `docs/performance.md` has the figures.
 
+mod socket;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -28,6 +33,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use url::{Position, Url};
 
+use self::socket::Socket;
 use super::{CONNECT, HttpError, IDLE};
 use crate::a2a::client::ClientError;
 
@@ -66,7 +72,9 @@ struct Idle {
 struct Connection {
     sender: http1::SendRequest<Body>,
     // None once it is closed.
-    io: Option<http1::Connection<TokioIo<TcpStream>, Body>>,
+    io: Option<http1::Connection<TokioIo<Socket>, Body>>,
+    // Tells the socket to look for itself.
+    is_in_doubt: Arc<AtomicBool>,
 }
 
 impl Origin {
@@ -141,8 +149,10 @@ impl Origin {
         let reached = tokio::time::timeout(CONNECT, reach).await;
         let stream = reached.map_err(|_| format!("no answer within {} s", CONNECT.as_secs()))??;
         prepare(&stream)?;
-        let (sender, io) = http1::handshake(TokioIo::new(stream)).await?;
-        Ok(Box::new(Connection { sender, io: Some(io) }))
+        let is_in_doubt = Arc::new(AtomicBool::new(false));
+        let socket = Socket::new(stream, Arc::clone(&is_in_doubt));
+        let (sender, io) = http1::handshake(TokioIo::new(socket)).await?;
+        Ok(Box::new(Connection { sender, io: Some(io), is_in_doubt }))
     }
 
     /// The connection that was used last, if it still works.
@@ -237,7 +247,9 @@ impl Connection {
     /// Whether the agent has neither closed it nor said something that nobody asked for.
     async fn is_usable(&mut self) -> bool {
         poll_fn(|context| {
+            self.is_in_doubt.store(true, Relaxed);
             let is_closed = self.io.as_mut().is_none_or(|io| Pin::new(io).poll(context).is_ready());
+            self.is_in_doubt.store(false, Relaxed);
             Poll::Ready(!is_closed && self.sender.is_ready())
         })
         .await

@@ -1,13 +1,18 @@
 //! The bodies of `artifact` frames: a result with all that the agent said about it.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::Body;
 use crate::a2a::dialect::{V1Part as WirePart, v1_part};
-use crate::a2a::model::{ArtifactUpdate, Extras, File, FileContent, Part, PartExtras};
+use crate::a2a::model::{ArtifactUpdate, Extras, Part, PartExtras};
 use crate::json;
+
+/// What a part costs beside its text.
+const PART: usize = 16;
 
 #[derive(Serialize)]
 struct Data<'a> {
@@ -33,7 +38,7 @@ enum Piece<'a> {
     Part(WirePart<'a>),
     /// What cannot be cut and does not fit is told without its content, and the stream goes on.
     Omitted {
-        filename: Option<&'a str>,
+        filename: Option<Cow<'a, str>>,
         size: usize,
         omitted: &'static str,
     },
@@ -54,70 +59,121 @@ impl<'a> Piece<'a> {
             omitted @ Self::Omitted { .. } => omitted,
         }
     }
-}
 
-/// The whole update in one body.
-pub(super) fn whole(update: &ArtifactUpdate) -> Bytes {
-    let extras = update.artifact.extras.as_deref();
-    let mut parts: Vec<_> = update.artifact.parts.iter().map(|part| Piece::Part(v1_part(part))).collect();
-    for (place, extras) in extras.into_iter().flat_map(|extras| &extras.parts) {
-        parts.get_mut(*place).into_iter().for_each(|part| part.put(extras));
+    /// The least that can be said of it.
+    fn least(self, room: usize) -> Self {
+        let (filename, size) = match self {
+            Self::Part(WirePart { text: Some(text), .. }) => {
+                return Self::Part(WirePart { text: Some(text), ..WirePart::default() });
+            }
+            Self::Part(part) => {
+                let data = part.data.map(RawValue::get);
+                let size = part.raw.map(decoded).or(part.url.or(data).map(str::len));
+                (part.filename.map(Cow::Borrowed), size.unwrap_or_default())
+            }
+            Self::Omitted { filename, size, .. } => (filename, size),
+        };
+        let filename = filename.map(|name| label(name, room));
+        Self::Omitted { filename, size, omitted: "too_large" }
     }
-    body(update, extras, &parts, update.append, update.last_chunk)
 }
 
-/// The update in bodies that append to each other. What the agent says about the artifact and about a
-/// part comes with the first piece of it, unless it leaves no room.
-pub(super) fn pieces(update: &ArtifactUpdate, room: usize) -> Vec<Bytes> {
-    let extras = update.artifact.extras.as_deref();
-    let mut pieces = Vec::new();
-    for (place, part) in update.artifact.parts.iter().enumerate() {
-        let first = pieces.len();
-        pieces.extend(split(part, room));
-        let about = extras.and_then(|extras| extras.parts.iter().find(|(at, _)| *at == place));
-        if let (Some((_, about)), Some(first)) = (about, pieces.get_mut(first)) {
-            first.put(about);
-        }
+/// How many bytes so much base64 stands for.
+fn decoded(base64: &str) -> usize {
+    base64.len() / 4 * 3
+}
+
+/// A name or an id that leaves room for others, always in the same way.
+fn label(text: Cow<'_, str>, room: usize) -> Cow<'_, str> {
+    match json::shorten_written(&text, room / 4) {
+        Some(short) => Cow::Owned(short),
+        None => text,
     }
-    let count = pieces.len();
-    let piece = |(index, piece)| {
-        let (append, is_last) = (update.append || index > 0, update.last_chunk && index + 1 == count);
-        let extras = extras.filter(|_| index == 0);
-        let full = body(update, extras, std::slice::from_ref(&piece), append, is_last);
-        if full.len() <= room {
-            return full;
+}
+
+/// An update on its way into bodies of at most `room` bytes.
+pub(super) struct Telling<'a> {
+    update: &'a ArtifactUpdate,
+    id: Option<Cow<'a, str>>,
+    name: Option<Cow<'a, str>>,
+    room: usize,
+}
+
+impl<'a> Telling<'a> {
+    pub(super) fn new(update: &'a ArtifactUpdate, room: usize) -> Self {
+        let short = |text: &'a Option<String>| text.as_deref().map(|text| label(Cow::Borrowed(text), room));
+        Self { update, id: short(&update.artifact.id), name: short(&update.artifact.name), room }
+    }
+
+    /// The whole update in one body, whether there is room or not.
+    pub(super) fn whole(&self) -> Bytes {
+        let Self { update, .. } = self;
+        let extras = update.artifact.extras.as_deref();
+        let mut parts: Vec<_> = update.artifact.parts.iter().map(|part| Piece::Part(v1_part(part))).collect();
+        for (place, extras) in extras.into_iter().flat_map(|extras| &extras.parts) {
+            parts.get_mut(*place).into_iter().for_each(|part| part.put(extras));
         }
-        body(update, None, &[piece.without_metadata()], append, is_last)
-    };
-    pieces.into_iter().enumerate().map(piece).collect()
+        self.body(extras, &parts, update.append, update.last_chunk)
+    }
+
+    /// The update in bodies that append to each other. What the agent says about the artifact and about
+    /// a part comes with the first piece of it, unless it leaves no room.
+    pub(super) fn pieces(&self) -> Vec<Bytes> {
+        let Self { update, room, .. } = self;
+        let extras = update.artifact.extras.as_deref();
+        // What is left beside the artifact's id and name.
+        let bare = self.body(None, &[], update.append, update.last_chunk);
+        let part_room = room.saturating_sub(bare.len());
+        let mut pieces = Vec::new();
+        for (place, part) in update.artifact.parts.iter().enumerate() {
+            let first = pieces.len();
+            pieces.extend(split(part, part_room));
+            let about = extras.and_then(|extras| extras.parts.iter().find(|(at, _)| *at == place));
+            if let (Some((_, about)), Some(first)) = (about, pieces.get_mut(first)) {
+                first.put(about);
+            }
+        }
+        if pieces.is_empty() {
+            return vec![bare];
+        }
+        let count = pieces.len();
+        let piece = |(index, piece)| {
+            let (append, is_last) = (update.append || index > 0, update.last_chunk && index + 1 == count);
+            let extras = extras.filter(|_| index == 0);
+            let full = self.body(extras, std::slice::from_ref(&piece), append, is_last);
+            if full.len() <= *room {
+                return full;
+            }
+            let piece = piece.without_metadata();
+            let plain = self.body(None, std::slice::from_ref(&piece), append, is_last);
+            if plain.len() <= *room {
+                return plain;
+            }
+            self.body(None, &[piece.least(*room)], append, is_last)
+        };
+        pieces.into_iter().enumerate().map(piece).collect()
+    }
+
+    fn body(&self, extras: Option<&Extras>, parts: &[Piece<'_>], append: bool, last_chunk: bool) -> Bytes {
+        let data = Data {
+            artifact_id: self.id.as_deref(),
+            name: self.name.as_deref(),
+            description: extras.and_then(|extras| extras.description.as_deref()),
+            append,
+            last_chunk,
+            parts,
+            metadata: extras.and_then(|extras| extras.metadata.as_deref()),
+            extensions: extras.and_then(|extras| extras.extensions.as_deref()),
+            update_metadata: extras.and_then(|extras| extras.update_metadata.as_deref()),
+        };
+        json::to_bytes(&Body { r#type: "artifact", data: &data })
+    }
 }
 
-fn body(
-    update: &ArtifactUpdate,
-    extras: Option<&Extras>,
-    parts: &[Piece<'_>],
-    append: bool,
-    last_chunk: bool,
-) -> Bytes {
-    let data = Data {
-        artifact_id: update.artifact.id.as_deref(),
-        name: update.artifact.name.as_deref(),
-        description: extras.and_then(|extras| extras.description.as_deref()),
-        append,
-        last_chunk,
-        parts,
-        metadata: extras.and_then(|extras| extras.metadata.as_deref()),
-        extensions: extras.and_then(|extras| extras.extensions.as_deref()),
-        update_metadata: extras.and_then(|extras| extras.update_metadata.as_deref()),
-    };
-    json::to_bytes(&Body { r#type: "artifact", data: &data })
-}
-
-/// A part in pieces for which there is room.
+/// A part in pieces for which there is room. Only text can be cut.
 fn split(part: &Part, room: usize) -> Vec<Piece<'_>> {
-    let omitted = |filename, size| vec![Piece::Omitted { filename, size, omitted: "too_large" }];
     // Escapes can make a text in JSON six times as long.
-    let text_room = room / 6;
+    let text_room = room.saturating_sub(PART) / 6;
     match part {
         Part::Text(text) if text.len() > text_room => {
             let mut pieces = Vec::new();
@@ -129,10 +185,6 @@ fn split(part: &Part, room: usize) -> Vec<Piece<'_>> {
             }
             pieces
         }
-        Part::File(File { name, content: FileContent::Base64(bytes), .. }) if bytes.len() > room => {
-            omitted(name.as_deref(), bytes.len() / 4 * 3)
-        }
-        Part::Data(data) if data.get().len() > room => omitted(None, data.get().len()),
         other => vec![Piece::Part(v1_part(other))],
     }
 }

@@ -1,0 +1,58 @@
+//! Which kept connections are used again: tests that look at them, or stop the runtime.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::thread::JoinHandle;
+
+use super::*;
+
+/// Takes one connection, answers one request on it and hands it over, still open.
+fn answer_once(listener: &TcpListener) -> JoinHandle<std::net::TcpStream> {
+    let listener = listener.try_clone().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\nhello") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            request.extend(byte);
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi").unwrap();
+        stream
+    })
+}
+
+fn origin(listener: &TcpListener) -> Arc<Origin> {
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    Origin::of(&url.parse().unwrap()).unwrap()
+}
+
+async fn call(origin: &Arc<Origin>) -> Result<(), ClientError> {
+    let (target, body) = (Uri::from_static("/"), Bytes::from_static(b"hello"));
+    let mut response = origin.send(Method::POST, target, HeaderMap::new(), Some(body)).await?;
+    while response.chunk().await?.is_some() {}
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_connection_that_was_idle_for_half_a_second_is_not_used_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (origin, agent) = (origin(&listener), answer_once(&listener));
+    call(&origin).await.unwrap();
+    let _open = agent.join().unwrap();
+    let mut fresh = origin.reuse().await.expect("it was used just now");
+    assert!(fresh.is_usable().await);
+    origin.keep(fresh);
+    origin.lock().idle[0].since -= Duration::from_millis(500);
+    assert!(origin.reuse().await.is_none());
+}
+
+#[tokio::test]
+async fn a_close_is_seen_even_before_the_runtime_has_heard_of_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (origin, agent) = (origin(&listener), answer_once(&listener));
+    call(&origin).await.unwrap();
+    // Nothing is awaited between the close and the look, so the runtime has had no turn.
+    drop(agent.join().unwrap());
+    assert!(origin.reuse().await.is_none());
+}
