@@ -30,6 +30,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// unknown outcome, and servers close theirs after five seconds, two (gunicorn) or even one: half of
 /// that leaves time for a slow machine, and a new connection costs little to those who call so rarely.
 const IDLE: Duration = Duration::from_millis(500);
+/// The same over TLS, where a new connection costs more, and mostly proxies answer, which keep theirs for
+/// a minute.
+const IDLE_TLS: Duration = Duration::from_secs(4);
 
 /// The byte order mark of UTF-8.
 const BOM: &[u8] = b"\xEF\xBB\xBF";
@@ -46,7 +49,7 @@ pub(super) fn builder() -> reqwest::ClientBuilder {
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
         .connect_timeout(CONNECT)
-        .pool_idle_timeout(IDLE)
+        .pool_idle_timeout(IDLE_TLS)
         .tcp_nodelay(true)
 }
 
