@@ -89,6 +89,9 @@ impl Trouble {
             "let the command stay in the foreground: the bridge takes the end of its process for the end of the agent"
         } else if exit.is_killed() {
             KILLED
+        } else if matches!(exit.code(), Some(126 | 127)) {
+            "a shell ends so when it cannot find (127) or run (126) a program: its last output names it; give its full \
+             path, or set PATH in `env`"
         } else {
             "its last output says why; run its `command` by hand, in the same folder and with the same variables, to \
              see more"

@@ -197,7 +197,10 @@ impl Watch<'_> {
             LookError::Card(error) => chain(error),
             other => Trouble::look(other, config).text,
         };
-        tracing::warn!(agent = %life.name, error = text, failures = failures.ready, "the agent does not show its card");
+        // Once it is known to be unhealthy, each further look would say the same.
+        if failures.ready <= config.readiness.failures {
+            tracing::warn!(agent = %life.name, error = text, failures = failures.ready, "the agent does not show its card");
+        }
         if self.child.is_some() && failures.alive >= config.liveness.failures {
             return Err(self.lost(Trouble::hung(&error, failures.alive, config), None));
         }

@@ -108,6 +108,14 @@ impl Exit {
         matches!(self, Self::Known(status) if status.success())
     }
 
+    /// The code it exited with, unless a signal ended it.
+    pub fn code(self) -> Option<i32> {
+        match self {
+            Self::Known(status) => status.code(),
+            Self::WithGuard => None,
+        }
+    }
+
     /// Whether it was killed from outside, without a chance to say anything.
     pub fn is_killed(self) -> bool {
         matches!(self, Self::Known(status) if status.signal() == Some(Signal::SIGKILL as i32))
