@@ -229,10 +229,13 @@ impl Guard {
 
     /// Asks those who were not asked yet; nobody is asked twice, as some take that for impatience. The
     /// first look finds all but those that were just being forked. What is started later is how the
-    /// others end, such as what a script runs in its trap, and is left to them.
+    /// others end, such as what a script runs in its trap, and is left to them while they live.
     fn ask_all(&mut self) {
         let is_first = self.asked.is_empty();
-        let is_meant = |pid| is_first || procfs::Stat::read(pid).is_some_and(|stat| stat.start < self.began);
+        let is_meant = |pid| {
+            is_first
+                || procfs::Stat::read(pid).is_some_and(|stat| stat.start < self.began || stat.parent == own())
+        };
         for pid in below().into_iter().filter(|pid| is_meant(*pid)).collect::<Vec<_>>() {
             if self.asked.insert(pid) {
                 let _ = kill(Pid::from_raw(pid), self.stop_signal);
