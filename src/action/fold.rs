@@ -3,6 +3,7 @@
 //! The fold is the same for a stream, for polling, and for a single answer. Each step says what
 //! is new in it, so that a caller can be told; at the end the fold is the task.
 
+mod answered;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,10 @@ pub struct Fold<'a> {
     told_task: bool,
     // An agent may repeat the old task before it continues with it.
     is_stale: bool,
+    // All that is known was looked up before the answer; the first event says whether it goes on.
+    is_recalled: bool,
+    // Whether anything was said, in states or results, since then.
+    has_content: bool,
     is_last: bool,
     // A failure in our conversation under another task's id, while nothing came after it.
     stray_failure: Option<StatusUpdate>,
@@ -51,6 +56,8 @@ impl<'a> Fold<'a> {
             answer: AnswerText::default(),
             told_task: false,
             is_stale: false,
+            is_recalled: false,
+            has_content: false,
             is_last: false,
             stray_failure: None,
             size: 0,
@@ -88,26 +95,17 @@ impl<'a> Fold<'a> {
 
     /// Whether the task has ended without saying anything, as some streams do.
     pub fn is_bare(&self) -> bool {
-        let bare = |task: &Task| task.artifacts.is_empty() && task.status_message.is_none();
-        self.status_texts.is_empty() && self.task.as_ref().is_some_and(bare)
-    }
-
-    /// Takes the first event of an answered question's stream: an old snapshot that still waits
-    /// does not end it, and what it holds was told before.
-    pub fn apply_first_after_answer(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
-        let is_old = matches!(&event, Event::Task(task) if task.state.is_waiting());
-        let mut frames = self.apply(event)?;
-        if is_old {
-            self.is_stale = true;
-            frames.retain(|frame| matches!(frame, Frame::Task { .. }));
-        }
-        Ok(frames)
+        self.task.is_some() && !self.has_content
     }
 
     /// Takes what the agent told next.
     pub fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
         let mut frames = Vec::with_capacity(2);
         self.stray_failure = None;
+        // Some agents take an answer for the beginning of a new task.
+        if std::mem::take(&mut self.is_recalled) && self.is_of_another_task(&event) {
+            self.forget();
+        }
         if self.is_of_another_task(&event) {
             self.another_task(event, &mut frames)?;
             return Ok(frames);
@@ -175,6 +173,7 @@ impl<'a> Fold<'a> {
     /// Keeps what is said in a state.
     fn collect(&mut self, message: Option<&Message>) -> Result<(), TooMuch> {
         let Some(message) = message else { return Ok(()) };
+        self.has_content = true;
         let before = self.status_texts.len();
         self.status_texts.extend(message.parts.iter().filter_map(Part::as_text));
         self.resize(before, self.status_texts.len())
@@ -213,6 +212,7 @@ impl<'a> Fold<'a> {
             let before = std::mem::replace(&mut self.history_size, history);
             self.resize(before, history)?;
         }
+        self.has_content |= snapshot.status_message.is_some();
         let task = task_mut(&mut self.task, &snapshot.id);
         task.state = snapshot.state;
         task.context_id = snapshot.context_id.or(task.context_id.take());
@@ -230,6 +230,7 @@ impl<'a> Fold<'a> {
         if !update.state.is_settled() {
             self.collect(update.message.as_ref())?;
         }
+        self.has_content |= update.message.is_some();
         self.is_last = update.is_last;
         let task = task_mut(&mut self.task, &id);
         task.context_id = update.context_id.or(task.context_id.take());
@@ -257,6 +258,7 @@ impl<'a> Fold<'a> {
         frames: &mut Vec<Frame>,
     ) -> Result<(), TooMuch> {
         let Some(task) = &mut self.task else { return Ok(()) };
+        self.has_content = true;
         let added = size(&update.artifact.parts);
         let piece = &update.artifact;
         let (mut replaced, mut named) = (0, 0);

@@ -102,7 +102,7 @@ impl<P: Progress> Journey<'_, P> {
         let wants_stream = self.mode != Mode::Final || self.actions.limits.prefer_stream;
         let streams = wants_stream && self.instance.card.streaming;
         if let Some(id) = message.task_id.filter(|_| streams || self.progress.listens()) {
-            Box::pin(self.recall(id, &mut fold)).await?;
+            Box::pin(self.recall(id, &mut fold)).await;
         }
         if streams {
             match Box::pin(self.stream(message, &mut fold)).await {
@@ -125,7 +125,7 @@ impl<P: Progress> Journey<'_, P> {
                 let Some(task) = self.named_by_us(&message) else {
                     return Err(Failure::Client(error));
                 };
-                match self.look(task.id.as_deref().unwrap_or_default()).await {
+                match self.look(task.id.as_deref().unwrap_or_default(), ASIDE).await {
                     Ok(Some(Ok(seen))) => Answer::Task(seen),
                     Ok(_) => return Err(ActionError::from_client(error).about(task).into()),
                     Err(interruption) => return Err(self.interrupted(interruption, Some(task)).await.into()),
@@ -177,23 +177,23 @@ impl<P: Progress> Journey<'_, P> {
 
     /// Begins with what a waiting task has made before: a stream tells only what is new, and a caller
     /// wants to hear only that.
-    async fn recall(&mut self, id: &str, fold: &mut Fold<'_>) -> Result<(), ActionError> {
+    async fn recall(&mut self, id: &str, fold: &mut Fold<'_>) {
         // It can do without, and a limit that is reached meanwhile shows when the answer is sent.
-        let Ok(Ok(Some(Ok(seen)))) = tokio::time::timeout(RECALL, self.look(id)).await else {
-            return Ok(());
-        };
-        if !seen.state.is_waiting() {
-            return Ok(());
+        if let Ok(Some(Ok(seen))) = self.look(id, RECALL).await
+            && seen.state.is_waiting()
+        {
+            fold.recall(Task { history: Vec::new(), ..seen });
         }
-        let seen = Event::Task(Task { history: Vec::new(), ..seen });
-        let frames = fold.apply_first_after_answer(seen).map_err(|TooMuch| self.too_much(fold))?;
-        self.tell(fold, frames).await
     }
 
-    /// Looks at a task once; `None` if the agent does not answer in time.
-    pub(super) async fn look(&mut self, id: &str) -> Result<Option<Result<Task, ClientError>>, Interruption> {
+    /// Looks at a task once; `None` if the agent does not answer within `limit`.
+    async fn look(
+        &mut self,
+        id: &str,
+        limit: Duration,
+    ) -> Result<Option<Result<Task, ClientError>>, Interruption> {
         let (instance, trace) = (Arc::clone(&self.instance), self.trace);
-        let looked = tokio::time::timeout(ASIDE, Box::pin(instance.client.get(id, trace)));
+        let looked = tokio::time::timeout(limit, Box::pin(instance.client.get(id, trace)));
         let seen = self.within(looked).await?.ok();
         Ok(seen.map(|seen| seen.map(|task| Task { id: id.to_owned(), ..task })))
     }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -228,41 +229,53 @@ async fn an_answer_takes_files_along_and_goes_to_the_right_task() {
     assert_eq!(message["parts"][1]["raw"], "aGk=");
 }
 
-/// An agent that has made a draft when it asks; what comes after the answer is `then`.
-fn drafter(streams: bool, then: Value) -> Peer {
-    let state = |state: &str| {
-        json!({"state": format!("TASK_STATE_{state}"), "message": {
-        "messageId": state, "role": "ROLE_AGENT", "parts": [{"text": "Go on?"}]}})
-    };
-    let artifact = |text: &str| json!({"artifactId": "d", "parts": [{"text": text}]});
-    let task = move |state: Value, text: &str| json!({"id": "t", "contextId": "c", "status": state, "artifacts": [artifact(text)]});
+/// An agent that has made a draft when it asks, and answers an answer by `answered`.
+fn drafter(streams: bool, answered: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Peer {
     Peer::start(move |seen| {
         let is_answer = seen.json()["params"]["message"]["taskId"] == "t";
+        let waiting = draft("t", "INPUT_REQUIRED", "draft");
         match (seen.method.as_str(), seen.rpc_method().as_str()) {
             ("GET", _) if streams => Answer::json(&streaming_card(&["ask"])),
             ("GET", _) => Answer::json(&card(&["ask"])),
-            (_, "SendStreamingMessage") if is_answer => {
-                let done =
-                    json!({"statusUpdate": {"taskId": "t", "status": {"state": "TASK_STATE_COMPLETED"}}});
-                Answer::Events([event(&then), event(&done)].concat(), usize::MAX)
-            }
-            (_, "SendStreamingMessage") => {
-                Answer::Events(event(&json!({"task": task(state("INPUT_REQUIRED"), "draft")})), usize::MAX)
-            }
-            (_, "SendMessage") if is_answer => {
-                let done = json!({"state": "TASK_STATE_COMPLETED"});
-                Answer::result(seen, &json!({"task": task(done, "draft more")}))
-            }
-            (_, "SendMessage") => {
-                Answer::result(seen, &json!({"task": task(state("INPUT_REQUIRED"), "draft")}))
-            }
-            _ => Answer::result(seen, &task(state("INPUT_REQUIRED"), "draft")),
+            (_, "CancelTask") => Answer::result(seen, &draft("t", "CANCELED", "draft")),
+            _ if is_answer => answered(seen),
+            (_, "SendStreamingMessage") => Answer::Events(event(&json!({"task": waiting})), usize::MAX),
+            (_, "SendMessage") => Answer::result(seen, &json!({"task": waiting})),
+            _ => Answer::result(seen, &waiting),
         }
     })
 }
 
+fn draft(id: &str, state: &str, text: &str) -> Value {
+    let message = json!({"messageId": state, "role": "ROLE_AGENT", "parts": [{"text": "Go on?"}]});
+    let artifact = json!({"artifactId": "d", "parts": [{"text": text}]});
+    let status = match state {
+        "INPUT_REQUIRED" => json!({"state": "TASK_STATE_INPUT_REQUIRED", "message": message}),
+        _ => json!({"state": format!("TASK_STATE_{state}")}),
+    };
+    json!({"id": id, "contextId": "c", "status": status, "artifacts": [artifact]})
+}
+
+fn more(text: &str) -> Value {
+    let artifact = json!({"artifactId": "d", "parts": [{"text": text}]});
+    json!({"artifactUpdate": {"taskId": "t", "artifact": artifact, "append": true}})
+}
+
+fn completed(id: &str) -> Value {
+    json!({"statusUpdate": {"taskId": id, "status": {"state": "TASK_STATE_COMPLETED"}}})
+}
+
 fn event(result: &Value) -> Vec<u8> {
     format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
+}
+
+/// What a task is in the end.
+async fn end_of(bridge: &Bridge, id: &str) -> Reply {
+    eventually(SOON, || async {
+        let seen = bridge.get_task("peer", id).await;
+        seen.is("COMPLETED").then_some(seen)
+    })
+    .await
 }
 
 #[rstest]
@@ -271,23 +284,87 @@ async fn what_a_task_has_made_before_its_question_is_part_of_the_answer(
     #[values(true, false)] streams: bool,
     #[values("final", "stream", "submit")] mode: &str,
 ) {
-    let more = json!({"artifactId": "d", "parts": [{"text": " more"}]});
-    let peer = drafter(streams, json!({"artifactUpdate": {"taskId": "t", "artifact": more, "append": true}}));
+    let peer = drafter(streams, |seen| match seen.rpc_method().as_str() {
+        "SendMessage" => Answer::result(seen, &json!({"task": draft("t", "COMPLETED", "draft more")})),
+        _ => Answer::Events([event(&more(" more")), event(&completed("t"))].concat(), usize::MAX),
+    });
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
     let answer = bridge.answer("peer", &asked.follow_up_id(), "yes").header("A2A-Reply", mode);
     if mode == "stream" {
         let stream = answer.stream().await;
         assert_eq!(stream.response(), " more", "what was told before is not told again");
+        assert_eq!(stream.all("task").len(), 1);
         assert_eq!(stream.result.expect("COMPLETED").message(), "draft more");
     } else {
         answer.only_reply().await;
     }
-    let seen = eventually(SOON, || async {
-        let seen = bridge.get_task("peer", "t").await;
-        seen.is("COMPLETED").then_some(seen)
+    assert_eq!(end_of(&bridge, "t").await.message(), "draft more");
+}
+
+#[rstest]
+#[tokio::test]
+async fn an_answer_that_begins_a_new_task_is_followed_there(
+    #[values(true, false)] streams: bool,
+    #[values("final", "stream", "submit")] mode: &str,
+) {
+    let peer = drafter(streams, |seen| match seen.rpc_method().as_str() {
+        "SendMessage" => Answer::result(seen, &json!({"task": draft("new", "COMPLETED", "done")})),
+        _ => {
+            let begun = json!({"task": draft("new", "WORKING", "done")});
+            Answer::Events([event(&begun), event(&completed("new"))].concat(), usize::MAX)
+        }
     });
-    assert_eq!(seen.await.message(), "draft more");
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let answer = bridge.answer("peer", &asked.follow_up_id(), "yes").header("A2A-Reply", mode);
+    let reply = if mode == "stream" { answer.stream().await.result } else { answer.only_reply().await };
+    assert_eq!(reply.task_id(), "new");
+    assert_eq!(end_of(&bridge, "new").await.message(), "done");
+}
+
+#[tokio::test]
+async fn a_submitted_answer_has_its_reply_as_soon_as_the_agent_goes_on() {
+    let peer = drafter(true, |_| Answer::Endless(event(&more("!")), b": ping\n\n".to_vec(), SOON));
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let answer = bridge.answer("peer", &asked.follow_up_id(), "yes").header("A2A-Reply", "submit");
+    answer.only_reply().await.expect("WORKING");
+}
+
+#[tokio::test]
+async fn an_end_without_content_after_an_answer_leads_to_a_look_at_the_task() {
+    let looks = AtomicUsize::new(0);
+    let peer = Peer::start(move |seen| match (seen.method.as_str(), seen.rpc_method().as_str()) {
+        ("GET", _) => Answer::json(&streaming_card(&["ask"])),
+        (_, "GetTask") if looks.fetch_add(1, Ordering::Relaxed) > 0 => {
+            Answer::result(seen, &draft("t", "COMPLETED", "draft more"))
+        }
+        (_, "GetTask") => Answer::result(seen, &draft("t", "INPUT_REQUIRED", "draft")),
+        _ if seen.json()["params"]["message"]["taskId"] == "t" => {
+            Answer::Events(event(&completed("t")), usize::MAX)
+        }
+        _ => Answer::Events(event(&json!({"task": draft("t", "INPUT_REQUIRED", "draft")})), usize::MAX),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").stream().await.result.expect("INPUT_REQUIRED");
+    let stream = bridge.answer("peer", &asked.follow_up_id(), "yes").stream().await;
+    assert_eq!(stream.result.expect("COMPLETED").message(), "draft more");
+}
+
+#[tokio::test]
+async fn those_who_follow_a_submitted_task_hear_that_an_answer_to_it_took_too_long() {
+    let peer = drafter(false, |_| Answer::Endless(Vec::new(), b" ".to_vec(), Duration::from_millis(50)));
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let mut news = bridge.client.subscribe(format!("{}.task.>", bridge.prefix)).await.unwrap();
+    let first = bridge.prompt("peer.ask", "x").header("A2A-Reply", "submit").only_reply().await;
+    let answer = bridge.answer("peer", &first.expect("INPUT_REQUIRED").follow_up_id(), "yes");
+    answer.header("A2A-Timeout", "1s").only_reply().await.expect_error("timeout");
+    let mut told = Vec::new();
+    while told.last().is_none_or(|status| status != "CANCELED") {
+        let message = tokio::time::timeout(SOON, news.next()).await.expect("news").unwrap();
+        told.push(serde_json::from_slice::<Value>(&message.payload).unwrap()["status"].clone());
+    }
 }
 
 #[tokio::test]

@@ -144,7 +144,7 @@ async fn the_callers_limit_holds_while_the_agent_does_not_say_what_became_of_a_t
         },
     );
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
-    let call = bridge.prompt("peer.ask", "x").header("A2A-Timeout", "500ms");
+    let call = bridge.prompt("peer.ask", "x").header("A2A-Timeout", "2s");
     let result = call.stream().await.result.expect_error("timeout");
     assert_eq!(result["error_info"]["cancelled"], true);
 }

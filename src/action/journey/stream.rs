@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Failure, Interruption, Journey, about_known_task};
+use super::{ASIDE, Failure, Interruption, Journey, about_known_task};
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::Outgoing;
 use crate::a2a::model::Event;
@@ -62,7 +62,7 @@ impl<P: Progress> Journey<'_, P> {
             };
             let id = named.id.clone().unwrap_or_default();
             // Without a settled state, or without any content: ask what became of the task.
-            match self.look(&id).await {
+            match self.look(&id, ASIDE).await {
                 // A state that ended the task is not undone by an older one.
                 Ok(Some(Ok(seen))) if fold.is_settled() && !seen.state.is_settled() => {}
                 Ok(Some(Ok(seen))) => self.take(fold, Event::Task(seen)).await?,

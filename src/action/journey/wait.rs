@@ -144,8 +144,12 @@ impl<P: Progress> Journey<'_, P> {
         match tokio::time::timeout(CANCEL_AT_AGENT, client.cancel(task_id, self.trace)).await {
             Ok(Ok(task)) => {
                 let cancelled = task.state == TaskState::Canceled;
-                // Why it ended is told by whoever cancels; this is for those who look it up.
-                let _ = self.remember(&Task { id: task_id.to_owned(), ..task }, "", None);
+                let task = Task { id: task_id.to_owned(), ..task };
+                // Those who follow a submitted task are told by its submission, with the reason.
+                let _ = match self.mode {
+                    Mode::Submit => self.remember(&task, "", None).map(drop),
+                    Mode::Final | Mode::Stream => self.observe(&task, "", None).await.map(drop),
+                };
                 cancelled
             }
             Ok(Err(_)) | Err(_) => false,

@@ -35,11 +35,11 @@ impl Submission<'_> {
         }
     }
 
-    /// The end of the task: a reply if the caller has had none, else news for those who follow it.
+    /// The end of the task: a reply if the caller has had none, and news for those who follow it.
     /// States are published where they are observed, so only errors are left.
     pub(super) async fn end(mut self, reply: Reply) {
         if self.first.is_some() {
-            return self.reply(reply).await;
+            self.reply(reply.clone()).await;
         }
         if let (Err(error), Some(task_id)) = (reply, &self.task_id) {
             tracing::debug!(agent = %self.desk.agent.name, task_id, code = error.info.code.name(), "a submitted task was lost from sight");
