@@ -40,6 +40,8 @@ async fn a_connection_that_was_idle_for_half_a_second_is_not_used_again() {
     let (origin, agent) = (origin(&listener), answer_once(&listener));
     call(&origin).await.unwrap();
     let _open = agent.join().unwrap();
+    // However long this has taken.
+    origin.lock().idle[0].since = Instant::now();
     let mut fresh = origin.reuse().await.expect("it was used just now");
     assert!(fresh.is_usable().await);
     origin.keep(fresh);
