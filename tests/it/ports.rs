@@ -91,10 +91,13 @@ async fn an_agent_that_listens_at_another_address_is_told_where() {
 #[tokio::test]
 async fn what_was_told_of_another_port_is_taken_back_when_the_agent_is_ready() {
     let mut site = Site::new().await;
-    let line = format!("{} demo-agent --port 0 & exec DEMO --slow-start 4s", program());
+    let go = site.folder().join("go");
+    let wait = format!("until test -e {}; do sleep 0.05; done", go.display());
+    let line = format!("{} demo-agent --port 0 & {wait}; exec DEMO", program());
     site.settings(&[("a", &shell(&line))]);
     site.start();
     let report = site.until("a", SOON, |report| report.last_error.is_some()).await;
     assert_eq!(report.state, "starting");
+    std::fs::write(go, "").unwrap();
     assert_eq!(site.until_state("a", "ready").await.last_error, None);
 }
