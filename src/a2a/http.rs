@@ -24,6 +24,8 @@ use plain::Origin;
 const NAME: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
 /// Compressed answers are not read. To say nothing of it would allow them.
 const ENCODING: HeaderValue = HeaderValue::from_static("identity");
+/// What no body can be read through.
+const COMPRESSIONS: [&str; 7] = ["gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"];
 /// How long it may take to reach an agent.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a connection is kept for the next call. A call on one that is just being closed has an
@@ -131,12 +133,14 @@ impl Response {
         }
     }
 
-    /// Makes sure that the body can be read as it comes.
+    /// Makes sure that the body can be read as it comes. What is no compression is let pass: some servers
+    /// write `utf-8` there.
     pub(super) fn check_encoding(&self) -> Result<(), ClientError> {
         for value in self.headers().get_all(CONTENT_ENCODING) {
             let value = String::from_utf8_lossy(value.as_bytes());
             let encoding = value.trim();
-            if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
+            let is_compression = |name: &str| COMPRESSIONS.iter().any(|one| one.eq_ignore_ascii_case(name));
+            if encoding.split(',').map(str::trim).any(is_compression) {
                 return Err(ClientError::Encoded { encoding: json::shorten(encoding, 80) });
             }
         }

@@ -58,7 +58,6 @@ impl Bridge {
     async fn end(&self, served: &[Served]) {
         let step = Step::begin("actions taken off the mesh");
         join_all(served.iter().map(Served::withdraw)).await;
-        self.stop.leave.cancel();
         step.end();
 
         let step = Step::begin("calls finished");
@@ -82,8 +81,10 @@ impl Served {
         tokio::join!(self.publication.withdraw(), face);
     }
 
-    /// Lets calls finish within their grace; the rest is cancelled at the agent, and told so.
+    /// Lets calls finish within their grace; the rest is cancelled at the agent, and told so. What nobody
+    /// waits for, or what waits for somebody, has no use for the grace.
     async fn finish_calls(&self, grace: Duration) {
+        self.stop.leave.cancel();
         self.calls.close();
         let in_time = tokio::select! {
             biased;
@@ -93,8 +94,7 @@ impl Served {
         };
         if !in_time {
             let (agent, calls) = (&self.agent.name, self.calls.len());
-            tracing::warn!(%agent, calls, "calls still in flight are cancelled");
-            self.stop.leave.cancel();
+            tracing::warn!(%agent, calls, "calls still in flight are cut off");
             self.stop.hurry.cancel();
             let _ = tokio::time::timeout(LAST_WORDS, self.calls.wait()).await;
         }

@@ -34,12 +34,14 @@ impl Brand {
         let (_, hard) = getrlimit(Resource::RLIMIT_LOCKS)?;
         setrlimit(Resource::RLIMIT_LOCKS, self.0, hard)
     }
+}
 
-    /// The living processes that have it.
-    pub(super) fn bearers(self) -> impl Iterator<Item = Stat> {
-        procfs::all()
-            .filter(move |pid| procfs::lock_limit(*pid) == Some(self.0))
-            .filter_map(Stat::read)
-            .filter(|stat| !stat.is_over())
-    }
+/// The living processes that have one of these.
+pub(super) fn bearers(brands: &[Brand]) -> impl Iterator<Item = Stat> {
+    let all = (!brands.is_empty()).then(procfs::all);
+    all.into_iter()
+        .flatten()
+        .filter(|pid| procfs::lock_limit(*pid).is_some_and(|limit| brands.contains(&Brand(limit))))
+        .filter_map(Stat::read)
+        .filter(|stat| !stat.is_over())
 }

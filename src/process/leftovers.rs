@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 #[cfg(target_os = "linux")]
-use super::brand::Brand;
+use super::brand::{self, Brand};
 #[cfg(target_os = "linux")]
 use super::procfs::{self, Stat};
 
@@ -56,6 +56,18 @@ struct Record {
     agent: String,
     guard: Option<Process>,
     child: Option<Process>,
+}
+
+/// What the records of dead bridges say.
+#[cfg(target_os = "linux")]
+#[derive(Default)]
+struct Recorded {
+    /// Guards and children that are still alive, with all below them.
+    left: HashSet<Process>,
+    /// Of all guards, dead or alive.
+    brands: Vec<Brand>,
+    /// The records themselves.
+    files: Vec<PathBuf>,
 }
 
 /// The records of the bridges of one settings file.
@@ -133,8 +145,12 @@ impl Records {
         use nix::sys::signal::{Signal, kill};
         use nix::unistd::Pid;
 
-        let (mut left, stale) = self.recorded();
-        left.extend(self.marked_by_the_dead());
+        // A bridge that an agent has started may carry the traces of that agent itself.
+        let spared = procfs::lineage(self.bridge.pid);
+        let is_meant = |process: &Process| !spared.contains(&process.pid);
+        let Recorded { mut left, brands, files } = self.recorded();
+        left.retain(is_meant);
+        left.extend(self.traced(&brands).filter(is_meant));
         let mut said: Vec<String> = Vec::new();
         for process in &left {
             if let Some(stat) = Stat::read(process.pid) {
@@ -147,12 +163,12 @@ impl Records {
             for process in &left {
                 let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
             }
-            // What they started meanwhile has the same mark.
-            left.extend(self.marked_by_the_dead());
+            // What they started meanwhile has the same traces.
+            left.extend(self.traced(&brands).filter(is_meant));
             let pause = nix::poll::PollTimeout::from(5_u8);
             let _ = nix::poll::poll(&mut [], pause);
         }
-        for file in stale {
+        for file in files {
             let _ = fs::remove_file(file);
         }
         said
@@ -164,33 +180,37 @@ impl Records {
         Vec::new()
     }
 
-    /// What dead bridges have recorded and is still alive, with all below it; and their records.
     #[cfg(target_os = "linux")]
-    fn recorded(&self) -> (HashSet<Process>, Vec<PathBuf>) {
-        let (mut left, mut stale) = (HashSet::new(), Vec::new());
+    fn recorded(&self) -> Recorded {
+        let Recorded { mut left, mut brands, mut files } = Recorded::default();
         for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let path = file.path();
             let record = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok());
             let Some(record) = record else {
-                stale.push(path);
+                files.push(path);
                 continue;
             };
             let same_boot = record.boot == self.boot;
             if same_boot && record.bridge.is_alive() {
                 continue;
             }
-            stale.push(path);
-            let brand =
-                record.guard.filter(|_| same_boot).and_then(|guard| Brand::new(guard.pid, guard.start));
-            let branded = brand.into_iter().flat_map(Brand::bearers);
-            left.extend(branded.map(|stat| Process { pid: stat.pid, start: stat.start }));
+            files.push(path);
+            let guard = record.guard.filter(|_| same_boot);
+            brands.extend(guard.and_then(|guard| Brand::new(guard.pid, guard.start)));
             let known = [record.guard, record.child].into_iter().flatten();
             for process in known.filter(|process| same_boot && process.is_alive()) {
                 left.extend(procfs::descendants(process.pid).into_iter().filter_map(Process::find));
                 left.insert(process);
             }
         }
-        (left, stale)
+        Recorded { left, brands, files }
+    }
+
+    /// What has one of the brands, or the mark of a bridge that is dead.
+    #[cfg(target_os = "linux")]
+    fn traced(&self, brands: &[Brand]) -> impl Iterator<Item = Process> {
+        let branded = brand::bearers(brands).map(|stat| Process { pid: stat.pid, start: stat.start });
+        branded.chain(self.marked_by_the_dead())
     }
 
     #[cfg(target_os = "linux")]

@@ -105,6 +105,12 @@ pub fn descendants(pid: i32) -> Vec<i32> {
     found
 }
 
+/// A process and everything above it, nearest first.
+pub fn lineage(pid: i32) -> Vec<i32> {
+    let above = |pid: &i32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
+    std::iter::successors(Some(pid), above).collect()
+}
+
 /// The value of a variable that a process was started with.
 pub fn variable(pid: i32, name: &str) -> Option<String> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
@@ -166,12 +172,14 @@ mod tests {
             .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let found = children(own).contains(&pid) && descendants(own).contains(&pid);
+        let above = lineage(pid);
         // A program that is just being executed has its environment a moment later.
         let mut looks = std::iter::repeat_with(|| variable(pid, "A2A_TEST_MARK"));
         let mark = looks.by_ref().take(100_000).find_map(|mark| mark);
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found);
+        assert_eq!(above[..3], [pid, own, stat.parent]);
         assert_eq!(mark.as_deref(), Some("x=y"));
         assert!(!children(own).contains(&pid));
     }

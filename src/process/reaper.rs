@@ -19,15 +19,16 @@ use nix::unistd::Pid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-use super::brand::Brand;
+use super::brand::{self, Brand};
 use super::child::pid_of;
 use super::leftovers::MARK;
 use super::procfs::{self, Stat};
 
 /// How long orphans may take to end: not even SIGKILL ends what hangs in the kernel.
 const END: Duration = Duration::from_secs(2);
-/// How often is looked whether all have gone.
-const LOOK: Duration = Duration::from_millis(5);
+/// How often is looked whether all have gone. A look at all processes of a large machine takes a while,
+/// and calls to other agents wait for it.
+const LOOK: Duration = Duration::from_millis(50);
 
 static KNOWN: LazyLock<Mutex<HashSet<i32>>> = LazyLock::new(Mutex::default);
 
@@ -74,8 +75,7 @@ pub(super) struct Kin {
 
 impl Kin {
     fn alive(&self) -> HashSet<i32> {
-        let mut found: HashSet<i32> =
-            self.brand.into_iter().flat_map(Brand::bearers).map(|stat| stat.pid).collect();
+        let mut found: HashSet<i32> = brand::bearers(self.brand.as_slice()).map(|stat| stat.pid).collect();
         if let Some(mark) = &self.mark {
             let marked = procfs::all().filter(|pid| procfs::variable(*pid, MARK).as_ref() == Some(mark));
             let alive = marked.filter_map(Stat::read).filter(|stat| !stat.is_over());

@@ -35,12 +35,29 @@ async fn what_a_script_runs_in_order_to_end_is_not_asked_to_end() {
 }
 
 #[tokio::test]
+async fn what_a_script_leaves_behind_when_it_ends_does_not_use_up_the_grace() {
+    let mut site = Site::new().await;
+    let folder = site.folder().display();
+    // A shell that was just forked may miss a signal, so this one is seen to run before the other ends.
+    std::fs::write(site.folder().join("leave"), "echo > $1; exec sleep 1000").unwrap();
+    let left =
+        format!("sh {folder}/leave {folder}/there & until test -e {folder}/there; do sleep 0.01; done");
+    let line = format!("trap \"{left}; exit 0\" TERM; DEMO & wait");
+    site.settings(&[("a", &format!("{}\nstop_grace: 10m", shell(&line)))]);
+    site.start();
+    site.until_state("a", "ready").await;
+    let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
+    assert_eq!(code, 0, "{out}");
+    assert_eq!(site.processes(), Vec::<i32>::new());
+}
+
+#[tokio::test]
 async fn an_agent_that_was_killed_is_not_said_to_have_written_why() {
     let mut site = Site::new().await;
-    site.settings(&[("a", &shell("exec DEMO"))]);
+    site.settings(&[("a", &format!("{}\nrestart: never", shell("exec DEMO")))]);
     site.start();
     let pid = site.until_state("a", "ready").await.pid.unwrap();
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
-    let report = site.until_state("a", "backing-off").await;
+    let report = site.until_state("a", "failed").await;
     assert!(report.advice.unwrap().contains("for lack of memory"));
 }

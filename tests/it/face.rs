@@ -206,19 +206,6 @@ async fn an_agent_that_ends_takes_its_open_questions_with_it() {
 }
 
 #[tokio::test]
-async fn a_stop_ends_open_questions_at_once() {
-    let scene = Scene::start("").await;
-    let mut stream = scene.prompt("report about tides").await;
-    stream.chunk_of("query").await;
-    scene.bridge.stop().await;
-    let (code, text) = stream.rest().await.error.unwrap();
-    assert_eq!(code, 500);
-    assert!(text.starts_with("the bridge stops serving"), "{text}");
-    let gone = scene.caller.request("$SRV.PING.agents", "".into()).await;
-    assert_eq!(gone.unwrap_err().kind(), RequestErrorKind::NoResponders);
-}
-
-#[tokio::test]
 async fn attachments_go_both_ways() {
     let scene = Scene::start("").await;
     let sent = [attachment("a.png", "iVBORwAB"), attachment("ä ü.bin", "AAEC")];

@@ -67,19 +67,21 @@ async fn a_compressed_answer_is_not_asked_for_and_told_by_its_name(
 }
 
 #[tokio::test]
-async fn a_compressed_card_is_told_by_its_name_and_identity_is_no_compression() {
+async fn a_compressed_card_is_told_by_its_name_and_what_is_no_compression_is_not() {
     let encoded = |encoding: &str| {
         let headers = vec![("Content-Encoding", encoding.to_owned())];
         Answer::Http(200, headers, card(&["ask"]).to_string().into())
     };
-    let zipped = Peer::start(move |_| encoded("br"));
+    let zipped = Peer::start(move |_| encoded("identity, br"));
     let plain = Peer::start(move |_| encoded("Identity"));
-    let bridge = Bridge::of(attached("plain", &plain.url())).and(attached("zipped", &zipped.url()));
-    let mut bridge = bridge.start_early().await;
+    let mistaken = Peer::start(move |_| encoded("utf-8"));
+    let bridge = Bridge::of(attached("plain", &plain.url())).and(attached("mistaken", &mistaken.url()));
+    let mut bridge = bridge.and(attached("zipped", &zipped.url())).start_early().await;
     bridge.until("plain", "ready").await;
-    bridge
-        .announced("zipped", |object| object["last_error"].to_string().contains("Content-Encoding: br"))
-        .await;
+    bridge.until("mistaken", "ready").await;
+    let is_told =
+        |object: &Value| object["last_error"].to_string().contains("Content-Encoding: identity, br");
+    bridge.announced("zipped", is_told).await;
 }
 
 #[rstest]

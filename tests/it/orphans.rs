@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::support::eventually::eventually;
-use crate::support::supervise::{SOON, Site, shell};
+use crate::support::supervise::{SOON, Site, program, shell};
 
 /// An agent with a process that has left its parent, its session and its environment behind. Its pid
 /// is in a file called as the agent.
@@ -83,6 +83,26 @@ async fn what_hides_from_bridge_and_guard_that_are_killed_together_is_ended_befo
     site.start();
     site.until_state("a", "ready").await;
     assert!(!is_alive(&hidden));
+}
+
+#[tokio::test]
+async fn a_bridge_that_an_agent_of_the_dead_one_has_started_does_not_end_itself() {
+    let mut site = Site::new().await;
+    let (folder, file) = (site.folder().display(), site.file());
+    // The agent becomes a bridge of the same settings, once.
+    let wait = format!("until rm {folder}/go 2>/dev/null; do sleep 0.05; done");
+    let line = format!("DEMO & {wait}; exec {} run --config {}", program(), file.display());
+    site.settings(&[("a", &shell(&line))]);
+    site.start();
+    let agent = Stat::read(site.until_state("a", "ready").await.pid.unwrap()).unwrap();
+    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+        kill(Pid::from_raw(agent.parent), signal).unwrap();
+        site.signal(signal);
+    }
+    site.ended().await;
+    std::fs::write(site.folder().join("go"), "").unwrap();
+    site.until("a", SOON, |report| report.state == "ready" && report.pid != Some(agent.pid)).await;
+    assert!(is_alive(&agent), "it is the bridge now");
 }
 
 #[tokio::test]

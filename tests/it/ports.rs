@@ -3,6 +3,7 @@
 use std::net::{IpAddr, TcpListener, UdpSocket};
 
 use a2a_bridge::process::ports;
+use tokio::net::TcpSocket;
 
 use crate::support::supervise::{SOON, Site, program, shell};
 
@@ -55,17 +56,22 @@ async fn a_foreign_process_at_a_name_of_the_machine_is_sent_nothing() {
 #[tokio::test]
 async fn an_agent_that_listens_on_another_port_is_told_of_while_it_still_starts() {
     let mut site = Site::new().await;
-    let (wanted, taken) = (ports::free().unwrap(), ports::free().unwrap());
-    let lines = format!("url: http://127.0.0.1:{wanted}\ncommand: {} demo-agent --port {taken}", program());
-    site.settings(&[("a", &format!("{lines}\nstartup_timeout: 6s"))]);
+    // Bound, so that nobody else gets it, and not listened on.
+    let unused = TcpSocket::new_v4().unwrap();
+    unused.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let wanted = unused.local_addr().unwrap().port();
+    let lines = format!("url: http://127.0.0.1:{wanted}\ncommand: {} demo-agent --port 0", program());
+    site.settings(&[("a", &format!("{lines}\nstartup_timeout: 8s\nrestart: never"))]);
     site.start();
-    let problem = format!("the agent listens on port {taken}, and not on {wanted} as `url` says");
     let report = site.until("a", SOON, |report| report.last_error.is_some()).await;
-    assert_eq!((report.state.as_str(), report.restarts), ("starting", 0));
+    assert_eq!(report.state, "starting");
+    let taken = ports::listened_by(report.pid.unwrap())[0].port();
+    let problem = format!("the agent listens on port {taken}, and not on {wanted} as `url` says");
     assert_eq!(report.last_error.unwrap(), format!("still starting: {problem}"));
     assert!(report.advice.unwrap().contains("`url` or `port`"));
-    let report = site.until_state("a", "backing-off").await;
-    assert_eq!(report.last_error.unwrap(), format!("not ready within 6s (`startup_timeout`): {problem}"));
+    let report = site.until_state("a", "failed").await;
+    let error = report.last_error.unwrap();
+    assert!(error.starts_with(&format!("not ready within 8s (`startup_timeout`): {problem}")), "{error}");
     assert!(report.advice.unwrap().contains("`command` (`{port}`)"));
     assert_eq!(site.log().matches("still starting").count(), 1, "{}", site.log());
 }
@@ -73,22 +79,25 @@ async fn an_agent_that_listens_on_another_port_is_told_of_while_it_still_starts(
 #[tokio::test]
 async fn an_agent_that_listens_at_another_address_is_told_where() {
     let mut site = Site::new().await;
-    let port = ports::free().unwrap();
-    let lines = format!("url: http://127.0.0.2:{port}\ncommand: {} demo-agent --port {port}", program());
-    site.settings(&[("a", &format!("{lines}\nstartup_timeout: 1s"))]);
+    let lines = "url: http://127.0.0.2:{port}\nport: auto";
+    site.settings(&[("a", &format!("{lines}\ncommand: {} demo-agent --port {{port}}", program()))]);
     site.start();
-    let error = site.until_state("a", "backing-off").await.last_error.unwrap();
+    let report = site.until("a", SOON, |report| report.last_error.is_some()).await;
+    let port = report.url.trim_end_matches('/').rsplit(':').next().unwrap();
     let problem = format!("the agent listens on 127.0.0.1:{port}, and not on 127.0.0.2 as `url` says");
-    assert!(error.ends_with(&problem), "{error}");
+    assert_eq!(report.last_error.unwrap(), format!("still starting: {problem}"));
 }
 
 #[tokio::test]
 async fn what_was_told_of_another_port_is_taken_back_when_the_agent_is_ready() {
     let mut site = Site::new().await;
-    let line = format!("{} demo-agent --port 0 & exec DEMO --slow-start 4s", program());
+    let go = site.folder().join("go");
+    let wait = format!("until test -e {}; do sleep 0.05; done", go.display());
+    let line = format!("{} demo-agent --port 0 & {wait}; exec DEMO", program());
     site.settings(&[("a", &shell(&line))]);
     site.start();
     let report = site.until("a", SOON, |report| report.last_error.is_some()).await;
     assert_eq!(report.state, "starting");
+    std::fs::write(go, "").unwrap();
     assert_eq!(site.until_state("a", "ready").await.last_error, None);
 }

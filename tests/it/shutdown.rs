@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use async_nats::client::RequestErrorKind;
 use nix::sys::signal::Signal;
 use rstest::rstest;
 use serde_json::Value;
 
-use crate::support::{Bridge, SOON, eventually, launched};
+use crate::support::face::Scene;
+use crate::support::{Bridge, DemoAgent, SOON, attached, eventually, launched};
 
 fn is_stopped(object: &Value) -> bool {
     object["state"] == "stopped"
@@ -103,7 +105,7 @@ async fn calls_to_an_agent_that_a_reload_removes_end_as_those_at_a_stop(
     #[values(None, Some(Signal::SIGTERM))] then: Option<Signal>,
 ) {
     let agent = launched("gone", &["--ignore-blocking"]);
-    let mut bridge = Bridge::of(agent).and(launched("other", &[])).shutdown_grace("1500ms").start().await;
+    let mut bridge = Bridge::of(agent).and(launched("other", &[])).shutdown_grace("4s").start().await;
     let brief = bridge.begin_slow("gone", 1).await;
     let long = bridge.begin_slow("gone", 60).await;
     let other = bridge.begin_slow("other", 60).await;
@@ -125,5 +127,43 @@ async fn calls_to_an_agent_that_a_reload_removes_end_as_those_at_a_stop(
     } else {
         bridge.announced("gone", is_stopped).await;
         bridge.prompt("other.echo", "still there").await.expect("COMPLETED");
+    }
+}
+
+#[tokio::test]
+async fn a_reload_does_not_wait_for_submitted_tasks_of_an_agent_that_it_removes() {
+    let agent = DemoAgent::start(&[]).await;
+    let bridge = Bridge::of(attached("gone", &agent.url())).and(launched("other", &[]));
+    let mut bridge = bridge.shutdown_grace("10m").start().await;
+    let task = bridge.prompt("gone.slow", "60").header("A2A-Reply", "submit").await.expect("WORKING");
+    bridge.reload(|settings| {
+        settings["agents"].as_array_mut().unwrap().remove(0);
+    });
+    bridge.announced("gone", is_stopped).await;
+    assert_eq!(agent.state_of(&task.task_id()).await, "TASK_STATE_WORKING");
+    assert!(!bridge.log().contains("cut off"), "{}", bridge.log());
+}
+
+#[rstest]
+#[case::stopped(None)]
+#[case::changed(Some(("demo", "card_refresh: 1m")))]
+#[case::removed(Some(("other", "")))]
+#[tokio::test]
+async fn open_questions_to_an_agent_that_is_no_longer_served_end_at_once(
+    #[case] reload: Option<(&str, &str)>,
+) {
+    let scene = Scene::start("").await;
+    let mut stream = scene.prompt("report about tides").await;
+    stream.chunk_of("query").await;
+    match reload {
+        Some((name, settings)) => scene.reload(name, settings).await,
+        None => scene.stop().await,
+    }
+    let (code, text) = stream.rest().await.error.unwrap();
+    assert_eq!(code, 500);
+    assert!(text.starts_with("the bridge stops serving"), "{text}");
+    if reload.is_none() {
+        let gone = scene.caller.request("$SRV.PING.agents", "".into()).await;
+        assert_eq!(gone.unwrap_err().kind(), RequestErrorKind::NoResponders);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use a2a_bridge::bridge::Bridge;
-use a2a_bridge::config;
+use a2a_bridge::config::{self, Config};
 use async_nats::{Client, HeaderMap, Message, Subscriber};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
@@ -80,10 +80,21 @@ impl Scene {
         settings: &str,
     ) -> Self {
         let caller = server.connect().await;
-        let bridge = bridge(&server, name, url.unwrap_or(&agent.url), settings).await;
+        let bridge = bridge(self::settings(&server, name, url.unwrap_or(&agent.url), settings)).await;
         let scene = Self { server, agent, bridge, caller };
         eventually(SOON, || scene.info()).await;
         scene
+    }
+
+    /// Has the bridge take over other settings of the agent, or another name for it.
+    pub async fn reload(&self, name: &str, settings: &str) {
+        let config = self::settings(&self.server, name, &self.agent.url, settings);
+        tokio::time::timeout(SOON, self.bridge.reload(config)).await.expect("no wait for the grace").unwrap();
+    }
+
+    /// Stops the bridge.
+    pub async fn stop(&self) {
+        tokio::time::timeout(SOON, self.bridge.stop()).await.expect("no wait for the grace");
     }
 
     /// What the agent says of itself, if it is there.
@@ -123,13 +134,17 @@ impl Scene {
     }
 }
 
-async fn bridge(server: &NatsServer, name: &str, url: &str, settings: &str) -> Bridge {
+/// The settings of a bridge with one agent. Its grace is longer than any test, so that none waits for it.
+fn settings(server: &NatsServer, name: &str, url: &str, settings: &str) -> Config {
     let settings: String = settings.lines().map(|line| format!("    {}\n", line.trim())).collect();
     let text = format!(
-        "nats:\n  url: {}\n  agent_protocol: {{ owner: acme }}\nagents:\n  - name: {name}\n    url: {url}\n{settings}shutdown_grace: 1s\n",
+        "nats:\n  url: {}\n  agent_protocol: {{ owner: acme }}\nagents:\n  - name: {name}\n    url: {url}\n{settings}shutdown_grace: 10m\n",
         server.url()
     );
-    let config = config::parse(&text, "bridge.yaml", &|_| None).unwrap();
+    config::parse(&text, "bridge.yaml", &|_| None).unwrap()
+}
+
+async fn bridge(config: Config) -> Bridge {
     let bridge = Bridge::connect(&config).await.unwrap();
     bridge.serve(config).await.unwrap();
     bridge

@@ -40,6 +40,8 @@ async fn a_connection_that_was_idle_for_half_a_second_is_not_used_again() {
     let (origin, agent) = (origin(&listener), answer_once(&listener));
     call(&origin).await.unwrap();
     let _open = agent.join().unwrap();
+    // However long this has taken.
+    origin.lock().idle[0].since = Instant::now();
     let mut fresh = origin.reuse().await.expect("it was used just now");
     assert!(fresh.is_usable().await);
     origin.keep(fresh);
@@ -52,7 +54,10 @@ async fn a_close_is_seen_even_before_the_runtime_has_heard_of_it() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (origin, agent) = (origin(&listener), answer_once(&listener));
     call(&origin).await.unwrap();
+    let open = agent.join().unwrap();
+    // Its close returns when the other side has it.
+    socket2::SockRef::from(&open).set_linger(Some(Duration::from_secs(10))).unwrap();
     // Nothing is awaited between the close and the look, so the runtime has had no turn.
-    drop(agent.join().unwrap());
+    drop(open);
     assert!(origin.reuse().await.is_none());
 }
