@@ -2,6 +2,9 @@
 //! given again under the same id.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::error::{ActionError, Code};
 use super::fold::Fold;
@@ -14,6 +17,11 @@ use super::run::{Actions, Mode};
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Event, Task};
+
+/// How long a task may go on asking after its answer was cut off before it counts as not taken.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Errors of JSON-RPC that tell nothing about when: internal, of the server, of the agent's own answer.
+const BROKE_INSIDE: [i64; 3] = [-32603, -32000, -32006];
 
 impl Actions {
     /// Answers an agent's question.
@@ -59,22 +67,14 @@ impl Actions {
         error: ClientError,
     ) -> Result<Outcome, ActionError> {
         let task = journey.task_ref(Some(claim.waiting.task_id.clone()), claim.waiting.context_id.clone());
-        match &error {
-            // A server error without words of A2A may come from a gateway that gave up waiting. The
-            // answer may have arrived, so it is not sent again; but the task can be asked for.
-            ClientError::Refused { code: None, http_status: Some(500 | 502 | 504), .. }
-            | ClientError::NotA2a { .. }
-            | ClientError::Encoded { .. }
-            | ClientError::Broken(_) => self.after_a_failure(journey, claim, error, task).await,
-            // The agent's error means that it did not take the answer.
-            ClientError::Unreachable(_) | ClientError::Token(_) | ClientError::Refused { .. } => {
-                if !error.is_task_not_found() {
-                    claim.give_back();
-                }
-                Err(about_known_task(error, task))
-            }
-            ClientError::TooLarge { .. } => Err(about_known_task(error, task)),
+        if may_be_taken(&error) {
+            return self.after_a_failure(journey, claim, error, task).await;
         }
+        // The agent's error means that it did not take the answer, unless it was too long to be read.
+        if !matches!(error, ClientError::TooLarge { .. }) && !error.is_task_not_found() {
+            claim.give_back();
+        }
+        Err(about_known_task(error, task))
     }
 
     /// What became of a task whose answer may have been lost on its way. If it has moved, that is the
@@ -88,12 +88,22 @@ impl Actions {
     ) -> Result<Outcome, ActionError> {
         let asks_the_same =
             |task: &Task| task.state.is_waiting() && question_of(task) == claim.waiting.question;
-        let Some(task) = self.settled_look(journey, &reference, asks_the_same).await? else {
+        // A gateway that gave up, or a cut, says nothing about the agent, which may think for a while before
+        // it moves.
+        let is_silent =
+            matches!(error, ClientError::Broken(_) | ClientError::Refused { http_status: Some(504), .. });
+        let left = journey.deadline.saturating_duration_since(Instant::now());
+        let patience = if is_silent { PATIENCE.min(left / 2) } else { Duration::ZERO };
+        let Some(task) = self.settled_look(journey, &reference, patience, asks_the_same).await? else {
             return Err(about_known_task(error, reference));
         };
         if asks_the_same(&task) {
             claim.give_back();
             return Err(not_taken(error, reference));
+        }
+        // It was taken, and led to this.
+        if error.rpc_code().is_some() {
+            return Err(about_known_task(error, reference));
         }
         let max_size = usize::try_from(self.limits.max_response_size).unwrap_or(usize::MAX);
         let mut fold = Fold::new(&self.limits.artifacts, max_size, journey.progress.listens());
@@ -106,6 +116,7 @@ impl Actions {
         &self,
         journey: &mut Journey<'_, P>,
         reference: &TaskRef,
+        patience: Duration,
         has_not_moved: impl Fn(&Task) -> bool,
     ) -> Result<Option<Task>, ActionError> {
         let instance = Arc::clone(&journey.instance);
@@ -113,7 +124,11 @@ impl Actions {
         let trace = journey.trace;
         let task_id = reference.id.as_deref().unwrap_or_default();
         let (mut pause, mut last) = (POLL.0, None);
-        for _ in 0..SETTLING_LOOKS {
+        let until = Instant::now() + patience;
+        for look in 0.. {
+            if look >= SETTLING_LOOKS && Instant::now() >= until {
+                break;
+            }
             let looked = journey.within(async {
                 tokio::time::sleep(pause).await;
                 tokio::time::timeout(ASIDE, client.get(task_id, trace)).await
@@ -134,9 +149,22 @@ impl Actions {
                     return Err(journey.interrupted(interruption, Some(reference.clone())).await);
                 }
             }
-            pause *= 2;
+            pause = (pause * 2).min(POLL.1);
         }
         Ok(last)
+    }
+}
+
+/// Whether an answer may have reached the agent's work all the same: it was cut off, a gateway answered
+/// instead, or something broke inside.
+fn may_be_taken(error: &ClientError) -> bool {
+    match error {
+        ClientError::Broken(_) | ClientError::NotA2a { .. } | ClientError::Encoded { .. } => true,
+        ClientError::Refused { code: Some(code), .. } => BROKE_INSIDE.contains(code),
+        ClientError::Refused { code: None, http_status, .. } => {
+            matches!(http_status, Some(500 | 502 | 503 | 504))
+        }
+        ClientError::Unreachable(_) | ClientError::Token(_) | ClientError::TooLarge { .. } => false,
     }
 }
 

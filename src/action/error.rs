@@ -126,6 +126,17 @@ pub struct ActionError {
 }
 
 impl ActionError {
+    /// The same without what `cover` takes out: some agents repeat what they were sent, credentials included.
+    pub fn covered(mut self, cover: impl Fn(&mut String)) -> Self {
+        cover(&mut self.message);
+        if let Some(data) = self.info.a2a_data.take() {
+            let mut text = data.get().to_owned();
+            cover(&mut text);
+            self.info.a2a_data = RawValue::from_string(text).ok();
+        }
+        self
+    }
+
     /// An error from before the agent was reached.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {

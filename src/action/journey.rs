@@ -178,9 +178,11 @@ impl<P: Progress> Journey<'_, P> {
     /// Begins with what a waiting task has made before: a stream tells only what is new, and a caller
     /// wants to hear only that.
     async fn recall(&mut self, id: &str, fold: &mut Fold<'_>) {
-        // It can do without, and a limit that is reached meanwhile shows when the answer is sent.
-        if let Ok(Some(Ok(seen))) = self.look(id, RECALL).await
+        // It can do without, and most of the time is for the answer.
+        let limit = RECALL.min(self.deadline.saturating_duration_since(Instant::now()) / 4);
+        if let Ok(Some(Ok(seen))) = self.look(id, limit).await
             && seen.state.is_waiting()
+            && seen.id == id
         {
             fold.recall(Task { history: Vec::new(), ..seen });
         }
@@ -194,8 +196,7 @@ impl<P: Progress> Journey<'_, P> {
     ) -> Result<Option<Result<Task, ClientError>>, Interruption> {
         let (instance, trace) = (Arc::clone(&self.instance), self.trace);
         let looked = tokio::time::timeout(limit, Box::pin(instance.client.get(id, trace)));
-        let seen = self.within(looked).await?.ok();
-        Ok(seen.map(|seen| seen.map(|task| Task { id: id.to_owned(), ..task })))
+        Ok(self.within(looked).await?.ok())
     }
 
     /// Goes on with a task that was looked at.

@@ -256,10 +256,11 @@ impl Desk {
     async fn guarded(&self, work: Work<'_>, progress: &mut impl Progress) -> Reply {
         let _working = work.job.runs_the_agent().then(|| self.agent.work());
         let done = AssertUnwindSafe(self.perform(work, progress)).catch_unwind().await;
-        done.unwrap_or_else(|_| {
+        let reply = done.unwrap_or_else(|_| {
             tracing::error!(agent = %self.agent.name, "a request panicked; this is a defect, please report it");
             Err(ActionError::internal().after_reaching_agent())
-        })
+        });
+        reply.map_err(|error| error.covered(|text| self.agent.output.cover(text)))
     }
 
     async fn perform(&self, work: Work<'_>, progress: &mut impl Progress) -> Reply {

@@ -205,12 +205,17 @@ impl Output {
             // A terminal acts upon control characters.
             .map(|c| if c.is_control() && c != '\t' { '\u{b7}' } else { c })
             .collect();
+        self.cover(&mut text);
+        text
+    }
+
+    /// Takes secrets out of a text.
+    pub fn cover(&self, text: &mut String) {
         for secret in &self.0.secrets {
             if text.contains(secret.expose_secret()) {
-                text = text.replace(secret.expose_secret(), "***");
+                *text = text.replace(secret.expose_secret(), "***");
             }
         }
-        text
     }
 }
 

@@ -8,7 +8,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::peer::{Seen, card, streaming_card};
-use crate::support::{Answer, Bridge, DemoAgent, Peer, Reply, SOON, attached, eventually, launched};
+use crate::support::{Answer, Bridge, DemoAgent, LATER, Peer, Reply, SOON, attached, eventually, launched};
 
 const NEVER: &str = "00000000-0000-4000-8000-000000000000";
 
@@ -185,7 +185,9 @@ async fn an_answer_that_failed_and_left_the_question_open_can_be_given_again(
     let peer = failing_once(failure, streams);
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
-    let failed = bridge.answer("peer", &asked.follow_up_id(), "blue").only_reply().await.expect_error(code);
+    // Half of that is what a cut is waited out for.
+    let answer = bridge.answer("peer", &asked.follow_up_id(), "blue").header("A2A-Timeout", "6s");
+    let failed = answer.only_reply().await.expect_error(code);
     assert!(failed.message().contains("can be used again"), "{}", failed.message());
     assert_eq!(failed.task_id(), asked.task_id());
     if failed.message().contains("oops") {
@@ -195,6 +197,42 @@ async fn an_answer_that_failed_and_left_the_question_open_can_be_given_again(
     assert_eq!(seen["data"], asked["data"]);
     bridge.answer("peer", &asked.follow_up_id(), "blue").await.expect("COMPLETED");
     bridge.answer("peer", &asked.follow_up_id(), "blue").await.expect_error("follow_up_used");
+}
+
+/// An agent that asks, answers an answer by `answered`, and says when it is looked at what `then` makes of the
+/// number of looks.
+fn looked_at(answered: fn(&Seen) -> Answer, then: fn(usize) -> &'static str) -> Peer {
+    let looks = AtomicUsize::new(0);
+    Peer::agent(move |seen| match seen.rpc_method().as_str() {
+        "GetTask" => Answer::task(seen, then(looks.fetch_add(1, Ordering::Relaxed)), "which?"),
+        _ if seen.json()["params"]["message"]["taskId"].is_string() => answered(seen),
+        _ => Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", "which?"),
+    })
+}
+
+#[tokio::test]
+async fn an_answer_that_broke_something_inside_the_agent_was_taken() {
+    let broken = |seen: &Seen| {
+        let error = json!({"code": -32603, "message": "out of luck"});
+        Answer::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": error}))
+    };
+    let peer = looked_at(broken, |_| "TASK_STATE_WORKING");
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let failed = bridge.answer("peer", &asked.follow_up_id(), "blue").only_reply().await;
+    assert_eq!(failed.expect_error("agent_error")["error_info"]["a2a_code"], -32603);
+    bridge.answer("peer", &asked.follow_up_id(), "blue").await.expect_error("follow_up_used");
+    assert_eq!(peer.calls("SendMessage").len(), 2);
+}
+
+#[tokio::test]
+async fn an_agent_that_thinks_before_it_moves_is_waited_for_when_its_answer_was_cut_off() {
+    let thinks = |look| if look < 5 { "TASK_STATE_INPUT_REQUIRED" } else { "TASK_STATE_COMPLETED" };
+    let peer = looked_at(|_| Answer::Close, thinks);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let mut answer = bridge.answer("peer", &asked.follow_up_id(), "blue").begin().await;
+    answer.reply_within(LATER).await.expect("a reply").expect("COMPLETED");
 }
 
 #[tokio::test]

@@ -1,9 +1,10 @@
 //! Secrets are used and never shown.
 
 use futures_util::StreamExt as _;
+use rstest::rstest;
 use serde_json::json;
 
-use crate::support::{Bridge, NatsServer, SOON, eventually, launched};
+use crate::support::{Answer, Bridge, NatsServer, Peer, SOON, attached, eventually, launched};
 
 #[tokio::test]
 async fn no_secret_shows_in_output_logs_or_on_the_mesh() {
@@ -57,6 +58,21 @@ async fn no_secret_shows_in_output_logs_or_on_the_mesh() {
         let text = String::from_utf8_lossy(&message.payload).into_owned();
         assert!(!own.iter().any(|secret| text.contains(secret)), "{text}");
     }
+}
+
+#[rstest]
+#[case::as_text(|sent: &str| Answer::text(500, "text/plain", sent))]
+#[case::as_an_error(|sent: &str| Answer::json(&json!({"jsonrpc": "2.0", "id": 1, "error": {
+    "code": -32603, "message": format!("you sent {sent}"), "data": {"headers": [sent]}}})))]
+#[tokio::test]
+async fn an_agent_that_repeats_its_credentials_does_not_betray_them(#[case] repeat: fn(&str) -> Answer) {
+    const TOKEN: &str = "canary-bearer-1f0c";
+    let peer = Peer::agent(move |seen| repeat(seen.header("authorization").unwrap()));
+    let agent = attached("peer", &peer.url()).set("bearer_token", TOKEN);
+    let bridge = Bridge::of(agent).log("debug").start().await;
+    let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error").saying("Bearer ***");
+    assert!(!failed.text.contains(TOKEN) && !format!("{:?}", failed.headers).contains(TOKEN), "{failed:?}");
+    assert!(!bridge.log().contains(TOKEN), "{}", bridge.log());
 }
 
 #[tokio::test]

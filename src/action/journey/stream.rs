@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{ASIDE, Failure, Interruption, Journey, about_known_task};
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::Outgoing;
-use crate::a2a::model::Event;
+use crate::a2a::model::{Event, Task};
 use crate::a2a::stream::EventStream;
 use crate::action::error::{ActionError, Code};
 use crate::action::fold::{Fold, TooMuch};
@@ -65,7 +65,9 @@ impl<P: Progress> Journey<'_, P> {
             match self.look(&id, ASIDE).await {
                 // A state that ended the task is not undone by an older one.
                 Ok(Some(Ok(seen))) if fold.is_settled() && !seen.state.is_settled() => {}
-                Ok(Some(Ok(seen))) => self.take(fold, Event::Task(seen)).await?,
+                Ok(Some(Ok(seen))) => {
+                    self.take(fold, Event::Task(Task { id: id.clone(), ..seen })).await?;
+                }
                 Ok(Some(Err(error))) if error.is_task_not_found() && !fold.is_settled() => {
                     return Err(about_known_task(error, named).into());
                 }

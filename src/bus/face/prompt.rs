@@ -87,6 +87,7 @@ impl Prompts {
             tracing::error!(agent = %agent.name, "a prompt panicked; this is a defect, please report it");
             Err(ActionError::internal())
         });
+        let done = done.map_err(|error| error.covered(|text| agent.output.cover(text)));
         if let Err(error) = &done {
             let code = error.info.code;
             if code == Code::AgentUnavailable {
