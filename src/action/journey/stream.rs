@@ -141,6 +141,8 @@ impl<P: Progress> Journey<'_, P> {
             } else {
                 self.take(fold, event).await?;
             }
+            // A burst of events is no reason to keep other calls waiting.
+            tokio::task::coop::consume_budget().await;
         }
     }
 }
