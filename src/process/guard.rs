@@ -16,7 +16,7 @@
 //! | `exited code N` · `exited signal N` | how the child itself ended |
 //! | end of file | nothing is left |
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -109,7 +109,7 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
         order: String::new(),
         ending: None,
         began: 0,
-        asked: HashSet::new(),
+        asked: HashMap::new(),
     }
     .run();
     Ok(())
@@ -139,8 +139,8 @@ struct Guard {
     ending: Option<Instant>,
     /// When the end began, in clock ticks since boot.
     began: u64,
-    /// Who was asked to end.
-    asked: HashSet<i32>,
+    /// Who was asked to end, and the name of its program then.
+    asked: HashMap<i32, String>,
 }
 
 impl Guard {
@@ -232,15 +232,19 @@ impl Guard {
     /// others end, such as what a script runs in its trap, and is left to them while they live.
     fn ask_all(&mut self) {
         let is_first = self.asked.is_empty();
-        let is_meant = |pid| {
-            is_first
-                || procfs::Stat::read(pid).is_some_and(|stat| stat.start < self.began || stat.parent == own())
-        };
-        for pid in below().into_iter().filter(|pid| is_meant(*pid)).collect::<Vec<_>>() {
-            if self.asked.insert(pid) {
-                let _ = kill(Pid::from_raw(pid), self.stop_signal);
+        for stat in below().into_iter().filter_map(procfs::Stat::read) {
+            let is_alone = stat.parent == own();
+            let is_due = match self.asked.get(&stat.pid) {
+                None => is_first || stat.start < self.began || is_alone,
+                // What was a shell's child on its way to its program has lost the signal.
+                Some(name) => is_alone && stat.pid != self.leader.as_raw() && *name != stat.name,
+            };
+            if is_due {
+                let pid = Pid::from_raw(stat.pid);
+                self.asked.insert(stat.pid, stat.name);
+                let _ = kill(pid, self.stop_signal);
                 // A stopped process acts upon its end only when it goes on.
-                let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+                let _ = kill(pid, Signal::SIGCONT);
             }
         }
     }

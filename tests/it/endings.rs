@@ -61,3 +61,19 @@ async fn an_agent_that_was_killed_is_not_said_to_have_written_why() {
     let report = site.until_state("a", "failed").await;
     assert!(report.advice.unwrap().contains("for lack of memory"));
 }
+
+#[tokio::test]
+async fn one_that_became_another_program_after_it_was_asked_is_asked_again() {
+    let mut site = Site::new().await;
+    // What a shell forks is a shell until it has become its program, and may lose the signal until then.
+    let late = "(trap : TERM; : > FOLDER/there; sleep 1; sleep 1; exec sleep 1000) & ";
+    let late = late.replace("FOLDER", &site.folder().display().to_string());
+    let lines =
+        shell(&format!("{late} until [ -e {0}/there ]; do :; done; exec DEMO", site.folder().display()));
+    site.settings(&[("a", &format!("{lines}\nstop_grace: 10m"))]);
+    site.start();
+    site.until_state("a", "ready").await;
+    let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
+    assert_eq!(code, 0, "{out}");
+    assert_eq!(site.processes(), Vec::<i32>::new());
+}

@@ -12,14 +12,18 @@ use tokio_util::task::TaskTracker;
 use crate::support::eventually::eventually;
 use crate::support::supervise::{SOON, Site, demo};
 
-/// An agent that is never ready, and that ends when it was asked to and then told something by a pipe.
+/// An agent that is never ready, and that ends when it was asked to and then told something by a pipe. A
+/// shell's child on its way to its program loses signals, so that is over before it says that it has begun.
 fn thorough(folder: &Path) -> String {
     let made = std::process::Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap();
     assert!(made.success());
     let line = r#"exec 9<> DIR/pipe
         trap ": > DIR/asked; read line <&9; : > DIR/cleaned; exit 0" TERM
-        : > DIR/began; sleep 1000 & wait"#;
-    let line = line.replace("DIR", &folder.display().to_string()).replace("\n        ", "; ");
+        sleep 1000 &
+        until grep -q sleep /proc/$!/comm; do :; done
+        : > DIR/began; wait"#;
+    let line =
+        line.replace("DIR", &folder.display().to_string()).replace("&\n", "&").replace("\n        ", "; ");
     format!("url: http://127.0.0.1:9\nverify_port: false\nshell: true\nstop_grace: 10m\ncommand: '{line}'")
 }
 
