@@ -86,7 +86,8 @@ impl EventStream {
                     return Ok(Some(event));
                 }
                 Err(error @ ClientError::NotA2a { .. }) => {
-                    tracing::debug!(%error, "something in a stream is passed over");
+                    // Not what it says: it may repeat a user's answer.
+                    tracing::debug!("something in a stream is no event of A2A, and is passed over");
                     if let Strange::None = self.strange {
                         self.strange = Strange::First(error);
                     }

@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::peer::{Seen, card, streaming_card};
+use crate::support::peer::{Seen, card, event, streaming_card};
 use crate::support::{Answer, Bridge, DemoAgent, LATER, Peer, Reply, SOON, attached, eventually, launched};
 
 const NEVER: &str = "00000000-0000-4000-8000-000000000000";
@@ -301,10 +301,6 @@ fn more(text: &str) -> Value {
 
 fn completed(id: &str) -> Value {
     json!({"statusUpdate": {"taskId": id, "status": {"state": "TASK_STATE_COMPLETED"}}})
-}
-
-fn event(result: &Value) -> Vec<u8> {
-    format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
 }
 
 /// What a task is in the end.

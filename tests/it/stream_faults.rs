@@ -7,12 +7,8 @@ use std::time::Duration;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::peer::{Answer, Seen, streaming_card};
+use crate::support::peer::{Answer, Seen, event, streaming_card};
 use crate::support::{Bridge, Peer, SOON, attached, eventually};
-
-fn event(result: &Value) -> Vec<u8> {
-    format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
-}
 
 fn status(state: &str) -> Value {
     json!({"statusUpdate": {"taskId": "t", "contextId": "c", "status": {"state": format!("TASK_STATE_{state}")}}})

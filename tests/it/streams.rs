@@ -6,7 +6,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::frames::Stream;
-use crate::support::peer::{Answer, Seen, streaming_card};
+use crate::support::peer::{Answer, Seen, event, streaming_card};
 use crate::support::tap::Tap;
 use crate::support::{Bridge, NatsServer, Peer, SOON, attached, eventually, launched};
 
@@ -50,10 +50,6 @@ fn streaming(results: &[Value]) -> Peer {
         "GET" => Answer::json(&streaming_card(&["ask"])),
         _ => Answer::Events(events.clone(), usize::MAX),
     })
-}
-
-fn event(result: &Value) -> Vec<u8> {
-    format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
 }
 
 #[tokio::test]

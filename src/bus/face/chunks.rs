@@ -14,7 +14,7 @@ use crate::action::error::{ActionError, Code};
 use crate::action::outcome::{Content, Outcome, Status};
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::bus::inbox::{Inbox, MAX_JOINED};
-use crate::json::{head, shorten};
+use crate::json::{head, shorten, to_bytes};
 
 /// The protocol wants a sign of life at least as often.
 const LONGEST_SILENCE: Duration = Duration::from_secs(30);
@@ -105,7 +105,7 @@ impl Chunks {
         let (mut groups, notes) = self.attachments(&outcome.content);
         let question = |prompt, attachments: &[Attachment]| {
             let data = Query { id, reply_subject, prompt, attachments };
-            json(&Chunk { r#type: "query", data })
+            to_bytes(&Chunk { r#type: "query", data })
         };
         let mut body = question(message, groups.first().map_or(&[], Vec::as_slice));
         if groups.len() > 1 || body.len() > self.inbox.max_payload() {
@@ -158,7 +158,7 @@ impl Chunks {
     }
 
     async fn chunk(&mut self, r#type: &str, data: impl Serialize) {
-        self.send(json(&Chunk { r#type, data })).await;
+        self.send(to_bytes(&Chunk { r#type, data })).await;
     }
 
     async fn send(&mut self, body: Bytes) {
@@ -201,7 +201,7 @@ impl Chunks {
         let (mut groups, mut notes) = (Vec::<Vec<Attachment>>::new(), String::new());
         let (room, mut used) = (self.room(), 0);
         let mut add = |groups: &mut Vec<Vec<Attachment>>, one: Attachment| {
-            let size = json(&one).len() + 1;
+            let size = to_bytes(&one).len() + 1;
             if size > room {
                 return false;
             }
@@ -324,7 +324,7 @@ fn error_code(error: &ActionError) -> u16 {
 
 /// A text in pieces that fit into `room` bytes of JSON each.
 fn pieces(text: &str, room: usize) -> Vec<&str> {
-    if json(&text).len() <= room {
+    if to_bytes(&text).len() <= room {
         return if text.is_empty() { Vec::new() } else { vec![text] };
     }
     // Escapes can make a text in JSON six times as long.
@@ -347,10 +347,6 @@ fn base64(text: &str) -> String {
     base64::engine::general_purpose::STANDARD.encode(text)
 }
 
-fn json(value: &impl Serialize) -> Bytes {
-    serde_json::to_vec(value).expect("strings always serialize").into()
-}
-
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
@@ -363,7 +359,7 @@ mod tests {
         assert_eq!(pieces("abc", 5), ["abc"]);
         for text in ["é\u{1}\"".repeat(500), "x".repeat(1000)] {
             let pieces = pieces(&text, 120);
-            assert!(pieces.iter().all(|piece| json(piece).len() <= 120 + 2));
+            assert!(pieces.iter().all(|piece| to_bytes(piece).len() <= 120 + 2));
             assert_eq!(pieces.concat(), text);
         }
     }

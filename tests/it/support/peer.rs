@@ -177,6 +177,11 @@ pub fn card(skills: &[&str]) -> Value {
     })
 }
 
+/// One event of a stream, with this result.
+pub fn event(result: &Value) -> Vec<u8> {
+    format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
+}
+
 fn read(stream: &TcpStream) -> Option<Seen> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
