@@ -11,24 +11,25 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::a2a::{self, auth::AuthError};
+use crate::action::actions::{Actions, Limits, Stop};
 use crate::action::assemble::ArtifactRules;
-use crate::action::run::{Actions, Limits, Memory, Stop};
 use crate::agent::Agent;
+use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::{ConnectError, connect};
 use crate::bus::control::{Control, ControlError};
-use crate::bus::desk::Desk;
-use crate::bus::face::Face;
 use crate::bus::publication::Publication;
 use crate::bus::service::{Mesh, ServiceError};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
 use crate::config::{self, Config};
+use crate::dispatch::Dispatcher;
 use crate::metrics::{self, Metrics};
 use crate::process::child::Host;
 use crate::process::leftovers::Records;
+use crate::state::State;
 use crate::tasks::{OnFailure, Tasks};
 
 /// Changes of submitted tasks that wait to be published, for one agent.
-const NEWS: usize = 256;
+const UPDATES: usize = 256;
 
 /// Why the bridge did not start.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +90,7 @@ pub struct Bridge {
     mesh: Mesh,
     subjects: Subjects,
     http: reqwest::Client,
-    memory: Arc<Memory>,
+    state: Arc<State>,
     host: Host,
     tasks: Tasks,
     /// `None` once the bridge stops. Whoever takes one out sees it to its end.
@@ -114,7 +115,7 @@ struct Served {
     publication: Publication,
     control: Control,
     /// For clients of the agent protocol.
-    face: Option<Face>,
+    agent_protocol: Option<AgentProtocol>,
     calls: TaskTracker,
     stop: Stop,
 }
@@ -161,13 +162,13 @@ impl Bridge {
         let client = connect(&config.nats).await?;
         let tasks = Tasks::default();
         let mesh = Mesh { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
-        let memory = Arc::new(Memory::default());
-        let metrics = Arc::new(Metrics::new(client, Arc::clone(&memory)));
+        let state = Arc::new(State::default());
+        let metrics = Arc::new(Metrics::new(client, Arc::clone(&state)));
         Ok(Self {
             mesh,
             subjects,
             http,
-            memory,
+            state,
             host: Host { tasks: tasks.clone(), records: records(config) },
             tasks,
             served: Mutex::new(Some(Vec::new())),
@@ -263,26 +264,33 @@ impl Bridge {
         let name = || agent.name.to_string();
         let requests = Control::listen(&agent, &self.mesh, &self.subjects).await;
         let requests = requests.map_err(|source| BridgeError::Control { agent: name(), source })?;
-        let (news, changes) = mpsc::channel(NEWS);
+        let (updates, published_updates) = mpsc::channel(UPDATES);
         let stop = self.stop.of_one();
         let actions = Actions::new(
             Arc::clone(&agent.name),
             limits,
             agent.live.clone(),
-            Arc::clone(&self.memory),
-            news,
-            &stop,
+            Arc::clone(&self.state),
+            updates,
+            stop.clone(),
         );
         let calls = TaskTracker::new();
-        let desk = Arc::new(Desk::new(agent.clone(), actions, self.mesh.client.clone(), calls.clone()));
-        let published =
-            Publication::start(Arc::clone(&desk), changes, &self.mesh, &self.subjects, &self.tasks).await;
+        let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
+        let published = Publication::start(
+            Arc::clone(&dispatcher),
+            published_updates,
+            &self.mesh,
+            &self.subjects,
+            &self.tasks,
+        )
+        .await;
         let publication = published.map_err(|source| BridgeError::Publish { agent: name(), source })?;
         let control =
             Control::start(requests, agent.clone(), publication.instance(), &self.mesh, &self.tasks);
-        let face = self.owner.as_ref();
-        let face = face.map(|owner| Face::start(owner, desk, &self.mesh, &self.subjects, &stop, &self.tasks));
-        Ok(Served { agent, publication, control, face, calls, stop })
+        let agent_protocol = self.owner.as_ref().map(|owner| {
+            AgentProtocol::start(owner, dispatcher, &self.mesh, &self.subjects, &stop, &self.tasks)
+        });
+        Ok(Served { agent, publication, control, agent_protocol, calls, stop })
     }
 
     /// Takes over other settings. Agents that are the same in both keep their process and their calls.

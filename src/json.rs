@@ -110,6 +110,14 @@ pub(crate) fn shorten_written(text: &str, max: usize) -> Option<String> {
     Some(format!("{}…", head_written(text, max.saturating_sub('…'.len_utf8()))))
 }
 
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
 /// The first of these that fit into a JSON document of `limit` bytes, of which so many are used.
 pub(crate) fn first_that_fit<T: Serialize>(
     all: Vec<T>,

@@ -19,9 +19,9 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::action::run::Memory;
 use crate::agent::calls::BUCKETS;
 use crate::agent::{Agent, State};
+use crate::state::State as Stored;
 
 const STARTING: u8 = 0;
 const SERVING: u8 = 1;
@@ -31,15 +31,15 @@ const STOPPING: u8 = 2;
 #[derive(Debug)]
 pub struct Metrics {
     client: Client,
-    memory: Arc<Memory>,
+    state: Arc<Stored>,
     agents: Mutex<Vec<Agent>>,
     phase: AtomicU8,
 }
 
 impl Metrics {
     /// Of a bridge that has just connected.
-    pub fn new(client: Client, memory: Arc<Memory>) -> Self {
-        Self { client, memory, agents: Mutex::default(), phase: AtomicU8::new(STARTING) }
+    pub fn new(client: Client, state: Arc<Stored>) -> Self {
+        Self { client, state, agents: Mutex::default(), phase: AtomicU8::new(STARTING) }
     }
 
     /// All agents of the settings are served.
@@ -74,7 +74,8 @@ impl Metrics {
     }
 
     /// Everything in the text format of Prometheus.
-    pub fn text(&self) -> String {
+    pub async fn text(&self) -> String {
+        let pending = self.state.follow_ups.pending().await;
         let agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut out = Text::default();
         out.family("a2a_bridge_info", "gauge", "The version of the bridge.");
@@ -82,8 +83,11 @@ impl Metrics {
         out.family("a2a_bridge_nats_connected", "gauge", "Whether there is a connection to NATS.");
         let connected = self.client.connection_state() == Connection::Connected;
         out.sample("a2a_bridge_nats_connected", &[], u8::from(connected));
-        out.family("a2a_bridge_follow_ups_pending", "gauge", "Questions of agents that wait for an answer.");
-        out.sample("a2a_bridge_follow_ups_pending", &[], self.memory.follow_ups.pending());
+        if let Ok(pending) = pending {
+            let help = "Questions of agents that wait for an answer.";
+            out.family("a2a_bridge_follow_ups_pending", "gauge", help);
+            out.sample("a2a_bridge_follow_ups_pending", &[], pending);
+        }
         out.family("a2a_bridge_agent_state", "gauge", "1 for the state that the agent is in.");
         for agent in &agents {
             let now = agent.status.borrow().state;
@@ -194,7 +198,7 @@ pub async fn serve(
 
 async fn figures(Held(metrics): Held<Arc<Metrics>>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-    (kind, metrics.text()).into_response()
+    (kind, metrics.text().await).into_response()
 }
 
 async fn ready(Held(metrics): Held<Arc<Metrics>>) -> Response {

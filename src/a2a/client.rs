@@ -37,6 +37,13 @@ pub struct Trace {
     pub state: Option<HeaderValue>,
 }
 
+impl Trace {
+    /// The id of the trace that the caller's `traceparent` names.
+    pub fn id(&self) -> Option<&str> {
+        self.parent.as_ref()?.to_str().ok()?.split('-').nth(1)
+    }
+}
+
 /// The way to one agent.
 #[derive(Debug, Clone)]
 pub struct Client {

@@ -1,4 +1,4 @@
-//! Answers to an agent's questions: each goes out once, and what the agent has not taken can be
+//! Answers to an agent's questions: each is sent once, and one that the agent has not taken can be
 //! given again under the same id.
 
 use std::sync::Arc;
@@ -6,21 +6,23 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::error::{ActionError, Code};
-use super::fold::Fold;
-use super::follow_up::Claim;
-use super::journey::{ASIDE, Failure, Journey, POLL, SETTLING_LOOKS, about_known_task, question_of};
-use super::outcome::{Outcome, TaskRef};
+use super::actions::Actions;
 use super::progress::Progress;
-use super::request::{FollowUpAnswer, Options};
-use super::run::{Actions, Mode};
+use super::request::{CallOptions, FollowUpAnswer};
+use super::run::{
+    Call, CallRun, Failure, Look, Pace, Poller, Purpose, Question, about_known_task, question_of,
+};
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Event, Task};
+use crate::reply::Reply;
+use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::TaskRef;
+use crate::state::follow_ups::{Claim, expired};
 
 /// How long a task may go on asking after its answer was cut off before it counts as not taken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Errors of JSON-RPC that tell nothing about when: internal, of the server, of the agent's own answer.
+/// JSON-RPC errors that tell nothing about when they happened: internal, of the server, of the agent's own answer.
 const BROKE_INSIDE: [i64; 3] = [-32603, -32000, -32006];
 
 impl Actions {
@@ -28,18 +30,22 @@ impl Actions {
     pub async fn answer(
         &self,
         answer: FollowUpAnswer,
-        options: &Options,
-        mode: Mode,
+        options: &CallOptions,
         progress: &mut impl Progress,
-    ) -> Result<Outcome, ActionError> {
+    ) -> Reply {
         // The agent first: while it is away the id stays valid.
         let instance = self.instance()?;
-        let claim = self.memory.follow_ups.take(&self.agent, &answer.follow_up_id)?;
+        let claim = self.state.follow_ups.claim(&self.agent, &answer.follow_up_id).await?;
+        let claim = self.unless_ended(claim).await?;
         let waiting = claim.waiting.clone();
-        let mut journey = self.journey(instance, mode, options, progress);
-        journey.skill.clone_from(&waiting.skill);
-        journey.output_modes = Arc::clone(&waiting.output_modes);
-        journey.answers = Some(waiting.question);
+        let call = Call {
+            purpose: Purpose::Answer(Question { id: waiting.question, is_taken: false }),
+            mode: options.mode,
+            skill: waiting.skill.clone(),
+            output_modes: Arc::clone(&waiting.output_modes),
+            trace: &options.trace,
+            limit: self.limit(options),
+        };
         let message = Outgoing {
             task_id: Some(&waiting.task_id),
             new_task_id: None,
@@ -50,106 +56,134 @@ impl Actions {
             output_modes: &waiting.output_modes,
             wait: Wait::UntilSettled,
         };
-        let answered = match journey.deliver(&message).await {
-            Ok(outcome) => return Ok(outcome),
-            Err(Failure::Client(error)) => Box::pin(self.answer_failed(&mut journey, claim, error)).await,
-            Err(Failure::Action(error)) => Err(error),
+        let mut run = CallRun::new(self, instance, call, progress);
+        let error = match run.deliver(&message).await {
+            Ok(outcome) => {
+                claim.used().await;
+                return Ok(outcome);
+            }
+            Err(Failure::Client(error)) => match Box::pin(self.answer_failed(&mut run, claim, error)).await {
+                Ok(outcome) => return Ok(outcome),
+                Err(error) => error,
+            },
+            Err(Failure::Action(error)) if error.info.code == Code::FollowUpExpired => {
+                claim.expire().await;
+                return Err(error);
+            }
+            Err(Failure::Action(error)) => {
+                claim.used().await;
+                error
+            }
         };
-        // Agents like to repeat what they do not take.
-        answered.map_err(|error| self.lost_from_sight(ActionError { is_private: true, ..error }))
+        // Agents tend to repeat what they do not take.
+        Err(self.lost_from_sight(ActionError { is_private: true, ..error }).await)
+    }
+
+    /// A question cannot be answered once its task has reached a final state.
+    async fn unless_ended(&self, claim: Claim) -> Result<Claim, ActionError> {
+        match self.state.tasks.find(&self.agent, &claim.waiting.task_id).await {
+            Ok(Some(record)) if record.state.is_final() => {
+                claim.expire().await;
+                Err(expired())
+            }
+            Ok(_) => Ok(claim),
+            Err(error) => {
+                claim.give_back().await;
+                Err(error.into())
+            }
+        }
     }
 
     /// The agent did not take an answer, or nobody knows whether it did.
     async fn answer_failed<P: Progress>(
         &self,
-        journey: &mut Journey<'_, P>,
+        run: &mut CallRun<'_, P>,
         claim: Claim,
         error: ClientError,
-    ) -> Result<Outcome, ActionError> {
-        let task = journey.task_ref(Some(claim.waiting.task_id.clone()), claim.waiting.context_id.clone());
+    ) -> Reply {
+        let task = run.task_ref(Some(claim.waiting.task_id.clone()), claim.waiting.context_id.clone());
         if may_be_taken(&error) {
-            return self.after_a_failure(journey, claim, error, task).await;
+            return self.after_a_failure(run, claim, error, task).await;
         }
         // The agent's error means that it did not take the answer, unless it was too long to be read.
-        if !matches!(error, ClientError::TooLarge { .. }) && !error.is_task_not_found() {
-            claim.give_back();
+        match matches!(error, ClientError::TooLarge { .. }) || error.is_task_not_found() {
+            true => claim.used().await,
+            false => claim.give_back().await,
         }
         Err(about_known_task(error, task))
     }
 
-    /// What became of a task whose answer may have been lost on its way. If it has moved, that is the
-    /// reply; if it still asks the same, the answer was not taken.
+    /// Finds out what became of a task whose answer may have been lost on its way. If it has moved, that is
+    /// the reply; if it still asks the same, the answer was not taken.
     async fn after_a_failure<P: Progress>(
         &self,
-        journey: &mut Journey<'_, P>,
+        run: &mut CallRun<'_, P>,
         claim: Claim,
         error: ClientError,
         reference: TaskRef,
-    ) -> Result<Outcome, ActionError> {
+    ) -> Reply {
         let asks_the_same =
             |task: &Task| task.state.is_waiting() && question_of(task) == claim.waiting.question;
         // A gateway that gave up, or a cut, says nothing about the agent, which may think for a while before
         // it moves.
         let is_silent =
             matches!(error, ClientError::Broken(_) | ClientError::Refused { http_status: Some(504), .. });
-        let left = journey.deadline.saturating_duration_since(Instant::now());
+        let left = run.deadline.saturating_duration_since(Instant::now());
         let patience = if is_silent { PATIENCE.min(left / 2) } else { Duration::ZERO };
-        let Some(task) = self.settled_look(journey, &reference, patience, asks_the_same).await? else {
-            return Err(about_known_task(error, reference));
+        let task = match self.task_after_answer(run, &reference, patience, asks_the_same).await {
+            Ok(Some(task)) if asks_the_same(&task) => {
+                claim.give_back().await;
+                return Err(not_taken(error, reference));
+            }
+            Ok(task) => {
+                claim.used().await;
+                task
+            }
+            Err(error) => {
+                claim.used().await;
+                return Err(error);
+            }
         };
-        if asks_the_same(&task) {
-            claim.give_back();
-            return Err(not_taken(error, reference));
+        match task {
+            // The answer was taken, and led to this.
+            Some(task) if error.rpc_code().is_none() => {
+                let mut fold = run.fold();
+                run.resume(&mut fold, Event::Task(task)).await
+            }
+            _ => Err(about_known_task(error, reference)),
         }
-        // It was taken, and led to this.
-        if error.rpc_code().is_some() {
-            return Err(about_known_task(error, reference));
-        }
-        let max_size = usize::try_from(self.limits.max_response_size).unwrap_or(usize::MAX);
-        let mut fold = Fold::new(&self.limits.artifacts, max_size, journey.progress.listens());
-        journey.resume(&mut fold, Event::Task(task)).await
     }
 
     /// Looks at a task until it has moved, or for long enough to say that it has not: an agent takes
-    /// its time to begin. `None` if the agent cannot be asked.
-    async fn settled_look<P: Progress>(
+    /// an answer some time before it shows it.
+    async fn task_after_answer<P: Progress>(
         &self,
-        journey: &mut Journey<'_, P>,
+        run: &mut CallRun<'_, P>,
         reference: &TaskRef,
         patience: Duration,
         has_not_moved: impl Fn(&Task) -> bool,
     ) -> Result<Option<Task>, ActionError> {
-        let instance = Arc::clone(&journey.instance);
-        let client = &instance.client;
-        let trace = journey.trace;
-        let task_id = reference.id.as_deref().unwrap_or_default();
-        let (mut pause, mut last) = (POLL.0, None);
-        let until = Instant::now() + patience;
-        for look in 0.. {
-            if look >= SETTLING_LOOKS && Instant::now() >= until {
-                break;
-            }
-            let looked = journey.within(async {
-                tokio::time::sleep(pause).await;
-                tokio::time::timeout(ASIDE, client.get(task_id, trace)).await
-            });
-            match looked.await {
-                Ok(Ok(Ok(seen))) => {
+        let mut poller =
+            Poller::new(reference.id.clone().unwrap_or_default(), Pace::SETTLE.with_patience(patience));
+        let mut last = None;
+        loop {
+            match poller.next(run).await {
+                Ok(Some(Look::Seen(seen))) => {
                     let has_moved = !has_not_moved(&seen);
                     last = Some(seen);
                     if has_moved {
                         break;
                     }
                 }
-                Ok(Ok(Err(error))) if error.is_task_not_found() => {
+                Ok(Some(Look::Failed(error))) if error.is_task_not_found() => {
                     return Err(about_known_task(error, reference.clone()));
                 }
-                Ok(_) => {}
+                Ok(Some(_)) => {}
+                Ok(None) => break,
                 Err(interruption) => {
-                    return Err(journey.interrupted(interruption, Some(reference.clone())).await);
+                    return Err(run.interrupted(interruption, Some(reference.clone())).await);
                 }
             }
-            pause = (pause * 2).min(POLL.1);
         }
         Ok(last)
     }

@@ -14,8 +14,8 @@
 
 use std::collections::HashSet;
 
-use super::outcome::{ArtifactRef, Content, ReplyFile};
 use crate::a2a::model::{Artifact, FileContent, Message, Part, Task, TaskState, normal_base64};
+use crate::reply::outcome::{ArtifactRef, Content, ReplyFile};
 
 /// Which artifacts are the answer and which are notices, by name.
 #[derive(Debug, Clone)]

@@ -295,7 +295,7 @@ impl<'a> Fold<'a> {
             let is_answer = self.rules.is_answer(known);
             let delta =
                 if is_answer { self.answer.told(known, update.append, &update.artifact) } else { None };
-            frames.push(Frame::Artifact(update));
+            frames.push(Frame::Artifact { update, is_answer });
             frames.extend(delta.map(Frame::Response));
         }
         // What was told cannot be taken back, so an artifact that is replaced again and again adds up.

@@ -1,11 +1,12 @@
-//! What a caller can be told while a task is under way.
+//! What a front door learns while a call is under way.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::outcome::Outcome;
 use crate::a2a::model::ArtifactUpdate;
+use crate::reply::outcome::Outcome;
 
-/// One piece of news.
+/// One step of progress.
 #[derive(Debug, Clone)]
 pub enum Frame {
     /// The agent has named the task.
@@ -23,7 +24,11 @@ pub enum Frame {
         message: String,
     },
     /// A result, or a piece of one.
-    Artifact(ArtifactUpdate),
+    Artifact {
+        update: ArtifactUpdate,
+        /// Whether its text is also passed on as [`Frame::Response`].
+        is_answer: bool,
+    },
     /// Text of the answer.
     Response(String),
 }
@@ -37,22 +42,28 @@ pub enum Audience {
     Gone,
 }
 
-/// Somebody who is told. A slow one slows the reading from the agent, and nothing else.
+/// The front door's side of a call. A slow one slows the reading from the agent, and nothing else.
 pub trait Progress: Send {
-    /// Tells one piece of news.
-    fn frame(&mut self, frame: Frame) -> impl Future<Output = ()> + Send;
-
-    /// Says that the task waits for something that may happen elsewhere, and is followed on.
-    fn waits(&mut self, _: &Outcome) -> impl Future<Output = ()> + Send {
+    /// The request has its permit, or was refused one; the agent has not been called yet. Not called for
+    /// the repeat of an earlier request.
+    fn started(&mut self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 
-    /// Tells what was held back to be joined with more: now the agent is waited for.
+    fn frame(&mut self, frame: Frame) -> impl Future<Output = ()> + Send;
+
+    /// The reply to a submitted task is due, and the task goes on. Called at most once, and only for
+    /// [`ReplyMode::Submit`](super::request::ReplyMode::Submit); what the call returns later is for nobody.
+    fn accepted(&mut self, _: &Arc<Outcome>) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
+    /// Passes on what was held back to be joined with more: the call waits for the agent now.
     fn catch_up(&mut self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 
-    /// Whether anybody hears frames about content; without, they are not made.
+    /// Whether frames about content are wanted; otherwise they are not made.
     fn listens(&self) -> bool {
         true
     }
@@ -62,7 +73,7 @@ pub trait Progress: Send {
         None
     }
 
-    /// Says that the task is still under way.
+    /// Sends a sign of life.
     fn keep_alive(&mut self) -> impl Future<Output = Audience> + Send {
         std::future::ready(Audience::There)
     }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use super::error::ActionError;
-use super::outcome::RawObject;
 use super::params::Template;
 use crate::a2a::client::Trace;
 use crate::a2a::model::{File, FileContent, Part, normal_base64};
 use crate::json;
+use crate::reply::error::ActionError;
+use crate::reply::outcome::RawObject;
 
 /// Most files in one request.
 const MAX_FILES: usize = 64;
@@ -47,14 +47,25 @@ pub struct FollowUpAnswer {
     pub parts: Vec<Part>,
 }
 
-/// What headers say about a request.
+/// How the caller wants the reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReplyMode {
+    /// One reply when the task ends or needs input.
+    #[default]
+    Final,
+    /// Everything as it comes, then the reply.
+    Stream,
+    /// One reply at once; the task goes on, and its changes are published.
+    Submit,
+}
+
+/// What a caller can choose about a call, beside its content.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct CallOptions {
+    pub mode: ReplyMode,
     /// The caller's own limit.
     pub timeout: Option<Duration>,
-    /// The caller's key against running twice.
-    pub idempotency_key: Option<String>,
-    /// Trace context to hand on.
+    /// Trace context to hand on to the agent.
     pub trace: Trace,
 }
 

@@ -8,16 +8,15 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::actions::{Actions, Limits, Skill, Stop};
 use super::assemble::ArtifactRules;
-use super::error::ActionError;
-use super::outcome::Outcome;
 use super::progress::Silent;
-use super::request::{FollowUpAnswer, Invocation, Meta, Options};
-use super::run::{Actions, Limits, Mode, Skill, Stop};
+use super::request::{CallOptions, FollowUpAnswer, Invocation, Meta};
 use crate::a2a::Instance;
 use crate::a2a::card::Card;
 use crate::a2a::model::Part;
 use crate::a2a::tests::fake::{Fake, NEVER, error, ok, v01};
+use crate::reply::Reply;
 
 /// The actions of a fake agent that shows this card.
 async fn actions(fake: &Fake, card: &Value) -> Actions {
@@ -40,19 +39,19 @@ async fn actions(fake: &Fake, card: &Value) -> Actions {
         artifacts: ArtifactRules { answer: vec!["*".to_owned()], notice: Vec::new() },
     };
     let (news, _) = mpsc::channel(1);
-    Actions::new("fake".into(), limits, live, Arc::default(), news, &Stop::default())
+    Actions::new("fake".into(), limits, live, Arc::default(), news, Stop::default())
 }
 
-async fn invoke(actions: &Actions, session_id: Option<&str>, options: &Options) -> Value {
-    let skill = Skill { id: None, output_modes: Vec::new() };
+async fn invoke(actions: &Actions, session_id: Option<&str>, options: &CallOptions) -> Value {
+    let skill = Skill::whole_agent();
     let request = Invocation {
         parts: vec![Part::Text("hi".to_owned())],
         meta: Meta { session_id: session_id.map(str::to_owned), ..Meta::default() },
     };
-    reply(actions.invoke(&skill, request, options, Mode::Final, &mut Silent).await)
+    reply(actions.invoke(&skill, request, options, &mut Silent).await)
 }
 
-fn reply(reply: Result<Outcome, ActionError>) -> Value {
+fn reply(reply: Reply) -> Value {
     let body = reply.map_or_else(|error| error.to_json(), |outcome| outcome.to_json());
     serde_json::from_slice(&body).unwrap()
 }
@@ -78,7 +77,7 @@ async fn a_refused_conversation_is_left_out_once_and_the_agents_own_is_followed(
     })
     .await;
     let actions = actions(&fake, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
-    let options = Options::default();
+    let options = CallOptions::default();
     assert_eq!(invoke(&actions, Some("s-1"), &options).await["message"], "done");
     assert_eq!(fake.count("message/send"), 2);
     assert_eq!(invoke(&actions, Some("s-1"), &options).await["message"], "again");
@@ -93,7 +92,7 @@ async fn an_error_that_may_have_run_is_not_a_refused_conversation() {
     })
     .await;
     let actions = actions(&fake, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
-    let reply = invoke(&actions, Some("s-1"), &Options::default()).await;
+    let reply = invoke(&actions, Some("s-1"), &CallOptions::default()).await;
     assert_eq!(reply["error_info"]["a2a_code"], -32603);
     assert_eq!(fake.count("message/send"), 1);
 }
@@ -113,13 +112,13 @@ async fn the_old_question_after_an_answer_is_not_a_new_one() {
     })
     .await;
     let actions = actions(&fake, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
-    let asked = invoke(&actions, None, &Options::default()).await;
+    let asked = invoke(&actions, None, &CallOptions::default()).await;
     assert_eq!(asked["status"], "INPUT_REQUIRED");
     let answer = FollowUpAnswer {
         follow_up_id: asked["data"]["follow_up_id"].as_str().unwrap().to_owned(),
         parts: vec![Part::Text("blue".to_owned())],
     };
-    let done = reply(actions.answer(answer, &Options::default(), Mode::Final, &mut Silent).await);
+    let done = reply(actions.answer(answer, &CallOptions::default(), &mut Silent).await);
     assert_eq!((&done["status"], &done["message"]), (&json!("COMPLETED"), &json!("blue it is")));
     assert_eq!(fake.count("message/send"), 2);
 }
@@ -139,7 +138,7 @@ async fn an_id_made_here_can_be_cancelled_when_the_agent_does_not_answer() {
     })
     .await;
     let actions = actions(&fake, &json!({"name": "fake", "authentication": {"schemes": []}})).await;
-    let options = Options { timeout: Some(Duration::from_millis(300)), ..Options::default() };
+    let options = CallOptions { timeout: Some(Duration::from_millis(300)), ..CallOptions::default() };
     let reply = invoke(&actions, None, &options).await;
     assert_eq!(reply["error_info"]["code"], "timeout");
     assert_eq!(reply["error_info"]["cancelled"], true);

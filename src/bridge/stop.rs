@@ -73,12 +73,12 @@ impl Bridge {
 impl Served {
     /// Off the mesh, without losing a request.
     async fn withdraw(&self) {
-        let face = async {
-            if let Some(face) = &self.face {
-                face.withdraw().await;
+        let agent_protocol = async {
+            if let Some(agent_protocol) = &self.agent_protocol {
+                agent_protocol.withdraw().await;
             }
         };
-        tokio::join!(self.publication.withdraw(), face);
+        tokio::join!(self.publication.withdraw(), agent_protocol);
     }
 
     /// Lets calls finish within their grace; the rest is cancelled at the agent, and told so. What nobody

@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::service::Endpoint;
 use super::subject::{Subjects, Token};
 use crate::a2a::card::{Card, Skill};
+use crate::action::actions;
 use crate::action::params::{Template, files_schema};
-use crate::action::run;
 use crate::config;
 use crate::json::shorten;
 
@@ -28,10 +28,10 @@ pub struct Action {
     pub token: Token,
     /// Where it is asked.
     pub subject: String,
-    /// The skill behind it.
-    pub skill: run::Skill,
-    /// Its parameters.
-    pub template: Template,
+    /// The same as `token`, for requests to share.
+    pub label: Arc<str>,
+    /// The skill behind it, with its parameters.
+    pub skill: Arc<actions::Skill>,
     /// For people.
     pub name: String,
     /// For people.
@@ -106,12 +106,13 @@ impl Action {
         metadata.insert("streaming".to_owned(), card.streaming.to_string());
         Self {
             subject: subjects.action(agent, &token),
+            label: token.as_str().into(),
             token,
-            skill: run::Skill {
+            skill: Arc::new(actions::Skill {
                 id: Some(skill.id.as_str().into()),
                 output_modes: skill.output_modes.clone(),
-            },
-            template,
+                template,
+            }),
             name: shorten(&skill.name, MAX_NAME),
             description: shorten(&skill.description, MAX_DESCRIPTION),
             metadata,
@@ -120,16 +121,16 @@ impl Action {
 
     fn of_agent(card: &Card, subjects: &Subjects, agent: &Token) -> Self {
         let token = Token::action(PROMPT);
-        let template = Template::parse("");
-        let mut metadata = metadata(&card.name, &card.description, &template.schema());
+        let schema = Template::parse("").schema();
+        let mut metadata = metadata(&card.name, &card.description, &schema);
         metadata.insert("input_modes".to_owned(), json(&card.input_modes));
         metadata.insert("output_modes".to_owned(), json(&card.output_modes));
         metadata.insert("streaming".to_owned(), card.streaming.to_string());
         Self {
             subject: subjects.action(agent, &token),
+            label: token.as_str().into(),
             token,
-            skill: run::Skill { id: None, output_modes: Vec::new() },
-            template,
+            skill: Arc::new(actions::Skill::whole_agent()),
             name: shorten(&card.name, MAX_NAME),
             description: shorten(&card.description, MAX_DESCRIPTION),
             metadata,
@@ -153,7 +154,7 @@ impl Action {
             skill: self.skill.id.as_deref(),
             name: &self.name,
             description: &self.description,
-            params: Some(self.template.schema()),
+            params: Some(self.skill.template.schema()),
         }
     }
 }

@@ -21,13 +21,13 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::envelope::Outgoing;
+use super::outgoing::Outgoing;
 use super::service::Mesh;
 use super::subject::{Subjects, Token};
 use crate::a2a::client::chain;
-use crate::action::error::{ActionError, Code};
 use crate::agent::{Agent, Order, State};
 use crate::process::output::{Counts, Line};
+use crate::reply::error::{ActionError, Code};
 use crate::tasks::{OnFailure, Tasks};
 
 /// Requests at the same time, followers of logs included.
@@ -342,7 +342,7 @@ impl Desk {
     }
 
     async fn refuse(&self, reply: Subject, error: ActionError) {
-        let outgoing = Outgoing::new(Err(error), self.client.max_payload(), 0);
+        let outgoing = Outgoing::new(&Err(error), self.client.max_payload(), 0);
         if let Err(error) = outgoing.send(&self.client, reply).await {
             tracing::warn!(agent = %self.agent.name, error = chain(&error), "cannot answer a control request");
         }

@@ -3,6 +3,7 @@
 mod artifact;
 mod held;
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use async_nats::{Client, HeaderMap, HeaderName, HeaderValue, StatusCode, Subject, Subscriber};
@@ -11,12 +12,12 @@ use futures_util::StreamExt as _;
 use serde::Serialize;
 
 use self::held::Held;
-use super::envelope::Outgoing;
 use super::inbox::Inbox;
+use super::outgoing::Outgoing;
 use crate::a2a::model::ArtifactUpdate;
-use crate::action::once::Reply;
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::json;
+use crate::reply::Reply;
 
 /// The number of a frame.
 const SEQUENCE: HeaderName = HeaderName::from_static("A2A-Seq");
@@ -25,12 +26,26 @@ const OVERHEAD: usize = 256;
 /// How long to wait for the server to say that nobody listens.
 const PROBE: Duration = Duration::from_millis(300);
 
+/// Which frames a caller wants (`A2A-Frames`). Status, task, state and result always come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FrameForm {
+    #[default]
+    All,
+    /// The text of the answer comes once, as `response`; artifacts only for everything else.
+    Text,
+    /// No `response`.
+    Artifacts,
+}
+
 /// The way to one caller.
 #[derive(Debug)]
 pub struct Frames {
     inbox: Inbox,
     sequence: u64,
     keepalive: Duration,
+    form: FrameForm,
+    // In the form `Text`: answer artifacts of which something was sent.
+    begun: HashSet<Option<String>>,
     probe: Option<Probe>,
     // Text that waits to be joined while the connection is behind.
     held: Held,
@@ -49,20 +64,30 @@ struct Body<'a, T: ?Sized> {
     data: &'a T,
 }
 
-impl Frames {
-    /// Frames go to `to`; silence is broken after `keepalive`.
-    pub fn new(client: Client, to: Subject, keepalive: Duration, cancel_on_disconnect: bool) -> Self {
-        let probe = cancel_on_disconnect.then_some(Probe::Wanted);
-        Self { inbox: Inbox::new(client, to), sequence: 0, keepalive, probe, held: Held::default() }
-    }
+const ACK: Body<'static, &'static str> = Body { r#type: "status", data: &"ack" };
 
-    /// The first frame, before the agent is called.
-    pub async fn acknowledge(&mut self) {
-        self.publish(&Body { r#type: "status", data: &"ack" }).await;
+impl Frames {
+    /// Frames go to `to`; after `keepalive` of silence comes a keep-alive.
+    pub fn new(
+        client: Client,
+        to: Subject,
+        keepalive: Duration,
+        form: FrameForm,
+        cancel_on_disconnect: bool,
+    ) -> Self {
+        Self {
+            inbox: Inbox::new(client, to),
+            sequence: 0,
+            keepalive,
+            form,
+            begun: HashSet::new(),
+            probe: cancel_on_disconnect.then_some(Probe::Wanted),
+            held: Held::default(),
+        }
     }
 
     /// The last frame, and the empty message that ends the stream; the error, for the counts.
-    pub async fn finish(mut self, reply: Reply) -> Option<(u16, &'static str)> {
+    pub async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
         self.release().await;
         let Outgoing { body, headers, error } = Outgoing::new(reply, self.inbox.max_payload(), OVERHEAD);
         // The reply is JSON already.
@@ -79,11 +104,15 @@ impl Frames {
     async fn send(&mut self, mut headers: HeaderMap, body: Bytes) {
         headers.insert(SEQUENCE, HeaderValue::from(self.sequence));
         self.sequence += 1;
+        self.send_as_is(Some(headers), body).await;
+    }
+
+    async fn send_as_is(&mut self, headers: Option<HeaderMap>, body: Bytes) {
         let reply = match &self.probe {
             Some(Probe::Open { inbox, .. }) => Some(inbox.clone()),
             _ => None,
         };
-        self.inbox.send(Some(headers), reply, body).await;
+        self.inbox.send(headers, reply, body).await;
     }
 
     /// How large the body of a frame may be.
@@ -146,7 +175,7 @@ impl Frames {
                     |message| json::to_bytes(&Body { r#type: "state", data: &StateData { state, message } });
                 self.text(&message, frame).await;
             }
-            Frame::Artifact(update) => self.artifact(update).await,
+            Frame::Artifact { update, .. } => self.artifact(update).await,
             Frame::Response(text) => {
                 self.text(&text, |text| json::to_bytes(&Body { r#type: "response", data: &text })).await;
             }
@@ -161,7 +190,8 @@ impl Frames {
                 self.probe = Some(Probe::Open { inbox, answers });
             }
         }
-        self.acknowledge().await;
+        // Keep-alives have no number: what counts is what the agent reports.
+        self.send_as_is(None, json::to_bytes(&ACK)).await;
         match &mut self.probe {
             Some(Probe::Open { answers, .. }) => {
                 let answer = tokio::time::timeout(PROBE, answers.next()).await;
@@ -184,8 +214,39 @@ struct TaskData {
     context_id: Option<String>,
 }
 
+impl Frames {
+    /// What is left of a frame in the form that the caller wants.
+    fn in_form(&mut self, frame: Frame) -> Option<Frame> {
+        match (self.form, frame) {
+            (FrameForm::Artifacts, Frame::Response(_)) => None,
+            (FrameForm::Text, Frame::Artifact { mut update, is_answer: true }) => {
+                let parts = &mut update.artifact.parts;
+                let had_text = parts.iter().any(|part| part.as_text().is_some());
+                parts.retain(|part| part.as_text().is_none());
+                if parts.is_empty() && (had_text || !self.begun.contains(&update.artifact.id)) {
+                    return None;
+                }
+                if had_text {
+                    // They describe parts by their place.
+                    update.artifact.extras = None;
+                }
+                // The caller has seen nothing that this could be appended to.
+                update.append &= !self.begun.insert(update.artifact.id.clone());
+                Some(Frame::Artifact { update, is_answer: true })
+            }
+            (_, frame) => Some(frame),
+        }
+    }
+}
+
 impl Progress for Frames {
-    async fn frame(&mut self, mut frame: Frame) {
+    /// The first frame, before the agent is called.
+    async fn started(&mut self) {
+        self.publish(&ACK).await;
+    }
+
+    async fn frame(&mut self, frame: Frame) {
+        let Some(mut frame) = self.in_form(frame) else { return };
         while self.inbox.is_behind() {
             frame = match self.held.join(frame) {
                 Some(frame) => frame,

@@ -13,14 +13,15 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
+use super::actions::{self, Target};
 use super::catalog::{self, Action, BuiltIn, Entry};
-use super::desk::{Desk, Job};
-use super::envelope::Outgoing;
+use super::outgoing::Outgoing;
 use super::service::{Description, Mesh, Service, ServiceError, semver_or_zero};
 use super::subject::{Subjects, Token};
 use crate::a2a::client::chain;
-use crate::action::run::News;
+use crate::action::actions::TaskUpdate;
 use crate::agent::{Agent, State, Status};
+use crate::dispatch::Dispatcher;
 use crate::json::{first_that_fit, shorten};
 use crate::tasks::{OnFailure, Tasks};
 
@@ -46,17 +47,20 @@ pub struct Publication {
 impl Publication {
     /// Puts an agent on the mesh; its skills follow when it is ready.
     pub async fn start(
-        desk: Arc<Desk>,
-        news: mpsc::Receiver<News>,
+        dispatcher: Arc<Dispatcher>,
+        updates: mpsc::Receiver<TaskUpdate>,
         mesh: &Mesh,
         subjects: &Subjects,
         tasks: &Tasks,
     ) -> Result<Self, ServiceError> {
-        let agent = desk.agent().clone();
+        let agent = dispatcher.agent().clone();
         let token = Token::new(&agent.name);
         let built_ins = BuiltIn::ALL
             .iter()
-            .map(|&built_in| (built_in.endpoint(subjects, &token), desk.handler(Job::BuiltIn(built_in))))
+            .map(|&built_in| {
+                let handler = actions::handler(&dispatcher, &mesh.client, Target::BuiltIn(built_in));
+                (built_in.endpoint(subjects, &token), handler)
+            })
             .collect();
         let first = describe(&agent, &agent.status.borrow(), &[]);
         let service = Service::start(mesh, token.clone(), QUEUE_GROUP, first, built_ins).await?;
@@ -73,9 +77,9 @@ impl Publication {
             withdrawn: withdrawn.clone(),
             registry: registry.clone(),
         };
-        let shown = Shown { agent, token, subjects: subjects.clone(), service, desk, registry };
-        let publisher = publish_news(mesh.client.clone(), subjects.clone(), shown.token.clone(), news);
-        tasks.spawn("task news", OnFailure::StopBridge, publisher);
+        let shown = Shown { agent, token, subjects: subjects.clone(), service, dispatcher, registry };
+        let publisher = publish_updates(mesh.client.clone(), subjects.clone(), shown.token.clone(), updates);
+        tasks.spawn("task updates", OnFailure::StopBridge, publisher);
         let withdrawn = withdrawn.drop_guard();
         tasks.spawn("publication", OnFailure::StopBridge, async move {
             shown.follow(&withdraw).await;
@@ -107,7 +111,7 @@ struct Shown {
     token: Token,
     subjects: Subjects,
     service: Service,
-    desk: Arc<Desk>,
+    dispatcher: Arc<Dispatcher>,
     registry: Registry,
 }
 
@@ -149,7 +153,10 @@ impl Shown {
         self.service.describe(describe(&self.agent, status, &actions));
         let endpoints = actions
             .iter()
-            .map(|action| (action.endpoint(), self.desk.handler(Job::Skill(Arc::clone(action)))))
+            .map(|action| {
+                let target = Target::Skill(Arc::clone(action));
+                (action.endpoint(), actions::handler(&self.dispatcher, &self.registry.client, target))
+            })
             .collect();
         if let Err(error) = self.service.publish(endpoints).await {
             tracing::error!(agent = %self.agent.name, error = chain(&error), "cannot publish the agent's actions");
@@ -159,12 +166,18 @@ impl Shown {
 }
 
 /// Publishes the changes of submitted tasks, until nobody can cause any.
-async fn publish_news(client: Client, subjects: Subjects, agent: Token, mut news: mpsc::Receiver<News>) {
-    while let Some(News { task_id, reply }) = news.recv().await {
+async fn publish_updates(
+    client: Client,
+    subjects: Subjects,
+    agent: Token,
+    mut updates: mpsc::Receiver<TaskUpdate>,
+) {
+    while let Some(TaskUpdate { task_id, reply }) = updates.recv().await {
         let subject = subjects.task(&agent, &Token::new(&task_id));
-        let outgoing = Outgoing::new(Ok(reply), client.max_payload(), 0);
+        // Error headers belong to the reply of a request.
+        let outgoing = Outgoing { headers: None, ..Outgoing::new(&reply, client.max_payload(), 0) };
         if let Err(error) = outgoing.send(&client, subject.into()).await {
-            tracing::warn!(%agent, task_id, error = chain(&error), "a task's change could not be published");
+            tracing::warn!(%agent, task_id, error = chain(&error), "cannot publish a change of a task");
         }
     }
 }

@@ -15,7 +15,7 @@ fn told(fold: &mut Fold<'_>, events: &[&str]) -> Told {
     for event in events {
         for frame in fold.apply(Event::decode(event).unwrap()).unwrap() {
             match frame {
-                Frame::Artifact(_) => told.artifacts += 1,
+                Frame::Artifact { .. } => told.artifacts += 1,
                 Frame::Response(text) => told.response.push_str(&text),
                 Frame::State { state, .. } => told.states.push(state),
                 Frame::Task { .. } => {}

@@ -25,7 +25,9 @@ impl Held {
                 self.text.push_str(&text);
                 None
             }
-            Frame::Artifact(update) => self.join_update(update).map(Frame::Artifact),
+            Frame::Artifact { update, is_answer } => {
+                self.join_update(update).map(|update| Frame::Artifact { update, is_answer })
+            }
             other => Some(other),
         }
     }
@@ -57,7 +59,11 @@ impl Held {
     pub(super) fn take(&mut self) -> impl Iterator<Item = Frame> + use<> {
         let Self { update, text, .. } = std::mem::take(self);
         let text = Some(text).filter(|text| !text.is_empty());
-        update.map(Frame::Artifact).into_iter().chain(text.map(Frame::Response))
+        // The form was applied before.
+        update
+            .map(|update| Frame::Artifact { update, is_answer: false })
+            .into_iter()
+            .chain(text.map(Frame::Response))
     }
 }
 
@@ -77,13 +83,9 @@ mod tests {
     fn piece(id: &str, text: &str, append: bool) -> Frame {
         let parts = vec![Part::Text(text.to_owned())];
         let artifact = Artifact { id: Some(id.to_owned()), name: None, parts, extras: None };
-        Frame::Artifact(ArtifactUpdate {
-            task_id: None,
-            context_id: None,
-            artifact,
-            append,
-            last_chunk: false,
-        })
+        let (task_id, context_id) = (None, None);
+        let update = ArtifactUpdate { task_id, context_id, artifact, append, last_chunk: false };
+        Frame::Artifact { update, is_answer: true }
     }
 
     fn response(text: &str) -> Frame {
@@ -104,7 +106,7 @@ mod tests {
             assert!(held.join(other).is_some());
         }
         let told: Vec<_> = held.take().collect();
-        let [Frame::Artifact(update), Frame::Response(text)] = told.as_slice() else {
+        let [Frame::Artifact { update, .. }, Frame::Response(text)] = told.as_slice() else {
             panic!("{told:?}");
         };
         let parts: Vec<_> = update.artifact.parts.iter().filter_map(Part::as_text).collect();

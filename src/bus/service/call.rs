@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::telemetry::spans;
+
 /// Longest text of an error in STATS, so that the counts of all endpoints fit into one message.
 const LAST_ERROR_MAX: usize = 200;
 
@@ -46,6 +48,15 @@ impl Call {
     /// `last_error`, which everyone on the mesh can read.
     pub fn fail(mut self, code: u16, text: &str) {
         self.count(Some((code, text)));
+    }
+
+    /// The request was answered, with this error if it is one. Ends the span of the request, too.
+    pub fn end(self, error: Option<(u16, &'static str)>) {
+        spans::ended(error.map(|(_, code)| code));
+        match error {
+            None => self.succeed(),
+            Some((number, code)) => self.fail(number, code),
+        }
     }
 
     fn count(&mut self, error: Option<(u16, &str)>) {

@@ -1,19 +1,27 @@
 //! How a call ended when it did not end in an error: the reply object of the contract.
 
-use std::sync::OnceLock;
-
 use bytes::Bytes;
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
+use uuid::Uuid;
+
 use super::error::{Code, ErrorInfo};
-use super::follow_up::FollowUp;
 use crate::a2a::model::TaskState;
 use crate::json;
 
+/// What a caller needs to answer an agent's question.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FollowUp {
+    #[serde(rename = "follow_up_id")]
+    pub id: Uuid,
+    /// RFC 3339.
+    pub expires_at: String,
+}
+
 /// The statuses of the contract; errors are not among them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Status {
     /// The task is done.
@@ -30,6 +38,26 @@ pub enum Status {
     AuthRequired,
     /// The task goes on.
     Working,
+}
+
+impl Status {
+    /// The word of the contract.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "COMPLETED",
+            Self::Failed => "FAILED",
+            Self::Rejected => "REJECTED",
+            Self::Canceled => "CANCELED",
+            Self::InputRequired => "INPUT_REQUIRED",
+            Self::AuthRequired => "AUTH_REQUIRED",
+            Self::Working => "WORKING",
+        }
+    }
+
+    /// Whether the agent waits for the caller.
+    pub const fn is_waiting(self) -> bool {
+        matches!(self, Self::InputRequired | Self::AuthRequired)
+    }
 }
 
 impl From<&TaskState> for Status {
@@ -60,7 +88,7 @@ pub struct TaskRef {
 }
 
 /// A file in a reply.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplyFile {
     /// Its name, as the agent says.
     pub name: Option<String>,
@@ -78,7 +106,7 @@ pub struct ReplyFile {
 }
 
 /// An artifact's id and name, so that versions of a refined result can be told apart.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArtifactRef {
     /// The agent's id of it.
     pub id: Option<String>,
@@ -91,7 +119,7 @@ pub struct ArtifactRef {
 pub struct RawObject(pub Vec<(String, Box<RawValue>)>);
 
 /// The content of a reply: what the agent's parts amount to.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Content {
     /// The text for people.
     pub message: String,
@@ -116,25 +144,42 @@ pub struct Outcome {
     pub follow_up: Option<FollowUp>,
     /// Which task it is about.
     pub task: TaskRef,
-    // It is remembered and sent, so it is written once; nothing changes after that.
-    json: OnceLock<Bytes>,
 }
 
 impl Outcome {
     /// The reply for a task in `state`, or for a direct message, which counts as completed.
     pub fn new(status: Status, content: Content, task: TaskRef) -> Self {
         let success = matches!(status, Status::Completed | Status::Working);
-        Self { status, success, content, follow_up: None, task, json: OnceLock::new() }
+        Self { status, success, content, follow_up: None, task }
     }
 
     /// The same as a success, for a cancel that cancelled.
     pub fn as_success(self) -> Self {
-        Self { success: true, json: OnceLock::new(), ..self }
+        Self { success: true, ..self }
     }
 
     /// The reply body of the contract.
     pub fn to_json(&self) -> Bytes {
-        self.json.get_or_init(|| json::to_bytes(self)).clone()
+        json::to_bytes(self)
+    }
+
+    /// The bytes that it holds in memory.
+    pub fn allocated(&self) -> usize {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
+        let Content { message, files, data, artifacts } = &self.content;
+        let file =
+            |file: &ReplyFile| text(&file.name) + text(&file.mime_type) + text(&file.url) + text(&file.bytes);
+        let artifact = |artifact: &ArtifactRef| text(&artifact.id) + text(&artifact.name);
+        size_of::<Self>()
+            + message.capacity()
+            + files.capacity() * size_of::<ReplyFile>()
+            + files.iter().map(file).sum::<usize>()
+            + data.capacity() * size_of::<Box<RawValue>>()
+            + data.iter().map(|data| data.get().len()).sum::<usize>()
+            + artifacts.capacity() * size_of::<ArtifactRef>()
+            + artifacts.iter().map(artifact).sum::<usize>()
+            + text(&self.task.id)
+            + text(&self.task.context_id)
     }
 }
 

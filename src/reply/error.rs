@@ -35,15 +35,43 @@ pub enum Code {
     Timeout,
     /// The connection broke and nobody could be asked.
     OutcomeUnknown,
+    /// The store that the request needs cannot be reached.
+    StateUnavailable,
     /// A defect of the bridge.
     Internal,
     /// Not an error of the call: the agent's task failed. Never sent with error headers.
     TaskFailed,
     /// Not an error of the call: the agent rejected the task. Never sent with error headers.
     TaskRejected,
+    /// Not an error of the call: somebody cancelled the task. Never sent with error headers.
+    TaskCanceled,
 }
 
 impl Code {
+    const ALL: [Self; 17] = [
+        Self::InvalidRequest,
+        Self::NotFound,
+        Self::FollowUpUsed,
+        Self::FollowUpExpired,
+        Self::NotCancelable,
+        Self::TooLarge,
+        Self::Busy,
+        Self::AgentError,
+        Self::AgentUnavailable,
+        Self::TaskLost,
+        Self::Timeout,
+        Self::OutcomeUnknown,
+        Self::StateUnavailable,
+        Self::Internal,
+        Self::TaskFailed,
+        Self::TaskRejected,
+        Self::TaskCanceled,
+    ];
+
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|code| code.name() == name)
+    }
+
     /// The stable name and the number for `Nats-Service-Error-Code`.
     const fn row(self) -> (&'static str, u16) {
         match self {
@@ -59,9 +87,11 @@ impl Code {
             Self::TaskLost => ("task_lost", 503),
             Self::Timeout => ("timeout", 504),
             Self::OutcomeUnknown => ("outcome_unknown", 504),
+            Self::StateUnavailable => ("state_unavailable", 503),
             Self::Internal => ("internal", 500),
             Self::TaskFailed => ("task_failed", 0),
             Self::TaskRejected => ("task_rejected", 0),
+            Self::TaskCanceled => ("task_canceled", 0),
         }
     }
 
@@ -104,7 +134,7 @@ pub struct ErrorInfo {
 impl ErrorInfo {
     /// An error about which no more is known than its code.
     pub fn new(code: Code) -> Self {
-        let retryable = matches!(code, Code::Busy | Code::AgentUnavailable);
+        let retryable = matches!(code, Code::Busy | Code::AgentUnavailable | Code::StateUnavailable);
         Self { code, retryable, a2a_code: None, a2a_data: None, http_status: None, cancelled: None }
     }
 }
@@ -200,6 +230,14 @@ impl ActionError {
     pub fn after_reaching_agent(mut self) -> Self {
         self.reached_agent = true;
         self
+    }
+
+    /// The bytes that it holds in memory.
+    pub fn allocated(&self) -> usize {
+        let data = self.info.a2a_data.as_ref().map_or(0, |data| data.get().len());
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
+        let task = self.task.as_ref().map_or(0, |task| text(&task.id) + text(&task.context_id));
+        size_of::<Self>() + size_of::<ErrorInfo>() + self.message.capacity() + data + task
     }
 
     /// The reply body of the contract.

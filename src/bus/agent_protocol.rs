@@ -2,13 +2,13 @@
 //!
 //! For each agent, while it is ready, a second micro service named `agents`: the endpoint `prompt`
 //! takes a prompt and streams the answer, `status` tells that the agent is there, and heartbeats
-//! tell it unasked. It is a face and no second bridge: prompts take the way of the actions, and both
-//! count for the agent's `max_in_flight`.
+//! tell it unasked. It is a front door like any other: prompts go through the dispatcher, and count for the
+//! agent's `max_in_flight` like actions do.
 //!
 //! ```text
-//! agents.prompt.a2a.<owner>.<agent> ──> Envelope ──> Actions::invoke ──frames──> Chunks ──> caller
+//! agents.prompt.a2a.<owner>.<agent> ──> Envelope ──> Dispatcher::call ──frames──> Chunks ──> caller
 //!                                                      ▲   └ asks ──> query chunk ──────────┐
-//!                                                      └── Actions::answer <── reply_subject ┘
+//!                                                      └────────────── answer <── reply_subject ┘
 //! ```
 //!
 //! # What the protocol leaves open
@@ -43,13 +43,13 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use self::prompt::Prompts;
-use super::desk::Desk;
 use super::publication::BRIDGE;
 use super::service::{Description, Endpoint, Handler, Mesh, Request, Service, ServiceError, semver_or_zero};
 use super::subject::{AgentSubjects, Subjects, Token};
 use crate::a2a::client::chain;
-use crate::action::run::Stop;
+use crate::action::actions::Stop;
 use crate::agent::{State, Status};
+use crate::dispatch::Dispatcher;
 use crate::json::shorten;
 use crate::tasks::{OnFailure, Tasks};
 
@@ -63,25 +63,30 @@ const MAX_DESCRIPTION: usize = 2048;
 
 /// An agent's presence among the agents of the protocol.
 #[derive(Debug)]
-pub struct Face {
+pub struct AgentProtocol {
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
 }
 
-impl Face {
+impl AgentProtocol {
     /// Shows an agent whenever it is ready.
     pub fn start(
         owner: &str,
-        desk: Arc<Desk>,
+        dispatcher: Arc<Dispatcher>,
         mesh: &Mesh,
         subjects: &Subjects,
         stop: &Stop,
         tasks: &Tasks,
     ) -> Self {
-        let own = AgentSubjects::new(owner, &Token::new(&desk.agent().name));
-        let prompts =
-            Prompts::new(Arc::clone(&desk), mesh.client.clone(), subjects.clone(), own.clone(), stop.clone());
-        let shown = Shown { desk, mesh: mesh.clone(), subjects: own, prompts: Arc::new(prompts) };
+        let own = AgentSubjects::new(owner, &Token::new(&dispatcher.agent().name));
+        let prompts = Prompts::new(
+            Arc::clone(&dispatcher),
+            mesh.client.clone(),
+            subjects.clone(),
+            own.clone(),
+            stop.clone(),
+        );
+        let shown = Shown { dispatcher, mesh: mesh.clone(), subjects: own, prompts: Arc::new(prompts) };
         let (withdraw, withdrawn) = (CancellationToken::new(), CancellationToken::new());
         let this = Self { withdraw: withdraw.clone(), withdrawn: withdrawn.clone() };
         let withdrawn = withdrawn.drop_guard();
@@ -100,7 +105,7 @@ impl Face {
 }
 
 struct Shown {
-    desk: Arc<Desk>,
+    dispatcher: Arc<Dispatcher>,
     mesh: Mesh,
     subjects: AgentSubjects,
     prompts: Arc<Prompts>,
@@ -115,7 +120,7 @@ struct Registered {
 impl Shown {
     /// Follows the agent's status until told to withdraw.
     async fn follow(&self, withdraw: &CancellationToken) {
-        let mut status = self.desk.agent().status.clone();
+        let mut status = self.dispatcher.agent().status.clone();
         let mut registered = None;
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -162,7 +167,7 @@ impl Shown {
                     *registered = Some(fresh);
                 }
                 Err(error) => {
-                    let agent = &self.desk.agent().name;
+                    let agent = &self.dispatcher.agent().name;
                     tracing::error!(%agent, error = chain(&error), "cannot show the agent to the agent protocol");
                 }
             },
@@ -229,7 +234,7 @@ impl Shown {
             ("session", self.subjects.session()),
             ("protocol_version", PROTOCOL_VERSION),
             ("bridge", BRIDGE),
-            ("a2a.agent", &self.desk.agent().name),
+            ("a2a.agent", &self.dispatcher.agent().name),
         ];
         let card = status.known.as_ref().map(|known| &known.card);
         Description {
@@ -263,7 +268,7 @@ impl Shown {
         }
         let heartbeat = heartbeat(&self.subjects, instance_id);
         if let Err(error) = client.publish(self.subjects.heartbeat(), heartbeat.into()).await {
-            let agent = &self.desk.agent().name;
+            let agent = &self.dispatcher.agent().name;
             tracing::warn!(%agent, error = chain(&error), "a heartbeat could not be sent");
         }
     }

@@ -5,8 +5,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
 use crate::a2a::model::{File, FileContent, Part};
-use crate::action::error::ActionError;
 use crate::json::{null_is_default, shorten};
+use crate::reply::error::ActionError;
 
 /// Most attachments of one message.
 const MAX_ATTACHMENTS: usize = 64;
@@ -150,7 +150,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::action::error::Code;
+    use crate::reply::error::Code;
 
     fn parsed(body: &str) -> Envelope {
         Envelope::parse(body.as_bytes(), 1000).unwrap()

@@ -1,4 +1,4 @@
-//! Waiting for an agent: its limits, and what is done when one is reached.
+//! Waiting for an agent: the limits of a wait, and what happens when one is reached.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-use super::Journey;
+use super::CallRun;
 use crate::a2a::model::{Task, TaskState};
-use crate::action::error::{ActionError, Code};
 use crate::action::fold::Fold;
-use crate::action::outcome::TaskRef;
 use crate::action::progress::{Audience, Progress};
-use crate::action::run::Mode;
+use crate::action::request::ReplyMode;
+use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::TaskRef;
 
-/// How long a cancel may take that nobody asked for.
+/// How long to wait for a cancel that no caller asked for.
 const CANCEL_AT_AGENT: Duration = Duration::from_secs(3);
 
 /// How a wait for the agent ended when it was not the agent that ended it.
@@ -25,7 +25,7 @@ pub(in crate::action) enum Interruption {
     Deadline,
     /// Silence for too long.
     Idle,
-    /// The end of a stop's grace time.
+    /// The end of a stop's grace period.
     Hurry,
     /// The agent's process has ended.
     Gone,
@@ -33,8 +33,8 @@ pub(in crate::action) enum Interruption {
     Abandoned,
 }
 
-impl<P: Progress> Journey<'_, P> {
-    /// Runs a wait until the call's limit, the end of a stop's grace time, or the end of the agent.
+impl<P: Progress> CallRun<'_, P> {
+    /// Waits until the call's limit, the end of a stop's grace period, or the end of the agent.
     pub(in crate::action) async fn within<T>(
         &mut self,
         wait: impl Future<Output = T>,
@@ -45,7 +45,7 @@ impl<P: Progress> Journey<'_, P> {
     /// The same, for a wait in which a stream may not be silent for too long.
     pub(super) async fn within_idle<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, Interruption> {
         // In mode `final` nobody sees the stream, and the call has a limit of its own.
-        if self.mode == Mode::Final {
+        if self.call.mode == ReplyMode::Final {
             return self.within(wait).await;
         }
         let idle = Instant::now() + self.actions.limits.stream_idle_timeout;
@@ -65,13 +65,13 @@ impl<P: Progress> Journey<'_, P> {
         // A clone of a token takes a lock that all calls share, so they are borrowed.
         let (actions, instance) = (self.actions, Arc::clone(&self.instance));
         // Nobody waits for a submitted task, so neither does a stop.
-        let is_left = self.mode == Mode::Submit && self.is_named;
+        let is_left = self.call.mode == ReplyMode::Submit && self.is_named;
         let mut gone = pin!(instance.gone.cancelled());
-        let mut hurry = pin!(actions.hurry.cancelled());
-        let mut leave = pin!(actions.leave.cancelled());
+        let mut hurry = pin!(actions.stop.hurry.cancelled());
+        let mut leave = pin!(actions.stop.leave.cancelled());
         let mut end = pin!(tokio::time::sleep_until(until));
         loop {
-            let patience = self.progress.patience().filter(|_| !self.abandoned);
+            let patience = self.progress.patience().filter(|_| !self.is_abandoned);
             let silence = async {
                 match patience {
                     Some(patience) => tokio::time::sleep(patience).await,
@@ -86,8 +86,8 @@ impl<P: Progress> Journey<'_, P> {
                 () = &mut hurry => return Err(Interruption::Hurry),
                 () = &mut leave, if is_left => return Err(Interruption::Hurry),
                 () = silence => {
-                    self.abandoned |= self.progress.keep_alive().await == Audience::Gone;
-                    if self.abandoned && self.is_named {
+                    self.is_abandoned |= self.progress.keep_alive().await == Audience::Gone;
+                    if self.is_abandoned && self.is_named {
                         return Err(Interruption::Abandoned);
                     }
                 }
@@ -128,7 +128,7 @@ impl<P: Progress> Journey<'_, P> {
             Interruption::Abandoned => "nobody listens any more",
         };
         // A submitted task goes on without the bridge; only its own limit ends it.
-        let leaves_it = self.mode == Mode::Submit && why == Interruption::Hurry;
+        let leaves_it = self.call.mode == ReplyMode::Submit && why == Interruption::Hurry;
         let id = task.as_ref().and_then(|task| task.id.clone()).filter(|_| !leaves_it);
         let mut cancelled = (leaves_it && task.is_some()).then_some(false);
         if let Some(id) = id {
@@ -141,14 +141,14 @@ impl<P: Progress> Journey<'_, P> {
 
     async fn cancel_at_agent(&self, task_id: &str) -> bool {
         let client = &self.instance.client;
-        match tokio::time::timeout(CANCEL_AT_AGENT, client.cancel(task_id, self.trace)).await {
+        match tokio::time::timeout(CANCEL_AT_AGENT, client.cancel(task_id, self.call.trace)).await {
             Ok(Ok(task)) => {
                 let cancelled = task.state == TaskState::Canceled;
                 let task = Task { id: task_id.to_owned(), ..task };
-                // Those who follow a submitted task are told by its submission, with the reason.
-                let _ = match self.mode {
-                    Mode::Submit => self.remember(&task, "", None).map(drop),
-                    Mode::Final | Mode::Stream => self.observe(&task, "", None).await.map(drop),
+                // Followers of a submitted task get the error that follows, with the reason.
+                let _ = match self.call.mode {
+                    ReplyMode::Submit => self.record(&task, "", None).await.map(drop),
+                    ReplyMode::Final | ReplyMode::Stream => self.observe(&task, "", None).await.map(drop),
                 };
                 cancelled
             }

@@ -10,11 +10,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::envelope::safe_name;
 use crate::a2a::model::TaskState;
-use crate::action::error::{ActionError, Code};
-use crate::action::outcome::{Content, Outcome, Status};
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::bus::inbox::{Inbox, MAX_JOINED};
 use crate::json::{head, shorten, to_bytes};
+use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::{Content, Outcome, Status};
 
 /// The protocol wants a sign of life at least as often.
 const LONGEST_SILENCE: Duration = Duration::from_secs(30);
@@ -30,6 +30,7 @@ const SHORT_QUESTION: usize = 1024;
 pub(super) struct Chunks {
     inbox: Inbox,
     keepalive: Duration,
+    has_started: bool,
     // Whether any text has been sent since the prompt or the last question.
     has_told: bool,
     // Text that may be the question or the reason of a failure, which go out in other forms.
@@ -72,6 +73,7 @@ impl Chunks {
         Self {
             inbox: Inbox::new(client, to),
             keepalive: keepalive.min(LONGEST_SILENCE),
+            has_started: false,
             has_told: false,
             held: None,
             joined: String::new(),
@@ -79,8 +81,8 @@ impl Chunks {
         }
     }
 
-    /// The first chunk, and the sign of life.
-    pub(super) async fn acknowledge(&mut self) {
+    /// The first chunk, and the keep-alive.
+    async fn acknowledge(&mut self) {
         self.chunk("status", "ack").await;
     }
 
@@ -258,6 +260,13 @@ impl Chunks {
 }
 
 impl Progress for Chunks {
+    async fn started(&mut self) {
+        // The answer to a question goes on with the same stream.
+        if !std::mem::replace(&mut self.has_started, true) {
+            self.acknowledge().await;
+        }
+    }
+
     async fn frame(&mut self, frame: Frame) {
         match frame {
             Frame::Response(text) => match &mut self.held {
@@ -280,7 +289,7 @@ impl Progress for Chunks {
                 }
             }
             // The protocol has no words for these.
-            Frame::Task { .. } | Frame::Artifact(_) => {}
+            Frame::Task { .. } | Frame::Artifact { .. } => {}
         }
     }
 
@@ -317,8 +326,10 @@ fn error_code(error: &ActionError) -> u16 {
         | Code::TaskLost
         | Code::Timeout
         | Code::OutcomeUnknown
+        | Code::StateUnavailable
         | Code::Internal
-        | Code::TaskFailed => 500,
+        | Code::TaskFailed
+        | Code::TaskCanceled => 500,
     }
 }
 

@@ -1,0 +1,350 @@
+//! One agent's actions: invoke a skill, answer a question, look up and cancel a task.
+//!
+//! [`Actions`] holds no connection of its own: it uses the instance that is running right now
+//! (a watch channel written by the agent's supervisor) and the shared [`State`]. How a call runs is in
+//! `run`, answers to questions are in `answer`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::assemble::ArtifactRules;
+use super::params::Template;
+use super::progress::{Progress, Silent};
+use super::request::{CallOptions, Invocation, ReplyMode};
+use super::run::{
+    Call, CallRun, Failure, GET_TASK_TIMEOUT, Interruption, Look, Pace, Poller, Purpose, about_known_task,
+};
+use crate::a2a::Instance;
+use crate::a2a::client::ClientError;
+use crate::a2a::dialect::{Outgoing, Wait};
+use crate::a2a::model::{Task, TaskState};
+use crate::reply::Reply;
+use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::Outcome;
+use crate::state::State;
+use crate::state::tasks::TaskRecord;
+use crate::telemetry::spans;
+
+/// How long a caller waits for a cancel.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The settings of one agent that its actions need.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Limit of a whole call in mode `final`.
+    pub request_timeout: Duration,
+    /// Limit between two events of a stream.
+    pub stream_idle_timeout: Duration,
+    /// Limit of a whole task in the other modes.
+    pub task_timeout: Duration,
+    /// How long a question can be answered.
+    pub input_required_ttl: Duration,
+    /// How long a task can be looked up.
+    pub task_ttl: Duration,
+    /// Most bytes of one task.
+    pub max_response_size: u64,
+    /// Whether mode `final` streams inside, so that the task's id is known early.
+    pub prefer_stream: bool,
+    /// Which artifacts are the answer.
+    pub artifacts: ArtifactRules,
+}
+
+/// How calls learn that they have to stop.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    /// The stop has begun: submitted tasks are left to the agent.
+    pub leave: CancellationToken,
+    /// Its grace period is over: everything else ends now.
+    pub hurry: CancellationToken,
+}
+
+impl Stop {
+    /// For the calls of one agent, which may have to stop while those of others go on.
+    #[must_use]
+    pub fn of_one(&self) -> Self {
+        Self { leave: self.leave.child_token(), hurry: self.hurry.child_token() }
+    }
+}
+
+/// The instance of an agent that calls go to, while there is one.
+pub type Live = watch::Receiver<Option<Arc<Instance>>>;
+
+/// A change of a submitted task.
+#[derive(Debug)]
+pub struct TaskUpdate {
+    pub task_id: String,
+    pub reply: Reply,
+}
+
+#[derive(Debug)]
+pub struct Actions {
+    pub(super) agent: Arc<str>,
+    pub(super) limits: Limits,
+    live: Live,
+    pub(super) state: Arc<State>,
+    updates: mpsc::Sender<TaskUpdate>,
+    pub(super) stop: Stop,
+}
+
+/// A skill as a call needs it.
+#[derive(Debug)]
+pub struct Skill {
+    /// Its original id; `None` sends the message to the agent as a whole.
+    pub id: Option<Arc<str>>,
+    /// Media types that it produces.
+    pub output_modes: Vec<String>,
+    pub template: Template,
+}
+
+impl Skill {
+    /// The agent as a whole.
+    pub fn whole_agent() -> Self {
+        Self { id: None, output_modes: Vec::new(), template: Template::parse("") }
+    }
+}
+
+impl Actions {
+    /// The actions of the agent with this name in the settings.
+    pub fn new(
+        agent: Arc<str>,
+        limits: Limits,
+        live: Live,
+        state: Arc<State>,
+        updates: mpsc::Sender<TaskUpdate>,
+        stop: Stop,
+    ) -> Self {
+        Self { agent, limits, live, state, updates, stop }
+    }
+
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// How long a call in this mode may take, whatever the caller wants.
+    pub fn limit(&self, options: &CallOptions) -> Duration {
+        let limit = match options.mode {
+            ReplyMode::Final => self.limits.request_timeout,
+            ReplyMode::Stream | ReplyMode::Submit => self.limits.task_timeout,
+        };
+        options.timeout.map_or(limit, |own| own.min(limit))
+    }
+
+    /// Invokes a skill.
+    pub async fn invoke(
+        &self,
+        skill: &Skill,
+        request: Invocation,
+        options: &CallOptions,
+        progress: &mut impl Progress,
+    ) -> Reply {
+        let instance = self.instance()?;
+        let Invocation { parts, meta } = request;
+        let output_modes: Arc<[String]> =
+            [&meta.output_modes, &skill.output_modes, &instance.card.output_modes]
+                .into_iter()
+                .find(|modes| !modes.is_empty())
+                .map_or_else(Arc::default, |modes| modes.as_slice().into());
+        let context_id = match &meta.session_id {
+            Some(session_id) => {
+                Some(Box::pin(self.state.sessions.context_id(&self.agent, session_id)).await?)
+            }
+            None => None,
+        };
+        let call = Call {
+            purpose: Purpose::New { session_id: meta.session_id },
+            mode: options.mode,
+            skill: skill.id.clone(),
+            output_modes: Arc::clone(&output_modes),
+            trace: &options.trace,
+            limit: self.limit(options),
+        };
+        // For wires where the client makes the ids.
+        let new_task_id = Uuid::new_v4().to_string();
+        let message = Outgoing {
+            task_id: None,
+            new_task_id: Some(&new_task_id),
+            context_id: context_id.as_deref(),
+            reference_task_ids: &meta.reference_task_ids,
+            parts: &parts,
+            skill_id: skill.id.as_deref(),
+            output_modes: &output_modes,
+            wait: Wait::UntilSettled,
+        };
+        match CallRun::new(self, instance, call, progress).deliver(&message).await {
+            Ok(outcome) => Ok(outcome),
+            Err(Failure::Client(error)) => Err(ActionError::from_client(error)),
+            Err(Failure::Action(error)) => Err(Box::pin(self.lost_from_sight(error)).await),
+        }
+    }
+
+    /// Asks the agent to cancel a task that was seen here.
+    pub async fn cancel_task(&self, task_id: &str, options: &CallOptions) -> Reply {
+        let record = self.record(task_id).await?;
+        let refuse = |why: &str| Err(ActionError::new(Code::NotCancelable, why).about(record.task.clone()));
+        if record.state.is_final() {
+            return refuse("the task is in a final state");
+        }
+        let mut progress = Silent;
+        let mut run = self.inspect(self.instance()?, &record, options, CANCEL_TIMEOUT, &mut progress);
+        let instance = Arc::clone(&run.instance);
+        let task = match run.within(Box::pin(instance.client.cancel(task_id, &options.trace))).await {
+            Ok(Ok(task)) => task,
+            Ok(Err(error)) if error.is_not_cancelable() => {
+                return refuse(&format!("the agent refuses to cancel the task: {error}"));
+            }
+            Ok(Err(error)) => return Err(about_known_task(error, record.task.clone())),
+            Err(Interruption::Gone) => {
+                let error = ActionError::new(Code::TaskLost, "the agent ended while it held the task");
+                return Err(error.after_reaching_agent().about(record.task.clone()));
+            }
+            Err(_) => {
+                let mut error =
+                    ActionError::new(Code::Timeout, "the agent did not answer the cancel in time");
+                error.info.cancelled = Some(Some(false));
+                return Err(error.after_reaching_agent().about(record.task.clone()));
+            }
+        };
+        let task = cancelled_soon(&mut run, task).await;
+        let (outcome, _) = run.observe(&task, "", record.follow_up.clone()).await?;
+        match task.state {
+            TaskState::Canceled => Ok(Arc::new(Outcome::clone(&outcome).as_success())),
+            ref state if state.is_final() => {
+                refuse(&format!("the task ended as {state} before it could be cancelled"))
+            }
+            _ => Ok(outcome),
+        }
+    }
+
+    /// Where a task that was seen here stands.
+    pub async fn get_task(&self, task_id: &str, options: &CallOptions) -> Reply {
+        let record = self.record(task_id).await?;
+        if record.state.is_final() {
+            return record.reply.clone();
+        }
+        let seen = self.ask_agent(&record, task_id, options).await?;
+        match (self.record(task_id).await?, seen) {
+            // Another call has seen the end meanwhile.
+            (now, _) if now.state.is_final() => now.reply.clone(),
+            (_, Some(outcome)) => Ok(outcome),
+            // While the agent is away, the last known state is the answer.
+            (now, None) => now.reply.clone(),
+        }
+    }
+
+    /// Where a task stands at the agent; `None` while the agent cannot be asked.
+    async fn ask_agent(
+        &self,
+        record: &TaskRecord,
+        task_id: &str,
+        options: &CallOptions,
+    ) -> Result<Option<Arc<Outcome>>, ActionError> {
+        let Ok(instance) = self.instance() else {
+            return Ok(None);
+        };
+        let mut progress = Silent;
+        let mut run = self.inspect(instance, record, options, GET_TASK_TIMEOUT, &mut progress);
+        match run.get_task(task_id, GET_TASK_TIMEOUT).await {
+            Ok(Look::Seen(task)) => {
+                let (outcome, _) = run.observe(&task, "", record.follow_up.clone()).await?;
+                Ok(Some(outcome))
+            }
+            Ok(Look::Failed(ClientError::Unreachable(_) | ClientError::Broken(_)) | Look::TimedOut)
+            | Err(_) => Ok(None),
+            Ok(Look::Failed(error)) => Err(about_known_task(error, record.task.clone())),
+        }
+    }
+
+    /// Polls a task of an earlier call until its outcome is one that the caller waits for.
+    pub async fn watch_task(
+        &self,
+        task_id: &str,
+        options: &CallOptions,
+        is_awaited: impl Fn(&Outcome) -> bool,
+    ) -> Reply {
+        let record = self.record(task_id).await?;
+        let mut progress = Silent;
+        let limit = self.limit(options);
+        let mut run = self.inspect(self.instance()?, &record, options, limit, &mut progress);
+        let mut poller = Poller::new(task_id.to_owned(), Pace::WATCH);
+        loop {
+            match poller.next(&mut run).await {
+                Ok(Some(Look::Seen(task))) => {
+                    let (outcome, _) = run.observe(&task, "", record.follow_up.clone()).await?;
+                    if is_awaited(&outcome) {
+                        return Ok(outcome);
+                    }
+                }
+                Ok(Some(Look::Failed(error))) if error.is_task_not_found() => {
+                    return Err(about_known_task(error, record.task.clone()));
+                }
+                Ok(_) => {}
+                Err(interruption) => {
+                    return Err(run.interrupted(interruption, Some(record.task.clone())).await);
+                }
+            }
+        }
+    }
+
+    /// A call has ended without knowing how its task goes on; whoever asks for it learns why.
+    pub(super) async fn lost_from_sight(&self, error: ActionError) -> ActionError {
+        if let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) {
+            self.state.tasks.lose(&self.agent, id, &error).await;
+        }
+        error
+    }
+
+    /// Publishes a change of a submitted task.
+    pub async fn publish(&self, task_id: &str, reply: Reply) {
+        // Nobody publishes any more when the bridge stops.
+        let _ = self.updates.send(TaskUpdate { task_id: task_id.to_owned(), reply }).await;
+    }
+
+    pub(super) fn instance(&self) -> Result<Arc<Instance>, ActionError> {
+        self.live.borrow().clone().ok_or_else(|| ActionError::unavailable(&self.agent, None))
+    }
+
+    /// A run that looks at a task of an earlier call.
+    fn inspect<'a>(
+        &'a self,
+        instance: Arc<Instance>,
+        record: &TaskRecord,
+        options: &'a CallOptions,
+        limit: Duration,
+        progress: &'a mut Silent,
+    ) -> CallRun<'a, Silent> {
+        let call = Call {
+            purpose: Purpose::Inspect,
+            mode: ReplyMode::Final,
+            skill: record.task.skill.clone(),
+            output_modes: Arc::default(),
+            trace: &options.trace,
+            limit: limit.min(self.limit(options)),
+        };
+        CallRun::new(self, instance, call, progress)
+    }
+
+    async fn record(&self, task_id: &str) -> Result<Arc<TaskRecord>, ActionError> {
+        let never = "this task was never seen here, or is forgotten";
+        let record = self.state.tasks.find(&self.agent, task_id).await?;
+        let record = record.ok_or_else(|| ActionError::new(Code::NotFound, never))?;
+        spans::task(task_id, record.task.context_id.as_deref());
+        Ok(record)
+    }
+}
+
+/// Some agents accept a cancel and carry it out later.
+async fn cancelled_soon(run: &mut CallRun<'_, Silent>, mut task: Task) -> Task {
+    let mut poller = Poller::new(task.id.clone(), Pace::SETTLE);
+    while !task.state.is_final() {
+        match poller.next(run).await {
+            Ok(Some(Look::Seen(seen))) => task = seen,
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => break,
+        }
+    }
+    task
+}

@@ -1,0 +1,184 @@
+//! The front door for NATS actions: a message in, a reply message out, or frames.
+
+use std::sync::Arc;
+
+use async_nats::{Client, Message, Subject};
+
+use super::catalog::{Action, BuiltIn};
+use super::frames::Frames;
+use super::headers::{self, Headers};
+use super::outgoing::Outgoing;
+use super::service::{self, Call, Handler};
+use crate::a2a::client::chain;
+use crate::action::progress::{Frame, Progress};
+use crate::action::request::ReplyMode;
+use crate::dispatch::Dispatcher;
+use crate::dispatch::request::{Body, IdempotencyKey, Input, Operation, Request, WhenBusy};
+use crate::reply::Reply;
+use crate::reply::error::ActionError;
+use crate::reply::outcome::Outcome;
+use crate::telemetry::spans::Arrival;
+
+/// What an endpoint stands for.
+#[derive(Debug, Clone)]
+pub enum Target {
+    Skill(Arc<Action>),
+    BuiltIn(BuiltIn),
+}
+
+/// The handler of one endpoint.
+pub fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Target) -> Handler {
+    let door = Arc::new(Door { dispatcher: Arc::clone(dispatcher), client: client.clone(), target });
+    Arc::new(move |request| {
+        let message = &request.message;
+        let agent = &door.dispatcher.agent().name;
+        let subject = message.subject.clone();
+        let arrival = Arrival { agent, action: door.target.name(), subject: &subject };
+        let parent = headers::trace(message);
+        let serving = Arc::clone(&door).serve(request);
+        door.dispatcher.spawn(arrival, || parent.clone(), serving);
+    })
+}
+
+#[derive(Debug)]
+struct Door {
+    dispatcher: Arc<Dispatcher>,
+    client: Client,
+    target: Target,
+}
+
+impl Door {
+    async fn serve(self: Arc<Self>, request: service::Request) {
+        let service::Request { message, call } = request;
+        // The service hands on no request without a reply subject.
+        let Some(to) = message.reply.clone() else { return };
+        let mut responder = Responder { door: &self, pending: Some((to, call)) };
+        let mut read = Headers::read(&message);
+        if !self.target.runs_the_agent() {
+            // Look-ups have one reply, whatever the caller prefers.
+            read = read.map(Headers::with_one_reply);
+        }
+        let reply = match (read, self.operation(&message)) {
+            (_, None) => return responder.send_card().await,
+            (Ok(headers), Some(operation)) if headers.options.mode == ReplyMode::Stream => {
+                return Box::pin(responder.stream(headers, operation, &message)).await;
+            }
+            (Ok(headers), Some(operation)) => {
+                let request = complete(headers, operation, &message);
+                self.dispatcher.call(request, &mut responder).await
+            }
+            (Err(error), Some(_)) if self.target.runs_the_agent() && headers::wants_stream(&message) => {
+                return Box::pin(responder.refuse_stream(error)).await;
+            }
+            (Err(error), Some(_)) => Box::pin(self.dispatcher.refuse(error, &mut responder)).await,
+        };
+        responder.send(reply).await;
+    }
+
+    /// `None` for the card, which is not an operation on tasks.
+    fn operation(&self, message: &Message) -> Option<Operation> {
+        let body = Body { bytes: message.payload.clone() };
+        Some(match &self.target {
+            Target::Skill(action) => Operation::Invoke {
+                action: Arc::clone(&action.label),
+                skill: Arc::clone(&action.skill),
+                input: Input::Body(body),
+            },
+            Target::BuiltIn(BuiltIn::ProvideRequiredInput) => Operation::Answer(Input::Body(body)),
+            Target::BuiltIn(BuiltIn::CancelTask) => Operation::CancelTask(Input::Body(body)),
+            Target::BuiltIn(BuiltIn::GetTask) => Operation::GetTask(Input::Body(body)),
+            Target::BuiltIn(BuiltIn::Card) => return None,
+        })
+    }
+}
+
+fn complete(headers: Headers, operation: Operation, message: &Message) -> Request {
+    let key = headers.idempotency_key;
+    let idempotency_key = key.map(|key| IdempotencyKey { key, body: message.payload.clone() });
+    Request { operation, options: headers.options, idempotency_key, when_busy: WhenBusy::Refuse }
+}
+
+impl Target {
+    /// The name of the action, as on the mesh.
+    fn name(&self) -> &str {
+        match self {
+            Self::Skill(action) => &action.label,
+            Self::BuiltIn(built_in) => built_in.name(),
+        }
+    }
+
+    fn runs_the_agent(&self) -> bool {
+        match self {
+            Self::Skill(_) | Self::BuiltIn(BuiltIn::ProvideRequiredInput) => true,
+            Self::BuiltIn(BuiltIn::CancelTask | BuiltIn::GetTask | BuiltIn::Card) => false,
+        }
+    }
+}
+
+/// Sends the one reply of a request, when the call ends or, for a submitted task, when it is accepted.
+struct Responder<'a> {
+    door: &'a Door,
+    pending: Option<(Subject, Call)>,
+}
+
+impl Responder<'_> {
+    async fn send(&mut self, reply: Reply) {
+        let outgoing = Outgoing::new(&reply, self.door.client.max_payload(), 0);
+        self.publish(outgoing).await;
+    }
+
+    async fn send_card(&mut self) {
+        let outgoing = match self.door.dispatcher.card() {
+            Ok(card) => Outgoing::of_document(card.into(), self.door.client.max_payload()),
+            Err(error) => {
+                let reply = self.door.dispatcher.refuse(error, self).await;
+                Outgoing::new(&reply, self.door.client.max_payload(), 0)
+            }
+        };
+        self.publish(outgoing).await;
+    }
+
+    async fn publish(&mut self, outgoing: Outgoing) {
+        let Some((to, call)) = self.pending.take() else { return };
+        let error = outgoing.error;
+        if let Err(error) = outgoing.send(&self.door.client, to).await {
+            let agent = &self.door.dispatcher.agent().name;
+            tracing::warn!(%agent, error = chain(&error), "cannot send a reply");
+        }
+        call.end(error);
+    }
+
+    async fn stream(mut self, headers: Headers, operation: Operation, message: &Message) {
+        let Some((to, call)) = self.pending.take() else { return };
+        let mut frames = self.frames(to, Some(&headers));
+        let request = complete(headers, operation, message);
+        let reply = self.door.dispatcher.call(request, &mut frames).await;
+        call.end(frames.finish(&reply).await);
+    }
+
+    async fn refuse_stream(mut self, error: ActionError) {
+        let Some((to, call)) = self.pending.take() else { return };
+        let mut frames = self.frames(to, None);
+        let reply = self.door.dispatcher.refuse(error, &mut frames).await;
+        call.end(frames.finish(&reply).await);
+    }
+
+    fn frames(&self, to: Subject, headers: Option<&Headers>) -> Frames {
+        let keepalive = self.door.dispatcher.agent().config.stream_keepalive;
+        let form = headers.map(|headers| headers.frames).unwrap_or_default();
+        let cancel_on_disconnect = headers.is_some_and(|headers| headers.cancel_on_disconnect);
+        Frames::new(self.door.client.clone(), to, keepalive, form, cancel_on_disconnect)
+    }
+}
+
+impl Progress for Responder<'_> {
+    fn listens(&self) -> bool {
+        false
+    }
+
+    async fn frame(&mut self, _: Frame) {}
+
+    async fn accepted(&mut self, outcome: &Arc<Outcome>) {
+        self.send(Ok(Arc::clone(outcome))).await;
+    }
+}

@@ -1,0 +1,318 @@
+//! The one way in to an agent, whichever front door a request came through.
+//!
+//! ```text
+//! NATS actions ───┐                    ┌─ idempotency ─ permit ─ in-flight ─ panic guard ─┐
+//! agent protocol ─┼─Request─> Dispatcher                                               Actions ──> agent
+//! (next door) ────┘   <─Reply─         └─ redaction ─ metrics ─ spans ────────────────────┘
+//! ```
+//!
+//! A front door translates and does nothing else: bytes become a [`Request`], [`Progress`] becomes frames,
+//! and a [`Reply`] becomes bytes. To add one, write an adapter in `bus` that calls [`Dispatcher::call`]; see
+//! `bus::actions` for the smallest. A rule that two front doors need belongs here.
+
+mod permits;
+pub mod request;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::FutureExt as _;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
+
+use crate::a2a::client::Trace;
+use crate::action::actions::Actions;
+use crate::action::progress::{Audience, Frame, Progress};
+use crate::action::request::{CallOptions, ReplyMode};
+use crate::agent::Agent;
+use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::Outcome;
+use crate::reply::{self, Reply};
+use crate::state::idempotency::{Repeat, Running, Turn};
+use crate::telemetry::spans::{self, Arrival, CallSpan};
+use permits::Permits;
+use request::{IdempotencyKey, Operation, Request, WhenBusy};
+
+/// Takes the requests of one agent.
+#[derive(Debug)]
+pub struct Dispatcher {
+    agent: Agent,
+    actions: Actions,
+    permits: Permits,
+    calls: TaskTracker,
+}
+
+impl Dispatcher {
+    /// `calls` tracks the requests that are being worked on.
+    pub fn new(agent: Agent, actions: Actions, calls: TaskTracker) -> Self {
+        let permits = Permits::new(&agent.name, agent.config.max_in_flight);
+        Self { agent, actions, permits, calls }
+    }
+
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// Runs a front door's work for one request: tracked, so that a stop waits for it, and under the
+    /// request's spans.
+    pub fn spawn(
+        &self,
+        arrival: Arrival<'_>,
+        trace: impl Fn() -> Trace,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        // A span costs as much as the rest of the bookkeeping together, so there is one only with logs at
+        // `debug`; warnings name the agent themselves.
+        let span = tracing::debug_span!("call", agent = %self.agent.name, skill = arrival.action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
+        if !span.is_disabled()
+            && let Some(id) = trace().id()
+        {
+            span.record("trace_id", id);
+        }
+        let exported = CallSpan::begin(arrival, trace);
+        self.calls.spawn(exported.around(work.instrument(span)));
+    }
+
+    /// Runs a request to its reply.
+    ///
+    /// In mode `submit` the reply is due when [`Progress::accepted`] is called; what this returns then is the
+    /// end of the task, which is published.
+    pub async fn call(&self, mut request: Request, progress: &mut impl Progress) -> Reply {
+        let began = Instant::now();
+        spans::hand_on(&mut request.options.trace);
+        let mut running = None;
+        if let Some(key) = request.idempotency_key.take().filter(|_| request.operation.runs_the_agent()) {
+            match Box::pin(self.claim(&key, &request)).await {
+                Ok(Turn::First(first)) => running = Some(first),
+                Ok(Turn::Repeat(repeat)) => {
+                    return Box::pin(self.repeat(repeat, &request.options, began)).await;
+                }
+                Err(error) => return Box::pin(self.refuse(error, progress)).await,
+            }
+        }
+        let permit = match request.when_busy {
+            WhenBusy::Refuse => self.permits.take(&request),
+            WhenBusy::Wait => Box::pin(self.permits.wait(&request)).await,
+        };
+        let permit = match permit {
+            Ok(permit) => permit,
+            Err(error) => {
+                let reply = Box::pin(self.refuse(error, progress)).await;
+                finish(running, &reply).await;
+                return reply;
+            }
+        };
+        progress.started().await;
+        let mut tracked = Tracked {
+            dispatcher: self,
+            progress,
+            began,
+            pending: Some(Pending { running, permit }),
+            accepted: None,
+        };
+        let reply = self.guarded(request, &mut tracked).await;
+        tracked.end(&reply).await;
+        reply
+    }
+
+    /// Refuses a request before it is run.
+    pub async fn refuse(&self, error: ActionError, progress: &mut impl Progress) -> Reply {
+        progress.started().await;
+        self.note_refusal(&error);
+        Err(error)
+    }
+
+    /// Counts a request that a front door refuses in a form of its own.
+    pub fn note_refusal(&self, error: &ActionError) {
+        self.note(&Err(error.clone()), Instant::now());
+    }
+
+    /// The agent's card as the bridge uses it, in v1.0 form.
+    pub fn card(&self) -> Result<String, ActionError> {
+        let status = self.agent.status.borrow();
+        match &status.known {
+            Some(known) => Ok(known.card.to_v1(&known.interface).to_string()),
+            None => Err(ActionError::unavailable(&self.agent.name, status.last_error.as_deref())),
+        }
+    }
+
+    /// Polls a task of an earlier call until its outcome is one that the caller waits for. It takes no permit.
+    pub async fn watch_task(
+        &self,
+        task_id: &str,
+        options: &CallOptions,
+        is_awaited: impl Fn(&Outcome) -> bool,
+    ) -> Reply {
+        self.redacted(self.actions.watch_task(task_id, options, is_awaited).await)
+    }
+
+    /// Cancels a task that no caller waits for any more, as well as it can.
+    pub async fn abandon_task(&self, task_id: &str, options: &CallOptions) {
+        if let Err(error) = self.actions.cancel_task(task_id, options).await {
+            let code = error.info.code.name();
+            tracing::debug!(agent = %self.agent.name, code, "an abandoned task could not be cancelled");
+        }
+    }
+
+    async fn claim(&self, key: &IdempotencyKey, request: &Request) -> Result<Turn, ActionError> {
+        let keys = &self.actions.state().idempotency;
+        let limit = self.actions.limit(&request.options);
+        keys.begin(&self.agent.name, request.operation.name(), &key.key, &key.body, limit).await
+    }
+
+    /// The reply of the first request with the same idempotency key.
+    async fn repeat(&self, repeat: Repeat, options: &CallOptions, began: Instant) -> Reply {
+        let reply = match self.permits.repeat() {
+            Ok(_permit) => {
+                let waited = tokio::time::timeout(self.actions.limit(options), repeat.reply()).await;
+                waited.unwrap_or_else(|_| {
+                    let message = "the first request with this key did not end within the limit";
+                    Err(ActionError::new(Code::Timeout, message))
+                })
+            }
+            Err(error) => Err(error),
+        };
+        self.note(&reply, began);
+        reply
+    }
+
+    /// Runs the request. A panic must not cost the caller the reply.
+    async fn guarded(&self, request: Request, progress: &mut impl Progress) -> Reply {
+        let _in_flight = request.operation.runs_the_agent().then(|| self.agent.work());
+        let done = AssertUnwindSafe(self.perform(request, progress)).catch_unwind().await;
+        let reply = done.unwrap_or_else(|_| {
+            tracing::error!(agent = %self.agent.name, "a request panicked; please report this bug");
+            Err(ActionError::internal().after_reaching_agent())
+        });
+        self.redacted(reply)
+    }
+
+    async fn perform(&self, request: Request, progress: &mut impl Progress) -> Reply {
+        let Request { operation, options, .. } = request;
+        match operation {
+            Operation::Invoke { skill, input, .. } => {
+                let invocation = input.read(|body| body.invocation(&skill.template))?;
+                self.actions.invoke(&skill, invocation, &options, progress).await
+            }
+            Operation::Answer(input) => {
+                let answer = input.read(|body| body.answer())?;
+                Box::pin(self.actions.answer(answer, &options, progress)).await
+            }
+            Operation::CancelTask(input) => {
+                let task_id = input.read(|body| body.task_id())?;
+                Box::pin(self.actions.cancel_task(&task_id, &options)).await
+            }
+            Operation::GetTask(input) => {
+                let task_id = input.read(|body| body.task_id())?;
+                Box::pin(self.actions.get_task(&task_id, &options)).await
+            }
+        }
+    }
+
+    /// Some agents repeat what they were sent, credentials included.
+    fn redacted(&self, reply: Reply) -> Reply {
+        reply.map_err(|error| error.covered(|text| self.agent.output.cover(text)))
+    }
+
+    /// Counts a request that has its reply.
+    fn note(&self, reply: &Reply, began: Instant) {
+        let word = reply::word(reply);
+        self.agent.calls.ended(word, began.elapsed());
+        spans::outcome(word);
+        if let Err(error) = reply {
+            let (code, message) = (error.info.code, error.for_logs());
+            self.agent.calls.failed(code.name(), message);
+            if code == Code::AgentUnavailable {
+                self.agent.doubt();
+            }
+            tracing::debug!(agent = %self.agent.name, code = code.name(), message, "request failed");
+        }
+    }
+}
+
+async fn finish(running: Option<Running>, reply: &Reply) {
+    if let Some(running) = running {
+        Box::pin(running.finish(reply)).await;
+    }
+}
+
+/// Follows a call for its front door, to see when the reply is due.
+struct Tracked<'a, P> {
+    dispatcher: &'a Dispatcher,
+    progress: &'a mut P,
+    began: Instant,
+    /// What the reply settles.
+    pending: Option<Pending>,
+    /// The submitted task that goes on after its reply, and its place among those.
+    accepted: Option<Accepted>,
+}
+
+struct Pending {
+    running: Option<Running>,
+    permit: permits::Permit,
+}
+
+struct Accepted {
+    task_id: String,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl<P: Progress> Tracked<'_, P> {
+    /// The reply is due: others can use the permit, repeats get the same reply, and the request counts.
+    async fn settle(&mut self, reply: &Reply) -> Option<OwnedSemaphorePermit> {
+        let Pending { running, permit } = self.pending.take()?;
+        finish(running, reply).await;
+        self.dispatcher.note(reply, self.began);
+        permit.submitted
+    }
+
+    async fn end(mut self, reply: &Reply) {
+        let Some(Accepted { task_id, .. }) = self.accepted.take() else {
+            self.settle(reply).await;
+            return;
+        };
+        // States are published where they are observed, so only errors are left.
+        if let Err(error) = reply {
+            let (agent, code) = (&self.dispatcher.agent.name, error.info.code.name());
+            tracing::debug!(%agent, task_id, code, "a submitted task was lost from sight");
+            self.dispatcher.actions.publish(&task_id, Err(error.clone())).await;
+        }
+    }
+}
+
+impl<P: Progress> Progress for Tracked<'_, P> {
+    async fn frame(&mut self, frame: Frame) {
+        self.progress.frame(frame).await;
+    }
+
+    async fn accepted(&mut self, outcome: &Arc<Outcome>) {
+        let place = self.settle(&Ok(Arc::clone(outcome))).await;
+        let task_id = outcome.task.id.clone().unwrap_or_default();
+        self.accepted = Some(Accepted { task_id, _place: place });
+        self.progress.accepted(outcome).await;
+    }
+
+    async fn catch_up(&mut self) {
+        self.progress.catch_up().await;
+    }
+
+    fn listens(&self) -> bool {
+        self.progress.listens()
+    }
+
+    fn patience(&self) -> Option<std::time::Duration> {
+        self.progress.patience()
+    }
+
+    async fn keep_alive(&mut self) -> Audience {
+        self.progress.keep_alive().await
+    }
+}
+
+impl Request {
+    fn is_submission(&self) -> bool {
+        self.options.mode == ReplyMode::Submit
+    }
+}

@@ -1,0 +1,106 @@
+//! A request, independent of the front door that it came through.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::action::actions::Skill;
+use crate::action::params::Template;
+use crate::action::request::{self, CallOptions, FollowUpAnswer, Invocation};
+use crate::reply::error::ActionError;
+
+/// Everything that the dispatcher needs to know. It is complete when it is made.
+#[derive(Debug)]
+pub struct Request {
+    pub operation: Operation,
+    pub options: CallOptions,
+    pub idempotency_key: Option<IdempotencyKey>,
+    pub when_busy: WhenBusy,
+}
+
+#[derive(Debug)]
+pub enum Operation {
+    Invoke {
+        /// The name of the action in metrics, spans and idempotency keys.
+        action: Arc<str>,
+        skill: Arc<Skill>,
+        input: Input<Invocation>,
+    },
+    /// Answers an agent's question.
+    Answer(Input<FollowUpAnswer>),
+    CancelTask(Input<String>),
+    GetTask(Input<String>),
+}
+
+/// What an operation needs to know: read by the front door, or left to the dispatcher.
+#[derive(Debug)]
+pub enum Input<T> {
+    /// A front door with a form of its own has read it.
+    Ready(T),
+    /// The contract's own form. It is read once the request has its permit, so that a flood of requests
+    /// that are refused costs little.
+    Body(Body),
+}
+
+/// The body of a request in the contract's form.
+#[derive(Debug)]
+pub struct Body {
+    pub bytes: Bytes,
+}
+
+/// The caller's key against running the same request twice, and the body that tells whether it is the same.
+#[derive(Debug)]
+pub struct IdempotencyKey {
+    pub key: String,
+    pub body: Bytes,
+}
+
+/// What happens when the agent has as many calls as it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenBusy {
+    Refuse,
+    /// For the next step of a request that was let in before.
+    Wait,
+}
+
+impl Operation {
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Invoke { action, .. } => action,
+            Self::Answer(_) => "provide_required_input",
+            Self::CancelTask(_) => "cancel_task",
+            Self::GetTask(_) => "get_task",
+        }
+    }
+
+    /// Whether the agent works on it. Look-ups and cancels have limits of their own.
+    pub fn runs_the_agent(&self) -> bool {
+        match self {
+            Self::Invoke { .. } | Self::Answer(_) => true,
+            Self::CancelTask(_) | Self::GetTask(_) => false,
+        }
+    }
+}
+
+impl<T> Input<T> {
+    pub(super) fn read(self, read: impl FnOnce(&Body) -> Result<T, ActionError>) -> Result<T, ActionError> {
+        match self {
+            Self::Ready(value) => Ok(value),
+            Self::Body(body) => read(&body),
+        }
+    }
+}
+
+impl Body {
+    pub(super) fn invocation(&self, template: &Template) -> Result<Invocation, ActionError> {
+        Invocation::parse(&self.bytes, template)
+    }
+
+    pub(super) fn answer(&self) -> Result<FollowUpAnswer, ActionError> {
+        FollowUpAnswer::parse(&self.bytes)
+    }
+
+    pub(super) fn task_id(&self) -> Result<String, ActionError> {
+        request::task_id(&self.bytes)
+    }
+}

@@ -1,0 +1,22 @@
+//! What comes of a request: an [`Outcome`](outcome::Outcome) or an [`ActionError`](error::ActionError).
+//!
+//! Replies stay typed up to the edge. A front door turns them into bytes; nothing turns those bytes back.
+
+pub mod error;
+pub mod outcome;
+pub(crate) mod stored;
+
+use std::sync::Arc;
+
+use error::ActionError;
+use outcome::Outcome;
+
+pub type Reply = Result<Arc<Outcome>, ActionError>;
+
+/// How a request ended, in the one word that metrics and spans have for it: its status or its error code.
+pub fn word(reply: &Reply) -> &'static str {
+    match reply {
+        Ok(outcome) => outcome.status.name(),
+        Err(error) => error.info.code.name(),
+    }
+}

@@ -1,0 +1,219 @@
+//! A table that is bounded in bytes and time, and fair to the agents that share it.
+//!
+//! Every call writes a row and hardly any is read, so a write has to be cheap: one map per agent, and a
+//! queue in the order of writing. When the table is full, the oldest row of the agent that
+//! holds the most bytes goes first, so that one agent's load never evicts the rows of a quieter one.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a row costs beside its id and value: its places in the map and in the queue, and its allocations.
+const ROW: usize = 320;
+/// Outdated places in a queue that are tolerated before it is rebuilt, and writes before a sweep.
+const SLACK: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct Table<V> {
+    agents: HashMap<Arc<str>, Rows<V>>,
+    bytes: usize,
+    max_bytes: usize,
+    rows: usize,
+    writes_since_sweep: usize,
+}
+
+#[derive(Debug)]
+struct Rows<V> {
+    by_id: HashMap<Arc<str>, Row<V>>,
+    // An id is here once for each time it was written; only the place with the row's number counts.
+    queue: VecDeque<(Arc<str>, u64)>,
+    bytes: usize,
+    written: u64,
+}
+
+#[derive(Debug)]
+struct Row<V> {
+    value: V,
+    expires: Instant,
+    bytes: usize,
+    number: u64,
+}
+
+impl<V> Table<V> {
+    pub(super) fn new(max_bytes: usize) -> Self {
+        Self { agents: HashMap::new(), bytes: 0, max_bytes, rows: 0, writes_since_sweep: 0 }
+    }
+
+    pub(super) fn get(&self, agent: &str, id: &str, now: Instant) -> Option<&V> {
+        let row = self.agents.get(agent)?.by_id.get(id)?;
+        (row.expires > now).then_some(&row.value)
+    }
+
+    pub(super) fn max_bytes(&self) -> usize {
+        self.max_bytes
+    }
+
+    /// Inserts or replaces a row of `bytes` bytes beside its id. Returns the values that had to go, so
+    /// that the caller can drop them after it has released its lock.
+    pub(super) fn put(
+        &mut self,
+        agent: &Arc<str>,
+        id: &str,
+        value: V,
+        bytes: usize,
+        ttl: Duration,
+        now: Instant,
+    ) -> Vec<V> {
+        let mut gone = Vec::new();
+        let rows = self.agents.entry(Arc::clone(agent)).or_insert_with(Rows::new);
+        let id: Arc<str> = match rows.by_id.get_key_value(id) {
+            Some((id, _)) => Arc::clone(id),
+            None => id.into(),
+        };
+        rows.written += 1;
+        let number = rows.written;
+        let bytes = ROW + id.len() + bytes;
+        let expires = now.checked_add(ttl).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)));
+        rows.queue.push_back((Arc::clone(&id), number));
+        rows.bytes += bytes;
+        self.bytes += bytes;
+        self.rows += 1;
+        if let Some(before) = rows.by_id.insert(id, Row { value, expires, bytes, number }) {
+            rows.bytes -= before.bytes;
+            self.bytes -= before.bytes;
+            self.rows -= 1;
+            gone.push(before.value);
+        }
+        rows.compact();
+        self.writes_since_sweep += 1;
+        if self.writes_since_sweep > self.rows + SLACK {
+            self.sweep(now, &mut gone);
+        }
+        while self.bytes > self.max_bytes && self.evict(agent, number, &mut gone) {}
+        gone
+    }
+
+    /// Removes the oldest row of the agent that holds the most; but never the row that was just written.
+    fn evict(&mut self, agent: &Arc<str>, number: u64, gone: &mut Vec<V>) -> bool {
+        let Some((largest, rows)) = self.agents.iter_mut().max_by_key(|(_, rows)| rows.bytes) else {
+            return false;
+        };
+        while let Some((id, at)) = rows.queue.front() {
+            if largest == agent && *at == number {
+                return false;
+            }
+            if rows.by_id.get(id).is_some_and(|row| row.number == *at)
+                && let Some(row) = rows.by_id.remove(id)
+            {
+                rows.queue.pop_front();
+                rows.bytes -= row.bytes;
+                self.bytes -= row.bytes;
+                self.rows -= 1;
+                gone.push(row.value);
+                return true;
+            }
+            rows.queue.pop_front();
+        }
+        false
+    }
+
+    /// Removes what has expired.
+    pub(super) fn sweep(&mut self, now: Instant, gone: &mut Vec<V>) {
+        self.writes_since_sweep = 0;
+        self.agents.retain(|_, rows| {
+            let expired = rows.by_id.extract_if(|_, row| row.expires <= now).map(|(_, row)| row);
+            for row in expired {
+                rows.bytes -= row.bytes;
+                self.bytes -= row.bytes;
+                self.rows -= 1;
+                gone.push(row.value);
+            }
+            rows.compact();
+            !rows.by_id.is_empty()
+        });
+    }
+
+    pub(super) fn iter(&self, now: Instant) -> impl Iterator<Item = (&Arc<str>, &Arc<str>, &V)> {
+        self.agents.iter().flat_map(move |(agent, rows)| {
+            let live = rows.by_id.iter().filter(move |(_, row)| row.expires > now);
+            live.map(move |(id, row)| (agent, id, &row.value))
+        })
+    }
+}
+
+impl<V> Rows<V> {
+    fn new() -> Self {
+        Self { by_id: HashMap::new(), queue: VecDeque::new(), bytes: 0, written: 0 }
+    }
+
+    fn compact(&mut self) {
+        if self.queue.len() > 2 * self.by_id.len() + SLACK {
+            let by_id = &self.by_id;
+            self.queue.retain(|(id, number)| by_id.get(id).is_some_and(|row| row.number == *number));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn put(table: &mut Table<usize>, agent: &str, id: usize, bytes: usize) {
+        table.put(&agent.into(), &id.to_string(), id, bytes, HOUR, Instant::now());
+    }
+
+    fn held(table: &Table<usize>, agent: &str) -> usize {
+        table.iter(Instant::now()).filter(|(owner, ..)| ***owner == *agent).count()
+    }
+
+    #[test]
+    fn the_oldest_rows_go_when_there_are_too_many_bytes() {
+        let mut table = Table::new(40_000);
+        (0..100).for_each(|id| put(&mut table, "a", id, 1000));
+        assert_eq!(table.get("a", "0", Instant::now()), None);
+        assert_eq!(table.get("a", "99", Instant::now()), Some(&99));
+        assert!((20..=40_000 / (1000 + ROW)).contains(&held(&table, "a")), "{}", held(&table, "a"));
+    }
+
+    #[test]
+    fn a_busy_agent_evicts_only_its_own_rows() {
+        let mut table = Table::new(100_000);
+        (0..10).for_each(|id| put(&mut table, "quiet", id, 100));
+        (0..10_000).for_each(|id| put(&mut table, "busy", id, 100));
+        assert_eq!(held(&table, "quiet"), 10);
+        put(&mut table, "busy", 10_000, 1_000_000);
+        assert_eq!(held(&table, "quiet"), 10);
+        assert_eq!(
+            table.get("busy", "10000", Instant::now()),
+            Some(&10_000),
+            "the newest row is always there"
+        );
+        put(&mut table, "busy", 10_001, 1);
+        assert_eq!(table.get("busy", "10000", Instant::now()), None);
+    }
+
+    #[test]
+    fn a_row_that_is_written_again_and_again_counts_once() {
+        let mut table = Table::new(40_000);
+        put(&mut table, "a", 0, 1);
+        (0..10_000).for_each(|size| put(&mut table, "a", 1, size % 7));
+        assert_eq!(held(&table, "a"), 2);
+        let rows = &table.agents["a"];
+        assert!(rows.queue.len() <= 2 * rows.by_id.len() + SLACK);
+        assert_eq!(table.bytes, rows.by_id.values().map(|row| row.bytes).sum::<usize>());
+        assert_eq!(rows.bytes, table.bytes);
+    }
+
+    #[test]
+    fn expired_rows_are_gone_and_are_swept_as_others_are_written() {
+        let mut table = Table::new(1 << 30);
+        for id in 0..2000 {
+            table.put(&"a".into(), &id.to_string(), id, 1, Duration::ZERO, Instant::now());
+        }
+        assert_eq!(table.get("a", "0", Instant::now()), None);
+        (0..5000).for_each(|id| put(&mut table, "b", id, 1));
+        assert_eq!((table.rows, table.agents.len()), (5000, 1));
+    }
+}

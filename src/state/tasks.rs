@@ -1,0 +1,368 @@
+//! Tasks as they were last seen, so that they can be looked up, cancelled and followed.
+//!
+//! A task lives in one of two places. A local table holds the tasks of plain calls: every call writes one
+//! and hardly any is read again. A task that somebody else may ask for, because it was submitted or
+//! waits for an answer, moves to the store, and stays there until it is forgotten.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::table::Table;
+use super::{Change, Key, Kind, StateStore, Unavailable, record, update};
+use crate::a2a::model::TaskState;
+use crate::reply::Reply;
+use crate::reply::error::ActionError;
+use crate::reply::outcome::{FollowUp, TaskRef};
+use crate::reply::stored::StoredReply;
+
+/// Most bytes of tasks of plain calls.
+const LOCAL_BYTES: usize = 64 << 20;
+
+/// A task as it was last seen.
+#[derive(Debug, Clone)]
+pub struct TaskRecord {
+    pub task: TaskRef,
+    pub state: TaskState,
+    /// The reply at that time, or why nobody knows how the task goes on.
+    pub reply: Reply,
+    /// The open question, if the agent waits.
+    pub follow_up: Option<FollowUp>,
+    /// Whether its changes are published.
+    pub is_submitted: bool,
+    pub seen_at: SystemTime,
+    /// How long it may still run; while it does, it is remembered.
+    pub alive: Duration,
+    /// How long it is remembered after that.
+    pub ttl: Duration,
+}
+
+impl TaskRecord {
+    fn keep_for(&self) -> Duration {
+        self.alive.saturating_add(self.ttl)
+    }
+
+    /// Whether another replica may be asked about it.
+    fn is_shared(&self) -> bool {
+        self.is_submitted || self.follow_up.is_some()
+    }
+
+    /// Whether the task reached a final state at or after `since`. A final state from before belongs to an
+    /// earlier use of the same id: some agents give every task of a conversation the same one.
+    fn has_ended_since(&self, since: SystemTime) -> bool {
+        self.state.is_final() && self.seen_at >= since
+    }
+
+    fn allocated(&self) -> usize {
+        let reply = match &self.reply {
+            Ok(outcome) => outcome.allocated(),
+            Err(error) => error.allocated(),
+        };
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
+        size_of::<Self>() + reply + text(&self.task.id) + text(&self.task.context_id)
+    }
+}
+
+/// What came of [`TaskStore::record`].
+#[derive(Debug)]
+pub enum Recorded {
+    /// It was written in place of this record.
+    Written { before: Option<Arc<TaskRecord>> },
+    /// Nothing was written: the task has ended already, and this is its end.
+    Ended(Arc<TaskRecord>),
+}
+
+#[derive(Debug)]
+pub struct TaskStore {
+    local: Mutex<Table<Place>>,
+    store: Arc<dyn StateStore>,
+}
+
+/// Where a task of this process is.
+#[derive(Debug, Clone)]
+enum Place {
+    Here(Arc<TaskRecord>),
+    InStore,
+}
+
+impl TaskStore {
+    pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
+        Self { local: Mutex::new(Table::new(LOCAL_BYTES)), store }
+    }
+
+    /// A task that this process has seen. It asks the store only for tasks that it put there, so that a new
+    /// call costs nothing.
+    pub async fn known(&self, agent: &Arc<str>, id: &str) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
+        match self.place(agent, id) {
+            None => Ok(None),
+            Some(Place::Here(record)) => Ok(Some(record)),
+            Some(Place::InStore) => Box::pin(self.stored(agent, id)).await,
+        }
+    }
+
+    /// A task that any replica has seen.
+    pub async fn find(&self, agent: &Arc<str>, id: &str) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
+        match self.place(agent, id) {
+            Some(Place::Here(record)) => Ok(Some(record)),
+            None | Some(Place::InStore) => self.stored(agent, id).await,
+        }
+    }
+
+    /// Remembers where a task stands, unless it has ended since the call that observes it began.
+    pub async fn record(&self, agent: &Arc<str>, id: &str, new: TaskRecord, since: SystemTime) -> Recorded {
+        let before = self.place(agent, id);
+        if !new.is_shared() && !matches!(before, Some(Place::InStore)) {
+            return self.record_here(agent, id, new, since);
+        }
+        Box::pin(self.record_in_store(agent, id, new, since)).await
+    }
+
+    /// Remembers that a call has lost sight of a task, for those who ask while the agent is away. A final
+    /// state stays, and so does an open question: it can still be answered.
+    pub async fn lose(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
+        let known = self.known(agent, id).await.ok().flatten();
+        if let Some(record) = known.filter(|record| !record.state.is_settled()) {
+            let lost = TaskRecord {
+                reply: Err(why.clone()),
+                alive: Duration::ZERO,
+                seen_at: SystemTime::now(),
+                ..TaskRecord::clone(&record)
+            };
+            self.record(agent, id, lost, record.seen_at).await;
+        }
+    }
+
+    fn record_here(&self, agent: &Arc<str>, id: &str, new: TaskRecord, since: SystemTime) -> Recorded {
+        let (ttl, bytes) = (new.keep_for(), new.allocated());
+        let now = Instant::now();
+        let mut local = self.local();
+        let before = match local.get(agent, id, now) {
+            Some(Place::Here(before)) => Some(Arc::clone(before)),
+            Some(Place::InStore) | None => None,
+        };
+        if let Some(before) = before.as_ref().filter(|before| before.has_ended_since(since)) {
+            return Recorded::Ended(Arc::clone(before));
+        }
+        let gone = local.put(agent, id, Place::Here(Arc::new(new)), bytes, ttl, now);
+        drop(local);
+        drop(gone);
+        Recorded::Written { before }
+    }
+
+    async fn record_in_store(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        new: TaskRecord,
+        since: SystemTime,
+    ) -> Recorded {
+        let here = match self.place(agent, id) {
+            Some(Place::Here(record)) => Some(record),
+            Some(Place::InStore) | None => None,
+        };
+        if let Some(here) = here.as_ref().filter(|here| here.has_ended_since(since)) {
+            return Recorded::Ended(Arc::clone(here));
+        }
+        let (stored, ttl) = (StoredTask::new(&new), new.keep_for());
+        let mut replaced = None;
+        let decide = |known: Option<(StoredTask, SystemTime)>| {
+            let known = known.map(|(known, _)| known);
+            // An earlier attempt of this write was stored after all.
+            if known.as_ref().is_some_and(|known| known.nonce == stored.nonce) {
+                return Ok(Change::Keep(Recorded::Written { before: replaced.take() }));
+            }
+            let known = known.map(|known| Arc::new(known.into_record()));
+            if let Some(ended) = known.as_ref().filter(|known| known.has_ended_since(since)) {
+                return Ok::<_, ActionError>(Change::Keep(Recorded::Ended(Arc::clone(ended))));
+            }
+            let before = known.or_else(|| here.clone());
+            replaced.clone_from(&before);
+            Ok(Change::Write(stored.clone(), ttl, Recorded::Written { before }))
+        };
+        match update(&*self.store, Kind::Task, &Key::new(agent, id), decide).await {
+            Ok((recorded, _)) => {
+                self.put(agent, id, Place::InStore, 0, ttl);
+                recorded
+            }
+            // While the store is away, this process remembers on its own.
+            Err(error) => {
+                tracing::debug!(%agent, task = id, reason = error.message, "cannot share a task");
+                self.record_here(agent, id, new, since)
+            }
+        }
+    }
+
+    async fn stored(&self, agent: &Arc<str>, id: &str) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
+        let Some(entry) = self.store.read(Kind::Task, &Key::new(agent, id)).await? else {
+            return Ok(None);
+        };
+        let stored: StoredTask = record::decode(&entry.value)?;
+        let found = Arc::new(stored.into_record());
+        if self.place(agent, id).is_none() {
+            self.put(agent, id, Place::InStore, 0, found.keep_for());
+        }
+        Ok(Some(found))
+    }
+
+    fn place(&self, agent: &Arc<str>, id: &str) -> Option<Place> {
+        self.local().get(agent, id, Instant::now()).cloned()
+    }
+
+    fn put(&self, agent: &Arc<str>, id: &str, place: Place, bytes: usize, ttl: Duration) {
+        let gone = self.local().put(agent, id, place, bytes, ttl, Instant::now());
+        drop(gone);
+    }
+
+    // One lock for all agents: it is held for a moment only.
+    fn local(&self) -> MutexGuard<'_, Table<Place>> {
+        self.local.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A task as the store has it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct StoredTask {
+    task: TaskRef,
+    state: String,
+    reply: StoredReply,
+    follow_up: Option<FollowUp>,
+    is_submitted: bool,
+    seen_at: SystemTime,
+    alive: Duration,
+    ttl: Duration,
+    nonce: Uuid,
+}
+
+impl StoredTask {
+    fn new(record: &TaskRecord) -> Self {
+        Self {
+            task: record.task.clone(),
+            state: record.state.to_string(),
+            reply: StoredReply::new(&record.reply),
+            follow_up: record.follow_up.clone(),
+            is_submitted: record.is_submitted,
+            seen_at: record.seen_at,
+            alive: record.alive,
+            ttl: record.ttl,
+            nonce: Uuid::new_v4(),
+        }
+    }
+
+    fn into_record(self) -> TaskRecord {
+        TaskRecord {
+            task: self.task,
+            state: TaskState::parse(&self.state),
+            reply: self.reply.into_reply(),
+            follow_up: self.follow_up,
+            is_submitted: self.is_submitted,
+            seen_at: self.seen_at,
+            alive: self.alive,
+            ttl: self.ttl,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::MemoryStore;
+    use super::*;
+    use crate::reply::error::Code;
+    use crate::reply::outcome::{Content, Outcome, Status};
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn task(state: TaskState, message: &str) -> TaskRecord {
+        let task = TaskRef { id: Some("t".into()), context_id: None, agent: "a".into(), skill: None };
+        let content = Content { message: message.to_owned(), ..Content::default() };
+        TaskRecord {
+            reply: Ok(Arc::new(Outcome::new(Status::from(&state), content, task.clone()))),
+            task,
+            state,
+            follow_up: None,
+            is_submitted: false,
+            seen_at: SystemTime::now(),
+            alive: Duration::ZERO,
+            ttl: HOUR,
+        }
+    }
+
+    fn submitted(state: TaskState, message: &str) -> TaskRecord {
+        TaskRecord { is_submitted: true, ..task(state, message) }
+    }
+
+    fn replicas() -> (TaskStore, TaskStore, Arc<str>) {
+        let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
+        (TaskStore::new(Arc::clone(&store)), TaskStore::new(store), "a".into())
+    }
+
+    fn message(record: &TaskRecord) -> &str {
+        &record.reply.as_ref().unwrap().content.message
+    }
+
+    #[tokio::test]
+    async fn the_task_of_a_plain_call_is_known_here_only() {
+        let (one, other, agent) = replicas();
+        let began = SystemTime::now();
+        one.record(&agent, "t", task(TaskState::Working, "w"), began).await;
+        assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "w");
+        assert!(other.find(&agent, "t").await.unwrap().is_none());
+        assert!(one.find(&"b".into(), "t").await.unwrap().is_none(), "another agent's task");
+    }
+
+    #[tokio::test]
+    async fn a_submitted_task_is_known_at_every_replica_until_its_end() {
+        let (one, other, agent) = replicas();
+        let began = SystemTime::now();
+        one.record(&agent, "t", task(TaskState::Working, "named"), began).await;
+        let recorded = one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
+        assert!(
+            matches!(recorded, Recorded::Written { before: Some(before) } if message(&before) == "named")
+        );
+        assert!(other.known(&agent, "t").await.unwrap().is_none(), "a new call asks nobody");
+        let found = other.find(&agent, "t").await.unwrap().unwrap();
+        assert_eq!((message(&found), found.is_submitted), ("w", true));
+        other.record(&agent, "t", submitted(TaskState::Canceled, "c"), began).await;
+        let late = one.record(&agent, "t", submitted(TaskState::Canceled, "late"), began).await;
+        assert!(matches!(late, Recorded::Ended(end) if message(&end) == "c"));
+        assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "c");
+    }
+
+    #[tokio::test]
+    async fn the_first_end_of_a_task_stays_but_an_id_can_be_used_again() {
+        let (one, _, agent) = replicas();
+        let began = SystemTime::now();
+        one.record(&agent, "t", task(TaskState::Completed, "first"), began).await;
+        let again = one.record(&agent, "t", task(TaskState::Working, "older look"), began).await;
+        assert!(matches!(again, Recorded::Ended(_)));
+        let later = SystemTime::now() + Duration::from_millis(1);
+        let next = one.record(&agent, "t", task(TaskState::Working, "next call"), later).await;
+        assert!(matches!(next, Recorded::Written { .. }));
+    }
+
+    #[tokio::test]
+    async fn a_task_that_is_lost_from_sight_says_why_unless_it_has_ended() {
+        let (one, _, agent) = replicas();
+        let began = SystemTime::now();
+        let why = ActionError::new(Code::OutcomeUnknown, "cut off");
+        one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
+        one.lose(&agent, "t", &why).await;
+        let lost = one.find(&agent, "t").await.unwrap().unwrap();
+        assert_eq!(lost.reply.as_ref().unwrap_err().message, "cut off");
+        one.record(&agent, "t", submitted(TaskState::Completed, "done"), began).await;
+        one.lose(&agent, "t", &why).await;
+        assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "done");
+    }
+
+    #[tokio::test]
+    async fn a_task_is_forgotten_when_its_time_is_over() {
+        let (one, _, agent) = replicas();
+        let began = SystemTime::now();
+        let short = |alive| TaskRecord { alive, ttl: Duration::ZERO, ..task(TaskState::Working, "w") };
+        one.record(&agent, "t", short(HOUR), began).await;
+        assert!(one.find(&agent, "t").await.unwrap().is_some());
+        one.record(&agent, "t", short(Duration::ZERO), began).await;
+        assert!(one.find(&agent, "t").await.unwrap().is_none());
+    }
+}
