@@ -408,3 +408,41 @@ async fn nobody_can_have_the_bridge_publish_heartbeats_or_prompts() {
     let heard = tokio::time::timeout(Duration::from_millis(100), forged.next()).await;
     assert!(heard.is_err(), "{heard:?}");
 }
+
+/// Calls the agent itself.
+async fn at_the_agent(scene: &Scene, method: &str, params: Value) -> Value {
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+    let request = reqwest::Client::new().post(&scene.agent.url).header("A2A-Version", "1.0").body(body);
+    let answer = request.send().await.unwrap().bytes().await.unwrap();
+    serde_json::from_slice::<Value>(&answer).unwrap()["result"].take()
+}
+
+#[tokio::test]
+async fn a_prompt_whose_task_was_cancelled_says_so() {
+    let scene = Scene::start("").await;
+    let mut slow = scene.prompt("slow 60").await;
+    slow.chunk().await;
+    let task = eventually(SOON, || async {
+        let tasks = at_the_agent(&scene, "ListTasks", json!({})).await;
+        tasks["tasks"][0]["id"].as_str().map(str::to_owned)
+    })
+    .await;
+    at_the_agent(&scene, "CancelTask", json!({"id": task})).await;
+    let (code, text) = slow.rest().await.error.unwrap();
+    assert_eq!(code, 500);
+    assert!(text.contains("cancel"), "{text}");
+    assert_eq!(scene.last_error().await, "500:task_canceled");
+}
+
+#[tokio::test]
+async fn a_prompt_is_counted_as_work_so_that_its_agent_is_not_taken_for_hung() {
+    let scene = Scene::start("").await;
+    let agent = scene.bridge.agents().remove(0);
+    assert_eq!(agent.calls.in_flight(), 0);
+    let mut slow = scene.prompt("slow 1").await;
+    slow.chunk().await;
+    eventually_eq(SOON, 1, || async { agent.calls.in_flight() }).await;
+    slow.rest().await;
+    eventually_eq(SOON, 0, || async { agent.calls.in_flight() }).await;
+    assert_eq!(agent.calls.outcomes()["COMPLETED"], 1, "and it is in the metrics");
+}

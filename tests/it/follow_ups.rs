@@ -413,3 +413,50 @@ async fn looking_a_waiting_task_up_shows_the_same_follow_up() {
     let seen = bridge.get_task("demo", &asked.task_id()).await.expect("COMPLETED");
     assert_eq!(seen["files"][0]["mime_type"], "text/markdown");
 }
+
+#[rstest]
+#[tokio::test]
+async fn a_question_cannot_be_answered_once_its_task_was_cancelled(
+    #[values("1.0", "0.3")] protocol: &str,
+    #[values("final", "stream", "submit")] mode: &str,
+) {
+    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let asked = question(&bridge, "demo").await;
+    assert_eq!(bridge.cancel_task("demo", &asked.task_id()).await["status"], "CANCELED");
+    let answer = bridge.answer("demo", &asked.follow_up_id(), "PDF").header("A2A-Reply", mode);
+    let refused = match mode {
+        "stream" => answer.stream().await.result,
+        _ => answer.only_reply().await,
+    };
+    refused.expect_error("follow_up_expired");
+    bridge.get_task("demo", &asked.task_id()).await.expect("CANCELED");
+}
+
+#[rstest]
+#[tokio::test]
+async fn an_answer_is_not_sent_to_a_task_that_ended_behind_the_bridges_back(
+    #[values("final", "stream")] mode: &str,
+) {
+    let answers = std::sync::Arc::new(AtomicUsize::new(0));
+    let seen_answers = std::sync::Arc::clone(&answers);
+    let peer = Peer::agent(move |seen| {
+        let state = match seen.rpc_method().as_str() {
+            "GetTask" => "CANCELED",
+            _ => "INPUT_REQUIRED",
+        };
+        if seen.json()["params"]["message"]["taskId"].is_string() {
+            seen_answers.fetch_add(1, Ordering::Relaxed);
+        }
+        Answer::task(seen, &format!("TASK_STATE_{state}"), "which one?")
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let asked = bridge.prompt("peer.ask", "x").only_reply().await.expect("INPUT_REQUIRED");
+    let answer = bridge.answer("peer", &asked.follow_up_id(), "this one").header("A2A-Reply", mode);
+    let refused = match mode {
+        "stream" => answer.stream().await.result,
+        _ => answer.only_reply().await,
+    };
+    refused.expect_error("follow_up_expired");
+    assert_eq!(answers.load(Ordering::Relaxed), 0);
+    bridge.answer("peer", &asked.follow_up_id(), "again").await.expect_error("follow_up_expired");
+}

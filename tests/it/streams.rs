@@ -278,8 +278,50 @@ async fn silence_is_broken_by_a_keep_alive() {
     let bridge =
         Bridge::of(launched("demo", &["--token-delay", "1s"]).set("stream_keepalive", "200ms")).start().await;
     let stream = bridge.prompt("demo.stream", "one two").stream().await;
-    assert!(stream.all("status").len() >= 3, "{:?}", stream.outline());
+    assert!(stream.keep_alives >= 2, "{stream:?}");
+    assert_eq!(stream.all("status").len(), 1, "keep-alives have no number");
     assert_eq!(stream.result.message(), "one two");
+}
+
+#[rstest]
+#[case("all", true, true)]
+#[case("text", false, true)]
+#[case("Artifacts", true, false)]
+#[tokio::test]
+async fn a_caller_chooses_how_often_the_text_of_the_answer_comes(
+    #[case] form: &str,
+    #[case] artifacts: bool,
+    #[case] responses: bool,
+) {
+    let bridge = Bridge::of_demo(&[]).await;
+    let stream = bridge.prompt("demo.stream", "one two three").header("A2A-Frames", form).stream().await;
+    assert_eq!(!stream.all("artifact").is_empty(), artifacts, "{}", stream.outline());
+    assert_eq!(!stream.all("response").is_empty(), responses, "{}", stream.outline());
+    for kind in ["status", "task", "state", "result"] {
+        assert!(!stream.all(kind).is_empty(), "{kind} in {}", stream.outline());
+    }
+    if responses {
+        assert_eq!(stream.response(), "one two three");
+    }
+    assert_eq!(stream.result.message(), "one two three");
+}
+
+#[tokio::test]
+async fn files_and_data_come_as_artifacts_in_a_stream_of_text() {
+    let bridge = Bridge::of_demo(&[]).await;
+    let stream = bridge.prompt("demo.file", "please").header("A2A-Frames", "text").stream().await;
+    let parts: Vec<_> =
+        stream.all("artifact").into_iter().flat_map(|data| data["parts"].as_array()).flatten().collect();
+    assert!(!parts.is_empty(), "{}", stream.outline());
+    assert!(parts.iter().all(|part| part.get("text").is_none()), "{parts:?}");
+}
+
+#[tokio::test]
+async fn a_form_of_frames_that_is_not_known_is_refused() {
+    let bridge = Bridge::of_demo(&[]).await;
+    let stream = bridge.prompt("demo.stream", "one").header("A2A-Frames", "tokens").stream().await;
+    let error = stream.result.expect_error("invalid_request");
+    assert!(error.message().contains("A2A-Frames: tokens"), "{}", error.message());
 }
 
 #[tokio::test]

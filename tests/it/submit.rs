@@ -218,3 +218,21 @@ async fn a_submitted_task_that_was_lost_is_so_for_those_who_look_it_up() {
     let looked = bridge.get_task("demo", &asked.task_id()).await.expect("INPUT_REQUIRED");
     assert_eq!(looked.body, question);
 }
+
+#[tokio::test]
+async fn the_update_of_a_cancelled_task_and_a_look_at_it_say_the_same() {
+    let bridge = Bridge::of_demo(&["--token-delay", "100ms"]).await;
+    let mut news = news(&bridge).await;
+    let words = vec!["word"; 100].join(" ");
+    for action in ["demo.slow", "demo.stream"] {
+        let prompt = if action == "demo.slow" { "60" } else { words.as_str() };
+        let task = submit(bridge.prompt(action, prompt)).only_reply().await.expect("WORKING").task_id();
+        assert_eq!(bridge.cancel_task("demo", &task).await["status"], "CANCELED");
+        let (_, told) = until(&mut news, "CANCELED").await;
+        // The call that follows the task sees its end as well, a little later.
+        for _ in 0..20 {
+            assert_eq!(bridge.get_task("demo", &task).await.expect("CANCELED").body, told);
+            bridge.prompt("demo.echo", "x").only_reply().await.expect("COMPLETED");
+        }
+    }
+}

@@ -103,11 +103,20 @@ impl Scene {
         serde_json::from_slice(&answer.payload).ok()
     }
 
+    /// The last error of `prompt` in STATS.
+    pub async fn last_error(&self) -> String {
+        self.stats().await["last_error"].as_str().unwrap_or_default().to_owned()
+    }
+
+    async fn stats(&self) -> Value {
+        let answer = self.caller.request("$SRV.STATS.agents", "".into()).await.unwrap();
+        let mut stats: Value = serde_json::from_slice(&answer.payload).unwrap();
+        stats["endpoints"][0].take()
+    }
+
     /// The counts of `prompt`: requests and errors.
     pub async fn counts(&self) -> (u64, u64) {
-        let answer = self.caller.request("$SRV.STATS.agents", "".into()).await.unwrap();
-        let stats: Value = serde_json::from_slice(&answer.payload).unwrap();
-        let prompt = &stats["endpoints"][0];
+        let prompt = self.stats().await;
         (prompt["num_requests"].as_u64().unwrap(), prompt["num_errors"].as_u64().unwrap())
     }
 

@@ -11,6 +11,8 @@ pub struct Stream {
     pub frames: Vec<(String, Value)>,
     /// The result, with the headers of its message.
     pub result: Reply,
+    /// How many keep-alives came, which have no number.
+    pub keep_alives: usize,
 }
 
 impl Call {
@@ -24,7 +26,7 @@ impl Call {
 impl Stream {
     /// Collects a stream to its end.
     pub async fn collect(mut inbox: Inbox) -> Self {
-        let mut frames = Vec::new();
+        let (mut frames, mut keep_alives) = (Vec::new(), 0);
         let mut result = None;
         loop {
             let message = inbox.reply().await;
@@ -33,6 +35,12 @@ impl Stream {
                 break;
             }
             assert!(result.is_none(), "a frame after the result: {message:?}");
+            if message.header("A2A-Seq").is_none() {
+                assert_eq!((&message["type"], &message["data"]), (&"status".into(), &"ack".into()));
+                assert!(!frames.is_empty(), "a keep-alive before the first frame");
+                keep_alives += 1;
+                continue;
+            }
             let sequence = message.header("A2A-Seq").and_then(|value| value.parse().ok());
             assert_eq!(sequence, Some(frames.len()), "{message:?}");
             let kind = message["type"].as_str().expect("a type").to_owned();
@@ -46,7 +54,7 @@ impl Stream {
         if let Some(beyond) = inbox.reply_within(std::time::Duration::from_millis(100)).await {
             panic!("a message after the end: {beyond:?}");
         }
-        Self { frames, result }
+        Self { frames, result, keep_alives }
     }
 
     /// The data of all frames of one type.
