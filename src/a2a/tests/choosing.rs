@@ -10,6 +10,7 @@ use crate::a2a::card::{Card, CardError};
 use crate::a2a::client::{Client, ClientError, Trace};
 use crate::a2a::dialect::{Dialect, Outgoing, Wait};
 use crate::a2a::model::{Answer, Part};
+use crate::a2a::retry::Retries;
 
 async fn send(client: &Client) -> Result<Answer, ClientError> {
     let parts = [Part::Text("hi".to_owned())];
@@ -22,6 +23,7 @@ async fn send(client: &Client) -> Result<Answer, ClientError> {
         parts: &parts,
         skill_id: None,
         output_modes: &[],
+        retries: &Retries::default(),
     };
     client.send(&message, &Trace::default()).await
 }
