@@ -17,6 +17,7 @@ use super::run::{Actions, Mode};
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Event, Task};
+use crate::a2a::retry::Retries;
 
 /// How long a task may go on asking after its answer was cut off before it counts as not taken.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -36,7 +37,9 @@ impl Actions {
         let instance = self.instance()?;
         let claim = self.memory.follow_ups.take(&self.agent, &answer.follow_up_id)?;
         let waiting = claim.waiting.clone();
+        let retries = Retries::default();
         let mut journey = self.journey(instance, mode, options, progress);
+        journey.retries = Some(&retries);
         journey.skill.clone_from(&waiting.skill);
         journey.output_modes = Arc::clone(&waiting.output_modes);
         journey.answers = Some(waiting.question);
@@ -49,6 +52,7 @@ impl Actions {
             skill_id: waiting.skill.as_deref(),
             output_modes: &waiting.output_modes,
             wait: Wait::UntilSettled,
+            retries: &retries,
         };
         let answered = match journey.deliver(&message).await {
             Ok(outcome) => return Ok(outcome),
@@ -56,7 +60,8 @@ impl Actions {
             Err(Failure::Action(error)) => Err(error),
         };
         // Agents like to repeat what they do not take.
-        answered.map_err(|error| self.lost_from_sight(ActionError { is_private: true, ..error }))
+        answered
+            .map_err(|error| self.lost_from_sight(ActionError { is_private: true, ..error.after(&retries) }))
     }
 
     /// The agent did not take an answer, or nobody knows whether it did.

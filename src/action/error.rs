@@ -4,8 +4,9 @@ use bytes::Bytes;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use super::outcome::TaskRef;
+use super::outcome::{Metadata, TaskRef};
 use crate::a2a::client::{ClientError, chain};
+use crate::a2a::retry::{Retries, Retry};
 use crate::json;
 
 /// The contract's codes. Names and numbers are public interface.
@@ -123,6 +124,8 @@ pub struct ActionError {
     pub reached_agent: bool,
     /// Whether the message may repeat what a user answered, which nobody but the caller shall see.
     pub is_private: bool,
+    /// Why the message went to the agent more than once.
+    pub retries: Vec<Retry>,
 }
 
 impl ActionError {
@@ -145,6 +148,7 @@ impl ActionError {
             task: None,
             reached_agent: false,
             is_private: false,
+            retries: Vec::new(),
         }
     }
 
@@ -196,6 +200,12 @@ impl ActionError {
         self
     }
 
+    /// The same error, of a message that went out after these retries.
+    pub fn after(mut self, retries: &Retries) -> Self {
+        self.retries = retries.list();
+        self
+    }
+
     /// The same error, of a call that the agent may have begun to work on.
     pub fn after_reaching_agent(mut self) -> Self {
         self.reached_agent = true;
@@ -210,6 +220,8 @@ impl ActionError {
             status: &'static str,
             message: &'a str,
             error_info: &'a ErrorInfo,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            metadata: Option<Metadata<'a>>,
             task: Option<&'a TaskRef>,
         }
         let body = Body {
@@ -217,6 +229,7 @@ impl ActionError {
             status: "ERROR",
             message: &self.message,
             error_info: &self.info,
+            metadata: (!self.retries.is_empty()).then_some(Metadata { retries: &self.retries }),
             task: self.task.as_ref(),
         };
         json::to_bytes(&body)

@@ -29,6 +29,7 @@ use crate::a2a::Instance;
 use crate::a2a::client::{ClientError, Trace, chain};
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Answer, Event, Task, TaskState};
+use crate::a2a::retry::{Retries, Retry};
 pub(super) use observe::question_of;
 use observe::unreadable;
 pub(super) use wait::Interruption;
@@ -63,6 +64,8 @@ pub(super) struct Journey<'a, P> {
     pub(super) answers: Option<u64>,
     // The status that was remembered last.
     pub(super) observed: Option<Status>,
+    // The retries of its message, which the reply shows.
+    pub(super) retries: Option<&'a Retries>,
 }
 
 /// Why a message led nowhere.
@@ -89,6 +92,7 @@ impl<P: Progress> Journey<'_, P> {
                     && message.task_id.is_none()
                     && error.is_context_refused() =>
             {
+                message.retries.record(Retry::ContextRefused);
                 let message = Outgoing { context_id: None, ..*message };
                 Box::pin(self.attempt(&message)).await
             }
@@ -106,8 +110,11 @@ impl<P: Progress> Journey<'_, P> {
         }
         if streams {
             match Box::pin(self.stream(message, &mut fold)).await {
-                // The card promised what the agent does not do; the message was not taken.
-                Err(Failure::Client(error)) if self.is_unsupported(&error) => {}
+                Err(Failure::Client(error)) => match self.stream_refused(&error) {
+                    // The card promised what the agent does not do; the message was not taken.
+                    Some(proof) => message.retries.record(proof),
+                    None => return Err(Failure::Client(error)),
+                },
                 Err(failure) => return Err(failure),
                 Ok(()) => return Ok(self.conclude(&fold).await?),
             }
@@ -140,9 +147,10 @@ impl<P: Progress> Journey<'_, P> {
         Ok(Box::pin(self.resume(&mut fold, answer.into())).await?)
     }
 
-    /// Whether the agent says that it does not stream, which means that it has not taken the message.
-    fn is_unsupported(&self, error: &ClientError) -> bool {
-        error.is_unsupported() || self.instance.client.is_wrong_wire(error)
+    /// What the error proves if the agent does not stream: it has not taken the message.
+    fn stream_refused(&self, error: &ClientError) -> Option<Retry> {
+        let refused = error.is_streaming_refused().then_some(Retry::StreamingUnsupported);
+        refused.or_else(|| self.instance.client.wrong_wire(error))
     }
 
     /// The task of a message whose id does not depend on the agent's answer.
@@ -310,7 +318,7 @@ impl<P: Progress> Journey<'_, P> {
             self.follow_context(message.context_id.as_deref());
             let content = assemble::of_message(message).map_err(|reason| unreadable(&reason))?;
             let task = self.task_ref(None, message.context_id.clone());
-            return Ok(Outcome::new(Status::Completed, content, task));
+            return Ok(Outcome::new(Status::Completed, content, task).after(self.retries));
         }
         let Some(task) = fold.task() else {
             return Err(ActionError::internal().after_reaching_agent());

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use super::error::{Code, ErrorInfo};
 use super::follow_up::FollowUp;
 use crate::a2a::model::TaskState;
+use crate::a2a::retry::{Retries, Retry};
 use crate::json;
 
 /// The statuses of the contract; errors are not among them.
@@ -114,6 +115,8 @@ pub struct Outcome {
     pub content: Content,
     /// How to answer the agent's question.
     pub follow_up: Option<FollowUp>,
+    /// Why the message went to the agent more than once.
+    pub retries: Vec<Retry>,
     /// Which task it is about.
     pub task: TaskRef,
     // It is remembered and sent, so it is written once; nothing changes after that.
@@ -124,7 +127,13 @@ impl Outcome {
     /// The reply for a task in `state`, or for a direct message, which counts as completed.
     pub fn new(status: Status, content: Content, task: TaskRef) -> Self {
         let success = matches!(status, Status::Completed | Status::Working);
-        Self { status, success, content, follow_up: None, task, json: OnceLock::new() }
+        let (follow_up, retries) = (None, Vec::new());
+        Self { status, success, content, follow_up, retries, task, json: OnceLock::new() }
+    }
+
+    /// The same, of a message that went out after these retries.
+    pub fn after(self, retries: Option<&Retries>) -> Self {
+        Self { retries: retries.map(Retries::list).unwrap_or_default(), json: OnceLock::new(), ..self }
     }
 
     /// The same as a success, for a cancel that cancelled.
@@ -170,9 +179,19 @@ impl Serialize for Outcome {
         if let Some(code) = failure {
             map.serialize_entry("error_info", &ErrorInfo::new(code))?;
         }
+        if !self.retries.is_empty() {
+            map.serialize_entry("metadata", &Metadata { retries: &self.retries })?;
+        }
         map.serialize_entry("task", &self.task)?;
         map.end()
     }
+}
+
+/// What a reply says about the call itself.
+#[derive(Debug, Serialize)]
+pub struct Metadata<'a> {
+    /// Why the message went to the agent more than once.
+    pub retries: &'a [Retry],
 }
 
 /// All parts as one object, when they are objects whose keys do not clash.

@@ -26,6 +26,7 @@ use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Task, TaskState};
+use crate::a2a::retry::Retries;
 use crate::telemetry::spans;
 
 /// How long a caller waits for a cancel.
@@ -167,7 +168,9 @@ impl Actions {
                 .map_or_else(Arc::default, |modes| modes.as_slice().into());
         let context_id =
             meta.session_id.as_ref().map(|session| self.memory.ledger.context(&self.agent, session));
+        let retries = Retries::default();
         let mut journey = self.journey(instance, mode, options, progress);
+        journey.retries = Some(&retries);
         journey.skill = skill.id.clone();
         journey.session_id = meta.session_id;
         journey.output_modes = Arc::clone(&output_modes);
@@ -182,11 +185,12 @@ impl Actions {
             skill_id: skill.id.as_deref(),
             output_modes: &output_modes,
             wait: Wait::UntilSettled,
+            retries: &retries,
         };
         match journey.deliver(&message).await {
             Ok(outcome) => Ok(outcome),
-            Err(Failure::Client(error)) => Err(ActionError::from_client(error)),
-            Err(Failure::Action(error)) => Err(self.lost_from_sight(error)),
+            Err(Failure::Client(error)) => Err(ActionError::from_client(error).after(&retries)),
+            Err(Failure::Action(error)) => Err(self.lost_from_sight(error.after(&retries))),
         }
     }
 
@@ -314,6 +318,7 @@ impl Actions {
             is_named: false,
             answers: None,
             observed: None,
+            retries: None,
         }
     }
 

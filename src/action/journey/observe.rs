@@ -43,7 +43,7 @@ impl<P: Progress> Journey<'_, P> {
         let reference = self.task_ref(Some(task.id.clone()), task.context_id.clone());
         let (content, source) = assemble::of_task(task, status_texts, &self.actions.limits.artifacts)
             .map_err(|reason| unreadable(&reason).about(reference.clone()))?;
-        let mut outcome = Outcome::new(Status::from(&task.state), content, reference);
+        let mut outcome = Outcome::new(Status::from(&task.state), content, reference).after(self.retries);
         let before = memory.ledger.task(&self.actions.agent, &task.id);
         // Somebody else has seen the end meanwhile; this look was older.
         if before.as_ref().is_some_and(|before| before.state.is_final()) && !task.state.is_final() {
