@@ -183,7 +183,9 @@ impl ClientError {
         self.is_invalid(&[code::PARSE_ERROR, code::INVALID_PARAMS, code::INVALID_REQUEST])
             && self.any_text(|text| {
                 let is_demand = ["required", "missing", "uuid"].iter().any(|word| text.contains(word));
-                is_demand && (names_id(text, "task") || names_id(text, "context"))
+                // Some validators list the fields of all methods when the method is what is wrong.
+                let is_of_method = text.contains("\"method\"");
+                is_demand && !is_of_method && (names_id(text, "task") || names_id(text, "context"))
             })
     }
 
