@@ -100,13 +100,24 @@ pub struct ErrorInfo {
     /// After a timeout: whether the task was cancelled at the agent; `null` when no id was known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cancelled: Option<Option<bool>>,
+    /// Why the message went to the agent more than once; the reply has it in `metadata`.
+    #[serde(skip)]
+    pub retries: Vec<Retry>,
 }
 
 impl ErrorInfo {
     /// An error about which no more is known than its code.
     pub fn new(code: Code) -> Self {
         let retryable = matches!(code, Code::Busy | Code::AgentUnavailable);
-        Self { code, retryable, a2a_code: None, a2a_data: None, http_status: None, cancelled: None }
+        Self {
+            code,
+            retryable,
+            a2a_code: None,
+            a2a_data: None,
+            http_status: None,
+            cancelled: None,
+            retries: Vec::new(),
+        }
     }
 }
 
@@ -124,8 +135,6 @@ pub struct ActionError {
     pub reached_agent: bool,
     /// Whether the message may repeat what a user answered, which nobody but the caller shall see.
     pub is_private: bool,
-    /// Why the message went to the agent more than once.
-    pub retries: Vec<Retry>,
 }
 
 impl ActionError {
@@ -148,7 +157,6 @@ impl ActionError {
             task: None,
             reached_agent: false,
             is_private: false,
-            retries: Vec::new(),
         }
     }
 
@@ -202,7 +210,7 @@ impl ActionError {
 
     /// The same error, of a message that went out after these retries.
     pub fn after(mut self, retries: &Retries) -> Self {
-        self.retries = retries.list();
+        self.info.retries = retries.list();
         self
     }
 
@@ -229,7 +237,7 @@ impl ActionError {
             status: "ERROR",
             message: &self.message,
             error_info: &self.info,
-            metadata: (!self.retries.is_empty()).then_some(Metadata { retries: &self.retries }),
+            metadata: (!self.info.retries.is_empty()).then_some(Metadata { retries: &self.info.retries }),
             task: self.task.as_ref(),
         };
         json::to_bytes(&body)

@@ -16,6 +16,8 @@ pub mod outcome;
 pub mod params;
 pub mod progress;
 pub mod request;
+#[cfg(test)]
+mod retry_tests;
 pub mod run;
 #[cfg(test)]
 mod wire_tests;

@@ -20,8 +20,13 @@ use crate::a2a::model::Part;
 use crate::a2a::tests::fake::{Fake, NEVER, error, ok, v01};
 
 /// The actions of a fake agent that shows this card.
-async fn actions(fake: &Fake, card: &Value) -> Actions {
-    let (client, interface) = fake.client("", card).await;
+pub(super) async fn actions(fake: &Fake, card: &Value) -> Actions {
+    actions_with("", fake, card).await
+}
+
+/// The same, with further lines in the agent's settings.
+pub(super) async fn actions_with(lines: &str, fake: &Fake, card: &Value) -> Actions {
+    let (client, interface) = fake.client(lines, card).await;
     let instance = Instance {
         client,
         card: Arc::new(Card::from_value(card.clone()).unwrap()),
@@ -43,21 +48,30 @@ async fn actions(fake: &Fake, card: &Value) -> Actions {
     Actions::new("fake".into(), limits, live, Arc::default(), news, &Stop::default())
 }
 
-async fn invoke(actions: &Actions, session_id: Option<&str>, options: &Options) -> Value {
+pub(super) async fn invoke(actions: &Actions, session_id: Option<&str>, options: &Options) -> Value {
+    invoke_in(Mode::Final, actions, session_id, options).await
+}
+
+pub(super) async fn invoke_in(
+    mode: Mode,
+    actions: &Actions,
+    session_id: Option<&str>,
+    options: &Options,
+) -> Value {
     let skill = Skill { id: None, output_modes: Vec::new() };
     let request = Invocation {
         parts: vec![Part::Text("hi".to_owned())],
         meta: Meta { session_id: session_id.map(str::to_owned), ..Meta::default() },
     };
-    reply(actions.invoke(&skill, request, options, Mode::Final, &mut Silent).await)
+    reply(actions.invoke(&skill, request, options, mode, &mut Silent).await)
 }
 
-fn reply(reply: Result<Outcome, ActionError>) -> Value {
+pub(super) fn reply(reply: Result<Outcome, ActionError>) -> Value {
     let body = reply.map_or_else(|error| error.to_json(), |outcome| outcome.to_json());
     serde_json::from_slice(&body).unwrap()
 }
 
-fn task(state: &str, context: &Value, text: &str) -> Value {
+pub(super) fn task(state: &str, context: &Value, text: &str) -> Value {
     json!({"jsonrpc": "2.0", "result": {
         "kind": "task", "id": "t", "contextId": context,
         "status": {"state": state, "message": {"kind": "message", "role": "agent", "messageId": text,
