@@ -55,7 +55,56 @@ fn complete(part: &mut WirePart<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::a2a::dialect::{Dialect, Wait};
+    use crate::a2a::model::{File, FileContent, Part};
+    use crate::a2a::retry::Retries;
+
+    #[test]
+    fn a_call_has_every_field_that_these_agents_require() {
+        let file = |content| Part::File(File { name: None, media_type: None, content });
+        let parts = [
+            Part::Text("hi".to_owned()),
+            file(FileContent::Base64("aGk=".to_owned())),
+            file(FileContent::Uri("https://example.org/a".to_owned())),
+        ];
+        let message = Outgoing {
+            task_id: None,
+            new_task_id: Some("40cf7ab0-0a57-40fe-9b84-83973c0b87da"),
+            context_id: Some("s-1"),
+            reference_task_ids: &["99596057-153c-4e19-a56b-6fe09489dc61".to_owned()],
+            parts: &parts,
+            skill_id: None,
+            output_modes: &[],
+            wait: Wait::UntilSettled,
+            retries: &Retries::default(),
+        };
+        let body = |call: crate::a2a::dialect::Call| -> Value {
+            serde_json::from_slice(&call.body().unwrap()).unwrap()
+        };
+        let sent = body(Dialect::V03Ids.send(&message));
+        assert!(Uuid::try_parse(sent["id"].as_str().unwrap()).is_ok());
+        let params = &sent["params"];
+        assert_eq!(params["message"]["taskId"], "40cf7ab0-0a57-40fe-9b84-83973c0b87da");
+        assert_eq!(params["message"]["contextId"], *as_uuid("s-1"));
+        assert_eq!(params["message"]["referenceTaskIds"], json!(message.reference_task_ids));
+        assert_eq!(params["configuration"]["acceptedOutputModes"], json!(["text/plain"]));
+        assert_eq!(
+            params["message"]["parts"][1],
+            json!({"kind": "file", "text": "", "file": {"bytes": "aGk="}})
+        );
+        let uri = json!({"kind": "file", "text": "", "file": {"bytes": "", "uri": "https://example.org/a"}});
+        assert_eq!(params["message"]["parts"][2], uri);
+        assert_eq!(body(Dialect::V03Ids.cancel("t"))["params"], json!({"taskId": "t"}));
+        // The agent repeats such parts, and they are what they were.
+        let read = Dialect::V03Ids.read_answer(
+            br#"{"result": {"role": "agent", "parts": [{"kind": "file", "text": "", "file": {"bytes": "aGk="}}]}}"#,
+        );
+        let Ok(crate::a2a::model::Answer::Message(read)) = read else { panic!("no message") };
+        assert!(matches!(read.parts[..], [Part::File(_)]), "{read:?}");
+    }
 
     #[test]
     fn an_id_that_is_no_uuid_always_gives_the_same_one() {
