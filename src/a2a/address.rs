@@ -60,6 +60,11 @@ impl Places {
         }
     }
 
+    /// Whether `url` is elsewhere because the card says so and the settings want that obeyed.
+    pub(super) fn obeys_card(&self, url: &Url) -> bool {
+        self.use_card_url && url.origin() != self.base.origin()
+    }
+
     /// Whether the agent's credentials may go to `url`.
     pub(super) fn is_trusted(&self, url: &Url) -> bool {
         url.origin() == self.base.origin() || self.is_listed(url)

@@ -184,11 +184,17 @@ impl Chooser {
         failed: Option<&Interface>,
     ) -> Option<Interface> {
         let mut perhaps: Option<Interface> = None;
+        // Most agents need not be asked whether they want all ids: it shows in what they refuse.
+        let mut wants_ids =
+            failed.is_some_and(|failed| matches!(failed.dialect, Dialect::V02 | Dialect::V03));
         for (list, is_claimed) in [(&plan.claimed, true), (&plan.others, false)] {
             for candidate in list {
                 if failed
                     .is_some_and(|failed| candidate.dialect == failed.dialect && candidate.url == failed.url)
                 {
+                    continue;
+                }
+                if candidate.dialect == Dialect::V03Ids && !wants_ids {
                     continue;
                 }
                 let (verdict, url) = self.try_out(card, candidate).await;
@@ -197,12 +203,13 @@ impl Chooser {
                 } else {
                     format!("a probe found it; {} otherwise", plan.who_says)
                 };
+                wants_ids |= verdict == Verdict::WantsIds;
                 let found = |why: String| Interface { url: url.clone(), ..candidate.interface(why) };
                 match verdict {
                     Verdict::Yes => return Some(Interface { is_proven: true, ..found(why) }),
-                    Verdict::Perhaps if perhaps.is_none() => perhaps = Some(found(why)),
+                    Verdict::Perhaps | Verdict::WantsIds if perhaps.is_none() => perhaps = Some(found(why)),
                     Verdict::NoAnswer => return perhaps,
-                    Verdict::Perhaps | Verdict::No | Verdict::WrongAddress => {}
+                    Verdict::Perhaps | Verdict::WantsIds | Verdict::No | Verdict::WrongAddress => {}
                 }
             }
         }
@@ -228,6 +235,10 @@ impl Chooser {
             return Verdict::No;
         };
         let looked = probe::look_at_no_task(&client).await;
+        // Any JSON-RPC agent may answer the call with an error of some kind.
+        if candidate.dialect == Dialect::V03Ids && looked != Verdict::Yes {
+            return Verdict::No;
+        }
         let is_v01 = candidate.dialect == Dialect::V01;
         if !is_v01 && !matches!(candidate.dialect, Dialect::V02 | Dialect::V03) {
             return looked;

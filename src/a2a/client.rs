@@ -1,8 +1,8 @@
 //! Calls to one agent over whichever dialect its card gave: send, get, cancel.
 //!
 //! A client sends its credentials to one origin, the configured one: it follows no redirect and
-//! asks no proxy. It repeats a call only if the agent's answer proves that the agent has not looked
-//! at it. Once a request may have reached the agent, an error says so ([`ClientError::is_delivered`]).
+//! asks no proxy. It sends a message again only if the agent's answer proves that nothing ran (see
+//! [`super::retry`]). Once a request may have reached the agent, an error says so ([`ClientError::is_delivered`]).
 
 mod body;
 mod error;
@@ -21,9 +21,10 @@ use super::choose::SecondThoughts;
 use super::dialect::{Call, Dialect, Outgoing};
 use super::http::{Endpoint, Response};
 use super::model::{Answer, Task};
+use super::retry::{Retries, Retry};
 use super::stream::EventStream;
 pub(super) use body::Body;
-pub use error::{ClientError, chain, code};
+pub use error::{ClientError, Origin, chain, code};
 
 /// Room for the headers that nearly all requests have, those of the HTTP client included.
 const HEADERS: usize = 8;
@@ -94,30 +95,39 @@ impl Client {
 
     /// Sends a message and waits until the agent answers.
     pub async fn send(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<Answer, ClientError> {
-        match self.send_once(message, trace).await {
-            Err(error) if self.is_wrong_wire(&error) => match Box::pin(self.on_another_wire()).await {
-                Some(other) => match Box::pin(other.send_once(message, trace)).await {
-                    // That was not it either, so the first error is the one that says something.
-                    Err(later) if later.is_wrong_wire() => Err(error),
-                    result => result,
-                },
-                None => Err(error),
-            },
-            result => result,
+        let error = match self.send_once(message, trace).await {
+            Err(error) => error,
+            sent => return sent,
+        };
+        let Some(proof) = self.wrong_wire(&error) else {
+            return Err(error);
+        };
+        let Some(other) = Box::pin(self.on_another_wire()).await else {
+            return Err(error);
+        };
+        message.retries.record(proof);
+        match Box::pin(other.send_once(message, trace)).await {
+            // That was not it either, so the first error is the one that says something.
+            Err(later) if later.wrong_wire().is_some() => Err(error),
+            sent => sent,
         }
     }
 
-    /// Whether the error proves that this wire is the wrong one, so that the agent has not begun to
-    /// work. Once it has answered in this wire, nothing but its own words can prove that: a bare HTTP
+    /// What the error proves if this wire is the wrong one, so that the agent has not begun to work.
+    /// Once it has answered in this wire, nothing but its own error codes can prove that: a bare HTTP
     /// status may come from anywhere, also after the work was done.
-    pub fn is_wrong_wire(&self, error: &ClientError) -> bool {
-        error.is_wrong_wire() && (error.rpc_code().is_some() || !self.is_proven.load(Ordering::Relaxed))
+    pub fn wrong_wire(&self, error: &ClientError) -> Option<Retry> {
+        error.wrong_wire().filter(|proof| match proof {
+            Retry::WrongAddress => !self.is_proven.load(Ordering::Relaxed),
+            Retry::MissingIds => matches!(self.dialect, Dialect::V02 | Dialect::V03),
+            _ => true,
+        })
     }
 
     /// Asks what became of a task.
     pub async fn get(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         match self.get_once(task_id, trace).await {
-            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
+            Err(error) if error.wrong_wire().is_some() => match self.on_the_new_wire() {
                 Some(other) => Box::pin(other.get_once(task_id, trace)).await,
                 None => Err(error),
             },
@@ -128,7 +138,7 @@ impl Client {
     /// Asks to cancel a task.
     pub async fn cancel(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         match self.cancel_once(task_id, trace).await {
-            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
+            Err(error) if error.wrong_wire().is_some() => match self.on_the_new_wire() {
                 Some(other) => Box::pin(other.cancel_once(task_id, trace)).await,
                 None => Err(error),
             },
@@ -138,16 +148,21 @@ impl Client {
 
     /// Sends a message and takes the events of its answer as they come.
     pub async fn stream(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<EventStream, ClientError> {
-        self.events(self.dialect.stream(message), trace).await
+        self.events(self.dialect.stream(message), trace, Some(message.retries)).await
     }
 
     /// Takes the events of a task that is under way.
     pub async fn subscribe(&self, task_id: &str, trace: &Trace) -> Result<EventStream, ClientError> {
-        self.events(self.dialect.subscribe(task_id), trace).await
+        self.events(self.dialect.subscribe(task_id), trace, None).await
     }
 
-    async fn events(&self, call: Call, trace: &Trace) -> Result<EventStream, ClientError> {
-        let response = self.exchange(call, "text/event-stream, application/json", trace).await?;
+    async fn events(
+        &self,
+        call: Call,
+        trace: &Trace,
+        retries: Option<&Retries>,
+    ) -> Result<EventStream, ClientError> {
+        let response = self.exchange(call, "text/event-stream, application/json", trace, retries).await?;
         if response.status().is_success() {
             let events = EventStream::open(response, self.dialect, self.max_response).await;
             return self.noted(events);
@@ -163,7 +178,7 @@ impl Client {
     fn noted<T>(&self, result: Result<T, ClientError>) -> Result<T, ClientError> {
         let is_answer = match &result {
             Ok(_) => true,
-            Err(error) => error.rpc_code().is_some() && !error.is_wrong_wire(),
+            Err(error) => error.rpc_code().is_some() && error.wrong_wire().is_none(),
         };
         if is_answer && !self.is_proven.load(Ordering::Relaxed) {
             self.is_proven.store(true, Ordering::Relaxed);
@@ -172,23 +187,23 @@ impl Client {
     }
 
     async fn cancel_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
-        let body = self.call(self.dialect.cancel(task_id), trace).await?;
+        let body = self.call(self.dialect.cancel(task_id), trace, None).await?;
         self.noted(self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
     async fn send_once(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<Answer, ClientError> {
-        let body = self.call(self.dialect.send(message), trace).await?;
+        let body = self.call(self.dialect.send(message), trace, Some(message.retries)).await?;
         self.noted(self.dialect.read_answer(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
     pub(super) async fn get_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
-        let body = self.call(self.dialect.get(task_id), trace).await?;
+        let body = self.call(self.dialect.get(task_id), trace, None).await?;
         self.noted(self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
     /// Makes a call for the sake of the error that it gives.
     pub(super) async fn call_once(&self, call: Call, trace: &Trace) -> Result<(), ClientError> {
-        let body = self.call(call, trace).await?;
+        let body = self.call(call, trace, None).await?;
         match self.dialect.read_answer(&body.bytes) {
             Ok(_) => Ok(()),
             Err(problem) => Err(body.explain(problem)),
@@ -259,37 +274,44 @@ impl Client {
         self.endpoint.send(call.method.clone(), url, headers, call.body()).await
     }
 
-    /// Sends a call. It goes out a second time only after an answer which says that the agent has
-    /// not looked at it: an access token that is over, a media type or HTTP method not taken.
+    /// Sends a call. It goes out a second time only after a status which by its definition (RFC 9110)
+    /// says that the request was not applied: 401 for an access token that has expired, 415 for the
+    /// media type, 405 for GET on a subscription. `retries` records it for a message.
     pub(super) async fn exchange(
         &self,
         mut call: Call,
         accept: &'static str,
         trace: &Trace,
+        retries: Option<&Retries>,
     ) -> Result<Response, ClientError> {
         self.credentials.ready().await.map_err(ClientError::Token)?;
         let mut sent = None;
         let response = self.send_call(&call, accept, trace, &mut sent).await?;
-        let is_again = match response.status() {
-            StatusCode::UNAUTHORIZED => self.credentials.renew(sent.as_ref()).await,
-            StatusCode::UNSUPPORTED_MEDIA_TYPE => call.in_plain_json(),
-            StatusCode::METHOD_NOT_ALLOWED => call.subscribe_with_post(),
-            _ => false,
+        let (is_again, proof) = match response.status() {
+            StatusCode::UNAUTHORIZED => {
+                (self.credentials.renew(sent.as_ref()).await, Some(Retry::TokenRenewed))
+            }
+            StatusCode::UNSUPPORTED_MEDIA_TYPE => (call.in_plain_json(), Some(Retry::MediaType)),
+            StatusCode::METHOD_NOT_ALLOWED => (call.subscribe_with_post(), None),
+            _ => (false, None),
         };
         if !is_again {
             return Ok(response);
+        }
+        if let (Some(retries), Some(proof)) = (retries, proof) {
+            retries.record(proof);
         }
         drop(response);
         Box::pin(self.send_call(&call, accept, trace, &mut sent)).await
     }
 
-    async fn call(&self, call: Call, trace: &Trace) -> Result<Body, ClientError> {
+    async fn call(&self, call: Call, trace: &Trace, retries: Option<&Retries>) -> Result<Body, ClientError> {
         let accept = if call.content_type == "application/json" {
             "application/json"
         } else {
             "application/a2a+json, application/json"
         };
-        let response = self.exchange(call, accept, trace).await?;
+        let response = self.exchange(call, accept, trace, retries).await?;
         let body = Body::read(response, self.max_response).await?;
         body.check()
     }

@@ -14,6 +14,7 @@ pub mod client;
 pub mod dialect;
 mod http;
 pub mod model;
+pub mod retry;
 pub mod security;
 mod sse;
 pub mod stream;

@@ -22,6 +22,7 @@ use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Task, TaskState};
+use crate::a2a::retry::Retries;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::Outcome;
@@ -154,6 +155,7 @@ impl Actions {
             }
             None => None,
         };
+        let retries = Retries::default();
         let call = Call {
             purpose: Purpose::New { session_id: meta.session_id },
             mode: options.mode,
@@ -161,6 +163,7 @@ impl Actions {
             output_modes: Arc::clone(&output_modes),
             trace: &options.trace,
             limit: self.limit(options),
+            retries: Some(&retries),
         };
         // For wires where the client makes the ids.
         let new_task_id = Uuid::new_v4().to_string();
@@ -173,11 +176,12 @@ impl Actions {
             skill_id: skill.id.as_deref(),
             output_modes: &output_modes,
             wait: Wait::UntilSettled,
+            retries: &retries,
         };
         match CallRun::new(self, instance, call, progress).deliver(&message).await {
             Ok(outcome) => Ok(outcome),
-            Err(Failure::Client(error)) => Err(ActionError::from_client(error)),
-            Err(Failure::Action(error)) => Err(Box::pin(self.lost_from_sight(error)).await),
+            Err(Failure::Client(error)) => Err(ActionError::from_client(error).after(&retries)),
+            Err(Failure::Action(error)) => Err(Box::pin(self.lost_from_sight(error.after(&retries))).await),
         }
     }
 
@@ -323,6 +327,7 @@ impl Actions {
             output_modes: Arc::default(),
             trace: &options.trace,
             limit: limit.min(self.limit(options)),
+            retries: None,
         };
         CallRun::new(self, instance, call, progress)
     }

@@ -15,6 +15,7 @@ use super::run::{
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Event, Task};
+use crate::a2a::retry::Retries;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::TaskRef;
@@ -38,6 +39,7 @@ impl Actions {
         let claim = self.state.follow_ups.claim(&self.agent, &answer.follow_up_id).await?;
         let claim = self.unless_ended(claim).await?;
         let waiting = claim.waiting.clone();
+        let retries = Retries::default();
         let call = Call {
             purpose: Purpose::Answer(Question { id: waiting.question, is_taken: false }),
             mode: options.mode,
@@ -45,6 +47,7 @@ impl Actions {
             output_modes: Arc::clone(&waiting.output_modes),
             trace: &options.trace,
             limit: self.limit(options),
+            retries: Some(&retries),
         };
         let message = Outgoing {
             task_id: Some(&waiting.task_id),
@@ -55,6 +58,7 @@ impl Actions {
             skill_id: waiting.skill.as_deref(),
             output_modes: &waiting.output_modes,
             wait: Wait::UntilSettled,
+            retries: &retries,
         };
         let mut run = CallRun::new(self, instance, call, progress);
         let error = match run.deliver(&message).await {
@@ -76,7 +80,7 @@ impl Actions {
             }
         };
         // Agents tend to repeat what they do not take.
-        Err(self.lost_from_sight(ActionError { is_private: true, ..error }).await)
+        Err(self.lost_from_sight(ActionError { is_private: true, ..error.after(&retries) }).await)
     }
 
     /// A question cannot be answered once its task has reached a final state.

@@ -10,6 +10,8 @@ pub mod fold;
 pub mod params;
 pub mod progress;
 pub mod request;
+#[cfg(test)]
+mod retry_tests;
 mod run;
 #[cfg(test)]
 mod wire_tests;

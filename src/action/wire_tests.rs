@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::actions::{Actions, Limits, Skill, Stop};
 use super::assemble::ArtifactRules;
 use super::progress::Silent;
-use super::request::{CallOptions, FollowUpAnswer, Invocation, Meta};
+use super::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::a2a::Instance;
 use crate::a2a::card::Card;
 use crate::a2a::model::Part;
@@ -19,8 +19,13 @@ use crate::a2a::tests::fake::{Fake, NEVER, error, ok, v01};
 use crate::reply::Reply;
 
 /// The actions of a fake agent that shows this card.
-async fn actions(fake: &Fake, card: &Value) -> Actions {
-    let (client, interface) = fake.client("", card).await;
+pub(super) async fn actions(fake: &Fake, card: &Value) -> Actions {
+    actions_with("", fake, card).await
+}
+
+/// The same, with further lines in the agent's settings.
+pub(super) async fn actions_with(lines: &str, fake: &Fake, card: &Value) -> Actions {
+    let (client, interface) = fake.client(lines, card).await;
     let instance = Instance {
         client,
         card: Arc::new(Card::from_value(card.clone()).unwrap()),
@@ -42,7 +47,7 @@ async fn actions(fake: &Fake, card: &Value) -> Actions {
     Actions::new("fake".into(), limits, live, Arc::default(), news, Stop::default())
 }
 
-async fn invoke(actions: &Actions, session_id: Option<&str>, options: &CallOptions) -> Value {
+pub(super) async fn invoke(actions: &Actions, session_id: Option<&str>, options: &CallOptions) -> Value {
     let skill = Skill::whole_agent();
     let request = Invocation {
         parts: vec![Part::Text("hi".to_owned())],
@@ -51,12 +56,21 @@ async fn invoke(actions: &Actions, session_id: Option<&str>, options: &CallOptio
     reply(actions.invoke(&skill, request, options, &mut Silent).await)
 }
 
-fn reply(reply: Reply) -> Value {
+pub(super) async fn invoke_in(
+    mode: ReplyMode,
+    actions: &Actions,
+    session_id: Option<&str>,
+    options: &CallOptions,
+) -> Value {
+    invoke(actions, session_id, &CallOptions { mode, ..options.clone() }).await
+}
+
+pub(super) fn reply(reply: Reply) -> Value {
     let body = reply.map_or_else(|error| error.to_json(), |outcome| outcome.to_json());
     serde_json::from_slice(&body).unwrap()
 }
 
-fn task(state: &str, context: &Value, text: &str) -> Value {
+pub(super) fn task(state: &str, context: &Value, text: &str) -> Value {
     json!({"jsonrpc": "2.0", "result": {
         "kind": "task", "id": "t", "contextId": context,
         "status": {"state": state, "message": {"kind": "message", "role": "agent", "messageId": text,

@@ -4,8 +4,9 @@ use bytes::Bytes;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use super::outcome::TaskRef;
+use super::outcome::{Metadata, TaskRef};
 use crate::a2a::client::{ClientError, chain};
+use crate::a2a::retry::{Retries, Retry};
 use crate::json;
 
 /// The contract's codes. Names and numbers are public interface.
@@ -129,13 +130,24 @@ pub struct ErrorInfo {
     /// After a timeout: whether the task was cancelled at the agent; `null` when no id was known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cancelled: Option<Option<bool>>,
+    /// Why the message went to the agent more than once; the reply has it in `metadata`.
+    #[serde(skip)]
+    pub retries: Vec<Retry>,
 }
 
 impl ErrorInfo {
     /// An error about which no more is known than its code.
     pub fn new(code: Code) -> Self {
         let retryable = matches!(code, Code::Busy | Code::AgentUnavailable | Code::StateUnavailable);
-        Self { code, retryable, a2a_code: None, a2a_data: None, http_status: None, cancelled: None }
+        Self {
+            code,
+            retryable,
+            a2a_code: None,
+            a2a_data: None,
+            http_status: None,
+            cancelled: None,
+            retries: Vec::new(),
+        }
     }
 }
 
@@ -226,6 +238,12 @@ impl ActionError {
         self
     }
 
+    /// The same error, of a message that went out after these retries.
+    pub fn after(mut self, retries: &Retries) -> Self {
+        self.info.retries = retries.list();
+        self
+    }
+
     /// The same error, of a call that the agent may have begun to work on.
     pub fn after_reaching_agent(mut self) -> Self {
         self.reached_agent = true;
@@ -248,6 +266,8 @@ impl ActionError {
             status: &'static str,
             message: &'a str,
             error_info: &'a ErrorInfo,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            metadata: Option<Metadata<'a>>,
             task: Option<&'a TaskRef>,
         }
         let body = Body {
@@ -255,6 +275,7 @@ impl ActionError {
             status: "ERROR",
             message: &self.message,
             error_info: &self.info,
+            metadata: (!self.info.retries.is_empty()).then_some(Metadata { retries: &self.info.retries }),
             task: self.task.as_ref(),
         };
         json::to_bytes(&body)

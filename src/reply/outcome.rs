@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::error::{Code, ErrorInfo};
 use crate::a2a::model::TaskState;
+use crate::a2a::retry::{Retries, Retry};
 use crate::json;
 
 /// What a caller needs to answer an agent's question.
@@ -142,6 +143,8 @@ pub struct Outcome {
     pub content: Content,
     /// How to answer the agent's question.
     pub follow_up: Option<FollowUp>,
+    /// Why the message went to the agent more than once.
+    pub retries: Vec<Retry>,
     /// Which task it is about.
     pub task: TaskRef,
 }
@@ -150,7 +153,13 @@ impl Outcome {
     /// The reply for a task in `state`, or for a direct message, which counts as completed.
     pub fn new(status: Status, content: Content, task: TaskRef) -> Self {
         let success = matches!(status, Status::Completed | Status::Working);
-        Self { status, success, content, follow_up: None, task }
+        let (follow_up, retries) = (None, Vec::new());
+        Self { status, success, content, follow_up, retries, task }
+    }
+
+    /// The same, of a message that went out after these retries.
+    pub fn after(self, retries: Option<&Retries>) -> Self {
+        Self { retries: retries.map(Retries::list).unwrap_or_default(), ..self }
     }
 
     /// The same as a success, for a cancel that cancelled.
@@ -215,9 +224,19 @@ impl Serialize for Outcome {
         if let Some(code) = failure {
             map.serialize_entry("error_info", &ErrorInfo::new(code))?;
         }
+        if !self.retries.is_empty() {
+            map.serialize_entry("metadata", &Metadata { retries: &self.retries })?;
+        }
         map.serialize_entry("task", &self.task)?;
         map.end()
     }
+}
+
+/// What a reply says about the call itself.
+#[derive(Debug, Serialize)]
+pub struct Metadata<'a> {
+    /// Why the message went to the agent more than once.
+    pub retries: &'a [Retry],
 }
 
 /// All parts as one object, when they are objects whose keys do not clash.

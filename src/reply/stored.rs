@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use super::Reply;
 use super::error::{ActionError, Code, ErrorInfo};
 use super::outcome::{Content, FollowUp, Outcome, Status, TaskRef};
+use crate::a2a::retry::Retry;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum StoredReply {
@@ -21,6 +22,7 @@ pub(crate) struct StoredOutcome {
     success: bool,
     content: Content,
     follow_up: Option<FollowUp>,
+    retries: Vec<Retry>,
     task: TaskRef,
 }
 
@@ -33,6 +35,7 @@ pub(crate) struct StoredError {
     a2a_data: Option<Box<RawValue>>,
     http_status: Option<u16>,
     cancelled: Option<Cancelled>,
+    retries: Vec<Retry>,
     task: Option<TaskRef>,
     reached_agent: bool,
     is_private: bool,
@@ -54,6 +57,7 @@ impl StoredReply {
                 success: outcome.success,
                 content: outcome.content.clone(),
                 follow_up: outcome.follow_up.clone(),
+                retries: outcome.retries.clone(),
                 task: outcome.task.clone(),
             })),
             Err(error) => Self::Error(Box::new(StoredError::new(error))),
@@ -63,8 +67,8 @@ impl StoredReply {
     pub(crate) fn into_reply(self) -> Reply {
         match self {
             Self::Outcome(stored) => {
-                let StoredOutcome { status, success, content, follow_up, task } = *stored;
-                Ok(Arc::new(Outcome { status, success, content, follow_up, task }))
+                let StoredOutcome { status, success, content, follow_up, retries, task } = *stored;
+                Ok(Arc::new(Outcome { status, success, content, follow_up, retries, task }))
             }
             Self::Error(stored) => Err(stored.into_error()),
         }
@@ -87,6 +91,7 @@ impl StoredError {
                 Some(false) => Cancelled::No,
                 None => Cancelled::Unknown,
             }),
+            retries: info.retries.clone(),
             task: error.task.clone(),
             reached_agent: error.reached_agent,
             is_private: error.is_private,
@@ -105,6 +110,7 @@ impl StoredError {
                 Cancelled::No => Some(false),
                 Cancelled::Unknown => None,
             }),
+            retries: self.retries,
         };
         ActionError {
             info: Box::new(info),

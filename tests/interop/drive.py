@@ -27,6 +27,8 @@ ROWS = [
     ("fasta2a-0.6", "fasta2a-0.6", {}, {}, "0.3 JSONRPC"),
     ("fasta2a-2", "fasta2a-2", {}, {}, "1.0 JSONRPC"),
     ("python-a2a", "python-a2a", {}, {}, "0.1 JSONRPC"),
+    ("bindu", "bindu", {}, {}, "0.3 JSONRPC"),
+    ("bindu-stream", "bindu", {"STREAM": "1"}, {}, "0.3 JSONRPC"),
     ("a2a-js-0.3", "a2a-js-0.3", {}, {}, "0.3 JSONRPC"),
     ("a2a-js-0.3-rest", "a2a-js-0.3", {}, {"binding": "rest"}, "0.3 HTTP+JSON"),
     ("a2a-js-1", "a2a-js-1", {}, {}, "1.0 JSONRPC"),
@@ -40,6 +42,8 @@ CANNOT = {
     ("fasta2a-0.6", "file"): NO_FILES, ("fasta2a-0.6", "message"): NO_MESSAGES,
     ("fasta2a-2", "file"): NO_FILES, ("fasta2a-2", "message"): NO_MESSAGES,
     ("python-a2a", "file"): NO_FILES, ("python-a2a", "message"): OLD,
+    ("bindu", "file"): NO_FILES, ("bindu", "message"): NO_MESSAGES,
+    ("bindu-stream", "file"): NO_FILES, ("bindu-stream", "message"): NO_MESSAGES,
 }
 
 
@@ -130,7 +134,10 @@ class Agent:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             info = self.nats.request(f"$SRV.INFO.{token(self.name)}", {})
-            actions = [e for e in info.get("endpoints", []) if e["metadata"].get("a2a.skill")]
+            endpoints = info.get("endpoints", [])
+            actions = [e for e in endpoints if e["metadata"].get("a2a.skill")]
+            # A card without skills is called as a whole.
+            actions = actions or [e for e in endpoints if e["name"] == "prompt"]
             if actions:
                 self.skill_token = actions[0]["name"]
                 return info["metadata"]
@@ -226,7 +233,7 @@ def free_port():
 def command(folder, installed):
     if (AGENTS / folder / "package.json").exists():
         return ["node", str(installed / folder / "agent.mjs")]
-    return [str(installed / folder / "bin" / "python"), str(AGENTS / folder / "agent.py")]
+    return [str(installed / folder / "bin" / "python"), str(installed / folder / "agent.py")]
 
 
 def settings(rows, installed, nats_port):

@@ -62,8 +62,8 @@ pub(super) fn plan(
     }
     let is_usable = |offer: &&Offer| Carrier::of(&offer.binding).is_some();
     for offer in offers.iter().filter(is_usable) {
-        use Dialect::{V01, V1, V01Paths, V1Rest, V03, V03Rest};
-        for dialect in [V1, V03, V01, V01Paths, V1Rest, V03Rest] {
+        use Dialect::{V01, V1, V01Paths, V1Rest, V03, V03Ids, V03Rest};
+        for dialect in [V1, V03, V03Ids, V01, V01Paths, V1Rest, V03Rest] {
             // A card for JSON-RPC says nothing about where REST would be, and the other way round,
             // unless the user asks for it.
             let is_near = (Carrier::of(&offer.binding) == Some(Carrier::Rest)) == dialect.is_rest();
@@ -75,10 +75,12 @@ pub(super) fn plan(
             }
         }
     }
-    // The path of the card may be wrong where the configured one is right.
+    // The path of the card may be wrong where the configured one is right. A host that the settings
+    // let the card name is obeyed: the agent is there even if it wants credentials that it does not get.
     let elsewhere: Vec<_> = claimed
         .iter()
         .filter(|candidate| candidate.url != *places.base())
+        .filter(|candidate| !places.obeys_card(&candidate.url))
         .map(|candidate| Candidate { url: places.base().clone(), ..candidate.clone() })
         .collect();
     elsewhere.into_iter().for_each(|candidate| add(&mut others, candidate));
@@ -108,8 +110,8 @@ fn speaks(dialect: Dialect, protocol: Protocol) -> bool {
     match protocol {
         Protocol::V01 => matches!(dialect, Dialect::V01 | Dialect::V01Paths),
         // The same wire, and cards of v0.2 often do not say their version.
-        Protocol::V02 => matches!(dialect, Dialect::V02 | Dialect::V03),
-        Protocol::V03 => matches!(dialect, Dialect::V03 | Dialect::V03Rest),
+        Protocol::V02 => matches!(dialect, Dialect::V02 | Dialect::V03 | Dialect::V03Ids),
+        Protocol::V03 => matches!(dialect, Dialect::V03 | Dialect::V03Ids | Dialect::V03Rest),
         Protocol::V1 => matches!(dialect, Dialect::V1 | Dialect::V1Rest),
     }
 }

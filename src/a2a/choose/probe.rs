@@ -15,6 +15,8 @@ pub(super) enum Verdict {
     Yes,
     /// The agent answered, and may speak it.
     Perhaps,
+    /// The agent answered, and wants the client to make all ids.
+    WantsIds,
     /// The agent does not speak it.
     No,
     /// Nothing of the kind is at this address.
@@ -39,6 +41,9 @@ pub(super) async fn look_at_no_task(client: &Client) -> Verdict {
 fn judge(error: &ClientError, dialect: Dialect) -> Verdict {
     if error.is_task_not_found() {
         return Verdict::Yes;
+    }
+    if error.is_missing_ids() && matches!(dialect, Dialect::V02 | Dialect::V03) {
+        return Verdict::WantsIds;
     }
     match error {
         ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::Token(_) => Verdict::NoAnswer,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 
-use super::ClientError;
+use super::{ClientError, Origin};
 use crate::a2a::dialect::{NotAResult, RpcError};
 use crate::a2a::http::Response;
 use crate::json;
@@ -73,6 +73,7 @@ impl Body {
                 code: None,
                 message: self.snippet(),
                 data: None,
+                origin: Origin::Server,
             },
         })
     }
@@ -84,6 +85,11 @@ impl Body {
                 code: error.code,
                 message: json::shorten(&error.message, 4096),
                 data: error.data,
+                origin: match self.came {
+                    Came::AsEvent => Origin::Stream,
+                    Came::AsBody(_) if error.is_of_framework => Origin::Server,
+                    Came::AsBody(_) => Origin::Agent,
+                },
             },
             NotAResult::NotA2a(reason) => self.not_a2a(reason),
         }

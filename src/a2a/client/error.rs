@@ -4,6 +4,8 @@ use serde_json::value::RawValue;
 
 use crate::a2a::auth::TokenError;
 use crate::a2a::http::HttpError;
+use crate::a2a::retry::Retry;
+use crate::json;
 
 /// JSON-RPC codes of A2A that the bridge acts upon.
 pub mod code {
@@ -17,8 +19,28 @@ pub mod code {
     pub const VERSION_NOT_SUPPORTED: i64 = -32009;
     /// The agent failed; some say with it that they do not do this.
     pub const INTERNAL: i64 = -32603;
+    /// The parameters are not those of the method.
+    pub const INVALID_PARAMS: i64 = -32602;
+    /// The request is not one of JSON-RPC; some say it of invalid parameters.
+    pub const INVALID_REQUEST: i64 = -32600;
+    /// The request is not JSON; some say it of invalid parameters.
+    pub const PARSE_ERROR: i64 = -32700;
     /// The agent has no such method.
     pub const METHOD_NOT_FOUND: i64 = -32601;
+}
+
+/// Most bytes of an error's message and data that are searched for the names of fields.
+const SEARCHED: usize = 16 << 10;
+
+/// Where an error comes from, as far as its form shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// An HTTP server, gateway or framework: the body is no error object of A2A or JSON-RPC.
+    Server,
+    /// The agent; the error is the whole answer to the call.
+    Agent,
+    /// The agent; the error is an event of a stream, so the agent had accepted the call.
+    Stream,
 }
 
 /// Why a call to an agent gave no result.
@@ -41,6 +63,8 @@ pub enum ClientError {
         message: String,
         /// The data of the JSON-RPC error.
         data: Option<Box<RawValue>>,
+        /// Where the error comes from.
+        origin: Origin,
     },
     /// The agent answered with something else than A2A.
     #[error("the agent answered with something that is not A2A: {reason}; it begins with: {snippet}")]
@@ -103,59 +127,79 @@ impl ClientError {
 
     /// Whether the agent says that it does not cancel this task, or none at all.
     pub fn is_not_cancelable(&self) -> bool {
-        match self {
-            Self::Refused { code: Some(code), .. } => {
-                matches!(*code, code::TASK_NOT_CANCELABLE | code::METHOD_NOT_FOUND) || self.is_unsupported()
-            }
-            Self::Refused { http_status, .. } => matches!(http_status, Some(405 | 409 | 501)),
-            _ => false,
-        }
-    }
-
-    /// Whether the agent says that it does not do this. Some have no code for it.
-    pub fn is_unsupported(&self) -> bool {
-        match self {
-            Self::Refused { code: Some(code::UNSUPPORTED_OPERATION), .. } => true,
-            Self::Refused { code: Some(code::INTERNAL), message, .. } => {
-                let message = message.to_ascii_lowercase();
-                ["not supported", "unsupported", "not implemented"]
-                    .iter()
-                    .any(|words| message.contains(words))
-            }
-            Self::Refused { code: None, http_status, .. } => *http_status == Some(501),
-            _ => false,
-        }
-    }
-
-    /// Whether the answer proves that the agent does not speak the wire of the call, and so has
-    /// not begun to work on it.
-    pub fn is_wrong_wire(&self) -> bool {
-        match self {
-            Self::Refused { code: Some(code), .. } => {
-                matches!(*code, code::METHOD_NOT_FOUND | code::VERSION_NOT_SUPPORTED)
-            }
-            // Nothing is at that address, or not with that HTTP method; an error of A2A would say more.
-            Self::Refused { http_status, message, .. } => {
-                matches!(http_status, Some(301 | 302 | 307 | 308 | 404 | 405))
-                    && !message.to_ascii_lowercase().contains("task")
-            }
-            _ => false,
-        }
-    }
-
-    /// Whether the agent refuses the conversation id that came with a new task, which says that it
-    /// has not begun to work.
-    pub fn is_context_refused(&self) -> bool {
-        let Self::Refused { http_status, code, message, .. } = self else {
+        let Self::Refused { code, http_status, message, .. } = self else {
             return false;
         };
-        let message = message.to_ascii_lowercase();
-        let words = ["context", "session", "conversation"];
-        let is_refusal = match code {
-            Some(code) => matches!(*code, -32602 | -32600 | -32001 | -32004),
-            None => matches!(http_status, Some(400 | 404 | 409 | 422)),
+        let says = |words: &[&str]| {
+            let message = message.to_ascii_lowercase();
+            words.iter().any(|words| message.contains(words))
         };
-        is_refusal && words.iter().any(|word| message.contains(word))
+        match code {
+            Some(code::TASK_NOT_CANCELABLE | code::METHOD_NOT_FOUND | code::UNSUPPORTED_OPERATION) => true,
+            // Some have no code for it. A cancel that is given up runs nothing twice.
+            Some(code::INTERNAL) => says(&["not supported", "unsupported", "not implemented"]),
+            Some(code::TASK_NOT_FOUND) => says(&["cannot be cancel", "not cancelable"]),
+            Some(_) => false,
+            None => matches!(http_status, Some(405 | 409 | 501)),
+        }
+    }
+
+    /// What the answer proves if the agent does not speak the wire of the call: it has not run it.
+    pub fn wrong_wire(&self) -> Option<Retry> {
+        let Self::Refused { http_status, code, origin, .. } = self else {
+            return None;
+        };
+        match (origin, code) {
+            // The agent had accepted the call, so the code may be that of something it called itself.
+            (Origin::Stream, _) => None,
+            (_, Some(code::METHOD_NOT_FOUND)) => Some(Retry::MethodNotFound),
+            (_, Some(code::VERSION_NOT_SUPPORTED)) => Some(Retry::VersionNotSupported),
+            (_, Some(_)) => self.is_missing_ids().then_some(Retry::MissingIds),
+            // An HTTP router that found no handler for the address or the method. 302 and 303 are no
+            // proof: servers answer with them after the work, too.
+            (Origin::Server, None) => {
+                matches!(http_status, Some(301 | 307 | 308 | 404 | 405)).then_some(Retry::WrongAddress)
+            }
+            (Origin::Agent, None) => None,
+        }
+    }
+
+    /// Whether the agent refuses the call because it does not stream. `UnsupportedOperationError` is
+    /// what A2A prescribes for a stream call to an agent without streaming: the operation was not performed.
+    pub fn is_streaming_refused(&self) -> bool {
+        matches!(self, Self::Refused { code: Some(code::UNSUPPORTED_OPERATION), origin: Origin::Agent, .. })
+    }
+
+    /// Whether the agent refuses the conversation id that came with a new task: its parameters are
+    /// invalid, and the error names the field.
+    pub fn is_context_refused(&self) -> bool {
+        self.is_invalid(&[code::INVALID_PARAMS, code::INVALID_REQUEST])
+            && self.any_text(|text| names_id(text, "context") || names_id(text, "session"))
+    }
+
+    /// Whether the agent wants the client to make the ids of task and conversation, as UUIDs. The request
+    /// failed its validation, so nothing ran.
+    pub fn is_missing_ids(&self) -> bool {
+        self.is_invalid(&[code::PARSE_ERROR, code::INVALID_PARAMS, code::INVALID_REQUEST])
+            && self.any_text(|text| {
+                let is_demand = ["required", "missing", "uuid"].iter().any(|word| text.contains(word));
+                // Some validators list the fields of all methods when the method is what is wrong.
+                let is_of_method = text.contains("\"method\"");
+                is_demand && !is_of_method && (names_id(text, "task") || names_id(text, "context"))
+            })
+    }
+
+    fn is_invalid(&self, codes: &[i64]) -> bool {
+        matches!(self, Self::Refused { code: Some(code), origin: Origin::Agent, .. } if codes.contains(code))
+    }
+
+    /// Whether message or data satisfy `test`, in lower case.
+    fn any_text(&self, test: impl Fn(&str) -> bool) -> bool {
+        let Self::Refused { message, data, .. } = self else {
+            return false;
+        };
+        let texts = [Some(message.as_str()), data.as_deref().map(RawValue::get)];
+        texts.into_iter().flatten().any(|text| test(&json::shorten(text, SEARCHED).to_ascii_lowercase()))
     }
 
     /// The JSON-RPC code of the agent's error.
@@ -165,6 +209,16 @@ impl ClientError {
             _ => None,
         }
     }
+}
+
+/// Whether `text`, in lower case, names the id of `what` as a field: `contextid`, `context_id`, `context id`.
+fn names_id(text: &str, what: &str) -> bool {
+    text.match_indices(what).any(|(at, _)| {
+        let rest = text.get(at + what.len()..).unwrap_or_default();
+        let rest = rest.strip_prefix(['_', '-', ' ']).unwrap_or(rest);
+        let after = rest.strip_prefix("id");
+        after.is_some_and(|after| !after.starts_with(|c: char| c.is_alphanumeric()))
+    })
 }
 
 /// The chain of causes in one line.

@@ -22,6 +22,8 @@ pub struct RpcError {
     pub message: String,
     /// Whatever else the agent wants to tell.
     pub data: Option<Box<RawValue>>,
+    /// Whether the web framework wrote it (`{"detail": …}`), not the agent.
+    pub is_of_framework: bool,
 }
 
 #[derive(Deserialize)]
@@ -51,6 +53,7 @@ impl RpcError {
             code,
             message: words(wire.message).or_else(|| words(wire.detail)).unwrap_or_default(),
             data,
+            is_of_framework: false,
         })
     }
 
@@ -81,7 +84,9 @@ impl RpcError {
         match wrapped.error {
             Some(error) => Self::read(error.get()),
             None if wrapped.message.is_some_and(|message| message.is_string()) => Self::read(text),
-            None if wrapped.detail.is_some() => Self::read(text),
+            None if wrapped.detail.is_some() => {
+                Self::read(text).map(|error| Self { is_of_framework: error.code.is_none(), ..error })
+            }
             None => None,
         }
     }

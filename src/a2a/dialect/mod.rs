@@ -8,6 +8,7 @@ mod call;
 mod error;
 mod v01;
 mod v03;
+mod v03_ids;
 mod v03_rest;
 mod v1;
 mod v1_rest;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::model::{Answer, Event, Part, Task};
+use super::retry::Retries;
 pub use call::Call;
 pub use error::{NotAResult, RpcError};
 
@@ -32,6 +34,8 @@ pub enum Dialect {
     V02,
     /// v0.3 over JSON-RPC.
     V03,
+    /// v0.3 over JSON-RPC where the client makes every id, as Bindu has it.
+    V03Ids,
     /// v0.3 over REST.
     V03Rest,
     /// v1.0 over JSON-RPC.
@@ -68,6 +72,8 @@ pub struct Outgoing<'a> {
     pub output_modes: &'a [String],
     /// When the agent shall answer; a stream answers at once anyway.
     pub wait: Wait,
+    /// Records why the message went out more than once.
+    pub retries: &'a Retries,
 }
 
 impl Dialect {
@@ -76,7 +82,7 @@ impl Dialect {
         match self {
             Self::V01 | Self::V01Paths => "0.1",
             Self::V02 => "0.2",
-            Self::V03 | Self::V03Rest => "0.3",
+            Self::V03 | Self::V03Ids | Self::V03Rest => "0.3",
             Self::V1 | Self::V1Rest => "1.0",
         }
     }
@@ -93,7 +99,7 @@ impl Dialect {
 
     /// Whether the client makes the ids of tasks, so that an id is known before the agent answers.
     pub fn has_client_made_ids(self) -> bool {
-        matches!(self, Self::V01 | Self::V01Paths)
+        matches!(self, Self::V01 | Self::V01Paths | Self::V03Ids)
     }
 
     /// The value of `A2A-Version`. Older agents refuse a version that they do not know.
@@ -107,6 +113,7 @@ impl Dialect {
             Self::V01 => Call::rpc("tasks/send", &v01::send_params(message)),
             Self::V01Paths => Call::rpc("tasks/send", &v01::send_params(message)).below(&["tasks", "send"]),
             Self::V02 | Self::V03 => Call::rpc("message/send", &v03::send_params(message)),
+            Self::V03Ids => Call::rpc("message/send", &v03_ids::send_params(message)),
             Self::V03Rest => v03_rest::message("send", message),
             Self::V1 => Call::rpc("SendMessage", &v1::send_params(message)),
             Self::V1Rest => v1_rest::message("send", message),
@@ -121,6 +128,7 @@ impl Dialect {
                 Call::rpc("tasks/sendSubscribe", &v01::send_params(message)).below(&["tasks", "stream"])
             }
             Self::V02 | Self::V03 => Call::rpc("message/stream", &v03::send_params(message)),
+            Self::V03Ids => Call::rpc("message/stream", &v03_ids::send_params(message)),
             Self::V03Rest => v03_rest::message("stream", message),
             Self::V1 => Call::rpc("SendStreamingMessage", &v1::send_params(message)),
             Self::V1Rest => v1_rest::message("stream", message),
@@ -132,6 +140,7 @@ impl Dialect {
         let params = TaskParams { id: task_id };
         match self {
             Self::V01 | Self::V02 | Self::V03 => Call::rpc("tasks/resubscribe", &params),
+            Self::V03Ids => Call::rpc("tasks/resubscribe", &v03_ids::TaskParams { task_id }),
             Self::V01Paths => Call::rpc("tasks/resubscribe", &params).below(&["tasks", "stream"]),
             Self::V03Rest => v03_rest::task(task_id, Some("subscribe")),
             Self::V1 => Call::rpc("SubscribeToTask", &params),
@@ -144,6 +153,7 @@ impl Dialect {
         let params = TaskParams { id: task_id };
         match self {
             Self::V01 | Self::V02 | Self::V03 => Call::rpc("tasks/get", &params),
+            Self::V03Ids => Call::rpc("tasks/get", &v03_ids::TaskParams { task_id }),
             Self::V01Paths => Call::rpc("tasks/get", &params).below(&["tasks", "get"]),
             Self::V03Rest => v03_rest::task(task_id, None),
             Self::V1 => Call::rpc("GetTask", &params),
@@ -156,6 +166,7 @@ impl Dialect {
         let params = TaskParams { id: task_id };
         match self {
             Self::V01 | Self::V02 | Self::V03 => Call::rpc("tasks/cancel", &params),
+            Self::V03Ids => Call::rpc("tasks/cancel", &v03_ids::TaskParams { task_id }),
             Self::V01Paths => Call::rpc("tasks/cancel", &params).below(&["tasks", "cancel"]),
             Self::V03Rest => v03_rest::task(task_id, Some("cancel")),
             Self::V1 => Call::rpc("CancelTask", &params),

@@ -1,5 +1,7 @@
 //! A2A v0.2 and v0.3 over JSON-RPC: everything carries its `kind`, blocking is asked for.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -8,21 +10,21 @@ use crate::a2a::model::{File, FileContent, Part};
 
 #[derive(Serialize)]
 pub(super) struct SendParams<'a> {
-    message: Message<'a>,
+    pub(super) message: Message<'a>,
     configuration: Configuration<'a>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Message<'a> {
+pub(super) struct Message<'a> {
     kind: &'static str,
     message_id: uuid::Uuid,
     role: &'static str,
-    parts: Vec<WirePart<'a>>,
+    pub(super) parts: Vec<WirePart<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    task_id: Option<&'a str>,
+    pub(super) task_id: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    context_id: Option<&'a str>,
+    pub(super) context_id: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     reference_task_ids: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,10 +41,20 @@ struct Configuration<'a> {
 
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-enum WirePart<'a> {
-    Text { text: &'a str },
-    File { file: WireFile<'a> },
-    Data { data: &'a RawValue },
+pub(super) enum WirePart<'a> {
+    Text {
+        text: &'a str,
+    },
+    File {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        text: Option<&'static str>,
+        file: WireFile<'a>,
+    },
+    Data {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        text: Option<&'static str>,
+        data: &'a RawValue,
+    },
 }
 
 #[derive(Serialize)]
@@ -53,7 +65,7 @@ pub(super) struct WireFile<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     mime_type: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bytes: Option<&'a str>,
+    pub(super) bytes: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     uri: Option<&'a str>,
 }
@@ -66,8 +78,8 @@ pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
             message_id: uuid::Uuid::new_v4(),
             role: "user",
             parts: message.parts.iter().map(part).collect(),
-            task_id: message.task_id,
-            context_id: message.context_id,
+            task_id: message.task_id.map(Cow::Borrowed),
+            context_id: message.context_id.map(Cow::Borrowed),
             reference_task_ids: message.reference_task_ids,
             metadata: message.skill_id.map(|skill_id| Metadata { skill_id }),
         },
@@ -85,8 +97,8 @@ pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
 fn part(part: &Part) -> WirePart<'_> {
     match part {
         Part::Text(text) => WirePart::Text { text },
-        Part::Data(data) => WirePart::Data { data },
-        Part::File(file) => WirePart::File { file: file.into() },
+        Part::Data(data) => WirePart::Data { text: None, data },
+        Part::File(file) => WirePart::File { text: None, file: file.into() },
     }
 }
 

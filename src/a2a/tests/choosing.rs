@@ -10,8 +10,13 @@ use crate::a2a::card::{Card, CardError};
 use crate::a2a::client::{Client, ClientError, Trace};
 use crate::a2a::dialect::{Dialect, Outgoing, Wait};
 use crate::a2a::model::{Answer, Part};
+use crate::a2a::retry::{Retries, Retry};
 
 async fn send(client: &Client) -> Result<Answer, ClientError> {
+    send_recording(client, &Retries::default()).await
+}
+
+async fn send_recording(client: &Client, retries: &Retries) -> Result<Answer, ClientError> {
     let parts = [Part::Text("hi".to_owned())];
     let message = Outgoing {
         wait: Wait::UntilSettled,
@@ -22,6 +27,7 @@ async fn send(client: &Client) -> Result<Answer, ClientError> {
         parts: &parts,
         skill_id: None,
         output_modes: &[],
+        retries,
     };
     client.send(&message, &Trace::default()).await
 }
@@ -236,7 +242,9 @@ async fn rest_has_its_own_addresses_tenant_and_media_type() {
     let card = json!({"name": "fake", "supportedInterfaces": [interface]});
     let (client, interface) = fake.client("", &card).await;
     assert_eq!(interface.dialect, Dialect::V1Rest);
-    assert!(matches!(send(&client).await.unwrap(), Answer::Message(_)));
+    let retries = Retries::default();
+    assert!(matches!(send_recording(&client, &retries).await.unwrap(), Answer::Message(_)));
+    assert_eq!(retries.list(), [Retry::MediaType]);
     let sends = fake.seen();
     let sends = sends.iter().filter(|seen| seen.path.ends_with(":send"));
     assert_eq!(sends.count(), 2, "the second is in plain JSON, after a 415");

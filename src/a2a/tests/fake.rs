@@ -168,3 +168,78 @@ pub(crate) fn v1(request: &Seen) -> Answer {
         _ => error(-32601, "Method not found"),
     }
 }
+
+/// Behaves as Bindu 2026.36.7 does: v0.3 with all ids from the client, `taskId`, snake_case, answers at once.
+pub(crate) fn bindu() -> impl Fn(&Seen) -> Answer + Send + Sync + 'static {
+    let tasks: Mutex<std::collections::BTreeMap<String, Value>> = Mutex::default();
+    move |request| {
+        let json = request.json();
+        let (method, params) = (request.rpc_method(), &json["params"]);
+        let mut missing = String::new();
+        let mut want = |value: &Value, field: &str| {
+            if value.as_str().is_none_or(|id| uuid::Uuid::try_parse(id).is_err()) {
+                missing += &format!("{method}.{field}\n  Field required [type=missing]\n");
+            }
+        };
+        want(&json["id"], "id");
+        let message = &params["message"];
+        match method.as_str() {
+            "message/send" | "message/stream" if message.is_object() => {
+                want(&message["messageId"], "params.message.messageId");
+                want(&message["contextId"], "params.message.contextId");
+                want(&message["taskId"], "params.message.taskId");
+            }
+            "tasks/get" | "tasks/cancel" => want(&params["taskId"], "params.taskId"),
+            other => missing += &format!("Input tag '{other}' does not match, or a field is required\n"),
+        }
+        if !missing.is_empty() {
+            let error = json!({"code": -32700, "message": "Failed to parse JSON payload.", "data": missing});
+            let body = json!({"jsonrpc": "2.0", "error": error, "id": null});
+            return (400, "application/json", body.to_string());
+        }
+        let mut tasks = tasks.lock().unwrap();
+        if message.is_null() {
+            let id = params["taskId"].as_str().unwrap();
+            let Some(task) = tasks.get_mut(id) else { return error(-32001, "Task not found") };
+            if method == "tasks/cancel" {
+                task["status"]["state"] = json!("canceled");
+            }
+            return ok(&json!({"jsonrpc": "2.0", "id": json["id"], "result": task}));
+        }
+        let (id, context) = (message["taskId"].as_str().unwrap(), &message["contextId"]);
+        let text = message["parts"][0]["text"].as_str().unwrap_or_default();
+        let say = |text: &str| {
+            json!({"role": "agent", "kind": "message", "message_id": uuid::Uuid::new_v4(),
+                   "parts": [{"kind": "text", "text": text}]})
+        };
+        let mut history =
+            tasks.get(id).map_or_else(Vec::new, |task| task["history"].as_array().unwrap().clone());
+        history.push(json!({"role": "user", "kind": "message", "message_id": message["messageId"],
+                            "parts": message["parts"]}));
+        let answered = json!({"id": id, "context_id": context, "kind": "task",
+                              "status": {"state": "submitted"}, "history": history.clone()});
+        let (state, said) = match text.split(' ').next() {
+            Some("ask") => ("input-required", "which colour?".to_owned()),
+            Some("fail") => ("failed", "Task execution failed: planned failure".to_owned()),
+            _ => ("completed", format!("echo: {text}")),
+        };
+        history.push(say(&said));
+        let mut task = json!({"id": id, "context_id": context, "kind": "task",
+                              "status": {"state": state}, "history": history});
+        let artifact = json!({"artifact_id": uuid::Uuid::new_v4(), "name": "result",
+                              "parts": [{"kind": "text", "text": said}]});
+        if state == "completed" {
+            task["artifacts"] = json!([artifact]);
+        }
+        tasks.insert(id.to_owned(), task);
+        if method == "message/send" {
+            return ok(&json!({"jsonrpc": "2.0", "id": json["id"], "result": answered}));
+        }
+        let status = json!({"kind": "status-update", "task_id": id, "context_id": context,
+                            "status": {"state": state}, "final": false});
+        let result = json!({"kind": "artifact-update", "task_id": id, "context_id": context,
+                            "artifact": artifact, "append": false, "last_chunk": false});
+        let events = format!("data: {status}\n\ndata: {result}\n\n");
+        (200, "text/event-stream", events)
+    }
+}

@@ -33,6 +33,7 @@ fn dialect(agent: &str) -> Dialect {
     match agent {
         "a2a-sdk-0.2.16" => Dialect::V02,
         "a2a-sdk-0.3.26" | "a2a-js-0.3.14" => Dialect::V03,
+        "bindu-2026.36.7" => Dialect::V03Ids,
         "a2a-sdk-0.3.26-rest" | "a2a-js-0.3.14-rest" => Dialect::V03Rest,
         "a2a-sdk-1.3.0" => Dialect::V1,
         "a2a-sdk-1.3.0-rest" => Dialect::V1Rest,
@@ -137,7 +138,7 @@ fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]
         Err(error) => {
             let kind = if error.is_task_not_found() {
                 " (no such task)"
-            } else if error.is_wrong_wire() {
+            } else if error.wrong_wire().is_some() {
                 " (wrong wire)"
             } else {
                 ""

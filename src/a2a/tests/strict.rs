@@ -9,6 +9,7 @@ use url::Url;
 use crate::a2a::card::{Card, Interface};
 use crate::a2a::dialect::{Call, Dialect, Outgoing, Wait};
 use crate::a2a::model::{File, FileContent, Part};
+use crate::a2a::retry::Retries;
 
 /// Reads `ours` as `T` and asserts that everything in it is known to `T`.
 #[track_caller]
@@ -72,6 +73,7 @@ fn calls_are_exactly_v1() {
         parts: &parts,
         skill_id: Some("echo"),
         output_modes: &modes,
+        retries: &Retries::default(),
     };
     let least = Outgoing {
         task_id: None,

@@ -110,12 +110,18 @@ impl WirePart {
     /// What the part has beside what a [`Part`] holds.
     fn take_extras(&mut self) -> Option<PartExtras> {
         let is_file = self.file.is_some() || self.raw.is_some() || self.url.is_some();
-        let is_file = is_file && self.text.is_none();
+        let is_file = is_file && !self.is_text();
         let metadata = self.metadata.take();
         let (filename, media_type) =
             if is_file { (None, None) } else { (self.filename.take(), self.media_type.take()) };
         let is_plain = metadata.is_none() && filename.is_none() && media_type.is_none();
         (!is_plain).then_some(PartExtras { filename, media_type, metadata })
+    }
+
+    /// Some have an empty text in parts of every kind.
+    fn is_text(&self) -> bool {
+        let is_other = self.file.is_some() || self.data.is_some();
+        self.text.as_ref().is_some_and(|text| !text.is_empty() || !is_other)
     }
 
     /// `None` for a kind of part that no known version has.
@@ -128,8 +134,8 @@ impl WirePart {
                 content,
             }))
         };
-        if let Some(text) = self.text {
-            return Some(Part::Text(text));
+        if self.is_text() {
+            return self.text.map(Part::Text);
         }
         if let Some(wire) = self.file {
             let content = match (wire.bytes, wire.uri) {

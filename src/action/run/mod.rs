@@ -35,6 +35,7 @@ use crate::a2a::Instance;
 use crate::a2a::client::{ClientError, Trace};
 use crate::a2a::dialect::{Outgoing, Wait};
 use crate::a2a::model::{Answer, Event, Task, TaskState};
+use crate::a2a::retry::{Retries, Retry};
 use crate::a2a::stream::EventStream;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
@@ -58,6 +59,8 @@ pub(super) struct Call<'a> {
     pub(super) output_modes: Arc<[String]>,
     pub(super) trace: &'a Trace,
     pub(super) limit: Duration,
+    /// The retries of its message, which the reply shows.
+    pub(super) retries: Option<&'a Retries>,
 }
 
 #[derive(Debug)]
@@ -153,6 +156,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
                     && matches!(self.call.purpose, Purpose::New { .. })
                     && error.is_context_refused() =>
             {
+                message.retries.record(Retry::ContextRefused);
                 let message = Outgoing { context_id: None, ..*message };
                 Box::pin(self.send(&message)).await
             }
@@ -169,8 +173,11 @@ impl<'a, P: Progress> CallRun<'a, P> {
         }
         if streams {
             match Box::pin(self.stream(message, &mut fold)).await {
-                // The card promised what the agent does not do; the message was not taken.
-                Err(Failure::Client(error)) if self.is_unsupported(&error) => {}
+                Err(Failure::Client(error)) => match self.stream_refused(&error) {
+                    // The card promised what the agent does not do; the message was not taken.
+                    Some(proof) => message.retries.record(proof),
+                    None => return Err(Failure::Client(error)),
+                },
                 Err(failure) => return Err(failure),
                 Ok(()) => return Ok(self.conclude(&fold).await?),
             }
@@ -233,9 +240,10 @@ impl<'a, P: Progress> CallRun<'a, P> {
         Fold::new(&limits.artifacts, max_size, self.progress.listens())
     }
 
-    /// Whether the agent says that it does not stream, which means that it has not taken the message.
-    fn is_unsupported(&self, error: &ClientError) -> bool {
-        error.is_unsupported() || self.instance.client.is_wrong_wire(error)
+    /// What the error proves if the agent does not stream: it has not taken the message.
+    fn stream_refused(&self, error: &ClientError) -> Option<Retry> {
+        let refused = error.is_streaming_refused().then_some(Retry::StreamingUnsupported);
+        refused.or_else(|| self.instance.client.wrong_wire(error))
     }
 
     /// The task of a message whose id does not depend on the agent's answer.
@@ -356,7 +364,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             self.follow_context(message.context_id.as_deref()).await;
             let content = assemble::of_message(message).map_err(|reason| unreadable(&reason))?;
             let task = self.task_ref(None, message.context_id.clone());
-            return Ok(Arc::new(Outcome::new(Status::Completed, content, task)));
+            return Ok(Arc::new(Outcome::new(Status::Completed, content, task).after(self.call.retries)));
         }
         let Some(task) = fold.task() else {
             return Err(ActionError::internal().after_reaching_agent());

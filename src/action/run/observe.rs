@@ -53,7 +53,8 @@ impl<P: Progress> CallRun<'_, P> {
         let reference = self.task_ref(Some(task.id.clone()), task.context_id.clone());
         let (content, source) = assemble::of_task(task, status_texts, &self.actions.limits.artifacts)
             .map_err(|reason| unreadable(&reason).about(reference.clone()))?;
-        let mut outcome = Outcome::new(Status::from(&task.state), content, reference);
+        let mut outcome =
+            Outcome::new(Status::from(&task.state), content, reference).after(self.call.retries);
         // A store that is away does not fail a call that is under way.
         let before = match self.call.purpose {
             Purpose::New { .. } => state.tasks.known(agent, &task.id).await.unwrap_or_default(),
