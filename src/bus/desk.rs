@@ -21,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::catalog::{Action, BuiltIn};
+use super::catalog::{self, Action, BuiltIn};
 use super::envelope::{self, Wishes};
 use super::frames::Frames;
 use super::service::{Call, Handler, Request};
@@ -29,7 +29,7 @@ use crate::a2a::client::chain;
 use crate::action::error::{ActionError, Code};
 use crate::action::once::{self, Reply, Running, Turn};
 use crate::action::progress::{Progress, Silent};
-use crate::action::request::{self, FollowUpAnswer, Invocation, Options};
+use crate::action::request::{self, Body, FollowUpAnswer, Invocation, Options};
 use crate::action::run::{Actions, Mode};
 use crate::agent::Agent;
 use crate::telemetry::spans::{self, Arrival, CallSpan};
@@ -205,7 +205,7 @@ impl Desk {
             Ok(Plan::Run(run)) if run.wishes.mode == Mode::Final => {
                 let Run { wishes, running, permits } = *run;
                 let options = &wishes.options;
-                let work = Work { job: &job, body: &message.payload, options, mode: Mode::Final };
+                let work = Work { job: &job, body: envelope::body(&message), options, mode: Mode::Final };
                 let reply = self.guarded(work, &mut Silent).await;
                 finish(running, &reply);
                 // Whoever has a reply may call again at once.
@@ -232,7 +232,7 @@ impl Desk {
     async fn run(&self, job: &Job, run: Run, message: &Message, to: Subject, call: Call) {
         let Run { wishes, running, permits } = run;
         let Wishes { mode, cancel_on_disconnect, options } = wishes;
-        let work = Work { job, body: &message.payload, options: &options, mode };
+        let work = Work { job, body: envelope::body(message), options: &options, mode };
         if mode == Mode::Submit {
             let first = First { to, call, running, permits };
             let mut submission =
@@ -267,20 +267,20 @@ impl Desk {
         let Work { job, body, options, mode } = work;
         match job {
             Job::Skill(action) => {
-                let request = Invocation::parse(body, &action.template)?;
+                let request = Invocation::parse(&body, &action.template)?;
                 let outcome = self.actions.invoke(&action.skill, request, options, mode, progress).await?;
                 Ok(outcome.to_json())
             }
             Job::BuiltIn(BuiltIn::ProvideRequiredInput) => {
-                let answer = FollowUpAnswer::parse(body)?;
+                let answer = FollowUpAnswer::parse(&body)?;
                 let outcome = Box::pin(self.actions.answer(answer, options, mode, progress)).await?;
                 Ok(outcome.to_json())
             }
             Job::BuiltIn(BuiltIn::CancelTask) => {
-                Box::pin(self.actions.cancel(&request::task_id(body)?, options)).await
+                Box::pin(self.actions.cancel(&request::task_id(&body)?, options)).await
             }
             Job::BuiltIn(BuiltIn::GetTask) => {
-                Box::pin(self.actions.get(&request::task_id(body)?, options)).await
+                Box::pin(self.actions.get(&request::task_id(&body)?, options)).await
             }
             Job::BuiltIn(BuiltIn::Card) => self.card(),
         }
@@ -289,7 +289,10 @@ impl Desk {
     fn card(&self) -> Reply {
         let status = self.agent.status.borrow();
         match &status.known {
-            Some(known) => Ok(known.card.to_v1(&known.interface).to_string().into()),
+            Some(known) => {
+                let card = catalog::card(&known.card, &known.interface, &self.agent.config.skills);
+                Ok(card.to_string().into())
+            }
             None => Err(ActionError::unavailable(&self.agent.name, status.last_error.as_deref())),
         }
     }
@@ -370,7 +373,7 @@ struct Run {
 
 struct Work<'a> {
     job: &'a Job,
-    body: &'a [u8],
+    body: Body<'a>,
     options: &'a Options,
     mode: Mode,
 }
