@@ -205,10 +205,15 @@ impl ActionError {
     /// The reply body of the contract.
     pub fn to_json(&self) -> Bytes {
         #[derive(Serialize)]
+        struct Empty {}
+        #[derive(Serialize)]
         struct Body<'a> {
             success: bool,
             status: &'static str,
             message: &'a str,
+            files: [(); 0],
+            data: Empty,
+            artifacts: [(); 0],
             error_info: &'a ErrorInfo,
             task: Option<&'a TaskRef>,
         }
@@ -216,6 +221,9 @@ impl ActionError {
             success: false,
             status: "ERROR",
             message: &self.message,
+            files: [],
+            data: Empty {},
+            artifacts: [],
             error_info: &self.info,
             task: self.task.as_ref(),
         };
