@@ -329,7 +329,7 @@ fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
         match skill(index, value) {
             Err(problem) => problems.push(problem),
             Ok(skill) if !ids.insert(skill.id.clone()) => {
-                problems.push(format!("a second skill with the id `{}` is left out", shorten(&skill.id, 80)))
+                problems.push(format!("a second skill with the id `{}` is left out", shorten(&skill.id, 80)));
             }
             Ok(skill) => skills.push(skill),
         }
