@@ -2,6 +2,7 @@
 //! calls go elsewhere, see [`spans`].
 
 pub mod spans;
+pub mod traceparent;
 
 mod writer;
 

@@ -5,9 +5,9 @@
 
 mod fetch;
 
-use std::time::Duration;
-
+use std::collections::HashSet;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -16,10 +16,11 @@ use url::Url;
 use super::client::ClientError;
 use super::dialect::Dialect;
 use super::security::Security;
+use crate::json::shorten;
 pub use fetch::fetch;
 
-/// Most skills that are taken from one card.
-const MAX_SKILLS: usize = 500;
+/// Most problems of skills that are logged for one card.
+const MAX_SKILL_WARNINGS: usize = 20;
 /// Most interfaces that are taken from one card.
 const MAX_OFFERS: usize = 16;
 
@@ -166,7 +167,7 @@ impl Card {
 
     /// Reads a card from a JSON value, such as one from the settings.
     pub fn from_value(value: Value) -> Result<Self, CardError> {
-        let Value::Object(raw) = value else {
+        let Value::Object(mut raw) = value else {
             return Err(CardError::Invalid("it is not a JSON object".to_owned()));
         };
         let name = text(&raw, "name").ok_or_else(|| CardError::Invalid("it has no `name`".to_owned()))?;
@@ -191,7 +192,11 @@ impl Card {
             warnings,
             security: Security::of_card(&raw),
             hash: hash(&raw),
-            raw,
+            raw: {
+                // They are the bulk of a card, and read already.
+                raw.remove("skills");
+                raw
+            },
         })
     }
 
@@ -210,7 +215,7 @@ impl Card {
         let offers = self.offers();
         let words = offers.iter().take(8).map(|offer| {
             let words = format!("{} {}", offer.binding, offer.version);
-            crate::json::shorten(words.trim(), 64)
+            shorten(words.trim(), 64)
         });
         words.collect::<Vec<_>>().join(", ")
     }
@@ -260,8 +265,8 @@ impl Card {
         offers
     }
 
-    /// The card as the bridge uses it, in v1.0 form.
-    pub fn to_v1(&self, interface: &Interface) -> Value {
+    /// The card as the bridge uses it, in v1.0 form, with these of its skills.
+    pub fn to_v1<'a>(&self, interface: &Interface, skills: impl IntoIterator<Item = &'a Skill>) -> Value {
         let mut card = Map::new();
         card.insert("name".into(), json!(self.name));
         card.insert("description".into(), json!(self.description));
@@ -287,7 +292,7 @@ impl Card {
         card.insert("capabilities".into(), json!({ "streaming": self.streaming }));
         card.insert("defaultInputModes".into(), json!(self.input_modes));
         card.insert("defaultOutputModes".into(), json!(self.output_modes));
-        card.insert("skills".into(), self.skills.iter().map(Skill::to_v1).collect());
+        card.insert("skills".into(), skills.into_iter().map(Skill::to_v1).collect());
         Value::Object(card)
     }
 }
@@ -314,37 +319,46 @@ impl Skill {
     }
 }
 
+/// All skills of a card, as which of them are published is for the settings to say. Their number is
+/// bounded by the size of a card.
 fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
-    if list.len() > MAX_SKILLS {
-        warnings.push(format!("the card has {} skills; only the first {MAX_SKILLS} are taken", list.len()));
-    }
     let mut skills: Vec<Skill> = Vec::new();
-    for (index, value) in list.iter().take(MAX_SKILLS).enumerate() {
-        let Some(skill) = value.as_object() else {
-            warnings.push(format!("skill {index} is not an object; it is left out"));
-            continue;
-        };
-        let (id, name) = (text(skill, "id"), text(skill, "name"));
-        let Some(id) = id.or_else(|| name.clone()) else {
-            warnings.push(format!("skill {index} has neither id nor name; it is left out"));
-            continue;
-        };
-        if skills.iter().any(|other| other.id == id) {
-            warnings
-                .push(format!("a second skill with the id `{}` is left out", crate::json::shorten(&id, 80)));
-            continue;
+    let mut ids = HashSet::new();
+    let mut problems = Vec::new();
+    for (index, value) in list.iter().enumerate() {
+        match skill(index, value) {
+            Err(problem) => problems.push(problem),
+            Ok(skill) if !ids.insert(skill.id.clone()) => {
+                problems.push(format!("a second skill with the id `{}` is left out", shorten(&skill.id, 80)));
+            }
+            Ok(skill) => skills.push(skill),
         }
-        skills.push(Skill {
-            name: name.unwrap_or_else(|| id.clone()),
-            id,
-            description: text(skill, "description").unwrap_or_default(),
-            tags: texts(skill, "tags", "tags"),
-            examples: texts(skill, "examples", "examples"),
-            input_modes: texts(skill, "inputModes", "input_modes"),
-            output_modes: texts(skill, "outputModes", "output_modes"),
-        });
+    }
+    let unsaid = problems.len().saturating_sub(MAX_SKILL_WARNINGS);
+    problems.truncate(MAX_SKILL_WARNINGS);
+    warnings.append(&mut problems);
+    if unsaid > 0 {
+        warnings.push(format!("{unsaid} more skills are left out for such reasons"));
     }
     skills
+}
+
+/// The error says why there is no such skill.
+fn skill(index: usize, value: &Value) -> Result<Skill, String> {
+    let skill = value.as_object().ok_or_else(|| format!("skill {index} is not an object; it is left out"))?;
+    let (id, name) = (text(skill, "id"), text(skill, "name"));
+    let id = id
+        .or_else(|| name.clone())
+        .ok_or_else(|| format!("skill {index} has neither id nor name; it is left out"))?;
+    Ok(Skill {
+        name: name.unwrap_or_else(|| id.clone()),
+        id,
+        description: text(skill, "description").unwrap_or_default(),
+        tags: texts(skill, "tags", "tags"),
+        examples: texts(skill, "examples", "examples"),
+        input_modes: texts(skill, "inputModes", "input_modes"),
+        output_modes: texts(skill, "outputModes", "output_modes"),
+    })
 }
 
 fn hash(raw: &Map<String, Value>) -> String {

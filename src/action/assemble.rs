@@ -12,9 +12,11 @@
 //!
 //! Files and data are for programs, so they come from everywhere, notices included.
 
-use std::collections::HashSet;
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasher as _;
 
-use crate::a2a::model::{Artifact, FileContent, Message, Part, Task, TaskState, normal_base64};
+use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normal_base64};
 use crate::reply::outcome::{ArtifactRef, Content, ReplyFile};
 
 /// Which artifacts are the answer and which are notices, by name.
@@ -65,15 +67,15 @@ pub fn of_task(task: &Task, status_texts: &str, rules: &ArtifactRules) -> Result
         first.or_else(states).unwrap_or_else(|| (said.iter().map(text_of).collect(), Source::History));
 
     let mut collector = Collector::default();
-    for artifact in &task.artifacts {
-        collector.take(&artifact.parts)?;
+    for (index, artifact) in task.artifacts.iter().enumerate() {
+        collector.take(&artifact.parts, Some(index))?;
     }
     if let Some(status) = &task.status_message {
-        collector.take(&status.parts)?;
+        collector.take(&status.parts, None)?;
     }
     if task.artifacts.is_empty() && task.status_message.is_none() {
         for message in said {
-            collector.take(&message.parts)?;
+            collector.take(&message.parts, None)?;
         }
     }
     let artifacts =
@@ -84,7 +86,7 @@ pub fn of_task(task: &Task, status_texts: &str, rules: &ArtifactRules) -> Result
 /// The content of a direct message.
 pub fn of_message(message: &Message) -> Result<Content, String> {
     let mut collector = Collector::default();
-    collector.take(&message.parts)?;
+    collector.take(&message.parts, None)?;
     Ok(Content {
         message: text_of(message),
         files: collector.files,
@@ -169,16 +171,23 @@ fn text_of_parts(parts: &[Part]) -> String {
     parts.iter().filter_map(Part::as_text).collect()
 }
 
-/// Files and data in order; what is sent again, to the letter, counts once.
+/// Files and data in order; what a message repeats, to the letter, counts once. Files of two artifacts
+/// are two, whatever is in them: a refined result may come out the same.
 #[derive(Default)]
 struct Collector {
     files: Vec<ReplyFile>,
     data: Vec<Box<serde_json::value::RawValue>>,
     seen: HashSet<String>,
+    // Hashes of the files, so that many of them are not compared one by one: in all places, and in the
+    // artifact at hand.
+    file_hashes: RandomState,
+    files_anywhere: HashMap<u64, Vec<usize>>,
+    files_of_artifact: HashMap<(usize, u64), Vec<usize>>,
 }
 
 impl Collector {
-    fn take(&mut self, parts: &[Part]) -> Result<(), String> {
+    /// `artifact` is the index of the artifact that the parts are of, `None` for those of a message.
+    fn take(&mut self, parts: &[Part], artifact: Option<usize>) -> Result<(), String> {
         // Within one message or artifact two equal parts are two.
         let mut fresh = Vec::new();
         for part in parts {
@@ -190,36 +199,51 @@ impl Collector {
                         self.data.push(data.clone());
                     }
                 }
-                Part::File(file) => {
-                    let mut reply = ReplyFile {
-                        name: file.name.clone(),
-                        mime_type: file.media_type.clone(),
-                        size: None,
-                        url: None,
-                        bytes: None,
-                    };
-                    match &file.content {
-                        FileContent::Uri(uri) => reply.url = Some(uri.clone()),
-                        FileContent::Base64(text) => {
-                            let (bytes, size) = normal_base64(text).ok_or_else(|| {
-                                format!(
-                                    "its file `{}` is not base64",
-                                    file.name.as_deref().unwrap_or("without a name")
-                                )
-                            })?;
-                            reply.size = Some(size);
-                            reply.bytes = Some(bytes);
-                        }
-                    }
-                    if !self.files.contains(&reply) {
-                        self.files.push(reply);
-                    }
-                }
+                Part::File(file) => self.take_file(reply_file(file)?, artifact),
             }
         }
         self.seen.extend(fresh);
         Ok(())
     }
+
+    fn take_file(&mut self, file: ReplyFile, artifact: Option<usize>) {
+        let hash = self.file_hashes.hash_one((&file.name, &file.mime_type, &file.url, &file.bytes));
+        let alike = match artifact {
+            Some(index) => self.files_of_artifact.get(&(index, hash)),
+            None => self.files_anywhere.get(&hash),
+        };
+        let is_repeated = alike.into_iter().flatten().any(|&at| self.files.get(at) == Some(&file));
+        if is_repeated {
+            return;
+        }
+        let at = self.files.len();
+        self.files_anywhere.entry(hash).or_default().push(at);
+        if let Some(index) = artifact {
+            self.files_of_artifact.entry((index, hash)).or_default().push(at);
+        }
+        self.files.push(file);
+    }
+}
+
+fn reply_file(file: &File) -> Result<ReplyFile, String> {
+    let mut reply = ReplyFile {
+        name: file.name.clone(),
+        mime_type: file.media_type.clone(),
+        size: None,
+        url: None,
+        bytes: None,
+    };
+    match &file.content {
+        FileContent::Uri(uri) => reply.url = Some(uri.clone()),
+        FileContent::Base64(text) => {
+            let (bytes, size) = normal_base64(text).ok_or_else(|| {
+                format!("its file `{}` is not base64", file.name.as_deref().unwrap_or("without a name"))
+            })?;
+            reply.size = Some(size);
+            reply.bytes = Some(bytes);
+        }
+    }
+    Ok(reply)
 }
 
 /// Whether `name` fits `pattern`, in which `*` stands for anything.
@@ -318,6 +342,15 @@ mod tests {
         let content = content(task);
         assert_eq!((content.data.len(), content.files.len()), (1, 1));
         assert_eq!((content.files[0].size, content.files[0].bytes.as_deref()), (Some(1), Some("QQ==")));
+    }
+
+    #[test]
+    fn files_of_different_artifacts_or_names_are_never_merged() {
+        let file = |name: &str| format!(r#"{{"raw":"QQ==","filename":"{name}"}}"#);
+        let artifact = |files: &[String]| format!(r#"{{"artifactId":"a","parts":[{}]}}"#, files.join(","));
+        let task = completed(&[artifact(&[file("a"), file("b")]), artifact(&[file("a")])]);
+        let names: Vec<_> = content(&task).files.into_iter().filter_map(|file| file.name).collect();
+        assert_eq!(names, ["a", "b", "a"]);
     }
 
     #[test]

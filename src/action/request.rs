@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::params::Template;
@@ -11,12 +13,21 @@ use crate::json;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::RawObject;
 
+/// Some editors and shells write it before the first character of a text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
 /// Most files in one request.
 const MAX_FILES: usize = 64;
 /// Most entries of a list in `meta`.
 const MAX_LIST: usize = 100;
 /// Longest id, mode or key from a caller.
 const MAX_ID: usize = 256;
+
+/// A request body as it came.
+#[derive(Debug, Clone)]
+pub struct Body {
+    bytes: Bytes,
+    declared_json: bool,
+}
 
 /// What a caller wants of a skill.
 #[derive(Debug)]
@@ -69,14 +80,72 @@ pub struct CallOptions {
     pub trace: Trace,
 }
 
+impl Body {
+    /// `content_type` is the value of the header of that name, whose parameters do not matter.
+    pub fn new(bytes: Bytes, content_type: Option<&str>) -> Self {
+        let media_type = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
+        Self { bytes, declared_json: media_type.trim().eq_ignore_ascii_case("application/json") }
+    }
+
+    /// The text without its byte order mark.
+    fn text(&self) -> Result<&str, ActionError> {
+        let text = std::str::from_utf8(&self.bytes)
+            .map_err(|_| ActionError::invalid("the body is neither JSON nor UTF-8 text"))?;
+        Ok(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text))
+    }
+
+    /// An object is the parameters, a string the prompt, an array refused, anything else text.
+    fn read(&self) -> Result<Content, ActionError> {
+        let text = self.text()?;
+        let json = text.trim_matches(is_blank);
+        let not_json = |error: serde_json::Error| {
+            ActionError::invalid(format!(
+                "the body is not valid JSON: {error}; send an object, a string or plain text"
+            ))
+        };
+        match json.as_bytes().first() {
+            Some(b'{') => match as_object(json)? {
+                Ok(fields) => return Ok(Content::Fields(fields)),
+                // A text in braces is far more often a mistake in JSON than a prompt.
+                Err(error) if self.declared_json || json.ends_with('}') => return Err(not_json(error)),
+                Err(_) => {}
+            },
+            Some(b'"') => match serde_json::from_str(json) {
+                Ok(prompt) => return Ok(Content::Prompt(prompt)),
+                Err(error) if self.declared_json => return Err(not_json(error)),
+                Err(_) => {}
+            },
+            first => match serde_json::from_str::<IgnoredAny>(json) {
+                Ok(_) if first == Some(&b'[') => {
+                    let message = "the body is a JSON array; send an object, a string or plain text";
+                    return Err(ActionError::invalid(message));
+                }
+                Err(error) if self.declared_json => return Err(not_json(error)),
+                _ => {}
+            },
+        }
+        Ok(Content::Prompt(text.to_owned()))
+    }
+
+    /// The parameters of an action that takes nothing but an object.
+    fn fields(&self, what: &str) -> Result<Fields, ActionError> {
+        as_object(self.text()?.trim_matches(is_blank))?
+            .map_err(|_| ActionError::invalid(format!("the body must be a JSON object with {what}")))
+    }
+}
+
 impl Invocation {
     /// Reads a request body for a skill with these parameters.
-    pub fn parse(body: &[u8], template: &Template) -> Result<Self, ActionError> {
-        let mut fields = match read_body(body)? {
-            Body::Prompt(prompt) => {
+    ///
+    /// `prompt` may be empty only if there are files or data, and without placeholders it has to be
+    /// given even then.
+    pub fn parse(body: &Body, template: &Template) -> Result<Self, ActionError> {
+        let mut fields = match body.read()? {
+            Content::Prompt(prompt) if prompt.chars().all(is_blank) => return Err(empty("prompt")),
+            Content::Prompt(prompt) => {
                 return Ok(Self { parts: vec![Part::Text(prompt)], meta: Meta::default() });
             }
-            Body::Fields(fields) => fields,
+            Content::Fields(fields) => fields,
         };
         let meta = fields.take("meta").map(|raw| Meta::parse(&raw)).transpose()?.unwrap_or_default();
         let files = fields.take("files").map(|raw| files(&raw)).transpose()?.unwrap_or_default();
@@ -107,6 +176,11 @@ impl Invocation {
                 template.fill(|name| values.iter().find(|(n, _)| *n == name).map_or("", |(_, value)| value))
             }
         };
+        if text.chars().all(is_blank) && files.is_empty() && data.is_none() {
+            return Err(empty(
+                template.names().first().filter(|_| !values.is_empty()).map_or("prompt", String::as_str),
+            ));
+        }
         let mut parts = vec![Part::Text(text)];
         parts.extend(data.map(Part::Data));
         parts.extend(files.into_iter().map(Part::File));
@@ -116,8 +190,8 @@ impl Invocation {
 
 impl FollowUpAnswer {
     /// Reads the body of `provide_required_input`.
-    pub fn parse(body: &[u8]) -> Result<Self, ActionError> {
-        let mut fields = fields_only(body, "`follow_up_id` and `user_response`")?;
+    pub fn parse(body: &Body) -> Result<Self, ActionError> {
+        let mut fields = body.fields("`follow_up_id` and `user_response`")?;
         let follow_up_id = string("follow_up_id", &fields.require("follow_up_id")?)?;
         let response = string("user_response", &fields.require("user_response")?)?;
         let files = fields.take("files").map(|raw| files(&raw)).transpose()?.unwrap_or_default();
@@ -129,8 +203,8 @@ impl FollowUpAnswer {
 }
 
 /// Reads the body of `cancel_task` and `get_task`: the task's id.
-pub fn task_id(body: &[u8]) -> Result<String, ActionError> {
-    let mut fields = fields_only(body, "`task_id`")?;
+pub fn task_id(body: &Body) -> Result<String, ActionError> {
+    let mut fields = body.fields("`task_id`")?;
     let id = string("task_id", &fields.require("task_id")?)?;
     fields.finish(|| "`task_id`".to_owned())?;
     Ok(id)
@@ -161,56 +235,31 @@ impl Meta {
     }
 }
 
-enum Body {
+/// What a body says.
+enum Content {
     Prompt(String),
     Fields(Fields),
 }
 
-/// An object is the parameters, a string the prompt, an array refused, anything else text.
-fn read_body(body: &[u8]) -> Result<Body, ActionError> {
-    match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
-        None => return Err(missing("prompt")),
-        Some(b'{') => {
-            if let Some(fields) = as_object(body)? {
-                return Ok(Body::Fields(fields));
-            }
-        }
-        Some(b'[') if serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() => {
-            return Err(ActionError::invalid(
-                "the body is a JSON array; send an object, a string or plain text",
-            ));
-        }
-        Some(b'"') => {
-            if let Ok(prompt) = serde_json::from_slice::<String>(body) {
-                return Ok(Body::Prompt(prompt));
-            }
-        }
-        Some(_) => {}
-    }
-    match std::str::from_utf8(body) {
-        Ok(text) => Ok(Body::Prompt(text.to_owned())),
-        Err(_) => Err(ActionError::invalid("the body is neither JSON nor UTF-8 text")),
-    }
+fn is_blank(c: char) -> bool {
+    c.is_whitespace() || c == BYTE_ORDER_MARK
 }
 
-/// `None` when the body is not JSON: then it is a text that happens to begin with a brace.
-fn as_object(body: &[u8]) -> Result<Option<Fields>, ActionError> {
-    let Ok(object) = serde_json::from_slice::<RawObject>(body) else {
-        return Ok(None);
+/// The outer error is about an object that is JSON and still refused, the inner one about text that is
+/// no JSON object.
+fn as_object(text: &str) -> Result<Result<Fields, serde_json::Error>, ActionError> {
+    let object: RawObject = match serde_json::from_str(text) {
+        Ok(object) => object,
+        Err(error) => return Ok(Err(error)),
     };
-    if !json::is_shallow(body) {
+    if !json::is_shallow(text.as_bytes()) {
         return Err(ActionError::invalid(format!("the body nests deeper than {}", json::MAX_DEPTH)));
     }
     let mut keys = std::collections::HashSet::new();
     match object.0.iter().find(|(key, _)| !keys.insert(key.as_str())) {
         Some((key, _)) => Err(ActionError::invalid(format!("`{}` is given twice", json::shorten(key, 80)))),
-        None => Ok(Some(Fields(object))),
+        None => Ok(Ok(Fields(object))),
     }
-}
-
-fn fields_only(body: &[u8], what: &str) -> Result<Fields, ActionError> {
-    as_object(body)?
-        .ok_or_else(|| ActionError::invalid(format!("the body must be a JSON object with {what}")))
 }
 
 /// The fields of an object that nobody has taken yet. `null` is absent.
@@ -248,6 +297,10 @@ fn known_parameters(template: &Template) -> String {
 
 fn missing(name: &str) -> ActionError {
     ActionError::invalid(format!("parameter `{name}` is missing"))
+}
+
+fn empty(name: &str) -> ActionError {
+    ActionError::invalid(format!("parameter `{name}` is empty, and there are no files or data"))
 }
 
 fn wrong(name: &str, expected: &str) -> ActionError {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_nats::{Client, Message, Subject};
 
-use super::catalog::{Action, BuiltIn};
+use super::catalog::{self, Action, BuiltIn};
 use super::frames::Frames;
 use super::headers::{self, Headers};
 use super::outgoing::Outgoing;
@@ -13,7 +13,7 @@ use crate::a2a::client::chain;
 use crate::action::progress::{Frame, Progress};
 use crate::action::request::ReplyMode;
 use crate::dispatch::Dispatcher;
-use crate::dispatch::request::{Body, IdempotencyKey, Input, Operation, Request, WhenBusy};
+use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request, WhenBusy};
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
@@ -77,7 +77,7 @@ impl Door {
 
     /// `None` for the card, which is not an operation on tasks.
     fn operation(&self, message: &Message) -> Option<Operation> {
-        let body = Body { bytes: message.payload.clone() };
+        let body = headers::body(message);
         Some(match &self.target {
             Target::Skill(action) => Operation::Invoke {
                 action: Arc::clone(&action.label),
@@ -89,6 +89,16 @@ impl Door {
             Target::BuiltIn(BuiltIn::GetTask) => Operation::GetTask(Input::Body(body)),
             Target::BuiltIn(BuiltIn::Card) => return None,
         })
+    }
+
+    /// The agent's card as the bridge uses it, in v1.0 form.
+    fn card(&self) -> Result<String, ActionError> {
+        let agent = self.dispatcher.agent();
+        let status = agent.status.borrow();
+        match &status.known {
+            Some(known) => Ok(catalog::card(&known.card, &known.interface, &agent.config.skills).to_string()),
+            None => Err(ActionError::unavailable(&agent.name, status.last_error.as_deref())),
+        }
     }
 }
 
@@ -128,7 +138,7 @@ impl Responder<'_> {
     }
 
     async fn send_card(&mut self) {
-        let outgoing = match self.door.dispatcher.card() {
+        let outgoing = match self.door.card() {
             Ok(card) => Outgoing::of_document(card.into(), self.door.client.max_payload()),
             Err(error) => {
                 let reply = self.door.dispatcher.refuse(error, self).await;

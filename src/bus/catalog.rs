@@ -1,6 +1,7 @@
 //! A card's skills as actions: which are published, under which tokens, with which metadata.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::Entry::{Occupied, Vacant};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -8,12 +9,16 @@ use serde_json::Value;
 
 use super::service::Endpoint;
 use super::subject::{Subjects, Token};
-use crate::a2a::card::{Card, Skill};
+use crate::a2a::card::{Card, Interface, Skill};
 use crate::action::actions;
 use crate::action::params::{Template, files_schema};
 use crate::config;
 use crate::json::shorten;
 
+/// Most actions of one agent beside the built-in ones: each is a subscription and an entry of INFO.
+pub const MAX_ACTIONS: usize = 500;
+/// Most clashes of names that are logged for one card.
+const MAX_WARNINGS: usize = 20;
 /// The action of an agent whose card leaves no skill.
 const PROMPT: &str = "prompt";
 /// Longest description in metadata; the whole one is used for placeholders.
@@ -40,32 +45,93 @@ pub struct Action {
 }
 
 /// The actions of a card, and what was left out on the way.
-pub fn actions(
-    card: &Card,
-    rules: &config::Skills,
-    subjects: &Subjects,
-    agent: &Token,
-) -> (Vec<Arc<Action>>, Vec<String>) {
-    let mut warnings = Vec::new();
-    let mut taken: HashMap<Token, String> = HashMap::new();
-    let mut actions = Vec::new();
-    for skill in card.skills.iter().filter(|skill| is_published(skill, rules)) {
-        let wanted = renamed(skill, rules).unwrap_or(&skill.id);
-        let token = Token::action(wanted);
-        if let Some(first) = taken.get(&token) {
-            let (first, second) = (shorten(first, 80), shorten(&skill.id, 80));
-            warnings.push(format!(
-                "skills `{first}` and `{second}` would share the action `{token}`; the second is left out"
-            ));
-            continue;
+#[derive(Debug, Default)]
+pub struct Catalog {
+    /// What is published, [`MAX_ACTIONS`] at the most.
+    pub actions: Vec<Arc<Action>>,
+    /// How many skills should be published, going by the settings, and are not.
+    pub skills_left_out: usize,
+    /// What to know about those.
+    pub warnings: Vec<String>,
+}
+
+impl Catalog {
+    /// The settings choose and name the skills first; the limit is for what they leave.
+    pub fn new(card: &Card, rules: &config::Skills, subjects: &Subjects, agent: &Token) -> Self {
+        let rules = Rules::new(rules);
+        let (mut this, mut over_limit) = (Self::default(), 0);
+        let mut taken: HashMap<Token, &str> = HashMap::new();
+        for skill in card.skills.iter().filter(|skill| rules.publish(skill)) {
+            if this.actions.len() == MAX_ACTIONS {
+                over_limit += 1;
+                continue;
+            }
+            let token = Token::action(rules.name(skill));
+            match taken.entry(token.clone()) {
+                Occupied(first) => {
+                    this.skills_left_out += 1;
+                    if this.warnings.len() < MAX_WARNINGS {
+                        let (first, second) = (shorten(first.get(), 80), shorten(&skill.id, 80));
+                        this.warnings.push(format!(
+                            "skills `{first}` and `{second}` would share the action `{token}`; the second is left out"
+                        ));
+                    }
+                }
+                Vacant(free) => {
+                    free.insert(&skill.id);
+                    this.actions.push(Arc::new(Action::of_skill(skill, card, token, subjects, agent)));
+                }
+            }
         }
-        taken.insert(token.clone(), skill.id.clone());
-        actions.push(Arc::new(Action::of_skill(skill, card, token, subjects, agent)));
+        if over_limit > 0 {
+            this.skills_left_out += over_limit;
+            this.warnings.push(format!(
+                "an agent has at most {MAX_ACTIONS} actions; {over_limit} more skills are left out, choose with `skills.allow`"
+            ));
+        }
+        if this.actions.is_empty() {
+            this.actions.push(Arc::new(Action::of_agent(card, subjects, agent)));
+        }
+        this
     }
-    if actions.is_empty() {
-        actions.push(Arc::new(Action::of_agent(card, subjects, agent)));
+}
+
+/// An agent's card in v1.0 form. One with very many skills has those that are published, as a message
+/// could not hold the others.
+pub fn card(card: &Card, interface: &Interface, rules: &config::Skills) -> Value {
+    if card.skills.len() <= MAX_ACTIONS {
+        return card.to_v1(interface, &card.skills);
     }
-    (actions, warnings)
+    let rules = Rules::new(rules);
+    card.to_v1(interface, card.skills.iter().filter(|skill| rules.publish(skill)).take(MAX_ACTIONS))
+}
+
+/// The settings' choice of skills, for cards and lists of any length.
+struct Rules<'a> {
+    allow: HashSet<&'a str>,
+    deny: HashSet<&'a str>,
+    rename: &'a BTreeMap<String, String>,
+}
+
+impl<'a> Rules<'a> {
+    fn new(rules: &'a config::Skills) -> Self {
+        let set = |list: &'a [String]| list.iter().map(String::as_str).collect();
+        Self { allow: set(&rules.allow), deny: set(&rules.deny), rename: &rules.rename }
+    }
+
+    fn publish(&self, skill: &Skill) -> bool {
+        let names =
+            |set: &HashSet<&str>| set.contains(skill.id.as_str()) || set.contains(skill.name.as_str());
+        (self.allow.is_empty() || names(&self.allow)) && !names(&self.deny)
+    }
+
+    /// The name of the skill's action, before it is made a word of a subject.
+    fn name<'s>(&self, skill: &'s Skill) -> &'s str
+    where
+        'a: 's,
+    {
+        self.rename.get(&skill.id).or_else(|| self.rename.get(&skill.name)).unwrap_or(&skill.id)
+    }
 }
 
 /// What to know about new names in the settings that cannot be used as they are.
@@ -78,18 +144,6 @@ pub fn rename_warnings(rules: &config::Skills) -> Vec<String> {
         })
     });
     escaped.collect()
-}
-
-fn names(skill: &Skill, list: &[String]) -> bool {
-    list.iter().any(|entry| *entry == skill.id || *entry == skill.name)
-}
-
-fn is_published(skill: &Skill, rules: &config::Skills) -> bool {
-    (rules.allow.is_empty() || names(skill, &rules.allow)) && !names(skill, &rules.deny)
-}
-
-fn renamed<'a>(skill: &Skill, rules: &'a config::Skills) -> Option<&'a String> {
-    rules.rename.get(&skill.id).or_else(|| rules.rename.get(&skill.name))
 }
 
 impl Action {

@@ -4,13 +4,16 @@ use async_nats::{HeaderMap, Message};
 
 use super::frames::FrameForm;
 use crate::a2a::client::Trace;
-use crate::action::request::{CallOptions, ReplyMode};
-use crate::config::values::parse_duration;
+use crate::action::request::{Body, CallOptions, ReplyMode};
+use crate::config::values::parse_capped_duration;
 use crate::json::shorten;
 use crate::reply::error::ActionError;
+use crate::telemetry::traceparent::Traceparent;
 
 /// Longest idempotency key.
 const MAX_KEY: usize = 512;
+/// Longest `tracestate` that is handed on.
+const MAX_TRACE_STATE: usize = 512;
 
 /// The headers of a request, checked.
 #[derive(Debug, Default)]
@@ -40,7 +43,7 @@ impl Headers {
         )?;
         let cancel_on_disconnect =
             choice(headers, "A2A-On-Disconnect", &[("continue", false), ("cancel", true)])?;
-        let timeout = header(headers, "A2A-Timeout").map(parse_duration).transpose();
+        let timeout = header(headers, "A2A-Timeout").map(parse_capped_duration).transpose();
         let timeout = timeout.map_err(|why| ActionError::invalid(format!("header `A2A-Timeout`: {why}")))?;
         let idempotency_key = header(headers, "Nats-Msg-Id").filter(|key| !key.is_empty()).map(str::to_owned);
         if idempotency_key.as_ref().is_some_and(|key| key.len() > MAX_KEY) {
@@ -81,26 +84,32 @@ pub fn wants_stream(message: &Message) -> bool {
     mode.is_some_and(|mode| mode.eq_ignore_ascii_case("stream"))
 }
 
-/// Header names are compared without case, because HTTP clients and bridges change it.
-fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let mut all = headers.iter().filter(|(other, _)| AsRef::<str>::as_ref(*other).eq_ignore_ascii_case(name));
-    all.next().and_then(|(_, values)| values.first()).map(|value| value.as_str().trim())
+/// The body of a request, with what its `Content-Type` declares.
+pub fn body(message: &Message) -> Body {
+    let content_type = message.headers.as_ref().and_then(|headers| header(headers, "Content-Type"));
+    Body::new(message.payload.clone(), content_type)
 }
 
-/// The caller's trace context.
+/// The first value of a header. Its name is compared without case, because HTTP clients and bridges change it.
+///
+/// The NATS client keeps the order of the values of one spelling, but not the order of two spellings of one
+/// name: of those, `name` as it is documented counts, and otherwise the first in byte order, so that
+/// the same message always means the same.
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let spellings = headers.iter().map(|(spelling, values)| (AsRef::<str>::as_ref(spelling), values));
+    let (_, values) = spellings
+        .filter(|(spelling, _)| spelling.eq_ignore_ascii_case(name))
+        .min_by_key(|(spelling, _)| (*spelling != name, *spelling))?;
+    values.first().map(|value| value.as_str().trim())
+}
+
+/// The caller's trace context. Nothing of an invalid one is handed on: it could be anything.
 pub fn trace(message: &Message) -> Trace {
     let Some(headers) = &message.headers else { return Trace::default() };
-    let value =
-        |name| header(headers, name).and_then(|text| reqwest::header::HeaderValue::from_str(text).ok());
-    // What is not a trace context is not handed on: it could be anything.
-    let parent =
-        header(headers, "traceparent").filter(|text| is_traceparent(text)).and_then(|_| value("traceparent"));
-    Trace { parent, state: value("tracestate").filter(|state| state.len() <= 512) }
-}
-
-fn is_traceparent(text: &str) -> bool {
-    let hex = |part: &str, length| part.len() == length && part.bytes().all(|b| b.is_ascii_hexdigit());
-    let mut parts = text.split('-');
-    let mut next = |length| parts.next().is_some_and(|part| hex(part, length));
-    next(2) && next(32) && next(16) && next(2)
+    let value = |text| reqwest::header::HeaderValue::from_str(text).ok();
+    let Some(parent) = header(headers, "traceparent").and_then(Traceparent::parse) else {
+        return Trace::default();
+    };
+    let state = header(headers, "tracestate").filter(|state| state.len() <= MAX_TRACE_STATE);
+    Trace { parent: value(parent.as_str()), state: state.and_then(value) }
 }

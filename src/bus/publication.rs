@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::actions::{self, Target};
-use super::catalog::{self, Action, BuiltIn, Entry};
+use super::catalog::{BuiltIn, Catalog, Entry};
 use super::outgoing::Outgoing;
 use super::service::{Description, Mesh, Service, ServiceError, semver_or_zero};
 use super::subject::{Subjects, Token};
@@ -62,7 +62,7 @@ impl Publication {
                 (built_in.endpoint(subjects, &token), handler)
             })
             .collect();
-        let first = describe(&agent, &agent.status.borrow(), &[]);
+        let first = describe(&agent, &agent.status.borrow(), &Catalog::default());
         let service = Service::start(mesh, token.clone(), QUEUE_GROUP, first, built_ins).await?;
         let registry = Registry {
             client: mesh.client.clone(),
@@ -102,7 +102,7 @@ impl Publication {
 
     /// Says good-bye in the registry.
     pub async fn farewell(&self, status: &Status) {
-        self.registry.announce(status, State::Stopped, &[]).await;
+        self.registry.announce(status, State::Stopped, &Catalog::default()).await;
     }
 }
 
@@ -123,8 +123,8 @@ impl Shown {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = status.borrow_and_update().clone();
-            let actions = self.show(&now).await;
-            self.registry.announce(&now, now.state, &actions).await;
+            let catalog = self.show(&now).await;
+            self.registry.announce(&now, now.state, &catalog).await;
             loop {
                 tokio::select! {
                     biased;
@@ -134,24 +134,25 @@ impl Shown {
                         // The agent's loop has ended; what is shown stays until we are told.
                         Err(_) => return withdraw.cancelled().await,
                     },
-                    _ = ticks.tick() => self.registry.announce(&now, now.state, &actions).await,
+                    _ = ticks.tick() => self.registry.announce(&now, now.state, &catalog).await,
                 }
             }
         }
     }
 
-    async fn show(&self, status: &Status) -> Vec<Arc<Action>> {
-        let (actions, warnings) = match &status.known {
+    async fn show(&self, status: &Status) -> Catalog {
+        let catalog = match &status.known {
             Some(known) if status.state == State::Ready => {
-                catalog::actions(&known.card, &self.agent.config.skills, &self.subjects, &self.token)
+                Catalog::new(&known.card, &self.agent.config.skills, &self.subjects, &self.token)
             }
-            _ => (Vec::new(), Vec::new()),
+            _ => Catalog::default(),
         };
-        for warning in warnings {
+        for warning in &catalog.warnings {
             tracing::warn!(agent = %self.agent.name, "{warning}");
         }
-        self.service.describe(describe(&self.agent, status, &actions));
-        let endpoints = actions
+        self.service.describe(describe(&self.agent, status, &catalog));
+        let endpoints = catalog
+            .actions
             .iter()
             .map(|action| {
                 let target = Target::Skill(Arc::clone(action));
@@ -161,7 +162,7 @@ impl Shown {
         if let Err(error) = self.service.publish(endpoints).await {
             tracing::error!(agent = %self.agent.name, error = chain(&error), "cannot publish the agent's actions");
         }
-        actions
+        catalog
     }
 }
 
@@ -183,7 +184,7 @@ async fn publish_updates(
 }
 
 /// The service as INFO shows it.
-fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Description {
+fn describe(agent: &Agent, status: &Status, catalog: &Catalog) -> Description {
     let mut metadata = BTreeMap::from([
         ("bridge".to_owned(), BRIDGE.to_owned()),
         ("a2a.agent".to_owned(), agent.name.to_string()),
@@ -204,8 +205,11 @@ fn describe(agent: &Agent, status: &Status, actions: &[Arc<Action>]) -> Descript
         version = semver_or_zero(&known.card.version).to_owned();
         description = shorten(&known.card.description, MAX_DESCRIPTION);
     }
-    if !actions.is_empty() {
-        let names: Vec<_> = actions.iter().map(|action| action.token.as_str()).collect();
+    if catalog.skills_left_out > 0 {
+        metadata.insert("a2a.skills_left_out".to_owned(), catalog.skills_left_out.to_string());
+    }
+    if !catalog.actions.is_empty() {
+        let names: Vec<_> = catalog.actions.iter().map(|action| action.token.as_str()).collect();
         let separator = if description.is_empty() { "" } else { " " };
         description =
             shorten(&format!("{description}{separator}Actions: {}", names.join(", ")), 2 * MAX_DESCRIPTION);
@@ -234,9 +238,12 @@ struct Announcement<'a> {
     instance: &'a str,
     bridge: &'static str,
     actions: Vec<Entry<'a>>,
-    /// How many are not in it, as they do not fit into a message.
+    /// How many published actions are not in `actions`, as they do not fit into a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     actions_left_out: Option<usize>,
+    /// How many skills the settings choose and the bridge does not publish; they have no action.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skills_left_out: Option<usize>,
     card_hash: Option<&'a str>,
     restarts: u32,
     last_error: Option<&'a str>,
@@ -247,21 +254,23 @@ struct Announcement<'a> {
 }
 
 impl Registry {
-    async fn announce(&self, status: &Status, state: State, actions: &[Arc<Action>]) {
+    async fn announce(&self, status: &Status, state: State, catalog: &Catalog) {
         // While the connection is down publishes pile up, and the news would be old by then.
         if self.client.connection_state() != Connection::Connected {
             return;
         }
         let since = if state == status.state { status.since } else { SystemTime::now() };
         let dialect = status.known.as_ref().map(|known| known.interface.dialect);
-        let announcement = |actions, actions_left_out| Announcement {
+        let if_any = |count: usize| Some(count).filter(|count| *count > 0);
+        let announcement = |actions, unlisted: usize| Announcement {
             agent: &self.agent,
             state,
             since: rfc3339(since),
             instance: &self.instance,
             bridge: BRIDGE,
             actions,
-            actions_left_out,
+            actions_left_out: if_any(unlisted),
+            skills_left_out: if_any(catalog.skills_left_out),
             card_hash: status.known.as_ref().map(|known| known.card.hash()),
             restarts: status.restarts,
             last_error: status.last_error.as_deref(),
@@ -271,16 +280,16 @@ impl Registry {
             interval_s: INTERVAL.as_secs(),
         };
         let written = || {
-            let (limit, count) = (self.client.max_payload(), actions.len());
-            let entries = || actions.iter().map(|action| action.entry());
-            let body = serde_json::to_vec(&announcement(entries().collect(), None))?;
+            let (limit, count) = (self.client.max_payload(), catalog.actions.len());
+            let entries = || catalog.actions.iter().map(|action| action.entry());
+            let body = serde_json::to_vec(&announcement(entries().collect(), 0))?;
             if body.len() <= limit {
                 return Ok(body);
             }
-            let used = serde_json::to_vec(&announcement(Vec::new(), Some(count)))?.len();
+            let used = serde_json::to_vec(&announcement(Vec::new(), count))?.len();
             let kept = first_that_fit(entries().map(Entry::without_details).collect(), used, limit)?;
-            let left_out = Some(count - kept.len()).filter(|left_out| *left_out > 0);
-            serde_json::to_vec(&announcement(kept, left_out))
+            let unlisted = count - kept.len();
+            serde_json::to_vec(&announcement(kept, unlisted))
         };
         let body: serde_json::Result<Vec<u8>> = written();
         let body = body.expect("strings, numbers and schemas always serialize");

@@ -9,17 +9,17 @@ use url::Url;
 use super::fields::{Fields, MAPPING, checked, each, unexpected};
 use super::node::{Node, Value};
 use super::problem::Report;
-use super::{check, values};
+use super::{check, schema, values};
 
 /// One way to authenticate: exactly one of `bearer`, `api_key`, `basic` and `oauth2`.
 #[derive(Debug, Clone, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[schemars(deny_unknown_fields, extend("oneOf" = schema::one_of(&["bearer", "api_key", "basic", "oauth2"])))]
 pub struct Auth {
     /// The card's name of the security scheme that this is for; without it, the kind decides.
-    #[schemars(extend("examples" = ["corporate"]))]
+    #[schemars(schema_with = "schema::optional_filled", extend("examples" = ["corporate"]))]
     pub scheme: Option<String>,
     /// Token sent as `Authorization: Bearer …`.
-    #[schemars(with = "Option<String>", extend("examples" = ["${TOKEN}"]))]
+    #[schemars(schema_with = "schema::optional_token", extend("examples" = ["${TOKEN}"]))]
     pub bearer: Option<SecretString>,
     /// Key sent under a name.
     pub api_key: Option<ApiKey>,
@@ -34,13 +34,13 @@ pub struct Auth {
 #[schemars(deny_unknown_fields)]
 pub struct ApiKey {
     /// The name of the header, query parameter or cookie.
-    #[schemars(extend("examples" = ["X-API-Key"]))]
+    #[schemars(schema_with = "schema::header_name", extend("examples" = ["X-API-Key"]))]
     pub name: String,
     /// Where it goes: `header`, `query` or `cookie`.
-    #[schemars(rename = "in", with = "String", extend("default" = "header", "enum" = ["header", "query", "cookie"]))]
+    #[schemars(rename = "in", schema_with = "schema::key_place", extend("default" = "header"))]
     pub place: KeyPlace,
     /// The key.
-    #[schemars(with = "String", extend("examples" = ["${API_KEY}"]))]
+    #[schemars(schema_with = "schema::header_value", extend("examples" = ["${API_KEY}"]))]
     pub value: SecretString,
 }
 
@@ -73,6 +73,7 @@ impl KeyPlace {
 #[schemars(deny_unknown_fields)]
 pub struct Basic {
     /// The user.
+    #[schemars(schema_with = "schema::user")]
     pub user: String,
     /// The password.
     #[schemars(with = "String")]
@@ -84,17 +85,19 @@ pub struct Basic {
 #[schemars(deny_unknown_fields)]
 pub struct OAuth2 {
     /// Where tokens are had; it may be another host than the agent's.
-    #[schemars(with = "String", extend("examples" = ["https://login.example.org/token"]))]
+    #[schemars(schema_with = "schema::http_url", extend("examples" = ["https://login.example.org/token"]))]
     pub token_url: Url,
     /// The client's id.
+    #[schemars(schema_with = "schema::filled")]
     pub client_id: String,
     /// The client's secret.
-    #[schemars(with = "String", extend("examples" = ["${CLIENT_SECRET}"]))]
+    #[schemars(schema_with = "schema::filled", extend("examples" = ["${CLIENT_SECRET}"]))]
     pub client_secret: SecretString,
     /// Scopes to ask for.
-    #[schemars(extend("default" = []))]
+    #[schemars(schema_with = "schema::filled_list", extend("default" = []))]
     pub scopes: Vec<String>,
     /// The audience to ask for, where the server wants one.
+    #[schemars(schema_with = "schema::optional_filled")]
     pub audience: Option<String>,
 }
 
@@ -103,13 +106,13 @@ pub struct OAuth2 {
 #[schemars(deny_unknown_fields)]
 pub struct AgentTls {
     /// PEM file with the authorities to trust instead of the system's.
-    #[schemars(with = "Option<String>", extend("examples" = ["tls/ca.pem"]))]
+    #[schemars(schema_with = "schema::path", extend("examples" = ["tls/ca.pem"]))]
     pub ca: Option<PathBuf>,
     /// PEM file with the client certificate; goes with `key`.
-    #[schemars(with = "Option<String>", extend("examples" = ["tls/client.pem"]))]
+    #[schemars(schema_with = "schema::path", extend("examples" = ["tls/client.pem"]))]
     pub cert: Option<PathBuf>,
     /// PEM file with the key of the client certificate.
-    #[schemars(with = "Option<String>", extend("examples" = ["tls/client.key"]))]
+    #[schemars(schema_with = "schema::path", extend("examples" = ["tls/client.key"]))]
     pub key: Option<PathBuf>,
 }
 

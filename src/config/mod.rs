@@ -72,7 +72,7 @@ pub struct Config {
 #[schemars(deny_unknown_fields)]
 pub struct Metrics {
     /// Address and port to listen on.
-    #[schemars(with = "String", extend("examples" = ["127.0.0.1:9464"]))]
+    #[schemars(schema_with = "schema::listen", extend("examples" = ["127.0.0.1:9464"]))]
     pub listen: SocketAddr,
 }
 
@@ -81,19 +81,19 @@ pub struct Metrics {
 #[schemars(deny_unknown_fields)]
 pub struct Nats {
     /// One server, or several of one cluster: a list, or with commas between them.
-    #[schemars(schema_with = "schema::text_or_list", extend("default" = "nats://127.0.0.1:4222"))]
+    #[schemars(schema_with = "schema::servers", extend("default" = "nats://127.0.0.1:4222"))]
     pub url: Vec<String>,
     /// Log in with a `.creds` file (JWT and nkey seed). Relative to the folder of this file.
-    #[schemars(with = "Option<String>", extend("examples" = ["bridge.creds"]))]
+    #[schemars(schema_with = "schema::path", extend("examples" = ["bridge.creds"]))]
     pub credentials: Option<PathBuf>,
     /// Log in with an nkey seed.
-    #[schemars(with = "Option<String>", extend("examples" = ["${NATS_NKEY_SEED}"]))]
+    #[schemars(schema_with = "schema::optional_token", extend("examples" = ["${NATS_NKEY_SEED}"]))]
     pub nkey: Option<SecretString>,
     /// Log in with a token.
-    #[schemars(with = "Option<String>", extend("examples" = ["${NATS_TOKEN}"]))]
+    #[schemars(schema_with = "schema::optional_filled", extend("examples" = ["${NATS_TOKEN}"]))]
     pub token: Option<SecretString>,
     /// Log in with a user name and `password`.
-    #[schemars(extend("examples" = ["bridge"]))]
+    #[schemars(schema_with = "schema::optional_filled", extend("examples" = ["bridge"]))]
     pub user: Option<String>,
     /// The password of `user`.
     #[schemars(with = "Option<String>", extend("examples" = ["${NATS_PASSWORD}"]))]
@@ -101,10 +101,10 @@ pub struct Nats {
     /// TLS with own certificates. The paths are relative to the folder of this file.
     pub tls: Option<Tls>,
     /// First word or words of every subject of the bridge: letters, digits, `_`, `-`, with dots between.
-    #[schemars(extend("default" = "a2a"))]
+    #[schemars(schema_with = "schema::subject_prefix", extend("default" = "a2a"))]
     pub subject_prefix: String,
     /// Reply subjects that the bridge answers to; `*` stands for a word, `>` for the rest.
-    #[schemars(extend("default" = ["_INBOX.>", "_R_.>"]))]
+    #[schemars(schema_with = "schema::subject_patterns", extend("default" = ["_INBOX.>", "_R_.>"]))]
     pub reply_prefixes: Vec<String>,
     /// Offer the agents to clients of the Synadia Agent Protocol for NATS as well.
     pub agent_protocol: Option<AgentProtocol>,
@@ -157,13 +157,13 @@ pub fn without_user_info(url: &str) -> String {
 #[schemars(deny_unknown_fields)]
 pub struct Tls {
     /// PEM file with the authorities to trust instead of the system's.
-    #[schemars(with = "Option<String>", extend("examples" = ["tls/ca.pem"]))]
+    #[schemars(schema_with = "schema::path", extend("examples" = ["tls/ca.pem"]))]
     pub ca: Option<PathBuf>,
     /// PEM file with the client certificate; goes with `key`.
-    #[schemars(with = "Option<String>", extend("examples" = ["tls/client.pem"]))]
+    #[schemars(schema_with = "schema::path", extend("examples" = ["tls/client.pem"]))]
     pub cert: Option<PathBuf>,
     /// PEM file with the key of the client certificate.
-    #[schemars(with = "Option<String>", extend("examples" = ["tls/client.key"]))]
+    #[schemars(schema_with = "schema::path", extend("examples" = ["tls/client.key"]))]
     pub key: Option<PathBuf>,
     /// Refuse to talk without TLS.
     #[schemars(schema_with = "schema::truth", extend("default" = false))]
@@ -175,7 +175,7 @@ pub struct Tls {
 #[schemars(deny_unknown_fields)]
 pub struct AgentProtocol {
     /// Whose agents they are, as those clients see it: lower-case letters, digits, `_` and `-`.
-    #[schemars(length(min = 1, max = 64), extend("examples" = ["acme"]))]
+    #[schemars(schema_with = "schema::owner", extend("examples" = ["acme"]))]
     pub owner: String,
 }
 
@@ -184,12 +184,15 @@ pub struct AgentProtocol {
 #[schemars(deny_unknown_fields)]
 pub struct Agent {
     /// The name of the agent on the mesh, unique in this file.
-    #[schemars(length(min = 1, max = 256), extend("examples" = ["weather"], "x-aliases" = ["agent_name"]))]
+    #[schemars(
+        schema_with = "schema::filled",
+        extend("maxLength" = 256, "examples" = ["weather"], "x-aliases" = ["agent_name"])
+    )]
     pub name: String,
     /// Where the agent listens: scheme, host, port, and the path above its card if there is one. `{port}`
     /// in it is the `port`.
     #[schemars(
-        with = "String",
+        schema_with = "schema::http_url",
         extend("examples" = ["http://127.0.0.1:9000"], "x-aliases" = ["a2a_server_url"])
     )]
     pub url: Url,
@@ -213,15 +216,15 @@ pub struct Agent {
     #[schemars(schema_with = "schema::truth", extend("default" = true))]
     pub verify_port: bool,
     /// Folder in which `command` runs, relative to the folder of this file.
-    #[schemars(with = "Option<String>", extend("examples" = ["agents/weather"]))]
+    #[schemars(schema_with = "schema::path", extend("examples" = ["agents/weather"]))]
     pub working_dir: Option<PathBuf>,
     /// Environment variables of `command`. Of the bridge's own it gets PATH, HOME, USER, LANG, LC_*, TZ
     /// and TMPDIR only.
-    #[schemars(schema_with = "schema::texts", extend("default" = {}))]
+    #[schemars(schema_with = "schema::env", extend("default" = {}))]
     pub env: BTreeMap<String, SecretString>,
     /// File with further variables of `command`, one `NAME=value` a line; `env` goes before it. Relative
     /// to the folder of this file.
-    #[schemars(with = "Option<String>", extend("examples" = ["weather.env"]))]
+    #[schemars(schema_with = "schema::path", extend("examples" = ["weather.env"]))]
     pub env_file: Option<PathBuf>,
     /// How long a launched agent may take until its card is served.
     #[schemars(
@@ -267,7 +270,7 @@ pub struct Agent {
     pub stop_grace: Duration,
     /// Token sent as `Authorization: Bearer …`, to the origin of `url` only.
     #[schemars(
-        with = "Option<String>",
+        schema_with = "schema::optional_token",
         extend("examples" = ["${WEATHER_TOKEN}"], "x-aliases" = ["a2a_bearer_token"])
     )]
     pub bearer_token: Option<SecretString>,
@@ -276,20 +279,20 @@ pub struct Agent {
     /// each with the name of the card's `scheme` if the kind does not tell. With `[]` it does not
     /// matter what the card asks for.
     #[schemars(
-        with = "Option<Vec<Auth>>",
+        schema_with = "schema::ways",
         extend("examples" = [[{ "api_key": { "name": "X-API-Key", "value": "${WEATHER_KEY}" } }]])
     )]
     pub auth: Option<Vec<Auth>>,
     /// Ways to authenticate for the card alone, if not those for calls.
     #[schemars(
-        with = "Option<Vec<Auth>>",
+        schema_with = "schema::ways",
         extend("examples" = [[{ "basic": { "user": "bridge", "password": "${CARD_PASSWORD}" } }]])
     )]
     pub card_auth: Option<Vec<Auth>>,
     /// TLS with own certificates. The paths are relative to the folder of this file.
     pub tls: Option<AgentTls>,
     /// Further headers of every request to the origin of `url`.
-    #[schemars(schema_with = "schema::texts", extend("default" = {}))]
+    #[schemars(schema_with = "schema::headers", extend("default" = {}))]
     pub headers: BTreeMap<String, SecretString>,
     /// The version of A2A to speak (`0.1`, `0.2`, `0.3` or `1.0`), if card and probe get it wrong.
     #[schemars(schema_with = "schema::protocol", extend("examples" = ["0.3"]))]
@@ -303,10 +306,10 @@ pub struct Agent {
     pub use_card_url: bool,
     /// Other hosts, as `host` or `host:port`, at which the card may place the agent. The agent's
     /// credentials go there, too.
-    #[schemars(extend("default" = []))]
+    #[schemars(schema_with = "schema::filled_list", extend("default" = []))]
     pub allowed_hosts: Vec<String>,
     /// Path of the card, instead of the two well-known ones.
-    #[schemars(extend("examples" = ["/agent/card.json"]))]
+    #[schemars(schema_with = "schema::card_path", extend("examples" = ["/agent/card.json"]))]
     pub card_path: Option<String>,
     /// The card itself, for an agent that serves none.
     #[schemars(
@@ -348,10 +351,13 @@ pub struct Agent {
     #[schemars(schema_with = "schema::size", extend("default" = "16MiB"))]
     pub max_response_size: u64,
     /// Names of artifacts that belong to the answer; `*` matches anything.
-    #[schemars(extend("default" = ["*"]))]
+    #[schemars(schema_with = "schema::filled_list", extend("default" = ["*"]))]
     pub answer_artifacts: Vec<String>,
     /// Names of artifacts that are notices and stay out of `message`; `*` matches anything.
-    #[schemars(extend("default" = ["execution_plan_*", "tool_notification_*", "tool_result"]))]
+    #[schemars(
+        schema_with = "schema::filled_list",
+        extend("default" = ["execution_plan_*", "tool_notification_*", "tool_result"])
+    )]
     pub notice_artifacts: Vec<String>,
     /// Changes when anything about this agent in the file does.
     #[schemars(skip)]
@@ -384,13 +390,14 @@ pub enum Binding {
 #[derive(Debug, Clone, Default, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Skills {
-    /// Publish these only; empty means all.
-    #[schemars(extend("default" = []))]
+    /// Publish these only; empty means all. An agent has at most 500 actions: of more skills the first
+    /// are published.
+    #[schemars(schema_with = "schema::filled_list", extend("default" = []))]
     pub allow: Vec<String>,
     /// Do not publish these.
-    #[schemars(extend("default" = []))]
+    #[schemars(schema_with = "schema::filled_list", extend("default" = []))]
     pub deny: Vec<String>,
     /// Publish a skill under another action name, as in `{ forecast: weather_forecast }`.
-    #[schemars(extend("default" = {}))]
+    #[schemars(schema_with = "schema::rename", extend("default" = {}))]
     pub rename: BTreeMap<String, String>,
 }

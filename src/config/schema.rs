@@ -1,4 +1,10 @@
 //! The settings described: a JSON Schema, and `config/full.yaml`, both made from the doc comments.
+//!
+//! The schema accepts what `check` accepts, key by key, as far as one value can tell: `null` is the
+//! default of every key that has one, a text may be written as a number or a boolean, and words of a
+//! fixed set are checked. What needs more than a pattern is for `check` alone: whether a URL, host or
+//! command line is well formed, whether a duration or size in text is in its range, and rules across
+//! keys. A value with a variable passes, as nobody knows yet what is in it.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -7,11 +13,18 @@ use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
-use super::Config;
+use super::supervision::STOP_SIGNALS;
+use super::{Auth, Config};
 
 /// Extra word of our schemas: other names of a key.
 const ALIASES: &str = "x-aliases";
+/// Extra word of our schemas: a number or a boolean is not a text here.
+const STRICT: &str = "x-strict";
 const COMMENT_WIDTH: usize = 100;
+/// RFC 9110 section 5.6.2, as in `values::header_name`.
+const HEADER_NAME: &str = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
+/// As in `values::header_value`.
+const HEADER_VALUE: &str = r"^[ -~\t]*$";
 
 /// The JSON Schema of a settings file (draft 2020-12).
 pub fn schema() -> Value {
@@ -30,13 +43,18 @@ fn settings() -> Value {
     schema
 }
 
-/// Says what is required and adds the other names of keys, in all objects.
+/// Says what is required, what may be null and what may be written as a number, and adds the other names
+/// of keys, in all objects.
 fn finish(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else {
         return;
     };
+    widen(object);
     for word in ["items", "additionalProperties"] {
         object.get_mut(word).into_iter().for_each(finish);
+    }
+    for word in ["anyOf", "prefixItems"] {
+        object.get_mut(word).and_then(Value::as_array_mut).into_iter().flatten().for_each(finish);
     }
     object.remove("required");
     let Some(Value::Object(properties)) = object.get_mut("properties") else {
@@ -44,17 +62,23 @@ fn finish(schema: &mut Value) {
     };
     properties.values_mut().for_each(finish);
     let mut required = Vec::new();
-    let mut either = Vec::new();
+    let mut rules = Vec::new();
     let mut others = Map::new();
     for (key, property) in properties.iter_mut() {
         let needed = is_required(property);
+        if !needed {
+            allow_null(property);
+        }
         let aliases = property.as_object_mut().and_then(|property| property.remove(ALIASES));
         let aliases: Vec<_> = aliases.iter().flat_map(Value::as_array).flatten().cloned().collect();
+        let names: Vec<_> = aliases.iter().chain([&Value::from(key.as_str())]).cloned().collect();
         if needed && aliases.is_empty() {
             required.push(key.clone());
         } else if needed {
-            let names = aliases.iter().chain([&Value::from(key.as_str())]).cloned().collect::<Vec<_>>();
-            either.push(json!({ "oneOf": names.iter().map(|name| json!({ "required": [name] })).collect::<Vec<_>>() }));
+            let given: Vec<_> = names.iter().map(|name| json!({ "required": [name] })).collect();
+            rules.push(json!({ "oneOf": given }));
+        } else if !aliases.is_empty() {
+            rules.push(json!({ "not": { "required": names } }));
         }
         for alias in aliases.iter().filter_map(Value::as_str) {
             let mut other = property.clone();
@@ -68,8 +92,41 @@ fn finish(schema: &mut Value) {
     if !required.is_empty() {
         object.insert("required".into(), required.into());
     }
-    if !either.is_empty() {
-        object.insert("allOf".into(), either.into());
+    if !rules.is_empty() {
+        object.insert("allOf".into(), rules.into());
+    }
+}
+
+/// YAML has no quotes around most texts, so a text may look like a number or a boolean.
+fn widen(schema: &mut Map<String, Value>) {
+    if schema.remove(STRICT).is_some() {
+        return;
+    }
+    if let Some(types) = types(schema).filter(|types| types.iter().any(|kind| kind == "string")) {
+        let more = ["number", "boolean"].map(Value::from);
+        let more: Vec<_> = more.into_iter().filter(|kind| !types.contains(kind)).collect();
+        schema.insert("type".into(), [types, more].concat().into());
+    }
+}
+
+/// A key without a value has its default.
+fn allow_null(schema: &mut Value) {
+    let Some(object) = schema.as_object_mut() else {
+        return;
+    };
+    let null = Value::from("null");
+    if let Some(types) = types(object).filter(|types| !types.contains(&null)) {
+        object.insert("type".into(), [types, vec![null]].concat().into());
+    }
+    if let Some(Value::Array(branches)) = object.get_mut("anyOf") {
+        branches.push(json!({ "type": "null" }));
+    }
+}
+
+fn types(schema: &Map<String, Value>) -> Option<Vec<Value>> {
+    match schema.get("type")? {
+        Value::Array(types) => Some(types.clone()),
+        kind => Some(vec![kind.clone()]),
     }
 }
 
@@ -100,6 +157,8 @@ pub(super) fn keys() -> &'static [String] {
             }
         }
         schema.get("items").into_iter().for_each(|items| collect(items, keys));
+        let branches = schema.get("anyOf").and_then(Value::as_array);
+        branches.into_iter().flatten().for_each(|branch| collect(branch, keys));
     }
     &KEYS
 }
@@ -200,55 +259,201 @@ fn yaml(value: &Value) -> String {
     }
 }
 
-/// A value that is no text may still be written as a variable.
+/// A variable may stand for anything.
 const VARIABLE: &str = r"\$\{";
 
+/// Text that matches one of the patterns, or holds a variable.
+fn pattern(patterns: &[&str]) -> String {
+    [patterns, &[VARIABLE]].concat().join("|")
+}
+
+/// A pattern for one of the words, in upper or lower case; regular expressions in schemas have no flags.
+fn any_case<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let word = |word: &str| {
+        let letter = |c: char| match (c.to_ascii_lowercase(), c.to_ascii_uppercase()) {
+            (lower, upper) if lower != upper => format!("[{lower}{upper}]"),
+            (other, _) if other.is_ascii_alphanumeric() => other.to_string(),
+            (other, _) => format!("[{other}]"),
+        };
+        word.chars().map(letter).collect::<String>()
+    };
+    format!("({})", words.into_iter().map(word).collect::<Vec<_>>().join("|"))
+}
+
+/// One of these words, which editors offer, or a text that matches the pattern.
+fn words(words: &[&str], also: &str) -> Schema {
+    json_schema!({
+        "type": "string", STRICT: true,
+        "anyOf": [{ "enum": words }, { "type": "string", STRICT: true, "pattern": pattern(&[also]) }],
+    })
+}
+
 pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "number"], "exclusiveMinimum": 0 })
+    let number = r"(\d+\.?\d*|\.\d+)";
+    let text = format!(r"^\s*({number}|({number}(ms|s|m|h|d))+)\s*$");
+    json_schema!({
+        "type": ["string", "number"], STRICT: true,
+        "exclusiveMinimum": 0, "maximum": 30 * 24 * 60 * 60, "pattern": pattern(&[&text]),
+    })
 }
 
 pub(super) fn size(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "integer"], "minimum": 1024, "maximum": 1 << 30 })
+    let text = format!(r"^\s*\d+\s*{}?\s*$", any_case(["b", "kb", "kib", "mb", "mib", "gb", "gib"]));
+    json_schema!({
+        "type": ["string", "integer"], STRICT: true,
+        "minimum": 1024, "maximum": 1 << 30, "pattern": pattern(&[&text]),
+    })
 }
 
 pub(super) fn count(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["integer", "string"], "minimum": 1, "maximum": 100_000, "pattern": VARIABLE })
+    json_schema!({
+        "type": ["integer", "string"], STRICT: true,
+        "minimum": 1, "maximum": 100_000, "pattern": pattern(&[r"^\+?0*([1-9]\d{0,4}|100000)$"]),
+    })
 }
 
 pub(super) fn truth(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["boolean", "string"], "pattern": VARIABLE })
+    json_schema!({ "type": ["boolean", "string"], STRICT: true, "pattern": VARIABLE })
 }
 
 pub(super) fn protocol(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "number", "null"] })
+    json_schema!({
+        "type": ["string", "number", "null"], STRICT: true,
+        "anyOf": [
+            { "enum": ["0.1", "0.2", "0.3", "1.0", "1", 0.1, 0.2, 0.3, 1] },
+            { "type": "string", STRICT: true, "pattern": VARIABLE },
+        ],
+    })
 }
 
 pub(super) fn binding(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "null"] })
+    let mut schema =
+        words(&["jsonrpc", "rest"], &format!("^{}$", any_case(["jsonrpc", "rest", "http+json"])));
+    schema.insert("type".into(), json!(["string", "null"]));
+    schema
 }
 
 pub(super) fn port(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "integer", "null"], "minimum": 1, "maximum": 65535, "pattern": "^auto$|^[0-9]+$|\\$\\{" })
+    let number = r"^\+?0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])$";
+    json_schema!({
+        "type": ["string", "integer", "null"], STRICT: true,
+        "minimum": 1, "maximum": 65535, "pattern": pattern(&["^auto$", number]),
+    })
 }
 
 pub(super) fn restart(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "pattern": "^(always|on-failure|never)$|\\$\\{" })
+    words(&["always", "on-failure", "never"], "^(always|on-failure|never)$")
+}
+
+pub(super) fn key_place(_: &mut SchemaGenerator) -> Schema {
+    words(&["header", "query", "cookie"], "^(header|query|cookie)$")
 }
 
 pub(super) fn signal(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string" })
+    let names = STOP_SIGNALS.iter().map(|name| name.trim_start_matches("SIG"));
+    words(&STOP_SIGNALS, &format!("^{}?{}$", any_case(["sig"]), any_case(names)))
 }
 
-pub(super) fn text_or_list(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "array"], "items": { "type": "string" } })
+/// An address for HTTP; whether it is a good one is for `check` to say.
+pub(super) fn http_url(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", STRICT: true, "pattern": pattern(&[r"^\s*[hH][tT][tT][pP][sS]?:"]) })
+}
+
+pub(super) fn listen(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", STRICT: true, "pattern": pattern(&[r":\d+$"]) })
+}
+
+pub(super) fn card_path(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "null"], STRICT: true, "pattern": pattern(&[r"^/(?![/\\])\S*$"]) })
+}
+
+/// A file or folder.
+pub(super) fn path(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "null"], "minLength": 1 })
+}
+
+/// Text that is not empty.
+pub(super) fn filled(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": r"\S" })
+}
+
+pub(super) fn optional_filled(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "null"], "pattern": r"\S" })
+}
+
+/// A token as headers have it.
+pub(super) fn optional_token(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "null"], "pattern": pattern(&["^[!-~]+$"]) })
+}
+
+pub(super) fn user(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": pattern(&[r"^[^:]*[^:\s][^:]*$"]) })
+}
+
+pub(super) fn header_name(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": pattern(&[HEADER_NAME]) })
+}
+
+pub(super) fn header_value(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": pattern(&[HEADER_VALUE]) })
+}
+
+pub(super) fn owner(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "integer", "boolean"], STRICT: true, "pattern": pattern(&["^[a-z0-9_-]{1,64}$"]) })
+}
+
+pub(super) fn subject_prefix(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": pattern(&[r"^(?=.{1,128}$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$"]) })
+}
+
+pub(super) fn filled_list(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "array", "items": filled(generator) })
+}
+
+pub(super) fn subject_patterns(_: &mut SchemaGenerator) -> Schema {
+    let token = r"(\*|[^\s.*>]+)";
+    let subject = format!(r"^({token}\.)*({token}|>)$");
+    json_schema!({ "type": "array", "minItems": 1, "items": { "type": "string", "pattern": pattern(&[&subject]) } })
+}
+
+pub(super) fn servers(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "array"], "minItems": 1, "pattern": r"\S", "items": filled(generator) })
 }
 
 pub(super) fn command(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "array", "null"], "items": { "type": ["string", "number", "boolean"] } })
+    json_schema!({
+        "type": ["string", "array", "null"], "pattern": r"\S",
+        "minItems": 1, "prefixItems": [{ "type": "string", "pattern": r"\S" }], "items": { "type": "string" },
+    })
 }
 
-pub(super) fn texts(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "object", "additionalProperties": { "type": ["string", "number", "boolean"] } })
+pub(super) fn env(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object", "propertyNames": { "pattern": "^[^=]+$" }, "additionalProperties": { "type": "string" },
+    })
+}
+
+pub(super) fn headers(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object", "propertyNames": { "pattern": HEADER_NAME }, "additionalProperties": header_value(generator),
+    })
+}
+
+pub(super) fn rename(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "object", "additionalProperties": filled(generator) })
+}
+
+/// A list of ways to authenticate, or a single one.
+pub(super) fn ways(generator: &mut SchemaGenerator) -> Schema {
+    let way = generator.subschema_for::<Auth>();
+    json_schema!({ "type": ["array", "object", "null"], "anyOf": [{ "type": "array", "items": way }, way] })
+}
+
+/// Exactly one of these keys has a value.
+pub(super) fn one_of(keys: &[&str]) -> Value {
+    let given =
+        |key: &&str| json!({ "required": [key], "properties": { *key: { "not": { "type": "null" } } } });
+    keys.iter().map(given).collect()
 }
 
 pub(super) fn any_object(_: &mut SchemaGenerator) -> Schema {

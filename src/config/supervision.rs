@@ -17,6 +17,41 @@ use super::{Agent, schema, values};
 
 /// Stands for the port in `command`, `env` and `url`.
 pub(super) const PORT: &str = "{port}";
+/// What `stop_signal` may be. A fixed list, so that the schema is the same on every system; where a
+/// system does not know a signal, reading says so.
+pub(super) const STOP_SIGNALS: [&str; 31] = [
+    "SIGTERM",
+    "SIGINT",
+    "SIGHUP",
+    "SIGQUIT",
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGILL",
+    "SIGIO",
+    "SIGPIPE",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
 /// Largest `env_file`.
 const MAX_ENV_FILE: u64 = 1 << 20;
 
@@ -165,7 +200,8 @@ pub(super) fn restart(text: &str) -> Result<Restart, String> {
 pub(super) fn signal(text: &str) -> Result<Signal, String> {
     let name = text.to_ascii_uppercase();
     let name = if name.starts_with("SIG") { name } else { format!("SIG{name}") };
-    Signal::from_str(&name).map_err(|_| "expected the name of a signal, such as `SIGTERM` or `SIGINT`".into())
+    let known = STOP_SIGNALS.contains(&name.as_str()).then(|| Signal::from_str(&name).ok()).flatten();
+    known.ok_or_else(|| "expected the name of a signal, such as `SIGTERM` or `SIGINT`".into())
 }
 
 /// An address with `{port}` in it: port 0 stands for one that is not known yet.

@@ -20,12 +20,23 @@ const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 ///
 /// A sentence that says what was expected; it does not contain the text.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    match parse_capped_duration(text)? {
+        duration if duration <= LONGEST => Ok(duration),
+        _ => Err("expected a duration of at most 30 days (`30d`)".into()),
+    }
+}
+
+/// The same for a limit that somebody else caps: every length is accepted, and what is too long for a
+/// [`Duration`] is the longest one.
+///
+/// # Errors
+///
+/// A sentence that says what was expected; it does not contain the text.
+pub fn parse_capped_duration(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text.trim())
         .ok_or("expected a duration such as `30s`, `500ms`, `2m`, `1h30m` or a number of seconds")?;
-    let duration = Duration::try_from_secs_f64(seconds)
-        .ok()
-        .filter(|duration| *duration <= LONGEST)
-        .ok_or("expected a duration of at most 30 days (`30d`)")?;
+    // The seconds are never negative, so this fails only if there are too many of them.
+    let duration = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
     if duration.is_zero() { Err("expected a duration above zero".into()) } else { Ok(duration) }
 }
 

@@ -25,7 +25,7 @@ use tracing::Instrument as _;
 use crate::a2a::client::Trace;
 use crate::action::actions::Actions;
 use crate::action::progress::{Audience, Frame, Progress};
-use crate::action::request::{CallOptions, ReplyMode};
+use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMode, task_id};
 use crate::agent::Agent;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::Outcome;
@@ -129,15 +129,6 @@ impl Dispatcher {
         self.note(&Err(error.clone()), Instant::now());
     }
 
-    /// The agent's card as the bridge uses it, in v1.0 form.
-    pub fn card(&self) -> Result<String, ActionError> {
-        let status = self.agent.status.borrow();
-        match &status.known {
-            Some(known) => Ok(known.card.to_v1(&known.interface).to_string()),
-            None => Err(ActionError::unavailable(&self.agent.name, status.last_error.as_deref())),
-        }
-    }
-
     /// Polls a task of an earlier call until its outcome is one that the caller waits for. It takes no permit.
     pub async fn watch_task(
         &self,
@@ -193,19 +184,19 @@ impl Dispatcher {
         let Request { operation, options, .. } = request;
         match operation {
             Operation::Invoke { skill, input, .. } => {
-                let invocation = input.read(|body| body.invocation(&skill.template))?;
+                let invocation = input.read(|body| Invocation::parse(body, &skill.template))?;
                 self.actions.invoke(&skill, invocation, &options, progress).await
             }
             Operation::Answer(input) => {
-                let answer = input.read(|body| body.answer())?;
+                let answer = input.read(FollowUpAnswer::parse)?;
                 Box::pin(self.actions.answer(answer, &options, progress)).await
             }
             Operation::CancelTask(input) => {
-                let task_id = input.read(|body| body.task_id())?;
+                let task_id = input.read(task_id)?;
                 Box::pin(self.actions.cancel_task(&task_id, &options)).await
             }
             Operation::GetTask(input) => {
-                let task_id = input.read(|body| body.task_id())?;
+                let task_id = input.read(task_id)?;
                 Box::pin(self.actions.get_task(&task_id, &options)).await
             }
         }

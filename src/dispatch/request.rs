@@ -5,8 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::action::actions::Skill;
-use crate::action::params::Template;
-use crate::action::request::{self, CallOptions, FollowUpAnswer, Invocation};
+use crate::action::request::{Body, CallOptions, FollowUpAnswer, Invocation};
 use crate::reply::error::ActionError;
 
 /// Everything that the dispatcher needs to know. It is complete when it is made.
@@ -40,12 +39,6 @@ pub enum Input<T> {
     /// The contract's own form. It is read once the request has its permit, so that a flood of requests
     /// that are refused costs little.
     Body(Body),
-}
-
-/// The body of a request in the contract's form.
-#[derive(Debug)]
-pub struct Body {
-    pub bytes: Bytes,
 }
 
 /// The caller's key against running the same request twice, and the body that tells whether it is the same.
@@ -88,19 +81,5 @@ impl<T> Input<T> {
             Self::Ready(value) => Ok(value),
             Self::Body(body) => read(&body),
         }
-    }
-}
-
-impl Body {
-    pub(super) fn invocation(&self, template: &Template) -> Result<Invocation, ActionError> {
-        Invocation::parse(&self.bytes, template)
-    }
-
-    pub(super) fn answer(&self) -> Result<FollowUpAnswer, ActionError> {
-        FollowUpAnswer::parse(&self.bytes)
-    }
-
-    pub(super) fn task_id(&self) -> Result<String, ActionError> {
-        request::task_id(&self.bytes)
     }
 }

@@ -261,10 +261,15 @@ impl ActionError {
     /// The reply body of the contract.
     pub fn to_json(&self) -> Bytes {
         #[derive(Serialize)]
+        struct Empty {}
+        #[derive(Serialize)]
         struct Body<'a> {
             success: bool,
             status: &'static str,
             message: &'a str,
+            files: [(); 0],
+            data: Empty,
+            artifacts: [(); 0],
             error_info: &'a ErrorInfo,
             #[serde(skip_serializing_if = "Option::is_none")]
             metadata: Option<Metadata<'a>>,
@@ -274,6 +279,9 @@ impl ActionError {
             success: false,
             status: "ERROR",
             message: &self.message,
+            files: [],
+            data: Empty {},
+            artifacts: [],
             error_info: &self.info,
             metadata: (!self.info.retries.is_empty()).then_some(Metadata { retries: &self.info.retries }),
             task: self.task.as_ref(),

@@ -6,6 +6,8 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use crate::support::peer::{Seen, card, event, streaming_card};
 use crate::support::{Answer, Bridge, DemoAgent, LATER, Peer, Reply, SOON, attached, eventually, launched};
@@ -91,9 +93,13 @@ async fn an_id_that_was_never_issued_or_belongs_to_another_agent_is_not_found() 
 async fn an_answer_after_its_time_is_expired() {
     let agent = launched("demo", &[]).set("input_required_ttl", "200ms");
     let bridge = Bridge::of(agent).start().await;
-    let id = question(&bridge, "demo").await.follow_up_id();
-    // To ask earlier would be to answer in time.
-    tokio::time::sleep(Duration::from_millis(250)).await;
+    let asked = question(&bridge, "demo").await;
+    let expires_at = asked["data"]["expires_at"].as_str().unwrap();
+    let expires_at = OffsetDateTime::parse(expires_at, &Rfc3339).unwrap();
+    // To answer earlier would be to answer in time, and the time may be cut to whole seconds.
+    let is_over = || OffsetDateTime::now_utc() > expires_at + Duration::from_secs(1);
+    eventually(SOON, || async { is_over().then_some(()) }).await;
+    let id = asked.follow_up_id();
     let late = bridge.answer("demo", &id, "PDF").await;
     late.expect_error("follow_up_expired");
 }

@@ -49,14 +49,15 @@ async fn a_task_that_cannot_be_cancelled_at_its_timeout_says_so() {
     assert_eq!(peer.calls("SendMessage").len(), 1);
 }
 
+#[rstest]
 #[tokio::test]
-async fn the_callers_limit_is_never_longer_than_the_agents() {
+async fn the_callers_limit_is_never_longer_than_the_agents_whatever_its_size(
+    #[values("1h", "31d", "99999999999999999999s", "99999999999999999999d", &"9".repeat(400))] limit: &str,
+) {
     let agent = launched("demo", &[]).set("request_timeout", "1s");
     let bridge = Bridge::of(agent).start().await;
-    let began = Instant::now();
-    let call = bridge.prompt("demo.hang", "x").header("A2A-Timeout", "1h");
+    let call = bridge.prompt("demo.hang", "x").header("A2A-Timeout", limit);
     call.only_reply().await.expect_error("timeout");
-    assert!(began.elapsed() < Duration::from_secs(5));
 }
 
 #[tokio::test]
@@ -134,6 +135,7 @@ async fn actions_that_do_not_fit_into_the_registry_or_info_are_counted() {
     assert_eq!(actions[0]["action"], "skill-0");
     assert!(actions.len() > 100, "{}", actions.len());
     assert_eq!(actions.len() as u64 + object["actions_left_out"].as_u64().unwrap(), 500);
+    assert_eq!(object["skills_left_out"], 500, "those have no action");
     let info = bridge.info("peer").await;
     let left_out: usize = info["metadata"]["a2a.endpoints_left_out"].as_str().unwrap().parse().unwrap();
     assert_eq!(bridge.actions("peer").await.len() + left_out, 500);

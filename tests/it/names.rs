@@ -125,3 +125,52 @@ async fn an_agents_name_is_escaped_too() {
     let info = bridge.info("_xmy_20agent_2Ev2").await;
     assert_eq!(info["metadata"]["a2a.agent"], "my agent.v2");
 }
+
+/// An agent with this many skills, `s0`, `s1`, …
+fn agent_of_many(count: usize) -> Peer {
+    let ids: Vec<_> = (0..count).map(|number| format!("s{number}")).collect();
+    let skills: Vec<_> = ids.iter().map(|id| (id.as_str(), id.as_str())).collect();
+    agent(&skills)
+}
+
+#[rstest]
+#[case::allow(json!({"allow": ["s9000"]}), &["s9000"])]
+#[case::allow_and_rename(json!({"allow": ["s9000", "s9999"], "rename": {"s9999": "last"}}), &["s9000", "last"])]
+#[case::allow_and_deny(json!({"allow": ["s9000", "s9001"], "deny": ["s9000"]}), &["s9001"])]
+#[tokio::test]
+async fn the_settings_choose_among_all_skills_of_a_very_long_card(
+    #[case] skills: Value,
+    #[case] expected: &[&str],
+) {
+    let peer = agent_of_many(10_000);
+    let mut bridge = Bridge::of(attached("peer", &peer.url()).set("skills", skills)).start().await;
+    assert_eq!(bridge.actions("peer").await, expected);
+    let reply = bridge.prompt(&format!("peer.{}", expected[0]), "x").await.expect("COMPLETED");
+    assert!(reply.message().starts_with("s9"), "{reply:?}");
+    assert_eq!(bridge.info("peer").await["metadata"].get("a2a.skills_left_out"), None);
+    let ready = bridge.announced("peer", |object| object["state"] == "ready").await;
+    assert_eq!((ready.get("actions_left_out"), ready.get("skills_left_out")), (None, None));
+    let card = bridge.card("peer").await;
+    let shown: Vec<_> = card["skills"].as_array().unwrap().iter().map(|skill| &skill["id"]).collect();
+    assert_eq!(shown.len(), expected.len(), "those that are published");
+}
+
+#[tokio::test]
+async fn what_is_over_the_limit_of_actions_is_counted_where_others_see_it() {
+    let peer = agent_of_many(10_000);
+    let deny: Vec<_> = (0..100).map(|number| format!("s{number}")).collect();
+    let settings = attached("peer", &peer.url()).set("skills", json!({"deny": deny}));
+    let mut bridge = Bridge::of(settings).start().await;
+    let actions = bridge.actions("peer").await;
+    assert_eq!((actions.len(), actions[0].as_str(), actions[499].as_str()), (500, "s100", "s599"));
+    assert_eq!(bridge.info("peer").await["metadata"]["a2a.skills_left_out"], "9400");
+    let ready = bridge.announced("peer", |object| object["state"] == "ready").await;
+    assert_eq!(ready["skills_left_out"], 9400);
+    assert_eq!(ready["actions"].as_array().unwrap().len(), 500);
+    assert_eq!(ready.get("actions_left_out"), None, "all that are published are listed");
+    let log = bridge.log();
+    assert!(log.contains("at most 500 actions; 9400 more skills are left out"), "{log}");
+    bridge.prompt("peer.s599", "x").await.expect("COMPLETED");
+    assert!(bridge.prompt("peer.s600", "x").await.is_no_responders());
+    assert_eq!(bridge.card("peer").await["skills"].as_array().unwrap().len(), 500);
+}

@@ -158,9 +158,39 @@ async fn headers_credentials_and_the_trace_reach_the_agent() {
 #[tokio::test]
 async fn what_is_no_trace_context_is_not_handed_on() {
     let bridge = Bridge::of_demo(&[]).await;
-    let call = bridge.prompt("demo.headers", "x").header("traceparent", "nonsense");
-    let reply = call.await.expect("COMPLETED");
-    assert_ne!(reply["data"]["traceparent"], "nonsense");
+    let headers = async |parent: &'static str| {
+        let call = bridge.prompt("demo.headers", "x").header("traceparent", parent);
+        call.header("tracestate", "vendor=1").await.expect("COMPLETED")["data"].clone()
+    };
+    for invalid in [
+        "nonsense",
+        "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+        "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
+        "00-0AF7651916CD43DD8448EB211C80319C-B7AD6B7169203331-01",
+    ] {
+        let sent = headers(invalid).await;
+        assert_ne!(sent["traceparent"], invalid);
+        assert_eq!(sent.get("tracestate"), None, "it goes along with a valid traceparent only: {invalid}");
+    }
+    let later = "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more";
+    let sent = headers(later).await;
+    assert!(sent["traceparent"].as_str().unwrap().contains("0af7651916cd43dd8448eb211c80319c"), "{sent}");
+    assert_eq!(sent["tracestate"], "vendor=1");
+}
+
+#[tokio::test]
+async fn files_of_different_artifacts_or_names_are_never_merged() {
+    let (bridge, _peer) = answering(
+        r#"[{"artifactId": "1", "parts": [{"raw": "QQ==", "filename": "a"}, {"raw": "QQ==", "filename": "b"}]},
+            {"artifactId": "2", "parts": [{"raw": "QQ==", "filename": "a"}]},
+            {"artifactId": "3", "parts": [{"raw": "QQ==", "filename": "a"}]}]"#,
+    )
+    .await;
+    let reply = bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
+    let names: Vec<_> = reply["files"].as_array().unwrap().iter().map(|file| file["name"].clone()).collect();
+    assert_eq!(names, ["a", "b", "a", "a"]);
 }
 
 #[tokio::test]

@@ -74,13 +74,17 @@ async fn own_subjects_are_refused_even_when_every_pattern_is_allowed() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_reply_subject_is_not_run() {
+async fn a_request_without_a_reply_subject_is_not_run_and_counts_as_an_error() {
     let (bridge, peer) = counting().await;
     let body = json!({"prompt": "x"}).to_string();
     bridge.client.publish(bridge.subject("peer.ask"), body.into()).await.unwrap();
+    let stats = bridge.stats("peer", "ask", 1).await;
+    assert_eq!(stats["num_errors"], 1);
+    assert_eq!(stats["last_error"], "400:no reply subject");
     // The next request is taken after it.
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
     assert_eq!(peer.calls("SendMessage").len(), 1);
+    assert_eq!(bridge.stats("peer", "ask", 2).await["num_errors"], 1);
 }
 
 #[tokio::test]

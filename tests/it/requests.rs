@@ -39,7 +39,11 @@ async fn bridge_of(descriptions: &[&str]) -> (Bridge, Peer) {
 #[case::text_that_begins_like_an_array("[draft] hello", "[draft] hello")]
 #[case::text_that_begins_like_a_string("\"hello\" he said", "\"hello\" he said")]
 #[case::unicode("Grüße 🦀", "Grüße 🦀")]
-#[case::an_empty_prompt(r#"{"prompt": ""}"#, "")]
+#[case::text_that_ends_like_an_object("hello {you}", "hello {you}")]
+#[case::an_object_that_is_cut_off(r#"{"prompt": "hello""#, r#"{"prompt": "hello""#)]
+#[case::a_marked_text("\u{feff}hello", "hello")]
+#[case::a_marked_string("\u{feff}\"hello\"", "hello")]
+#[case::a_marked_object("\u{feff}{\"prompt\": \"hello\"}", "hello")]
 #[tokio::test]
 async fn a_body_becomes_the_prompt(#[case] body: &'static str, #[case] prompt: &str) {
     let (bridge, peer) = bridge_of(&["Does anything"]).await;
@@ -50,15 +54,34 @@ async fn a_body_becomes_the_prompt(#[case] body: &'static str, #[case] prompt: &
 
 #[tokio::test]
 async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent() {
-    let (bridge, peer) = bridge_of(&["Does anything", "Forecast for {city} in {days} days"]).await;
+    let (bridge, peer) =
+        bridge_of(&["Does anything", "Forecast for {city} in {days} days", " {word} "]).await;
     let deep = format!(r#"{{"prompt": "x", "data": {{"a": {}1{}}}}}"#, "[".repeat(300), "]".repeat(300));
     let far_too_deep = format!(r#"{{"prompt": "x", "data": {}"#, r#"{"a":"#.repeat(100_000));
     let many_files = json!({"prompt": "x", "files": vec!["http://example.org/a"; 65]}).to_string();
     let long_session = json!({"prompt": "x", "meta": {"session_id": "s".repeat(257)}}).to_string();
     let rows = [
         ("one", "[1, 2]", "array"),
+        ("one", "\u{feff}[1, 2]", "array"),
+        ("one", "{hello}", "not valid JSON"),
+        ("one", r#" {"prompt": "x",} "#, "not valid JSON"),
+        ("one", r#"{"prompt": "x"} and {"prompt": "y"}"#, "not valid JSON"),
+        ("one", "\u{feff}{'prompt': 'x'}\r\n", "not valid JSON"),
+        ("two", "{city}", "not valid JSON"),
         ("one", "", "prompt"),
         ("one", "  ", "prompt"),
+        ("one", " \n\u{feff}\t ", "prompt"),
+        ("one", "\u{3000}", "prompt"),
+        ("one", r#""""#, "prompt"),
+        ("one", r#"" \n ""#, "prompt"),
+        ("one", r#"{"prompt": ""}"#, "prompt"),
+        ("one", r#"{"prompt": " \t "}"#, "prompt"),
+        ("one", r#"{"prompt": "", "files": []}"#, "prompt"),
+        ("one", r#"{"prompt": "", "data": null}"#, "prompt"),
+        ("one", r#"{"files": ["http://example.org/a"]}"#, "prompt"),
+        ("one", r#"{"data": {"a": 1}}"#, "prompt"),
+        ("two", r#"{"prompt": ""}"#, "prompt"),
+        ("three", r#"{"word": "  "}"#, "word"),
         ("one", "{}", "prompt"),
         ("one", r#"{"prompt": null}"#, "prompt"),
         ("one", r#"{"prompt": 1}"#, "prompt"),
@@ -94,13 +117,14 @@ async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent()
         ("get_task", r#"{"task_id": "x", "more": 1}"#, "more"),
         ("cancel_task", r#"{"task_id": 7}"#, "task_id"),
         ("cancel_task", "[]", "task_id"),
+        ("cancel_task", "{task_id}", "task_id"),
     ];
     for (action, body, name) in rows {
         let reply = bridge.call(&format!("peer.{action}"), body.to_owned()).await;
         let reply = reply.expect_error("invalid_request").saying(name);
         assert_eq!(reply["error_info"]["retryable"], false);
     }
-    // Not JSON at all, so it is a text, and nothing that looks into it may fall over it.
+    // Not closed, so it is a text, and nothing that looks into it may fall over it.
     bridge.call("peer.one", far_too_deep).await.expect("COMPLETED");
     let no_text = Bytes::from_static(b"caf\xe9");
     bridge.call("peer.one", no_text).await.expect_error("invalid_request").saying("UTF-8");
@@ -111,6 +135,8 @@ async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent()
 #[case("A2A-Timeout", "soon", "A2A-Timeout")]
 #[case("A2A-Timeout", "-1s", "A2A-Timeout")]
 #[case("A2A-Timeout", "", "A2A-Timeout")]
+#[case("A2A-Timeout", "1e30s", "A2A-Timeout")]
+#[case("A2A-Timeout", "0s", "A2A-Timeout")]
 #[case("A2A-Reply", "twice", "A2A-Reply")]
 #[case("a2a-reply", "twice", "A2A-Reply")]
 #[tokio::test]
@@ -123,6 +149,70 @@ async fn a_header_that_is_not_understood_is_refused(
     let reply = bridge.prompt("peer.one", "x").header(name, value).await;
     reply.expect_error("invalid_request").saying(said);
     assert_eq!(peer.calls("SendMessage").len(), 0);
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_body_that_is_declared_as_json_has_to_be_json(
+    #[values("application/json", "Application/JSON; charset=utf-8", "application/json;x=1")]
+    content_type: &str,
+) {
+    let (bridge, peer) = bridge_of(&["Does anything"]).await;
+    let declared = |action: &str, body: &'static str| {
+        bridge.call(&format!("peer.{action}"), body).header("content-type", content_type)
+    };
+    for body in ["hello", "{\"prompt\": \"x\"", "\"open", "[draft] hello", "{hello} you", "42 is it", ""] {
+        declared("one", body).await.expect_error("invalid_request").saying("JSON");
+    }
+    declared("get_task", "hello").await.expect_error("invalid_request").saying("JSON");
+    assert_eq!(peer.calls("SendMessage").len(), 0);
+    for (body, prompt) in
+        [(r#"{"prompt": "x"}"#, "x"), ("\u{feff}\"x\"", "x"), ("42", "42"), ("true", "true")]
+    {
+        assert_eq!(declared("one", body).await.expect("COMPLETED").message(), prompt);
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_declared_as_something_else_may_be_text() {
+    let (bridge, _peer) = bridge_of(&["Does anything"]).await;
+    for content_type in ["text/plain", "application/jsonl", ""] {
+        let call = bridge.call("peer.one", "[draft] hello").header("Content-Type", content_type);
+        assert_eq!(call.await.expect("COMPLETED").message(), "[draft] hello");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_prompt_with_files_or_data_is_a_request() {
+    let (bridge, peer) = bridge_of(&["Does anything", "{word}"]).await;
+    let rows = [
+        ("one", r#"{"prompt": "", "data": {"a": 1}}"#),
+        ("one", r#"{"prompt": " ", "files": ["http://example.org/a"]}"#),
+        ("two", r#"{"word": "", "files": [{"bytes": "AAAA"}]}"#),
+    ];
+    for (action, body) in rows {
+        bridge.call(&format!("peer.{action}"), body).await.expect("COMPLETED");
+    }
+    let sent = peer.calls("SendMessage");
+    assert!(sent.iter().all(|seen| seen.json()["params"]["message"]["parts"].as_array().unwrap().len() == 2));
+    assert_eq!(sent.len(), rows.len());
+}
+
+#[tokio::test]
+async fn of_a_repeated_header_the_first_counts_and_of_two_spellings_the_documented_one() {
+    let (bridge, _peer) = bridge_of(&["Does anything"]).await;
+    // Several times, as the client forgets the order of spellings and may get it right by chance.
+    for _ in 0..10 {
+        let call = |first: (&str, &str), second: (&str, &str)| {
+            bridge.prompt("peer.one", "x").header(first.0, first.1).header(second.0, second.1)
+        };
+        call(("A2A-Reply", "final"), ("A2A-Reply", "twice")).await.expect("COMPLETED");
+        call(("a2a-reply", "final"), ("a2a-reply", "twice")).await.expect("COMPLETED");
+        call(("A2A-Reply", "twice"), ("A2A-Reply", "final")).await.expect_error("invalid_request");
+        call(("a2a-reply", "twice"), ("A2A-Reply", "final")).await.expect("COMPLETED");
+        call(("A2A-Reply", "twice"), ("a2a-reply", "final")).await.expect_error("invalid_request");
+        call(("a2a-reply", "twice"), ("A2A-REPLY", "final")).await.expect("COMPLETED");
+    }
 }
 
 #[tokio::test]

@@ -141,12 +141,12 @@ async fn a_handler_that_panics_does_not_take_the_endpoint_along() {
 }
 
 #[tokio::test]
-async fn a_message_without_a_reply_subject_is_neither_run_nor_counted() {
+async fn a_message_without_a_reply_subject_is_not_run_and_counts_as_an_error() {
     let weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
     weather.caller.publish(FORECAST, "nobody listens".into()).await.unwrap();
     assert_eq!(weather.ask(FORECAST).await.unwrap(), "tomorrow");
-    eventually_eq(SOON, (1, 0, String::new()), || weather.counts("forecast")).await;
+    eventually_eq(SOON, (2, 1, "400:no reply subject".to_owned()), || weather.counts("forecast")).await;
 }
 
 #[tokio::test]

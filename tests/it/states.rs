@@ -20,7 +20,7 @@ async fn a_task_that_ends_gets_exactly_one_true_reply(
         ("state", "canceled", "CANCELED", "canceled as asked"),
         ("state", "rejected", "REJECTED", "rejected as asked"),
         ("fail", "no wind", "FAILED", "planned failure: no wind"),
-        ("reject", "", "REJECTED", "planned rejection"),
+        ("reject", "x", "REJECTED", "planned rejection"),
         ("state", "submitted", "COMPLETED", "completed in the end"),
         ("state", "working", "COMPLETED", "completed in the end")
     )]

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 use crate::a2a::card::Card;
@@ -29,30 +30,43 @@ enum After {
 struct Peer {
     port: u16,
     connections: Arc<AtomicUsize>,
-    open: Arc<AtomicUsize>,
+    open: watch::Sender<usize>,
     requests: Arc<AtomicUsize>,
+    settled: watch::Sender<usize>,
 }
 
 impl Peer {
     async fn start(address: &str, after: After) -> Self {
         let listener = TcpListener::bind((address, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let peer = Self { port, connections: Arc::default(), open: Arc::default(), requests: Arc::default() };
-        let (connections, open) = (Arc::clone(&peer.connections), Arc::clone(&peer.open));
-        let requests = Arc::clone(&peer.requests);
+        let peer = Self {
+            port,
+            connections: Arc::default(),
+            open: watch::Sender::default(),
+            requests: Arc::default(),
+            settled: watch::Sender::default(),
+        };
+        let (connections, open) = (Arc::clone(&peer.connections), peer.open.clone());
+        let (requests, settled) = (Arc::clone(&peer.requests), peer.settled.clone());
         TaskTracker::new().spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 connections.fetch_add(1, Relaxed);
-                open.fetch_add(1, Relaxed);
-                let (open, requests) = (Arc::clone(&open), Arc::clone(&requests));
+                open.send_modify(|open| *open += 1);
+                let (open, requests) = (open.clone(), Arc::clone(&requests));
+                let settled = settled.clone();
                 TaskTracker::new().spawn(async move {
-                    let _ = serve(stream, after, &requests).await;
-                    open.fetch_sub(1, Relaxed);
+                    let _ = serve(stream, after, &requests, &settled).await;
+                    open.send_modify(|open| *open -= 1);
                 });
             }
         });
         peer
+    }
+
+    /// Waits until the agent has done what it does after its answer to this many requests.
+    async fn settled(&self, requests: usize) {
+        self.settled.subscribe().wait_for(|settled| *settled >= requests).await.unwrap();
     }
 
     fn requests(&self) -> usize {
@@ -60,7 +74,12 @@ impl Peer {
     }
 }
 
-async fn serve(stream: TcpStream, after: After, requests: &AtomicUsize) -> std::io::Result<()> {
+async fn serve(
+    stream: TcpStream,
+    after: After,
+    requests: &AtomicUsize,
+    settled: &watch::Sender<usize>,
+) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     loop {
         let mut length = 0;
@@ -92,8 +111,13 @@ async fn serve(stream: TcpStream, after: After, requests: &AtomicUsize) -> std::
         match after {
             After::KeepsIt => {}
             After::Babbles => stream.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await?,
-            After::ClosesIt | After::SaysThatItCloses | After::ClosesHalfway => return Ok(()),
+            After::ClosesIt | After::SaysThatItCloses | After::ClosesHalfway => {
+                drop(stream);
+                settled.send_modify(|settled| *settled += 1);
+                return Ok(());
+            }
         }
+        settled.send_modify(|settled| *settled += 1);
     }
 }
 
@@ -116,11 +140,9 @@ async fn every_call_is_answered_once_whatever_the_agent_does_after_an_answer(#[c
     let peer = Peer::start("127.0.0.1", after).await;
     let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
     let (requests, connections) = (peer.requests(), peer.connections.load(Relaxed));
-    for _ in 0..50 {
+    for call in 0..50 {
         client.get("t", &Trace::default()).await.unwrap();
-        // The agent has then done what it does after an answer.
-        tokio::task::yield_now().await;
-        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        peer.settled(requests + call + 1).await;
     }
     assert_eq!(peer.requests() - requests, 50);
     let used = peer.connections.load(Relaxed) - connections;
@@ -146,10 +168,9 @@ async fn calls_at_the_same_time_have_connections_of_their_own_which_are_closed_w
     for result in futures_util::future::join_all(calls).await {
         result.unwrap();
     }
-    assert!(peer.open.load(Relaxed) > 0);
-    while peer.open.load(Relaxed) > 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    let mut open = peer.open.subscribe();
+    assert!(*open.borrow() > 0);
+    open.wait_for(|open| *open == 0).await.unwrap();
     client.get("t", &trace).await.unwrap();
 }
 
@@ -158,8 +179,8 @@ async fn calls_at_the_same_time_have_connections_of_their_own_which_are_closed_w
 #[case::ipv6("::1", "[::1]")]
 #[tokio::test]
 async fn names_and_ipv6_addresses_are_reached(#[case] address: &str, #[case] host: &str) {
-    if TcpListener::bind((address, 0)).await.is_err() {
-        return eprintln!("skipped: this machine has no {address}");
+    if let Err(error) = TcpListener::bind((address, 0)).await {
+        panic!("this test needs the loopback address {address}, and it cannot be used here: {error}");
     }
     let peer = Peer::start(address, After::KeepsIt).await;
     let client = client(&format!("http://{host}:{}/at/here", peer.port)).await;

@@ -115,7 +115,10 @@ fn the_card_that_the_bridge_shows_is_exactly_v1() {
         because: String::new(),
         is_proven: true,
     };
-    assert_strict::<a2a::AgentCard>(&Card::from_value(old).unwrap().to_v1(&interface));
+    assert_strict::<a2a::AgentCard>(&{
+        let old = Card::from_value(old).unwrap();
+        old.to_v1(&interface, &old.skills)
+    });
     let least = Card::from_value(json!({"name": "x"})).unwrap();
-    assert_strict::<a2a::AgentCard>(&least.to_v1(&interface));
+    assert_strict::<a2a::AgentCard>(&least.to_v1(&interface, &least.skills));
 }

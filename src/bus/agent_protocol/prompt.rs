@@ -146,7 +146,8 @@ impl Prompts {
             return Err(ActionError::unavailable(&agent.name, status.last_error.as_deref()));
         };
         let token = Token::new(&agent.name);
-        let (actions, _) = catalog::actions(&known.card, &agent.config.skills, &self.subjects, &token);
+        let catalog::Catalog { actions, .. } =
+            catalog::Catalog::new(&known.card, &agent.config.skills, &self.subjects, &token);
         let is_wanted = [
             |action: &catalog::Action, name: &str| action.token.as_str() == name,
             |action: &catalog::Action, name: &str| action.skill.id.as_deref() == Some(name),

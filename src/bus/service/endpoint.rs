@@ -145,12 +145,12 @@ impl Reader {
     }
 
     fn take(&self, message: Message) {
-        let Some(reply) = &message.reply else { return };
-        let allowed = self.guard.allows(reply);
         let call = Call::begin(&self.stats);
-        if !allowed {
-            call.fail(403, "reply subject refused");
-            return;
+        match &message.reply {
+            // Nobody would know what became of it, so it is not run.
+            None => return call.fail(400, "no reply subject"),
+            Some(reply) if !self.guard.allows(reply) => return call.fail(403, "reply subject refused"),
+            Some(_) => {}
         }
         // A defect in one request must not take the endpoint along: the call counts itself as
         // `internal` when it is dropped, and the panic hook has said what happened.

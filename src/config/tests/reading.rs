@@ -3,7 +3,7 @@
 use rstest::rstest;
 use secrecy::ExposeSecret;
 
-use super::super::values::{parse_duration, parse_size};
+use super::super::values::{parse_capped_duration, parse_duration, parse_size};
 use super::*;
 
 #[rstest]
@@ -29,6 +29,18 @@ fn other_durations_are_refused(
 ) {
     assert!(parse_duration(text).is_err(), "{text}");
     assert!(parse_duration(&"9".repeat(400)).is_err());
+}
+
+#[rstest]
+#[case("1h30m", Some(Duration::from_secs(5400)))]
+#[case("31d", Some(Duration::from_secs(31 * 86_400)))]
+#[case("99999999999999999999s", Some(Duration::MAX))]
+#[case(&"9".repeat(400), Some(Duration::MAX))]
+#[case("0s", None)]
+#[case("1e30s", None)]
+#[case("-1s", None)]
+fn a_limit_that_is_capped_may_have_any_length(#[case] text: &str, #[case] expected: Option<Duration>) {
+    assert_eq!(parse_capped_duration(text).ok(), expected);
 }
 
 #[rstest]

@@ -1,5 +1,6 @@
 //! The caller's side of `stream` and `submit`, against a bridge that the test plays, frame by frame.
 
+use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -134,7 +135,9 @@ async fn ctrl_c_cancels_the_task_of_a_stream() {
     client.flush().await.unwrap();
     // Before the task's id is known: the cancel waits for it.
     interrupt(&call, Signal::SIGINT);
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let mut said = BufReader::new(call.stderr.take().unwrap()).lines();
+    let noticed = tokio::task::block_in_place(|| said.any(|line| line.unwrap().contains("cancelling")));
+    assert!(noticed, "it ended without a word");
     stream.frame("task", json!({"id": "t-1", "context_id": "c"})).await;
     let cancel = next(&mut requests).await;
     assert_eq!(cancel.subject.as_str(), "a2a.action.demo.cancel_task");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_nats::{Client, HeaderMap, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 /// How long a reply may take.
@@ -58,9 +58,9 @@ impl Call {
         Self { client: client.clone(), subject, headers: HeaderMap::new(), body: body.into_body() }
     }
 
-    /// Adds a header.
+    /// Adds a header; one that is there already gets a second value.
     pub fn header(mut self, name: &str, value: &str) -> Self {
-        self.headers.insert(name, value);
+        self.headers.append(name, value);
         self
     }
 
@@ -178,6 +178,13 @@ impl Reply {
         let success = matches!(status, "COMPLETED" | "WORKING");
         assert_eq!(self["success"], success, "{self:?}");
         assert_eq!(self.header("Nats-Service-Error-Code"), None, "{self:?}");
+        for (key, is_right) in [
+            ("files", self["files"].is_array()),
+            ("data", self["data"].is_object()),
+            ("artifacts", self["artifacts"].is_array()),
+        ] {
+            assert!(is_right, "no {key}: {self:?}");
+        }
         self
     }
 
@@ -204,6 +211,9 @@ impl Reply {
             assert!(self["error_info"].get(key).is_some(), "no {key}: {self:?}");
         }
         assert!(self.body.get("task").is_some(), "no task: {self:?}");
+        for (key, empty) in [("files", json!([])), ("data", json!({})), ("artifacts", json!([]))] {
+            assert_eq!(self[key], empty, "{key} of an error: {self:?}");
+        }
         assert_eq!(self.header("Nats-Service-Error-Code"), Some(number), "{self:?}");
         let line = self.header("Nats-Service-Error").unwrap_or_default();
         assert!(!line.is_empty() && !line.contains(['\r', '\n']), "{self:?}");

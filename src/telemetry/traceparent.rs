@@ -1,0 +1,106 @@
+//! The header `traceparent` of [W3C Trace Context](https://www.w3.org/TR/trace-context/#traceparent-header).
+
+/// The one version that is specified.
+const VERSION_00: &str = "00";
+/// Reserved, never a version.
+const NO_VERSION: &str = "ff";
+/// Length of `version-trace_id-parent_id-flags`, which is all that version 00 has.
+const LENGTH: usize = 55;
+
+/// A `traceparent` that is valid, so it may be passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traceparent<'a> {
+    text: &'a str,
+    trace_id: &'a str,
+}
+
+impl<'a> Traceparent<'a> {
+    /// `None` for anything that the specification tells a receiver to ignore. Versions above 00 may
+    /// have further fields after a dash.
+    pub fn parse(text: &'a str) -> Option<Self> {
+        let (known, more) = text.split_at_checked(LENGTH)?;
+        let mut fields = known.split('-');
+        let version = fields.next().filter(|field| is_hex(field, 2))?;
+        let trace_id = fields.next().filter(|field| is_id(field, 32))?;
+        fields.next().filter(|field| is_id(field, 16))?;
+        fields.next().filter(|field| is_hex(field, 2))?;
+        let is_whole = match version {
+            NO_VERSION => false,
+            VERSION_00 => more.is_empty(),
+            _ => more.is_empty() || more.starts_with('-'),
+        };
+        is_whole.then_some(Self { text, trace_id })
+    }
+
+    /// The whole header value.
+    pub fn as_str(self) -> &'a str {
+        self.text
+    }
+
+    /// The id of the trace, 32 hexadecimal digits.
+    pub fn trace_id(self) -> &'a str {
+        self.trace_id
+    }
+}
+
+fn is_hex(field: &str, length: usize) -> bool {
+    field.len() == length && field.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// An id of zeros is the specification's way to write "no id".
+fn is_id(field: &str, length: usize) -> bool {
+    is_hex(field, length) && field.bytes().any(|byte| byte != b'0')
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+
+    #[rstest]
+    #[case::sampled("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+    #[case::not_sampled("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")]
+    #[case::unknown_flags("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-ff")]
+    #[case::a_later_version("01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+    #[case::a_later_version_with_a_field("cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what")]
+    #[case::a_later_version_with_an_empty_field("fe-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-")]
+    fn a_valid_traceparent_names_its_trace(#[case] text: &str) {
+        let parent = Traceparent::parse(text).unwrap();
+        assert_eq!((parent.as_str(), parent.trace_id()), (text, TRACE));
+        #[cfg(feature = "otlp")]
+        assert_eq!(extracted(text), TRACE, "the exporter reads it the same way");
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::no_trace_id("00-00000000000000000000000000000000-b7ad6b7169203331-01")]
+    #[case::no_parent_id("00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01")]
+    #[case::the_reserved_version("ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+    #[case::upper_case("00-0AF7651916CD43DD8448EB211C80319C-B7AD6B7169203331-01")]
+    #[case::an_upper_case_version("0A-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+    #[case::upper_case_flags("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0A")]
+    #[case::a_fifth_field("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what")]
+    #[case::a_fifth_field_that_is_empty("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-")]
+    #[case::more_without_a_dash("01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01what")]
+    #[case::no_flags("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331")]
+    #[case::a_short_id("00-0af7651916cd43dd8448eb211c80319-b7ad6b7169203331-01")]
+    #[case::no_hex("00-0af7651916cd43dd8448eb211c80319g-b7ad6b7169203331-01")]
+    #[case::space("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331- 1")]
+    #[case::other_dashes("00_0af7651916cd43dd8448eb211c80319c_b7ad6b7169203331_01")]
+    #[case::a_character_across_the_end("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0é")]
+    fn an_invalid_traceparent_is_none(#[case] text: &str) {
+        assert_eq!(Traceparent::parse(text), None);
+    }
+
+    #[cfg(feature = "otlp")]
+    fn extracted(text: &str) -> String {
+        use opentelemetry::propagation::TextMapPropagator as _;
+        use opentelemetry::trace::TraceContextExt as _;
+        let carrier = std::collections::HashMap::from([("traceparent".to_owned(), text.to_owned())]);
+        let context = opentelemetry_sdk::propagation::TraceContextPropagator::new().extract(&carrier);
+        context.span().span_context().trace_id().to_string()
+    }
+}
