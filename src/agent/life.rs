@@ -46,7 +46,7 @@ pub(super) struct Life {
     pub(super) status: watch::Sender<Status>,
     pub(super) live: watch::Sender<Option<Arc<Instance>>>,
     pub(super) wanted: watch::Receiver<Wanted>,
-    pub(super) doubt: Arc<Notify>,
+    pub(super) recheck: Arc<Notify>,
     pub(super) stop: CancellationToken,
     pub(super) hurry: CancellationToken,
 }
@@ -326,7 +326,7 @@ impl Life {
             Ok(client) => client.reconsidering(SecondThoughts {
                 chooser: Arc::clone(&start.chooser),
                 card: Arc::clone(&known.card),
-                changed: Arc::clone(&self.doubt),
+                changed: Arc::clone(&self.recheck),
             }),
             // Choosing has asked for the same credentials.
             Err(error) => {

@@ -51,7 +51,7 @@ pub struct Agent {
     /// Its calls, counted.
     pub calls: Arc<Calls>,
     wanted: channel::Sender<Wanted>,
-    doubt: Arc<Notify>,
+    recheck: Arc<Notify>,
     stop: CancellationToken,
     ended: CancellationToken,
 }
@@ -79,7 +79,7 @@ impl Agent {
             output: Output::new(Arc::clone(&name), secrets(&config)),
             calls: Arc::default(),
             wanted,
-            doubt: Arc::default(),
+            recheck: Arc::default(),
             stop: CancellationToken::new(),
             ended: CancellationToken::new(),
         };
@@ -93,7 +93,7 @@ impl Agent {
             status: status_sender,
             live: live_sender,
             wanted: orders,
-            doubt: Arc::clone(&agent.doubt),
+            recheck: Arc::clone(&agent.recheck),
             stop: agent.stop.clone(),
             hurry,
         };
@@ -106,8 +106,8 @@ impl Agent {
     }
 
     /// A call found nobody there: look at once whether the agent is gone.
-    pub fn doubt(&self) {
-        self.doubt.notify_one();
+    pub fn recheck(&self) {
+        self.recheck.notify_one();
     }
 
     /// A call is in flight for as long as what this gives back lives: the agent is not taken for hung.

@@ -107,7 +107,7 @@ impl Watch<'_> {
                 biased;
                 () = life.interrupted(self.start.order()) => return life.interruption(),
                 exit = exit => return self.lost(Trouble::exit(exit, self.since.elapsed()), Some(exit)),
-                () = life.doubt.notified() => false,
+                () = life.recheck.notified() => false,
                 () = tokio::time::sleep_until(next_pulse) => true,
                 () = tokio::time::sleep_until(next_look) => false,
             };

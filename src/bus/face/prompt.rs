@@ -91,7 +91,7 @@ impl Prompts {
         if let Err(error) = &done {
             let code = error.info.code;
             if code == Code::AgentUnavailable {
-                agent.doubt();
+                agent.recheck();
             }
             tracing::debug!(agent = %agent.name, code = code.name(), message = error.for_logs(), "prompt failed");
         }
