@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 use crate::a2a::{self, auth::AuthError};
 use crate::action::assemble::ArtifactRules;
 use crate::action::run::{Actions, Limits, Memory, Stop};
-use crate::agent::Agent;
+use crate::agent::{Agent, Predecessors};
 use crate::bus::connect::{ConnectError, connect};
 use crate::bus::control::{Control, ControlError};
 use crate::bus::desk::Desk;
@@ -222,7 +222,7 @@ impl Bridge {
         };
         let hurry = self.hurry_agents.clone();
         let name = config.name.clone();
-        let agent = Agent::start(config, &self.http, &self.host, hurry)
+        let agent = Agent::start(config, &self.http, &self.host, hurry, Predecessors::default())
             .map_err(|source| BridgeError::Auth { agent: name, source })?;
         let placed = tokio::select! {
             biased;
