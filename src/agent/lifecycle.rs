@@ -138,7 +138,10 @@ pub(super) enum Reason {
 #[derive(Debug)]
 pub(super) enum Event {
     /// The process runs, with these settings: those of the agent at the port of this start.
-    Launched { process: Process, config: Arc<config::Agent> },
+    Launched {
+        process: Process,
+        config: Arc<config::Agent>,
+    },
     /// The start takes long for this reason, or not any more.
     Delayed(Option<Trouble>),
     /// The agent could not be launched or found, or did not become ready in time.
@@ -146,7 +149,10 @@ pub(super) enum Event {
     /// A probe has read the card.
     Found(KnownCard),
     /// A probe has failed; `busy` with calls in flight.
-    Unanswered { error: ProbeError, busy: bool },
+    Unanswered {
+        error: ProbeError,
+        busy: bool,
+    },
     /// The card was read, and no client can be made of it.
     Unusable(Trouble),
     /// The process was found stopped by SIGSTOP.
@@ -497,9 +503,7 @@ impl Lifecycle {
         ready_for: Duration,
     ) -> Phase {
         match process {
-            Some(process) => {
-                Phase::Exiting { process, cause: Cause::GivenUp { shown, problem, ready_for } }
-            }
+            Some(process) => Phase::Exiting { process, cause: Cause::GivenUp { shown, problem, ready_for } },
             None => self.next(problem, None, ready_for),
         }
     }
@@ -602,3 +606,6 @@ impl Phase {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -259,8 +259,7 @@ impl Supervisor {
         };
         start.tree = Some(child.guard().unwrap_or(child.pid()));
         tracing::info!(agent = %self.name, pid = child.pid(), url = %start.config.url, "agent launched");
-        let process =
-            Process { pid: child.pid(), launched: Instant::now(), started: SystemTime::now() };
+        let process = Process { pid: child.pid(), launched: Instant::now(), started: SystemTime::now() };
         let config = Arc::clone(&start.config);
         self.run = Some(Run::new(start, Some(child), first_line));
         Event::Launched { process, config }

@@ -229,7 +229,9 @@ impl Trouble {
     pub(super) fn predecessor() -> Self {
         Self {
             text: "waiting for the process of the previous configuration to exit".into(),
-            advice: "its calls in flight have `shutdown_grace` to finish, and then it has `stop_grace` to exit".into(),
+            advice:
+                "its calls in flight have `shutdown_grace` to finish, and then it has `stop_grace` to exit"
+                    .into(),
         }
     }
 
