@@ -66,6 +66,7 @@ const MAX_DESCRIPTION: usize = 2048;
 pub struct Face {
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
+    shown: CancellationToken,
 }
 
 impl Face {
@@ -81,15 +82,27 @@ impl Face {
         let own = AgentSubjects::new(owner, &Token::new(&desk.agent().name));
         let prompts =
             Prompts::new(Arc::clone(&desk), mesh.client.clone(), subjects.clone(), own.clone(), stop.clone());
-        let shown = Shown { desk, mesh: mesh.clone(), subjects: own, prompts: Arc::new(prompts) };
+        let first = CancellationToken::new();
+        let shown = Shown {
+            desk,
+            mesh: mesh.clone(),
+            subjects: own,
+            prompts: Arc::new(prompts),
+            first: first.clone(),
+        };
         let (withdraw, withdrawn) = (CancellationToken::new(), CancellationToken::new());
-        let this = Self { withdraw: withdraw.clone(), withdrawn: withdrawn.clone() };
+        let this = Self { withdraw: withdraw.clone(), withdrawn: withdrawn.clone(), shown: first };
         let withdrawn = withdrawn.drop_guard();
         tasks.spawn("agent protocol", OnFailure::StopBridge, async move {
             shown.follow(&withdraw).await;
             drop(withdrawn);
         });
         this
+    }
+
+    /// Waits until the agent's first state is shown.
+    pub async fn shown(&self) {
+        self.shown.cancelled().await;
     }
 
     /// Takes the agent off without losing a prompt. What was received is still worked on.
@@ -104,6 +117,8 @@ struct Shown {
     mesh: Mesh,
     subjects: AgentSubjects,
     prompts: Arc<Prompts>,
+    /// Cancelled when the first state is shown.
+    first: CancellationToken,
 }
 
 /// A registered service, and the limit that it has told.
@@ -122,6 +137,7 @@ impl Shown {
         loop {
             let now = status.borrow_and_update().clone();
             self.show(&now, &mut registered, &mut ticks).await;
+            self.first.cancel();
             let changed = loop {
                 tokio::select! {
                     biased;
