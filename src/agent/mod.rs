@@ -149,6 +149,11 @@ impl Agent {
         self.ended.cancelled().await;
     }
 
+    /// Whether both are handles to the same agent; a name alone may have been replaced.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.name, &other.name)
+    }
+
     /// Cancelled when the agent has ended after a [`stop`](Self::stop).
     pub fn ended(&self) -> &CancellationToken {
         &self.ended
