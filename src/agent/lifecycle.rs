@@ -418,10 +418,11 @@ impl Lifecycle {
                 if error.is_silence() || error.is_nobody_there() { failures.alive + 1 } else { 0 };
             // Once it is unhealthy, each further probe would log the same.
             if failures.ready <= config.readiness.failures {
-                let error = match error {
-                    ProbeError::Card(error) => chain(error),
-                    _ => failed.text.clone(),
+                let card_error = match error {
+                    ProbeError::Card(error) => Some(chain(error)),
+                    ProbeError::Foreign { .. } | ProbeError::NotListening { .. } => None,
                 };
+                let error = card_error.as_deref().unwrap_or(&failed.text);
                 tracing::warn!(agent = %self.name, error, failures = failures.ready, "the agent does not show its card");
             }
             if found.process.is_some() && failures.alive >= config.liveness.failures {
