@@ -1,24 +1,28 @@
-//! Puts the parts together: the order in which they start, and in `stop` the order in which they end.
+//! Puts the parts together: the order in which they start, change and end.
 
-mod stop;
+mod departures;
+mod served;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::departures::Departures;
+use self::served::Served;
 use crate::a2a::{self, auth::AuthError};
 use crate::action::actions::{Actions, Limits, Stop};
 use crate::action::assemble::ArtifactRules;
-use crate::agent::Agent;
+use crate::agent::{Agent, Predecessors, State as AgentState};
 use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::{ConnectError, connect};
 use crate::bus::control::{Control, ControlError};
 use crate::bus::publication::Publication;
-use crate::bus::service::{Mesh, ServiceError};
+use crate::bus::service::{Mesh, ServiceError, round_trip};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
 use crate::config::{self, Config};
 use crate::dispatch::Dispatcher;
@@ -30,6 +34,12 @@ use crate::tasks::{OnFailure, Tasks};
 
 /// Changes of submitted tasks that wait to be published, for one agent.
 const UPDATES: usize = 256;
+
+/// How long a reload waits for a changed attached agent to be found, before the new settings replace the
+/// old ones all the same.
+const HANDOVER: Duration = Duration::from_secs(3);
+/// How long the last tasks may take to end.
+const LAST_TASKS: Duration = Duration::from_secs(2);
 
 /// Why the bridge did not start.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +105,8 @@ pub struct Bridge {
     tasks: Tasks,
     /// `None` once the bridge stops. Whoever takes one out sees it to its end.
     served: Mutex<Option<Vec<Served>>>,
+    /// Those that a reload has replaced or removed.
+    departures: Departures,
     /// One change of what is served at a time; the stop waits for it.
     change: tokio::sync::Mutex<Fixed>,
     /// The bridge stops: whoever waits for a place on the mesh waits no longer.
@@ -108,19 +120,7 @@ pub struct Bridge {
     grace: Duration,
 }
 
-/// One agent and its places on the mesh.
-#[derive(Debug)]
-struct Served {
-    agent: Agent,
-    publication: Publication,
-    control: Control,
-    /// For clients of the agent protocol.
-    agent_protocol: Option<AgentProtocol>,
-    calls: TaskTracker,
-    stop: Stop,
-}
-
-/// The settings that hold until the bridge is started anew.
+/// The settings that hold until the bridge is restarted.
 #[derive(Debug)]
 struct Fixed(String);
 
@@ -131,16 +131,18 @@ impl Fixed {
     }
 }
 
-/// What a reload has changed.
+/// What a reload changes. It is reported when the new settings are in force; agents that leave, and
+/// processes that are replaced, may still be ending.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Reloaded {
     /// Agents that are new.
     pub added: Vec<String>,
-    /// Agents that were started anew with other settings.
+    /// Agents that have other settings than before. An attached one is served without a gap; a launched
+    /// one starts when its previous process has ended.
     pub changed: Vec<String>,
-    /// Agents that are gone.
+    /// Agents that leave: they are taken off the mesh, and end when their calls have.
     pub removed: Vec<String>,
-    /// Agents that kept their process.
+    /// Agents that keep their process.
     pub kept: usize,
     /// Whether something changed that needs a restart of the bridge.
     pub needs_restart: bool,
@@ -164,6 +166,7 @@ impl Bridge {
         let mesh = Mesh { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
         let state = Arc::new(State::default());
         let metrics = Arc::new(Metrics::new(client, Arc::clone(&state)));
+        let departures = Departures::new(tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {
             mesh,
             subjects,
@@ -172,10 +175,11 @@ impl Bridge {
             host: Host { tasks: tasks.clone(), records: records(config) },
             tasks,
             served: Mutex::new(Some(Vec::new())),
+            departures,
             change: tokio::sync::Mutex::new(Fixed::of(config)),
             closing: CancellationToken::new(),
             metrics,
-            owner: config.nats.agent_protocol.as_ref().map(|face| face.owner.clone()),
+            owner: config.nats.agent_protocol.as_ref().map(|protocol| protocol.owner.clone()),
             stop: Stop::default(),
             hurry_agents: CancellationToken::new(),
             grace: config.shutdown_grace,
@@ -205,6 +209,71 @@ impl Bridge {
     }
 
     async fn add(&self, config: config::Agent) -> Result<(), BridgeError> {
+        let before = self.departures.before(&config);
+        let (agent, limits) = self.start(config, before)?;
+        let new = self.placed(&agent, limits).await?;
+        let late = match &mut *self.served() {
+            Some(served) => {
+                served.push(new);
+                None
+            }
+            None => Some(new),
+        };
+        if let Some(late) = late {
+            self.departures.start(late, None);
+            return Err(BridgeError::Stopping);
+        }
+        self.metrics.add(agent);
+        Ok(())
+    }
+
+    /// Serves an agent with other settings than before.
+    ///
+    /// The old process has to end before the new one starts, as they may share a port. Attached agents
+    /// have no process, so the new one is on the mesh before the old one leaves it.
+    async fn replace(&self, config: config::Agent) -> Result<(), BridgeError> {
+        let old = self.agents().into_iter().find(|old| *old.name == *config.name);
+        let Some(old) = old else { return self.add(config).await };
+        let mut before = self.departures.before(&config);
+        before.calls = Arc::clone(&old.calls);
+        let is_attached = old.config.command.is_none() && config.command.is_none();
+        if old.config.command.is_some() {
+            before.ended.push(old.ended().clone());
+        }
+        let (agent, limits) = self.start(config, before)?;
+        let limit = Instant::now() + HANDOVER;
+        if is_attached {
+            let mut status = agent.status.clone();
+            let settled = status.wait_for(|status| status.state != AgentState::Starting);
+            let _ = self.closing.run_until_cancelled(tokio::time::timeout_at(limit, settled)).await;
+        }
+        let new = self.placed(&agent, limits).await?;
+        if is_attached {
+            let _ = self.closing.run_until_cancelled(tokio::time::timeout_at(limit, new.shown())).await;
+        }
+        let successor = new.publication.announcer();
+        let replaced = match &mut *self.served() {
+            Some(served) => match served.iter_mut().find(|served| served.agent.is(&old)) {
+                Some(place) => Ok(std::mem::replace(place, new)),
+                // Only a change removes agents, and there is one change at a time.
+                None => Err(new),
+            },
+            None => Err(new),
+        };
+        match replaced {
+            Ok(old) => {
+                self.metrics.add(agent);
+                self.departures.start(old, Some(successor));
+                Ok(())
+            }
+            Err(late) => {
+                self.departures.start(late, None);
+                Err(BridgeError::Stopping)
+            }
+        }
+    }
+
+    fn start(&self, config: config::Agent, before: Predecessors) -> Result<(Agent, Limits), BridgeError> {
         if self.served().is_none() {
             return Err(BridgeError::Stopping);
         }
@@ -223,39 +292,22 @@ impl Bridge {
         };
         let hurry = self.hurry_agents.clone();
         let name = config.name.clone();
-        let agent = Agent::start(config, &self.http, &self.host, hurry)
-            .map_err(|source| BridgeError::Auth { agent: name, source })?;
+        let agent = Agent::start(config, &self.http, &self.host, hurry, before);
+        let agent = agent.map_err(|source| BridgeError::Auth { agent: name, source })?;
+        Ok((agent, limits))
+    }
+
+    /// Gives an agent its places on the mesh, or ends it.
+    async fn placed(&self, agent: &Agent, limits: Limits) -> Result<Served, BridgeError> {
         let placed = tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(BridgeError::Stopping),
             placed = self.place(agent.clone(), limits) => placed,
         };
-        let served = match placed {
-            Ok(served) => served,
-            Err(error) => {
-                agent.stop().await;
-                return Err(error);
-            }
-        };
-        self.metrics.add(agent);
-        match self.admit(served) {
-            Ok(()) => Ok(()),
-            Err(late) => {
-                self.leave(&late).await;
-                Err(BridgeError::Stopping)
-            }
+        if placed.is_err() {
+            agent.stop().await;
         }
-    }
-
-    /// One more that is served; given back if the bridge stops.
-    fn admit(&self, new: Served) -> Result<(), Box<Served>> {
-        match &mut *self.served() {
-            Some(served) => {
-                served.push(new);
-                Ok(())
-            }
-            None => Err(Box::new(new)),
-        }
+        placed
     }
 
     /// Gives an agent its places on the mesh. Cancel-safe: nothing is waited for once there is something
@@ -295,6 +347,10 @@ impl Bridge {
 
     /// Takes over other settings. Agents that are the same in both keep their process and their calls.
     ///
+    /// Nobody waits for calls: agents that are removed or replaced finish them in the background, and
+    /// [`Bridge::stop`] waits for that. Only an attached agent whose settings have changed is waited for,
+    /// for three seconds at the most, and then the others are served already.
+    ///
     /// # Errors
     ///
     /// An agent of the new settings cannot be served; the others are, as the new settings say.
@@ -302,6 +358,7 @@ impl Bridge {
         let fixed = self.change.lock().await;
         let mut done = Reloaded { needs_restart: fixed.0 != Fixed::of(&config).0, ..Reloaded::default() };
         let before = self.agents();
+        let names: Vec<String> = config.agents.iter().map(|agent| agent.name.clone()).collect();
         let (same, new): (Vec<_>, Vec<_>) = config.agents.into_iter().partition(|agent| {
             let is_same = |old: &Agent| *old.name == *agent.name && old.config.digest == agent.digest;
             before.iter().any(is_same)
@@ -311,30 +368,82 @@ impl Bridge {
             a2a::chooser(agent, &self.http)
                 .map_err(|source| BridgeError::Auth { agent: agent.name.clone(), source })?;
         }
-        let is_kept = |served: &Served| same.iter().any(|agent| *served.agent.name == *agent.name);
-        let leaving: Vec<Served> = match &mut *self.served() {
-            Some(served) => served.extract_if(.., |served| !is_kept(served)).collect(),
+        let (changed, added): (Vec<_>, Vec<_>) =
+            new.into_iter().partition(|agent| before.iter().any(|old| *old.name == *agent.name));
+        done.kept = same.len();
+        done.added = added.iter().map(|agent| agent.name.clone()).collect();
+        done.changed = changed.iter().map(|agent| agent.name.clone()).collect();
+        let is_removed = |served: &Served| !names.iter().any(|name| *served.agent.name == **name);
+        let removed: Vec<Served> = match &mut *self.served() {
+            Some(served) => served.extract_if(.., |served| is_removed(served)).collect(),
             None => return Err(BridgeError::Stopping),
         };
-        done.kept = same.len();
-        for agent in &new {
-            let was_there = leaving.iter().any(|served| *served.agent.name == *agent.name);
-            let list = if was_there { &mut done.changed } else { &mut done.added };
-            list.push(agent.name.clone());
+        done.removed = removed.iter().map(|served| served.agent.name.to_string()).collect();
+        for served in removed {
+            self.departures.start(served, None);
         }
-        let gone = leaving.iter().map(|served| served.agent.name.to_string());
-        done.removed = gone.filter(|name| !done.changed.contains(name)).collect();
-        join_all(leaving.iter().map(|served| self.leave(served))).await;
         let mut failed = None;
-        for agent in new {
-            if let Err(error) = self.add(agent).await {
-                failed = Some(error);
-            }
+        for agent in added {
+            failed = self.add(agent).await.err().or(failed);
+        }
+        for replaced in join_all(changed.into_iter().map(|agent| self.replace(agent))).await {
+            failed = replaced.err().or(failed);
         }
         match failed {
             None => Ok(done),
             Some(error) => Err(error),
         }
+    }
+
+    /// Takes all agents off the mesh, lets calls finish, cancels the rest, ends the agents, closes NATS.
+    ///
+    /// A reload under way ends beside it: agents that leave have their grace period, and no new one is
+    /// served.
+    pub async fn stop(&self) {
+        self.metrics.ends();
+        self.closing.cancel();
+        let served = self.served().take().unwrap_or_default();
+        let departures = async {
+            let change = self.change.lock().await;
+            self.departures.finished().await;
+            drop(change);
+        };
+        tokio::join!(departures, self.end(&served));
+
+        let step = Step::begin("NATS closed");
+        for served in &served {
+            served.control.stop().await;
+        }
+        // The connection may only be closed once the last replies have arrived.
+        if let Err(error) = round_trip(&self.mesh.client).await {
+            tracing::warn!(%error, "the last replies may not have reached NATS");
+        }
+        // Without a connection its queue may be full, and nobody empties it.
+        let _ = tokio::time::timeout(LAST_TASKS, self.mesh.client.drain()).await;
+        self.tasks.stopping().cancel();
+        let _ = tokio::time::timeout(LAST_TASKS, self.tasks.finished()).await;
+        step.end();
+    }
+
+    /// Ends agents and the calls to them.
+    async fn end(&self, served: &[Served]) {
+        let step = Step::begin("actions taken off the mesh");
+        join_all(served.iter().map(Served::withdraw)).await;
+        step.end();
+
+        let step = Step::begin("calls finished");
+        join_all(served.iter().map(|served| served.finish_calls(self.grace))).await;
+        step.end();
+
+        let step = Step::begin("agents ended");
+        join_all(served.iter().map(|served| served.agent.stop())).await;
+        step.end();
+    }
+
+    /// Skips every grace period of a [`Bridge::stop`] under way.
+    pub fn hurry(&self) {
+        self.stop.hurry.cancel();
+        self.hurry_agents.cancel();
     }
 
     /// The agents that are served.
@@ -354,6 +463,19 @@ impl Bridge {
     /// Whether it failed by a defect.
     pub fn has_defect(&self) -> bool {
         self.tasks.has_defect()
+    }
+}
+
+/// One step of the stop, with its duration in the log.
+struct Step(&'static str, Instant);
+
+impl Step {
+    fn begin(name: &'static str) -> Self {
+        Self(name, Instant::now())
+    }
+
+    fn end(self) {
+        tracing::info!(took = ?self.1.elapsed(), "{}", self.0);
     }
 }
 

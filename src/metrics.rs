@@ -52,15 +52,19 @@ impl Metrics {
         self.phase.store(STOPPING, Relaxed);
     }
 
-    /// Adds an agent.
+    /// Adds an agent, in the place of one with the same name: a name has one set of series.
     pub fn add(&self, agent: Agent) {
-        self.agents.lock().unwrap_or_else(PoisonError::into_inner).push(agent);
+        let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
+        match agents.iter_mut().find(|known| known.name == agent.name) {
+            Some(known) => *known = agent,
+            None => agents.push(agent),
+        }
     }
 
-    /// Removes an agent.
-    pub fn remove(&self, name: &str) {
+    /// Removes this agent, and none that has replaced it.
+    pub fn remove(&self, agent: &Agent) {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
-        agents.retain(|agent| *agent.name != *name);
+        agents.retain(|known| !known.is(agent));
     }
 
     /// Why callers should not be sent here now, if they should not.

@@ -1,19 +1,20 @@
-//! One agent's life: process and card make a status. Nothing about NATS.
+//! One agent: its process and its card make a status. Nothing about NATS.
 //!
-//! [`Agent::start`] spawns the loop in `life` and returns a handle. The loop writes two watch
+//! [`Agent::start`] spawns a supervisor and returns a handle. The supervisor writes two watch
 //! channels: the [`Status`] for whoever publishes it, and the [`Instance`] that calls go to, which
 //! is there exactly while the agent is ready. Orders (start, stop, restart) go the other way.
 //!
 //! ```text
-//! life: place ─> spawn ─> look until ready ─> watch ─┬─> exit, hung, stopped: pause, then again
-//!                                                    └─> ordered: end it, then rest or again
+//! orders, exits, probes ──Event──> lifecycle (no I/O) ──Step──> supervisor ──> process, card
+//!                                      └──────────> Status, Instance
 //! ```
 
 pub mod calls;
-mod life;
+mod lifecycle;
 mod probe;
 mod start;
 pub mod status;
+mod supervisor;
 mod trouble;
 mod watch;
 
@@ -31,7 +32,8 @@ use crate::process::output::Output;
 use crate::tasks::OnFailure;
 
 use calls::{Calls, Work};
-use life::Wanted;
+use lifecycle::{Lifecycle, Wanted};
+use supervisor::{Orders, Supervisor};
 
 pub use status::{KnownCard, State, Status};
 
@@ -51,24 +53,26 @@ pub struct Agent {
     /// Its calls, counted.
     pub calls: Arc<Calls>,
     wanted: channel::Sender<Wanted>,
-    doubt: Arc<Notify>,
+    recheck: Arc<Notify>,
     stop: CancellationToken,
     ended: CancellationToken,
 }
 
 impl Agent {
-    /// Begins to launch the agent or to look for it. `hurry` skips the grace time of its end.
+    /// Begins to launch the agent or to look for it. `hurry` skips the grace period of its end.
     pub fn start(
         config: config::Agent,
         http: &reqwest::Client,
         host: &Host,
         hurry: CancellationToken,
+        before: Predecessors,
     ) -> Result<Self, AuthError> {
         // Credentials that cannot be sent are an error of the settings, not of a start.
         a2a::chooser(&config, http)?;
         let name: Arc<str> = config.name.as_str().into();
         let config = Arc::new(config);
-        let (status_sender, status) = channel::channel(Status::new());
+        let lifecycle = Lifecycle::new(Arc::clone(&name), Arc::clone(&config));
+        let (status_sender, status) = channel::channel(lifecycle.status());
         let (live_sender, live) = channel::channel(None);
         let (wanted, orders) = channel::channel(Wanted { running: true, order: 0 });
         let agent = Self {
@@ -77,13 +81,13 @@ impl Agent {
             status,
             live,
             output: Output::new(Arc::clone(&name), secrets(&config)),
-            calls: Arc::default(),
+            calls: before.calls,
             wanted,
-            doubt: Arc::default(),
+            recheck: Arc::default(),
             stop: CancellationToken::new(),
             ended: CancellationToken::new(),
         };
-        let life = life::Life {
+        let supervisor = Supervisor {
             config,
             name,
             http: http.clone(),
@@ -92,22 +96,25 @@ impl Agent {
             calls: Arc::clone(&agent.calls),
             status: status_sender,
             live: live_sender,
-            wanted: orders,
-            doubt: Arc::clone(&agent.doubt),
-            stop: agent.stop.clone(),
+            orders: Orders { wanted: orders, stop: agent.stop.clone() },
+            recheck: Arc::clone(&agent.recheck),
             hurry,
+            after: before.ended,
+            lifecycle,
+            run: None,
+            last_port: None,
         };
         let ended = agent.ended.clone().drop_guard();
         host.tasks.spawn("agent", OnFailure::StopBridge, async move {
-            life.run().await;
+            supervisor.run().await;
             drop(ended);
         });
         Ok(agent)
     }
 
-    /// A call found nobody there: look at once whether the agent is gone.
-    pub fn doubt(&self) {
-        self.doubt.notify_one();
+    /// A call found nobody there: probe the agent at once.
+    pub fn recheck(&self) {
+        self.recheck.notify_one();
     }
 
     /// A call is in flight for as long as what this gives back lives: the agent is not taken for hung.
@@ -115,8 +122,8 @@ impl Agent {
         self.calls.begin()
     }
 
-    /// Tells the agent to run, to rest, or to begin anew. Gives back the number that
-    /// [`Status::order`] has once it does so.
+    /// Orders the agent to run, to stop, or to restart. Gives back the number that [`Status::order`] has
+    /// once the agent follows the order.
     pub fn order(&self, order: Order) -> u64 {
         let state = self.status.borrow().state;
         let runs = matches!(state, State::Starting | State::Ready | State::Unhealthy);
@@ -141,12 +148,31 @@ impl Agent {
         self.stop.cancel();
         self.ended.cancelled().await;
     }
+
+    /// Whether both are handles to the same agent; a name alone may have been replaced.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.name, &other.name)
+    }
+
+    /// Cancelled when the agent has ended after a [`stop`](Self::stop).
+    pub fn ended(&self) -> &CancellationToken {
+        &self.ended
+    }
 }
 
-/// What an agent can be told.
+/// What a new agent takes over from those that it replaces.
+#[derive(Debug, Default)]
+pub struct Predecessors {
+    /// Cancelled when they have ended; the new agent starts after all of them.
+    pub ended: Vec<CancellationToken>,
+    /// The counts go on where theirs are.
+    pub calls: Arc<Calls>,
+}
+
+/// What an agent can be ordered to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Run, if it does not; if the bridge waits before the next try, try now.
+    /// Run, if it does not; a backing-off agent is retried now.
     Start,
     /// End, and stay so.
     Stop,

@@ -1,4 +1,4 @@
-//! Looking at an agent from outside: is somebody there, and which card do they show.
+//! Probing an agent from outside: does it accept connections, and which card does it show.
 
 use std::time::Duration;
 

@@ -1,13 +1,14 @@
-//! One start of an agent: a port that is free, and the wait until its card is there.
+//! One start of an agent: a free port, probes of its card, and the wait until it is ready.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::life::Life;
+use super::lifecycle::Event;
+use super::probe;
 use super::status::KnownCard;
-use super::trouble::{LookError, Trouble};
+use super::trouble::{ProbeError, Trouble};
 use crate::a2a;
 use crate::a2a::card::CardError;
 use crate::a2a::choose::Chooser;
@@ -15,58 +16,50 @@ use crate::a2a::client::chain;
 use crate::config::{self, Port};
 use crate::process::ports::{self, Holder, LocalPort};
 
-/// First pause between two looks at an agent that starts.
-const FIRST_LOOK: Duration = Duration::from_millis(10);
-/// How long an agent that starts may listen elsewhere only, before that is told: some open other
-/// ports first.
+/// First pause between two probes of an agent that starts.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// How long an agent that starts may listen on other ports only before the status says so: some open
+/// other ports first.
 const ELSEWHERE: Duration = Duration::from_secs(2);
 
 /// One start of the agent: its settings with the port filled in, and what is known to be its own.
 pub(super) struct Start {
     pub(super) config: Arc<config::Agent>,
-    /// Chooses among the wires of this start, at its address.
+    /// Chooses among the interfaces of this start, at its address.
     pub(super) chooser: Arc<Chooser>,
     /// The port whose listener has to be ours; `None` where that is not asked or not possible.
     pub(super) port: Option<LocalPort>,
     /// The process below which everything is ours.
     pub(super) tree: Option<i32>,
-    order: u64,
 }
 
 impl Start {
     /// Of an agent that somebody else runs.
-    pub(super) fn attached(config: Arc<config::Agent>, chooser: Arc<Chooser>, order: u64) -> Self {
-        Self { config, chooser, port: None, tree: None, order }
+    pub(super) fn attached(config: &Arc<config::Agent>, http: &reqwest::Client) -> Result<Self, Trouble> {
+        Ok(Self { chooser: chooser(config, http)?, config: Arc::clone(config), port: None, tree: None })
     }
 
-    pub(super) fn order(&self) -> u64 {
-        self.order
-    }
-}
-
-impl Life {
-    /// Finds a port if the settings leave that to us, and sees that the port is free.
-    pub(super) async fn place(&self, order: u64, last_port: &mut Option<u16>) -> Result<Start, Trouble> {
-        let config = match self.config.port {
-            None => Arc::clone(&self.config),
-            Some(Port::Fixed(port)) => Arc::new(self.config.at_port(port)),
+    /// Finds a port if the settings leave that to us, and checks that the port is free. `last_port` was
+    /// that of the last start. Cancel-safe.
+    pub(super) async fn launched(
+        config: &Arc<config::Agent>,
+        http: &reqwest::Client,
+        last_port: Option<u16>,
+    ) -> Result<Self, Trouble> {
+        let config = match config.port {
+            None => Arc::clone(config),
+            Some(Port::Fixed(port)) => Arc::new(config.at_port(port)),
             Some(Port::Auto) => {
                 // The same again, as long as it is free: others may have come to know it.
-                let again = match *last_port {
-                    Some(port) if self.is_free(port).await => Ok(port),
+                let port = match last_port {
+                    Some(port) if is_free(config, port).await => Ok(port),
                     _ => ports::free(),
                 };
-                let port = match again {
-                    Ok(port) => port,
-                    Err(error) => {
-                        return Err(Trouble {
-                            text: format!("no free port for `port: auto`: {error}"),
-                            advice: "give the agent a fixed port".into(),
-                        });
-                    }
-                };
-                *last_port = Some(port);
-                Arc::new(self.config.at_port(port))
+                let port = port.map_err(|error| Trouble {
+                    text: format!("no free port for `port: auto`: {error}"),
+                    advice: "give the agent a fixed port".into(),
+                })?;
+                Arc::new(config.at_port(port))
             }
         };
         let port = LocalPort::of(&config.url).await.filter(|_| config.verify_port);
@@ -75,85 +68,120 @@ impl Life {
         {
             return Err(Trouble::port_taken(local.number, process.as_ref(), &config));
         }
-        Ok(Start { chooser: self.chooser(&config)?, config, port, tree: None, order })
+        Ok(Self { chooser: chooser(&config, http)?, config, port, tree: None })
     }
 
-    async fn is_free(&self, port: u16) -> bool {
-        let local = LocalPort::of(&self.config.at_port(port).url).await;
-        local.is_none_or(|local| matches!(local.holder(None), Holder::Nobody))
-    }
-
-    /// What chooses among the wires of an agent with these settings.
-    pub(super) fn chooser(&self, config: &config::Agent) -> Result<Arc<Chooser>, Trouble> {
-        let chooser = a2a::chooser(config, &self.http).map_err(|error| Trouble {
-            text: chain(&error),
-            advice: "check the agent's credentials and `tls` in the settings".into(),
-        });
-        chooser.map(Arc::new)
-    }
-
-    /// Asks for the card until the agent shows a usable one.
-    pub(super) async fn until_ready(&self, start: &Start) -> Result<KnownCard, LookError> {
-        let config = &start.config;
-        let deadline = Instant::now() + config.startup_timeout;
-        let mut pause = FIRST_LOOK.min(config.startup.interval);
-        let mut last = None;
-        let mut elsewhere = Elsewhere::default();
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let cut = left < config.startup.timeout;
-            match self.look(start, config.startup.timeout.min(left)).await {
-                Ok(known) => return Ok(known),
-                // Waiting does not make somebody else's port ours.
-                Err(error @ LookError::Foreign { .. }) => return Err(error),
-                // A look that the deadline cut short says less than the one before it.
-                Err(error) if cut && error.is_silence() && last.is_some() => {}
-                Err(LookError::NotListening { port, .. }) => {
-                    let instead = start.tree.map(ports::listened_by).unwrap_or_default();
-                    last = Some(LookError::NotListening { port, instead });
+    /// Reads the agent's card once. Whose port it is comes first: what is not ours is sent nothing.
+    pub(super) async fn probe(&self, limit: Duration) -> Result<KnownCard, ProbeError> {
+        if let Some(port) = &self.port {
+            match port.holder(self.tree) {
+                Holder::Ours(_) | Holder::Unknown => {}
+                Holder::Nobody => {
+                    return Err(ProbeError::NotListening { port: port.number, instead: Vec::new() });
                 }
-                Err(error) => last = Some(error),
+                Holder::Foreign { process } => {
+                    return Err(ProbeError::Foreign { port: port.number, process });
+                }
             }
-            if Instant::now() + pause >= deadline {
-                let nobody = || LookError::Card(CardError::NobodyThere { url: config.url.to_string() });
-                return Err(last.unwrap_or_else(nobody));
-            }
-            if let Some(error) = &last {
-                elsewhere.note(self, error, config);
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 3 / 2).min(config.startup.interval);
+        }
+        let credentials = self.chooser.card_credentials();
+        let reading = async {
+            let card = probe::read_card(&self.config, self.chooser.http(), &credentials).await?;
+            let interface = self.chooser.choose(&card).await?;
+            Ok(KnownCard { card: Arc::new(card), interface })
+        };
+        match tokio::time::timeout(limit, reading).await {
+            Ok(known) => known.map_err(ProbeError::Card),
+            Err(_) => Err(ProbeError::Card(CardError::Timeout { url: self.config.url.to_string(), limit })),
         }
     }
 }
 
-/// Whether an agent that starts listens, but not where it is looked for, and since when.
-#[derive(Default)]
-struct Elsewhere {
-    since: Option<Instant>,
-    /// What was known to be wrong before this was told.
-    told: Option<(Option<String>, Option<String>)>,
+async fn is_free(config: &config::Agent, port: u16) -> bool {
+    let local = LocalPort::of(&config.at_port(port).url).await;
+    local.is_none_or(|local| matches!(local.holder(None), Holder::Nobody))
 }
 
-impl Elsewhere {
-    /// Tells it once, and takes it back when it is over. The agent goes on to start.
-    fn note(&mut self, life: &Life, error: &LookError, config: &config::Agent) {
-        if !matches!(error, LookError::NotListening { instead, .. } if !instead.is_empty()) {
-            self.since = None;
-            if let Some(before) = self.told.take() {
-                life.status.send_modify(|status| (status.last_error, status.advice) = before);
+fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Arc<Chooser>, Trouble> {
+    let chooser = a2a::chooser(config, http).map_err(|error| Trouble {
+        text: chain(&error),
+        advice: "check the agent's credentials and `tls` in the settings".into(),
+    });
+    chooser.map(Arc::new)
+}
+
+/// Probes a launched agent until it shows a usable card or `startup_timeout` is over.
+pub(super) struct StartupProbe {
+    deadline: Instant,
+    pause: Duration,
+    next: Instant,
+    last: Option<ProbeError>,
+    /// Since when it listens, but on other ports only.
+    elsewhere: Option<Instant>,
+    is_delayed: bool,
+}
+
+impl StartupProbe {
+    pub(super) fn new(config: &config::Agent) -> Self {
+        let now = Instant::now();
+        Self {
+            deadline: now + config.startup_timeout,
+            pause: FIRST_PAUSE.min(config.startup.interval),
+            next: now,
+            last: None,
+            elsewhere: None,
+            is_delayed: false,
+        }
+    }
+
+    /// Probes until there is something to report. Cancel-safe: a probe that was interrupted is repeated.
+    pub(super) async fn next(&mut self, start: &Start, name: &str) -> Event {
+        let config = &start.config;
+        loop {
+            tokio::time::sleep_until(self.next).await;
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let is_cut = left < config.startup.timeout;
+            match start.probe(config.startup.timeout.min(left)).await {
+                Ok(known) => return Event::Found(known),
+                // Waiting does not make somebody else's port ours.
+                Err(error @ ProbeError::Foreign { .. }) => {
+                    return Event::NotStarted(Trouble::probe(&error, config));
+                }
+                // A probe that the deadline cut short says less than the one before it.
+                Err(error) if is_cut && error.is_silence() && self.last.is_some() => {}
+                Err(ProbeError::NotListening { port, .. }) => {
+                    let instead = start.tree.map(ports::listened_by).unwrap_or_default();
+                    self.last = Some(ProbeError::NotListening { port, instead });
+                }
+                Err(error) => self.last = Some(error),
             }
-            return;
+            if Instant::now() + self.pause >= self.deadline {
+                let nobody = ProbeError::Card(CardError::NobodyThere { url: config.url.to_string() });
+                let error = self.last.take().unwrap_or(nobody);
+                return Event::NotStarted(Trouble::slow_start(&error, config));
+            }
+            self.next = Instant::now() + self.pause;
+            self.pause = (self.pause * 3 / 2).min(config.startup.interval);
+            if let Some(event) = self.delay(config, name) {
+                return event;
+            }
         }
-        let since = *self.since.get_or_insert_with(Instant::now);
-        if self.told.is_some() || since.elapsed() < ELSEWHERE {
-            return;
+    }
+
+    /// Whether the status should say that the agent listens elsewhere, or not any more.
+    fn delay(&mut self, config: &config::Agent, name: &str) -> Option<Event> {
+        let error = self.last.as_ref()?;
+        if !matches!(error, ProbeError::NotListening { instead, .. } if !instead.is_empty()) {
+            self.elsewhere = None;
+            return std::mem::take(&mut self.is_delayed).then_some(Event::Delayed(None));
         }
-        let Trouble { text, advice } = Trouble::look(error, config);
-        tracing::warn!(agent = %life.name, advice, "still starting: {text}");
-        life.status.send_modify(|status| {
-            let error = status.last_error.replace(format!("still starting: {text}"));
-            self.told = Some((error, status.advice.replace(advice)));
-        });
+        let since = *self.elsewhere.get_or_insert_with(Instant::now);
+        if self.is_delayed || since.elapsed() < ELSEWHERE {
+            return None;
+        }
+        self.is_delayed = true;
+        let Trouble { text, advice } = Trouble::probe(error, config);
+        tracing::warn!(agent = %name, advice, "still starting: {text}");
+        Some(Event::Delayed(Some(Trouble { text: format!("still starting: {text}"), advice })))
     }
 }

@@ -11,17 +11,20 @@ use crate::a2a::card::{Card, Interface};
 /// The states of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Launched or looked for, and not seen yet.
+    /// In transition, and not callable: being launched or looked for, or its process is being ended on
+    /// an order to restart or to stop.
     Starting,
     /// Its card is read and its skills are published.
     Ready,
-    /// It runs, but does not show a usable card any more; its skills are withdrawn.
+    /// Its process runs, and it does not show a usable card any more; its skills are withdrawn. A
+    /// process that has exited is never unhealthy.
     Unhealthy,
-    /// It is gone or never came; the bridge waits before it tries again.
+    /// It exited or was not found; the bridge waits before it retries.
     BackingOff,
-    /// The bridge has let it go, or it has ended well and is left so.
+    /// Nothing of it runs: somebody has stopped it, or it exited with code 0 and its settings do not
+    /// ask for a restart.
     Stopped,
-    /// It ended badly, too often or with settings that say to leave it so.
+    /// It exited with an error, too often or with settings that do not ask for a restart.
     Failed,
 }
 
@@ -64,14 +67,14 @@ pub struct KnownCard {
     pub interface: Interface,
 }
 
-/// Everything that is told about an agent.
-#[derive(Debug, Clone)]
+/// Everything that others may know about an agent, at one moment.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Status {
     /// Where it stands.
     pub state: State,
     /// Since when.
     pub since: SystemTime,
-    /// How often it was started again.
+    /// How often it was restarted.
     pub restarts: u32,
     /// What went wrong last; kept while it explains the state.
     pub last_error: Option<String>,
@@ -85,36 +88,10 @@ pub struct Status {
     pub started: Option<SystemTime>,
     /// How the last process ended, and when.
     pub last_exit: Option<(String, SystemTime)>,
-    /// When it is tried again, while the bridge waits for that.
+    /// When the bridge retries, while it backs off.
     pub next_try: Option<SystemTime>,
-    /// Which order it follows; see `Agent::order`.
+    /// Which order it follows; see `Agent::order`. It changes together with the state.
     pub order: u64,
     /// The last card, also while the agent is away.
     pub known: Option<KnownCard>,
-}
-
-impl Status {
-    /// Before anything happened.
-    pub fn new() -> Self {
-        Self {
-            state: State::Starting,
-            since: SystemTime::now(),
-            restarts: 0,
-            last_error: None,
-            advice: None,
-            url: String::new(),
-            pid: None,
-            started: None,
-            last_exit: None,
-            next_try: None,
-            order: 0,
-            known: None,
-        }
-    }
-}
-
-impl Default for Status {
-    fn default() -> Self {
-        Self::new()
-    }
 }

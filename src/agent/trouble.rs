@@ -19,18 +19,18 @@ pub(super) struct Trouble {
     pub(super) advice: String,
 }
 
-/// What a look at an agent found instead of a card.
+/// What a probe found instead of a card.
 #[derive(Debug)]
-pub(super) enum LookError {
+pub(super) enum ProbeError {
     /// Somebody else listens on the agent's port.
     Foreign { port: u16, process: Option<(i32, String)> },
-    /// A launched agent does not listen where it is looked for; this is where it does listen.
+    /// A launched agent does not listen on its port; this is where it does listen.
     NotListening { port: u16, instead: Vec<SocketAddr> },
     /// The card.
     Card(CardError),
 }
 
-impl LookError {
+impl ProbeError {
     /// Whether there is no agent at all, rather than one without a usable card.
     pub(super) fn is_nobody_there(&self) -> bool {
         match self {
@@ -111,12 +111,12 @@ impl Trouble {
     }
 
     /// Nothing usable was seen until the limit.
-    pub(super) fn slow_start(error: &LookError, config: &config::Agent) -> Self {
-        let seen = Self::look(error, config);
+    pub(super) fn slow_start(error: &ProbeError, config: &config::Agent) -> Self {
+        let seen = Self::probe(error, config);
         let limit = short(config.startup_timeout);
         let advice = if error.is_nobody_there() || error.is_silence() {
             match error {
-                LookError::NotListening { instead, .. } if !instead.is_empty() => seen.advice,
+                ProbeError::NotListening { instead, .. } if !instead.is_empty() => seen.advice,
                 _ => format!(
                     "if it needs more time, raise `startup_timeout` (now {limit}); if not, its last output says what it waits for"
                 ),
@@ -127,17 +127,17 @@ impl Trouble {
         Self { text: format!("not ready within {limit} (`startup_timeout`): {}", seen.text), advice }
     }
 
-    pub(super) fn look(error: &LookError, config: &config::Agent) -> Self {
+    pub(super) fn probe(error: &ProbeError, config: &config::Agent) -> Self {
         match error {
-            LookError::Foreign { port, process } => Self::port_taken(*port, process.as_ref(), config),
-            LookError::NotListening { port, instead } if instead.is_empty() => Self {
+            ProbeError::Foreign { port, process } => Self::port_taken(*port, process.as_ref(), config),
+            ProbeError::NotListening { port, instead } if instead.is_empty() => Self {
                 text: format!("the agent does not listen on port {port}"),
                 advice: format!(
                     "see in its last output what it waits for, and whether it knows that its port is {port}"
                 ),
             },
-            LookError::NotListening { port, instead } => Self::elsewhere(*port, instead, config),
-            LookError::Card(error) => Self::card(error, config),
+            ProbeError::NotListening { port, instead } => Self::elsewhere(*port, instead, config),
+            ProbeError::Card(error) => Self::card(error, config),
         }
     }
 
@@ -210,11 +210,28 @@ impl Trouble {
         Self { text, advice }
     }
 
-    /// It is being ended because somebody said so.
+    /// An order, or the end of the bridge.
     pub(super) fn ending() -> Self {
         Self {
             text: "being ended on request".into(),
             advice: "wait for it; `stop_grace` limits how long it takes".into(),
+        }
+    }
+
+    pub(super) fn stopped_on_request(name: &str) -> Self {
+        Self {
+            text: "stopped on request".into(),
+            advice: format!("`a2a-bridge agents start {name}` starts it"),
+        }
+    }
+
+    /// After a reload the process of the old settings still serves calls.
+    pub(super) fn predecessor() -> Self {
+        Self {
+            text: "waiting for the process of the previous configuration to exit".into(),
+            advice:
+                "its calls in flight have `shutdown_grace` to finish, and then it has `stop_grace` to exit"
+                    .into(),
         }
     }
 
@@ -226,11 +243,11 @@ impl Trouble {
         }
     }
 
-    pub(super) fn hung(error: &LookError, failures: usize, config: &config::Agent) -> Self {
+    pub(super) fn hung(error: &ProbeError, failures: usize, config: &config::Agent) -> Self {
         Self {
             text: format!(
                 "the agent did not answer {failures} times in a row (`liveness`): {}",
-                Self::look(error, config).text
+                Self::probe(error, config).text
             ),
             advice: "it is ended and started again; if it is only slow, raise `liveness.timeout` or `liveness.failures`".into(),
         }

@@ -66,6 +66,7 @@ const MAX_DESCRIPTION: usize = 2048;
 pub struct AgentProtocol {
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
+    shown: CancellationToken,
 }
 
 impl AgentProtocol {
@@ -86,15 +87,27 @@ impl AgentProtocol {
             own.clone(),
             stop.clone(),
         );
-        let shown = Shown { dispatcher, mesh: mesh.clone(), subjects: own, prompts: Arc::new(prompts) };
+        let first = CancellationToken::new();
+        let shown = Shown {
+            dispatcher,
+            mesh: mesh.clone(),
+            subjects: own,
+            prompts: Arc::new(prompts),
+            first: first.clone(),
+        };
         let (withdraw, withdrawn) = (CancellationToken::new(), CancellationToken::new());
-        let this = Self { withdraw: withdraw.clone(), withdrawn: withdrawn.clone() };
+        let this = Self { withdraw: withdraw.clone(), withdrawn: withdrawn.clone(), shown: first };
         let withdrawn = withdrawn.drop_guard();
         tasks.spawn("agent protocol", OnFailure::StopBridge, async move {
             shown.follow(&withdraw).await;
             drop(withdrawn);
         });
         this
+    }
+
+    /// Waits until the agent's first state is shown.
+    pub async fn shown(&self) {
+        self.shown.cancelled().await;
     }
 
     /// Takes the agent off without losing a prompt. What was received is still worked on.
@@ -109,6 +122,8 @@ struct Shown {
     mesh: Mesh,
     subjects: AgentSubjects,
     prompts: Arc<Prompts>,
+    /// Cancelled when the first state is shown.
+    first: CancellationToken,
 }
 
 /// A registered service, and the limit that it has told.
@@ -127,6 +142,7 @@ impl Shown {
         loop {
             let now = status.borrow_and_update().clone();
             self.show(&now, &mut registered, &mut ticks).await;
+            self.first.cancel();
             let changed = loop {
                 tokio::select! {
                     biased;

@@ -195,12 +195,12 @@ impl Control {
         tasks: &Tasks,
     ) -> Self {
         let (stop, stopped) = (CancellationToken::new(), CancellationToken::new());
-        let desk = Desk { agent, instance, client: mesh.client.clone(), stop: stop.clone() };
+        let controller = Controller { agent, instance, client: mesh.client.clone(), stop: stop.clone() };
         let guard = Arc::clone(&mesh.guard);
         let (done, background) = (stopped.clone().drop_guard(), tasks.clone());
         tasks.spawn("control", OnFailure::StopBridge, async move {
             let allowed = move |reply: &Subject| guard.allows(reply);
-            Arc::new(desk).listen(asked, allowed, &background).await;
+            Arc::new(controller).listen(asked, allowed, &background).await;
             drop(done);
         });
         Self { stop, stopped }
@@ -213,14 +213,14 @@ impl Control {
     }
 }
 
-struct Desk {
+struct Controller {
     agent: Agent,
     instance: String,
     client: Client,
     stop: CancellationToken,
 }
 
-impl Desk {
+impl Controller {
     async fn listen(
         self: Arc<Self>,
         mut asked: Subscriber,
@@ -232,15 +232,15 @@ impl Desk {
             let Some(reply) = message.reply.clone().filter(&allowed) else {
                 continue;
             };
-            let desk = Arc::clone(&self);
+            let controller = Arc::clone(&self);
             match Arc::clone(&at_once).try_acquire_owned() {
                 Ok(permit) => tasks.spawn("control request", OnFailure::Log, async move {
-                    desk.answer(message, reply).await;
+                    controller.answer(message, reply).await;
                     drop(permit);
                 }),
                 Err(_) => {
                     let text = "too many control requests at the same time; try again";
-                    desk.refuse(reply, ActionError::new(Code::Busy, text)).await;
+                    controller.refuse(reply, ActionError::new(Code::Busy, text)).await;
                 }
             }
         }

@@ -9,7 +9,7 @@ use async_nats::connection::State as Connection;
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -42,6 +42,8 @@ pub struct Publication {
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
     registry: Registry,
+    shown: watch::Receiver<Option<State>>,
+    announce: Arc<Notify>,
 }
 
 impl Publication {
@@ -71,14 +73,20 @@ impl Publication {
             instance: service.id().to_owned(),
         };
         let (withdraw, withdrawn) = (CancellationToken::new(), CancellationToken::new());
+        let (state, shown) = watch::channel(None);
+        let announce = Arc::new(Notify::new());
         let this = Self {
             service: service.clone(),
             withdraw: withdraw.clone(),
             withdrawn: withdrawn.clone(),
             registry: registry.clone(),
+            shown,
+            announce: Arc::clone(&announce),
         };
-        let shown = Shown { agent, token, subjects: subjects.clone(), service, dispatcher, registry };
-        let publisher = publish_updates(mesh.client.clone(), subjects.clone(), shown.token.clone(), updates);
+        let subjects = subjects.clone();
+        let shown = Shown { agent, token, subjects, service, dispatcher, registry, state, announce };
+        let publisher =
+            publish_updates(mesh.client.clone(), shown.subjects.clone(), shown.token.clone(), updates);
         tasks.spawn("task updates", OnFailure::StopBridge, publisher);
         let withdrawn = withdrawn.drop_guard();
         tasks.spawn("publication", OnFailure::StopBridge, async move {
@@ -93,6 +101,16 @@ impl Publication {
         self.registry.instance.clone()
     }
 
+    /// The state whose actions are on the mesh; `None` before the first one.
+    pub fn shown(&self) -> watch::Receiver<Option<State>> {
+        self.shown.clone()
+    }
+
+    /// Announces the agent in the registry when notified, beside every change and every 15 s.
+    pub fn announcer(&self) -> Arc<Notify> {
+        Arc::clone(&self.announce)
+    }
+
     /// Takes everything off the mesh without losing a request. What was received is still worked on.
     pub async fn withdraw(&self) {
         self.withdraw.cancel();
@@ -100,7 +118,7 @@ impl Publication {
         self.service.stop().await;
     }
 
-    /// Says good-bye in the registry.
+    /// Announces `stopped` in the registry: this instance does not serve the agent any more.
     pub async fn farewell(&self, status: &Status) {
         self.registry.announce(status, State::Stopped, &Catalog::default()).await;
     }
@@ -113,6 +131,8 @@ struct Shown {
     service: Service,
     dispatcher: Arc<Dispatcher>,
     registry: Registry,
+    state: watch::Sender<Option<State>>,
+    announce: Arc<Notify>,
 }
 
 impl Shown {
@@ -125,6 +145,7 @@ impl Shown {
             let now = status.borrow_and_update().clone();
             let catalog = self.show(&now).await;
             self.registry.announce(&now, now.state, &catalog).await;
+            self.state.send_replace(Some(now.state));
             loop {
                 tokio::select! {
                     biased;
@@ -134,6 +155,7 @@ impl Shown {
                         // The agent's loop has ended; what is shown stays until we are told.
                         Err(_) => return withdraw.cancelled().await,
                     },
+                    () = self.announce.notified() => self.registry.announce(&now, now.state, &catalog).await,
                     _ = ticks.tick() => self.registry.announce(&now, now.state, &catalog).await,
                 }
             }

@@ -216,7 +216,7 @@ impl Dispatcher {
             let (code, message) = (error.info.code, error.for_logs());
             self.agent.calls.failed(code.name(), message);
             if code == Code::AgentUnavailable {
-                self.agent.doubt();
+                self.agent.recheck();
             }
             tracing::debug!(agent = %self.agent.name, code = code.name(), message, "request failed");
         }

@@ -96,10 +96,12 @@ impl SpawnError {
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// As the system told it.
+    /// As the system reported it.
     Known(ExitStatus),
     /// Its guard was killed, and it with it.
     WithGuard,
+    /// Nobody could read how it ended. That is no success.
+    Unknown,
 }
 
 impl Exit {
@@ -112,7 +114,7 @@ impl Exit {
     pub fn code(self) -> Option<i32> {
         match self {
             Self::Known(status) => status.code(),
-            Self::WithGuard => None,
+            Self::WithGuard | Self::Unknown => None,
         }
     }
 
@@ -124,8 +126,10 @@ impl Exit {
 
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Known(status) = self else {
-            return f.write_str("was ended after its guard process was killed");
+        let status = match self {
+            Self::Known(status) => status,
+            Self::WithGuard => return f.write_str("was ended after its guard process was killed"),
+            Self::Unknown => return f.write_str("ended with an unknown exit status"),
         };
         match (status.code(), status.signal()) {
             (Some(code), _) => write!(f, "exited with code {code}"),
@@ -213,8 +217,8 @@ impl Child {
         let ended = phase.wait_for(|phase| *phase != Phase::Running).await;
         match ended.as_deref() {
             Ok(Phase::Exited(exit) | Phase::Gone(exit)) => *exit,
-            // Whoever keeps the child is gone without a word, which is a defect.
-            Ok(Phase::Running) | Err(_) => Exit::WithGuard,
+            // The keeper's task has panicked.
+            Ok(Phase::Running) | Err(_) => Exit::Unknown,
         }
     }
 
@@ -243,7 +247,7 @@ impl Child {
         }
         match *self.phase.borrow() {
             Phase::Exited(exit) | Phase::Gone(exit) => exit,
-            Phase::Running => Exit::WithGuard,
+            Phase::Running => Exit::Unknown,
         }
     }
 }

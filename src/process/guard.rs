@@ -13,7 +13,7 @@
 //! | to the bridge | meaning |
 //! | --- | --- |
 //! | `started PID` · `failed ERRNO` | how the start went |
-//! | `exited code N` · `exited signal N` | how the child itself ended |
+//! | `exited code N` · `exited signal N` · `exited unknown` | how the child itself ended |
 //! | end of file | nothing is left |
 
 use std::collections::HashMap;
@@ -35,6 +35,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::brand::Brand;
+use super::child::Exit;
 use super::procfs;
 
 /// The first argument of a guard.
@@ -43,8 +44,8 @@ pub const WORD: &str = "guard-process";
 const ORPHANED: Duration = Duration::from_secs(1);
 /// Grace of what a child that ended by itself has left behind.
 const LEFT_BEHIND: Duration = Duration::from_secs(2);
-/// How often is looked whether all have gone.
-const LOOK: Duration = Duration::from_millis(20);
+/// Poll interval while waiting for processes to exit.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest order.
 const MAX_ORDER: usize = 64;
 
@@ -103,6 +104,7 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
     bridge.set_nonblocking(true)?;
     Guard {
         leader: Pid::from_raw(leader),
+        leader_has_ended: false,
         stop_signal,
         bridge: Some(bridge),
         signals,
@@ -130,6 +132,8 @@ fn close_inherited() {
 
 struct Guard {
     leader: Pid,
+    /// Its process id may belong to somebody else from then on.
+    leader_has_ended: bool,
     stop_signal: Signal,
     /// `None` once the bridge is gone.
     bridge: Option<UnixStream>,
@@ -170,7 +174,7 @@ impl Guard {
     fn wait(&self) {
         let timeout = match self.ending {
             // Children that others have to reap end without a signal to us.
-            Some(_) => PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO),
+            Some(_) => PollTimeout::try_from(POLL_INTERVAL).unwrap_or(PollTimeout::ZERO),
             None => PollTimeout::NONE,
         };
         let mut watched = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
@@ -249,25 +253,38 @@ impl Guard {
         }
     }
 
-    /// Takes in whoever has ended; whether nobody is left.
+    /// Reaps whoever has ended; whether nobody is left.
     fn reap(&mut self) -> bool {
         loop {
-            let (pid, status) = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::Exited(pid, code)) => (pid, format!("code {code}")),
-                Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, format!("signal {}", signal as i32)),
+            match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, code)) => self.ended(pid, &format!("code {code}")),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                    self.ended(pid, &format!("signal {}", signal as i32));
+                }
                 Ok(WaitStatus::StillAlive) => return false,
-                Err(Errno::EINTR) | Ok(_) => continue,
+                Err(Errno::EINTR) | Ok(_) => {}
+                // One was reaped by a signal that has no name, a real-time signal, and it is not known which one.
+                Err(Errno::EINVAL) => {
+                    if !self.leader_has_ended && kill(self.leader, None) == Err(Errno::ESRCH) {
+                        self.ended(self.leader, "unknown");
+                    }
+                }
                 Err(_) => return true,
-            };
-            if pid == self.leader {
-                if let Some(bridge) = &mut self.bridge {
-                    let _ = writeln!(bridge, "exited {status}");
-                }
-                // Those who were asked to end have the grace that was ordered, also after a shell above them.
-                if self.ending.is_none() {
-                    self.end(LEFT_BEHIND);
-                }
             }
+        }
+    }
+
+    fn ended(&mut self, pid: Pid, status: &str) {
+        if pid != self.leader || self.leader_has_ended {
+            return;
+        }
+        self.leader_has_ended = true;
+        if let Some(bridge) = &mut self.bridge {
+            let _ = writeln!(bridge, "exited {status}");
+        }
+        // Those who were asked to end have the grace that was ordered, also after a shell above them.
+        if self.ending.is_none() {
+            self.end(LEFT_BEHIND);
         }
     }
 }
@@ -286,16 +303,18 @@ fn own() -> i32 {
     i32::try_from(std::process::id()).unwrap_or_default()
 }
 
-/// A status as the guard reported it.
-pub(super) fn read_status(text: &str) -> Option<ExitStatus> {
-    let (kind, number) = text.split_once(' ')?;
-    let number: i32 = number.parse().ok()?;
-    // As wait(2) has it: the code in the second byte, or the signal in the first.
-    match kind {
-        "code" => Some(ExitStatus::from_raw((number & 0xff) << 8)),
-        "signal" => Some(ExitStatus::from_raw(number & 0x7f)),
-        _ => None,
-    }
+/// A status as the guard reported it. Whatever cannot be read is unknown, and never a success.
+pub(super) fn read_status(text: &str) -> Exit {
+    let status = text.split_once(' ').and_then(|(kind, number)| {
+        let number: i32 = number.parse().ok()?;
+        // As wait(2) has it: the code in the second byte, or the signal in the first.
+        match (kind, number) {
+            ("code", 0..=0xff) => Some(ExitStatus::from_raw(number << 8)),
+            ("signal", 1..0x7f) => Some(ExitStatus::from_raw(number)),
+            _ => None,
+        }
+    });
+    status.map_or(Exit::Unknown, Exit::Known)
 }
 
 /// Two ends of a socket: ours, and the one that becomes a guard's standard input.
@@ -316,4 +335,32 @@ pub fn use_program(program: impl Into<PathBuf>) {
 
 pub(super) fn program() -> Option<&'static Path> {
     PROGRAM.get().map(PathBuf::as_path)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("code 0", "exited with code 0", true)]
+    #[case("code 255", "exited with code 255", false)]
+    #[case("signal 9", "was killed by SIGKILL", false)]
+    #[case("signal 34", "was killed by signal 34", false)]
+    #[case("unknown", "ended with an unknown exit status", false)]
+    #[case("code 256", "ended with an unknown exit status", false)]
+    #[case("code -256", "ended with an unknown exit status", false)]
+    #[case("signal 0", "ended with an unknown exit status", false)]
+    #[case("signal 128", "ended with an unknown exit status", false)]
+    #[case("code", "ended with an unknown exit status", false)]
+    #[case("", "ended with an unknown exit status", false)]
+    fn a_report_that_cannot_be_read_is_no_success(
+        #[case] report: &str,
+        #[case] text: &str,
+        #[case] is_success: bool,
+    ) {
+        let exit = read_status(report);
+        assert_eq!((exit.to_string().as_str(), exit.is_success()), (text, is_success));
+    }
 }

@@ -82,9 +82,9 @@ impl Keeper {
             tokio::select! {
                 report = reports.next_line() => {
                     let Ok(Some(report)) = report else { break };
-                    if let Some(status) = report.strip_prefix("exited ").and_then(guard::read_status) {
-                        exit = Some(Exit::Known(status));
-                        self.told.send_replace(Phase::Exited(Exit::Known(status)));
+                    if let Some(status) = report.strip_prefix("exited ").map(guard::read_status) {
+                        exit = Some(status);
+                        self.told.send_replace(Phase::Exited(status));
                     }
                 }
                 order = received.recv(), if open => {
@@ -106,7 +106,7 @@ impl Keeper {
             tracing::warn!(agent = %self.agent, "a guard process was killed; ending what it guarded");
             reaper::end_orphans(&self.kin).await;
         }
-        let exit = exit.filter(|_| orderly).unwrap_or(Exit::WithGuard);
+        let exit = if orderly { exit.unwrap_or(Exit::Unknown) } else { Exit::WithGuard };
         self.told.send_replace(Phase::Gone(exit));
     }
 }

@@ -1,8 +1,6 @@
 //! A child without a guard: the leader of a process group of its own.
 
 use std::io;
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::ExitStatus;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
@@ -59,7 +57,7 @@ async fn keep(
         }
     };
     // An error is only possible when somebody else reaped it; then nothing is known but that it ended.
-    let exit = Exit::Known(status.unwrap_or(ExitStatus::from_raw(0)));
+    let exit = status.map_or(Exit::Unknown, Exit::Known);
     // The leader may have left others of its group behind.
     signal(group, Signal::SIGKILL);
     told.send_replace(Phase::Gone(exit));
@@ -70,5 +68,31 @@ fn signal(group: Pid, signal: Signal) {
     if group.as_raw() > 1 {
         // ESRCH: nobody is left, which is what was wanted.
         let _ = killpg(group, signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::wait::waitpid;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_exit_that_somebody_else_has_read_is_unknown_and_no_success() {
+        let spec = Spec {
+            agent: "a".into(),
+            command: vec!["true".into()],
+            working_dir: None,
+            env: std::collections::BTreeMap::new(),
+            stop_signal: Signal::SIGTERM,
+        };
+        let output = Output::new("a".into(), Vec::new());
+        // Nothing is awaited between spawn and wait, so this is the first to read the status.
+        let Started { pid, mut phase, .. } = start(&spec, &Host::default(), &output).unwrap();
+        waitpid(Pid::from_raw(pid), None).unwrap();
+        let ended = phase.wait_for(|phase| *phase != Phase::Running).await.unwrap();
+        let Phase::Gone(exit) = *ended else { panic!("{ended:?}") };
+        assert_eq!(exit, Exit::Unknown);
+        assert!(!exit.is_success());
     }
 }

@@ -26,9 +26,9 @@ use super::procfs::{self, Stat};
 
 /// How long orphans may take to end: not even SIGKILL ends what hangs in the kernel.
 const END: Duration = Duration::from_secs(2);
-/// How often is looked whether all have gone. A look at all processes of a large machine takes a while,
-/// and calls to other agents wait for it.
-const LOOK: Duration = Duration::from_millis(50);
+/// Poll interval while waiting for processes to exit. Reading all processes of a large machine takes a
+/// while, and calls to other agents wait for it.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 static KNOWN: LazyLock<Mutex<HashSet<i32>>> = LazyLock::new(Mutex::default);
 
@@ -102,7 +102,7 @@ pub(super) async fn end_orphans(kin: &Kin) {
         for pid in orphans {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::supervise::{Site, shell};
+use crate::support::supervise::{SOON, Site, shell};
 
 #[tokio::test]
 async fn an_agent_below_a_shell_that_ends_at_once_has_its_whole_grace() {
@@ -76,4 +76,19 @@ async fn one_that_became_another_program_after_it_was_asked_is_asked_again() {
     let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
     assert_eq!(code, 0, "{out}");
     assert_eq!(site.processes(), Vec::<i32>::new());
+}
+
+#[tokio::test]
+async fn an_agent_ended_by_a_real_time_signal_is_restarted_and_leaves_nothing_behind() {
+    let mut site = Site::new().await;
+    site.settings(&[("a", &format!("{}\nrestart: on-failure", shell("sleep 1000 & exec DEMO")))]);
+    site.start();
+    let pid = site.until_state("a", "ready").await.pid.unwrap();
+    let before = site.processes();
+    let signalled = std::process::Command::new("kill").args(["-34", &pid.to_string()]).status().unwrap();
+    assert!(signalled.success());
+    let report = site.until("a", SOON, |report| report.restarts == 1 && report.state == "ready").await;
+    assert_eq!(report.last_exit.unwrap().how, "ended with an unknown exit status");
+    let left: Vec<_> = site.processes().into_iter().filter(|pid| before.contains(pid)).collect();
+    assert_eq!(left, Vec::<i32>::new());
 }

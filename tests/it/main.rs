@@ -34,6 +34,7 @@ mod passing_on;
 mod ports;
 mod presence;
 mod reconnect;
+mod reload;
 mod reply_guard;
 mod requests;
 mod rolling;

@@ -45,7 +45,7 @@ async fn an_agent_that_changes_while_the_server_is_away_is_right_afterwards() {
     for pid in bridge.launched() {
         crate::support::processes::signal(pid, nix::sys::signal::Signal::SIGKILL);
     }
-    eventually(SOON, || async { bridge.log().contains("agent ended").then_some(()) }).await;
+    eventually(SOON, || async { bridge.log().contains("agent exited; not restarting").then_some(()) }).await;
     bridge.nats.restart().await;
     bridge.until("demo", "failed").await;
     bridge.until_no_responders("demo.echo").await;

@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use a2a_bridge::process::child::{Child, Host, Spec};
 use a2a_bridge::process::guard;
@@ -115,7 +115,8 @@ async fn reset() -> Row {
         let report = site
             .until("a", LONG, |report| report.state == "ready" && report.restarts as usize == restarts)
             .await;
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        let stable = SystemTime::UNIX_EPOCH + Duration::from_millis(report.since_ms + 300);
+        eventually(LONG, || async { (SystemTime::now() > stable).then_some(()) }).await;
         kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGKILL).unwrap();
         let report = site.until("a", LONG, |report| report.next_try_ms.is_some()).await;
         pauses.push(report.next_try_ms.unwrap() - report.since_ms);

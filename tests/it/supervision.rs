@@ -1,6 +1,6 @@
 //! Agents as processes: started, watched, started again and ended, by a bridge that is one too.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use a2a_bridge::bus::control::Report;
 use a2a_bridge::process::procfs::{self, Stat};
@@ -58,8 +58,8 @@ async fn a_crash_after_a_stable_time_is_followed_by_the_first_pause_again() {
     for restarts in 0..3 {
         let report =
             site.until("a", SOON, |report| report.state == "ready" && report.restarts == restarts).await;
-        let ready_for = Instant::now();
-        eventually(SOON, || async { (ready_for.elapsed() > Duration::from_millis(400)).then_some(()) }).await;
+        let stable = SystemTime::UNIX_EPOCH + Duration::from_millis(report.since_ms + 300);
+        eventually(SOON, || async { (SystemTime::now() > stable).then_some(()) }).await;
         kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGKILL).unwrap();
         let report = site.until_state("a", "backing-off").await;
         assert!(report.last_error.unwrap().contains("was killed by SIGKILL"));
@@ -191,6 +191,62 @@ async fn an_agent_whose_guard_is_killed_is_ended_and_started_again() {
         children.all(|stat| !stat.is_over()).then_some(())
     })
     .await;
+}
+
+/// The states that are announced of the agent `a` from now on, each one once, until `last` comes.
+async fn states_until(registry: &mut async_nats::Subscriber, last: &str) -> Vec<String> {
+    use futures_util::StreamExt as _;
+    let mut states: Vec<String> = Vec::new();
+    while states.last().is_none_or(|state| state != last) {
+        let message = tokio::time::timeout(SOON, registry.next()).await.expect("it is announced").unwrap();
+        let object: Value = serde_json::from_slice(&message.payload).unwrap();
+        // Nobody can call it while it is anything but ready.
+        assert_eq!(object["actions"] != serde_json::json!([]), object["state"] == "ready", "{object}");
+        states.push(object["state"].as_str().unwrap().to_owned());
+        states.dedup();
+    }
+    states
+}
+
+#[tokio::test]
+async fn a_process_that_exited_or_is_ended_on_an_order_is_never_unhealthy() {
+    let mut site = Site::new().await;
+    // What it leaves behind ignores the signal, so it takes two seconds until all is gone.
+    let line = "(trap \"\" TERM; exec sleep 1000) & exec DEMO --ignore-sigterm";
+    site.settings(&[("a", &format!("{}\nstop_grace: 1s", shell(line)))]);
+    let mut registry = site.client.subscribe("a2a.registry.a").await.unwrap();
+    site.client.flush().await.unwrap();
+    site.start();
+    states_until(&mut registry, "ready").await;
+    let pid = site.until_state("a", "ready").await.pid.unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    assert_eq!(states_until(&mut registry, "ready").await, ["backing-off", "starting", "ready"]);
+    let order = async |verb: &str| {
+        let subject = format!("a2a.control.a.{verb}");
+        let request = async_nats::Request::new().payload("".into()).timeout(Some(SOON));
+        let reply = site.client.send_request(subject, request).await.unwrap();
+        serde_json::from_slice::<Report>(&reply.payload).unwrap().state
+    };
+    assert_eq!(order("restart").await, "ready");
+    assert_eq!(states_until(&mut registry, "ready").await, ["starting", "ready"]);
+    assert_eq!(order("stop").await, "stopped");
+    assert_eq!(states_until(&mut registry, "stopped").await, ["starting", "stopped"]);
+    assert_eq!(site.processes(), Vec::<i32>::new());
+}
+
+#[tokio::test]
+async fn a_start_after_a_stop_reports_the_agent_that_it_has_started() {
+    let mut site = Site::new().await;
+    site.settings(&[("a", &demo(""))]);
+    site.start();
+    site.until_state("a", "ready").await;
+    for round in 0..20 {
+        for (verb, state) in [("stop", "a: stopped"), ("start", "a: ready")] {
+            let (code, out, error) = site.run(&["agents", verb, "a"]).await;
+            assert_eq!(code, 0, "{verb} {round}: {out}{error}");
+            assert!(out.starts_with(state), "{verb} {round}: {out}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -57,6 +57,7 @@ impl AgentSettings {
 pub struct Builder {
     agents: Vec<AgentSettings>,
     nats: Map<String, Value>,
+    more: Map<String, Value>,
     grace: String,
     log: String,
     variables: Vec<(String, String)>,
@@ -72,6 +73,12 @@ impl Builder {
     /// A setting of the connection.
     pub fn nats(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.nats.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// A setting beside `nats` and `agents`.
+    pub fn set(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.more.insert(key.to_owned(), value.into());
         self
     }
 
@@ -127,7 +134,8 @@ impl Builder {
             }
             agents.push(Value::Object(agent));
         }
-        let settings = json!({"nats": self.nats, "agents": agents, "shutdown_grace": self.grace});
+        let mut settings = json!({"nats": self.nats, "agents": agents, "shutdown_grace": self.grace});
+        settings.as_object_mut().unwrap().append(&mut self.more);
 
         let dir = tempfile::tempdir().expect("a folder for the settings");
         let file = dir.path().join("bridge.yaml");
@@ -177,6 +185,7 @@ impl Bridge {
         Builder {
             agents: Vec::new(),
             nats,
+            more: Map::new(),
             grace: "500ms".into(),
             log: "info,a2a_bridge=debug".into(),
             variables,

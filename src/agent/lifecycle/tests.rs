@@ -1,0 +1,384 @@
+//! Transitions on paused time.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+
+use rstest::rstest;
+use tokio::time::advance;
+
+use super::*;
+use crate::a2a::card::{Card, CardError};
+
+const PID: i32 = 4711;
+
+fn lifecycle(agent: &str) -> Lifecycle {
+    let text = format!("nats: {{ url: 'nats://127.0.0.1:4222' }}\nagents: [{{ name: a, {agent} }}]");
+    let config = config::parse(&text, "test", &|_| None).unwrap();
+    Lifecycle::new("a".into(), Arc::new(config.agents.into_iter().next().unwrap()))
+}
+
+fn launched(more: &str) -> Lifecycle {
+    lifecycle(&format!("url: 'http://127.0.0.1:9000', command: agent, {more}"))
+}
+
+fn attached() -> Lifecycle {
+    lifecycle("url: 'http://127.0.0.1:9000'")
+}
+
+fn launch(agent: &mut Lifecycle) -> Step {
+    let process = Process { pid: PID, launched: Instant::now(), started: SystemTime::now() };
+    let config = Arc::clone(&agent.config);
+    agent.on(Event::Launched { process, config })
+}
+
+fn card(name: &str) -> KnownCard {
+    let card = Card::from_value(serde_json::json!({ "name": name })).unwrap();
+    let interface = crate::a2a::card::Interface {
+        url: "http://127.0.0.1:9000".parse().unwrap(),
+        dialect: crate::a2a::dialect::Dialect::V1,
+        tenant: None,
+        because: String::new(),
+        is_proven: true,
+    };
+    KnownCard { card: Arc::new(card), interface }
+}
+
+fn ready(more: &str) -> Lifecycle {
+    let mut agent = launched(more);
+    launch(&mut agent);
+    assert_eq!(agent.on(Event::Found(card("one"))), Step::Watch);
+    agent
+}
+
+fn ready_attached() -> Lifecycle {
+    let mut agent = attached();
+    agent.on(Event::Found(card("one")));
+    agent
+}
+
+fn code(code: i32) -> Exit {
+    Exit::Known(ExitStatus::from_raw(code << 8))
+}
+
+fn silence() -> Event {
+    let url = "http://127.0.0.1:9000".to_owned();
+    let error = CardError::Timeout { url, limit: Duration::from_secs(1) };
+    Event::Unanswered { error: ProbeError::Card(error), busy: false }
+}
+
+fn nobody() -> Event {
+    let error = CardError::NobodyThere { url: "http://127.0.0.1:9000".to_owned() };
+    Event::Unanswered { error: ProbeError::Card(error), busy: false }
+}
+
+fn trouble(text: &str) -> Trouble {
+    Trouble { text: text.into(), advice: "do something".into() }
+}
+
+fn ordered(running: bool, order: u64) -> Event {
+    Event::Ordered(Wanted { running, order })
+}
+
+/// The pause that the agent waits for now.
+fn pause(step: Step) -> Duration {
+    match step {
+        Step::Wait(Some(until)) => until.saturating_duration_since(Instant::now()),
+        other => panic!("{other:?} is no pause"),
+    }
+}
+
+#[track_caller]
+fn assert_about(pause: Duration, seconds: f64) {
+    let pause = pause.as_secs_f64();
+    assert!((seconds * 0.79..=seconds * 1.21).contains(&pause), "{pause} for {seconds}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_launched_agent_is_ready_after_its_process_and_its_card() {
+    let mut agent = launched("");
+    assert_eq!((agent.step(), agent.state()), (Step::Start, State::Starting));
+    assert_eq!(launch(&mut agent), Step::AwaitReady);
+    let status = agent.status();
+    assert_eq!((status.state, status.pid), (State::Starting, Some(PID)));
+    assert_eq!(status.url, "http://127.0.0.1:9000/");
+    assert_eq!(agent.on(Event::Found(card("one"))), Step::Watch);
+    let status = agent.status();
+    assert_eq!((status.state, status.pid, status.restarts), (State::Ready, Some(PID), 0));
+    assert_eq!(status.known, Some(card("one")));
+}
+
+#[rstest]
+#[case::on_failure("", 1, State::BackingOff)]
+#[case::on_success("", 0, State::Stopped)]
+#[case::always("restart: always", 0, State::BackingOff)]
+#[case::never("restart: never", 3, State::Failed)]
+#[case::never_on_success("restart: never", 0, State::Stopped)]
+#[tokio::test(start_paused = true)]
+async fn a_process_that_exited_is_shown_as_what_follows_while_its_tree_ends(
+    #[values(false, true)] was_unhealthy: bool,
+    #[case] settings: &str,
+    #[case] exit: i32,
+    #[case] follows: State,
+) {
+    let mut agent = ready(settings);
+    if was_unhealthy {
+        agent.on(Event::Suspended(PID));
+        assert_eq!(agent.state(), State::Unhealthy);
+    }
+    assert_eq!(agent.on(Event::Exited(code(exit))), Step::EndProcess);
+    let exiting = agent.status();
+    assert_eq!((exiting.state, exiting.pid, exiting.started), (follows, None, None));
+    assert_eq!(exiting.last_exit.as_ref().unwrap().0, format!("exited with code {exit}"));
+    assert!(exiting.last_error.as_ref().unwrap().contains("exited with code"));
+    assert_eq!(exiting.next_try.is_some(), follows == State::BackingOff);
+    agent.on(Event::Gone(code(exit)));
+    // Others see one change, not two.
+    assert_eq!(agent.status(), exiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exit_that_cannot_be_read_is_a_failure() {
+    let mut agent = ready("restart: on-failure");
+    agent.on(Event::Exited(Exit::Unknown));
+    assert_eq!(agent.state(), State::BackingOff);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pause_begins_with_the_exit_and_the_restart_waits_for_the_tree() {
+    let mut agent = ready("");
+    agent.on(Event::Exited(code(1)));
+    advance(Duration::from_millis(500)).await;
+    let left = pause(agent.on(Event::Gone(code(1))));
+    assert!(left <= Duration::from_millis(700), "{left:?}");
+    advance(Duration::from_secs(1)).await;
+    assert_eq!(agent.on(Event::Due), Step::Start);
+    let status = agent.status();
+    assert_eq!((status.state, status.restarts, status.next_try), (State::Starting, 1, None));
+    assert!(status.last_error.unwrap().contains("exited with code 1"), "a restart does not hide the reason");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_double_until_the_agent_was_ready_for_the_stable_time() {
+    let mut agent = launched("stable_after: 10s");
+    for seconds in [1.0, 2.0, 4.0] {
+        launch(&mut agent);
+        agent.on(Event::Exited(code(3)));
+        assert_about(pause(agent.on(Event::Gone(code(3)))), seconds);
+        agent.on(Event::Due);
+    }
+    for (ready_for, seconds) in [(9, 8.0), (11, 1.0)] {
+        launch(&mut agent);
+        agent.on(Event::Found(card("one")));
+        advance(Duration::from_secs(ready_for)).await;
+        agent.on(Event::Exited(code(3)));
+        assert_about(pause(agent.on(Event::Gone(code(3)))), seconds);
+        agent.on(Event::Due);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_restarts_in_the_window_fail_the_agent_until_an_order() {
+    let mut agent = launched("max_restarts: 1, restart_window: 1m");
+    let crash = |agent: &mut Lifecycle| {
+        launch(agent);
+        agent.on(Event::Exited(code(3)));
+        agent.on(Event::Gone(code(3)))
+    };
+    assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
+    agent.on(Event::Due);
+    assert_eq!((crash(&mut agent), agent.state()), (Step::Wait(None), State::Failed));
+    assert_eq!(agent.on(ordered(true, 1)), Step::Start);
+    assert_eq!((agent.state(), agent.status().restarts), (State::Starting, 2));
+    // The order begins a new window, and the window ends by itself.
+    assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
+    agent.on(Event::Due);
+    advance(Duration::from_secs(60)).await;
+    assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_order_and_its_state_become_visible_together() {
+    let mut agent = ready("");
+    let seen = |agent: &Lifecycle| (agent.status().order, agent.status().state);
+    assert_eq!(agent.on(ordered(false, 1)), Step::EndProcess);
+    assert_eq!(seen(&agent), (1, State::Starting));
+    assert_eq!(agent.status().pid, Some(PID), "it is not stopped while its process runs");
+    assert_eq!(agent.on(Event::Gone(code(0))), Step::Wait(None));
+    assert_eq!(seen(&agent), (1, State::Stopped));
+    assert_eq!(agent.status().last_error.as_deref(), Some("stopped on request"));
+    assert_eq!(agent.on(ordered(true, 2)), Step::Start);
+    assert_eq!(seen(&agent), (2, State::Starting));
+    assert_eq!(agent.status().last_error, None);
+    launch(&mut agent);
+    agent.on(Event::Found(card("one")));
+    assert_eq!(agent.on(ordered(true, 3)), Step::EndProcess);
+    assert_eq!(seen(&agent), (3, State::Starting));
+    assert_eq!(agent.on(Event::Gone(code(0))), Step::Start);
+    // A start after a stop is no restart.
+    assert_eq!((seen(&agent), agent.status().restarts), ((3, State::Starting), 1));
+}
+
+#[rstest]
+#[case::backing_off(false, true)]
+#[case::stop_while_backing_off(true, false)]
+#[tokio::test(start_paused = true)]
+async fn an_order_cuts_a_pause_short(#[case] is_attached: bool, #[case] running: bool) {
+    let mut agent = if is_attached { attached() } else { launched("") };
+    assert!(matches!(agent.on(Event::NotStarted(trouble("no"))), Step::Wait(Some(_))));
+    let step = agent.on(ordered(running, 1));
+    let expected = if running { (Step::Start, State::Starting) } else { (Step::Wait(None), State::Stopped) };
+    assert_eq!((step, agent.state()), expected);
+    assert_eq!((agent.status().order, agent.status().next_try), (1, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attached_agent_is_shown_as_backing_off_while_it_is_probed_again() {
+    let mut agent = attached();
+    let step = agent.on(Event::NotStarted(trouble("no")));
+    assert_about(pause(step), 0.5);
+    assert_eq!(agent.on(Event::Due), Step::Start);
+    let status = agent.status();
+    assert_eq!((status.state, status.restarts), (State::BackingOff, 0));
+    assert_eq!(status.last_error.as_deref(), Some("no"));
+    assert_about(pause(agent.on(Event::NotStarted(trouble("no")))), 1.0);
+    agent.on(Event::Due);
+    assert_eq!(agent.on(Event::Found(card("one"))), Step::Watch);
+    assert_eq!((agent.state(), agent.status().last_error), (State::Ready, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attached_agent_without_a_listener_has_gone_at_once() {
+    let mut agent = ready_attached();
+    assert!(matches!(agent.on(nobody()), Step::Wait(Some(_))));
+    assert_eq!(agent.state(), State::BackingOff);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_few_failed_probes_make_an_agent_unhealthy_and_one_good_card_ready() {
+    let mut agent = ready("readiness: { failures: 2 }, liveness: { failures: 9 }");
+    assert_eq!((agent.on(silence()), agent.state()), (Step::Watch, State::Ready));
+    agent.on(silence());
+    assert_eq!((agent.state(), agent.status().pid), (State::Unhealthy, Some(PID)));
+    agent.on(Event::Found(card("two")));
+    assert_eq!((agent.state(), agent.status().known), (State::Ready, Some(card("two"))));
+    // The count begins again.
+    agent.on(silence());
+    assert_eq!(agent.state(), State::Ready);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hung_process_is_unhealthy_until_it_has_gone_and_a_busy_one_is_not_hung() {
+    let mut agent = ready("liveness: { failures: 2 }, readiness: { failures: 9 }");
+    for _ in 0..5 {
+        let Event::Unanswered { error, .. } = silence() else { unreachable!() };
+        assert_eq!(agent.on(Event::Unanswered { error, busy: true }), Step::Watch);
+    }
+    agent.on(silence());
+    assert_eq!(agent.on(silence()), Step::EndProcess);
+    let status = agent.status();
+    assert_eq!((status.state, status.pid), (State::Unhealthy, Some(PID)));
+    assert!(status.last_error.unwrap().contains("did not answer 2 times in a row"));
+    advance(Duration::from_secs(30)).await;
+    // It did not exit by itself, so its exit code means nothing, and the pause begins now.
+    assert_about(pause(agent.on(Event::Gone(code(0)))), 1.0);
+    assert_eq!((agent.state(), agent.status().pid), (State::BackingOff, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_stays_suspended_is_ended_and_one_that_resumes_is_not() {
+    let mut agent = ready("liveness: { interval: 4s }");
+    assert_eq!((agent.on(Event::Suspended(PID)), agent.state()), (Step::Watch, State::Unhealthy));
+    advance(Duration::from_secs(1)).await;
+    assert_eq!(agent.on(Event::Suspended(PID)), Step::Watch, "too soon to tell");
+    agent.on(Event::Resumed);
+    advance(Duration::from_secs(4)).await;
+    assert_eq!(agent.on(Event::Suspended(PID)), Step::Watch, "it begins again");
+    advance(Duration::from_secs(2)).await;
+    assert_eq!((agent.on(Event::Suspended(PID)), agent.state()), (Step::EndProcess, State::Unhealthy));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_takes_too_long_is_starting_until_its_process_has_gone() {
+    let mut agent = launched("");
+    agent.on(Event::Delayed(Some(trouble("slow"))));
+    assert_eq!(agent.status().last_error.as_deref(), Some("slow"));
+    agent.on(Event::Delayed(None));
+    assert_eq!(agent.status().last_error, None);
+    launch(&mut agent);
+    assert_eq!(agent.on(Event::NotStarted(trouble("not ready"))), Step::EndProcess);
+    let status = agent.status();
+    assert_eq!((status.state, status.last_error.as_deref()), (State::Starting, Some("not ready")));
+    assert!(matches!(agent.on(Event::Gone(code(0))), Step::Wait(Some(_))));
+    assert_eq!(agent.state(), State::BackingOff);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_bridge_lets_an_agent_go_its_process_ends_first() {
+    let mut agent = ready("");
+    assert_eq!(agent.on(Event::Shutdown), Step::EndProcess);
+    assert_eq!(agent.state(), State::Starting);
+    assert_eq!((agent.on(Event::Gone(code(0))), agent.state()), (Step::Finish, State::Stopped));
+    let mut agent = ready_attached();
+    assert_eq!((agent.on(Event::Shutdown), agent.state()), (Step::Finish, State::Stopped));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_comes_too_late_changes_nothing() {
+    let mut agent = ready("");
+    agent.on(ordered(false, 1));
+    agent.on(Event::Gone(code(0)));
+    let stopped = agent.status();
+    let late =
+        [Event::Due, Event::Found(card("two")), silence(), Event::Suspended(PID), Event::Exited(code(1))];
+    for event in late {
+        assert_eq!(agent.on(event), Step::Wait(None));
+        assert_eq!(agent.status(), stopped);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_sequence_of_events_shows_a_process_that_exited_as_unhealthy() {
+    let mut random = fastrand::Rng::with_seed(12);
+    for _ in 0..2_000 {
+        let mut agent = launched("restart: always, readiness: { failures: 1 }, liveness: { failures: 2 }");
+        let (mut order, mut has_process) = (0, false);
+        for _ in 0..30 {
+            let step = agent.step();
+            let event = match (step, random.u8(0..6)) {
+                (_, 0) if step != Step::EndProcess => {
+                    order += 1;
+                    ordered(random.bool(), order)
+                }
+                (Step::Start, 1) => Event::NotStarted(trouble("no")),
+                (Step::Start, _) => {
+                    has_process = true;
+                    launch(&mut agent);
+                    continue;
+                }
+                (Step::AwaitReady | Step::Watch, 1) => {
+                    has_process = false;
+                    Event::Exited(code(1))
+                }
+                (Step::AwaitReady, 2) => Event::NotStarted(trouble("slow")),
+                (Step::AwaitReady | Step::Watch, 3) => Event::Found(card("one")),
+                (Step::Watch, 4) => Event::Suspended(PID),
+                (Step::Watch, _) => silence(),
+                (Step::AwaitReady, _) => Event::Delayed(None),
+                (Step::EndProcess, _) => {
+                    has_process = false;
+                    Event::Gone(code(1))
+                }
+                (Step::Wait(_), _) => Event::Due,
+                (Step::Finish, _) => break,
+            };
+            agent.on(event);
+            advance(Duration::from_millis(random.u64(0..5_000))).await;
+            let status = agent.status();
+            if status.state == State::Unhealthy || status.state == State::Ready {
+                assert!(has_process, "{:?}", agent.phase);
+            }
+            assert_eq!(status.pid.is_some(), has_process, "{:?}", agent.phase);
+            assert_eq!(status.order, order);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Agents that a reload has removed or replaced. They finish their calls and end in the background, and
+//! nobody waits for them but a stop of the bridge, and a new agent that needs their port.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::served::Served;
+use crate::agent::{Agent, Predecessors};
+use crate::config::{self, Port};
+use crate::metrics::Metrics;
+use crate::tasks::{OnFailure, Tasks};
+
+#[derive(Debug)]
+pub(super) struct Departures {
+    tasks: Tasks,
+    tracker: TaskTracker,
+    metrics: Arc<Metrics>,
+    grace: Duration,
+    leaving: Arc<Mutex<Vec<Agent>>>,
+}
+
+impl Departures {
+    pub(super) fn new(tasks: Tasks, metrics: Arc<Metrics>, grace: Duration) -> Self {
+        Self { tasks, tracker: TaskTracker::new(), metrics, grace, leaving: Arc::default() }
+    }
+
+    /// Lets an agent go. One that was replaced has a `successor`, whose announcer follows its farewell:
+    /// the last word in the registry belongs to the one that serves.
+    pub(super) fn start(&self, served: Served, successor: Option<Arc<Notify>>) {
+        lock(&self.leaving).push(served.agent.clone());
+        let (metrics, leaving, grace) = (Arc::clone(&self.metrics), Arc::clone(&self.leaving), self.grace);
+        let tracked = self.tracker.token();
+        self.tasks.spawn("leaving agent", OnFailure::StopBridge, async move {
+            let began = Instant::now();
+            if successor.is_some() {
+                // Orders are for the new one.
+                served.control.stop().await;
+            }
+            served.withdraw().await;
+            if let Some(successor) = &successor {
+                successor.notify_one();
+            }
+            served.finish_calls(grace).await;
+            served.agent.stop().await;
+            if successor.is_none() {
+                served.control.stop().await;
+                metrics.remove(&served.agent);
+            }
+            lock(&leaving).retain(|agent| !agent.is(&served.agent));
+            let agent = &served.agent.name;
+            tracing::info!(%agent, took = ?began.elapsed(), replaced = successor.is_some(), "agent left");
+            drop(tracked);
+        });
+    }
+
+    /// What an agent with these settings takes over: it starts after those that have its name or its port.
+    pub(super) fn before(&self, config: &config::Agent) -> Predecessors {
+        let leaving = lock(&self.leaving);
+        let same_name = |old: &&Agent| *old.name == *config.name;
+        let calls = leaving.iter().rev().find(same_name).map(|old| Arc::clone(&old.calls));
+        let in_the_way = leaving.iter().filter(|old| {
+            old.config.command.is_some() && (same_name(old) || shares_port(&old.config, config))
+        });
+        Predecessors {
+            ended: in_the_way.map(|old| old.ended().clone()).collect(),
+            calls: calls.unwrap_or_default(),
+        }
+    }
+
+    /// Waits until all have left; nobody may start to leave any more.
+    pub(super) async fn finished(&self) {
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+}
+
+fn lock(leaving: &Mutex<Vec<Agent>>) -> MutexGuard<'_, Vec<Agent>> {
+    leaving.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether both listen on the same fixed port of this machine, whatever they call the machine.
+fn shares_port(old: &config::Agent, new: &config::Agent) -> bool {
+    let port = |config: &config::Agent| match config.port {
+        Some(Port::Auto) => None,
+        Some(Port::Fixed(port)) => Some(port),
+        None => config.url.port_or_known_default(),
+    };
+    port(old).is_some() && port(old) == port(new)
+}
