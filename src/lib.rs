@@ -6,61 +6,73 @@
 //! # The parts
 //!
 //! ```text
-//! cli ──> bridge ──┬──> agent ──┬──> process      a child process, its output, its end
+//! cli ──> bridge ──┬──> agent ──┬──> process      a child process, its output, its exit
 //!                  │            └──> a2a          cards, dialects, calls, streams
-//!                  └──> bus ───────> action ──> a2a
-//!                       NATS         what a skill does when asked
+//!                  └──> bus ──> dispatch ──> action ──┬──> a2a
+//!                       front doors, one way in       └──> state    follow-ups, tasks, sessions, keys
 //! ```
 //!
-//! | module | owns | knows nothing of |
+//! | module | owns | does not know |
 //! | --- | --- | --- |
 //! | [`config`] | the settings file: reading, checking, explaining | everything else |
-//! | [`process`] | one child in its own process group, the pauses between its starts | A2A, NATS |
-//! | [`a2a`] | one agent's HTTP face: the card, the wire, send, stream, get, cancel | NATS, processes |
-//! | [`agent`] | one agent's life: process and card make a [status](agent::Status) | NATS |
-//! | [`action`] | from a checked request to a reply: parameters, follow-ups, tasks, messages | NATS |
-//! | [`bus`] | the connection, subjects, one service per agent, envelopes and frames | processes |
-//! | [`bridge`] | the order in which all this starts and stops | |
-//! | [`cli`] | arguments, exit codes, words for people | |
+//! | [`process`] | one child in its own process group, the back-off between its starts | A2A, NATS |
+//! | [`a2a`] | the client side of A2A: the card, the dialects, send, stream, get, cancel | NATS, processes |
+//! | [`agent`] | supervising one agent: process and card make a [status](agent::Status) | NATS |
+//! | [`reply`] | what comes of a request: outcome or error, and the table of error codes | NATS, HTTP |
+//! | [`state`] | what is remembered between calls, on a [`StateStore`](state::StateStore) | NATS, A2A calls |
+//! | [`action`] | from a checked request to a reply: parameters, the run of a call, messages | NATS |
+//! | [`dispatch`] | what holds for every request, whichever front door it came through | NATS |
+//! | [`bus`] | NATS: the connection, subjects, one service per agent, the front doors | processes |
+//! | [`bridge`] | the order in which all this starts, reloads and stops | |
+//! | [`cli`] | arguments, exit codes, output for people | |
 //!
 //! Nothing points back up. If two siblings need each other, what they share is a small type below
 //! both: [`a2a::Instance`] is a running agent as calls see it, written by `agent`, read by `action`.
 //!
-//! # A request's way
+//! # The way of a request
 //!
 //! 1. A message reaches an endpoint of the agent's [service](bus::service). Without a reply subject it
-//!    is not run; to a subject outside the [guard](bus::subject::ReplyGuard) nothing is ever published.
-//! 2. The [desk](bus::desk) reads the headers, looks whether the same request was seen before, and takes
-//!    a permit; without one the answer is `busy`.
-//! 3. The body becomes an [`action::request`]; from here on everything is valid by type.
-//! 4. [`Actions`](action::run::Actions) sends it, once. An answer to a question first *takes* its
-//!    follow-up id, so that it works once.
-//! 5. What the agent tells goes through the [fold](action::fold), whether it comes as one answer, as a
-//!    stream, or from polling; whoever listens ([`action::progress`]) hears of it as it comes.
+//!    is counted and not run; to a subject outside the [guard](bus::subject::ReplyGuard) nothing is ever published.
+//! 2. A front door, [`bus::actions`] or [`bus::agent_protocol`], turns it into a
+//!    [`Request`](dispatch::request::Request): operation, reply mode, options, idempotency key.
+//! 3. The [`Dispatcher`](dispatch::Dispatcher) decides whether the same request was seen before, takes a
+//!    permit (without one the reply is `busy`), counts the call as in flight, and guards against panics.
+//! 4. [`Actions`](action::actions::Actions) makes the message for the agent. An answer to a question first
+//!    *claims* its [follow-up id](state::follow_ups), so that it works once.
+//! 5. `CallRun`, the state machine in `action::run`, sends the message, once, and follows the task: it reads
+//!    a stream, subscribes again, or polls. Everything goes through the [fold](action::fold); the front door
+//!    learns of it through [`Progress`](action::progress::Progress).
 //! 6. When the task has settled, [`assemble`](action::assemble) makes the message, a question gets a
-//!    follow-up id, and the reply goes back through the [envelope](bus::envelope).
+//!    follow-up id, and the task goes to the [task store](state::tasks).
+//! 7. The reply stays typed up to the front door, which turns it into bytes ([`bus::outgoing`], [`bus::frames`]).
 //!
-//! The agent's loop is not on this path. It writes two watch channels; endpoints exist only while
+//! The supervisor of an agent is not on this path. It writes two watch channels; endpoints exist only while
 //! the agent is ready, so that callers get *no responders* at once instead of a timeout.
+//!
+//! # Where things are plugged in
+//!
+//! - A **front door** is an adapter in `bus` that calls [`Dispatcher::call`](dispatch::Dispatcher::call).
+//! - A **store** implements [`StateStore`](state::StateStore) and is handed to [`State::new`](state::State::new).
+//! - A **dialect** of A2A is a variant of [`Dialect`](a2a::dialect::Dialect) and a file beside it.
 //!
 //! # Who owns what
 //!
 //! | type | owns | lives |
 //! | --- | --- | --- |
 //! | [`Bridge`](bridge::Bridge) | the connection, the tasks, the agents and their publications | the process |
-//! | [`Agent`](agent::Agent) | a handle: status, the live instance, the order to stop | until dropped |
+//! | [`Agent`](agent::Agent) | a handle: status, the live instance, orders to its supervisor | until dropped |
 //! | [`Instance`](a2a::Instance) | the way to one running agent | one start, one card |
 //! | [`Publication`](bus::publication::Publication) | an agent's service and registry entry | until withdrawn |
-//! | [`Desk`](bus::desk::Desk) | the permits of one agent | as long as its publication |
-//! | [`Memory`](action::run::Memory) | follow-ups, tasks, sessions, idempotency keys | the process |
+//! | [`Dispatcher`](dispatch::Dispatcher) | the permits of one agent | as long as its publication |
+//! | [`State`](state::State) | follow-ups, tasks, sessions, idempotency keys | the process |
 //! | [`Tasks`](tasks::Tasks) | every background task and the token that ends them | the process |
 //!
 //! # What is bounded
 //!
-//! Everything that comes from outside: bodies and nesting ([`config`] names the limits per agent), cards,
-//! skills, calls in flight, follow-ups, remembered tasks and sessions, output lines; and what waits to
-//! be logged, and the [spans](telemetry::spans) that wait for a collector. What is dropped is counted or
-//! logged.
+//! Everything that comes from outside: bodies and nesting ([`config`] has the limits per agent), cards,
+//! published skills, calls in flight, follow-ups, remembered tasks and sessions, output lines, lines that wait
+//! to be logged, and [spans](telemetry::spans) that wait for a collector. What is dropped is counted or logged.
+//! State is bounded in bytes, and an agent that fills its share evicts only its own entries.
 
 pub mod a2a;
 pub mod action;

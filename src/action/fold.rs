@@ -21,10 +21,7 @@ pub struct Fold<'a> {
     status_texts: String,
     answer: AnswerText,
     told_task: bool,
-    // An agent may repeat the old task before it continues with it.
-    is_stale: bool,
-    // All that is known was looked up before the answer; the first event says whether it goes on.
-    is_recalled: bool,
+    past: Past,
     // Whether anything was said, in states or results, since then.
     has_content: bool,
     is_last: bool,
@@ -35,6 +32,17 @@ pub struct Fold<'a> {
     history_size: usize,
     max_size: usize,
     tells: bool,
+}
+
+/// How much of what is known of a task is from before the answer that it was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Past {
+    #[default]
+    None,
+    /// Its state is: the agent repeats the old task before it continues with it.
+    Old,
+    /// All of it is: it was looked up, and the first event tells whether the agent goes on with it.
+    LookedUp,
 }
 
 /// What an artifact costs beside its parts.
@@ -55,8 +63,7 @@ impl<'a> Fold<'a> {
             status_texts: String::new(),
             answer: AnswerText::default(),
             told_task: false,
-            is_stale: false,
-            is_recalled: false,
+            past: Past::None,
             has_content: false,
             is_last: false,
             stray_failure: None,
@@ -85,7 +92,7 @@ impl<'a> Fold<'a> {
     /// Whether nothing will change without the caller.
     pub fn is_settled(&self) -> bool {
         let settled = |task: &Task| task.state.is_settled();
-        self.direct.is_some() || (!self.is_stale && self.task.as_ref().is_some_and(settled))
+        self.direct.is_some() || (self.past == Past::None && self.task.as_ref().is_some_and(settled))
     }
 
     /// Whether the agent has said that nothing follows.
@@ -102,15 +109,18 @@ impl<'a> Fold<'a> {
     pub fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
         let mut frames = Vec::with_capacity(2);
         self.stray_failure = None;
-        // Some agents take an answer for the beginning of a new task.
-        if std::mem::take(&mut self.is_recalled) && self.is_of_another_task(&event) {
-            self.forget();
+        if self.past == Past::LookedUp {
+            self.past = Past::Old;
+            // Some agents take an answer for the beginning of a new task.
+            if self.is_of_another_task(&event) {
+                self.forget();
+            }
         }
         if self.is_of_another_task(&event) {
             self.another_task(event, &mut frames)?;
             return Ok(frames);
         }
-        if std::mem::take(&mut self.is_stale)
+        if std::mem::take(&mut self.past) == Past::Old
             && let Some(task) = &mut self.task
         {
             // It goes on, whether it says so or not.

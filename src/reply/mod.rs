@@ -1,4 +1,4 @@
-//! What comes of a request: an [`Outcome`](outcome::Outcome) or an [`ActionError`](error::ActionError).
+//! What comes of a request: an [`Outcome`] or an [`ActionError`].
 //!
 //! Replies stay typed up to the edge. A front door turns them into bytes; nothing turns those bytes back.
 

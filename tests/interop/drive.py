@@ -100,6 +100,8 @@ class Nats:
                 if head:
                     raise Failed(f"nobody answers at {subject}, or the end has headers: {head!r}")
                 return frames
+            if "A2A-Seq:" not in head:  # a keep-alive
+                continue
             if f"A2A-Seq: {len(frames)}" not in head:
                 raise Failed(f"frame {len(frames)} is out of order: {head!r}")
             frames.append(json.loads(data))

@@ -1,6 +1,6 @@
 //! A task that goes on after its question was answered.
 
-use super::{Fold, TooMuch};
+use super::{Fold, Past, TooMuch};
 use crate::a2a::model::{Event, Task};
 use crate::action::progress::Frame;
 
@@ -10,7 +10,7 @@ impl Fold<'_> {
         if self.apply(Event::Task(task)).is_err() {
             return self.forget();
         }
-        (self.is_stale, self.is_recalled) = (true, true);
+        self.past = Past::LookedUp;
         (self.told_task, self.has_content) = (false, false);
     }
 
@@ -22,10 +22,10 @@ impl Fold<'_> {
     /// does not end it, and what it holds was told before.
     pub fn apply_first_after_answer(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
         let is_old = matches!(&event, Event::Task(task) if task.state.is_waiting())
-            && !(self.is_recalled && self.is_of_another_task(&event));
+            && !(self.past == Past::LookedUp && self.is_of_another_task(&event));
         let mut frames = self.apply(event)?;
         if is_old {
-            self.is_stale = true;
+            self.past = Past::Old;
             frames.retain(|frame| matches!(frame, Frame::Task { .. }));
         }
         Ok(frames)
