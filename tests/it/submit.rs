@@ -1,6 +1,7 @@
 //! Reply mode `submit`: an id at once, news at every change, the result whenever it is asked for.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_nats::Subscriber;
 use futures_util::StreamExt as _;
@@ -8,7 +9,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::caller::Call;
-use crate::support::peer::{card, streaming_card};
+use crate::support::peer::{card, event, streaming_card};
 use crate::support::{Answer, Bridge, LATER, Peer, SOON, attached, eventually, launched};
 
 fn submit(call: Call) -> Call {
@@ -221,18 +222,40 @@ async fn a_submitted_task_that_was_lost_is_so_for_those_who_look_it_up() {
 
 #[tokio::test]
 async fn the_update_of_a_cancelled_task_and_a_look_at_it_say_the_same() {
-    let bridge = Bridge::of_demo(&["--token-delay", "100ms"]).await;
-    let mut news = news(&bridge).await;
-    let words = vec!["word"; 100].join(" ");
-    for action in ["demo.slow", "demo.stream"] {
-        let prompt = if action == "demo.slow" { "60" } else { words.as_str() };
-        let task = submit(bridge.prompt(action, prompt)).only_reply().await.expect("WORKING").task_id();
-        assert_eq!(bridge.cancel_task("demo", &task).await["status"], "CANCELED");
-        let (_, told) = until(&mut news, "CANCELED").await;
-        // The call that follows the task sees its end as well, a little later.
-        for _ in 0..20 {
-            assert_eq!(bridge.get_task("demo", &task).await.expect("CANCELED").body, told);
-            bridge.prompt("demo.echo", "x").only_reply().await.expect("COMPLETED");
+    let looks_after_cancel = Arc::new(AtomicUsize::new(0));
+    let (looks, is_cancelled) = (Arc::clone(&looks_after_cancel), AtomicBool::new(false));
+    let peer = Peer::start(move |seen| {
+        let task = |state: &str| json!({"id": "t", "contextId": "c", "status": {"state": state}});
+        let says = |text: &str| {
+            let message = json!({"messageId": text, "role": "ROLE_AGENT", "parts": [{"text": text}]});
+            let status = json!({"state": "TASK_STATE_WORKING", "message": message});
+            event(&json!({"statusUpdate": {"taskId": "t", "contextId": "c", "status": status}}))
+        };
+        match (seen.method.as_str(), seen.rpc_method().as_str()) {
+            ("GET", _) => Answer::json(&streaming_card(&["ask"])),
+            (_, "SendStreamingMessage") => {
+                Answer::Events([says("reading"), says("thinking")].concat(), usize::MAX)
+            }
+            (_, "CancelTask") => {
+                is_cancelled.store(true, Ordering::Relaxed);
+                Answer::result(seen, &task("TASK_STATE_CANCELED"))
+            }
+            (_, "GetTask") if is_cancelled.load(Ordering::Relaxed) => {
+                looks.fetch_add(1, Ordering::Relaxed);
+                Answer::result(seen, &task("TASK_STATE_CANCELED"))
+            }
+            (_, "GetTask") => Answer::result(seen, &task("TASK_STATE_WORKING")),
+            _ => Answer::not_found(seen),
         }
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let mut news = news(&bridge).await;
+    let id = submit(bridge.prompt("peer.ask", "x")).only_reply().await.expect("WORKING").task_id();
+    assert_eq!(bridge.cancel_task("peer", &id).await["status"], "CANCELED");
+    let (_, told) = until(&mut news, "CANCELED").await;
+    // The call that follows the task sees its end as well.
+    eventually(LATER, || async { (looks_after_cancel.load(Ordering::Relaxed) > 0).then_some(()) }).await;
+    for _ in 0..50 {
+        assert_eq!(bridge.get_task("peer", &id).await.expect("CANCELED").body, told);
     }
 }
