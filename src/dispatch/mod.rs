@@ -25,7 +25,7 @@ use tracing::Instrument as _;
 use crate::a2a::client::Trace;
 use crate::action::actions::Actions;
 use crate::action::progress::{Audience, Frame, Progress};
-use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMode, task_id};
+use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
 use crate::agent::Agent;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::Outcome;
@@ -299,11 +299,5 @@ impl<P: Progress> Progress for Tracked<'_, P> {
 
     async fn keep_alive(&mut self) -> Audience {
         self.progress.keep_alive().await
-    }
-}
-
-impl Request {
-    fn is_submission(&self) -> bool {
-        self.options.mode == ReplyMode::Submit
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::request::Request;
+use crate::action::request::ReplyMode;
 use crate::reply::error::{ActionError, Code};
 
 /// Look-ups, cancels and repeats at the same time. They have a limit of their own, so that a task
@@ -63,8 +64,8 @@ impl Permits {
     }
 
     fn submission(&self, request: &Request) -> Result<Option<OwnedSemaphorePermit>, ActionError> {
-        let wanted = request.is_submission().then(|| self.try_acquire(&self.submitted, "submitted tasks"));
-        wanted.transpose()
+        let is_submission = request.options.mode == ReplyMode::Submit;
+        is_submission.then(|| self.try_acquire(&self.submitted, "submitted tasks")).transpose()
     }
 
     fn try_acquire(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {

@@ -17,6 +17,8 @@
 //! A plain call touches no store. Its task stays in a local table of [`TaskStore`] until somebody
 //! else may ask for it: when it was submitted, or when it waits for an answer.
 
+#[cfg(test)]
+mod faults;
 pub mod follow_ups;
 pub mod idempotency;
 pub mod memory;
