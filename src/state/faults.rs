@@ -32,11 +32,21 @@ enum Fault {
     Ghost,
 }
 
+/// A write that takes effect later.
+#[derive(Debug)]
+struct Ghost {
+    kind: Kind,
+    key: Key,
+    expected: Revision,
+    value: Bytes,
+    ttl: Duration,
+}
+
 #[derive(Debug, Default)]
 struct FaultyStore {
     inner: MemoryStore,
     faults: Mutex<VecDeque<Fault>>,
-    ghost: Mutex<Option<(Kind, Key, Revision, Bytes, Duration)>>,
+    ghost: Mutex<Option<Ghost>>,
 }
 
 impl FaultyStore {
@@ -60,7 +70,7 @@ impl StateStore for FaultyStore {
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
         async move {
             let ghost = self.ghost.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some((kind, key, expected, value, ttl)) = ghost {
+            if let Some(Ghost { kind, key, expected, value, ttl }) = ghost {
                 let _ = self.inner.write(kind, &key, expected, value, ttl).await;
             }
             let fault = self.faults.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -73,7 +83,7 @@ impl StateStore for FaultyStore {
                     Err(WriteError::Unknown)
                 }
                 Some(Fault::Ghost) => {
-                    let ghost = Some((kind, key.clone(), expected, value, ttl));
+                    let ghost = Some(Ghost { kind, key: key.clone(), expected, value, ttl });
                     *self.ghost.lock().unwrap_or_else(PoisonError::into_inner) = ghost;
                     Err(WriteError::Unknown)
                 }
