@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use self::departures::Departures;
 use self::served::Served;
 use crate::a2a::{self, auth::AuthError};
-use crate::action::actions::{Actions, Limits, Stop};
+use crate::action::actions::{Actions, Limits, Redact, Stop};
 use crate::action::assemble::ArtifactRules;
 use crate::agent::{Agent, Predecessors, State as AgentState};
 use crate::bus::agent_protocol::AgentProtocol;
@@ -237,9 +237,6 @@ impl Bridge {
         let mut before = self.departures.before(&config);
         before.calls = Arc::clone(&old.calls);
         let is_attached = old.config.command.is_none() && config.command.is_none();
-        if old.config.command.is_some() {
-            before.ended.push(old.ended().clone());
-        }
         let (agent, limits) = self.start(config, before)?;
         let limit = Instant::now() + HANDOVER;
         if is_attached {
@@ -325,6 +322,10 @@ impl Bridge {
             Arc::clone(&self.state),
             updates,
             stop.clone(),
+            Redact({
+                let output = agent.output.clone();
+                Arc::new(move |text| output.cover(text))
+            }),
         );
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
@@ -383,11 +384,18 @@ impl Bridge {
             self.departures.start(served, None);
         }
         let mut failed = None;
+        let is_changed = |old: &Agent| changed.iter().any(|agent| *old.name == *agent.name);
+        let replaced: Vec<Agent> = before.iter().filter(|old| is_changed(old)).cloned().collect();
+        self.departures.expect(replaced);
         for agent in added {
             failed = self.add(agent).await.err().or(failed);
         }
-        for replaced in join_all(changed.into_iter().map(|agent| self.replace(agent))).await {
-            failed = replaced.err().or(failed);
+        for error in join_all(changed.into_iter().map(|agent| self.replace(agent))).await {
+            failed = error.err().or(failed);
+        }
+        // What could not be replaced stays.
+        for agent in self.agents() {
+            self.departures.keep(&agent);
         }
         match failed {
             None => Ok(done),

@@ -4,7 +4,7 @@
 //! proves that nothing ran. Each [`Retry`] names one such proof. What proves nothing: free text in an
 //! internal error, a bare 5xx, a connection that broke after the request was written.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -46,14 +46,22 @@ impl Retry {
     }
 }
 
-/// The retries of one message, in order. Allocates nothing until there is one.
-#[derive(Debug, Default)]
-pub struct Retries(Mutex<Vec<Retry>>);
+/// The retries of one message to an agent, in order. Allocates nothing until there is one.
+#[derive(Debug)]
+pub struct Retries {
+    agent: Arc<str>,
+    list: Mutex<Vec<Retry>>,
+}
 
 impl Retries {
+    pub fn new(agent: &Arc<str>) -> Self {
+        Self { agent: Arc::clone(agent), list: Mutex::default() }
+    }
+
     /// Records that the message is about to go out again.
     pub fn record(&self, retry: Retry) {
-        tracing::info!(reason = retry.name(), "sending the message again: the agent did not run it");
+        let (agent, reason) = (&self.agent, retry.name());
+        tracing::info!(%agent, reason, "sending the message again: the agent did not run it");
         let mut list = self.lock();
         if list.last() != Some(&retry) {
             list.push(retry);
@@ -66,6 +74,6 @@ impl Retries {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Retry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

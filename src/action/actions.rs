@@ -16,7 +16,7 @@ use super::params::Template;
 use super::progress::{Progress, Silent};
 use super::request::{CallOptions, Invocation, ReplyMode};
 use super::run::{
-    Call, CallRun, Failure, GET_TASK_TIMEOUT, Interruption, Look, Pace, Poller, Purpose, about_known_task,
+    Call, CallRun, Failure, GET_TASK_TIMEOUT, Interruption, Pace, Polled, Poller, Purpose, about_known_task,
 };
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
@@ -81,6 +81,16 @@ pub struct TaskUpdate {
     pub reply: Reply,
 }
 
+/// Takes credentials out of a text.
+#[derive(Clone)]
+pub struct Redact(pub Arc<dyn Fn(&mut String) + Send + Sync>);
+
+impl std::fmt::Debug for Redact {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Redact")
+    }
+}
+
 #[derive(Debug)]
 pub struct Actions {
     pub(super) agent: Arc<str>,
@@ -89,6 +99,7 @@ pub struct Actions {
     pub(super) state: Arc<State>,
     updates: mpsc::Sender<TaskUpdate>,
     pub(super) stop: Stop,
+    redact: Redact,
 }
 
 /// A skill as a call needs it.
@@ -117,8 +128,9 @@ impl Actions {
         state: Arc<State>,
         updates: mpsc::Sender<TaskUpdate>,
         stop: Stop,
+        redact: Redact,
     ) -> Self {
-        Self { agent, limits, live, state, updates, stop }
+        Self { agent, limits, live, state, updates, stop, redact }
     }
 
     pub fn state(&self) -> &State {
@@ -155,7 +167,7 @@ impl Actions {
             }
             None => None,
         };
-        let retries = Retries::default();
+        let retries = Retries::new(&self.agent);
         let call = Call {
             purpose: Purpose::New { session_id: meta.session_id },
             mode: options.mode,
@@ -180,6 +192,8 @@ impl Actions {
         };
         match CallRun::new(self, instance, call, progress).deliver(&message).await {
             Ok(outcome) => Ok(outcome),
+            // Only answers belong to a task that may have ended.
+            Err(Failure::TaskEnded) => Err(ActionError::internal()),
             Err(Failure::Client(error)) => Err(ActionError::from_client(error).after(&retries)),
             Err(Failure::Action(error)) => Err(Box::pin(self.lost_from_sight(error.after(&retries))).await),
         }
@@ -193,7 +207,13 @@ impl Actions {
             return refuse("the task is in a final state");
         }
         let mut progress = Silent;
-        let mut run = self.inspect(self.instance()?, &record, options, CANCEL_TIMEOUT, &mut progress);
+        let mut run = self.inspect(
+            self.instance()?,
+            &record,
+            options,
+            CANCEL_TIMEOUT.min(self.limit(options)),
+            &mut progress,
+        );
         let instance = Arc::clone(&run.instance);
         let task = match run.within(Box::pin(instance.client.cancel(task_id, &options.trace))).await {
             Ok(Ok(task)) => task,
@@ -250,15 +270,16 @@ impl Actions {
             return Ok(None);
         };
         let mut progress = Silent;
-        let mut run = self.inspect(instance, record, options, GET_TASK_TIMEOUT, &mut progress);
+        let limit = GET_TASK_TIMEOUT.min(self.limit(options));
+        let mut run = self.inspect(instance, record, options, limit, &mut progress);
         match run.get_task(task_id, GET_TASK_TIMEOUT).await {
-            Ok(Look::Seen(task)) => {
+            Ok(Polled::Seen(task)) => {
                 let (outcome, _) = run.observe(&task, "", record.follow_up.clone()).await?;
                 Ok(Some(outcome))
             }
-            Ok(Look::Failed(ClientError::Unreachable(_) | ClientError::Broken(_)) | Look::TimedOut)
+            Ok(Polled::Failed(ClientError::Unreachable(_) | ClientError::Broken(_)) | Polled::TimedOut)
             | Err(_) => Ok(None),
-            Ok(Look::Failed(error)) => Err(about_known_task(error, record.task.clone())),
+            Ok(Polled::Failed(error)) => Err(about_known_task(error, record.task.clone())),
         }
     }
 
@@ -267,22 +288,22 @@ impl Actions {
         &self,
         task_id: &str,
         options: &CallOptions,
+        limit: Duration,
         is_awaited: impl Fn(&Outcome) -> bool,
     ) -> Reply {
         let record = self.record(task_id).await?;
         let mut progress = Silent;
-        let limit = self.limit(options);
         let mut run = self.inspect(self.instance()?, &record, options, limit, &mut progress);
         let mut poller = Poller::new(task_id.to_owned(), Pace::WATCH);
         loop {
             match poller.next(&mut run).await {
-                Ok(Some(Look::Seen(task))) => {
+                Ok(Some(Polled::Seen(task))) => {
                     let (outcome, _) = run.observe(&task, "", record.follow_up.clone()).await?;
                     if is_awaited(&outcome) {
                         return Ok(outcome);
                     }
                 }
-                Ok(Some(Look::Failed(error))) if error.is_task_not_found() => {
+                Ok(Some(Polled::Failed(error))) if error.is_task_not_found() => {
                     return Err(about_known_task(error, record.task.clone()));
                 }
                 Ok(_) => {}
@@ -293,8 +314,10 @@ impl Actions {
         }
     }
 
-    /// A call has ended without knowing how its task goes on; whoever asks for it learns why.
+    /// Records that a call has lost track of its task, for whoever asks for it.
     pub(super) async fn lost_from_sight(&self, error: ActionError) -> ActionError {
+        // What is remembered has no credentials in it.
+        let error = error.redacted(|text| (self.redact.0)(text));
         if let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) {
             self.state.tasks.lose(&self.agent, id, &error).await;
         }
@@ -326,7 +349,7 @@ impl Actions {
             skill: record.task.skill.clone(),
             output_modes: Arc::default(),
             trace: &options.trace,
-            limit: limit.min(self.limit(options)),
+            limit,
             retries: None,
         };
         CallRun::new(self, instance, call, progress)
@@ -346,7 +369,7 @@ async fn cancelled_soon(run: &mut CallRun<'_, Silent>, mut task: Task) -> Task {
     let mut poller = Poller::new(task.id.clone(), Pace::SETTLE);
     while !task.state.is_final() {
         match poller.next(run).await {
-            Ok(Some(Look::Seen(seen))) => task = seen,
+            Ok(Some(Polled::Seen(seen))) => task = seen,
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => break,
         }

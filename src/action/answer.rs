@@ -10,7 +10,7 @@ use super::actions::Actions;
 use super::progress::Progress;
 use super::request::{CallOptions, FollowUpAnswer};
 use super::run::{
-    Call, CallRun, Failure, Look, Pace, Poller, Purpose, Question, about_known_task, question_of,
+    Call, CallRun, Failure, Pace, Polled, Poller, Purpose, Question, about_known_task, question_of,
 };
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{Outgoing, Wait};
@@ -39,7 +39,7 @@ impl Actions {
         let claim = self.state.follow_ups.claim(&self.agent, &answer.follow_up_id).await?;
         let claim = self.unless_ended(claim).await?;
         let waiting = claim.waiting.clone();
-        let retries = Retries::default();
+        let retries = Retries::new(&self.agent);
         let call = Call {
             purpose: Purpose::Answer(Question { id: waiting.question, is_taken: false }),
             mode: options.mode,
@@ -70,9 +70,9 @@ impl Actions {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             },
-            Err(Failure::Action(error)) if error.info.code == Code::FollowUpExpired => {
+            Err(Failure::TaskEnded) => {
                 claim.expire().await;
-                return Err(error);
+                return Err(expired());
             }
             Err(Failure::Action(error)) => {
                 claim.used().await;
@@ -172,14 +172,14 @@ impl Actions {
         let mut last = None;
         loop {
             match poller.next(run).await {
-                Ok(Some(Look::Seen(seen))) => {
+                Ok(Some(Polled::Seen(seen))) => {
                     let has_moved = !has_not_moved(&seen);
                     last = Some(seen);
                     if has_moved {
                         break;
                     }
                 }
-                Ok(Some(Look::Failed(error))) if error.is_task_not_found() => {
+                Ok(Some(Polled::Failed(error))) if error.is_task_not_found() => {
                     return Err(about_known_task(error, reference.clone()));
                 }
                 Ok(Some(_)) => {}

@@ -53,7 +53,7 @@ pub trait Progress: Send {
     fn frame(&mut self, frame: Frame) -> impl Future<Output = ()> + Send;
 
     /// The reply to a submitted task is due, and the task goes on. Called at most once, and only for
-    /// [`ReplyMode::Submit`](super::request::ReplyMode::Submit); what the call returns later is for nobody.
+    /// [`ReplyMode::Submit`](super::request::ReplyMode::Submit); the later return value is ignored.
     fn accepted(&mut self, _: &Arc<Outcome>) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }

@@ -439,7 +439,8 @@ impl Lifecycle {
         }
     }
 
-    /// A process may be stopped for a moment by accident, so only the second sight counts.
+    /// A process may be stopped for a moment by accident, so it is
+    /// restarted only if the next check also finds it stopped.
     fn suspended(&mut self, phase: Phase, pid: i32) -> Phase {
         let (found, suspended) = match &phase {
             Phase::Ready(found) => (*found, None),

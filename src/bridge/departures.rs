@@ -28,18 +28,31 @@ impl Departures {
         Self { tasks, tracker: TaskTracker::new(), metrics, grace, leaving: Arc::default() }
     }
 
-    /// Lets an agent go. One that was replaced has a `successor`, whose announcer follows its farewell:
-    /// the last word in the registry belongs to the one that serves.
+    /// Marks agents that the current reload replaces, before any new one starts: a new agent may need the
+    /// port of any of them.
+    pub(super) fn expect(&self, replaced: impl IntoIterator<Item = Agent>) {
+        lock(&self.leaving).extend(replaced);
+    }
+
+    /// The agent stays after all.
+    pub(super) fn keep(&self, agent: &Agent) {
+        lock(&self.leaving).retain(|leaving| !leaving.is(agent));
+    }
+
+    /// Lets an agent go. One that was replaced has a `successor` that re-announces itself after the old
+    /// instance has announced `stopped`.
     pub(super) fn start(&self, served: Served, successor: Option<Arc<Notify>>) {
-        lock(&self.leaving).push(served.agent.clone());
+        let mut leaving = lock(&self.leaving);
+        if !leaving.iter().any(|agent| agent.is(&served.agent)) {
+            leaving.push(served.agent.clone());
+        }
+        drop(leaving);
         let (metrics, leaving, grace) = (Arc::clone(&self.metrics), Arc::clone(&self.leaving), self.grace);
         let tracked = self.tracker.token();
         self.tasks.spawn("leaving agent", OnFailure::StopBridge, async move {
             let began = Instant::now();
-            if successor.is_some() {
-                // Orders are for the new one.
-                served.control.stop().await;
-            }
+            // Orders are for the agent that is served under this name from now on.
+            served.control.stop().await;
             served.withdraw().await;
             if let Some(successor) = &successor {
                 successor.notify_one();
@@ -47,7 +60,6 @@ impl Departures {
             served.finish_calls(grace).await;
             served.agent.stop().await;
             if successor.is_none() {
-                served.control.stop().await;
                 metrics.remove(&served.agent);
             }
             lock(&leaving).retain(|agent| !agent.is(&served.agent));
@@ -82,8 +94,11 @@ fn lock(leaving: &Mutex<Vec<Agent>>) -> MutexGuard<'_, Vec<Agent>> {
     leaving.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether both listen on the same fixed port of this machine, whatever they call the machine.
+/// Whether the bridge launches both on the same fixed port of this machine, whatever they call the machine.
 fn shares_port(old: &config::Agent, new: &config::Agent) -> bool {
+    if old.command.is_none() || new.command.is_none() {
+        return false;
+    }
     let port = |config: &config::Agent| match config.port {
         Some(Port::Auto) => None,
         Some(Port::Fixed(port)) => Some(port),

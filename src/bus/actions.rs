@@ -9,11 +9,11 @@ use super::frames::Frames;
 use super::headers::{self, Headers};
 use super::outgoing::Outgoing;
 use super::service::{self, Call, Handler};
-use crate::a2a::client::chain;
+use crate::a2a::client::{Trace, chain};
 use crate::action::progress::{Frame, Progress};
 use crate::action::request::ReplyMode;
 use crate::dispatch::Dispatcher;
-use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request, WhenBusy};
+use crate::dispatch::request::{Admission, IdempotencyKey, Input, Operation, Request};
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
@@ -34,9 +34,9 @@ pub fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Target) ->
         let agent = &door.dispatcher.agent().name;
         let subject = message.subject.clone();
         let arrival = Arrival { agent, action: door.target.name(), subject: &subject };
-        let parent = headers::trace(message);
-        let serving = Arc::clone(&door).serve(request);
-        door.dispatcher.spawn(arrival, || parent.clone(), serving);
+        let trace = headers::trace(message);
+        let serving = Arc::clone(&door).serve(request, trace.clone());
+        door.dispatcher.spawn(arrival, &trace, serving);
     })
 }
 
@@ -48,18 +48,18 @@ struct Door {
 }
 
 impl Door {
-    async fn serve(self: Arc<Self>, request: service::Request) {
+    async fn serve(self: Arc<Self>, request: service::Request, trace: Trace) {
         let service::Request { message, call } = request;
         // The service hands on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
         let mut responder = Responder { door: &self, pending: Some((to, call)) };
-        let mut read = Headers::read(&message);
+        let mut read = Headers::read(&message, trace);
         if !self.target.runs_the_agent() {
             // Look-ups have one reply, whatever the caller prefers.
             read = read.map(Headers::with_one_reply);
         }
         let reply = match (read, self.operation(&message)) {
-            (_, None) => return responder.send_card().await,
+            (Ok(_), None) => return responder.send_card().await,
             (Ok(headers), Some(operation)) if headers.options.mode == ReplyMode::Stream => {
                 return Box::pin(responder.stream(headers, operation, &message)).await;
             }
@@ -70,7 +70,7 @@ impl Door {
             (Err(error), Some(_)) if self.target.runs_the_agent() && headers::wants_stream(&message) => {
                 return Box::pin(responder.refuse_stream(error)).await;
             }
-            (Err(error), Some(_)) => Box::pin(self.dispatcher.refuse(error, &mut responder)).await,
+            (Err(error), _) => Box::pin(self.dispatcher.refuse(error, &mut responder)).await,
         };
         responder.send(reply).await;
     }
@@ -105,7 +105,7 @@ impl Door {
 fn complete(headers: Headers, operation: Operation, message: &Message) -> Request {
     let key = headers.idempotency_key;
     let idempotency_key = key.map(|key| IdempotencyKey { key, body: message.payload.clone() });
-    Request { operation, options: headers.options, idempotency_key, when_busy: WhenBusy::Refuse }
+    Request { operation, options: headers.options, idempotency_key, admission: Admission::Try }
 }
 
 impl Target {
@@ -133,17 +133,19 @@ struct Responder<'a> {
 
 impl Responder<'_> {
     async fn send(&mut self, reply: Reply) {
+        // A submitted task has its reply when it is accepted.
+        if self.pending.is_none() {
+            return;
+        }
         let outgoing = Outgoing::new(&reply, self.door.client.max_payload(), 0);
         self.publish(outgoing).await;
     }
 
     async fn send_card(&mut self) {
-        let outgoing = match self.door.card() {
-            Ok(card) => Outgoing::of_document(card.into(), self.door.client.max_payload()),
-            Err(error) => {
-                let reply = self.door.dispatcher.refuse(error, self).await;
-                Outgoing::new(&reply, self.door.client.max_payload(), 0)
-            }
+        let max_payload = self.door.client.max_payload();
+        let outgoing = match self.door.dispatcher.look_up(|| self.door.card()) {
+            Ok(card) => Outgoing::of_document(card.into(), max_payload),
+            Err(error) => Outgoing::new(&Err(error), max_payload, 0),
         };
         self.publish(outgoing).await;
     }

@@ -1,8 +1,8 @@
 //! The same agents for clients of the Synadia Agent Protocol for NATS 0.3.
 //!
 //! For each agent, while it is ready, a second micro service named `agents`: the endpoint `prompt`
-//! takes a prompt and streams the answer, `status` tells that the agent is there, and heartbeats
-//! tell it unasked. It is a front door like any other: prompts go through the dispatcher, and count for the
+//! takes a prompt and streams the answer, `status` reports that the agent is up, and heartbeats
+//! announce it periodically. It is a front door like any other: prompts go through the dispatcher, and count for the
 //! agent's `max_in_flight` like actions do.
 //!
 //! ```text

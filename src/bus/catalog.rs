@@ -96,8 +96,8 @@ impl Catalog {
     }
 }
 
-/// An agent's card in v1.0 form. One with very many skills has those that are published, as a message
-/// could not hold the others.
+/// An agent's card in v1.0 form. One with very many skills has the first that the settings allow, because a
+/// message could not hold the others.
 pub fn card(card: &Card, interface: &Interface, rules: &config::Skills) -> Value {
     if card.skills.len() <= MAX_ACTIONS {
         return card.to_v1(interface, &card.skills);

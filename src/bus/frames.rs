@@ -14,7 +14,7 @@ use serde::Serialize;
 use self::held::Held;
 use super::inbox::Inbox;
 use super::outgoing::Outgoing;
-use crate::a2a::model::ArtifactUpdate;
+use crate::a2a::model::{Artifact, ArtifactUpdate};
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::json;
 use crate::reply::Reply;
@@ -220,23 +220,36 @@ impl Frames {
         match (self.form, frame) {
             (FrameForm::Artifacts, Frame::Response(_)) => None,
             (FrameForm::Text, Frame::Artifact { mut update, is_answer: true }) => {
-                let parts = &mut update.artifact.parts;
-                let had_text = parts.iter().any(|part| part.as_text().is_some());
-                parts.retain(|part| part.as_text().is_none());
-                if parts.is_empty() && (had_text || !self.begun.contains(&update.artifact.id)) {
-                    return None;
+                without_text(&mut update.artifact);
+                let has_begun = self.begun.contains(&update.artifact.id);
+                if update.artifact.parts.is_empty() {
+                    // A reader that has a part of it learns that the rest was replaced, or that it is complete.
+                    let is_worth_knowing = has_begun && (!update.append || update.last_chunk);
+                    return is_worth_knowing.then_some(Frame::Artifact { update, is_answer: true });
                 }
-                if had_text {
-                    // They describe parts by their place.
-                    update.artifact.extras = None;
+                if !has_begun {
+                    self.begun.insert(update.artifact.id.clone());
                 }
-                // The caller has seen nothing that this could be appended to.
-                update.append &= !self.begun.insert(update.artifact.id.clone());
+                // There is nothing yet that this could be appended to.
+                update.append &= has_begun;
                 Some(Frame::Artifact { update, is_answer: true })
             }
             (_, frame) => Some(frame),
         }
     }
+}
+
+/// Removes the text parts, and keeps what the agent says about the others at their new places.
+fn without_text(artifact: &mut Artifact) {
+    if let Some(extras) = &mut artifact.extras {
+        let is_text = |place: usize| artifact.parts.get(place).is_none_or(|part| part.as_text().is_some());
+        let before = |place: usize| (0..place).filter(|place| is_text(*place)).count();
+        extras.parts.retain(|(place, _)| !is_text(*place));
+        for (place, _) in &mut extras.parts {
+            *place -= before(*place);
+        }
+    }
+    artifact.parts.retain(|part| part.as_text().is_none());
 }
 
 impl Progress for Frames {

@@ -27,7 +27,7 @@ pub struct Headers {
 }
 
 impl Headers {
-    pub fn read(message: &Message) -> Result<Self, ActionError> {
+    pub fn read(message: &Message, trace: Trace) -> Result<Self, ActionError> {
         let Some(headers) = &message.headers else {
             return Ok(Self::default());
         };
@@ -50,7 +50,7 @@ impl Headers {
             let message = format!("header `Nats-Msg-Id` is longer than {MAX_KEY} bytes");
             return Err(ActionError::invalid(message));
         }
-        let options = CallOptions { mode: mode.unwrap_or_default(), timeout, trace: trace(message) };
+        let options = CallOptions { mode: mode.unwrap_or_default(), timeout, trace };
         Ok(Self {
             options,
             idempotency_key,

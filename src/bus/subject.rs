@@ -187,7 +187,7 @@ impl Subjects {
         format!("{}.registry.{agent}", self.prefix)
     }
 
-    /// Where a submitted task's news are published.
+    /// Where the updates of a submitted task are published.
     pub fn task(&self, agent: &Token, task: &Token) -> String {
         self.below("task", agent, task.as_str())
     }

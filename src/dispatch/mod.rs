@@ -28,12 +28,12 @@ use crate::action::progress::{Audience, Frame, Progress};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
 use crate::agent::Agent;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::Outcome;
+use crate::reply::outcome::{Outcome, Status};
 use crate::reply::{self, Reply};
 use crate::state::idempotency::{Repeat, Running, Turn};
 use crate::telemetry::spans::{self, Arrival, CallSpan};
-use permits::Permits;
-use request::{IdempotencyKey, Operation, Request, WhenBusy};
+use permits::{Permit, Permits};
+use request::{Admission, IdempotencyKey, Operation, Request};
 
 /// Takes the requests of one agent.
 #[derive(Debug)]
@@ -60,18 +60,16 @@ impl Dispatcher {
     pub fn spawn(
         &self,
         arrival: Arrival<'_>,
-        trace: impl Fn() -> Trace,
+        trace: &Trace,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
         // A span costs as much as the rest of the bookkeeping together, so there is one only with logs at
         // `debug`; warnings name the agent themselves.
         let span = tracing::debug_span!("call", agent = %self.agent.name, skill = arrival.action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
-        if !span.is_disabled()
-            && let Some(id) = trace().id()
-        {
+        if let Some(id) = trace.id() {
             span.record("trace_id", id);
         }
-        let exported = CallSpan::begin(arrival, trace);
+        let exported = CallSpan::begin(arrival, || trace.clone());
         self.calls.spawn(exported.around(work.instrument(span)));
     }
 
@@ -92,9 +90,9 @@ impl Dispatcher {
                 Err(error) => return Box::pin(self.refuse(error, progress)).await,
             }
         }
-        let permit = match request.when_busy {
-            WhenBusy::Refuse => self.permits.take(&request),
-            WhenBusy::Wait => Box::pin(self.permits.wait(&request)).await,
+        let permit = match std::mem::replace(&mut request.admission, Admission::Try) {
+            Admission::Try => self.permits.take(&request),
+            Admission::Permitted(permit) => Ok(permit),
         };
         let permit = match permit {
             Ok(permit) => permit,
@@ -112,7 +110,9 @@ impl Dispatcher {
             pending: Some(Pending { running, permit }),
             accepted: None,
         };
-        let reply = self.guarded(request, &mut tracked).await;
+        let in_flight = request.operation.runs_the_agent().then(|| self.agent.work());
+        let reply = self.guarded(self.perform(request, &mut tracked)).await;
+        drop(in_flight);
         tracked.end(&reply).await;
         reply
     }
@@ -129,14 +129,35 @@ impl Dispatcher {
         self.note(&Err(error.clone()), Instant::now());
     }
 
-    /// Polls a task of an earlier call until its outcome is one that the caller waits for. It takes no permit.
-    pub async fn watch_task(
-        &self,
-        task_id: &str,
-        options: &CallOptions,
-        is_awaited: impl Fn(&Outcome) -> bool,
-    ) -> Reply {
-        self.redacted(self.actions.watch_task(task_id, options, is_awaited).await)
+    /// Waits for a permit, for the next step of a request that was let in before.
+    pub async fn permit(&self) -> Result<Permit, ActionError> {
+        self.permits.wait().await
+    }
+
+    /// Reads something that needs neither the agent nor a task, such as the card.
+    pub fn look_up<T>(&self, read: impl FnOnce() -> Result<T, ActionError>) -> Result<T, ActionError> {
+        let began = Instant::now();
+        let found = self.permits.aside().and_then(|_permit| read());
+        match &found {
+            Ok(_) => self.agent.calls.ended("ok", began.elapsed()),
+            Err(error) => self.note_refusal(error),
+        }
+        found
+    }
+
+    /// Waits until a task that waits for authentication goes on by itself.
+    pub async fn task_moved(&self, task_id: &str, options: &CallOptions) -> Reply {
+        let limit = self.agent.config.input_required_ttl.max(self.agent.config.task_timeout);
+        let has_moved = |outcome: &Outcome| outcome.status != Status::AuthRequired;
+        self.guarded(self.actions.watch_task(task_id, options, limit, has_moved)).await
+    }
+
+    /// Waits until a task that goes on has settled. The agent works on it meanwhile.
+    pub async fn task_settled(&self, task_id: &str, options: &CallOptions) -> Reply {
+        let _in_flight = self.agent.work();
+        let is_settled = |outcome: &Outcome| outcome.status != Status::Working;
+        let limit = self.agent.config.task_timeout;
+        self.guarded(self.actions.watch_task(task_id, options, limit, is_settled)).await
     }
 
     /// Cancels a task that no caller waits for any more, as well as it can.
@@ -155,7 +176,7 @@ impl Dispatcher {
 
     /// The reply of the first request with the same idempotency key.
     async fn repeat(&self, repeat: Repeat, options: &CallOptions, began: Instant) -> Reply {
-        let reply = match self.permits.repeat() {
+        let reply = match self.permits.aside() {
             Ok(_permit) => {
                 let waited = tokio::time::timeout(self.actions.limit(options), repeat.reply()).await;
                 waited.unwrap_or_else(|_| {
@@ -169,15 +190,18 @@ impl Dispatcher {
         reply
     }
 
-    /// Runs the request. A panic must not cost the caller the reply.
-    async fn guarded(&self, request: Request, progress: &mut impl Progress) -> Reply {
-        let _in_flight = request.operation.runs_the_agent().then(|| self.agent.work());
-        let done = AssertUnwindSafe(self.perform(request, progress)).catch_unwind().await;
-        let reply = done.unwrap_or_else(|_| {
+    /// Runs a part of a front door's work: a panic becomes an error, so that it does not cost the caller the
+    /// reply, and errors are redacted, because some agents repeat what they were sent, credentials included.
+    pub async fn guarded<T>(
+        &self,
+        work: impl Future<Output = Result<T, ActionError>>,
+    ) -> Result<T, ActionError> {
+        let done = AssertUnwindSafe(work).catch_unwind().await;
+        let done = done.unwrap_or_else(|_| {
             tracing::error!(agent = %self.agent.name, "a request panicked; please report this bug");
             Err(ActionError::internal().after_reaching_agent())
         });
-        self.redacted(reply)
+        done.map_err(|error| error.redacted(|text| self.agent.output.cover(text)))
     }
 
     async fn perform(&self, request: Request, progress: &mut impl Progress) -> Reply {
@@ -200,11 +224,6 @@ impl Dispatcher {
                 Box::pin(self.actions.get_task(&task_id, &options)).await
             }
         }
-    }
-
-    /// Some agents repeat what they were sent, credentials included.
-    fn redacted(&self, reply: Reply) -> Reply {
-        reply.map_err(|error| error.covered(|text| self.agent.output.cover(text)))
     }
 
     /// Counts a request that has its reply.
@@ -267,7 +286,7 @@ impl<P: Progress> Tracked<'_, P> {
         // States are published where they are observed, so only errors are left.
         if let Err(error) = reply {
             let (agent, code) = (&self.dispatcher.agent.name, error.info.code.name());
-            tracing::debug!(%agent, task_id, code, "a submitted task was lost from sight");
+            tracing::debug!(%agent, task_id, code, "lost track of a submitted task");
             self.dispatcher.actions.publish(&task_id, Err(error.clone())).await;
         }
     }

@@ -24,7 +24,7 @@ pub(super) struct Permits {
 
 /// The right to be worked on, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Permit {
+pub struct Permit {
     _slot: OwnedSemaphorePermit,
     /// A submitted task keeps this place after its reply.
     pub(super) submitted: Option<OwnedSemaphorePermit>,
@@ -43,23 +43,20 @@ impl Permits {
 
     pub(super) fn take(&self, request: &Request) -> Result<Permit, ActionError> {
         if !request.operation.runs_the_agent() {
-            return Ok(Permit { _slot: self.repeat()?, submitted: None });
+            return Ok(Permit { _slot: self.aside()?, submitted: None });
         }
         let slot = self.try_acquire(&self.in_flight, "calls in flight (`max_in_flight`)")?;
         Ok(Permit { _slot: slot, submitted: self.submission(request)? })
     }
 
-    pub(super) async fn wait(&self, request: &Request) -> Result<Permit, ActionError> {
-        if !request.operation.runs_the_agent() {
-            return self.take(request);
-        }
+    /// Waits for the permit of a call.
+    pub(super) async fn wait(&self) -> Result<Permit, ActionError> {
         let slot = Arc::clone(&self.in_flight).acquire_owned().await;
-        let slot = slot.map_err(|_| ActionError::internal())?;
-        Ok(Permit { _slot: slot, submitted: self.submission(request)? })
+        Ok(Permit { _slot: slot.map_err(|_| ActionError::internal())?, submitted: None })
     }
 
     /// For a request that does not run the agent.
-    pub(super) fn repeat(&self) -> Result<OwnedSemaphorePermit, ActionError> {
+    pub(super) fn aside(&self) -> Result<OwnedSemaphorePermit, ActionError> {
         self.try_acquire(&self.aside, "look-ups, cancels and repeated calls in flight")
     }
 

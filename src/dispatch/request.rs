@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+pub use super::permits::Permit;
 use crate::action::actions::Skill;
 use crate::action::request::{Body, CallOptions, FollowUpAnswer, Invocation};
 use crate::reply::error::ActionError;
@@ -14,7 +15,7 @@ pub struct Request {
     pub operation: Operation,
     pub options: CallOptions,
     pub idempotency_key: Option<IdempotencyKey>,
-    pub when_busy: WhenBusy,
+    pub admission: Admission,
 }
 
 #[derive(Debug)]
@@ -48,12 +49,13 @@ pub struct IdempotencyKey {
     pub body: Bytes,
 }
 
-/// What happens when the agent has as many calls as it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhenBusy {
-    Refuse,
-    /// For the next step of a request that was let in before.
-    Wait,
+/// How a request gets its permit.
+#[derive(Debug)]
+pub enum Admission {
+    /// It takes one, and is refused as `busy` if there is none.
+    Try,
+    /// It has one from [`Dispatcher::permit`](super::Dispatcher::permit).
+    Permitted(Permit),
 }
 
 impl Operation {

@@ -40,11 +40,12 @@ pub enum Code {
     StateUnavailable,
     /// A defect of the bridge.
     Internal,
-    /// Not an error of the call: the agent's task failed. Never sent with error headers.
+    /// Not an error of the call: the agent's task failed. Actions reply with an outcome; only the agent
+    /// protocol reports it as an error.
     TaskFailed,
-    /// Not an error of the call: the agent rejected the task. Never sent with error headers.
+    /// The same for a task that the agent rejected.
     TaskRejected,
-    /// Not an error of the call: somebody cancelled the task. Never sent with error headers.
+    /// The same for a task that somebody cancelled.
     TaskCanceled,
 }
 
@@ -168,8 +169,8 @@ pub struct ActionError {
 }
 
 impl ActionError {
-    /// The same without what `cover` takes out: some agents repeat what they were sent, credentials included.
-    pub fn covered(mut self, cover: impl Fn(&mut String)) -> Self {
+    /// The same without what `cover` takes out.
+    pub fn redacted(mut self, cover: impl Fn(&mut String)) -> Self {
         cover(&mut self.message);
         if let Some(data) = self.info.a2a_data.take() {
             let mut text = data.get().to_owned();
@@ -190,7 +191,7 @@ impl ActionError {
         }
     }
 
-    /// The message, as far as others than the caller may see it.
+    /// The message, redacted for anyone but the caller.
     pub fn for_logs(&self) -> &str {
         if self.is_private { "not shown, as it may hold an answer" } else { &self.message }
     }

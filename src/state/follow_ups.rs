@@ -61,7 +61,9 @@ pub enum Standing {
     Open {
         question: String,
     },
-    Answering,
+    Answering {
+        question: String,
+    },
     Used,
     Expired,
     /// Never issued, or forgotten.
@@ -154,7 +156,7 @@ impl FollowUps {
                 }
             }
         };
-        let (waiting, _) = update(&*self.store, Kind::FollowUp, &key, take).await?;
+        let waiting = update(&*self.store, Kind::FollowUp, &key, take).await?;
         Ok(Claim { waiting, open: Some(OpenClaim { store: Arc::clone(&self.store), key, nonce }) })
     }
 
@@ -167,7 +169,7 @@ impl FollowUps {
             })
         };
         let ended = update(&*self.store, Kind::FollowUp, &key(agent, id), end).await;
-        ended.map(drop).map_err(|StoreError| Unavailable)
+        ended.map_err(|StoreError| Unavailable)
     }
 
     pub async fn standing(&self, agent: &Arc<str>, id: &Uuid) -> Result<Standing, Unavailable> {
@@ -178,7 +180,7 @@ impl FollowUps {
         Ok(match record.state {
             State::Pending if !record.is_over() => Standing::Open { question: record.waiting.question },
             State::Pending | State::Expired => Standing::Expired,
-            State::Answering { .. } => Standing::Answering,
+            State::Answering { .. } => Standing::Answering { question: record.waiting.question },
             State::Used => Standing::Used,
         })
     }
@@ -186,8 +188,10 @@ impl FollowUps {
     /// How many questions wait for an answer.
     pub async fn pending(&self) -> Result<usize, Unavailable> {
         let waits = |pending, (_, entry): (Key, super::Entry)| async move {
-            let record: Record = record::decode(&entry.value)?;
-            Ok(pending + usize::from(record.state == State::Pending && !record.is_over()))
+            // There may be very many.
+            tokio::task::coop::consume_budget().await;
+            let waits = |record: Record| record.state == State::Pending && !record.is_over();
+            Ok(pending + usize::from(record::decode(&entry.value).is_ok_and(waits)))
         };
         self.store.scan(Kind::FollowUp).try_fold(0, waits).await
     }

@@ -23,13 +23,13 @@ use crate::reply::stored::StoredReply;
 const WINDOW: Duration = Duration::from_secs(120);
 /// How long a released key stays in the store. It can be claimed at once.
 const RELEASED: Duration = Duration::from_secs(1);
-/// First pause between two looks at a key that runs at another replica, and the longest.
+/// Initial and maximum poll interval for a key that another replica holds.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 #[derive(Debug)]
 pub struct Idempotency {
     store: Arc<dyn StateStore>,
-    // Requests of this process that run now. Permits bound their number.
+    // Requests of this process that run now.
     running: Mutex<HashMap<Key, Slot>>,
 }
 
@@ -48,14 +48,19 @@ struct Record {
     state: State,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum State {
     Running,
-    Done(StoredReply),
-    /// The reply was too large to be kept.
-    TooLarge,
+    /// The reply is in a record of its own: it may be large, and the store may have to drop it.
+    Done,
     /// The agent was not reached; anybody may try again.
     Released,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ReplyRecord {
+    nonce: Uuid,
+    reply: StoredReply,
 }
 
 /// What a request with a key has to do.
@@ -90,8 +95,7 @@ pub struct Repeat {
 #[derive(Debug)]
 enum First {
     Here(watch::Receiver<Option<Reply>>),
-    Elsewhere,
-    Ended(Box<Reply>),
+    InStore,
 }
 
 impl Idempotency {
@@ -128,9 +132,8 @@ impl Idempotency {
         match self.claim(&running, limit).await? {
             None => Ok(Turn::First(running)),
             Some(first) => {
-                if let First::Ended(reply) = &first {
-                    running.sender.send_replace(Some(Reply::clone(reply)));
-                }
+                // Others of this process that came meanwhile ask the store as well.
+                drop(running);
                 Ok(Turn::Repeat(Repeat { idempotency: Arc::clone(self), key, body, first }))
             }
         }
@@ -150,13 +153,9 @@ impl Idempotency {
                 return Ok(Change::Keep(None));
             }
             is_same(&known.body, body)?;
-            Ok::<_, ActionError>(Change::Keep(Some(match known.state {
-                State::Running | State::Released => First::Elsewhere,
-                State::Done(reply) => First::Ended(Box::new(reply.into_reply())),
-                State::TooLarge => First::Ended(Box::new(Err(too_large()))),
-            })))
+            Ok::<_, ActionError>(Change::Keep(Some(First::InStore)))
         };
-        Ok(update(&*self.store, Kind::IdempotencyKey, key, claim).await?.0)
+        update(&*self.store, Kind::IdempotencyKey, key, claim).await
     }
 
     fn running(&self) -> MutexGuard<'_, HashMap<Key, Slot>> {
@@ -168,29 +167,47 @@ impl Running {
     /// Passes the reply to all who wait for it, and remembers it if the agent was reached.
     pub async fn finish(self, reply: &Reply) {
         let is_kept = reply.as_ref().map_or_else(|error| error.reached_agent, |_| true);
-        let (state, ttl) = match is_kept {
-            true => (State::Done(StoredReply::new(reply)), WINDOW),
-            false => (State::Released, RELEASED),
+        let written = match is_kept {
+            // The reply first: a key that is done without one is reported as such.
+            true => {
+                self.write_reply(reply).await;
+                self.write(State::Done, WINDOW).await
+            }
+            false => self.write(State::Released, RELEASED).await,
         };
-        if self.write(state, ttl).await.is_err() && is_kept {
-            // The key still counts as running in the store, so nobody runs it again.
-            let _ = self.write(State::TooLarge, WINDOW).await;
+        if let Err(error) = written {
+            // The key counts as running until its time is over, so nobody runs it again.
+            tracing::warn!(agent = %self.key.agent, error = error.message, "cannot record the end of a request with an idempotency key");
         }
         self.sender.send_replace(Some(reply.clone()));
+    }
+
+    async fn write_reply(&self, reply: &Reply) {
+        let mut record = Some(ReplyRecord { nonce: self.nonce, reply: StoredReply::new(reply) });
+        let write = |known: Option<(ReplyRecord, SystemTime)>| {
+            let is_written = known.is_some_and(|(known, _)| known.nonce == self.nonce);
+            Ok::<_, ActionError>(match record.take().filter(|_| !is_written) {
+                Some(record) => Change::Write(record, WINDOW, ()),
+                None => Change::Keep(()),
+            })
+        };
+        if let Err(error) = update(&*self.idempotency.store, Kind::Reply, &self.key, write).await {
+            tracing::debug!(agent = %self.key.agent, error = error.message, "a reply cannot be kept for repeats");
+        }
     }
 
     async fn write(&self, state: State, ttl: Duration) -> Result<(), ActionError> {
         let Self { idempotency, key, body, nonce, .. } = self;
         let write = |known: Option<(Record, SystemTime)>| {
             let is_ours =
-                known.is_none_or(|(known, _)| known.nonce == *nonce && matches!(known.state, State::Running));
+                known.is_none_or(|(known, _)| known.nonce == *nonce && known.state == State::Running);
             Ok::<_, ActionError>(if is_ours {
-                Change::Write(Record { body: body.clone(), nonce: *nonce, state: state.clone() }, ttl, ())
+                Change::Write(Record { body: body.clone(), nonce: *nonce, state }, ttl, ())
             } else {
                 Change::Keep(())
             })
         };
-        update(&*idempotency.store, Kind::IdempotencyKey, key, write).await.map(drop)
+        update(&*idempotency.store, Kind::IdempotencyKey, key, write).await
     }
 }
 
@@ -204,7 +221,6 @@ impl Repeat {
     /// Waits for the reply of the first request.
     pub async fn reply(self) -> Reply {
         match self.first {
-            First::Ended(reply) => *reply,
             First::Here(mut receiver) => {
                 let reply = receiver.wait_for(Option::is_some).await.ok().and_then(|reply| reply.clone());
                 match reply {
@@ -213,7 +229,7 @@ impl Repeat {
                     None => self.idempotency.reply_from_store(&self.key, &self.body).await,
                 }
             }
-            First::Elsewhere => self.idempotency.reply_from_store(&self.key, &self.body).await,
+            First::InStore => self.idempotency.reply_from_store(&self.key, &self.body).await,
         }
     }
 }
@@ -230,12 +246,25 @@ impl Idempotency {
             is_same(&known.body, body)?;
             match known.state {
                 State::Running => {}
-                State::Done(reply) => return reply.into_reply(),
-                State::TooLarge => return Err(too_large()),
+                State::Done => return self.stored_reply(key, known.nonce).await,
                 State::Released => return Err(Unavailable.into()),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(longest);
+        }
+    }
+}
+
+impl Idempotency {
+    async fn stored_reply(&self, key: &Key, nonce: Uuid) -> Reply {
+        let entry = self.store.read(Kind::Reply, key).await?;
+        let record: Option<ReplyRecord> = entry.map(|entry| record::decode(&entry.value)).transpose()?;
+        match record.filter(|record| record.nonce == nonce) {
+            Some(record) => record.reply.into_reply(),
+            None => {
+                let message = "the first request with this key has ended, but its reply is no longer kept";
+                Err(ActionError::new(Code::OutcomeUnknown, message))
+            }
         }
     }
 }
@@ -245,13 +274,6 @@ fn is_same(one: &str, other: &str) -> Result<(), ActionError> {
         return Ok(());
     }
     Err(ActionError::invalid("this `Nats-Msg-Id` was used with another body within two minutes"))
-}
-
-fn too_large() -> ActionError {
-    ActionError::new(
-        Code::TooLarge,
-        "the first request with this key has ended, but its reply is too large to repeat",
-    )
 }
 
 #[cfg(test)]
@@ -322,7 +344,24 @@ mod tests {
         let keys = replica(&store());
         first(&keys, "x").await.finish(&outcome(&"x".repeat(20 << 20))).await;
         let again = repeat(&keys, "x").await.reply().await.unwrap_err();
-        assert_eq!(again.info.code, Code::TooLarge);
+        assert_eq!(again.info.code, Code::OutcomeUnknown);
+    }
+
+    #[tokio::test]
+    async fn a_key_stays_when_the_store_has_to_drop_its_reply() {
+        let keys = replica(&store());
+        let begin = |key: String| {
+            let keys = Arc::clone(&keys);
+            async move { keys.begin(&"agent".into(), "a", &key, b"x", LIMIT).await.unwrap() }
+        };
+        for number in 0..100 {
+            let Turn::First(running) = begin(number.to_string()).await else { panic!("not the first") };
+            running.finish(&outcome(&"x".repeat(1 << 20))).await;
+        }
+        let Turn::Repeat(first) = begin("0".to_owned()).await else { panic!("ran twice") };
+        assert_eq!(first.reply().await.unwrap_err().info.code, Code::OutcomeUnknown);
+        let Turn::Repeat(last) = begin("99".to_owned()).await else { panic!("ran twice") };
+        last.reply().await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

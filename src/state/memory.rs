@@ -7,14 +7,16 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 
-use super::table::Table;
+use super::table::{Full, Table};
 use super::{ABSENT, Entry, Key, Kind, Revision, StateStore, Unavailable, WriteError};
 
 /// Most bytes of each kind.
 const FOLLOW_UP_BYTES: usize = 128 << 20;
 const TASK_BYTES: usize = 64 << 20;
 const SESSION_BYTES: usize = 32 << 20;
-const IDEMPOTENCY_BYTES: usize = 32 << 20;
+const REPLY_BYTES: usize = 32 << 20;
+/// Most bytes of idempotency keys, for each agent: about 30,000 keys.
+const KEY_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
 pub struct MemoryStore {
@@ -22,6 +24,7 @@ pub struct MemoryStore {
     tasks: Mutex<Kept>,
     sessions: Mutex<Kept>,
     idempotency_keys: Mutex<Kept>,
+    replies: Mutex<Kept>,
 }
 
 #[derive(Debug)]
@@ -32,12 +35,13 @@ struct Kept {
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        let kept = |max_bytes| Mutex::new(Kept { table: Table::new(max_bytes), revision: ABSENT });
+        let kept = |table| Mutex::new(Kept { table, revision: ABSENT });
         Self {
-            follow_ups: kept(FOLLOW_UP_BYTES),
-            tasks: kept(TASK_BYTES),
-            sessions: kept(SESSION_BYTES),
-            idempotency_keys: kept(IDEMPOTENCY_BYTES),
+            follow_ups: kept(Table::evicting(FOLLOW_UP_BYTES)),
+            tasks: kept(Table::evicting(TASK_BYTES)),
+            sessions: kept(Table::evicting(SESSION_BYTES)),
+            idempotency_keys: kept(Table::refusing(KEY_BYTES)),
+            replies: kept(Table::evicting(REPLY_BYTES)),
         }
     }
 }
@@ -49,6 +53,7 @@ impl MemoryStore {
             Kind::Task => &self.tasks,
             Kind::Session => &self.sessions,
             Kind::IdempotencyKey => &self.idempotency_keys,
+            Kind::Reply => &self.replies,
         };
         kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -76,10 +81,10 @@ impl MemoryStore {
         *revision += 1;
         let entry = Entry { value, revision: *revision, written_at: SystemTime::now() };
         let written = entry.revision;
-        let gone = table.put(&key.agent, &key.id, entry, bytes, ttl, now);
+        let put = table.put(&key.agent, &key.id, entry, bytes, ttl, now);
         drop(kept);
-        drop(gone);
-        Ok(written)
+        // Values that had to go are dropped after the lock is released.
+        put.map(|_gone| written).map_err(|Full| WriteError::Full)
     }
 }
 

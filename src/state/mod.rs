@@ -50,7 +50,10 @@ pub enum Kind {
     FollowUp,
     Task,
     Session,
+    /// Which requests have run. A store never drops such a record before its time is over.
     IdempotencyKey,
+    /// Their replies.
+    Reply,
 }
 
 /// The name of a record: the agent that it belongs to, and an id within that agent.
@@ -92,7 +95,7 @@ pub struct Unavailable;
 pub enum WriteError {
     #[error("another write came first")]
     Conflict,
-    #[error("the record does not fit into the store")]
+    #[error("the state store has no room for this record")]
     Full,
     #[error("the state store is unavailable; nothing was written")]
     Unavailable,
@@ -156,7 +159,11 @@ impl From<Unavailable> for ActionError {
 
 impl From<WriteError> for ActionError {
     fn from(error: WriteError) -> Self {
-        Self::new(Code::StateUnavailable, format!("{error}; try again"))
+        let code = match error {
+            WriteError::Full => Code::Busy,
+            WriteError::Conflict | WriteError::Unavailable | WriteError::Unknown => Code::StateUnavailable,
+        };
+        Self::new(code, format!("{error}; try again"))
     }
 }
 
@@ -181,7 +188,7 @@ async fn update<R, T, E>(
     kind: Kind,
     key: &Key,
     mut decide: impl FnMut(Option<(R, SystemTime)>) -> Result<Change<R, T>, E>,
-) -> Result<(T, Revision), E>
+) -> Result<T, E>
 where
     R: Serialize + DeserializeOwned,
     E: From<Unavailable> + From<WriteError>,
@@ -195,12 +202,12 @@ where
             None => None,
         };
         let (value, ttl, result) = match decide(known)? {
-            Change::Keep(result) => return Ok((result, revision)),
+            Change::Keep(result) => return Ok(result),
             Change::Write(value, ttl, result) => (value, ttl, result),
         };
         attempts += 1;
         match store.write(kind, key, revision, record::encode(&value), ttl).await {
-            Ok(revision) => return Ok((result, revision)),
+            Ok(_) => return Ok(result),
             Err(WriteError::Conflict | WriteError::Unknown) if attempts < MAX_CONFLICTS => {}
             Err(error) => return Err(error.into()),
         }

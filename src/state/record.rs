@@ -30,7 +30,7 @@ pub(super) fn encode<R: Serialize>(record: &R) -> Bytes {
     json::to_bytes(&Written { v: VERSION, record })
 }
 
-/// A record of a newer version, or one that cannot be read, is as good as out of reach.
+/// A record of a newer version, or one that cannot be read, is treated as unavailable.
 pub(super) fn decode<R: DeserializeOwned>(value: &[u8]) -> Result<R, Unavailable> {
     let version: Version = serde_json::from_slice(value).map_err(|error| unreadable(&error))?;
     if version.v > VERSION {

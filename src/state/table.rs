@@ -2,7 +2,8 @@
 //!
 //! Every call writes a row and hardly any is read, so a write has to be cheap: one map per agent, and a
 //! queue in the order of writing. When the table is full, the oldest row of the agent that
-//! holds the most bytes goes first, so that one agent's load never evicts the rows of a quieter one.
+//! holds the most bytes goes first, so that one agent's load never evicts the rows of a quieter one. A table
+//! whose rows must stay refuses new ones instead, with a limit for each agent.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,16 +11,34 @@ use std::time::{Duration, Instant};
 
 /// What a row costs beside its id and value: its places in the map and in the queue, and its allocations.
 const ROW: usize = 320;
-/// Outdated places in a queue that are tolerated before it is rebuilt, and writes before a sweep.
+/// Outdated places in a queue that are tolerated before it is rebuilt.
 const SLACK: usize = 1024;
+/// Writes that are tolerated before a sweep. Most expired rows are at the front of a queue and go earlier.
+const WRITES_BEFORE_SWEEP: usize = 64 << 10;
+/// How often a full table looks for expired rows.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The table has no room for another row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Full;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WhenFull {
+    /// All agents together have the limit.
+    Evict,
+    /// Each agent has the limit.
+    Refuse,
+}
 
 #[derive(Debug)]
 pub(super) struct Table<V> {
     agents: HashMap<Arc<str>, Rows<V>>,
     bytes: usize,
     max_bytes: usize,
+    when_full: WhenFull,
     rows: usize,
     writes_since_sweep: usize,
+    swept: Instant,
 }
 
 #[derive(Debug)]
@@ -40,8 +59,26 @@ struct Row<V> {
 }
 
 impl<V> Table<V> {
-    pub(super) fn new(max_bytes: usize) -> Self {
-        Self { agents: HashMap::new(), bytes: 0, max_bytes, rows: 0, writes_since_sweep: 0 }
+    /// Makes room by evicting rows.
+    pub(super) fn evicting(max_bytes: usize) -> Self {
+        Self::new(max_bytes, WhenFull::Evict)
+    }
+
+    /// Refuses new rows of an agent that holds `max_bytes`.
+    pub(super) fn refusing(max_bytes: usize) -> Self {
+        Self::new(max_bytes, WhenFull::Refuse)
+    }
+
+    fn new(max_bytes: usize, when_full: WhenFull) -> Self {
+        Self {
+            agents: HashMap::new(),
+            bytes: 0,
+            max_bytes,
+            when_full,
+            rows: 0,
+            writes_since_sweep: 0,
+            swept: Instant::now(),
+        }
     }
 
     pub(super) fn get(&self, agent: &str, id: &str, now: Instant) -> Option<&V> {
@@ -63,8 +100,18 @@ impl<V> Table<V> {
         bytes: usize,
         ttl: Duration,
         now: Instant,
-    ) -> Vec<V> {
+    ) -> Result<Vec<V>, Full> {
         let mut gone = Vec::new();
+        let bytes = ROW + id.len() + bytes;
+        if self.when_full == WhenFull::Refuse && !self.has_room(agent, id, bytes) {
+            if now.duration_since(self.swept) < SWEEP_INTERVAL {
+                return Err(Full);
+            }
+            self.sweep(now, &mut gone);
+            if !self.has_room(agent, id, bytes) {
+                return Err(Full);
+            }
+        }
         let rows = self.agents.entry(Arc::clone(agent)).or_insert_with(Rows::new);
         let id: Arc<str> = match rows.by_id.get_key_value(id) {
             Some((id, _)) => Arc::clone(id),
@@ -72,7 +119,6 @@ impl<V> Table<V> {
         };
         rows.written += 1;
         let number = rows.written;
-        let bytes = ROW + id.len() + bytes;
         let expires = now.checked_add(ttl).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)));
         rows.queue.push_back((Arc::clone(&id), number));
         rows.bytes += bytes;
@@ -84,13 +130,26 @@ impl<V> Table<V> {
             self.rows -= 1;
             gone.push(before.value);
         }
+        while let Some(expired) = rows.take_expired(now) {
+            self.bytes -= expired.bytes;
+            self.rows -= 1;
+            gone.push(expired.value);
+        }
         rows.compact();
         self.writes_since_sweep += 1;
-        if self.writes_since_sweep > self.rows / 2 + SLACK {
+        if self.writes_since_sweep > 2 * self.rows + WRITES_BEFORE_SWEEP {
             self.sweep(now, &mut gone);
         }
-        while self.bytes > self.max_bytes && self.evict(agent, number, &mut gone) {}
-        gone
+        if self.when_full == WhenFull::Evict {
+            while self.bytes > self.max_bytes && self.evict(agent, number, &mut gone) {}
+        }
+        Ok(gone)
+    }
+
+    fn has_room(&self, agent: &str, id: &str, bytes: usize) -> bool {
+        let Some(rows) = self.agents.get(agent) else { return true };
+        // What is there already may always change.
+        rows.by_id.contains_key(id) || rows.bytes + bytes <= self.max_bytes
     }
 
     /// Removes the oldest row of the agent that holds the most; but never the row that was just written.
@@ -119,7 +178,7 @@ impl<V> Table<V> {
 
     /// Removes what has expired.
     pub(super) fn sweep(&mut self, now: Instant, gone: &mut Vec<V>) {
-        self.writes_since_sweep = 0;
+        (self.writes_since_sweep, self.swept) = (0, now);
         self.agents.retain(|_, rows| {
             let expired = rows.by_id.extract_if(|_, row| row.expires <= now).map(|(_, row)| row);
             for row in expired {
@@ -146,6 +205,23 @@ impl<V> Rows<V> {
         Self { by_id: HashMap::new(), queue: VecDeque::new(), bytes: 0, written: 0 }
     }
 
+    /// Takes the oldest row if it has expired.
+    fn take_expired(&mut self, now: Instant) -> Option<Row<V>> {
+        while let Some((id, number)) = self.queue.front() {
+            match self.by_id.get(id).filter(|row| row.number == *number) {
+                Some(row) if row.expires > now => return None,
+                Some(_) => {
+                    let row = self.by_id.remove(id)?;
+                    self.queue.pop_front();
+                    self.bytes -= row.bytes;
+                    return Some(row);
+                }
+                None => drop(self.queue.pop_front()),
+            }
+        }
+        None
+    }
+
     fn compact(&mut self) {
         if self.queue.len() > 2 * self.by_id.len() + SLACK {
             let by_id = &self.by_id;
@@ -161,7 +237,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn put(table: &mut Table<usize>, agent: &str, id: usize, bytes: usize) {
-        table.put(&agent.into(), &id.to_string(), id, bytes, HOUR, Instant::now());
+        table.put(&agent.into(), &id.to_string(), id, bytes, HOUR, Instant::now()).unwrap();
     }
 
     fn held(table: &Table<usize>, agent: &str) -> usize {
@@ -170,7 +246,7 @@ mod tests {
 
     #[test]
     fn the_oldest_rows_go_when_there_are_too_many_bytes() {
-        let mut table = Table::new(40_000);
+        let mut table = Table::evicting(40_000);
         (0..100).for_each(|id| put(&mut table, "a", id, 1000));
         assert_eq!(table.get("a", "0", Instant::now()), None);
         assert_eq!(table.get("a", "99", Instant::now()), Some(&99));
@@ -179,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_busy_agent_evicts_only_its_own_rows() {
-        let mut table = Table::new(100_000);
+        let mut table = Table::evicting(100_000);
         (0..10).for_each(|id| put(&mut table, "quiet", id, 100));
         (0..10_000).for_each(|id| put(&mut table, "busy", id, 100));
         assert_eq!(held(&table, "quiet"), 10);
@@ -196,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_row_that_is_written_again_and_again_counts_once() {
-        let mut table = Table::new(40_000);
+        let mut table = Table::evicting(40_000);
         put(&mut table, "a", 0, 1);
         (0..10_000).for_each(|size| put(&mut table, "a", 1, size % 7));
         assert_eq!(held(&table, "a"), 2);
@@ -207,14 +283,36 @@ mod tests {
     }
 
     #[test]
-    fn expired_rows_are_gone_and_are_swept_as_others_are_written() {
-        let mut table = Table::new(1 << 30);
-        for id in 0..2000 {
-            table.put(&"a".into(), &id.to_string(), id, 1, Duration::ZERO, Instant::now());
+    fn expired_rows_are_gone_and_leave_as_others_are_written() {
+        let mut table = Table::evicting(1 << 30);
+        let expired = Duration::ZERO;
+        put(&mut table, "a", 0, 1);
+        for id in 1..2000 {
+            table.put(&"a".into(), &id.to_string(), id, 1, expired, Instant::now()).unwrap();
         }
-        assert_eq!(table.get("a", "0", Instant::now()), None);
-        (0..5000).for_each(|id| put(&mut table, "b", id, 1));
-        assert!(!table.agents.contains_key("a"));
-        assert_eq!(table.rows, 5000);
+        assert_eq!(table.get("a", "1", Instant::now()), None);
+        // They are behind one that lives, so only a sweep finds them.
+        assert_eq!(table.rows, 2000);
+        (0..2 * WRITES_BEFORE_SWEEP).for_each(|_| put(&mut table, "b", 0, 1));
+        assert_eq!((table.rows, held(&table, "a")), (2, 1));
+        for id in 0..2000 {
+            table.put(&"c".into(), &id.to_string(), id, 1, expired, Instant::now()).unwrap();
+        }
+        assert_eq!(table.rows, 2, "the oldest ones leave at once");
+    }
+
+    #[test]
+    fn a_table_that_refuses_keeps_its_rows_and_has_room_for_every_agent() {
+        let mut table = Table::refusing(10 * (ROW + 100));
+        let now = Instant::now();
+        let mut put = |agent: &str, id: usize, ttl, now| {
+            table.put(&agent.into(), &id.to_string(), id, 90, ttl, now).map(drop)
+        };
+        (0..10).for_each(|id| put("busy", id, HOUR, now).unwrap());
+        assert_eq!(put("busy", 10, HOUR, now), Err(Full));
+        put("busy", 0, Duration::from_secs(1), now).expect("what is there may change");
+        put("quiet", 0, HOUR, now).unwrap();
+        assert_eq!(put("busy", 10, HOUR, now), Err(Full));
+        put("busy", 10, HOUR, now + Duration::from_secs(2)).expect("one has expired");
     }
 }

@@ -49,10 +49,15 @@ impl TaskRecord {
         self.is_submitted || self.follow_up.is_some()
     }
 
-    /// Whether the task reached a final state at or after `since`. A final state from before belongs to an
-    /// earlier use of the same id: some agents give every task of a conversation the same one.
-    fn has_ended_since(&self, since: SystemTime) -> bool {
-        self.state.is_final() && self.seen_at >= since
+    /// Whether this record stays when `new` is observed.
+    ///
+    /// A final state stays, unless it is from before the observing call began: then it belongs to an earlier
+    /// use of the same id, because some agents give every task of a conversation the same one. Anything
+    /// that was recorded during a mere look is newer than what the look has seen.
+    fn outlives(&self, new: &Self, observer: Observer) -> bool {
+        let (Observer::Call { began } | Observer::Look { began }) = observer;
+        let is_older_look = matches!(observer, Observer::Look { .. }) && !new.state.is_final();
+        (self.state.is_final() || is_older_look) && self.seen_at >= began
     }
 
     fn allocated(&self) -> usize {
@@ -65,13 +70,22 @@ impl TaskRecord {
     }
 }
 
+/// Who observes a task.
+#[derive(Debug, Clone, Copy)]
+pub enum Observer {
+    /// The call that follows it.
+    Call { began: SystemTime },
+    /// A request that looks at it once.
+    Look { began: SystemTime },
+}
+
 /// What came of [`TaskStore::record`].
 #[derive(Debug)]
 pub enum Recorded {
     /// It was written in place of this record.
     Written { before: Option<Arc<TaskRecord>> },
-    /// Nothing was written: the task has ended already, and this is its end.
-    Ended(Arc<TaskRecord>),
+    /// Nothing was written: this record is final, or newer.
+    Kept(Arc<TaskRecord>),
 }
 
 #[derive(Debug)]
@@ -89,7 +103,7 @@ enum Place {
 
 impl TaskStore {
     pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { local: Mutex::new(Table::new(LOCAL_BYTES)), store }
+        Self { local: Mutex::new(Table::evicting(LOCAL_BYTES)), store }
     }
 
     /// A task that this process has seen. It asks the store only for tasks that it put there, so that a new
@@ -110,13 +124,17 @@ impl TaskStore {
         }
     }
 
-    /// Remembers where a task stands, unless it has ended since the call that observes it began.
-    pub async fn record(&self, agent: &Arc<str>, id: &str, new: TaskRecord, since: SystemTime) -> Recorded {
-        let before = self.place(agent, id);
-        if !new.is_shared() && !matches!(before, Some(Place::InStore)) {
-            return self.record_here(agent, id, new, since);
+    /// Remembers where a task stands, unless what is known of it is final or newer. A task that was submitted
+    /// once stays so.
+    pub async fn record(&self, agent: &Arc<str>, id: &str, new: TaskRecord, observer: Observer) -> Recorded {
+        let mut new = Arc::new(new);
+        if !new.is_shared() {
+            match self.record_here(agent, id, new, observer) {
+                Ok(recorded) => return recorded,
+                Err(back) => new = back,
+            }
         }
-        Box::pin(self.record_in_store(agent, id, new, since)).await
+        Box::pin(self.record_in_store(agent, id, new, observer)).await
     }
 
     /// Remembers that a call has lost sight of a task, for those who ask while the agent is away. A final
@@ -130,40 +148,51 @@ impl TaskStore {
                 seen_at: SystemTime::now(),
                 ..TaskRecord::clone(&record)
             };
-            self.record(agent, id, lost, record.seen_at).await;
+            self.record(agent, id, lost, Observer::Call { began: record.seen_at }).await;
         }
     }
 
-    fn record_here(&self, agent: &Arc<str>, id: &str, new: TaskRecord, since: SystemTime) -> Recorded {
-        let (ttl, bytes) = (new.keep_for(), new.allocated());
+    /// Records the task of a plain call in one step; gives it back if the task is in the store.
+    fn record_here(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        mut new: Arc<TaskRecord>,
+        observer: Observer,
+    ) -> Result<Recorded, Arc<TaskRecord>> {
         let now = Instant::now();
         let mut local = self.local();
         let before = match local.get(agent, id, now) {
+            Some(Place::InStore) => return Err(new),
+            Some(Place::Here(before)) if before.outlives(&new, observer) => {
+                return Ok(Recorded::Kept(Arc::clone(before)));
+            }
             Some(Place::Here(before)) => Some(Arc::clone(before)),
-            Some(Place::InStore) | None => None,
+            None => None,
         };
-        if let Some(before) = before.as_ref().filter(|before| before.has_ended_since(since)) {
-            return Recorded::Ended(Arc::clone(before));
+        if before.as_ref().is_some_and(|before| before.is_submitted) {
+            Arc::make_mut(&mut new).is_submitted = true;
         }
-        let gone = local.put(agent, id, Place::Here(Arc::new(new)), bytes, ttl, now);
+        let (ttl, bytes) = (new.keep_for(), new.allocated());
+        let gone = local.put(agent, id, Place::Here(new), bytes, ttl, now);
         drop(local);
         drop(gone);
-        Recorded::Written { before }
+        Ok(Recorded::Written { before })
     }
 
     async fn record_in_store(
         &self,
         agent: &Arc<str>,
         id: &str,
-        new: TaskRecord,
-        since: SystemTime,
+        new: Arc<TaskRecord>,
+        observer: Observer,
     ) -> Recorded {
         let here = match self.place(agent, id) {
             Some(Place::Here(record)) => Some(record),
             Some(Place::InStore) | None => None,
         };
-        if let Some(here) = here.as_ref().filter(|here| here.has_ended_since(since)) {
-            return Recorded::Ended(Arc::clone(here));
+        if let Some(here) = here.as_ref().filter(|here| here.outlives(&new, observer)) {
+            return Recorded::Kept(Arc::clone(here));
         }
         let (stored, ttl) = (StoredTask::new(&new), new.keep_for());
         let mut replaced = None;
@@ -174,22 +203,26 @@ impl TaskStore {
                 return Ok(Change::Keep(Recorded::Written { before: replaced.take() }));
             }
             let known = known.map(|known| Arc::new(known.into_record()));
-            if let Some(ended) = known.as_ref().filter(|known| known.has_ended_since(since)) {
-                return Ok::<_, ActionError>(Change::Keep(Recorded::Ended(Arc::clone(ended))));
+            if let Some(kept) = known.as_ref().filter(|known| known.outlives(&new, observer)) {
+                return Ok::<_, ActionError>(Change::Keep(Recorded::Kept(Arc::clone(kept))));
             }
             let before = known.or_else(|| here.clone());
             replaced.clone_from(&before);
-            Ok(Change::Write(stored.clone(), ttl, Recorded::Written { before }))
+            let mut stored = stored.clone();
+            stored.is_submitted |= before.as_ref().is_some_and(|before| before.is_submitted);
+            Ok(Change::Write(stored, ttl, Recorded::Written { before }))
         };
         match update(&*self.store, Kind::Task, &Key::new(agent, id), decide).await {
-            Ok((recorded, _)) => {
+            Ok(recorded) => {
                 self.put(agent, id, Place::InStore, 0, ttl);
                 recorded
             }
             // While the store is away, this process remembers on its own.
             Err(error) => {
                 tracing::debug!(%agent, task = id, reason = error.message, "cannot share a task");
-                self.record_here(agent, id, new, since)
+                let bytes = new.allocated();
+                self.put(agent, id, Place::Here(new), bytes, ttl);
+                Recorded::Written { before: here }
             }
         }
     }
@@ -304,7 +337,7 @@ mod tests {
     #[tokio::test]
     async fn the_task_of_a_plain_call_is_known_here_only() {
         let (one, other, agent) = replicas();
-        let began = SystemTime::now();
+        let began = Observer::Call { began: SystemTime::now() };
         one.record(&agent, "t", task(TaskState::Working, "w"), began).await;
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "w");
         assert!(other.find(&agent, "t").await.unwrap().is_none());
@@ -314,7 +347,7 @@ mod tests {
     #[tokio::test]
     async fn a_submitted_task_is_known_at_every_replica_until_its_end() {
         let (one, other, agent) = replicas();
-        let began = SystemTime::now();
+        let began = Observer::Call { began: SystemTime::now() };
         one.record(&agent, "t", task(TaskState::Working, "named"), began).await;
         let recorded = one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
         assert!(
@@ -325,26 +358,42 @@ mod tests {
         assert_eq!((message(&found), found.is_submitted), ("w", true));
         other.record(&agent, "t", submitted(TaskState::Canceled, "c"), began).await;
         let late = one.record(&agent, "t", submitted(TaskState::Canceled, "late"), began).await;
-        assert!(matches!(late, Recorded::Ended(end) if message(&end) == "c"));
+        assert!(matches!(late, Recorded::Kept(end) if message(&end) == "c"));
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "c");
     }
 
     #[tokio::test]
     async fn the_first_end_of_a_task_stays_but_an_id_can_be_used_again() {
         let (one, _, agent) = replicas();
-        let began = SystemTime::now();
+        let began = Observer::Call { began: SystemTime::now() };
         one.record(&agent, "t", task(TaskState::Completed, "first"), began).await;
         let again = one.record(&agent, "t", task(TaskState::Working, "older look"), began).await;
-        assert!(matches!(again, Recorded::Ended(_)));
-        let later = SystemTime::now() + Duration::from_millis(1);
+        assert!(matches!(again, Recorded::Kept(_)));
+        let later = Observer::Call { began: SystemTime::now() + Duration::from_millis(1) };
         let next = one.record(&agent, "t", task(TaskState::Working, "next call"), later).await;
         assert!(matches!(next, Recorded::Written { .. }));
     }
 
     #[tokio::test]
+    async fn a_look_does_not_undo_what_was_recorded_meanwhile() {
+        let (one, _, agent) = replicas();
+        let call = Observer::Call { began: SystemTime::now() };
+        let look = Observer::Look { began: SystemTime::now() };
+        one.record(&agent, "t", submitted(TaskState::InputRequired, "which?"), call).await;
+        let older = one.record(&agent, "t", task(TaskState::Working, "older"), look).await;
+        assert!(matches!(older, Recorded::Kept(kept) if message(&kept) == "which?"));
+        let end = one.record(&agent, "t", task(TaskState::Completed, "end"), look).await;
+        assert!(matches!(end, Recorded::Written { .. }));
+        assert!(
+            one.find(&agent, "t").await.unwrap().unwrap().is_submitted,
+            "once submitted, always submitted"
+        );
+    }
+
+    #[tokio::test]
     async fn a_task_that_is_lost_from_sight_says_why_unless_it_has_ended() {
         let (one, _, agent) = replicas();
-        let began = SystemTime::now();
+        let began = Observer::Call { began: SystemTime::now() };
         let why = ActionError::new(Code::OutcomeUnknown, "cut off");
         one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
         one.lose(&agent, "t", &why).await;
@@ -358,7 +407,7 @@ mod tests {
     #[tokio::test]
     async fn a_task_is_forgotten_when_its_time_is_over() {
         let (one, _, agent) = replicas();
-        let began = SystemTime::now();
+        let began = Observer::Call { began: SystemTime::now() };
         let short = |alive| TaskRecord { alive, ttl: Duration::ZERO, ..task(TaskState::Working, "w") };
         one.record(&agent, "t", short(HOUR), began).await;
         assert!(one.find(&agent, "t").await.unwrap().is_some());

@@ -84,10 +84,13 @@ impl RpcError {
         match wrapped.error {
             Some(error) => Self::read(error.get()),
             None if wrapped.message.is_some_and(|message| message.is_string()) => Self::read(text),
-            None if wrapped.detail.is_some() => {
-                Self::read(text).map(|error| Self { is_of_framework: error.code.is_none(), ..error })
+            None => {
+                // What FastAPI's router says when it finds no handler; any other words are a handler's.
+                let detail = wrapped.detail?;
+                let is_router = ["Not Found", "Method Not Allowed"].iter().any(|words| detail == *words);
+                Self::read(text)
+                    .map(|error| Self { is_of_framework: error.code.is_none() && is_router, ..error })
             }
-            None => None,
         }
     }
 }

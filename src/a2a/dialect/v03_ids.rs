@@ -79,7 +79,7 @@ mod tests {
             skill_id: None,
             output_modes: &[],
             wait: Wait::UntilSettled,
-            retries: &Retries::default(),
+            retries: &Retries::new(&"agent".into()),
         };
         let body = |call: crate::a2a::dialect::Call| -> Value {
             serde_json::from_slice(&call.body().unwrap()).unwrap()

@@ -13,7 +13,7 @@ use crate::a2a::model::{Answer, Part};
 use crate::a2a::retry::{Retries, Retry};
 
 async fn send(client: &Client) -> Result<Answer, ClientError> {
-    send_recording(client, &Retries::default()).await
+    send_recording(client, &Retries::new(&"agent".into())).await
 }
 
 async fn send_recording(client: &Client, retries: &Retries) -> Result<Answer, ClientError> {
@@ -242,7 +242,7 @@ async fn rest_has_its_own_addresses_tenant_and_media_type() {
     let card = json!({"name": "fake", "supportedInterfaces": [interface]});
     let (client, interface) = fake.client("", &card).await;
     assert_eq!(interface.dialect, Dialect::V1Rest);
-    let retries = Retries::default();
+    let retries = Retries::new(&"agent".into());
     assert!(matches!(send_recording(&client, &retries).await.unwrap(), Answer::Message(_)));
     assert_eq!(retries.list(), [Retry::MediaType]);
     let sends = fake.seen();

@@ -73,7 +73,7 @@ fn calls_are_exactly_v1() {
         parts: &parts,
         skill_id: Some("echo"),
         output_modes: &modes,
-        retries: &Retries::default(),
+        retries: &Retries::new(&"agent".into()),
     };
     let least = Outgoing {
         task_id: None,

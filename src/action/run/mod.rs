@@ -42,7 +42,7 @@ use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, Status, TaskRef};
 pub(super) use observe::question_of;
 use observe::unreadable;
-pub(super) use poll::{Look, Pace, Poller};
+pub(super) use poll::{Pace, Polled, Poller};
 pub(super) use wait::Interruption;
 
 /// How long one request for a task may take.
@@ -112,8 +112,10 @@ pub(super) struct CallRun<'a, P> {
     recorded: Option<Status>,
 }
 
-/// Why a message led nowhere.
+/// Why a delivery failed.
 pub(super) enum Failure {
+    /// The task of the question has ended, so its answer was not sent.
+    TaskEnded,
     /// The call to the agent failed, and no task is known.
     Client(ClientError),
     /// Everything else, ready for the caller.
@@ -214,7 +216,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
                     return Err(Failure::Client(error));
                 };
                 match self.get_task(task.id.as_deref().unwrap_or_default(), GET_TASK_TIMEOUT).await {
-                    Ok(Look::Seen(seen)) => Ok(Answer::Task(seen)),
+                    Ok(Polled::Seen(seen)) => Ok(Answer::Task(seen)),
                     Ok(_) => Err(ActionError::from_client(error).about(task).into()),
                     Err(interruption) => Err(self.interrupted(interruption, Some(task)).await.into()),
                 }
@@ -266,7 +268,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         let mut poller = Poller::new(task.id.clone(), Pace::SETTLE);
         while self.answers(&task) {
             match poller.next(self).await {
-                Ok(Some(Look::Seen(seen))) => task = seen,
+                Ok(Some(Polled::Seen(seen))) => task = seen,
                 Ok(_) | Err(_) => break,
             }
         }
@@ -275,15 +277,15 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// Looks at a task before it is answered. A task that has ended is not answered any more. Otherwise the
     /// fold begins with what the task has made so far: a stream reports only what is new.
-    async fn recall(&mut self, id: &str, fold: &mut Fold<'_>, streams: bool) -> Result<(), ActionError> {
+    async fn recall(&mut self, id: &str, fold: &mut Fold<'_>, streams: bool) -> Result<(), Failure> {
         // The run can do without, and most of the time is for the answer.
         let limit = RECALL_TIMEOUT.min(self.deadline.saturating_duration_since(Instant::now()) / 4);
-        let Ok(Look::Seen(seen)) = self.get_task(id, limit).await else {
+        let Ok(Polled::Seen(seen)) = self.get_task(id, limit).await else {
             return Ok(());
         };
         if seen.id == id && seen.state.is_final() {
             self.observe(&seen, "", None).await?;
-            return Err(crate::state::follow_ups::expired());
+            return Err(Failure::TaskEnded);
         }
         if seen.id == id && seen.state.is_waiting() && (streams || self.progress.listens()) {
             fold.recall(Task { history: Vec::new(), ..seen });

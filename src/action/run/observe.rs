@@ -15,8 +15,14 @@ use crate::json::hex;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, Status, TaskRef};
 use crate::state::follow_ups::{Standing, Waiting};
-use crate::state::tasks::{Recorded, TaskRecord};
+use crate::state::tasks::{Observer, Recorded, TaskRecord};
 use crate::telemetry::spans;
+
+/// A question and the id to answer it.
+struct Question {
+    follow_up: FollowUp,
+    is_new: bool,
+}
 
 /// What a run has recorded.
 pub(super) struct Observed {
@@ -55,36 +61,41 @@ impl<P: Progress> CallRun<'_, P> {
             .map_err(|reason| unreadable(&reason).about(reference.clone()))?;
         let mut outcome =
             Outcome::new(Status::from(&task.state), content, reference).after(self.call.retries);
-        // A store that is away does not fail a call that is under way.
-        let before = match self.call.purpose {
-            Purpose::New { .. } => state.tasks.known(agent, &task.id).await.unwrap_or_default(),
-            Purpose::Answer(_) | Purpose::Inspect => {
-                Box::pin(state.tasks.find(agent, &task.id)).await.unwrap_or_default()
-            }
+        let follow_up = match task.state.is_waiting() {
+            true => Some(Box::pin(self.follow_up(task, known)).await?),
+            false => None,
         };
-        if task.state.is_waiting() {
-            let open = before.as_ref().and_then(|before| before.follow_up.clone());
-            outcome.follow_up = Some(Box::pin(self.follow_up(task, known, open)).await?);
-        }
-        let is_submitted =
-            self.call.mode == ReplyMode::Submit || before.as_ref().is_some_and(|record| record.is_submitted);
+        outcome.follow_up = follow_up.as_ref().map(|follow_up| follow_up.follow_up.clone());
         let outcome = Arc::new(outcome);
         let record = TaskRecord {
             task: outcome.task.clone(),
             state: task.state.clone(),
             reply: Ok(Arc::clone(&outcome)),
             follow_up: outcome.follow_up.clone(),
-            is_submitted,
+            is_submitted: self.call.mode == ReplyMode::Submit,
             seen_at: SystemTime::now(),
             alive: self.alive(&task.state),
             ttl: self.actions.limits.task_ttl,
         };
         tracing::Span::current().record("task", task.id.as_str());
         spans::task(&task.id, outcome.task.context_id.as_deref());
-        let before = match state.tasks.record(agent, &task.id, record, self.began).await {
+        let observer = match self.call.purpose {
+            Purpose::New { .. } | Purpose::Answer(_) => Observer::Call { began: self.began },
+            Purpose::Inspect => Observer::Look { began: self.began },
+        };
+        let before = match state.tasks.record(agent, &task.id, record, observer).await {
             Recorded::Written { before } => before,
-            // Another call has seen the end meanwhile; this look was older, or says the same.
-            Recorded::Ended(_) => return Ok(Observed { outcome, source, is_update: false }),
+            // Another call has recorded the end, or something newer.
+            Recorded::Kept(kept) => {
+                if let Some(follow_up) = follow_up.filter(|follow_up| follow_up.is_new) {
+                    let _ = Box::pin(state.follow_ups.expire(agent, &follow_up.follow_up.id)).await;
+                }
+                let outcome = match &kept.reply {
+                    Ok(kept) if !task.state.is_final() => Arc::clone(kept),
+                    _ => outcome,
+                };
+                return Ok(Observed { outcome, source, is_update: false });
+            }
         };
         if let Some(question) = before.as_ref().and_then(|before| before.follow_up.as_ref())
             && task.state.is_final()
@@ -92,9 +103,11 @@ impl<P: Progress> CallRun<'_, P> {
             // Best effort: an answer asks for the state of its task, too.
             let _ = Box::pin(state.follow_ups.expire(agent, &question.id)).await;
         }
+        let is_submitted =
+            self.call.mode == ReplyMode::Submit || before.as_ref().is_some_and(|before| before.is_submitted);
         let is_change = before.is_none_or(|before| {
             let question = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
-            // One that was lost from sight is seen again.
+            // The run that lost track of it has found it again.
             before.reply.is_err()
                 || Status::from(&before.state) != outcome.status
                 || question(&before.follow_up) != question(&outcome.follow_up)
@@ -103,23 +116,29 @@ impl<P: Progress> CallRun<'_, P> {
     }
 
     /// The follow-up for the question of a waiting task: the one that is known for it, or a new one.
-    async fn follow_up(
-        &self,
-        task: &Task,
-        known: Option<FollowUp>,
-        open: Option<FollowUp>,
-    ) -> Result<FollowUp, ActionError> {
-        let (follow_ups, agent) = (&self.actions.state.follow_ups, &self.actions.agent);
+    async fn follow_up(&self, task: &Task, known: Option<FollowUp>) -> Result<Question, ActionError> {
+        let (state, agent) = (&self.actions.state, &self.actions.agent);
         let question = question_of(task);
-        if let Some(known) = known
-            && !matches!(follow_ups.standing(agent, &known.id).await?, Standing::Used | Standing::Unknown)
-        {
-            return Ok(known);
+        if let Some(known) = known {
+            // A look may see the same question in other words than the stream that brought it; only while the
+            // id is being answered does the question decide.
+            let is_its_name = match state.follow_ups.standing(agent, &known.id).await? {
+                Standing::Open { .. } | Standing::Expired => true,
+                Standing::Answering { question: of } => of == question,
+                Standing::Used | Standing::Unknown => false,
+            };
+            if is_its_name {
+                return Ok(Question { follow_up: known, is_new: false });
+            }
         }
-        if let Some(open) = open
-            && matches!(follow_ups.standing(agent, &open.id).await?, Standing::Open { question: of } if of == question)
+        let before = match self.call.purpose {
+            Purpose::New { .. } => state.tasks.known(agent, &task.id).await?,
+            Purpose::Answer(_) | Purpose::Inspect => state.tasks.find(agent, &task.id).await?,
+        };
+        if let Some(open) = before.and_then(|before| before.follow_up.clone())
+            && matches!(state.follow_ups.standing(agent, &open.id).await?, Standing::Open { question: of } if of == question)
         {
-            return Ok(open);
+            return Ok(Question { follow_up: open, is_new: false });
         }
         let waiting = Waiting {
             task_id: task.id.clone(),
@@ -128,7 +147,8 @@ impl<P: Progress> CallRun<'_, P> {
             output_modes: Arc::clone(&self.call.output_modes),
             question,
         };
-        follow_ups.park(agent, waiting, self.actions.limits.input_required_ttl).await
+        let ttl = self.actions.limits.input_required_ttl;
+        Ok(Question { follow_up: state.follow_ups.park(agent, waiting, ttl).await?, is_new: true })
     }
 
     /// How long a task in this state may go on without another word: whoever looks at it does not

@@ -14,25 +14,25 @@ use crate::action::request::ReplyMode;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Status;
 
-/// How many failed looks in a row end a call that somebody waits for.
+/// Consecutive failed polls before a call with a waiting caller fails.
 const MAX_FAILURES: u32 = 6;
 
-/// What one look at a task gave.
-pub(in crate::action) enum Look {
+/// The result of one poll.
+pub(in crate::action) enum Polled {
     Seen(Task),
     Failed(ClientError),
     TimedOut,
 }
 
-/// How often to look at a task, and for how long.
+/// How often to poll a task, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::action) struct Pace {
     first: Duration,
     longest: Duration,
     growth: f32,
-    /// Looks that are taken in any case.
-    looks: u32,
-    /// Looks go on after those for this long.
+    /// Minimum number of polls.
+    polls: u32,
+    /// Polling goes on after those for this long.
     patience: Duration,
 }
 
@@ -42,11 +42,11 @@ impl Pace {
         first: Duration::from_millis(100),
         longest: Duration::from_secs(5),
         growth: 1.5,
-        looks: u32::MAX,
+        polls: u32::MAX,
         patience: Duration::ZERO,
     };
-    /// A few looks, for an agent that is slow to show what it has done.
-    pub(in crate::action) const SETTLE: Self = Self { growth: 2.0, looks: 4, ..Self::FOLLOW };
+    /// A few polls, for an agent that is slow to show what it has done.
+    pub(in crate::action) const SETTLE: Self = Self { growth: 2.0, polls: 4, ..Self::FOLLOW };
     /// While the task waits for something that may happen elsewhere.
     pub(in crate::action) const WATCH: Self =
         Self { first: Duration::from_secs(3), longest: Duration::from_secs(3), ..Self::FOLLOW };
@@ -56,31 +56,31 @@ impl Pace {
     }
 }
 
-/// Looks at one task at a given pace.
+/// Polls one task at a given pace.
 #[derive(Debug)]
 pub(in crate::action) struct Poller {
     task_id: String,
     pace: Pace,
     pause: Duration,
-    looks: u32,
+    polls: u32,
     patient_until: Instant,
 }
 
 impl Poller {
     pub(in crate::action) fn new(task_id: String, pace: Pace) -> Self {
         let patient_until = Instant::now() + pace.patience;
-        Self { task_id, pace, pause: pace.first, looks: 0, patient_until }
+        Self { task_id, pace, pause: pace.first, polls: 0, patient_until }
     }
 
-    /// Waits for the next look and takes it; `None` when there were enough.
+    /// Sleeps, then polls once; `None` when polling is over.
     pub(in crate::action) async fn next<P: Progress>(
         &mut self,
         run: &mut CallRun<'_, P>,
-    ) -> Result<Option<Look>, Interruption> {
-        if self.looks >= self.pace.looks && Instant::now() >= self.patient_until {
+    ) -> Result<Option<Polled>, Interruption> {
+        if self.polls >= self.pace.polls && Instant::now() >= self.patient_until {
             return Ok(None);
         }
-        self.looks = self.looks.saturating_add(1);
+        self.polls = self.polls.saturating_add(1);
         run.within(tokio::time::sleep(self.pause)).await?;
         self.pause = self.pause.mul_f32(self.pace.growth).min(self.pace.longest);
         run.get_task(&self.task_id, GET_TASK_TIMEOUT).await.map(Some)
@@ -88,18 +88,18 @@ impl Poller {
 }
 
 impl<P: Progress> CallRun<'_, P> {
-    /// Looks at a task once.
+    /// Asks the agent for a task once.
     pub(in crate::action) async fn get_task(
         &mut self,
         task_id: &str,
         limit: Duration,
-    ) -> Result<Look, Interruption> {
+    ) -> Result<Polled, Interruption> {
         let (instance, trace) = (Arc::clone(&self.instance), self.call.trace);
-        let look = tokio::time::timeout(limit, Box::pin(instance.client.get(task_id, trace)));
-        Ok(match self.within(look).await? {
-            Ok(Ok(task)) => Look::Seen(task),
-            Ok(Err(error)) => Look::Failed(error),
-            Err(_) => Look::TimedOut,
+        let asked = tokio::time::timeout(limit, Box::pin(instance.client.get(task_id, trace)));
+        Ok(match self.within(asked).await? {
+            Ok(Ok(task)) => Polled::Seen(task),
+            Ok(Err(error)) => Polled::Failed(error),
+            Err(_) => Polled::TimedOut,
         })
     }
 
@@ -122,19 +122,21 @@ impl<P: Progress> CallRun<'_, P> {
             let failed = match poller.next(self).await {
                 Err(interruption) => return Err(self.interrupted_with(interruption, fold).await),
                 Ok(None) => return Ok(()),
-                Ok(Some(Look::Seen(seen))) => {
+                Ok(Some(Polled::Seen(seen))) => {
                     failures = 0;
                     self.take(fold, Event::Task(Task { id: id.clone(), ..seen })).await?;
                     self.report_auth(fold).await?;
                     continue;
                 }
-                Ok(Some(Look::Failed(error))) if error.is_task_not_found() => {
+                Ok(Some(Polled::Failed(error))) if error.is_task_not_found() => {
                     return Err(about_known_task(error, self.known_ref(fold)));
                 }
                 // An agent that is overloaded says so, and can be asked again.
-                Ok(Some(Look::Failed(ClientError::Refused { http_status: Some(429 | 503), .. }))) => continue,
-                Ok(Some(Look::Failed(error))) => chain(&error),
-                Ok(Some(Look::TimedOut)) => "no answer in time".to_owned(),
+                Ok(Some(Polled::Failed(ClientError::Refused { http_status: Some(429 | 503), .. }))) => {
+                    continue;
+                }
+                Ok(Some(Polled::Failed(error))) => chain(&error),
+                Ok(Some(Polled::TimedOut)) => "no answer in time".to_owned(),
             };
             failures += 1;
             // Nobody waits for a submitted task; it is polled until its own limit.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{CallRun, Failure, GET_TASK_TIMEOUT, Interruption, Look, Phase, Purpose, about_known_task};
+use super::{CallRun, Failure, GET_TASK_TIMEOUT, Interruption, Phase, Polled, Purpose, about_known_task};
 use crate::a2a::client::ClientError;
 use crate::a2a::model::{Event, Task};
 use crate::a2a::stream::EventStream;
@@ -58,11 +58,11 @@ impl<P: Progress> CallRun<'_, P> {
         let id = named.id.clone().unwrap_or_default();
         match self.get_task(&id, GET_TASK_TIMEOUT).await {
             // A state that ended the task is not undone by an older one.
-            Ok(Look::Seen(seen)) if fold.is_settled() && !seen.state.is_settled() => {}
-            Ok(Look::Seen(seen)) => {
+            Ok(Polled::Seen(seen)) if fold.is_settled() && !seen.state.is_settled() => {}
+            Ok(Polled::Seen(seen)) => {
                 self.take(fold, Event::Task(Task { id: id.clone(), ..seen })).await?;
             }
-            Ok(Look::Failed(error)) if error.is_task_not_found() && !fold.is_settled() => {
+            Ok(Polled::Failed(error)) if error.is_task_not_found() && !fold.is_settled() => {
                 return Err(about_known_task(error, named).into());
             }
             Ok(_) if self.is_answer_untaken() || fold.task().is_none() => {

@@ -18,7 +18,7 @@ use crate::reply::outcome::TaskRef;
 /// How long to wait for a cancel that no caller asked for.
 const CANCEL_AT_AGENT: Duration = Duration::from_secs(3);
 
-/// How a wait for the agent ended when it was not the agent that ended it.
+/// Why a wait ended without a response from the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::action) enum Interruption {
     /// The call's own limit.
@@ -124,7 +124,9 @@ impl<P: Progress> CallRun<'_, P> {
             }
             Interruption::Deadline => "the agent did not end within the limit",
             Interruption::Idle => "the agent was silent for too long (`stream_idle_timeout`)",
-            Interruption::Hurry => "the bridge stops serving the agent, which did not end in time",
+            Interruption::Hurry => {
+                "the bridge stops serving the agent; the call did not finish within the grace period"
+            }
             Interruption::Abandoned => "nobody listens any more",
         };
         // A submitted task goes on without the bridge; only its own limit ends it.

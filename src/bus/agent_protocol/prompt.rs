@@ -10,6 +10,7 @@ use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use super::chunks::Chunks;
 use super::envelope::Envelope;
+use crate::a2a::client::Trace;
 use crate::action::actions::{Skill, Stop};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::bus::catalog;
@@ -17,7 +18,7 @@ use crate::bus::headers::{self, Headers};
 use crate::bus::service::{self, Handler};
 use crate::bus::subject::{AgentSubjects, Subjects, Token};
 use crate::dispatch::Dispatcher;
-use crate::dispatch::request::{Input, Operation, Request, WhenBusy};
+use crate::dispatch::request::{Admission, Input, Operation, Permit, Request};
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, Status};
@@ -43,8 +44,8 @@ pub(super) struct Prompts {
 
 /// How a question went on.
 enum Continuation {
-    /// The caller answered.
-    Answer(Envelope),
+    /// The caller answered, and the agent has a permit for it.
+    Answer(Envelope, Permit),
     /// The task went on without an answer.
     Moved(Arc<Outcome>),
 }
@@ -68,41 +69,42 @@ impl Prompts {
             let subject = request.message.subject.clone();
             let agent = &this.dispatcher.agent().name;
             let arrival = Arrival { agent, action: PROMPT, subject: &subject };
-            let parent = headers::trace(&request.message);
-            let serving = async move { prompts.serve(request).await };
-            this.dispatcher.spawn(arrival, || parent.clone(), serving);
+            let trace = headers::trace(&request.message);
+            let of_prompt = trace.clone();
+            let serving = async move { prompts.serve(request, of_prompt).await };
+            this.dispatcher.spawn(arrival, &trace, serving);
         })
     }
 
-    async fn serve(&self, request: service::Request) {
+    async fn serve(&self, request: service::Request, trace: Trace) {
         let service::Request { message, call } = request;
         // The service hands on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
         let keepalive = self.dispatcher.agent().config.stream_keepalive;
         let mut chunks = Chunks::new(self.client.clone(), to, keepalive);
-        let done = self.run(&message, &mut chunks).await;
+        let done = self.dispatcher.guarded(Box::pin(self.run(&message, trace, &mut chunks))).await;
         spans::outcome(done.as_ref().map_or_else(|error| error.info.code.name(), |()| "COMPLETED"));
         call.end(chunks.end(done).await);
     }
 
-    async fn run(&self, message: &Message, chunks: &mut Chunks) -> Result<(), ActionError> {
-        let (operation, options) = match self.read(message) {
+    async fn run(&self, message: &Message, trace: Trace, chunks: &mut Chunks) -> Result<(), ActionError> {
+        let (operation, options) = match self.read(message, trace) {
             Ok(read) => read,
             Err(error) => {
                 self.dispatcher.note_refusal(&error);
                 return Err(error);
             }
         };
-        let request = self.request(operation, &options, WhenBusy::Refuse);
-        let mut outcome = self.dispatcher.call(request, chunks).await?;
+        let first = request(operation, &options, Admission::Try);
+        let mut outcome = self.dispatcher.call(first, chunks).await?;
         while let Some(follow_up) = outcome.follow_up.clone() {
             // A person may take minutes; the call has given its permit back.
             outcome = match self.ask(&follow_up, &outcome, &options, chunks).await {
-                Ok(Continuation::Answer(Envelope { parts, .. })) => {
+                Ok(Continuation::Answer(Envelope { parts, .. }, permit)) => {
                     let answer = FollowUpAnswer { follow_up_id: follow_up.id.to_string(), parts };
                     let operation = Operation::Answer(Input::Ready(answer));
-                    let request = self.request(operation, &options, WhenBusy::Wait);
-                    self.dispatcher.call(request, chunks).await?
+                    let next = request(operation, &options, Admission::Permitted(permit));
+                    self.dispatcher.call(next, chunks).await?
                 }
                 Ok(Continuation::Moved(moved)) => moved,
                 Err(error) => {
@@ -116,19 +118,14 @@ impl Prompts {
     }
 
     /// Reads the prompt.
-    fn read(&self, message: &Message) -> Result<(Operation, CallOptions), ActionError> {
+    fn read(&self, message: &Message, trace: Trace) -> Result<(Operation, CallOptions), ActionError> {
         let envelope = self.envelope(message)?;
-        let headers = Headers::read(message)?;
+        let headers = Headers::read(message, trace)?;
         let skill = self.skill(envelope.skill.as_deref())?;
         let meta = Meta { session_id: Some(self.session(envelope.session.as_deref())), ..Meta::default() };
         let input = Input::Ready(Invocation { parts: envelope.parts, meta });
         let operation = Operation::Invoke { action: PROMPT.into(), skill, input };
         Ok((operation, CallOptions { mode: ReplyMode::Stream, ..headers.options }))
-    }
-
-    fn request(&self, operation: Operation, options: &CallOptions, when_busy: WhenBusy) -> Request {
-        // The protocol has no idempotency keys.
-        Request { operation, options: options.clone(), idempotency_key: None, when_busy }
     }
 
     fn envelope(&self, message: &Message) -> Result<Envelope, ActionError> {
@@ -208,7 +205,7 @@ impl Prompts {
         let waited = async {
             tokio::select! {
                 biased;
-                answer = self.answer(answers) => answer.map(Continuation::Answer),
+                answer = self.answer(answers) => answer,
                 () = instance.gone.cancelled() => {
                     let message = "the agent ended while it waited for the answer";
                     Err(ActionError::new(Code::TaskLost, message))
@@ -229,19 +226,19 @@ impl Prompts {
         };
         match chunks.keep_alive_during(waited).await? {
             Continuation::Moved(moved) if moved.status == Status::Working => {
-                let is_settled = |outcome: &Outcome| outcome.status != Status::Working;
                 let task_id = moved.task.id.clone().unwrap_or_default();
-                let settled = self.dispatcher.watch_task(&task_id, options, is_settled);
+                let settled = self.dispatcher.task_settled(&task_id, options);
                 Ok(Continuation::Moved(chunks.keep_alive_during(settled).await?))
             }
             continuation => Ok(continuation),
         }
     }
 
-    /// The first message to the question's own subject.
-    async fn answer(&self, mut answers: Subscriber) -> Result<Envelope, ActionError> {
+    /// The first message to the question's own subject, once there is a permit for it.
+    async fn answer(&self, mut answers: Subscriber) -> Result<Continuation, ActionError> {
         let message = answers.next().await.ok_or_else(ActionError::internal)?;
-        self.envelope(&message)
+        let envelope = self.envelope(&message)?;
+        Ok(Continuation::Answer(envelope, self.dispatcher.permit().await?))
     }
 
     /// Resolves when a task that waits for authentication goes on by itself; never for any other
@@ -250,9 +247,13 @@ impl Prompts {
         let Some(task_id) = asked.task.id.as_ref().filter(|_| asked.status == Status::AuthRequired) else {
             return std::future::pending().await;
         };
-        let has_moved = |outcome: &Outcome| outcome.status != Status::AuthRequired;
-        self.dispatcher.watch_task(task_id, options, has_moved).await
+        self.dispatcher.task_moved(task_id, options).await
     }
+}
+
+fn request(operation: Operation, options: &CallOptions, admission: Admission) -> Request {
+    // The protocol has no idempotency keys.
+    Request { operation, options: options.clone(), idempotency_key: None, admission }
 }
 
 /// Whether the caller got what was asked for.

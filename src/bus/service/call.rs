@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::telemetry::spans;
 
@@ -32,11 +32,6 @@ pub struct Call {
 impl Call {
     pub(super) fn begin(stats: &Arc<Stats>) -> Self {
         Self { stats: Arc::clone(stats), began: Instant::now(), counted: false }
-    }
-
-    /// How long it has been worked on.
-    pub fn elapsed(&self) -> Duration {
-        self.began.elapsed()
     }
 
     /// The request was answered.
