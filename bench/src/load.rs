@@ -16,7 +16,18 @@ pub struct Target {
     /// One, or several that are asked in turn.
     pub subjects: Arc<[String]>,
     pub body: Body,
-    pub streamed: bool,
+    pub form: Form,
+}
+
+/// In which form the reply comes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// One message.
+    Single,
+    /// A stream in the default form.
+    Stream,
+    /// A stream whose frames have each piece of text once (`A2A-Frames: text`).
+    TextStream,
 }
 
 #[derive(Clone)]
@@ -40,7 +51,7 @@ pub struct Done {
     pub elapsed: Duration,
     /// Messages of streams, ends included.
     pub messages: u64,
-    /// Pieces of text in them, as parts of artifacts.
+    /// Pieces of text in them: parts of artifacts, or tokens in `response` frames of a text-only stream.
     pub pieces: u64,
 }
 
@@ -71,7 +82,15 @@ async fn worker(
     let mut replies = client.subscribe(inbox.clone()).await?;
     let inbox = async_nats::Subject::from(inbox);
     let subjects: Vec<async_nats::Subject> = target.subjects.iter().map(|s| s.as_str().into()).collect();
-    let piece = memchr::memmem::Finder::new(r#"{"text":"#);
+    let is_stream = target.form != Form::Single;
+    let mut headers = HeaderMap::new();
+    if is_stream {
+        headers.insert("A2A-Reply", "stream");
+    }
+    if target.form == Form::TextStream {
+        headers.insert("A2A-Frames", "text");
+    }
+    let pieces = Pieces::of(target.form);
     let mut done = Done::default();
     loop {
         let number = next.fetch_add(1, Relaxed);
@@ -88,10 +107,8 @@ async fn worker(
             Body::Numbered(make) => make(number).into(),
         };
         let sent = Instant::now();
-        if target.streamed {
-            let mut headers = HeaderMap::new();
-            headers.insert("A2A-Reply", "stream");
-            client.publish_with_reply_and_headers(subject, inbox.clone(), headers, body).await?;
+        if is_stream {
+            client.publish_with_reply_and_headers(subject, inbox.clone(), headers.clone(), body).await?;
         } else {
             client.publish_with_reply(subject, inbox.clone(), body).await?;
         }
@@ -100,14 +117,42 @@ async fn worker(
             let message = message.context("no reply within a minute")?.context("the connection is closed")?;
             done.messages += 1;
             check(&message)?;
-            if target.streamed {
-                done.pieces += piece.find_iter(&message.payload).count() as u64;
+            if is_stream {
+                done.pieces += pieces.count(&message.payload)?;
             }
-            if !target.streamed || message.payload.is_empty() {
+            if !is_stream || message.payload.is_empty() {
                 break;
             }
         }
         done.latencies.push(sent.elapsed());
+    }
+}
+
+/// Counts the pieces of text in the messages of a stream.
+struct Pieces {
+    form: Form,
+    piece: memchr::memmem::Finder<'static>,
+}
+
+impl Pieces {
+    fn of(form: Form) -> Self {
+        // The bench's agent sends `token1 `, `token2 ` and so on; frames may hold several of them.
+        let piece = if form == Form::TextStream { "token" } else { r#"{"text":"# };
+        Self { form, piece: memchr::memmem::Finder::new(piece) }
+    }
+
+    fn count(&self, payload: &[u8]) -> anyhow::Result<u64> {
+        if self.form == Form::TextStream {
+            ensure!(
+                !payload.starts_with(br#"{"type":"artifact""#),
+                "a text-only stream has an artifact frame: the bridge ignores `A2A-Frames: text`"
+            );
+            // The result at the end repeats the whole text.
+            if !payload.starts_with(br#"{"type":"response""#) {
+                return Ok(0);
+            }
+        }
+        Ok(self.piece.find_iter(payload).count() as u64)
     }
 }
 

@@ -42,10 +42,31 @@ impl Process {
     pub fn cpu(&self) -> anyhow::Result<Duration> {
         let mut nanoseconds = 0;
         for thread in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
-            let stat = std::fs::read_to_string(thread?.path().join("schedstat"))?;
+            // A thread that has ended since is no error: worker threads, which do the work, do not end.
+            let Ok(stat) = std::fs::read_to_string(thread?.path().join("schedstat")) else { continue };
             nanoseconds += stat.split(' ').next().context("schedstat is empty")?.parse::<u64>()?;
         }
         Ok(Duration::from_nanos(nanoseconds))
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends SIGTERM first, so that a profiler around the process can write its results.
+    pub fn stop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        for _ in 0..500 {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 
     /// Resident memory in MiB.
@@ -57,18 +78,18 @@ impl Process {
     }
 }
 
+/// Which executable to run.
+#[derive(Clone, Copy)]
+pub enum Program {
+    /// The one that was built with the benchmark.
+    Bridge,
+    /// The one that it is compared with (`--baseline`).
+    Baseline,
+}
+
 impl Drop for Process {
-    /// In order, so that a profiler around it can write down what it has seen.
     fn drop(&mut self) {
-        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
-        for _ in 0..500 {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.stop();
     }
 }
 
@@ -77,14 +98,19 @@ pub struct Stage {
     pub client: Client,
     pub agent: String,
     nats_url: String,
-    folder: PathBuf,
+    pub folder: PathBuf,
+    program: PathBuf,
+    baseline: Option<PathBuf>,
+    /// A command line that is put before those of floor and bridges.
+    wrap: Vec<String>,
     bridges: std::cell::Cell<u32>,
     _agent: Process,
     _nats: Process,
 }
 
 impl Stage {
-    pub async fn start() -> anyhow::Result<Self> {
+    pub async fn start(baseline: Option<PathBuf>) -> anyhow::Result<Self> {
+        let wrap = std::env::var("BENCH_WRAP").unwrap_or_default();
         let folder = std::env::temp_dir().join(format!("a2a-bench-{}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
         let server = std::env::var("NATS_SERVER_BIN").unwrap_or_else(|_| "nats-server".to_owned());
@@ -101,10 +127,23 @@ impl Stage {
             agent: agent.said.clone(),
             nats_url,
             folder,
+            program: std::env::current_exe()?.with_file_name("a2a-bridge"),
+            baseline,
+            wrap: wrap.split_whitespace().map(str::to_owned).collect(),
             bridges: std::cell::Cell::new(0),
             _agent: agent,
             _nats: nats,
         })
+    }
+
+    /// Puts a command line before those of floor and bridges that are started from now on.
+    pub fn wrap(&mut self, command: Vec<String>) {
+        self.wrap = command;
+    }
+
+    /// The bridge, and the baseline if there is one.
+    pub fn programs(&self) -> &'static [Program] {
+        if self.baseline.is_some() { &[Program::Bridge, Program::Baseline] } else { &[Program::Bridge] }
     }
 
     /// A floor to the agent that answers at once.
@@ -118,27 +157,39 @@ impl Stage {
     }
 
     fn floor_to(&self, call: &str, stream: &str) -> anyhow::Result<Process> {
-        Process::start_part(wrapped(&std::env::current_exe()?), &["floor", &self.nats_url, call, stream])
+        Process::start_part(self.wrapped(&std::env::current_exe()?), &["floor", &self.nats_url, call, stream])
+    }
+
+    /// A bridge of each program to the agents at these paths.
+    pub async fn bridges(&self, paths: &[String]) -> anyhow::Result<Vec<Bridge>> {
+        let mut bridges = Vec::new();
+        for &program in self.programs() {
+            bridges.push(self.bridge(program, paths).await?);
+        }
+        Ok(bridges)
     }
 
     /// A fresh bridge to the agents at these paths, with every action published.
-    pub async fn bridge(&self, paths: &[String]) -> anyhow::Result<Bridge> {
+    pub async fn bridge(&self, program: Program, paths: &[String]) -> anyhow::Result<Bridge> {
         let at = |path: &String| format!("url: \"{}{path}\"", self.agent);
-        self.bridge_with(&paths.iter().map(at).collect::<Vec<_>>(), "go").await
+        self.bridge_with(program, &paths.iter().map(at).collect::<Vec<_>>(), "go").await
     }
 
-    /// A fresh bridge that runs the demo agent: its supervisor.
-    pub async fn supervisor(&self) -> anyhow::Result<Bridge> {
-        let program = std::env::current_exe()?.with_file_name("a2a-bridge");
+    /// A fresh bridge that runs the demo agent of the new program: its supervisor.
+    pub async fn supervisor(&self, program: Program) -> anyhow::Result<Bridge> {
         let agent = format!(
             "command: [\"{}\", demo-agent, --port, \"{{port}}\"], port: auto, url: \"http://127.0.0.1:{{port}}\"",
-            program.display()
+            self.program.display()
         );
-        self.bridge_with(&[agent], "supervisor").await
+        self.bridge_with(program, &[agent], "supervisor").await
     }
 
     /// A fresh bridge to agents with these settings, of whose actions one is called.
-    async fn bridge_with(&self, agents: &[String], action: &str) -> anyhow::Result<Bridge> {
+    async fn bridge_with(&self, program: Program, agents: &[String], action: &str) -> anyhow::Result<Bridge> {
+        let program = match program {
+            Program::Bridge => &self.program,
+            Program::Baseline => self.baseline.as_ref().context("there is no baseline")?,
+        };
         let number = self.bridges.replace(self.bridges.get() + 1);
         let prefix = format!("bench{number}");
         let mut settings =
@@ -151,9 +202,9 @@ impl Stage {
         let mut registry = self.client.subscribe(format!("{prefix}.registry.*")).await?;
         self.client.flush().await?;
         let log = std::fs::File::create(self.folder.join(format!("{prefix}.log")))?;
-        let program = std::env::current_exe()?.with_file_name("a2a-bridge");
         let began = Instant::now();
-        let process = Process::start(wrapped(&program).arg("run").arg("--config").arg(&file).stderr(log))?;
+        let process =
+            Process::start(self.wrapped(program).arg("run").arg("--config").arg(&file).stderr(log))?;
         let mut first_action = None;
         let mut ready = std::collections::HashSet::new();
         while ready.len() < agents.len() {
@@ -170,6 +221,17 @@ impl Stage {
             subjects: subjects.collect(),
             first_action: first_action.context("a bridge without agents")?,
         })
+    }
+
+    fn wrapped(&self, program: &Path) -> Command {
+        match self.wrap.split_first() {
+            None => Command::new(program),
+            Some((first, words)) => {
+                let mut command = Command::new(first);
+                command.args(words).arg(program);
+                command
+            }
+        }
     }
 
     /// How many calls wait at the slow agent.
@@ -203,20 +265,6 @@ pub struct Bridge {
     pub subjects: Vec<String>,
     /// From its start until the first agent's action was published.
     pub first_action: Duration,
-}
-
-/// The program under what `BENCH_WRAP` says, such as `valgrind --tool=callgrind`.
-fn wrapped(program: &Path) -> Command {
-    let wrap = std::env::var("BENCH_WRAP").unwrap_or_default();
-    let mut words = wrap.split_whitespace();
-    match words.next() {
-        None => Command::new(program),
-        Some(first) => {
-            let mut command = Command::new(first);
-            command.args(words).arg(program);
-            command
-        }
-    }
 }
 
 async fn ports_file(folder: &Path) -> anyhow::Result<String> {
