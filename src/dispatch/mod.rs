@@ -111,7 +111,7 @@ impl Dispatcher {
             accepted: None,
         };
         let in_flight = request.operation.runs_the_agent().then(|| self.agent.work());
-        let reply = self.guarded(self.perform(request, &mut tracked)).await;
+        let reply = self.guarded(self.perform(request.operation, &request.options, &mut tracked)).await;
         drop(in_flight);
         tracked.end(&reply).await;
         reply
@@ -176,12 +176,14 @@ impl Dispatcher {
 
     /// The reply of the first request with the same idempotency key.
     async fn repeat(&self, repeat: Repeat, options: &CallOptions, began: Instant) -> Reply {
-        let reply = match self.permits.aside() {
+        let reply = match self.permits.repeat() {
             Ok(_permit) => {
                 let waited = tokio::time::timeout(self.actions.limit(options), repeat.reply()).await;
                 waited.unwrap_or_else(|_| {
                     let message = "the first request with this key did not end within the limit";
-                    Err(ActionError::new(Code::Timeout, message))
+                    let mut error = ActionError::new(Code::Timeout, message);
+                    error.info.cancelled = Some(None);
+                    Err(error)
                 })
             }
             Err(error) => Err(error),
@@ -192,36 +194,42 @@ impl Dispatcher {
 
     /// Runs a part of a front door's work: a panic becomes an error, so that it does not cost the caller the
     /// reply, and errors are redacted, because some agents repeat what they were sent, credentials included.
-    pub async fn guarded<T>(
+    pub fn guarded<T>(
         &self,
         work: impl Future<Output = Result<T, ActionError>>,
-    ) -> Result<T, ActionError> {
-        let done = AssertUnwindSafe(work).catch_unwind().await;
-        let done = done.unwrap_or_else(|_| {
-            tracing::error!(agent = %self.agent.name, "a request panicked; please report this bug");
-            Err(ActionError::internal().after_reaching_agent())
-        });
-        done.map_err(|error| error.redacted(|text| self.agent.output.cover(text)))
+    ) -> impl Future<Output = Result<T, ActionError>> {
+        // Not an `async fn`, which would hold the work twice: as its argument and while it runs.
+        AssertUnwindSafe(work).catch_unwind().map(|done| {
+            let done = done.unwrap_or_else(|_| {
+                tracing::error!(agent = %self.agent.name, "a request panicked; please report this bug");
+                Err(ActionError::internal().after_reaching_agent())
+            });
+            done.map_err(|error| error.redacted(|text| self.agent.output.cover(text)))
+        })
     }
 
-    async fn perform(&self, request: Request, progress: &mut impl Progress) -> Reply {
-        let Request { operation, options, .. } = request;
+    async fn perform(
+        &self,
+        operation: Operation,
+        options: &CallOptions,
+        progress: &mut impl Progress,
+    ) -> Reply {
         match operation {
             Operation::Invoke { skill, input, .. } => {
                 let invocation = input.read(|body| Invocation::parse(body, &skill.template))?;
-                self.actions.invoke(&skill, invocation, &options, progress).await
+                self.actions.invoke(&skill, invocation, options, progress).await
             }
             Operation::Answer(input) => {
                 let answer = input.read(FollowUpAnswer::parse)?;
-                Box::pin(self.actions.answer(answer, &options, progress)).await
+                Box::pin(self.actions.answer(answer, options, progress)).await
             }
             Operation::CancelTask(input) => {
                 let task_id = input.read(task_id)?;
-                Box::pin(self.actions.cancel_task(&task_id, &options)).await
+                Box::pin(self.actions.cancel_task(&task_id, options)).await
             }
             Operation::GetTask(input) => {
                 let task_id = input.read(task_id)?;
-                Box::pin(self.actions.get_task(&task_id, &options)).await
+                Box::pin(self.actions.get_task(&task_id, options)).await
             }
         }
     }

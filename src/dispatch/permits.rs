@@ -8,9 +8,11 @@ use super::request::Request;
 use crate::action::request::ReplyMode;
 use crate::reply::error::{ActionError, Code};
 
-/// Look-ups, cancels and repeats at the same time. They have a limit of their own, so that a task
-/// can be cancelled while the agent is busy.
+/// Look-ups and cancels at the same time. They have a limit of their own, so that a task can be cancelled
+/// while the agent is busy.
 const MAX_ASIDE: usize = 1024;
+/// Repeats of a request that wait for its reply.
+const MAX_REPEATS: usize = 1024;
 /// Submitted tasks that are followed at the same time.
 const MAX_SUBMITTED: usize = 10_000;
 
@@ -19,6 +21,7 @@ pub(super) struct Permits {
     agent: Arc<str>,
     in_flight: Arc<Semaphore>,
     aside: Arc<Semaphore>,
+    repeats: Arc<Semaphore>,
     submitted: Arc<Semaphore>,
 }
 
@@ -37,6 +40,7 @@ impl Permits {
             agent: Arc::clone(agent),
             in_flight: semaphore(max_in_flight),
             aside: semaphore(MAX_ASIDE),
+            repeats: semaphore(MAX_REPEATS),
             submitted: semaphore(MAX_SUBMITTED),
         }
     }
@@ -57,7 +61,12 @@ impl Permits {
 
     /// For a request that does not run the agent.
     pub(super) fn aside(&self) -> Result<OwnedSemaphorePermit, ActionError> {
-        self.try_acquire(&self.aside, "look-ups, cancels and repeated calls in flight")
+        self.try_acquire(&self.aside, "look-ups and cancels in flight")
+    }
+
+    /// For the repeat of a request with an idempotency key.
+    pub(super) fn repeat(&self) -> Result<OwnedSemaphorePermit, ActionError> {
+        self.try_acquire(&self.repeats, "repeated requests in flight")
     }
 
     fn submission(&self, request: &Request) -> Result<Option<OwnedSemaphorePermit>, ActionError> {

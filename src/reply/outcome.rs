@@ -132,6 +132,9 @@ pub struct Content {
     pub artifacts: Vec<ArtifactRef>,
 }
 
+/// What the allocator needs for a small block beside its content.
+const ALLOCATION: usize = 32;
+
 /// The reply object.
 #[derive(Debug, Clone)]
 pub struct Outcome {
@@ -174,7 +177,7 @@ impl Outcome {
 
     /// The bytes that it holds in memory.
     pub fn allocated(&self) -> usize {
-        let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
+        let text = |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION + text.capacity());
         let Content { message, files, data, artifacts } = &self.content;
         let file =
             |file: &ReplyFile| text(&file.name) + text(&file.mime_type) + text(&file.url) + text(&file.bytes);
@@ -184,7 +187,7 @@ impl Outcome {
             + files.capacity() * size_of::<ReplyFile>()
             + files.iter().map(file).sum::<usize>()
             + data.capacity() * size_of::<Box<RawValue>>()
-            + data.iter().map(|data| data.get().len()).sum::<usize>()
+            + data.iter().map(|data| ALLOCATION + data.get().len()).sum::<usize>()
             + artifacts.capacity() * size_of::<ArtifactRef>()
             + artifacts.iter().map(artifact).sum::<usize>()
             + text(&self.task.id)

@@ -45,9 +45,16 @@ pub(super) struct Table<V> {
 struct Rows<V> {
     by_id: HashMap<Arc<str>, Row<V>>,
     // An id is here once for each time it was written; only the place with the row's number counts.
-    queue: VecDeque<(Arc<str>, u64)>,
+    queue: VecDeque<Place>,
     bytes: usize,
     written: u64,
+}
+
+#[derive(Debug)]
+struct Place {
+    id: Arc<str>,
+    number: u64,
+    expires: Instant,
 }
 
 #[derive(Debug)]
@@ -112,23 +119,30 @@ impl<V> Table<V> {
                 return Err(Full);
             }
         }
-        let rows = self.agents.entry(Arc::clone(agent)).or_insert_with(Rows::new);
-        let id: Arc<str> = match rows.by_id.get_key_value(id) {
-            Some((id, _)) => Arc::clone(id),
-            None => id.into(),
-        };
+        if !self.agents.contains_key(&**agent) {
+            self.agents.insert(Arc::clone(agent), Rows::new());
+        }
+        let Some(rows) = self.agents.get_mut(&**agent) else { return Err(Full) };
         rows.written += 1;
         let number = rows.written;
         let expires = now.checked_add(ttl).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)));
-        rows.queue.push_back((Arc::clone(&id), number));
         rows.bytes += bytes;
         self.bytes += bytes;
-        self.rows += 1;
-        if let Some(before) = rows.by_id.insert(id, Row { value, expires, bytes, number }) {
-            rows.bytes -= before.bytes;
-            self.bytes -= before.bytes;
-            self.rows -= 1;
-            gone.push(before.value);
+        let row = Row { value, expires, bytes, number };
+        match rows.by_id.get_mut(id) {
+            Some(known) => {
+                let before = std::mem::replace(known, row);
+                rows.bytes -= before.bytes;
+                self.bytes -= before.bytes;
+                gone.push(before.value);
+                rows.queue.push_back(Place { id: id.into(), number, expires });
+            }
+            None => {
+                let id: Arc<str> = id.into();
+                self.rows += 1;
+                rows.by_id.insert(Arc::clone(&id), row);
+                rows.queue.push_back(Place { id, number, expires });
+            }
         }
         while let Some(expired) = rows.take_expired(now) {
             self.bytes -= expired.bytes;
@@ -157,23 +171,14 @@ impl<V> Table<V> {
         let Some((largest, rows)) = self.agents.iter_mut().max_by_key(|(_, rows)| rows.bytes) else {
             return false;
         };
-        while let Some((id, at)) = rows.queue.front() {
-            if largest == agent && *at == number {
-                return false;
-            }
-            if rows.by_id.get(id).is_some_and(|row| row.number == *at)
-                && let Some(row) = rows.by_id.remove(id)
-            {
-                rows.queue.pop_front();
-                rows.bytes -= row.bytes;
-                self.bytes -= row.bytes;
-                self.rows -= 1;
-                gone.push(row.value);
-                return true;
-            }
-            rows.queue.pop_front();
+        if largest == agent && rows.queue.front().is_none_or(|oldest| oldest.number == number) {
+            return false;
         }
-        false
+        let Some(row) = rows.take_oldest() else { return false };
+        self.bytes -= row.bytes;
+        self.rows -= 1;
+        gone.push(row.value);
+        true
     }
 
     /// Removes what has expired.
@@ -207,25 +212,36 @@ impl<V> Rows<V> {
 
     /// Takes the oldest row if it has expired.
     fn take_expired(&mut self, now: Instant) -> Option<Row<V>> {
-        while let Some((id, number)) = self.queue.front() {
-            match self.by_id.get(id).filter(|row| row.number == *number) {
-                Some(row) if row.expires > now => return None,
-                Some(_) => {
-                    let row = self.by_id.remove(id)?;
-                    self.queue.pop_front();
-                    self.bytes -= row.bytes;
-                    return Some(row);
-                }
-                None => drop(self.queue.pop_front()),
+        while self.queue.front().is_some_and(|oldest| oldest.expires <= now) {
+            let Place { id, number, .. } = self.queue.pop_front()?;
+            if let Some(row) = self.take(&id, number) {
+                return Some(row);
             }
         }
         None
     }
 
+    fn take_oldest(&mut self) -> Option<Row<V>> {
+        loop {
+            let Place { id, number, .. } = self.queue.pop_front()?;
+            if let Some(row) = self.take(&id, number) {
+                return Some(row);
+            }
+        }
+    }
+
+    /// Takes a row, unless it was written again since.
+    fn take(&mut self, id: &str, number: u64) -> Option<Row<V>> {
+        self.by_id.get(id).filter(|row| row.number == number)?;
+        let row = self.by_id.remove(id)?;
+        self.bytes -= row.bytes;
+        Some(row)
+    }
+
     fn compact(&mut self) {
         if self.queue.len() > 2 * self.by_id.len() + SLACK {
             let by_id = &self.by_id;
-            self.queue.retain(|(id, number)| by_id.get(id).is_some_and(|row| row.number == *number));
+            self.queue.retain(|place| by_id.get(&place.id).is_some_and(|row| row.number == place.number));
         }
     }
 }
