@@ -100,6 +100,7 @@ impl Client {
             sent => return sent,
         };
         let Some(proof) = self.wrong_wire(&error) else {
+            self.reconsider(&error).await;
             return Err(error);
         };
         let Some(other) = Box::pin(self.on_another_wire()).await else {
@@ -113,12 +114,12 @@ impl Client {
         }
     }
 
-    /// What the error proves if this wire is the wrong one, so that the agent has not begun to work.
-    /// Once it has answered in this wire, nothing but its own error codes can prove that: a bare HTTP
-    /// status may come from anywhere, also after the work was done.
+    /// What the error proves if this wire is the wrong one, so that the agent has not begun to work. Nothing
+    /// but the agent's own error codes can prove that: a bare HTTP status may come from anywhere, also
+    /// after the work was done.
     pub fn wrong_wire(&self, error: &ClientError) -> Option<Retry> {
         error.wrong_wire().filter(|proof| match proof {
-            Retry::WrongAddress => !self.is_proven.load(Ordering::Relaxed),
+            Retry::WrongAddress => false,
             Retry::MissingIds => matches!(self.dialect, Dialect::V02 | Dialect::V03),
             _ => true,
         })
@@ -148,7 +149,20 @@ impl Client {
 
     /// Sends a message and takes the events of its answer as they come.
     pub async fn stream(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<EventStream, ClientError> {
-        self.events(self.dialect.stream(message), trace, Some(message.retries)).await
+        let opened = self.events(self.dialect.stream(message), trace, Some(message.retries)).await;
+        if let Err(error) = &opened {
+            self.reconsider(error).await;
+        }
+        opened
+    }
+
+    /// Looks for another wire after an error that may mean that this is the wrong one, but proves nothing: the
+    /// message is not sent again, and the next one may go elsewhere.
+    async fn reconsider(&self, error: &ClientError) {
+        let is_suspicious = error.wrong_wire() == Some(Retry::WrongAddress);
+        if is_suspicious && !self.is_proven.load(Ordering::Relaxed) {
+            let _ = Box::pin(self.on_another_wire()).await;
+        }
     }
 
     /// Takes the events of a task that is under way.

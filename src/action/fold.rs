@@ -7,6 +7,8 @@ mod answered;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
+
 use super::assemble::{AnswerText, ArtifactRules};
 use super::progress::Frame;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
@@ -22,6 +24,7 @@ pub struct Fold<'a> {
     answer: AnswerText,
     told_task: bool,
     past: Past,
+    index: Index,
     // Whether anything was said, in states or results, since then.
     has_content: bool,
     is_last: bool,
@@ -46,7 +49,41 @@ enum Past {
 }
 
 /// What an artifact costs beside its parts.
-const ARTIFACT: usize = 64;
+const ARTIFACT: usize = 256;
+/// Up to this many artifacts it is faster to compare than to look up.
+const FEW: usize = 16;
+
+/// Finds an artifact among many.
+#[derive(Debug, Default)]
+struct Index {
+    // Id, or name where there is no id. Empty while there are few.
+    places: HashMap<(Option<String>, Option<String>), usize>,
+}
+
+impl Index {
+    fn position(&self, artifacts: &[Artifact], wanted: &Artifact) -> Option<usize> {
+        match self.places.is_empty() {
+            true => artifacts.iter().position(|known| is_same(known, wanted)),
+            false => self.places.get(&Self::key(wanted)).copied(),
+        }
+    }
+
+    /// The last of these artifacts is new.
+    fn added(&mut self, artifacts: &[Artifact]) {
+        if artifacts.len() <= FEW {
+            return;
+        }
+        let unknown = if self.places.is_empty() { 0 } else { artifacts.len() - 1 };
+        for (place, artifact) in artifacts.iter().enumerate().skip(unknown) {
+            self.places.entry(Self::key(artifact)).or_insert(place);
+        }
+    }
+
+    fn key(artifact: &Artifact) -> (Option<String>, Option<String>) {
+        let name = artifact.name.clone().filter(|_| artifact.id.is_none());
+        (artifact.id.clone(), name)
+    }
+}
 
 /// The agent told more than the bridge holds for one task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +101,7 @@ impl<'a> Fold<'a> {
             answer: AnswerText::default(),
             told_task: false,
             past: Past::None,
+            index: Index::default(),
             has_content: false,
             is_last: false,
             stray_failure: None,
@@ -200,7 +238,7 @@ impl<'a> Fold<'a> {
         for (position, artifact) in std::mem::take(&mut snapshot.artifacts).into_iter().enumerate() {
             // Without ids, artifacts of a snapshot are told apart by their place.
             let index = match &artifact.id {
-                Some(_) => artifacts.iter().position(|known| known.id == artifact.id),
+                Some(_) => self.index.position(artifacts, &artifact),
                 None => artifacts.get(position).filter(|known| is_same(known, &artifact)).map(|_| position),
             };
             let known = index.and_then(|index| artifacts.get(index));
@@ -256,7 +294,7 @@ impl<'a> Fold<'a> {
         if task.context_id.is_none() {
             task.context_id.clone_from(&update.context_id);
         }
-        let index = task.artifacts.iter().position(|known| is_same(known, &update.artifact));
+        let index = self.index.position(&task.artifacts, &update.artifact);
         self.put(index, update, frames)
     }
 
@@ -295,6 +333,7 @@ impl<'a> Fold<'a> {
                 };
                 extend(&mut fresh.parts, &piece.parts);
                 task.artifacts.push(fresh);
+                self.index.added(&task.artifacts);
                 let Some(fresh) = task.artifacts.last_mut() else {
                     return Ok(());
                 };

@@ -143,8 +143,11 @@ async fn unproven(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Fake,
 #[case::a_message_of_the_agent(|| (404, "application/json", json!({"message": "no such page"}).to_string()))]
 #[case::found(|| (302, "text/html", "see the result there".to_owned()))]
 #[case::gone(|| (410, "text/plain", "Gone".to_owned()))]
+#[case::router(not_there)]
+#[case::framework(|| (405, "application/json", json!({"detail": "Method Not Allowed"}).to_string()))]
+#[case::moved(|| (307, "text/plain", String::new()))]
 #[tokio::test]
-async fn a_status_that_may_follow_the_work_is_no_wrong_address(#[case] answer: fn() -> Answer) {
+async fn a_bare_http_status_proves_nothing(#[case] answer: fn() -> Answer) {
     let (fake, is_open) = unproven(answer).await;
     let actions = actions(&fake, &plain_card()).await;
     is_open.store(true, Ordering::Relaxed);
@@ -154,9 +157,6 @@ async fn a_status_that_may_follow_the_work_is_no_wrong_address(#[case] answer: f
 }
 
 #[rstest]
-#[case::router(not_there, "wrong_address")]
-#[case::framework(|| (405, "application/json", json!({"detail": "Method Not Allowed"}).to_string()), "wrong_address")]
-#[case::moved(|| (307, "text/plain", String::new()), "wrong_address")]
 #[case::version(|| error(-32009, "version not supported"), "version_not_supported")]
 #[tokio::test]
 async fn an_agent_that_speaks_another_wire_gets_the_message_there_and_the_reply_says_so(

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::node::{Entry, Node, Value};
 
-const SECRET_WORDS: [&str; 6] = ["token", "secret", "pass", "key", "credential", "auth"];
+const SECRET_WORDS: [&str; 7] = ["token", "secret", "pass", "key", "credential", "auth", "bearer"];
 /// Below these, keys are the user's own.
 const FREE: [&str; 2] = ["card", "rename"];
 

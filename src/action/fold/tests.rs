@@ -110,7 +110,7 @@ fn an_old_question_at_the_start_of_an_answers_stream_does_not_end_it() {
 #[test]
 fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 200, false);
+    let mut fold = Fold::new(&rules, 500, false);
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"history":[{"role":"user","parts":[{"text":"0123456789012345678901234567890123456789"}]}],
         "artifacts":[{"artifactId":"a","parts":[{"text":"0123456789012345678901234567890123456789"}]}]}}"#;
     for _ in 0..100 {
@@ -142,4 +142,20 @@ fn an_artifact_that_comes_first_names_task_and_conversation() {
     told(&mut fold, &events(&[update(r#""contextId":"c","#), update("")]));
     let task = fold.task().unwrap();
     assert_eq!((task.id.as_str(), task.context_id.as_deref()), ("t", Some("c")));
+}
+
+#[test]
+fn each_of_very_many_artifacts_is_found_again() {
+    let rules = rules();
+    let mut fold = Fold::new(&rules, 1 << 30, false);
+    for round in 0..2 {
+        for number in 0..20_000 {
+            let piece = artifact(&format!("a{number}"), "x", &format!("{round}."), round > 0);
+            fold.apply(Event::decode(&piece).unwrap()).unwrap();
+        }
+    }
+    let artifacts = &fold.task().unwrap().artifacts;
+    assert_eq!(artifacts.len(), 20_000);
+    let text = |artifact: &Artifact| artifact.parts.iter().filter_map(Part::as_text).collect::<String>();
+    assert!(artifacts.iter().all(|artifact| text(artifact) == "0.1."));
 }

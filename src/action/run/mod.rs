@@ -86,12 +86,20 @@ pub(super) struct Question {
 enum Phase {
     /// Reads the events of an open stream.
     Reading(Box<EventStream>),
-    /// The stream has ended without a result: asks the agent what became of the task.
-    Checking,
+    /// The stream has ended without a result, or was silent for too long: asks the agent what became of the
+    /// task.
+    Checking(StreamEnd),
     /// Subscribes to the events of this task again.
     Subscribing(String),
     Polling,
     Settled,
+}
+
+/// Why nothing more comes from a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StreamEnd {
+    Closed,
+    Silent,
 }
 
 #[derive(Debug)]
@@ -304,7 +312,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         loop {
             phase = match phase {
                 Phase::Reading(mut events) => self.read(&mut events, &mut subscriptions, fold).await?,
-                Phase::Checking => self.check(named_by_us.as_ref(), subscriptions, fold).await?,
+                Phase::Checking(end) => self.check(end, named_by_us.as_ref(), subscriptions, fold).await?,
                 Phase::Subscribing(task_id) => {
                     subscriptions += 1;
                     self.subscribe(&task_id, fold).await?

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{CallRun, Failure, GET_TASK_TIMEOUT, Interruption, Phase, Polled, Purpose, about_known_task};
+use super::{
+    CallRun, Failure, GET_TASK_TIMEOUT, Interruption, Phase, Polled, Purpose, StreamEnd, about_known_task,
+};
 use crate::a2a::client::ClientError;
 use crate::a2a::model::{Event, Task};
 use crate::a2a::stream::EventStream;
@@ -28,24 +30,28 @@ impl<P: Progress> CallRun<'_, P> {
         subscriptions: &mut u32,
         fold: &mut Fold<'_>,
     ) -> Result<Phase, Failure> {
-        match self.read_events(events, fold).await {
+        let end = match self.read_events(events, fold).await {
             // Not every agent supports subscriptions, whatever its card says; then the task is polled.
-            Err(Failure::Client(_)) if *subscriptions > 0 => *subscriptions = MAX_SUBSCRIPTIONS,
+            Err(Failure::Client(_)) if *subscriptions > 0 => {
+                *subscriptions = MAX_SUBSCRIPTIONS;
+                StreamEnd::Closed
+            }
             Err(Failure::Client(error)) if !self.is_answer_untaken() && fold.task().is_some() => {
                 return Err(about_known_task(error, self.known_ref(fold)).into());
             }
             ended => ended?,
-        }
+        };
         // Between two streams events may have been missed.
         if fold.is_settled() && *subscriptions == 0 && !fold.is_bare() {
             return Ok(Phase::Polling);
         }
-        Ok(if fold.direct().is_some() { Phase::Settled } else { Phase::Checking })
+        Ok(if fold.direct().is_some() { Phase::Settled } else { Phase::Checking(end) })
     }
 
     /// Asks what became of a task whose stream ended without a settled state, or without any content.
     pub(super) async fn check(
         &mut self,
+        end: StreamEnd,
         named_by_us: Option<&TaskRef>,
         subscriptions: u32,
         fold: &mut Fold<'_>,
@@ -73,6 +79,15 @@ impl<P: Progress> CallRun<'_, P> {
             Ok(_) => {}
             Err(interruption) => return Err(self.interrupted(interruption, Some(named)).await.into()),
         }
+        // A submitted task may be silent for hours; then it is polled. Anybody else has waited long enough.
+        if end == StreamEnd::Silent && !fold.is_settled() {
+            return match self.call.mode {
+                ReplyMode::Submit => Ok(Phase::Polling),
+                ReplyMode::Final | ReplyMode::Stream => {
+                    Err(self.interrupted_with(Interruption::Idle, fold).await.into())
+                }
+            };
+        }
         let is_enough = fold.is_settled() || subscriptions >= MAX_SUBSCRIPTIONS;
         Ok(if is_enough { Phase::Polling } else { Phase::Subscribing(id) })
     }
@@ -92,12 +107,16 @@ impl<P: Progress> CallRun<'_, P> {
     }
 
     /// Reads events until the task settles or the stream ends, in order or not.
-    async fn read_events(&mut self, events: &mut EventStream, fold: &mut Fold<'_>) -> Result<(), Failure> {
+    async fn read_events(
+        &mut self,
+        events: &mut EventStream,
+        fold: &mut Fold<'_>,
+    ) -> Result<StreamEnd, Failure> {
         let mut read_until: Option<Instant> = None;
         loop {
             if fold.is_last() {
                 events.close();
-                return Ok(());
+                return Ok(StreamEnd::Closed);
             }
             if fold.is_settled() {
                 read_until.get_or_insert_with(|| Instant::now() + AFTER_THE_END);
@@ -105,7 +124,7 @@ impl<P: Progress> CallRun<'_, P> {
             let next = match read_until {
                 Some(until) => match tokio::time::timeout_at(until, events.next()).await {
                     Ok(next) => Ok(next),
-                    Err(_) => return Ok(()),
+                    Err(_) => return Ok(StreamEnd::Closed),
                 },
                 None => self.within_idle(events.next()).await,
             };
@@ -113,21 +132,20 @@ impl<P: Progress> CallRun<'_, P> {
                 Ok(Ok(Some(event))) => event,
                 Ok(Ok(None)) => {
                     let frames = fold.end_of_stream().map_err(|TooMuch| self.too_much(fold))?;
-                    return Ok(self.tell(fold, frames).await?);
+                    self.tell(fold, frames).await?;
+                    return Ok(StreamEnd::Closed);
                 }
                 // Whether the agent took the answer is up to the caller.
                 Ok(Err(error)) if self.is_answer_untaken() => return Err(Failure::Client(error)),
                 Ok(Err(ClientError::Broken(error))) => {
                     tracing::debug!(agent = %self.actions.agent, %error, "a stream was cut off");
-                    return Ok(());
+                    return Ok(StreamEnd::Closed);
                 }
                 // A task that has ended is not undone by what comes after it.
-                Ok(Err(_)) if fold.is_settled() => return Ok(()),
+                Ok(Err(_)) if fold.is_settled() => return Ok(StreamEnd::Closed),
                 Ok(Err(error)) => return Err(Failure::Client(error)),
-                // A submitted task may be silent for hours; then it is polled.
-                Err(Interruption::Idle) if self.call.mode == ReplyMode::Submit && fold.task().is_some() => {
-                    return Ok(());
-                }
+                // The task may have ended without a word.
+                Err(Interruption::Idle) if fold.task().is_some() => return Ok(StreamEnd::Silent),
                 Err(interruption) => return Err(self.interrupted_with(interruption, fold).await.into()),
             };
             match &mut self.call.purpose {

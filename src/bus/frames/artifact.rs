@@ -116,42 +116,56 @@ impl<'a> Telling<'a> {
         self.body(extras, &parts, update.append, update.last_chunk)
     }
 
-    /// The update in bodies that append to each other. What the agent says about the artifact and about
-    /// a part comes with the first piece of it, unless it leaves no room.
-    pub(super) fn pieces(&self) -> Vec<Bytes> {
+    /// The update in bodies that append to each other, as many parts in each as there is room for. What the
+    /// agent says about the artifact and about a part comes with the first piece of it, unless it leaves
+    /// no room.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Bytes> {
         let Self { update, room, .. } = self;
-        let extras = update.artifact.extras.as_deref();
         // What is left beside the artifact's id and name.
-        let bare = self.body(None, &[], update.append, update.last_chunk);
-        let part_room = room.saturating_sub(bare.len());
-        let mut pieces = Vec::new();
+        let bare = self.body(None, &[], update.append, update.last_chunk).len();
+        let part_room = room.saturating_sub(bare);
+        let extras = update.artifact.extras.as_deref();
+        let mut about = extras.map_or(&[][..], |extras| &extras.parts).iter().peekable();
+        let with_extras = self.body(extras, &[], update.append, update.last_chunk).len();
+        let extras = extras.filter(|_| with_extras <= *room);
+        let mut groups = vec![Vec::new()];
+        let mut used = if extras.is_some() { with_extras - bare } else { 0 };
         for (place, part) in update.artifact.parts.iter().enumerate() {
-            let first = pieces.len();
-            pieces.extend(split(part, part_room));
-            let about = extras.and_then(|extras| extras.parts.iter().find(|(at, _)| *at == place));
-            if let (Some((_, about)), Some(first)) = (about, pieces.get_mut(first)) {
-                first.put(about);
+            // Both are in the order of the parts.
+            let about = about.next_if(|(at, _)| *at == place).map(|(_, about)| about);
+            let pieces = split(part, part_room);
+            let is_cut = pieces.len() > 1;
+            for (number, mut piece) in pieces.into_iter().enumerate() {
+                if let Some(about) = about.filter(|_| number == 0) {
+                    piece.put(about);
+                }
+                let size = json::to_bytes(&piece).len() + ",".len();
+                // The pieces of one text have a body each, so that they are not taken for several texts.
+                if used > 0 && (is_cut || used + size > part_room) {
+                    groups.push(Vec::new());
+                    used = 0;
+                }
+                used += if is_cut { part_room } else { size };
+                if let Some(group) = groups.last_mut() {
+                    group.push(piece);
+                }
             }
         }
-        if pieces.is_empty() {
-            return vec![bare];
-        }
-        let count = pieces.len();
-        let piece = |(index, piece)| {
+        let count = groups.len();
+        groups.into_iter().enumerate().map(move |(index, group)| {
             let (append, is_last) = (update.append || index > 0, update.last_chunk && index + 1 == count);
-            let extras = extras.filter(|_| index == 0);
-            let full = self.body(extras, std::slice::from_ref(&piece), append, is_last);
+            let full = self.body(extras.filter(|_| index == 0), &group, append, is_last);
             if full.len() <= *room {
                 return full;
             }
-            let piece = piece.without_metadata();
-            let plain = self.body(None, std::slice::from_ref(&piece), append, is_last);
+            let group: Vec<_> = group.into_iter().map(Piece::without_metadata).collect();
+            let plain = self.body(None, &group, append, is_last);
             if plain.len() <= *room {
                 return plain;
             }
-            self.body(None, &[piece.least(*room)], append, is_last)
-        };
-        pieces.into_iter().enumerate().map(piece).collect()
+            let group: Vec<_> = group.into_iter().map(|piece| piece.least(*room)).collect();
+            self.body(None, &group, append, is_last)
+        })
     }
 
     fn body(&self, extras: Option<&Extras>, parts: &[Piece<'_>], append: bool, last_chunk: bool) -> Bytes {
@@ -186,5 +200,29 @@ fn split(part: &Part, room: usize) -> Vec<Piece<'_>> {
             pieces
         }
         other => vec![Piece::Part(v1_part(other))],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::a2a::model::Artifact;
+
+    #[test]
+    fn many_parts_of_an_artifact_with_a_long_name_do_not_multiply_the_name() {
+        let parts: Vec<_> =
+            (0..4000).map(|number| Part::Text(format!("part {number} {}", "x".repeat(200)))).collect();
+        let artifact = Artifact { id: None, name: Some("n".repeat(250_000)), parts, extras: None };
+        let update =
+            ArtifactUpdate { task_id: None, context_id: None, artifact, append: false, last_chunk: true };
+        let telling = Telling::new(&update, 1 << 20);
+        let bodies: Vec<_> = telling.pieces().collect();
+        assert!(bodies.iter().all(|body| body.len() <= 1 << 20));
+        assert!(bodies.len() <= 4, "{}", bodies.len());
+        let parts = |body: &Bytes| {
+            let body: serde_json::Value = serde_json::from_slice(body).unwrap();
+            body["data"]["parts"].as_array().unwrap().len()
+        };
+        assert_eq!(bodies.iter().map(parts).sum::<usize>(), 4000);
     }
 }
