@@ -128,7 +128,7 @@ impl<'a> Telling<'a> {
         let mut about = extras.map_or(&[][..], |extras| &extras.parts).iter().peekable();
         let with_extras = self.body(extras, &[], update.append, update.last_chunk).len();
         let extras = extras.filter(|_| with_extras <= *room);
-        let mut groups = vec![Vec::new()];
+        let mut groups = vec![Vec::<Piece<'_>>::new()];
         let mut used = if extras.is_some() { with_extras - bare } else { 0 };
         for (place, part) in update.artifact.parts.iter().enumerate() {
             // Both are in the order of the parts.
@@ -141,7 +141,8 @@ impl<'a> Telling<'a> {
                 }
                 let size = json::to_bytes(&piece).len() + ",".len();
                 // The pieces of one text have a body each, so that they are not taken for several texts.
-                if used > 0 && (is_cut || used + size > part_room) {
+                let has_parts = groups.last().is_some_and(|group| !group.is_empty());
+                if has_parts && (is_cut || used + size > part_room) {
                     groups.push(Vec::new());
                     used = 0;
                 }
