@@ -6,10 +6,10 @@
 //! # The parts
 //!
 //! ```text
-//! cli ──> bridge ──┬──> agent ──┬──> process      a child process, its output, its exit
-//!                  │            └──> a2a          cards, dialects, calls, streams
-//!                  └──> bus ──> dispatch ──> action ──┬──> a2a
-//!                       front doors, one way in       └──> state    follow-ups, tasks, sessions, keys
+//! cli ──> bridge ──┬──────────────────────> agent ──┬──> process   a child process, its output, its exit
+//!                  │                          ▲     └──> a2a       cards, dialects, calls, streams
+//!                  └──> bus ──> dispatch ─────┴─> action ──┬──> a2a
+//!                       front doors, one way in            └──> state    follow-ups, tasks, sessions, keys
 //! ```
 //!
 //! | module | owns | does not know |
@@ -31,16 +31,16 @@
 //!
 //! # The way of a request
 //!
-//! 1. A message reaches an endpoint of the agent's [service](bus::service). Without a reply subject it
-//!    is counted and not run; to a subject outside the [guard](bus::subject::ReplyGuard) nothing is ever published.
+//! 1. A message reaches an endpoint of the agent's [service](bus::service). Without a reply subject, or with one
+//!    outside the [guard](bus::subject::ReplyGuard), `service::endpoint` counts it as an error and does not run it.
 //! 2. A front door, [`bus::actions`] or [`bus::agent_protocol`], turns it into a
 //!    [`Request`](dispatch::request::Request): operation, reply mode, options, idempotency key.
 //! 3. The [`Dispatcher`](dispatch::Dispatcher) decides whether the same request was seen before, takes a
 //!    permit (without one the reply is `busy`), counts the call as in flight, and guards against panics.
 //! 4. [`Actions`](action::actions::Actions) makes the message for the agent. An answer to a question first
 //!    *claims* its [follow-up id](state::follow_ups), so that it works once.
-//! 5. `CallRun`, the state machine in `action::run`, sends the message, once, and follows the task: it reads
-//!    a stream, subscribes again, or polls. Everything goes through the [fold](action::fold); the front door
+//! 5. `CallRun`, the state machine in `action::run`, sends the message, at most once unless the agent's answer
+//!    proves that nothing ran ([`a2a::retry`]), and follows the task: it reads a stream, subscribes again, or polls. Everything goes through the [fold](action::fold); the front door
 //!    learns of it through [`Progress`](action::progress::Progress).
 //! 6. When the task has settled, [`assemble`](action::assemble) makes the message, a question gets a
 //!    follow-up id, and the task goes to the [task store](state::tasks).
@@ -51,9 +51,26 @@
 //!
 //! # Where things are plugged in
 //!
-//! - A **front door** is an adapter in `bus` that calls [`Dispatcher::call`](dispatch::Dispatcher::call).
-//! - A **store** implements [`StateStore`](state::StateStore) and is handed to [`State::new`](state::State::new).
+//! - A **front door** is an adapter in `bus` that calls [`Dispatcher::call`](dispatch::Dispatcher::call). `Bridge::place`
+//!   in `bridge.rs` gives each agent its front doors.
+//! - A **store** implements [`StateStore`](state::StateStore) and is handed to [`State::new`](state::State::new), in
+//!   `Bridge::connect`.
 //! - A **dialect** of A2A is a variant of [`Dialect`](a2a::dialect::Dialect) and a file beside it.
+//!
+//! # Where it is decided
+//!
+//! | what | where |
+//! | --- | --- |
+//! | a reply subject is refused | `Reader::take` in `bus/service/endpoint.rs`, by the rule in `bus/subject/reply_guard.rs` |
+//! | a request is `busy` | `dispatch/permits.rs` |
+//! | a request is a repeat | `Dispatcher::call`, by `state/idempotency.rs` |
+//! | an answer claims its follow-up id | `Actions::answer` in `action/answer.rs`, by `state/follow_ups.rs` |
+//! | a call counts as in flight, so that its agent is not taken for hung | `Dispatcher::call`; `agent/watch.rs` asks |
+//! | a message may be sent again | `a2a/client/error.rs` has the proofs; `a2a/retry.rs` names them |
+//! | a credential is withheld from a host | `Chooser::client` in `a2a/choose.rs`, by the rule in `a2a/address.rs` |
+//! | a stream that was cut off goes on | `action/run/stream.rs` |
+//! | an exit leads to a restart or not | `agent/lifecycle.rs` |
+//! | a reply becomes bytes, and is cut if it is too large | `bus/outgoing.rs` |
 //!
 //! # Who owns what
 //!

@@ -20,7 +20,8 @@ pub enum Retry {
     MethodNotFound,
     /// The agent does not speak this version of A2A; sent again in another one.
     VersionNotSupported,
-    /// The HTTP server has nothing at this address, or not for POST; sent again to another one.
+    /// The HTTP server seems to have nothing at this address. No proof: a message is not sent again, but the
+    /// next one may go elsewhere.
     WrongAddress,
     /// The access token was no longer valid (401); sent again with a new one.
     TokenRenewed,

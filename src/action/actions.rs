@@ -25,7 +25,7 @@ use crate::a2a::model::{Task, TaskState};
 use crate::a2a::retry::Retries;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::Outcome;
+use crate::reply::outcome::{Outcome, TaskRef};
 use crate::state::State;
 use crate::state::tasks::TaskRecord;
 use crate::telemetry::spans;
@@ -202,7 +202,8 @@ impl Actions {
     /// Asks the agent to cancel a task that was seen here.
     pub async fn cancel_task(&self, task_id: &str, options: &CallOptions) -> Reply {
         let record = self.record(task_id).await?;
-        let refuse = |why: &str| Err(ActionError::new(Code::NotCancelable, why).about(record.task.clone()));
+        let task_ref = || self.task_ref(&record, task_id);
+        let refuse = |why: &str| Err(ActionError::new(Code::NotCancelable, why).about(task_ref()));
         if record.state.is_final() {
             return refuse("the task is in a final state");
         }
@@ -220,16 +221,16 @@ impl Actions {
             Ok(Err(error)) if error.is_not_cancelable() => {
                 return refuse(&format!("the agent refuses to cancel the task: {error}"));
             }
-            Ok(Err(error)) => return Err(about_known_task(error, record.task.clone())),
+            Ok(Err(error)) => return Err(about_known_task(error, task_ref())),
             Err(Interruption::Gone) => {
                 let error = ActionError::new(Code::TaskLost, "the agent ended while it held the task");
-                return Err(error.after_reaching_agent().about(record.task.clone()));
+                return Err(error.after_reaching_agent().about(task_ref()));
             }
             Err(_) => {
                 let mut error =
                     ActionError::new(Code::Timeout, "the agent did not answer the cancel in time");
                 error.info.cancelled = Some(Some(false));
-                return Err(error.after_reaching_agent().about(record.task.clone()));
+                return Err(error.after_reaching_agent().about(task_ref()));
             }
         };
         let task = cancelled_soon(&mut run, task).await;
@@ -279,7 +280,7 @@ impl Actions {
             }
             Ok(Polled::Failed(ClientError::Unreachable(_) | ClientError::Broken(_)) | Polled::TimedOut)
             | Err(_) => Ok(None),
-            Ok(Polled::Failed(error)) => Err(about_known_task(error, record.task.clone())),
+            Ok(Polled::Failed(error)) => Err(about_known_task(error, self.task_ref(record, task_id))),
         }
     }
 
@@ -304,11 +305,12 @@ impl Actions {
                     }
                 }
                 Ok(Some(Polled::Failed(error))) if error.is_task_not_found() => {
-                    return Err(about_known_task(error, record.task.clone()));
+                    return Err(about_known_task(error, self.task_ref(&record, task_id)));
                 }
                 Ok(_) => {}
                 Err(interruption) => {
-                    return Err(run.interrupted(interruption, Some(record.task.clone())).await);
+                    let task = self.task_ref(&record, task_id);
+                    return Err(run.interrupted(interruption, Some(task)).await);
                 }
             }
         }
@@ -346,7 +348,7 @@ impl Actions {
         let call = Call {
             purpose: Purpose::Inspect,
             mode: ReplyMode::Final,
-            skill: record.task.skill.clone(),
+            skill: record.task().and_then(|task| task.skill.clone()),
             output_modes: Arc::default(),
             trace: &options.trace,
             limit,
@@ -355,11 +357,20 @@ impl Actions {
         CallRun::new(self, instance, call, progress)
     }
 
+    fn task_ref(&self, record: &TaskRecord, task_id: &str) -> TaskRef {
+        record.task().cloned().unwrap_or_else(|| TaskRef {
+            id: Some(task_id.to_owned()),
+            context_id: None,
+            agent: Arc::clone(&self.agent),
+            skill: None,
+        })
+    }
+
     async fn record(&self, task_id: &str) -> Result<Arc<TaskRecord>, ActionError> {
         let never = "this task was never seen here, or is forgotten";
         let record = self.state.tasks.find(&self.agent, task_id).await?;
         let record = record.ok_or_else(|| ActionError::new(Code::NotFound, never))?;
-        spans::task(task_id, record.task.context_id.as_deref());
+        spans::task(task_id, record.task().and_then(|task| task.context_id.as_deref()));
         Ok(record)
     }
 }

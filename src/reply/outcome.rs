@@ -75,6 +75,20 @@ impl From<&TaskState> for Status {
     }
 }
 
+impl From<Status> for TaskState {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Completed => Self::Completed,
+            Status::Failed => Self::Failed,
+            Status::Rejected => Self::Rejected,
+            Status::Canceled => Self::Canceled,
+            Status::InputRequired => Self::InputRequired,
+            Status::AuthRequired => Self::AuthRequired,
+            Status::Working => Self::Working,
+        }
+    }
+}
+
 /// Which task a reply is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskRef {

@@ -191,7 +191,6 @@ fn outcome(state: &TaskState) -> Outcome {
 fn submitted(state: TaskState) -> TaskRecord {
     let outcome = Arc::new(outcome(&state));
     TaskRecord {
-        task: outcome.task.clone(),
         state,
         reply: Ok(outcome),
         follow_up: None,

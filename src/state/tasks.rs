@@ -15,7 +15,7 @@ use super::{Change, Key, Kind, StateStore, Unavailable, record, update};
 use crate::a2a::model::TaskState;
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
-use crate::reply::outcome::{FollowUp, TaskRef};
+use crate::reply::outcome::{FollowUp, Outcome, TaskRef};
 use crate::reply::stored::StoredReply;
 
 /// Most bytes of tasks of plain calls.
@@ -24,7 +24,6 @@ const LOCAL_BYTES: usize = 64 << 20;
 /// A task as it was last seen.
 #[derive(Debug, Clone)]
 pub struct TaskRecord {
-    pub task: TaskRef,
     pub state: TaskState,
     /// The reply at that time, or why nobody knows how the task goes on.
     pub reply: Reply,
@@ -65,8 +64,43 @@ impl TaskRecord {
             Ok(outcome) => outcome.allocated(),
             Err(error) => error.allocated(),
         };
-        let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
-        size_of::<Self>() + reply + text(&self.task.id) + text(&self.task.context_id)
+        size_of::<Self>() + reply
+    }
+
+    /// Which task it is.
+    pub fn task(&self) -> Option<&TaskRef> {
+        match &self.reply {
+            Ok(outcome) => Some(&outcome.task),
+            Err(error) => error.task.as_ref(),
+        }
+    }
+}
+
+/// The task of a plain call that has ended, which nearly all are: no more than its outcome.
+#[derive(Debug, Clone)]
+struct Ended {
+    outcome: Arc<Outcome>,
+    seen_at: SystemTime,
+    ttl: Duration,
+}
+
+impl Ended {
+    fn of(record: &TaskRecord) -> Option<Self> {
+        let outcome =
+            record.reply.as_ref().ok().filter(|_| record.state.is_final() && !record.is_shared())?;
+        Some(Self { outcome: Arc::clone(outcome), seen_at: record.seen_at, ttl: record.keep_for() })
+    }
+
+    fn into_record(self) -> TaskRecord {
+        TaskRecord {
+            state: self.outcome.status.into(),
+            reply: Ok(self.outcome),
+            follow_up: None,
+            is_submitted: false,
+            seen_at: self.seen_at,
+            alive: Duration::ZERO,
+            ttl: self.ttl,
+        }
     }
 }
 
@@ -97,8 +131,19 @@ pub struct TaskStore {
 /// Where a task of this process is.
 #[derive(Debug, Clone)]
 enum Place {
+    Ended(Ended),
     Here(Arc<TaskRecord>),
     InStore,
+}
+
+impl Place {
+    fn record(self) -> Option<Arc<TaskRecord>> {
+        match self {
+            Self::Ended(ended) => Some(Arc::new(ended.into_record())),
+            Self::Here(record) => Some(record),
+            Self::InStore => None,
+        }
+    }
 }
 
 impl TaskStore {
@@ -111,30 +156,30 @@ impl TaskStore {
     pub async fn known(&self, agent: &Arc<str>, id: &str) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
         match self.place(agent, id) {
             None => Ok(None),
-            Some(Place::Here(record)) => Ok(Some(record)),
             Some(Place::InStore) => Box::pin(self.stored(agent, id)).await,
+            Some(here) => Ok(here.record()),
         }
     }
 
     /// A task that any replica has seen.
     pub async fn find(&self, agent: &Arc<str>, id: &str) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
-        match self.place(agent, id) {
-            Some(Place::Here(record)) => Ok(Some(record)),
-            None | Some(Place::InStore) => self.stored(agent, id).await,
+        match self.place(agent, id).and_then(Place::record) {
+            Some(record) => Ok(Some(record)),
+            None => self.stored(agent, id).await,
         }
     }
 
     /// Remembers where a task stands, unless what is known of it is final or newer. A task that was submitted
     /// once stays so.
     pub async fn record(&self, agent: &Arc<str>, id: &str, new: TaskRecord, observer: Observer) -> Recorded {
-        let mut new = Arc::new(new);
-        if !new.is_shared() {
-            match self.record_here(agent, id, new, observer) {
+        let new = match new.is_shared() {
+            true => Box::new(new),
+            false => match self.record_here(agent, id, new, observer) {
                 Ok(recorded) => return recorded,
-                Err(back) => new = back,
-            }
-        }
-        Box::pin(self.record_in_store(agent, id, new, observer)).await
+                Err(back) => back,
+            },
+        };
+        Box::pin(self.record_in_store(agent, id, *new, observer)).await
     }
 
     /// Remembers that a call has lost sight of a task, for those who ask while the agent is away. A final
@@ -157,24 +202,26 @@ impl TaskStore {
         &self,
         agent: &Arc<str>,
         id: &str,
-        mut new: Arc<TaskRecord>,
+        mut new: TaskRecord,
         observer: Observer,
-    ) -> Result<Recorded, Arc<TaskRecord>> {
+    ) -> Result<Recorded, Box<TaskRecord>> {
         let now = Instant::now();
         let mut local = self.local();
         let before = match local.get(agent, id, now) {
-            Some(Place::InStore) => return Err(new),
-            Some(Place::Here(before)) if before.outlives(&new, observer) => {
-                return Ok(Recorded::Kept(Arc::clone(before)));
-            }
-            Some(Place::Here(before)) => Some(Arc::clone(before)),
             None => None,
+            Some(Place::InStore) => return Err(Box::new(new)),
+            Some(here) => here.clone().record(),
         };
-        if before.as_ref().is_some_and(|before| before.is_submitted) {
-            Arc::make_mut(&mut new).is_submitted = true;
+        if let Some(before) = before.as_ref().filter(|before| before.outlives(&new, observer)) {
+            return Ok(Recorded::Kept(Arc::clone(before)));
         }
+        new.is_submitted |= before.as_ref().is_some_and(|before| before.is_submitted);
         let (ttl, bytes) = (new.keep_for(), new.allocated());
-        let gone = local.put(agent, id, Place::Here(new), bytes, ttl, now);
+        let place = match Ended::of(&new) {
+            Some(ended) => Place::Ended(ended),
+            None => Place::Here(Arc::new(new)),
+        };
+        let gone = local.put(agent, id, place, bytes, ttl, now);
         drop(local);
         drop(gone);
         Ok(Recorded::Written { before })
@@ -184,13 +231,10 @@ impl TaskStore {
         &self,
         agent: &Arc<str>,
         id: &str,
-        new: Arc<TaskRecord>,
+        new: TaskRecord,
         observer: Observer,
     ) -> Recorded {
-        let here = match self.place(agent, id) {
-            Some(Place::Here(record)) => Some(record),
-            Some(Place::InStore) | None => None,
-        };
+        let here = self.place(agent, id).and_then(Place::record);
         if let Some(here) = here.as_ref().filter(|here| here.outlives(&new, observer)) {
             return Recorded::Kept(Arc::clone(here));
         }
@@ -221,7 +265,7 @@ impl TaskStore {
             Err(error) => {
                 tracing::debug!(%agent, task = id, reason = error.message, "cannot share a task");
                 let bytes = new.allocated();
-                self.put(agent, id, Place::Here(new), bytes, ttl);
+                self.put(agent, id, Place::Here(Arc::new(new)), bytes, ttl);
                 Recorded::Written { before: here }
             }
         }
@@ -257,10 +301,8 @@ impl TaskStore {
 /// A task as the store has it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct StoredTask {
-    task: TaskRef,
     state: String,
     reply: StoredReply,
-    follow_up: Option<FollowUp>,
     is_submitted: bool,
     seen_at: SystemTime,
     alive: Duration,
@@ -271,10 +313,8 @@ struct StoredTask {
 impl StoredTask {
     fn new(record: &TaskRecord) -> Self {
         Self {
-            task: record.task.clone(),
             state: record.state.to_string(),
             reply: StoredReply::new(&record.reply),
-            follow_up: record.follow_up.clone(),
             is_submitted: record.is_submitted,
             seen_at: record.seen_at,
             alive: record.alive,
@@ -284,11 +324,11 @@ impl StoredTask {
     }
 
     fn into_record(self) -> TaskRecord {
+        let reply = self.reply.into_reply();
         TaskRecord {
-            task: self.task,
             state: TaskState::parse(&self.state),
-            reply: self.reply.into_reply(),
-            follow_up: self.follow_up,
+            follow_up: reply.as_ref().ok().and_then(|outcome| outcome.follow_up.clone()),
+            reply,
             is_submitted: self.is_submitted,
             seen_at: self.seen_at,
             alive: self.alive,
@@ -302,7 +342,7 @@ mod tests {
     use super::super::memory::MemoryStore;
     use super::*;
     use crate::reply::error::Code;
-    use crate::reply::outcome::{Content, Outcome, Status};
+    use crate::reply::outcome::{Content, Status};
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -310,8 +350,7 @@ mod tests {
         let task = TaskRef { id: Some("t".into()), context_id: None, agent: "a".into(), skill: None };
         let content = Content { message: message.to_owned(), ..Content::default() };
         TaskRecord {
-            reply: Ok(Arc::new(Outcome::new(Status::from(&state), content, task.clone()))),
-            task,
+            reply: Ok(Arc::new(Outcome::new(Status::from(&state), content, task))),
             state,
             follow_up: None,
             is_submitted: false,

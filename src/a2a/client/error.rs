@@ -144,7 +144,8 @@ impl ClientError {
         }
     }
 
-    /// What the answer proves if the agent does not speak the wire of the call: it has not run it.
+    /// What the answer says if the agent does not speak the wire of the call. All but
+    /// [`Retry::WrongAddress`] prove that it has not run it.
     pub fn wrong_wire(&self) -> Option<Retry> {
         let Self::Refused { http_status, code, origin, .. } = self else {
             return None;

@@ -68,7 +68,6 @@ impl<P: Progress> CallRun<'_, P> {
         outcome.follow_up = follow_up.as_ref().map(|follow_up| follow_up.follow_up.clone());
         let outcome = Arc::new(outcome);
         let record = TaskRecord {
-            task: outcome.task.clone(),
             state: task.state.clone(),
             reply: Ok(Arc::clone(&outcome)),
             follow_up: outcome.follow_up.clone(),

@@ -41,7 +41,8 @@ impl<P: Progress> CallRun<'_, P> {
             }
             ended => ended?,
         };
-        // Between two streams events may have been missed.
+        // One stream that has told everything needs no check. Polling ends at once, unless a submitted task
+        // waits for authentication.
         if fold.is_settled() && *subscriptions == 0 && !fold.is_bare() {
             return Ok(Phase::Polling);
         }
