@@ -14,7 +14,7 @@ const KEPT_BUFFER: usize = 64 << 10;
 /// Whether `bytes`, taken as JSON, never nests deeper than [`MAX_DEPTH`].
 pub(crate) fn is_shallow(bytes: &[u8]) -> bool {
     // Nearly everything has fewer brackets than that altogether, and counting is fast.
-    let opening = bytes.iter().filter(|byte| matches!(byte, b'{' | b'[')).count();
+    let opening = memchr::memchr2_iter(b'{', b'[', bytes).take(MAX_DEPTH + 1).count();
     opening <= MAX_DEPTH || is_shallow_outside_strings(bytes)
 }
 

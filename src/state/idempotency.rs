@@ -273,7 +273,9 @@ fn is_same(one: &str, other: &str) -> Result<(), ActionError> {
     if one == other {
         return Ok(());
     }
-    Err(ActionError::invalid("this idempotency key was used with another body within two minutes"))
+    Err(ActionError::invalid(
+        "this idempotency key (`Nats-Msg-Id`) was used with another body within two minutes",
+    ))
 }
 
 #[cfg(test)]
