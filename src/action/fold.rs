@@ -42,9 +42,9 @@ pub struct Fold<'a> {
 enum Past {
     #[default]
     None,
-    /// Its state is: the agent repeats the old task before it continues with it.
+    /// Its state is old: the agent repeats the task before it continues.
     Old,
-    /// All of it is: it was looked up, and the first event tells whether the agent goes on with it.
+    /// All of it was looked up before the answer; the first event shows whether the agent continues this task.
     LookedUp,
 }
 
