@@ -83,7 +83,6 @@ impl Prompts {
         let keepalive = self.dispatcher.agent().config.stream_keepalive;
         let mut chunks = Chunks::new(self.client.clone(), to, keepalive);
         let done = self.dispatcher.guarded(Box::pin(self.run(&message, trace, &mut chunks))).await;
-        spans::outcome(done.as_ref().map_or_else(|error| error.info.code.name(), |()| "COMPLETED"));
         call.end(chunks.end(done).await);
     }
 
@@ -108,6 +107,7 @@ impl Prompts {
                 }
                 Ok(Continuation::Moved(moved)) => moved,
                 Err(error) => {
+                    spans::outcome(error.info.code.name());
                     self.abandon(&outcome, &error, &options).await;
                     return Err(error);
                 }

@@ -38,7 +38,7 @@ pub fn hand_on(_: &mut Trace) {}
 pub fn task(_: &str, _: Option<&str>) {}
 
 /// Nobody wants to know.
-pub fn outcome(_: &str) {}
+pub fn outcome(_: &'static str) {}
 
 /// Nobody wants to know.
 pub fn ended(_: Option<&'static str>) {}

@@ -5,8 +5,8 @@
 
 mod export;
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use opentelemetry::context::{FutureExt as _, WithContext};
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
@@ -26,12 +26,12 @@ const MAX_ID: usize = 256;
 /// Set once, when spans are exported.
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
-/// What the end of a call has to know of its way.
+/// What a call notes for the end of its span. A span keeps every attribute that it is given, even the same
+/// one twice, so each is set once.
 #[derive(Debug, Default)]
 struct Noted {
-    /// A span keeps every attribute that it is given, the same one twice too.
     task: AtomicBool,
-    failure: OnceLock<&'static str>,
+    outcome: Mutex<Option<&'static str>>,
 }
 
 /// The span of one call; empty when nothing is exported.
@@ -91,17 +91,12 @@ pub fn task(id: &str, context_id: Option<&str>) {
     }
 }
 
-/// How the work ended, in the word that the metrics have for it.
-pub fn outcome(outcome: &str) {
-    let context = Context::current();
-    let Some(noted) = context.get::<Noted>() else { return };
-    context.span().set_attribute(KeyValue::new("a2a.outcome", outcome.to_owned()));
-    let failure = match outcome {
-        "FAILED" => "task_failed",
-        "REJECTED" => "task_rejected",
-        _ => return,
-    };
-    let _ = noted.failure.set(failure);
+/// How the work ended, in the word that the metrics have for it. The last word counts: a prompt with a
+/// question makes several calls.
+pub fn outcome(outcome: &'static str) {
+    if let Some(noted) = Context::current().get::<Noted>() {
+        *noted.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+    }
 }
 
 /// The caller has its reply, with the code of an error if it is one. What happens later, as for a task that
@@ -113,7 +108,16 @@ pub fn ended(error: Option<&'static str>) {
     if !span.is_recording() {
         return;
     }
-    if let Some(error) = error.or_else(|| noted.failure.get().copied()) {
+    let outcome = *noted.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(outcome) = outcome {
+        span.set_attribute(KeyValue::new("a2a.outcome", outcome));
+    }
+    let failure = match outcome {
+        Some("FAILED") => Some("task_failed"),
+        Some("REJECTED") => Some("task_rejected"),
+        _ => None,
+    };
+    if let Some(error) = error.or(failure) {
         span.set_attribute(KeyValue::new("error.type", error));
         // Without the error's text: that may be the agent's, and hold anything.
         span.set_status(Status::error(""));
