@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use self::departures::Departures;
 use self::served::Served;
 use crate::a2a::{self, auth::AuthError};
-use crate::action::actions::{Actions, Limits, Redact, Stop};
+use crate::action::actions::{Actions, Limits, Stop};
 use crate::action::assemble::ArtifactRules;
 use crate::agent::{Agent, Predecessors, State as AgentState};
 use crate::bus::agent_protocol::AgentProtocol;
@@ -322,10 +322,7 @@ impl Bridge {
             Arc::clone(&self.state),
             updates,
             stop.clone(),
-            Redact({
-                let output = agent.output.clone();
-                Arc::new(move |text| output.cover(text))
-            }),
+            agent.secrets.clone(),
         );
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));

@@ -104,6 +104,7 @@ mod json;
 pub mod metrics;
 pub mod process;
 pub mod reply;
+pub mod secrets;
 pub mod state;
 pub mod tasks;
 pub mod telemetry;

@@ -17,6 +17,7 @@ use super::client::ClientError;
 use super::dialect::Dialect;
 use super::security::Security;
 use crate::json::shorten;
+use crate::secrets::Secrets;
 pub use fetch::fetch;
 
 /// Most problems of skills that are logged for one card.
@@ -73,6 +74,19 @@ pub enum CardError {
 }
 
 impl CardError {
+    /// The same without the agent's credentials.
+    #[must_use]
+    pub fn redacted(mut self, secrets: &Secrets) -> Self {
+        match &mut self {
+            Self::Fetch { source, .. } => source.redact(secrets),
+            Self::Status(text) | Self::Invalid(text) | Self::Unsupported(text) | Self::Auth(text) => {
+                secrets.redact(text);
+            }
+            Self::Timeout { .. } | Self::TooLarge { .. } | Self::NobodyThere { .. } => {}
+        }
+        self
+    }
+
     /// Whether there is no agent at all, rather than one without a usable card.
     pub fn is_nobody_there(&self) -> bool {
         match self {

@@ -26,6 +26,7 @@ use crate::a2a::retry::Retries;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, TaskRef};
+use crate::secrets::Secrets;
 use crate::state::State;
 use crate::state::tasks::TaskRecord;
 use crate::telemetry::spans;
@@ -81,16 +82,6 @@ pub struct TaskUpdate {
     pub reply: Reply,
 }
 
-/// Takes credentials out of a text.
-#[derive(Clone)]
-pub struct Redact(pub Arc<dyn Fn(&mut String) + Send + Sync>);
-
-impl std::fmt::Debug for Redact {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Redact")
-    }
-}
-
 #[derive(Debug)]
 pub struct Actions {
     pub(super) agent: Arc<str>,
@@ -99,7 +90,7 @@ pub struct Actions {
     pub(super) state: Arc<State>,
     updates: mpsc::Sender<TaskUpdate>,
     pub(super) stop: Stop,
-    redact: Redact,
+    secrets: Secrets,
 }
 
 /// A skill as a call needs it.
@@ -128,9 +119,9 @@ impl Actions {
         state: Arc<State>,
         updates: mpsc::Sender<TaskUpdate>,
         stop: Stop,
-        redact: Redact,
+        secrets: Secrets,
     ) -> Self {
-        Self { agent, limits, live, state, updates, stop, redact }
+        Self { agent, limits, live, state, updates, stop, secrets }
     }
 
     pub fn state(&self) -> &State {
@@ -319,7 +310,7 @@ impl Actions {
     /// Records that a call has lost track of its task, for whoever asks for it.
     pub(super) async fn lost_from_sight(&self, error: ActionError) -> ActionError {
         // What is remembered has no credentials in it.
-        let error = error.redacted(|text| (self.redact.0)(text));
+        let error = error.redacted(&self.secrets);
         if let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) {
             self.state.tasks.lose(&self.agent, id, &error).await;
         }

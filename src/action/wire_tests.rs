@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::actions::{Actions, Limits, Redact, Skill, Stop};
+use super::actions::{Actions, Limits, Skill, Stop};
 use super::assemble::ArtifactRules;
 use super::progress::Silent;
 use super::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
@@ -17,6 +17,7 @@ use crate::a2a::card::Card;
 use crate::a2a::model::Part;
 use crate::a2a::tests::fake::{Fake, NEVER, error, ok, v01};
 use crate::reply::Reply;
+use crate::secrets::Secrets;
 
 /// The actions of a fake agent that shows this card.
 pub(super) async fn actions(fake: &Fake, card: &Value) -> Actions {
@@ -44,7 +45,7 @@ pub(super) async fn actions_with(lines: &str, fake: &Fake, card: &Value) -> Acti
         artifacts: ArtifactRules { answer: vec!["*".to_owned()], notice: Vec::new() },
     };
     let (news, _) = mpsc::channel(1);
-    Actions::new("fake".into(), limits, live, Arc::default(), news, Stop::default(), Redact(Arc::new(|_| {})))
+    Actions::new("fake".into(), limits, live, Arc::default(), news, Stop::default(), Secrets::default())
 }
 
 pub(super) async fn invoke(actions: &Actions, session_id: Option<&str>, options: &CallOptions) -> Value {

@@ -20,7 +20,6 @@ mod watch;
 
 use std::sync::Arc;
 
-use secrecy::SecretString;
 use tokio::sync::{Notify, watch as channel};
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +28,7 @@ use crate::a2a::{self, Instance};
 use crate::config;
 use crate::process::child::Host;
 use crate::process::output::Output;
+use crate::secrets::Secrets;
 use crate::tasks::OnFailure;
 
 use calls::{Calls, Work};
@@ -50,6 +50,8 @@ pub struct Agent {
     pub live: channel::Receiver<Option<Arc<Instance>>>,
     /// What its process writes.
     pub output: Output,
+    /// Its credentials, which no error message shows.
+    pub secrets: Secrets,
     /// Its calls, counted.
     pub calls: Arc<Calls>,
     wanted: channel::Sender<Wanted>,
@@ -71,6 +73,7 @@ impl Agent {
         a2a::chooser(&config, http)?;
         let name: Arc<str> = config.name.as_str().into();
         let config = Arc::new(config);
+        let secrets = config.secrets();
         let lifecycle = Lifecycle::new(Arc::clone(&name), Arc::clone(&config));
         let (status_sender, status) = channel::channel(lifecycle.status());
         let (live_sender, live) = channel::channel(None);
@@ -80,7 +83,8 @@ impl Agent {
             name: Arc::clone(&name),
             status,
             live,
-            output: Output::new(Arc::clone(&name), secrets(&config)),
+            output: Output::new(Arc::clone(&name), secrets.clone()),
+            secrets,
             calls: before.calls,
             wanted,
             recheck: Arc::default(),
@@ -178,27 +182,4 @@ pub enum Order {
     Stop,
     /// End, and start at once.
     Restart,
-}
-
-/// What must not show up in the agent's output.
-fn secrets(config: &config::Agent) -> Vec<SecretString> {
-    let is_secret = |name: &&String| {
-        let name = name.to_ascii_lowercase();
-        ["token", "secret", "password", "key", "credential"].iter().any(|word| name.contains(word))
-    };
-    let variables = config.env.iter().filter(|(name, _)| is_secret(name));
-    let auth = config.auth.iter().chain(&config.card_auth).flatten().flat_map(|auth| {
-        let key = auth.api_key.iter().map(|key| &key.value);
-        let password = auth.basic.iter().map(|basic| &basic.password);
-        let client = auth.oauth2.iter().map(|oauth| &oauth.client_secret);
-        auth.bearer.iter().chain(key).chain(password).chain(client)
-    });
-    config
-        .bearer_token
-        .iter()
-        .chain(auth)
-        .chain(config.headers.values())
-        .chain(variables.map(|(_, value)| value))
-        .cloned()
-        .collect()
 }

@@ -91,7 +91,10 @@ impl Start {
             Ok(KnownCard { card: Arc::new(card), interface })
         };
         match tokio::time::timeout(limit, reading).await {
-            Ok(known) => known.map_err(ProbeError::Card),
+            // An agent may repeat the credentials that it was asked with.
+            Ok(known) => {
+                known.map_err(|error: CardError| ProbeError::Card(error.redacted(&self.config.secrets())))
+            }
             Err(_) => Err(ProbeError::Card(CardError::Timeout { url: self.config.url.to_string(), limit })),
         }
     }

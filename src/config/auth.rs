@@ -2,14 +2,17 @@
 
 use std::path::PathBuf;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use schemars::JsonSchema;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
 use super::fields::{Fields, MAPPING, checked, each, unexpected};
 use super::node::{Node, Value};
 use super::problem::Report;
-use super::{check, schema, values};
+use super::{Agent, check, schema, values};
+use crate::secrets::Secrets;
 
 /// One way to authenticate: exactly one of `bearer`, `api_key`, `basic` and `oauth2`.
 #[derive(Debug, Clone, JsonSchema)]
@@ -78,6 +81,30 @@ pub struct Basic {
     /// The password.
     #[schemars(with = "String")]
     pub password: SecretString,
+}
+
+impl Agent {
+    /// The credentials in the settings of the agent: what its output and errors must not show.
+    pub fn secrets(&self) -> Secrets {
+        let is_secret = |name: &&String| {
+            let name = name.to_ascii_lowercase();
+            ["token", "secret", "password", "key", "credential"].iter().any(|word| name.contains(word))
+        };
+        let variables = self.env.iter().filter(|(name, _)| is_secret(name));
+        let auth = self.auth.iter().chain(&self.card_auth).flatten();
+        // On the wire, a password is part of a longer word.
+        let pairs = auth.clone().filter_map(|auth| auth.basic.as_ref()).map(|Basic { user, password }| {
+            SecretString::from(STANDARD.encode(format!("{user}:{}", password.expose_secret())))
+        });
+        let auth = auth.flat_map(|auth| {
+            let key = auth.api_key.iter().map(|key| &key.value);
+            let password = auth.basic.iter().map(|basic| &basic.password);
+            let client = auth.oauth2.iter().map(|oauth| &oauth.client_secret);
+            auth.bearer.iter().chain(key).chain(password).chain(client)
+        });
+        let values = self.headers.values().chain(variables.map(|(_, value)| value));
+        Secrets::new(self.bearer_token.iter().chain(auth).chain(values).cloned().chain(pairs))
+    }
 }
 
 /// OAuth2 client credentials.

@@ -204,7 +204,7 @@ impl Dispatcher {
                 tracing::error!(agent = %self.agent.name, "a request panicked; please report this bug");
                 Err(ActionError::internal().after_reaching_agent())
             });
-            done.map_err(|error| error.redacted(|text| self.agent.output.cover(text)))
+            done.map_err(|error| error.redacted(&self.agent.secrets))
         })
     }
 

@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
 use tokio::sync::watch;
 
 use pump::Pump;
+
+use crate::secrets::Secrets;
 
 /// How many lines are kept, both streams together.
 const KEPT: usize = 200;
@@ -23,9 +24,6 @@ const KEPT: usize = 200;
 const KEPT_BYTES: usize = 256 << 10;
 /// How many bytes of a line are kept.
 const KEPT_LINE: usize = 2000;
-/// A shorter value may be any word, and is not taken for a secret.
-const SHORTEST_SECRET: usize = 8;
-
 /// Where a line came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -94,7 +92,7 @@ pub struct Output(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     agent: Arc<str>,
-    secrets: Vec<SecretString>,
+    secrets: Secrets,
     ring: Mutex<Ring>,
     /// The next number; tells those who follow that there is more.
     next: watch::Sender<u64>,
@@ -111,17 +109,8 @@ struct Ring {
 }
 
 impl Output {
-    /// Of nothing yet. What is in `secrets` is covered wherever it shows up.
-    pub fn new(agent: Arc<str>, secrets: impl IntoIterator<Item = SecretString>) -> Self {
-        // Output comes in lines, and so does a key in PEM form.
-        let lines = |secret: SecretString| {
-            let lines = secret.expose_secret().lines().map(str::trim);
-            lines.map(SecretString::from).collect::<Vec<_>>()
-        };
-        let mut secrets: Vec<SecretString> = secrets.into_iter().flat_map(lines).collect();
-        secrets.retain(|secret| secret.expose_secret().len() >= SHORTEST_SECRET);
-        // One that begins with another would be covered in part only.
-        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose_secret().len()));
+    /// Of nothing yet. What is in `secrets` never shows up in a line.
+    pub fn new(agent: Arc<str>, secrets: Secrets) -> Self {
         Self(Arc::new(Shared {
             agent,
             secrets,
@@ -205,17 +194,8 @@ impl Output {
             // A terminal acts upon control characters.
             .map(|c| if c.is_control() && c != '\t' { '\u{b7}' } else { c })
             .collect();
-        self.cover(&mut text);
+        self.0.secrets.redact(&mut text);
         text
-    }
-
-    /// Takes secrets out of a text.
-    pub fn cover(&self, text: &mut String) {
-        for secret in &self.0.secrets {
-            if text.contains(secret.expose_secret()) {
-                *text = text.replace(secret.expose_secret(), "***");
-            }
-        }
     }
 }
 
@@ -223,11 +203,13 @@ impl Output {
 mod tests {
     use std::time::Duration;
 
+    use secrecy::SecretString;
+
     use super::pump::MAX_LINE;
     use super::*;
 
     fn output() -> Output {
-        Output::new("a".into(), [SecretString::from("t0ps3cret")])
+        Output::new("a".into(), Secrets::new([SecretString::from("t0ps3cret")]))
     }
 
     fn texts(lines: &[Line]) -> Vec<&str> {
@@ -267,15 +249,6 @@ mod tests {
         let text = b"token t0ps3cret \x1b[31mred".as_slice();
         output.pump(text, Stream::Stdout).await;
         assert_eq!(texts(&output.tail(0, 1)), ["token *** \u{b7}[31mred"]);
-    }
-
-    #[tokio::test]
-    async fn secrets_of_several_lines_and_secrets_within_others_are_covered_whole() {
-        let secrets = ["t0ps3cret", "t0ps3cret-and-more", "BEGIN KEY\n  Zm9vYmFyYmF6\nEND KEY\n"];
-        let output = Output::new("a".into(), secrets.map(SecretString::from));
-        let text = b"t0ps3cret-and-more t0ps3cret\nBEGIN KEY\nZm9vYmFyYmF6\n".as_slice();
-        output.pump(text, Stream::Stdout).await;
-        assert_eq!(texts(&output.tail(0, 9)), ["*** ***", "***", "***"]);
     }
 
     #[tokio::test]

@@ -76,6 +76,7 @@ mod tests {
     use nix::sys::wait::waitpid;
 
     use super::*;
+    use crate::secrets::Secrets;
 
     #[tokio::test]
     async fn an_exit_that_somebody_else_has_read_is_unknown_and_no_success() {
@@ -86,7 +87,7 @@ mod tests {
             env: std::collections::BTreeMap::new(),
             stop_signal: Signal::SIGTERM,
         };
-        let output = Output::new("a".into(), Vec::new());
+        let output = Output::new("a".into(), Secrets::default());
         // Nothing is awaited between spawn and wait, so this is the first to read the status.
         let Started { pid, mut phase, .. } = start(&spec, &Host::default(), &output).unwrap();
         waitpid(Pid::from_raw(pid), None).unwrap();

@@ -8,6 +8,7 @@ use super::outcome::{Metadata, TaskRef};
 use crate::a2a::client::{ClientError, chain};
 use crate::a2a::retry::{Retries, Retry};
 use crate::json;
+use crate::secrets::Secrets;
 
 /// The contract's codes. Names and numbers are public interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,12 +170,13 @@ pub struct ActionError {
 }
 
 impl ActionError {
-    /// The same without what `cover` takes out.
-    pub fn redacted(mut self, cover: impl Fn(&mut String)) -> Self {
-        cover(&mut self.message);
+    /// The same without the agent's credentials, which some agents repeat.
+    #[must_use]
+    pub fn redacted(mut self, secrets: &Secrets) -> Self {
+        secrets.redact(&mut self.message);
         if let Some(data) = self.info.a2a_data.take() {
             let mut text = data.get().to_owned();
-            cover(&mut text);
+            secrets.redact(&mut text);
             self.info.a2a_data = RawValue::from_string(text).ok();
         }
         self

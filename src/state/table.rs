@@ -171,7 +171,7 @@ impl<V> Table<V> {
         let Some((largest, rows)) = self.agents.iter_mut().max_by_key(|(_, rows)| rows.bytes) else {
             return false;
         };
-        if largest == agent && rows.queue.front().is_none_or(|oldest| oldest.number == number) {
+        if largest == agent && rows.oldest() == Some(number) {
             return false;
         }
         let Some(row) = rows.take_oldest() else { return false };
@@ -221,13 +221,21 @@ impl<V> Rows<V> {
         None
     }
 
-    fn take_oldest(&mut self) -> Option<Row<V>> {
-        loop {
-            let Place { id, number, .. } = self.queue.pop_front()?;
-            if let Some(row) = self.take(&id, number) {
-                return Some(row);
+    /// The number of the oldest row. Forgets the outdated places before it.
+    fn oldest(&mut self) -> Option<u64> {
+        while let Some(Place { id, number, .. }) = self.queue.front() {
+            if self.by_id.get(id).is_some_and(|row| row.number == *number) {
+                return Some(*number);
             }
+            self.queue.pop_front();
         }
+        None
+    }
+
+    fn take_oldest(&mut self) -> Option<Row<V>> {
+        self.oldest()?;
+        let Place { id, number, .. } = self.queue.pop_front()?;
+        self.take(&id, number)
     }
 
     /// Takes a row, unless it was written again since.
@@ -284,6 +292,16 @@ mod tests {
         );
         put(&mut table, "busy", 10_001, 1);
         assert_eq!(table.get("busy", "10000", Instant::now()), None);
+    }
+
+    #[test]
+    fn a_row_that_grows_beyond_all_others_is_not_evicted_for_itself() {
+        let mut table = Table::evicting(10_000);
+        for agent in ["a", "b", "c"] {
+            put(&mut table, agent, 0, 2_000);
+        }
+        put(&mut table, "a", 0, 6_000);
+        assert_eq!(table.get("a", "0", Instant::now()), Some(&0));
     }
 
     #[test]

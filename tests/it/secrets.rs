@@ -75,6 +75,24 @@ async fn an_agent_that_repeats_its_credentials_does_not_betray_them(#[case] repe
     assert!(!bridge.log().contains(TOKEN), "{}", bridge.log());
 }
 
+#[rstest]
+#[case::whole("")]
+#[case::cut_off_where_the_message_ends("0123456789".repeat(40))]
+#[tokio::test]
+async fn a_card_that_repeats_the_credentials_does_not_betray_them(#[case] more: impl AsRef<str>) {
+    let token = format!("canary-bearer-1f0c{}", more.as_ref());
+    let peer = Peer::start(|seen| Answer::text(200, "text/html", seen.header("authorization").unwrap()));
+    let agent = attached("peer", &peer.url()).set("bearer_token", token.as_str());
+    let mut bridge = Bridge::of(agent).log("debug").start_early().await;
+    let has_error = |object: &serde_json::Value| object["last_error"].is_string();
+    let registry = bridge.announced("peer", has_error).await.to_string();
+    let card = bridge.card("peer").await.expect_error("agent_unavailable").saying("Bearer ***").text;
+    let shown = [registry, card, bridge.info("peer").await.to_string(), bridge.log()];
+    for text in shown {
+        assert!(text.contains("Bearer ***") && !text.contains("canary"), "{text}");
+    }
+}
+
 #[tokio::test]
 async fn wrong_settings_with_secrets_in_them_do_not_show_them() {
     let dir = tempfile::tempdir().unwrap();

@@ -10,6 +10,7 @@ use a2a_bridge::process::child::{Child, Host, Spec};
 use a2a_bridge::process::guard;
 use a2a_bridge::process::output::Output;
 use a2a_bridge::process::procfs::{self, Stat};
+use a2a_bridge::secrets::Secrets;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use secrecy::SecretString;
@@ -168,7 +169,7 @@ fn spec(mark: &str, line: &str) -> Spec {
 }
 
 fn output() -> Output {
-    Output::new(Arc::from("stress"), [])
+    Output::new(Arc::from("stress"), Secrets::default())
 }
 
 async fn trees() -> Row {

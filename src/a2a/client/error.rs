@@ -6,6 +6,7 @@ use crate::a2a::auth::TokenError;
 use crate::a2a::http::HttpError;
 use crate::a2a::retry::Retry;
 use crate::json;
+use crate::secrets::Secrets;
 
 /// JSON-RPC codes of A2A that the bridge acts upon.
 pub mod code {
@@ -104,6 +105,19 @@ fn refusal(status: &Option<u16>, code: &Option<i64>, message: &str) -> String {
 }
 
 impl ClientError {
+    /// Takes the agent's credentials out of its own words.
+    pub fn redact(&mut self, secrets: &Secrets) {
+        match self {
+            Self::Refused { message, .. } => secrets.redact(message),
+            Self::NotA2a { reason, snippet } => {
+                secrets.redact(reason);
+                secrets.redact(snippet);
+            }
+            Self::Encoded { encoding } => secrets.redact(encoding),
+            Self::Unreachable(_) | Self::Broken(_) | Self::Token(_) | Self::TooLarge { .. } => {}
+        }
+    }
+
     /// Whether the agent may have begun to work on the call.
     pub fn is_delivered(&self) -> bool {
         !matches!(self, Self::Unreachable(_) | Self::Token(_))
