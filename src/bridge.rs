@@ -29,7 +29,8 @@ use crate::dispatch::Dispatcher;
 use crate::metrics::{self, Metrics};
 use crate::process::child::Host;
 use crate::process::leftovers::Records;
-use crate::state::State;
+use crate::state::memory::MemoryStore;
+use crate::state::{State, StateStore};
 use crate::tasks::{OnFailure, Tasks};
 
 /// Changes of submitted tasks that wait to be published, for one agent.
@@ -164,7 +165,8 @@ impl Bridge {
         let client = connect(&config.nats).await?;
         let tasks = Tasks::default();
         let mesh = Mesh { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
-        let state = Arc::new(State::default());
+        let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
+        let state = Arc::new(State::new(&store));
         let metrics = Arc::new(Metrics::new(client, Arc::clone(&state)));
         let departures = Departures::new(tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {

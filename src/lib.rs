@@ -14,7 +14,7 @@
 //!
 //! | module | owns | does not know |
 //! | --- | --- | --- |
-//! | [`config`] | the settings file: reading, checking, explaining | everything else |
+//! | [`config`] | the settings file: reading, checking, explaining | everything else but [`secrets`] |
 //! | [`process`] | one child in its own process group, the back-off between its starts | A2A, NATS |
 //! | [`a2a`] | the client side of A2A: the card, the dialects, send, stream, get, cancel | NATS, processes |
 //! | [`agent`] | supervising one agent: process and card make a [status](agent::Status) | NATS |
@@ -25,6 +25,10 @@
 //! | [`bus`] | NATS: the connection, subjects, one service per agent, the front doors | processes |
 //! | [`bridge`] | the order in which all this starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
+//!
+//! Below all of them: [`secrets`] (credentials, and how they are redacted), [`tasks`] (background tasks),
+//! [`telemetry`] (logs and spans) and `json`. [`metrics`] reads what the others count, and [`demo_agent`] is an agent
+//! of its own for tests and first steps.
 //!
 //! Nothing points back up. If two siblings need each other, what they share is a small type below
 //! both: [`a2a::Instance`] is a running agent as calls see it, written by `agent`, read by `action`.
@@ -40,36 +44,43 @@
 //! 4. [`Actions`](action::actions::Actions) makes the message for the agent. An answer to a question first
 //!    *claims* its [follow-up id](state::follow_ups), so that it works once.
 //! 5. `CallRun`, the state machine in `action::run`, sends the message, at most once unless the agent's answer
-//!    proves that nothing ran ([`a2a::retry`]), and follows the task: it reads a stream, subscribes again, or polls. Everything goes through the [fold](action::fold); the front door
-//!    learns of it through [`Progress`](action::progress::Progress).
+//!    proves that nothing ran ([`a2a::retry`]), and follows the task: it reads a stream, subscribes again, or
+//!    polls. Everything goes through the [fold](action::fold); the front door learns of it through
+//!    [`Progress`](action::progress::Progress).
 //! 6. When the task has settled, [`assemble`](action::assemble) makes the message, a question gets a
 //!    follow-up id, and the task goes to the [task store](state::tasks).
 //! 7. The reply stays typed up to the front door, which turns it into bytes ([`bus::outgoing`], [`bus::frames`]).
 //!
-//! The supervisor of an agent is not on this path. It writes two watch channels; endpoints exist only while
-//! the agent is ready, so that callers get *no responders* at once instead of a timeout.
+//! The supervisor of an agent is not on this path. It writes two watch channels. The endpoints of skills exist
+//! only while the agent is ready, so that callers get *no responders* at once instead of a timeout; the built-in
+//! actions (answers, tasks, the card) are always there.
 //!
 //! # Where things are plugged in
 //!
-//! - A **front door** is an adapter in `bus` that calls [`Dispatcher::call`](dispatch::Dispatcher::call). `Bridge::place`
-//!   in `bridge.rs` gives each agent its front doors.
-//! - A **store** implements [`StateStore`](state::StateStore) and is handed to [`State::new`](state::State::new), in
-//!   `Bridge::connect`.
+//! - A **front door** is an adapter that turns what arrives into a [`Request`](dispatch::request::Request), calls
+//!   [`Dispatcher::call`](dispatch::Dispatcher::call) and turns the reply into bytes; [`bus::actions`] is the model.
+//!   `Bridge::place` in `bridge.rs` gives each agent its front doors, and `Served` in `bridge/served.rs` takes them
+//!   away again. `Publication::start` brings in `bus::actions`.
+//! - A **store** implements [`StateStore`](state::StateStore) in `state/mod.rs`. `Bridge::connect` in `bridge.rs` makes
+//!   one and hands it to [`State::new`](state::State::new).
 //! - A **dialect** of A2A is a variant of [`Dialect`](a2a::dialect::Dialect) and a file beside it.
 //!
 //! # Where it is decided
 //!
 //! | what | where |
 //! | --- | --- |
-//! | a reply subject is refused | `Reader::take` in `bus/service/endpoint.rs`, by the rule in `bus/subject/reply_guard.rs` |
-//! | a request is `busy` | `dispatch/permits.rs` |
-//! | a request is a repeat | `Dispatcher::call`, by `state/idempotency.rs` |
-//! | an answer claims its follow-up id | `Actions::answer` in `action/answer.rs`, by `state/follow_ups.rs` |
-//! | a call counts as in flight, so that its agent is not taken for hung | `Dispatcher::call`; `agent/watch.rs` asks |
-//! | a message may be sent again | `a2a/client/error.rs` has the proofs; `a2a/retry.rs` names them |
-//! | a credential is withheld from a host | `Chooser::client` in `a2a/choose.rs`, by the rule in `a2a/address.rs` |
+//! | a reply subject is refused | `Reader::take` in `bus/service/endpoint.rs`, by `ReplyGuard::allows` in `bus/subject/reply_guard.rs` |
+//! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; frames obey it in `Frames::in_form` in `bus/frames.rs` |
+//! | a request is `busy` because of `max_in_flight` | `Permits::take` in `dispatch/permits.rs` |
+//! | a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, by `Idempotency::begin` in `state/idempotency.rs` |
+//! | an answer claims its follow-up id | `Actions::answer` in `action/answer.rs`, by `FollowUps::claim` in `state/follow_ups.rs` |
+//! | a call counts as in flight, so that its agent is not taken for hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/watch.rs` asks |
+//! | a message may be sent again | `Retry` in `a2a/retry.rs`, which also lists who sends it |
+//! | a credential is withheld from a host | `Chooser::client` in `a2a/choose.rs`, by `Places::is_trusted` in `a2a/address.rs` |
+//! | a credential is redacted in an error | `Dispatcher::guarded` in `dispatch/mod.rs`, by `Secrets::redact` in `secrets.rs` |
 //! | a stream that was cut off goes on | `action/run/stream.rs` |
-//! | an exit leads to a restart or not | `agent/lifecycle.rs` |
+//! | an exit leads to a restart or not, and when | `Lifecycle::next` in `agent/lifecycle.rs`; the pause is `Backoff::pause` in `process/restart.rs` |
+//! | state makes room, or refuses | `Table::evict` and `Table::put` in `state/table.rs`; `state/memory.rs` says which kind does what |
 //! | a reply becomes bytes, and is cut if it is too large | `bus/outgoing.rs` |
 //!
 //! # Who owns what
@@ -89,7 +100,8 @@
 //! Everything that comes from outside: bodies and nesting ([`config`] has the limits per agent), cards,
 //! published skills, calls in flight, follow-ups, remembered tasks and sessions, output lines, lines that wait
 //! to be logged, and [spans](telemetry::spans) that wait for a collector. What is dropped is counted or logged.
-//! State is bounded in bytes, and an agent that fills its share evicts only its own entries.
+//! State is bounded in bytes. A full table evicts the oldest entries of the agent that holds the most, so that a
+//! busy agent does not cost a quiet one its entries; idempotency keys are never evicted, new ones are refused.
 
 pub mod a2a;
 pub mod action;

@@ -1,7 +1,7 @@
 //! Calls to one agent over whichever dialect its card gave: send, get, cancel.
 //!
-//! A client sends its credentials to one origin, the configured one: it follows no redirect and
-//! asks no proxy. It sends a message again only if the agent's answer proves that nothing ran (see
+//! A client has credentials only if its address is one that the settings trust (see [`super::address`]), and sends
+//! them nowhere else: it follows no redirect and asks no proxy. It sends a message again only if the agent's answer proves that nothing ran (see
 //! [`super::retry`]). Once a request may have reached the agent, an error says so ([`ClientError::is_delivered`]).
 
 mod body;
@@ -99,7 +99,7 @@ impl Client {
             Err(error) => error,
             sent => return sent,
         };
-        let Some(proof) = self.wrong_wire(&error) else {
+        let Some(proof) = Retry::on_another_wire(&error, Some(self.dialect)) else {
             self.reconsider(&error).await;
             return Err(error);
         };
@@ -109,26 +109,15 @@ impl Client {
         message.retries.record(proof);
         match Box::pin(other.send_once(message, trace)).await {
             // That was not it either, so the first error is the one that says something.
-            Err(later) if later.wrong_wire().is_some() => Err(error),
+            Err(later) if later.is_wrong_wire() => Err(error),
             sent => sent,
         }
-    }
-
-    /// What the error proves if this wire is the wrong one, so that the agent has not begun to work. Nothing
-    /// but the agent's own error codes can prove that: a bare HTTP status may come from anywhere, also
-    /// after the work was done.
-    pub fn wrong_wire(&self, error: &ClientError) -> Option<Retry> {
-        error.wrong_wire().filter(|proof| match proof {
-            Retry::WrongAddress => false,
-            Retry::MissingIds => matches!(self.dialect, Dialect::V02 | Dialect::V03),
-            _ => true,
-        })
     }
 
     /// Asks what became of a task.
     pub async fn get(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         match self.get_once(task_id, trace).await {
-            Err(error) if error.wrong_wire().is_some() => match self.on_the_new_wire() {
+            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
                 Some(other) => Box::pin(other.get_once(task_id, trace)).await,
                 None => Err(error),
             },
@@ -139,7 +128,7 @@ impl Client {
     /// Asks to cancel a task.
     pub async fn cancel(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
         match self.cancel_once(task_id, trace).await {
-            Err(error) if error.wrong_wire().is_some() => match self.on_the_new_wire() {
+            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
                 Some(other) => Box::pin(other.cancel_once(task_id, trace)).await,
                 None => Err(error),
             },
@@ -159,8 +148,7 @@ impl Client {
     /// Looks for another wire after an error that may mean that this is the wrong one, but proves nothing: the
     /// message is not sent again, and the next one may go elsewhere.
     async fn reconsider(&self, error: &ClientError) {
-        let is_suspicious = error.wrong_wire() == Some(Retry::WrongAddress);
-        if is_suspicious && !self.is_proven.load(Ordering::Relaxed) {
+        if error.is_wrong_address() && !self.is_proven.load(Ordering::Relaxed) {
             let _ = Box::pin(self.on_another_wire()).await;
         }
     }
@@ -192,7 +180,7 @@ impl Client {
     fn noted<T>(&self, result: Result<T, ClientError>) -> Result<T, ClientError> {
         let is_answer = match &result {
             Ok(_) => true,
-            Err(error) => error.rpc_code().is_some() && error.wrong_wire().is_none(),
+            Err(error) => error.rpc_code().is_some() && !error.is_wrong_wire(),
         };
         if is_answer && !self.is_proven.load(Ordering::Relaxed) {
             self.is_proven.store(true, Ordering::Relaxed);
@@ -288,9 +276,8 @@ impl Client {
         self.endpoint.send(call.method.clone(), url, headers, call.body()).await
     }
 
-    /// Sends a call. It goes out a second time only after a status which by its definition (RFC 9110)
-    /// says that the request was not applied: 401 for an access token that has expired, 415 for the
-    /// media type, 405 for GET on a subscription. `retries` records it for a message.
+    /// Sends a call. It goes out a second time only after a status which says that the request was not applied:
+    /// those of [`Retry::after_status`], and 405 for GET on a subscription. `retries` records it for a message.
     pub(super) async fn exchange(
         &self,
         mut call: Call,
@@ -301,13 +288,11 @@ impl Client {
         self.credentials.ready().await.map_err(ClientError::Token)?;
         let mut sent = None;
         let response = self.send_call(&call, accept, trace, &mut sent).await?;
-        let (is_again, proof) = match response.status() {
-            StatusCode::UNAUTHORIZED => {
-                (self.credentials.renew(sent.as_ref()).await, Some(Retry::TokenRenewed))
-            }
-            StatusCode::UNSUPPORTED_MEDIA_TYPE => (call.in_plain_json(), Some(Retry::MediaType)),
-            StatusCode::METHOD_NOT_ALLOWED => (call.subscribe_with_post(), None),
-            _ => (false, None),
+        let proof = Retry::after_status(response.status());
+        let is_again = match proof {
+            Some(Retry::TokenRenewed) => self.credentials.renew(sent.as_ref()).await,
+            Some(Retry::MediaType) => call.in_plain_json(),
+            _ => response.status() == StatusCode::METHOD_NOT_ALLOWED && call.subscribe_with_post(),
         };
         if !is_again {
             return Ok(response);

@@ -43,7 +43,7 @@ const BOM: &[u8] = b"\xEF\xBB\xBF";
 pub(super) type HttpError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The client for cards, tokens and agents behind TLS. Redirects are not followed and proxy variables
-/// not read: credentials belong to the configured origin.
+/// not read: credentials belong to the address that they were configured for.
 pub(super) fn builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
         .user_agent(NAME)

@@ -268,7 +268,7 @@ pub struct Agent {
     /// How long a launched agent may take to end before it gets SIGKILL.
     #[schemars(schema_with = "schema::duration", extend("default" = "10s"))]
     pub stop_grace: Duration,
-    /// Token sent as `Authorization: Bearer …`, to the origin of `url` only.
+    /// Token sent as `Authorization: Bearer …`, to the origin of `url` and to `allowed_hosts` only.
     #[schemars(
         schema_with = "schema::optional_token",
         extend("examples" = ["${WEATHER_TOKEN}"], "x-aliases" = ["a2a_bearer_token"])
@@ -291,7 +291,7 @@ pub struct Agent {
     pub card_auth: Option<Vec<Auth>>,
     /// TLS with own certificates. The paths are relative to the folder of this file.
     pub tls: Option<AgentTls>,
-    /// Further headers of every request to the origin of `url`.
+    /// Further headers of every request to the origin of `url` and to `allowed_hosts`.
     #[schemars(schema_with = "schema::headers", extend("default" = {}))]
     pub headers: BTreeMap<String, SecretString>,
     /// The version of A2A to speak (`0.1`, `0.2`, `0.3` or `1.0`), if card and probe get it wrong.

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A front door translates and does nothing else: bytes become a [`Request`], [`Progress`] becomes frames,
-//! and a [`Reply`] becomes bytes. To add one, write an adapter in `bus` that calls [`Dispatcher::call`]; see
-//! `bus::actions` for the smallest. A rule that two front doors need belongs here.
+//! and a [`Reply`] becomes bytes. To add one, write an adapter that calls [`Dispatcher::call`]; `bus::actions`
+//! is the smallest. A rule that two front doors need belongs here.
 
 mod permits;
 pub mod request;

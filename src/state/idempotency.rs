@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::{Change, Key, Kind, StateStore, Unavailable, record, update};
+use super::{Change, Key, Kind, StateStore, record, update};
 use crate::json::hex;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
@@ -247,15 +247,16 @@ impl Idempotency {
             match known.state {
                 State::Running => {}
                 State::Done => return self.stored_reply(key, known.nonce).await,
-                State::Released => return Err(Unavailable.into()),
+                State::Released => {
+                    let message = "the first request with this key did not reach the agent; try again";
+                    return Err(ActionError::new(Code::Busy, message));
+                }
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(longest);
         }
     }
-}
 
-impl Idempotency {
     async fn stored_reply(&self, key: &Key, nonce: Uuid) -> Reply {
         let entry = self.store.read(Kind::Reply, key).await?;
         let record: Option<ReplyRecord> = entry.map(|entry| record::decode(&entry.value)).transpose()?;
@@ -273,9 +274,7 @@ fn is_same(one: &str, other: &str) -> Result<(), ActionError> {
     if one == other {
         return Ok(());
     }
-    Err(ActionError::invalid(
-        "this idempotency key (`Nats-Msg-Id`) was used with another body within two minutes",
-    ))
+    Err(ActionError::invalid("this idempotency key was used with another body within two minutes"))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Everything is written against [`StateStore`], three operations that a map in memory and a
 //! JetStream bucket can both provide: read, conditional write with a time to live, and scan.
-//! A store is plugged in at [`State::new`]; nothing above this module knows which one it is.
+//! A store is plugged in at [`State::new`], which `Bridge::connect` calls; nothing above this module knows which one it is.
 //!
 //! ```text
 //! FollowUps ─┐

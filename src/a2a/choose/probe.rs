@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::a2a::client::{Client, ClientError, Trace, code};
 use crate::a2a::dialect::Dialect;
+use crate::a2a::retry::Retry;
 
 /// How long one probe may take.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -42,7 +43,7 @@ fn judge(error: &ClientError, dialect: Dialect) -> Verdict {
     if error.is_task_not_found() {
         return Verdict::Yes;
     }
-    if error.is_missing_ids() && matches!(dialect, Dialect::V02 | Dialect::V03) {
+    if Retry::on_another_wire(error, Some(dialect)) == Some(Retry::MissingIds) {
         return Verdict::WantsIds;
     }
     match error {

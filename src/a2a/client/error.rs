@@ -5,7 +5,6 @@ use serde_json::value::RawValue;
 use crate::a2a::auth::TokenError;
 use crate::a2a::http::HttpError;
 use crate::a2a::retry::Retry;
-use crate::json;
 use crate::secrets::Secrets;
 
 /// JSON-RPC codes of A2A that the bridge acts upon.
@@ -29,9 +28,6 @@ pub mod code {
     /// The agent has no such method.
     pub const METHOD_NOT_FOUND: i64 = -32601;
 }
-
-/// Most bytes of an error's message and data that are searched for the names of fields.
-const SEARCHED: usize = 16 << 10;
 
 /// Where an error comes from, as far as its form shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,63 +154,24 @@ impl ClientError {
         }
     }
 
-    /// What the answer says if the agent does not speak the wire of the call. All but
-    /// [`Retry::WrongAddress`] prove that it has not run it.
-    pub fn wrong_wire(&self) -> Option<Retry> {
-        let Self::Refused { http_status, code, origin, .. } = self else {
-            return None;
-        };
-        match (origin, code) {
-            // The agent had accepted the call, so the code may be that of something it called itself.
-            (Origin::Stream, _) => None,
-            (_, Some(code::METHOD_NOT_FOUND)) => Some(Retry::MethodNotFound),
-            (_, Some(code::VERSION_NOT_SUPPORTED)) => Some(Retry::VersionNotSupported),
-            (_, Some(_)) => self.is_missing_ids().then_some(Retry::MissingIds),
-            // An HTTP router that found no handler for the address or the method. 302 and 303 are no
-            // proof: servers answer with them after the work, too.
-            (Origin::Server, None) => {
-                matches!(http_status, Some(301 | 307 | 308 | 404 | 405)).then_some(Retry::WrongAddress)
+    /// Whether the agent seems not to speak the wire of the call. This alone proves nothing: [`Retry`] has the
+    /// proofs that the agent has not run it.
+    pub fn is_wrong_wire(&self) -> bool {
+        self.is_wrong_address() || Retry::on_another_wire(self, None).is_some()
+    }
+
+    /// Whether the HTTP server seems to have nothing at this address. A server may answer so after the work
+    /// was done, and 302 and 303 mean exactly that.
+    pub fn is_wrong_address(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused {
+                http_status: Some(301 | 307 | 308 | 404 | 405),
+                code: None,
+                origin: Origin::Server,
+                ..
             }
-            (Origin::Agent, None) => None,
-        }
-    }
-
-    /// Whether the agent refuses the call because it does not stream. `UnsupportedOperationError` is
-    /// what A2A prescribes for a stream call to an agent without streaming: the operation was not performed.
-    pub fn is_streaming_refused(&self) -> bool {
-        matches!(self, Self::Refused { code: Some(code::UNSUPPORTED_OPERATION), origin: Origin::Agent, .. })
-    }
-
-    /// Whether the agent refuses the conversation id that came with a new task: its parameters are
-    /// invalid, and the error names the field.
-    pub fn is_context_refused(&self) -> bool {
-        self.is_invalid(&[code::INVALID_PARAMS, code::INVALID_REQUEST])
-            && self.any_text(|text| names_id(text, "context") || names_id(text, "session"))
-    }
-
-    /// Whether the agent wants the client to make the ids of task and conversation, as UUIDs. The request
-    /// failed its validation, so nothing ran.
-    pub fn is_missing_ids(&self) -> bool {
-        self.is_invalid(&[code::PARSE_ERROR, code::INVALID_PARAMS, code::INVALID_REQUEST])
-            && self.any_text(|text| {
-                let is_demand = ["required", "missing", "uuid"].iter().any(|word| text.contains(word));
-                // Some validators list the fields of all methods when the method is what is wrong.
-                let is_of_method = text.contains("\"method\"");
-                is_demand && !is_of_method && (names_id(text, "task") || names_id(text, "context"))
-            })
-    }
-
-    fn is_invalid(&self, codes: &[i64]) -> bool {
-        matches!(self, Self::Refused { code: Some(code), origin: Origin::Agent, .. } if codes.contains(code))
-    }
-
-    /// Whether message or data satisfy `test`, in lower case.
-    fn any_text(&self, test: impl Fn(&str) -> bool) -> bool {
-        let Self::Refused { message, data, .. } = self else {
-            return false;
-        };
-        let texts = [Some(message.as_str()), data.as_deref().map(RawValue::get)];
-        texts.into_iter().flatten().any(|text| test(&json::shorten(text, SEARCHED).to_ascii_lowercase()))
+        )
     }
 
     /// The JSON-RPC code of the agent's error.
@@ -224,16 +181,6 @@ impl ClientError {
             _ => None,
         }
     }
-}
-
-/// Whether `text`, in lower case, names the id of `what` as a field: `contextid`, `context_id`, `context id`.
-fn names_id(text: &str, what: &str) -> bool {
-    text.match_indices(what).any(|(at, _)| {
-        let rest = text.get(at + what.len()..).unwrap_or_default();
-        let rest = rest.strip_prefix(['_', '-', ' ']).unwrap_or(rest);
-        let after = rest.strip_prefix("id");
-        after.is_some_and(|after| !after.starts_with(|c: char| c.is_alphanumeric()))
-    })
 }
 
 /// The chain of causes in one line.

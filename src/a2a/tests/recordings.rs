@@ -138,7 +138,7 @@ fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]
         Err(error) => {
             let kind = if error.is_task_not_found() {
                 " (no such task)"
-            } else if error.wrong_wire().is_some() {
+            } else if error.is_wrong_wire() {
                 " (wrong wire)"
             } else {
                 ""

@@ -159,18 +159,19 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// Sends the message in the way that suits agent and caller, and follows the task to its end.
     pub(super) async fn deliver(&mut self, message: &Outgoing<'_>) -> Result<Arc<Outcome>, Failure> {
-        match Box::pin(self.send(message)).await {
+        let error = match Box::pin(self.send(message)).await {
+            Err(Failure::Client(error)) => error,
+            result => return result,
+        };
+        let may_go_without = message.context_id.is_some() && matches!(self.call.purpose, Purpose::New { .. });
+        match Retry::without_context(&error) {
             // The agent makes its own conversation, which the session follows from now on.
-            Err(Failure::Client(error))
-                if message.context_id.is_some()
-                    && matches!(self.call.purpose, Purpose::New { .. })
-                    && error.is_context_refused() =>
-            {
-                message.retries.record(Retry::ContextRefused);
+            Some(proof) if may_go_without => {
+                message.retries.record(proof);
                 let message = Outgoing { context_id: None, ..*message };
                 Box::pin(self.send(&message)).await
             }
-            result => result,
+            _ => Err(Failure::Client(error)),
         }
     }
 
@@ -183,11 +184,13 @@ impl<'a, P: Progress> CallRun<'a, P> {
         }
         if streams {
             match Box::pin(self.stream(message, &mut fold)).await {
-                Err(Failure::Client(error)) => match self.stream_refused(&error) {
-                    // The card promised what the agent does not do; the message was not taken.
-                    Some(proof) => message.retries.record(proof),
-                    None => return Err(Failure::Client(error)),
-                },
+                Err(Failure::Client(error)) => {
+                    match Retry::without_streaming(&error, self.instance.client.dialect()) {
+                        // The card promised what the agent does not do; the message was not taken.
+                        Some(proof) => message.retries.record(proof),
+                        None => return Err(Failure::Client(error)),
+                    }
+                }
                 Err(failure) => return Err(failure),
                 Ok(()) => return Ok(self.conclude(&fold).await?),
             }
@@ -248,12 +251,6 @@ impl<'a, P: Progress> CallRun<'a, P> {
         let limits = &self.actions.limits;
         let max_size = usize::try_from(limits.max_response_size).unwrap_or(usize::MAX);
         Fold::new(&limits.artifacts, max_size, self.progress.listens())
-    }
-
-    /// What the error proves if the agent does not stream: it has not taken the message.
-    fn stream_refused(&self, error: &ClientError) -> Option<Retry> {
-        let refused = error.is_streaming_refused().then_some(Retry::StreamingUnsupported);
-        refused.or_else(|| self.instance.client.wrong_wire(error))
     }
 
     /// The task of a message whose id does not depend on the agent's answer.
