@@ -54,7 +54,7 @@ async fn the_same_key_with_another_body_is_refused() {
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     let call = |prompt| bridge.prompt("peer.ask", prompt).header(KEY, "k");
     call("x").await.expect("COMPLETED");
-    call("y").await.expect_error("invalid_request").saying(KEY);
+    call("y").await.expect_error("invalid_request").saying("idempotency key");
     assert_eq!(call("x").await.message(), "run 0");
     assert_eq!(peer.calls("SendMessage").len(), 1);
 }
