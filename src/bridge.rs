@@ -365,7 +365,7 @@ impl Bridge {
         });
         // What cannot be served is found out before anything is changed.
         for agent in &new {
-            a2a::chooser(agent, &self.http)
+            a2a::chooser(agent, &self.http, &agent.secrets())
                 .map_err(|source| BridgeError::Auth { agent: agent.name.clone(), source })?;
         }
         let (changed, added): (Vec<_>, Vec<_>) =

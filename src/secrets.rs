@@ -1,17 +1,27 @@
 //! The credentials of one agent, and how they are kept out of what others can read.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use memchr::memmem;
 use secrecy::{ExposeSecret as _, SecretString};
 
 /// A shorter value may be any word, and is not taken for a secret.
 const SHORTEST: usize = 8;
+/// How many access tokens are redacted; those from before are no longer valid, as a rule.
+const MAX_TOKENS: usize = 8;
 const HIDDEN: &str = "***";
 
-/// Cheap to clone.
+/// A handle: clones share what they know.
 #[derive(Debug, Clone, Default)]
-pub struct Secrets(Arc<[SecretString]>);
+pub struct Secrets(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    configured: Vec<SecretString>,
+    /// Access tokens, which are known only once they were asked for.
+    tokens: RwLock<VecDeque<SecretString>>,
+}
 
 impl Secrets {
     /// A secret of several lines, such as a key in PEM form, is redacted line by line: output comes in lines.
@@ -21,15 +31,30 @@ impl Secrets {
             lines.map(SecretString::from).collect::<Vec<_>>()
         };
         let mut secrets: Vec<SecretString> = secrets.into_iter().flat_map(lines).collect();
+        let escaped: Vec<_> = secrets.iter().filter_map(escaped).collect();
+        secrets.extend(escaped);
         secrets.retain(|secret| secret.expose_secret().len() >= SHORTEST);
         // The longest first: of one that begins with another, the rest would remain.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose_secret().len()));
-        Self(secrets.into())
+        Self(Arc::new(Shared { configured: secrets, tokens: RwLock::default() }))
+    }
+
+    /// Adds an access token.
+    pub fn learn(&self, token: &str) {
+        if token.len() < SHORTEST {
+            return;
+        }
+        let mut tokens = self.0.tokens.write().unwrap_or_else(PoisonError::into_inner);
+        if tokens.len() == MAX_TOKENS {
+            tokens.pop_front();
+        }
+        tokens.push_back(token.into());
     }
 
     /// Replaces every secret in a text, also one that the end of the text cuts off.
     pub fn redact(&self, text: &mut String) {
-        for secret in &*self.0 {
+        let tokens = self.0.tokens.read().unwrap_or_else(PoisonError::into_inner);
+        for secret in self.0.configured.iter().chain(&*tokens) {
             let secret = secret.expose_secret();
             if text.contains(secret) {
                 *text = text.replace(secret, HIDDEN);
@@ -40,6 +65,14 @@ impl Secrets {
             }
         }
     }
+}
+
+/// The form that a secret has within JSON, if that is another one.
+fn escaped(secret: &SecretString) -> Option<SecretString> {
+    let secret = secret.expose_secret();
+    let quoted = serde_json::Value::from(secret).to_string();
+    let escaped = quoted.trim_matches('"');
+    (escaped.len() != secret.len()).then(|| escaped.into())
 }
 
 /// Where a text ends with the beginning of a secret, perhaps followed by the mark of a cut.
@@ -73,6 +106,21 @@ mod tests {
     fn each_line_of_a_key_is_a_secret() {
         let key = "BEGIN KEY\n  Zm9vYmFyYmF6\nEND KEY\n";
         assert_eq!(redacted(&[key], "read Zm9vYmFyYmF6"), "read ***");
+    }
+
+    #[test]
+    fn a_secret_is_found_within_json() {
+        assert_eq!(redacted(&["t0p\\s3cret"], r#"{"sent": ["t0p\\s3cret"]}"#), r#"{"sent": ["***"]}"#);
+    }
+
+    #[test]
+    fn an_access_token_is_redacted_by_every_handle_until_newer_ones_have_come() {
+        let secrets = Secrets::default();
+        let handle = secrets.clone();
+        (0..=MAX_TOKENS).for_each(|number| secrets.learn(&format!("access-token-{number}")));
+        let mut text = format!("access-token-0 access-token-{MAX_TOKENS}");
+        handle.redact(&mut text);
+        assert_eq!(text, "access-token-0 ***");
     }
 
     #[test]

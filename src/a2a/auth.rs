@@ -18,6 +18,7 @@ use url::Url;
 
 use super::security::{Kind, Place, Security};
 use crate::config;
+use crate::secrets::Secrets;
 use oauth::OAuth;
 pub use oauth::TokenError;
 
@@ -78,15 +79,15 @@ enum Secret {
 }
 
 impl Keyring {
-    /// Reads the settings. `http` is for token endpoints, which may be anywhere.
-    pub fn new(config: &config::Agent, http: &reqwest::Client) -> Result<Self, AuthError> {
+    /// Reads the settings. `http` is for token endpoints, which may be anywhere; `secrets` learns their tokens.
+    pub fn new(config: &config::Agent, http: &reqwest::Client, secrets: &Secrets) -> Result<Self, AuthError> {
         let mut headers = HeaderMap::new();
         for (name, secret) in &config.headers {
             let header = HeaderName::try_from(name).map_err(|e| AuthError::Name(name.clone(), e))?;
             headers.insert(header, value(name, secret.expose_secret())?);
         }
         let ways = |list: &[config::Auth]| -> Result<Vec<Way>, AuthError> {
-            list.iter().filter_map(|auth| way(auth, http).transpose()).collect()
+            list.iter().filter_map(|auth| way(auth, http, secrets).transpose()).collect()
         };
         let mut tasks = ways(config.auth.as_deref().unwrap_or_default())?;
         if let Some(token) = &config.bearer_token {
@@ -242,7 +243,7 @@ impl Credentials {
     }
 }
 
-fn way(auth: &config::Auth, http: &reqwest::Client) -> Result<Option<Way>, AuthError> {
+fn way(auth: &config::Auth, http: &reqwest::Client, secrets: &Secrets) -> Result<Option<Way>, AuthError> {
     let secret = if let Some(token) = &auth.bearer {
         Secret::Bearer(bearer(token.expose_secret())?)
     } else if let Some(basic) = &auth.basic {
@@ -251,7 +252,7 @@ fn way(auth: &config::Auth, http: &reqwest::Client) -> Result<Option<Way>, AuthE
     } else if let Some(key) = &auth.api_key {
         Secret::ApiKey { name: key.name.clone(), place: key.place, value: key.value.clone() }
     } else if let Some(oauth) = &auth.oauth2 {
-        Secret::OAuth(Arc::new(OAuth::new(oauth.clone(), http.clone())))
+        Secret::OAuth(Arc::new(OAuth::new(oauth.clone(), http.clone(), secrets.clone())))
     } else {
         return Ok(None);
     };

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
+use crate::secrets::Secrets;
 use auth::{AuthError, Keyring};
 use choose::Chooser;
 
@@ -51,10 +52,15 @@ pub fn http_client() -> reqwest::Result<reqwest::Client> {
 
 /// Everything that is needed to look at an agent and to call it, from its settings.
 ///
-/// `http` is the shared client; an agent with certificates of its own gets one of its own.
-pub fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Chooser, AuthError> {
+/// `http` is the shared client; an agent with certificates of its own gets one of its own. `secrets` learns the
+/// access tokens.
+pub fn chooser(
+    config: &config::Agent,
+    http: &reqwest::Client,
+    secrets: &Secrets,
+) -> Result<Chooser, AuthError> {
     let Some(tls) = &config.tls else {
-        let keyring = Keyring::new(config, http)?;
+        let keyring = Keyring::new(config, http, secrets)?;
         return Ok(Chooser::new(config, http.clone(), http.clone(), keyring));
     };
     let authorities = || -> Result<reqwest::ClientBuilder, AuthError> {
@@ -78,7 +84,7 @@ pub fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Chooser
     }
     // The client certificate is for the agent, not for the token endpoint.
     let plain = authorities()?.build()?;
-    let keyring = Keyring::new(config, &plain)?;
+    let keyring = Keyring::new(config, &plain, secrets)?;
     Ok(Chooser::new(config, own.build()?, plain, keyring))
 }
 

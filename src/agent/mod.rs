@@ -70,10 +70,10 @@ impl Agent {
         before: Predecessors,
     ) -> Result<Self, AuthError> {
         // Credentials that cannot be sent are an error of the settings, not of a start.
-        a2a::chooser(&config, http)?;
+        let secrets = config.secrets();
+        a2a::chooser(&config, http, &secrets)?;
         let name: Arc<str> = config.name.as_str().into();
         let config = Arc::new(config);
-        let secrets = config.secrets();
         let lifecycle = Lifecycle::new(Arc::clone(&name), Arc::clone(&config));
         let (status_sender, status) = channel::channel(lifecycle.status());
         let (live_sender, live) = channel::channel(None);
@@ -97,6 +97,7 @@ impl Agent {
             http: http.clone(),
             host: host.clone(),
             output: agent.output.clone(),
+            secrets: agent.secrets.clone(),
             calls: Arc::clone(&agent.calls),
             status: status_sender,
             live: live_sender,

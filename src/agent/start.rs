@@ -15,6 +15,7 @@ use crate::a2a::choose::Chooser;
 use crate::a2a::client::chain;
 use crate::config::{self, Port};
 use crate::process::ports::{self, Holder, LocalPort};
+use crate::secrets::Secrets;
 
 /// First pause between two probes of an agent that starts.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -27,6 +28,7 @@ pub(super) struct Start {
     pub(super) config: Arc<config::Agent>,
     /// Chooses among the interfaces of this start, at its address.
     pub(super) chooser: Arc<Chooser>,
+    secrets: Secrets,
     /// The port whose listener has to be ours; `None` where that is not asked or not possible.
     pub(super) port: Option<LocalPort>,
     /// The process below which everything is ours.
@@ -35,8 +37,12 @@ pub(super) struct Start {
 
 impl Start {
     /// Of an agent that somebody else runs.
-    pub(super) fn attached(config: &Arc<config::Agent>, http: &reqwest::Client) -> Result<Self, Trouble> {
-        Ok(Self { chooser: chooser(config, http)?, config: Arc::clone(config), port: None, tree: None })
+    pub(super) fn attached(
+        config: &Arc<config::Agent>,
+        http: &reqwest::Client,
+        secrets: &Secrets,
+    ) -> Result<Self, Trouble> {
+        Self::new(Arc::clone(config), http, secrets, None)
     }
 
     /// Finds a port if the settings leave that to us, and checks that the port is free. `last_port` was
@@ -44,6 +50,7 @@ impl Start {
     pub(super) async fn launched(
         config: &Arc<config::Agent>,
         http: &reqwest::Client,
+        secrets: &Secrets,
         last_port: Option<u16>,
     ) -> Result<Self, Trouble> {
         let config = match config.port {
@@ -68,7 +75,17 @@ impl Start {
         {
             return Err(Trouble::port_taken(local.number, process.as_ref(), &config));
         }
-        Ok(Self { chooser: chooser(&config, http)?, config, port, tree: None })
+        Self::new(config, http, secrets, port)
+    }
+
+    fn new(
+        config: Arc<config::Agent>,
+        http: &reqwest::Client,
+        secrets: &Secrets,
+        port: Option<LocalPort>,
+    ) -> Result<Self, Trouble> {
+        let chooser = chooser(&config, http, secrets)?;
+        Ok(Self { config, chooser, secrets: secrets.clone(), port, tree: None })
     }
 
     /// Reads the agent's card once. Whose port it is comes first: what is not ours is sent nothing.
@@ -92,9 +109,7 @@ impl Start {
         };
         match tokio::time::timeout(limit, reading).await {
             // An agent may repeat the credentials that it was asked with.
-            Ok(known) => {
-                known.map_err(|error: CardError| ProbeError::Card(error.redacted(&self.config.secrets())))
-            }
+            Ok(known) => known.map_err(|error: CardError| ProbeError::Card(error.redacted(&self.secrets))),
             Err(_) => Err(ProbeError::Card(CardError::Timeout { url: self.config.url.to_string(), limit })),
         }
     }
@@ -105,8 +120,12 @@ async fn is_free(config: &config::Agent, port: u16) -> bool {
     local.is_none_or(|local| matches!(local.holder(None), Holder::Nobody))
 }
 
-fn chooser(config: &config::Agent, http: &reqwest::Client) -> Result<Arc<Chooser>, Trouble> {
-    let chooser = a2a::chooser(config, http).map_err(|error| Trouble {
+fn chooser(
+    config: &config::Agent,
+    http: &reqwest::Client,
+    secrets: &Secrets,
+) -> Result<Arc<Chooser>, Trouble> {
+    let chooser = a2a::chooser(config, http, secrets).map_err(|error| Trouble {
         text: chain(&error),
         advice: "check the agent's credentials and `tls` in the settings".into(),
     });

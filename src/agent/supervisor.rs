@@ -19,6 +19,7 @@ use crate::a2a::choose::SecondThoughts;
 use crate::config;
 use crate::process::child::{Child, Exit, Host, Spec};
 use crate::process::output::Output;
+use crate::secrets::Secrets;
 
 /// How many of its last lines go into the log when an agent exits.
 const LAST_LINES: usize = 3;
@@ -30,6 +31,7 @@ pub(super) struct Supervisor {
     pub(super) http: reqwest::Client,
     pub(super) host: Host,
     pub(super) output: Output,
+    pub(super) secrets: Secrets,
     pub(super) calls: Arc<Calls>,
     pub(super) status: channel::Sender<Status>,
     pub(super) live: channel::Sender<Option<Arc<Instance>>>,
@@ -215,7 +217,7 @@ impl Supervisor {
     }
 
     async fn attach(&mut self, order: u64) -> Event {
-        let start = match Start::attached(&self.config, &self.http) {
+        let start = match Start::attached(&self.config, &self.http, &self.secrets) {
             Ok(start) => start,
             Err(problem) => return Event::NotStarted(problem),
         };
@@ -237,7 +239,7 @@ impl Supervisor {
         let placed = tokio::select! {
             biased;
             event = self.orders.changed(order) => return event,
-            placed = Start::launched(&self.config, &self.http, self.last_port) => placed,
+            placed = Start::launched(&self.config, &self.http, &self.secrets, self.last_port) => placed,
         };
         let mut start = match placed {
             Ok(start) => start,

@@ -66,7 +66,7 @@ async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, S
             Err(format!("command not found: `{program}`; {advice}"))
         };
     }
-    let chooser = a2a::chooser(agent, http).map_err(|error| chain(&error))?;
+    let chooser = a2a::chooser(agent, http, &agent.secrets()).map_err(|error| chain(&error))?;
     let card = match &agent.card {
         Some(card) => card::Card::from_value(card.clone()),
         None => {

@@ -93,7 +93,7 @@ async fn read(url: &Url) -> Result<Card, Failure> {
         .first()
         .ok_or_else(|| Failure::new(DEFECT, anyhow::anyhow!("no agent in the settings")))?;
     let http = a2a::http_client().map_err(|error| Failure::new(DEFECT, error))?;
-    let chooser = a2a::chooser(agent, &http).map_err(|error| no_agent(&error))?;
+    let chooser = a2a::chooser(agent, &http, &agent.secrets()).map_err(|error| no_agent(&error))?;
     let card = card::fetch(chooser.http(), &agent.url, None, &chooser.card_credentials())
         .await
         .map_err(|error| no_card(&error))?;

@@ -75,6 +75,21 @@ async fn an_agent_that_repeats_its_credentials_does_not_betray_them(#[case] repe
     assert!(!bridge.log().contains(TOKEN), "{}", bridge.log());
 }
 
+#[tokio::test]
+async fn an_access_token_that_the_agent_repeats_is_not_shown() {
+    const TOKEN: &str = "canary-access-6d51";
+    let peer = Peer::agent(|seen| match seen.path.as_str() {
+        "/token" => Answer::json(&json!({"access_token": TOKEN, "token_type": "Bearer"})),
+        _ => Answer::text(500, "text/plain", seen.header("authorization").unwrap()),
+    });
+    let oauth =
+        json!({"token_url": format!("{}/token", peer.url()), "client_id": "me", "client_secret": "s3cret"});
+    let agent = attached("peer", &peer.url()).set("auth", json!([{"oauth2": oauth}]));
+    let bridge = Bridge::of(agent).log("debug").start().await;
+    let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error").saying("Bearer ***");
+    assert!(!failed.text.contains(TOKEN) && !bridge.log().contains(TOKEN), "{failed:?}");
+}
+
 #[rstest]
 #[case::whole("")]
 #[case::cut_off_where_the_message_ends("0123456789".repeat(40))]

@@ -13,6 +13,7 @@ use crate::a2a::client::ClientError;
 use crate::a2a::http::{Response, connection_error};
 use crate::config;
 use crate::json::shorten;
+use crate::secrets::Secrets;
 
 /// How long the token endpoint may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,6 +43,7 @@ pub enum TokenError {
 pub(super) struct OAuth {
     config: config::OAuth2,
     http: reqwest::Client,
+    secrets: Secrets,
     token: Mutex<Option<Token>>,
     // Held while a token is being got, so that many calls ask for one only.
     flight: tokio::sync::Mutex<()>,
@@ -62,8 +64,8 @@ struct Answer {
 }
 
 impl OAuth {
-    pub(super) fn new(config: config::OAuth2, http: reqwest::Client) -> Self {
-        Self { config, http, token: Mutex::default(), flight: tokio::sync::Mutex::default() }
+    pub(super) fn new(config: config::OAuth2, http: reqwest::Client, secrets: Secrets) -> Self {
+        Self { config, http, secrets, token: Mutex::default(), flight: tokio::sync::Mutex::default() }
     }
 
     /// The current token as a header.
@@ -111,12 +113,15 @@ impl OAuth {
         let Some(token) = parsed.access_token.filter(|_| (200..300).contains(&status)) else {
             let words = [parsed.error, parsed.error_description];
             let words: Vec<_> = words.into_iter().flatten().collect();
-            return refused(shorten(&format!("HTTP status {status} {}", words.join(": ")), 300));
+            let mut words = shorten(&format!("HTTP status {status} {}", words.join(": ")), 300);
+            self.secrets.redact(&mut words);
+            return refused(words);
         };
         let Ok(mut header) = HeaderValue::from_str(&format!("Bearer {token}")) else {
             return refused("the token has characters that a header cannot have".to_owned());
         };
         header.set_sensitive(true);
+        self.secrets.learn(&token);
         let life = match parsed.expires_in {
             Some(Value::Number(seconds)) => seconds.as_f64(),
             Some(Value::String(seconds)) => seconds.trim().parse().ok(),

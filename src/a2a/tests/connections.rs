@@ -124,7 +124,8 @@ async fn serve(
 async fn client(url: &str) -> Client {
     let text = format!("agents: [{{ name: a, url: '{url}', protocol: 0.3, binding: jsonrpc }}]");
     let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
-    let chooser = crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap()).unwrap();
+    let chooser =
+        crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap(), &config.secrets()).unwrap();
     let card = Card::from_value(json!({"name": "a"})).unwrap();
     let interface = chooser.choose(&card).await.unwrap();
     chooser.client(&card, &interface).unwrap()

@@ -109,7 +109,8 @@ impl Fake {
 
     pub(crate) fn chooser(&self, lines: &str) -> Arc<Chooser> {
         let http = crate::a2a::http_client().unwrap();
-        Arc::new(crate::a2a::chooser(&self.config(lines), &http).unwrap())
+        let config = self.config(lines);
+        Arc::new(crate::a2a::chooser(&config, &http, &config.secrets()).unwrap())
     }
 
     /// Chooses for this card and gives a client.

@@ -60,7 +60,8 @@ async fn start() -> String {
 async fn look(url: &str, tls: &str) -> Result<(), ClientError> {
     let text = format!("agents: [{{ name: a, url: '{url}', protocol: 0.3, tls: {{ {tls} }} }}]");
     let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
-    let chooser = crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap()).unwrap();
+    let chooser =
+        crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap(), &config.secrets()).unwrap();
     let security = json!([{"m": []}]);
     let schemes = json!({"m": {"type": "mutualTLS"}});
     let demands = tls.contains("cert").then_some(());
@@ -94,6 +95,7 @@ fn a_file_that_is_no_certificate_is_named() {
         fixture("client.key").display()
     );
     let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
-    let error = crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap()).unwrap_err();
+    let error =
+        crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap(), &config.secrets()).unwrap_err();
     assert!(error.to_string().ends_with("client.key"), "{error}");
 }
