@@ -71,8 +71,8 @@ impl Secrets {
 fn escaped(secret: &SecretString) -> Option<SecretString> {
     let secret = secret.expose_secret();
     let quoted = serde_json::Value::from(secret).to_string();
-    let escaped = quoted.trim_matches('"');
-    (escaped.len() != secret.len()).then(|| escaped.into())
+    let escaped = quoted.get(1..quoted.len() - 1)?;
+    (escaped != secret).then(|| escaped.into())
 }
 
 /// Where a text ends with the beginning of a secret, perhaps followed by the mark of a cut.
