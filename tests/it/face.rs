@@ -321,6 +321,17 @@ async fn errors_have_the_codes_of_the_protocol(
 }
 
 #[tokio::test]
+async fn a_failed_task_that_repeats_the_agents_credentials_does_not_betray_them() {
+    const TOKEN: &str = "canary-bearer-1f0c";
+    let agent = DemoAgent::start(&["--bearer", TOKEN]);
+    let settings = format!("bearer_token: {TOKEN}");
+    let scene = Scene::with(NatsServer::start().await, agent, "demo", None, &settings).await;
+    let answer = scene.answer(format!("fail after Bearer {TOKEN}")).await;
+    assert_eq!(answer.error, Some((500, "planned failure: after Bearer ***".to_owned())));
+    assert!(!format!("{answer:?}").contains(TOKEN), "{answer:?}");
+}
+
+#[tokio::test]
 async fn an_error_is_one_short_line_however_long_the_agents_reason() {
     let scene = Scene::start("").await;
     let (_, text) = scene.error(format!("fail {}\n{}", "a".repeat(150), "é".repeat(150))).await;
@@ -395,6 +406,26 @@ async fn an_answer_waits_for_its_turn() {
 }
 
 #[tokio::test]
+async fn silence_is_broken_by_acks_while_an_answer_waits_for_its_turn() {
+    let scene = Scene::start("max_in_flight: 1\nstream_keepalive: 100ms").await;
+    let mut question = scene.prompt("report about tides").await;
+    let query = question.chunk_of("query").await;
+    let mut slow = scene.prompt("slow 600").await;
+    slow.chunk().await;
+    question.reply(&query, "PDF").await;
+    // Sent after the answer, so that the bridge has the answer when it refuses this one.
+    assert_eq!(scene.error("echo hello").await.0, 429);
+    question.pass_over_what_has_arrived();
+    for _ in 0..3 {
+        assert_eq!(question.chunk().await, json!({"type": "status", "data": "ack"}));
+    }
+    let task = working_task(&scene).await;
+    at_the_agent(&scene, "CancelTask", json!({"id": task})).await;
+    slow.rest().await.error.unwrap();
+    assert_eq!(question.rest().await.text, "Report: report about tides");
+}
+
+#[tokio::test]
 async fn nobody_can_have_the_bridge_publish_heartbeats_or_prompts() {
     let server = NatsServer::start().await;
     let scene = Scene::with(server, DemoAgent::start(&[]), "demo", None, "").await;
@@ -417,16 +448,22 @@ async fn at_the_agent(scene: &Scene, method: &str, params: Value) -> Value {
     serde_json::from_slice::<Value>(&answer).unwrap()["result"].take()
 }
 
+/// The id of the one task that the agent works on.
+async fn working_task(scene: &Scene) -> String {
+    eventually(SOON, || async {
+        let tasks = at_the_agent(scene, "ListTasks", json!({})).await;
+        let is_working = |task: &&Value| task["status"]["state"] == "TASK_STATE_WORKING";
+        tasks["tasks"].as_array()?.iter().find(is_working)?["id"].as_str().map(str::to_owned)
+    })
+    .await
+}
+
 #[tokio::test]
 async fn a_prompt_whose_task_was_cancelled_says_so() {
     let scene = Scene::start("").await;
     let mut slow = scene.prompt("slow 60").await;
     slow.chunk().await;
-    let task = eventually(SOON, || async {
-        let tasks = at_the_agent(&scene, "ListTasks", json!({})).await;
-        tasks["tasks"][0]["id"].as_str().map(str::to_owned)
-    })
-    .await;
+    let task = working_task(&scene).await;
     at_the_agent(&scene, "CancelTask", json!({"id": task})).await;
     let (code, text) = slow.rest().await.error.unwrap();
     assert_eq!(code, 500);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use a2a_bridge::bridge::Bridge;
 use a2a_bridge::config::{self, Config};
 use async_nats::{Client, HeaderMap, Message, Subscriber};
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -197,6 +197,11 @@ impl Stream {
             }
             assert_ne!(chunk["type"], "query", "{chunk}");
         }
+    }
+
+    /// Leaves out the chunks that are here already.
+    pub fn pass_over_what_has_arrived(&mut self) {
+        while self.messages.next().now_or_never().is_some() {}
     }
 
     /// Answers a question.
