@@ -106,3 +106,57 @@ fn shares_port(old: &config::Agent, new: &config::Agent) -> bool {
     };
     port(old).is_some() && port(old) == port(new)
 }
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn agent(lines: &str) -> config::Agent {
+        let text = format!("nats: {{ url: 'nats://127.0.0.1:4222' }}\nagents: [{{ name: a, {lines} }}]");
+        config::parse(&text, "test", &|_| None).unwrap().agents.remove(0)
+    }
+
+    #[rstest]
+    #[case::of_the_url(
+        "url: 'http://127.0.0.1:9000', command: x",
+        "url: 'http://127.0.0.1:9000', command: y",
+        true
+    )]
+    #[case::by_another_name(
+        "url: 'http://127.0.0.1:9000', command: x",
+        "url: 'http://localhost:9000', command: x",
+        true
+    )]
+    #[case::of_the_scheme(
+        "url: 'http://localhost', command: x",
+        "url: 'http://localhost:80', command: x",
+        true
+    )]
+    #[case::of_the_setting(
+        "url: 'http://localhost:{port}', port: 9000, command: x",
+        "url: 'http://localhost:9000', command: x",
+        true
+    )]
+    #[case::another(
+        "url: 'http://127.0.0.1:9000', command: x",
+        "url: 'http://127.0.0.1:9001', command: x",
+        false
+    )]
+    #[case::found_at_the_start(
+        "url: 'http://localhost:{port}', port: auto, command: x",
+        "url: 'http://localhost:{port}', port: auto, command: x",
+        false
+    )]
+    #[case::attached("url: 'http://127.0.0.1:9000'", "url: 'http://127.0.0.2:9000'", false)]
+    #[case::one_attached("url: 'http://127.0.0.1:9000'", "url: 'http://127.0.0.1:9000', command: x", false)]
+    fn a_port_is_shared_by_agents_that_are_launched_on_it(
+        #[case] one: &str,
+        #[case] other: &str,
+        #[case] expected: bool,
+    ) {
+        let (one, other) = (agent(one), agent(other));
+        assert_eq!((shares_port(&one, &other), shares_port(&other, &one)), (expected, expected));
+    }
+}

@@ -2,6 +2,10 @@
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+#[cfg(target_os = "linux")]
+use tokio::net::{TcpListener, TcpStream};
+#[cfg(target_os = "linux")]
+use tokio_util::task::TaskTracker;
 
 use crate::support::processes::{self, free_port};
 use crate::support::{Bridge, DemoAgent, SOON, attached, eventually, launched};
@@ -177,6 +181,82 @@ async fn an_agent_with_the_port_of_one_that_leaves_starts_when_the_port_is_free(
     let seen = announced(&mut bridge, "new", |object| object["state"] == "ready").await;
     // It was never tried in vain.
     assert!(seen.iter().all(|object| object["state"] != "backing-off"), "{seen:#?}");
+}
+
+#[tokio::test]
+async fn agents_that_swap_their_ports_both_start_when_the_ports_are_free() {
+    let bridge =
+        Bridge::of(launched("one", &["--name", "first"])).and(launched("two", &["--name", "second"]));
+    let mut bridge = bridge.shutdown_grace(GRACE).start().await;
+    let long = bridge.begin_slow("two", LONG).await;
+    bridge.until_working("two").await;
+    bridge.reload(|settings| {
+        let [one, two] = agents(settings).as_mut_slice() else { panic!("{settings}") };
+        for key in ["url", "command"] {
+            std::mem::swap(&mut one[key], &mut two[key]);
+        }
+    });
+    // The first agent has no call and leaves at once, but the second holds the port that is needed next.
+    eventually(SOON, || async { bridge.log().contains("agent left").then_some(()) }).await;
+    bridge.until_no_responders("two.echo").await;
+    bridge.until("one", "starting").await;
+    for pid in bridge.launched().into_iter().filter(|pid| is_named(*pid, "second")) {
+        processes::signal(pid, Signal::SIGKILL);
+    }
+    long.only_reply().await.expect_error("outcome_unknown");
+    for (agent, name) in [("one", "second"), ("two", "first")] {
+        bridge.until(agent, "ready").await;
+        assert_eq!(bridge.card(agent).await["name"], name);
+        bridge.prompt(&format!("{agent}.echo"), "x").await.expect("COMPLETED");
+    }
+    // Neither was tried in vain.
+    assert!(!bridge.log().contains("agent not available"), "{}", bridge.log());
+    bridge.stop().await;
+}
+
+/// The address of a way to the agent on the same port of another host.
+#[cfg(target_os = "linux")]
+async fn at_another_host(agent: &DemoAgent) -> String {
+    let url = agent.url().replace("127.0.0.1", "127.0.0.2");
+    let address = |url: &str| url.trim_start_matches("http://").to_owned();
+    let (listener, to) = (TcpListener::bind(address(&url)).await.unwrap(), address(&agent.url()));
+    TaskTracker::new().spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let to = to.clone();
+            TaskTracker::new().spawn(async move {
+                let mut far = TcpStream::connect(to).await?;
+                tokio::io::copy_bidirectional(&mut near, &mut far).await
+            });
+        }
+    });
+    url
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn attached_agents_on_the_same_port_of_two_hosts_do_not_wait_for_each_other() {
+    let mut agent = DemoAgent::start(&[]).await;
+    let bridge =
+        Bridge::of(attached("one", &agent.url())).and(attached("two", &at_another_host(&agent).await));
+    let bridge = bridge.shutdown_grace(GRACE).start().await;
+    let calls = [bridge.begin_slow("one", LONG).await, bridge.begin_slow("two", LONG).await];
+    eventually(SOON, || async { (bridge.tasks("one").await.len() == calls.len()).then_some(()) }).await;
+    let before = [instance(&bridge, "one").await, instance(&bridge, "two").await];
+    bridge.reload(|settings| {
+        for agent in agents(settings) {
+            agent["max_in_flight"] = json!(2);
+        }
+    });
+    for (name, before) in ["one", "two"].into_iter().zip(before) {
+        eventually(SOON, || async { (instance(&bridge, name).await != before).then_some(()) }).await;
+        bridge.until(name, "ready").await;
+        bridge.prompt(&format!("{name}.echo"), "x").await.expect("COMPLETED");
+    }
+    assert!(!bridge.log().contains("agent left"), "their calls go on: {}", bridge.log());
+    agent.kill();
+    for call in calls {
+        call.only_reply().await.expect_error("outcome_unknown");
+    }
 }
 
 #[tokio::test]
