@@ -230,6 +230,20 @@ async fn a_task_that_goes_on_after_a_cut_is_subscribed_to_again() {
 }
 
 #[tokio::test]
+async fn a_task_that_ended_without_a_word_on_its_stream_is_found_to_have_ended() {
+    let begin = event(&json!({"task": task("WORKING", None)}));
+    let answer = |seen: &Seen| Answer::result(seen, &task("COMPLETED", Some("found")));
+    let pings = move || Answer::Endless(begin.clone(), b": ping\n\n".to_vec(), Duration::from_millis(50));
+    let peer = agent(pings, answer);
+    let settings = attached("peer", &peer.url()).set("stream_idle_timeout", "500ms");
+    let bridge = Bridge::of(settings).start().await;
+    let stream = bridge.prompt("peer.ask", "x").stream().await;
+    assert_eq!(stream.response(), "found");
+    assert_eq!(stream.result.expect("COMPLETED").message(), "found");
+    assert_eq!((peer.calls("GetTask").len(), peer.calls("CancelTask").len()), (1, 0));
+}
+
+#[tokio::test]
 async fn an_agent_that_can_no_longer_be_asked_leaves_the_outcome_unknown() {
     let body = good_stream()[..2].concat();
     let peer = agent(move || Answer::Events(body.clone(), 1000), |_| Answer::Close);
