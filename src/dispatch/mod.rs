@@ -12,6 +12,8 @@
 
 mod permits;
 pub mod request;
+#[cfg(test)]
+mod tests;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

@@ -1,0 +1,82 @@
+//! What holds for every request, without an agent that answers.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::action::actions::{Limits, Stop};
+use crate::action::assemble::ArtifactRules;
+use crate::agent::Predecessors;
+use crate::process::child::Host;
+
+/// The dispatcher of an agent that is not there, with these lines in its settings.
+fn dispatcher(lines: &str) -> Dispatcher {
+    let text = format!(
+        "nats: {{ url: 'nats://127.0.0.1:4222' }}\nagents: [{{ name: a, url: 'http://127.0.0.1:9', {lines} }}]"
+    );
+    let config = crate::config::parse(&text, "test", &|_| None).unwrap().agents.remove(0);
+    let limits = Limits {
+        request_timeout: Duration::from_secs(10),
+        stream_idle_timeout: Duration::from_secs(10),
+        task_timeout: Duration::from_secs(10),
+        input_required_ttl: Duration::from_secs(10),
+        task_ttl: Duration::from_secs(10),
+        max_response_size: 1 << 20,
+        prefer_stream: false,
+        artifacts: ArtifactRules { answer: Vec::new(), notice: Vec::new() },
+    };
+    let (http, hurry) = (crate::a2a::http_client().unwrap(), CancellationToken::new());
+    let agent = Agent::start(config, &http, &Host::default(), hurry, Predecessors::default()).unwrap();
+    let actions = Actions::new(
+        Arc::clone(&agent.name),
+        limits,
+        agent.live.clone(),
+        Arc::default(),
+        mpsc::channel(1).0,
+        Stop::default(),
+        agent.secrets.clone(),
+    );
+    Dispatcher::new(agent, actions, TaskTracker::new())
+}
+
+#[tokio::test]
+async fn a_panic_is_an_internal_error_after_which_the_agent_may_have_been_reached() {
+    let dispatcher = dispatcher("");
+    let work = async {
+        // Not at the first poll, as in a call that waits for its agent.
+        tokio::task::yield_now().await;
+        assert!(dispatcher.agent.name.is_empty(), "a defect");
+        Ok(())
+    };
+    let error = dispatcher.guarded(work).await.unwrap_err();
+    assert_eq!(error.info.code, Code::Internal);
+    assert!(error.reached_agent, "whoever repeats the request must not run it twice");
+}
+
+#[tokio::test]
+async fn errors_do_not_show_the_agents_credentials() {
+    let dispatcher = dispatcher("bearer_token: canary-bearer-1f0c");
+    let failed = async { Err::<(), _>(ActionError::new(Code::TaskFailed, "Bearer canary-bearer-1f0c")) };
+    assert_eq!(dispatcher.guarded(failed).await.unwrap_err().message, "Bearer ***");
+}
+
+#[tokio::test]
+async fn look_ups_have_a_limit_of_their_own() {
+    let dispatcher = dispatcher("max_in_flight: 1");
+    let mut places: Vec<_> = std::iter::from_fn(|| dispatcher.permits.aside().ok()).take(10_000).collect();
+    let refused = dispatcher.look_up(|| Ok(())).unwrap_err();
+    assert_eq!(refused.info.code, Code::Busy);
+    assert!(refused.message.contains("look-ups"), "{}", refused.message);
+    assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 1, "and is counted");
+
+    // All of them together have taken no place of a call, and a call takes none of theirs.
+    let call = dispatcher.permit().now_or_never().unwrap().unwrap();
+    assert!(dispatcher.permit().now_or_never().is_none(), "that was the only place");
+    places.pop();
+    let read = || Ok(dispatcher.permits.aside().is_err());
+    assert!(dispatcher.look_up(read).unwrap(), "a look-up has a place while it reads");
+    assert!(dispatcher.look_up(read).unwrap(), "and gives it back");
+    drop(call);
+}
