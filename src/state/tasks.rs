@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::table::Table;
@@ -126,6 +127,8 @@ pub enum Recorded {
 pub struct TaskStore {
     local: Mutex<Table<Place>>,
     store: Arc<dyn StateStore>,
+    /// Changes when a look is the first to see the end of a task.
+    ends: watch::Sender<()>,
 }
 
 /// Where a task of this process is.
@@ -148,7 +151,7 @@ impl Place {
 
 impl TaskStore {
     pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { local: Mutex::new(Table::evicting(LOCAL_BYTES)), store }
+        Self { local: Mutex::new(Table::evicting(LOCAL_BYTES)), store, ends: watch::Sender::new(()) }
     }
 
     /// A task that this process has seen. It asks the store only for tasks that it put there, so that a new
@@ -172,14 +175,35 @@ impl TaskStore {
     /// Remembers where a task stands, unless what is known of it is final or newer. A task that was submitted
     /// once stays so.
     pub async fn record(&self, agent: &Arc<str>, id: &str, new: TaskRecord, observer: Observer) -> Recorded {
-        let new = match new.is_shared() {
-            true => Box::new(new),
-            false => match self.record_here(agent, id, new, observer) {
-                Ok(recorded) => return recorded,
-                Err(back) => back,
-            },
+        let is_end_in_look = new.state.is_final() && matches!(observer, Observer::Look { .. });
+        let here = match new.is_shared() {
+            true => Err(Box::new(new)),
+            false => self.record_here(agent, id, new, observer),
         };
-        Box::pin(self.record_in_store(agent, id, *new, observer)).await
+        let recorded = match here {
+            Ok(recorded) => recorded,
+            Err(new) => Box::pin(self.record_in_store(agent, id, *new, observer)).await,
+        };
+        if is_end_in_look && matches!(recorded, Recorded::Written { .. }) {
+            self.ends.send_replace(());
+        }
+        recorded
+    }
+
+    /// For [`TaskStore::ended`], which sees what happens from now on.
+    pub fn ends(&self) -> watch::Receiver<()> {
+        self.ends.subscribe()
+    }
+
+    /// Resolves when a look, such as a cancel, has recorded the end of a task since `began`: the call that
+    /// follows the task may not hear of it from the agent.
+    pub async fn ended(&self, ends: &mut watch::Receiver<()>, agent: &Arc<str>, id: &str, began: SystemTime) {
+        while ends.changed().await.is_ok() {
+            let known = self.known(agent, id).await.ok().flatten();
+            if known.is_some_and(|known| known.state.is_final() && known.seen_at >= began) {
+                return;
+            }
+        }
     }
 
     /// Remembers that a call has lost sight of a task, for those who ask while the agent is away. A final
@@ -339,6 +363,8 @@ impl StoredTask {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::super::memory::MemoryStore;
     use super::*;
     use crate::reply::error::Code;
@@ -427,6 +453,24 @@ mod tests {
             one.find(&agent, "t").await.unwrap().unwrap().is_submitted,
             "once submitted, always submitted"
         );
+    }
+
+    #[tokio::test]
+    async fn the_end_that_a_look_sees_is_told_to_who_follows_that_task() {
+        let (one, _, agent) = replicas();
+        let began = SystemTime::now();
+        let (call, look) = (Observer::Call { began }, Observer::Look { began });
+        let mut ends = one.ends();
+        one.record(&agent, "t", task(TaskState::Working, "w"), call).await;
+        one.record(&agent, "in the store", submitted(TaskState::Working, "w"), call).await;
+        one.record(&agent, "own", task(TaskState::Completed, "seen by its call"), call).await;
+        assert!(!ends.has_changed().unwrap(), "nobody needs to be told what its own call has seen");
+        one.record(&agent, "other", task(TaskState::Canceled, "c"), look).await;
+        for id in ["t", "in the store"] {
+            assert_eq!(one.ended(&mut ends, &agent, id, began).now_or_never(), None);
+            one.record(&agent, id, task(TaskState::Canceled, "c"), look).await;
+            assert_eq!(one.ended(&mut ends, &agent, id, began).now_or_never(), Some(()));
+        }
     }
 
     #[tokio::test]

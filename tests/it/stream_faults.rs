@@ -1,12 +1,13 @@
 //! Streams that go wrong: each ends in one typed result, and nothing is left behind.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rstest::rstest;
 use serde_json::{Value, json};
 
+use crate::support::frames::Stream;
 use crate::support::peer::{Answer, Seen, event, streaming_card};
 use crate::support::{Bridge, Peer, SOON, attached, eventually};
 
@@ -241,6 +242,34 @@ async fn a_task_that_ended_without_a_word_on_its_stream_is_found_to_have_ended()
     assert_eq!(stream.response(), "found");
     assert_eq!(stream.result.expect("COMPLETED").message(), "found");
     assert_eq!((peer.calls("GetTask").len(), peer.calls("CancelTask").len()), (1, 0));
+}
+
+#[rstest]
+#[tokio::test]
+async fn whoever_waits_for_a_task_learns_soon_that_somebody_else_has_cancelled_it(
+    #[values("stream", "final")] mode: &str,
+) {
+    let begin = event(&json!({"task": task("WORKING", None)}));
+    let pings = move || Answer::Endless(begin.clone(), b": ping\n\n".to_vec(), Duration::from_millis(50));
+    let is_cancelled = AtomicBool::new(false);
+    let peer = agent(pings, move |seen| {
+        is_cancelled.fetch_or(seen.rpc_method() == "CancelTask", Ordering::Relaxed);
+        let state = if is_cancelled.load(Ordering::Relaxed) { "CANCELED" } else { "WORKING" };
+        Answer::result(seen, &task(state, None))
+    });
+    // The idle timeout is longer than the test, and no keep-alive makes the caller wait longer.
+    let settings = attached("peer", &peer.url()).set("prefer_stream", true).set("stream_keepalive", "10m");
+    let bridge = Bridge::of(settings).start().await;
+    let waiting = bridge.prompt("peer.ask", "x").header("A2A-Reply", mode).begin().await;
+    eventually(SOON, || async { bridge.get_task("peer", "t").await.is("WORKING").then_some(()) }).await;
+    let cancelled = bridge.cancel_task("peer", "t").await;
+    assert!(cancelled.is("CANCELED"), "{cancelled:?}");
+    let result = match mode {
+        "stream" => Stream::collect(waiting).await.result,
+        _ => waiting.only_reply().await,
+    };
+    assert_eq!(result.expect("CANCELED").task_id(), "t");
+    assert_eq!(peer.calls("SubscribeToTask").len(), 0);
 }
 
 #[tokio::test]

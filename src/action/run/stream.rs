@@ -113,6 +113,8 @@ impl<P: Progress> CallRun<'_, P> {
         events: &mut EventStream,
         fold: &mut Fold<'_>,
     ) -> Result<StreamEnd, Failure> {
+        let (tasks, agent, began) = (&self.actions.state.tasks, &self.actions.agent, self.began);
+        let mut ends = tasks.ends();
         let mut read_until: Option<Instant> = None;
         loop {
             if fold.is_last() {
@@ -127,7 +129,26 @@ impl<P: Progress> CallRun<'_, P> {
                     Ok(next) => Ok(next),
                     Err(_) => return Ok(StreamEnd::Closed),
                 },
-                None => self.within_idle(events.next()).await,
+                None => {
+                    let id = fold.task().map_or("", |task| task.id.as_str());
+                    let ended = tasks.ended(&mut ends, agent, id, began);
+                    let next = async {
+                        tokio::select! {
+                            biased;
+                            next = events.next() => Some(next),
+                            () = ended => None,
+                        }
+                    };
+                    match self.within_idle(next).await {
+                        Ok(Some(next)) => Ok(next),
+                        // Somebody has cancelled the task, and not every agent says so on the stream.
+                        Ok(None) => {
+                            read_until = Some(Instant::now() + AFTER_THE_END);
+                            continue;
+                        }
+                        Err(interruption) => Err(interruption),
+                    }
+                }
             };
             let event = match next {
                 Ok(Ok(Some(event))) => event,
