@@ -20,6 +20,7 @@
 #[cfg(test)]
 mod faults;
 pub mod follow_ups;
+pub mod followers;
 pub mod idempotency;
 pub mod memory;
 mod record;

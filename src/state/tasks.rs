@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 use uuid::Uuid;
 
+use super::followers::{Follower, Followers};
 use super::table::Table;
 use super::{Change, Key, Kind, StateStore, Unavailable, record, update};
 use crate::a2a::model::TaskState;
@@ -127,8 +127,7 @@ pub enum Recorded {
 pub struct TaskStore {
     local: Mutex<Table<Place>>,
     store: Arc<dyn StateStore>,
-    /// Changes when a look is the first to see the end of a task.
-    ends: watch::Sender<()>,
+    followers: Followers,
 }
 
 /// Where a task of this process is.
@@ -151,7 +150,7 @@ impl Place {
 
 impl TaskStore {
     pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { local: Mutex::new(Table::evicting(LOCAL_BYTES)), store, ends: watch::Sender::new(()) }
+        Self { local: Mutex::new(Table::evicting(LOCAL_BYTES)), store, followers: Followers::default() }
     }
 
     /// A task that this process has seen. It asks the store only for tasks that it put there, so that a new
@@ -185,25 +184,15 @@ impl TaskStore {
             Err(new) => Box::pin(self.record_in_store(agent, id, *new, observer)).await,
         };
         if is_end_in_look && matches!(recorded, Recorded::Written { .. }) {
-            self.ends.send_replace(());
+            self.followers.end(agent, id);
         }
         recorded
     }
 
-    /// For [`TaskStore::ended`], which sees what happens from now on.
-    pub fn ends(&self) -> watch::Receiver<()> {
-        self.ends.subscribe()
-    }
-
-    /// Resolves when a look, such as a cancel, has recorded the end of a task since `began`: the call that
-    /// follows the task may not hear of it from the agent.
-    pub async fn ended(&self, ends: &mut watch::Receiver<()>, agent: &Arc<str>, id: &str, began: SystemTime) {
-        while ends.changed().await.is_ok() {
-            let known = self.known(agent, id).await.ok().flatten();
-            if known.is_some_and(|known| known.state.is_final() && known.seen_at >= began) {
-                return;
-            }
-        }
+    /// Follows a task for a call, which may not hear of the task's end from the agent when another request,
+    /// such as a cancel, has brought it about.
+    pub fn follow(&self, agent: &Arc<str>, id: &str) -> Follower<'_> {
+        self.followers.follow(agent, id)
     }
 
     /// Remembers that a call has lost sight of a task, for those who ask while the agent is away. A final
@@ -460,17 +449,17 @@ mod tests {
         let (one, _, agent) = replicas();
         let began = SystemTime::now();
         let (call, look) = (Observer::Call { began }, Observer::Look { began });
-        let mut ends = one.ends();
-        one.record(&agent, "t", task(TaskState::Working, "w"), call).await;
-        one.record(&agent, "in the store", submitted(TaskState::Working, "w"), call).await;
+        let (here, stored, own) =
+            (one.follow(&agent, "here"), one.follow(&agent, "stored"), one.follow(&agent, "own"));
+        one.record(&agent, "here", task(TaskState::Working, "w"), call).await;
+        one.record(&agent, "stored", submitted(TaskState::Working, "w"), call).await;
         one.record(&agent, "own", task(TaskState::Completed, "seen by its call"), call).await;
-        assert!(!ends.has_changed().unwrap(), "nobody needs to be told what its own call has seen");
-        one.record(&agent, "other", task(TaskState::Canceled, "c"), look).await;
-        for id in ["t", "in the store"] {
-            assert_eq!(one.ended(&mut ends, &agent, id, began).now_or_never(), None);
-            one.record(&agent, id, task(TaskState::Canceled, "c"), look).await;
-            assert_eq!(one.ended(&mut ends, &agent, id, began).now_or_never(), Some(()));
-        }
+        let told = || [&here, &stored, &own].map(|follower| follower.ended().now_or_never().is_some());
+        assert_eq!(told(), [false, false, false], "nobody needs to be told what its own call has seen");
+        one.record(&agent, "here", task(TaskState::Canceled, "c"), look).await;
+        assert_eq!(told(), [true, false, false]);
+        one.record(&agent, "stored", task(TaskState::Canceled, "c"), look).await;
+        assert_eq!(told(), [true, true, false]);
     }
 
     #[tokio::test]

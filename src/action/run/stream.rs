@@ -16,6 +16,7 @@ use crate::action::progress::Progress;
 use crate::action::request::ReplyMode;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::TaskRef;
+use crate::state::followers::Follower;
 
 /// How often a task's events are subscribed to again.
 const MAX_SUBSCRIPTIONS: u32 = 3;
@@ -113,8 +114,8 @@ impl<P: Progress> CallRun<'_, P> {
         events: &mut EventStream,
         fold: &mut Fold<'_>,
     ) -> Result<StreamEnd, Failure> {
-        let (tasks, agent, began) = (&self.actions.state.tasks, &self.actions.agent, self.began);
-        let mut ends = tasks.ends();
+        let (tasks, agent) = (&self.actions.state.tasks, &self.actions.agent);
+        let mut follower = None;
         let mut read_until: Option<Instant> = None;
         loop {
             if fold.is_last() {
@@ -130,13 +131,14 @@ impl<P: Progress> CallRun<'_, P> {
                     Err(_) => return Ok(StreamEnd::Closed),
                 },
                 None => {
-                    let id = fold.task().map_or("", |task| task.id.as_str());
-                    let ended = tasks.ended(&mut ends, agent, id, began);
+                    if let (None, Some(task)) = (&follower, fold.task()) {
+                        follower = Some(tasks.follow(agent, &task.id));
+                    }
                     let next = async {
                         tokio::select! {
                             biased;
                             next = events.next() => Some(next),
-                            () = ended => None,
+                            () = ended_elsewhere(follower.as_ref()) => None,
                         }
                     };
                     match self.within_idle(next).await {
@@ -182,5 +184,13 @@ impl<P: Progress> CallRun<'_, P> {
             // A burst of events must not keep other calls waiting.
             tokio::task::coop::consume_budget().await;
         }
+    }
+}
+
+async fn ended_elsewhere(follower: Option<&Follower<'_>>) {
+    match follower {
+        Some(follower) => follower.ended().await,
+        // The task has no name yet.
+        None => std::future::pending().await,
     }
 }
