@@ -151,6 +151,25 @@ pub enum Part {
     Data(Box<RawValue>),
 }
 
+/// What the allocator needs for a small block beside its content.
+pub const ALLOCATION: usize = 32;
+
+impl Part {
+    /// The bytes that it holds in memory.
+    pub fn allocated(&self) -> usize {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION + text.len());
+        let content = match self {
+            Self::Text(text) => text.len(),
+            Self::Data(data) => data.get().len(),
+            Self::File(File { name, media_type, content }) => {
+                let (FileContent::Base64(bytes) | FileContent::Uri(bytes)) = content;
+                bytes.len() + text(name) + text(media_type)
+            }
+        };
+        size_of::<Self>() + ALLOCATION + content
+    }
+}
+
 /// A file, inline or elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {

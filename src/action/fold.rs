@@ -307,31 +307,32 @@ impl<'a> Fold<'a> {
     ) -> Result<(), TooMuch> {
         let Some(task) = &mut self.task else { return Ok(()) };
         self.has_content = true;
-        let added = size(&update.artifact.parts);
         let piece = &update.artifact;
-        let (mut replaced, mut named) = (0, 0);
+        let mut replaced = 0;
+        let added;
         let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
             Some(known) if update.append => {
-                extend(&mut known.parts, &piece.parts);
+                added = extend(&mut known.parts, &piece.parts);
                 known
             }
             Some(known) => {
-                replaced = size(&known.parts);
+                replaced = length(&known.name) + size(&known.parts);
                 let name = piece.name.clone().or(known.name.take());
+                added = length(&name) + size(&piece.parts);
                 *known = Artifact { id: piece.id.clone(), name, parts: piece.parts.clone(), extras: None };
                 known
             }
             None => {
-                named = ARTIFACT
-                    + piece.id.as_ref().map_or(0, String::len)
-                    + piece.name.as_ref().map_or(0, String::len);
                 let mut fresh = Artifact {
                     id: piece.id.clone(),
                     name: piece.name.clone(),
                     parts: Vec::new(),
                     extras: None,
                 };
-                extend(&mut fresh.parts, &piece.parts);
+                added = ARTIFACT
+                    + length(&piece.id)
+                    + length(&piece.name)
+                    + extend(&mut fresh.parts, &piece.parts);
                 task.artifacts.push(fresh);
                 self.index.added(&task.artifacts);
                 let Some(fresh) = task.artifacts.last_mut() else {
@@ -351,7 +352,7 @@ impl<'a> Fold<'a> {
         if self.answer.held() > self.max_size.saturating_mul(4) {
             return Err(TooMuch);
         }
-        self.resize(replaced, added + named)
+        self.resize(replaced, added)
     }
 
     /// Tells the task's id once.
@@ -408,27 +409,31 @@ fn is_same(one: &Artifact, other: &Artifact) -> bool {
     }
 }
 
-/// Adds parts; text that continues text joins it, so that a million tokens are one part.
-fn extend(parts: &mut Vec<Part>, more: &[Part]) {
+/// Adds parts, and returns how many bytes they add. Text that continues text joins it, so that a million tokens
+/// are one part.
+fn extend(parts: &mut Vec<Part>, more: &[Part]) -> usize {
+    let mut added = 0;
     for part in more {
         match (parts.last_mut(), part) {
-            (Some(Part::Text(text)), Part::Text(more)) => text.push_str(more),
-            (_, part) => parts.push(part.clone()),
+            (Some(Part::Text(text)), Part::Text(more)) => {
+                text.push_str(more);
+                added += more.len();
+            }
+            (_, part) => {
+                added += part.allocated();
+                parts.push(part.clone());
+            }
         }
     }
+    added
+}
+
+fn length(text: &Option<String>) -> usize {
+    text.as_ref().map_or(0, String::len)
 }
 
 fn size(parts: &[Part]) -> usize {
-    use crate::a2a::model::FileContent;
-    let one = |part: &Part| match part {
-        Part::Text(text) => text.len(),
-        Part::Data(data) => data.get().len(),
-        Part::File(file) => match &file.content {
-            FileContent::Base64(bytes) => bytes.len(),
-            FileContent::Uri(uri) => uri.len(),
-        },
-    };
-    parts.iter().map(one).sum()
+    parts.iter().map(Part::allocated).sum()
 }
 
 /// Whether a snapshot brings nothing new about an artifact. Text may be cut into parts differently.

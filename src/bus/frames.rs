@@ -14,7 +14,7 @@ use serde::Serialize;
 use self::held::Held;
 use super::inbox::Inbox;
 use super::outgoing::Outgoing;
-use crate::a2a::model::{Artifact, ArtifactUpdate};
+use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::json;
 use crate::reply::Reply;
@@ -242,12 +242,20 @@ impl Frames {
 /// Removes the text parts, and keeps what the agent says about the others at their new places.
 fn without_text(artifact: &mut Artifact) {
     if let Some(extras) = &mut artifact.extras {
-        let is_text = |place: usize| artifact.parts.get(place).is_none_or(|part| part.as_text().is_some());
-        let before = |place: usize| (0..place).filter(|place| is_text(*place)).count();
-        extras.parts.retain(|(place, _)| !is_text(*place));
-        for (place, _) in &mut extras.parts {
-            *place -= before(*place);
-        }
+        let mut others = 0;
+        let new_place = |part: &Part| {
+            let is_other = part.as_text().is_none();
+            others += usize::from(is_other);
+            is_other.then(|| others - 1)
+        };
+        let new_places: Vec<Option<usize>> = artifact.parts.iter().map(new_place).collect();
+        extras.parts.retain_mut(|(place, _)| match new_places.get(*place).copied().flatten() {
+            Some(new) => {
+                *place = new;
+                true
+            }
+            None => false,
+        });
     }
     artifact.parts.retain(|part| part.as_text().is_none());
 }
@@ -284,5 +292,27 @@ impl Progress for Frames {
 
     async fn keep_alive(&mut self) -> Audience {
         if self.is_nobody_there().await { Audience::Gone } else { Audience::There }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::a2a::model::Event;
+
+    #[test]
+    fn without_its_text_an_artifact_keeps_what_is_said_about_its_other_parts() {
+        let update = r#"{"artifactUpdate":{"taskId":"t","artifact":{"artifactId":"a","parts":[
+            {"text":"a","metadata":{"n":0}}, {"data":1,"metadata":{"n":1}}, {"text":"b"}, {"data":2},
+            {"text":"c","metadata":{"n":4}}, {"data":3,"metadata":{"n":5}}]}}}"#;
+        let Event::Artifact(mut update) = Event::decode(update).unwrap() else { panic!("not an artifact") };
+        without_text(&mut update.artifact);
+        assert_eq!(update.artifact.parts.len(), 3);
+        let extras = update.artifact.extras.unwrap().parts;
+        let said: Vec<_> = extras
+            .iter()
+            .map(|(place, extras)| (*place, extras.metadata.as_ref().unwrap().get().to_owned()))
+            .collect();
+        assert_eq!(said, [(0, r#"{"n":1}"#.to_owned()), (2, r#"{"n":5}"#.to_owned())]);
     }
 }

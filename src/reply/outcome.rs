@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::error::{Code, ErrorInfo};
-use crate::a2a::model::TaskState;
+use crate::a2a::model::{ALLOCATION, TaskState};
 use crate::a2a::retry::{Retries, Retry};
 use crate::json;
 
@@ -145,9 +145,6 @@ pub struct Content {
     /// All artifacts.
     pub artifacts: Vec<ArtifactRef>,
 }
-
-/// What the allocator needs for a small block beside its content.
-const ALLOCATION: usize = 32;
 
 /// The reply object.
 #[derive(Debug, Clone)]

@@ -1,3 +1,5 @@
+use rstest::rstest;
+
 use super::*;
 
 struct Told {
@@ -47,7 +49,7 @@ fn pieces_are_told_as_they_come_and_parallel_artifacts_are_kept_apart() {
             artifact("a", "x", "!", true),
         ],
     );
-    let mut fold = Fold::new(&rules, 1000, true);
+    let mut fold = Fold::new(&rules, 10_000, true);
     let told = told(&mut fold, &events(&list));
     assert_eq!((told.artifacts, told.response.as_str()), (5, "Hello\nsecond\n!"));
     let texts: Vec<_> =
@@ -110,7 +112,7 @@ fn an_old_question_at_the_start_of_an_answers_stream_does_not_end_it() {
 #[test]
 fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 500, false);
+    let mut fold = Fold::new(&rules, 800, false);
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"history":[{"role":"user","parts":[{"text":"0123456789012345678901234567890123456789"}]}],
         "artifacts":[{"artifactId":"a","parts":[{"text":"0123456789012345678901234567890123456789"}]}]}}"#;
     for _ in 0..100 {
@@ -118,6 +120,37 @@ fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
     }
     let more = artifact("b", "x", "0123456789012345678901234567890123456789", true);
     assert_eq!(fold.apply(Event::decode(&more).unwrap()).unwrap_err(), TooMuch);
+}
+
+#[rstest]
+#[case::parts_without_content(&[r#"{"url":""}"#; 100])]
+#[case::parts_with_little_content(&[r#"{"data":1}"#; 100])]
+#[case::long_names_of_files(&[concat!(r#"{"url":"","filename":"0123456789012345678901234567890123456789"#, r#"0123456789012345678901234567890123456789"}"#); 40])]
+fn what_is_held_counts_as_it_is_allocated(#[case] parts: &[&str]) {
+    let rules = rules();
+    let mut fold = Fold::new(&rules, 8000, false);
+    let parts = parts.join(",");
+    let update = format!(
+        r#"{{"artifactUpdate":{{"taskId":"t","append":true,"artifact":{{"artifactId":"a","parts":[{parts}]}}}}}}"#
+    );
+    assert!(parts.len() < 8000);
+    assert_eq!(fold.apply(Event::decode(&update).unwrap()).unwrap_err(), TooMuch);
+}
+
+#[test]
+fn a_name_that_replaces_another_counts() {
+    let rules = rules();
+    let mut fold = Fold::new(&rules, 4000, false);
+    let named = |id: usize, name: &str| {
+        let update = format!(
+            r#"{{"artifactUpdate":{{"taskId":"t","artifact":{{"artifactId":"{id}","name":"{name}","parts":[]}}}}}}"#
+        );
+        Event::decode(&update).unwrap()
+    };
+    (0..10).for_each(|id| drop(fold.apply(named(id, "n")).unwrap()));
+    let long = "n".repeat(200);
+    let replaced: Result<Vec<_>, _> = (0..10).map(|id| fold.apply(named(id, &long))).collect();
+    assert_eq!(replaced.unwrap_err(), TooMuch);
 }
 
 #[test]
