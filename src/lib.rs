@@ -22,11 +22,11 @@
 //! | [`state`] | what is remembered between calls, on a [`StateStore`](state::StateStore) | NATS, A2A calls |
 //! | [`action`] | from a checked request to a reply: parameters, the run of a call, messages | NATS |
 //! | [`dispatch`] | what holds for every request, whichever front door it came through | NATS |
-//! | [`bus`] | NATS: the connection, subjects, one service per agent, the front doors | processes |
+//! | [`bus`] | NATS: the connection, subjects, one service per agent, the front doors, orders to supervisors | how processes are run |
 //! | [`bridge`] | the order in which all this starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
-//! Below all of them: [`secrets`] (credentials, and how they are redacted), [`tasks`] (background tasks),
+//! Used by all of them: [`secrets`] (credentials, and how they are redacted), [`tasks`] (background tasks),
 //! [`telemetry`] (logs and spans) and `json`. [`metrics`] reads what the others count, and [`demo_agent`] is an agent
 //! of its own for tests and first steps.
 //!
@@ -57,10 +57,8 @@
 //!
 //! # Where things are plugged in
 //!
-//! - A **front door** is an adapter that turns what arrives into a [`Request`](dispatch::request::Request), calls
-//!   [`Dispatcher::call`](dispatch::Dispatcher::call) and turns the reply into bytes; [`bus::actions`] is the model.
-//!   `Bridge::place` in `bridge.rs` gives each agent its front doors, and `Served` in `bridge/served.rs` takes them
-//!   away again. `Publication::start` brings in `bus::actions`.
+//! - A **front door** is an adapter in front of [`dispatch`], whose page lists what it has to do. `Bridge::place` in
+//!   `bridge.rs` gives each agent its front doors.
 //! - A **store** implements [`StateStore`](state::StateStore) in `state/mod.rs`. `Bridge::connect` in `bridge.rs` makes
 //!   one and hands it to [`State::new`](state::State::new).
 //! - A **dialect** of A2A is a variant of [`Dialect`](a2a::dialect::Dialect) and a file beside it.
@@ -69,7 +67,7 @@
 //!
 //! | what | where |
 //! | --- | --- |
-//! | a reply subject is refused | `Reader::take` in `bus/service/endpoint.rs`, by `ReplyGuard::allows` in `bus/subject/reply_guard.rs` |
+//! | a reply subject is refused | `Reader::take` in `bus/service/endpoint.rs`, by `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; orders and discovery ask the same guard |
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; frames obey it in `Frames::in_form` in `bus/frames.rs` |
 //! | a request is `busy` because of `max_in_flight` | `Permits::take` in `dispatch/permits.rs` |
 //! | a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, by `Idempotency::begin` in `state/idempotency.rs` |
@@ -77,10 +75,10 @@
 //! | a call counts as in flight, so that its agent is not taken for hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/watch.rs` asks |
 //! | a message may be sent again | `Retry` in `a2a/retry.rs`, which also lists who sends it |
 //! | a credential is withheld from a host | `Chooser::client` in `a2a/choose.rs`, by `Places::is_trusted` in `a2a/address.rs` |
-//! | a credential is redacted in an error | `Dispatcher::guarded` in `dispatch/mod.rs`, by `Secrets::redact` in `secrets.rs` |
+//! | a credential is redacted in an error | `Dispatcher::guarded` in `dispatch/mod.rs`, by `ActionError::redacted` in `reply/error.rs` (`secrets.rs` knows what is a secret) |
 //! | a stream that was cut off goes on | `action/run/stream.rs` |
 //! | an exit leads to a restart or not, and when | `Lifecycle::next` in `agent/lifecycle.rs`; the pause is `Backoff::pause` in `process/restart.rs` |
-//! | state makes room, or refuses | `Table::evict` and `Table::put` in `state/table.rs`; `state/memory.rs` says which kind does what |
+//! | state makes room, or refuses | `Table::evict` and `Table::put` in `state/table.rs`; `MemoryStore` in `state/memory.rs` says which kind does what |
 //! | a reply becomes bytes, and is cut if it is too large | `bus/outgoing.rs` |
 //!
 //! # Who owns what

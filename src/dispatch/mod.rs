@@ -7,8 +7,15 @@
 //! ```
 //!
 //! A front door translates and does nothing else: bytes become a [`Request`], [`Progress`] becomes frames,
-//! and a [`Reply`] becomes bytes. To add one, write an adapter that calls [`Dispatcher::call`]; `bus::actions`
-//! is the smallest. A rule that two front doors need belongs here.
+//! and a [`Reply`] becomes bytes. A rule that two front doors need belongs here. To add a front door, write an
+//! adapter such as `bus::actions`, the smallest one, that
+//!
+//! 1. runs each request in [`Dispatcher::spawn`], so that it has a span and a stop waits for it;
+//! 2. makes a [`Request`] and hands it to [`Dispatcher::call`], with a [`Progress`] that tells the caller what happens;
+//!    what it cannot read it gives to [`Dispatcher::refuse`], and what needs no agent, such as the card, is read in
+//!    [`Dispatcher::look_up`];
+//! 3. is started for each agent by `Bridge::place` in `bridge.rs` and kept in the `Served` that this returns, whose
+//!    `withdraw` takes it away again.
 
 mod permits;
 pub mod request;

@@ -25,7 +25,7 @@ pub enum Code {
     NotCancelable,
     /// Request, reply or file over a limit.
     TooLarge,
-    /// The agent's `max_in_flight` is reached.
+    /// A limit is reached, most often the agent's `max_in_flight`.
     Busy,
     /// The agent answered with an error, or not in A2A.
     AgentError,
