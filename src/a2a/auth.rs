@@ -1,4 +1,4 @@
-//! Credentials for one agent: what is sent with every request. Where it may be sent is up to [`super::address`].
+//! Credentials for one agent: what is sent with every request. Where it may be sent is up to `a2a::address`.
 //!
 //! [`Keyring::for_card`] and [`Keyring::for_tasks`] pick from the settings; the latter by
 //! what the card asks for (see [`super::security`]). Whoever sends a request calls
