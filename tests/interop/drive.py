@@ -8,7 +8,7 @@ plain NATS request, as any caller would make it. The exit status is 1 when a cel
 
 Standard library only: the NATS protocol that is needed here is a page long.
 """
-import json, os, pathlib, socket, subprocess, sys, tempfile, time, uuid
+import contextlib, json, os, pathlib, socket, subprocess, sys, tempfile, time, uuid
 
 HERE = pathlib.Path(__file__).resolve().parent
 AGENTS = HERE / "agents"
@@ -226,10 +226,13 @@ BEHAVIOURS = [
 ]
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def free_ports(count):
+    """Different ports: they are all held until the last is found."""
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in listeners]
 
 
 def command(folder, installed):
@@ -240,8 +243,7 @@ def command(folder, installed):
 
 def settings(rows, installed, nats_port):
     agents = []
-    for name, folder, environment, extra, _ in rows:
-        port = free_port()
+    for (name, folder, environment, extra, _), port in zip(rows, free_ports(len(rows))):
         agents.append({
             "name": token(name), "url": f"http://127.0.0.1:{port}", "command": command(folder, installed),
             "env": {"PORT": str(port), **environment}, "startup_timeout": "60s", **extra,
@@ -251,7 +253,7 @@ def settings(rows, installed, nats_port):
 
 
 def start_broker(program, folder):
-    port = free_port()
+    [port] = free_ports(1)
     broker = subprocess.Popen([program, "-a", "127.0.0.1", "-p", str(port)], stderr=open(folder / "nats.log", "wb"))
     for _ in range(100):
         try:
@@ -270,6 +272,8 @@ def run(rows, bridge, nats_server, installed, folder):
     results = {}
     try:
         for name, _, _, _, _ in rows:
+            if process.poll() is not None:
+                raise SystemExit(f"the bridge has ended:\n{(folder / 'bridge.log').read_text()}")
             agent, cells = Agent(nats, name), {}
             try:
                 facts = agent.prepare()
