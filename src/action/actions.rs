@@ -171,6 +171,7 @@ impl Actions {
         // For wires where the client makes the ids.
         let new_task_id = Uuid::new_v4().to_string();
         let message = Outgoing {
+            message_id: Uuid::new_v4(),
             task_id: None,
             new_task_id: Some(&new_task_id),
             context_id: context_id.as_deref(),

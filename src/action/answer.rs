@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::actions::Actions;
 use super::progress::Progress;
@@ -50,6 +51,7 @@ impl Actions {
             retries: Some(&retries),
         };
         let message = Outgoing {
+            message_id: Uuid::new_v4(),
             task_id: Some(&waiting.task_id),
             new_task_id: None,
             context_id: waiting.context_id.as_deref(),

@@ -17,6 +17,7 @@ pub use v1::{WirePart as V1Part, part as v1_part};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use uuid::Uuid;
 
 use super::model::{Answer, Event, Part, Task};
 use super::retry::Retries;
@@ -56,6 +57,8 @@ pub enum Wait {
 /// A message to send, independent of the wire.
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {
+    /// Names the message. It is the same each time the message goes out, so that an agent can tell a repeat.
+    pub message_id: Uuid,
     /// Continues this task.
     pub task_id: Option<&'a str>,
     /// The id for a new task, on wires where the client makes it.
@@ -251,5 +254,38 @@ fn result(body: &[u8]) -> Result<&str, NotAResult> {
         }),
         (None, Some(result)) => Ok(result.get()),
         (None, None) => Ok(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn a_message_has_the_same_id_each_time_it_goes_out_in_any_dialect() {
+        let message = Outgoing {
+            message_id: Uuid::new_v4(),
+            task_id: None,
+            new_task_id: None,
+            context_id: None,
+            reference_task_ids: &[],
+            parts: &[],
+            skill_id: None,
+            output_modes: &[],
+            wait: Wait::UntilSettled,
+            retries: &Retries::new(&"agent".into()),
+        };
+        // Up to v0.1 messages have no ids.
+        for dialect in
+            [Dialect::V02, Dialect::V03, Dialect::V03Ids, Dialect::V03Rest, Dialect::V1, Dialect::V1Rest]
+        {
+            for call in [dialect.send(&message), dialect.stream(&message)] {
+                let body: Value = serde_json::from_slice(&call.body().unwrap()).unwrap();
+                let params = body.get("params").unwrap_or(&body);
+                assert_eq!(params["message"]["messageId"], message.message_id.to_string(), "{dialect:?}");
+            }
+        }
     }
 }

@@ -75,7 +75,7 @@ pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
     SendParams {
         message: Message {
             kind: "message",
-            message_id: uuid::Uuid::new_v4(),
+            message_id: message.message_id,
             role: "user",
             parts: message.parts.iter().map(part).collect(),
             task_id: message.task_id.map(Cow::Borrowed),

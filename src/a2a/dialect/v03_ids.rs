@@ -71,6 +71,7 @@ mod tests {
             file(FileContent::Uri("https://example.org/a".to_owned())),
         ];
         let message = Outgoing {
+            message_id: Uuid::new_v4(),
             task_id: None,
             new_task_id: Some("40cf7ab0-0a57-40fe-9b84-83973c0b87da"),
             context_id: Some("s-1"),

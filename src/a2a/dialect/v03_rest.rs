@@ -87,7 +87,7 @@ struct WireFile<'a> {
 fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
     SendParams {
         message: WireMessage {
-            message_id: uuid::Uuid::new_v4(),
+            message_id: message.message_id,
             role: "ROLE_USER",
             content: message.parts.iter().map(part).collect(),
             task_id: message.task_id,

@@ -79,7 +79,7 @@ pub struct WirePart<'a> {
 pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
     SendParams {
         message: Message {
-            message_id: uuid::Uuid::new_v4(),
+            message_id: message.message_id,
             role: "ROLE_USER",
             parts: message.parts.iter().map(part).collect(),
             task_id: message.task_id,

@@ -19,6 +19,7 @@ async fn send(client: &Client) -> Result<Answer, ClientError> {
 async fn send_recording(client: &Client, retries: &Retries) -> Result<Answer, ClientError> {
     let parts = [Part::Text("hi".to_owned())];
     let message = Outgoing {
+        message_id: uuid::Uuid::new_v4(),
         wait: Wait::UntilSettled,
         task_id: None,
         new_task_id: Some("made-here"),
@@ -245,9 +246,10 @@ async fn rest_has_its_own_addresses_tenant_and_media_type() {
     let retries = Retries::new(&"agent".into());
     assert!(matches!(send_recording(&client, &retries).await.unwrap(), Answer::Message(_)));
     assert_eq!(retries.list(), [Retry::MediaType]);
-    let sends = fake.seen();
-    let sends = sends.iter().filter(|seen| seen.path.ends_with(":send"));
-    assert_eq!(sends.count(), 2, "the second is in plain JSON, after a 415");
+    let sends = fake.seen().into_iter().filter(|seen| seen.path.ends_with(":send"));
+    let sent: Vec<Value> = sends.map(|seen| seen.json()["message"]["messageId"].clone()).collect();
+    assert_eq!(sent.len(), 2, "the second is in plain JSON, after a 415");
+    assert_eq!(sent[0], sent[1]);
 }
 
 #[tokio::test]

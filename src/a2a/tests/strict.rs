@@ -65,6 +65,7 @@ fn calls_are_exactly_v1() {
     let modes = ["text/plain".to_owned()];
     let references = ["t-0".to_owned()];
     let full = Outgoing {
+        message_id: uuid::Uuid::new_v4(),
         wait: Wait::UntilSettled,
         task_id: Some("t-1"),
         new_task_id: Some("not in v1.0"),
