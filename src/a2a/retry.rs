@@ -107,6 +107,9 @@ impl Retry {
 }
 
 /// The retries of one message to an agent, in order. Allocates nothing until there is one.
+///
+/// There are eleven at most. A message is tried as a stream, without streaming and in one other dialect, each of
+/// these once more after a status, and all of it once more without its conversation id: twelve requests.
 #[derive(Debug)]
 pub struct Retries {
     agent: Arc<str>,
@@ -122,13 +125,10 @@ impl Retries {
     pub fn record(&self, retry: Retry) {
         let (agent, reason) = (&self.agent, retry.name());
         tracing::info!(%agent, reason, "sending the message again: the agent did not run it");
-        let mut list = self.lock();
-        if list.last() != Some(&retry) {
-            list.push(retry);
-        }
+        self.lock().push(retry);
     }
 
-    /// All so far; the same reason twice in a row counts once.
+    /// All so far, one for each time the message went out again.
     pub fn list(&self) -> Vec<Retry> {
         self.lock().clone()
     }

@@ -86,6 +86,24 @@ async fn an_agent_that_does_not_stream_gets_the_message_once_more_and_the_reply_
     assert_eq!(sent_as_one(&fake), 2);
 }
 
+#[tokio::test]
+async fn the_reply_has_a_reason_for_each_time_the_message_went_out_again() {
+    let is_new = Arc::new(AtomicBool::new(false));
+    let switch = Arc::clone(&is_new);
+    let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+        _ if !switch.load(Ordering::Relaxed) => v03(request),
+        "message/stream" | "message/send" => error(-32601, "no"),
+        _ => v1(request),
+    })
+    .await;
+    let actions = actions(&fake, &streaming_card()).await;
+    is_new.store(true, Ordering::Relaxed);
+    let reply = invoke_in(ReplyMode::Stream, &actions, None, &CallOptions::default()).await;
+    assert_eq!(reply["message"], "done in 1.0", "{reply}");
+    assert_eq!(reply["metadata"], json!({"retries": ["method_not_found", "method_not_found"]}));
+    assert_eq!(sent_as_one(&fake), 3);
+}
+
 #[rstest]
 #[case::bad_request(|| (400, "text/plain", "the conversation was too long for the model".to_owned()))]
 #[case::conflict(|| (409, "application/json", json!({"error": "session is locked"}).to_string()))]
