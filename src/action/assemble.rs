@@ -116,8 +116,10 @@ pub struct AnswerText {
     // The same without line breaks between artifacts, which is how a closing artifact repeats
     // what was streamed in several.
     run_on: String,
-    // The artifact that text was added for last, and how much of its text was added.
-    current: Option<(Option<String>, usize)>,
+    // The place of the artifact that text was added for last, and how much of its text was added.
+    current: Option<(usize, usize)>,
+    // Places of artifacts of which nothing was told: they have no text yet, or repeat all that came before.
+    withheld: HashSet<usize>,
 }
 
 impl AnswerText {
@@ -126,11 +128,32 @@ impl AnswerText {
         if text.is_empty() || text == self.joined || text == self.run_on {
             return None;
         }
+        Some(self.begin(text))
+    }
+
+    /// Adds text on a line of its own.
+    fn begin(&mut self, text: &str) -> String {
         let separator = if self.joined.is_empty() { "" } else { "\n" };
         let added = format!("{separator}{text}");
         self.joined.push_str(&added);
         self.run_on.push_str(text);
-        Some(added)
+        added
+    }
+
+    /// Adds text to the artifact at `place`.
+    fn append(&mut self, place: usize, text: String) -> String {
+        match &mut self.current {
+            Some((current, length)) if *current == place => {
+                *length += text.len();
+                self.joined.push_str(&text);
+                self.run_on.push_str(&text);
+                text
+            }
+            _ => {
+                self.current = Some((place, text.len()));
+                self.begin(&text)
+            }
+        }
     }
 
     /// How much is held.
@@ -138,20 +161,33 @@ impl AnswerText {
         self.joined.len() + self.run_on.len()
     }
 
-    /// What a caller is told of `known`, an artifact that was just added to or replaced by `piece`.
-    pub fn told(&mut self, known: &Artifact, appended: bool, piece: &Artifact) -> Option<String> {
-        let text = text_of_parts(&piece.parts);
-        let is_current = self.current.as_ref().is_some_and(|(id, _)| *id == known.id);
-        if is_current && appended {
-            self.joined.push_str(&text);
-            self.run_on.push_str(&text);
-            if let Some((_, length)) = &mut self.current {
-                *length += text.len();
-            }
-            return (!text.is_empty()).then_some(text);
+    /// The end of `message` that was not told. Nothing if it goes another way than what was told.
+    pub fn untold<'m>(&self, message: &'m str) -> &'m str {
+        message.strip_prefix(&*self.joined).unwrap_or_default()
+    }
+
+    /// What a caller is told of `artifact`, at `place` among all, which `piece` was just appended to; otherwise
+    /// `piece` is all of it.
+    pub fn told(
+        &mut self,
+        place: usize,
+        artifact: &Artifact,
+        appended: bool,
+        piece: &Artifact,
+    ) -> Option<String> {
+        let mut text = text_of_parts(&piece.parts);
+        if appended && text.is_empty() {
+            return None;
         }
+        if appended && !self.withheld.contains(&place) {
+            return Some(self.append(place, text));
+        }
+        if appended {
+            text = text_of_parts(&artifact.parts);
+        }
+        let is_current = |current: &(usize, usize)| current.0 == place;
         // Some agents send the whole text again with every token instead of appending.
-        if let Some((_, length)) = self.current.as_mut().filter(|_| is_current) {
+        if let Some((_, length)) = self.current.as_mut().filter(|current| is_current(current)) {
             let before = self.run_on.get(self.run_on.len().saturating_sub(*length)..).unwrap_or_default();
             if let Some(more) = text.strip_prefix(before) {
                 let more = more.to_owned();
@@ -162,7 +198,13 @@ impl AnswerText {
             }
         }
         let added = self.add(&text);
-        self.current = added.is_some().then(|| (known.id.clone(), text.len()));
+        if added.is_some() {
+            self.withheld.remove(&place);
+            self.current = Some((place, text.len()));
+        } else {
+            self.withheld.insert(place);
+            self.current.take_if(|current| is_current(current));
+        }
         added
     }
 }

@@ -143,6 +143,11 @@ impl<'a> Fold<'a> {
         self.task.is_some() && !self.has_content
     }
 
+    /// The end of `message`, the text of all results, that was not passed on as they came.
+    pub fn untold<'m>(&self, message: &'m str) -> &'m str {
+        if self.tells { self.answer.untold(message) } else { "" }
+    }
+
     /// Takes what the agent told next.
     pub fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
         let mut frames = Vec::with_capacity(2);
@@ -308,6 +313,8 @@ impl<'a> Fold<'a> {
         let Some(task) = &mut self.task else { return Ok(()) };
         self.has_content = true;
         let piece = &update.artifact;
+        let place = index.unwrap_or(task.artifacts.len());
+        let appended = update.append && index.is_some();
         let mut replaced = 0;
         let added;
         let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
@@ -344,7 +351,7 @@ impl<'a> Fold<'a> {
         if self.tells {
             let is_answer = self.rules.is_answer(known);
             let delta =
-                if is_answer { self.answer.told(known, update.append, &update.artifact) } else { None };
+                if is_answer { self.answer.told(place, known, appended, &update.artifact) } else { None };
             frames.push(Frame::Artifact { update, is_answer });
             frames.extend(delta.map(Frame::Response));
         }

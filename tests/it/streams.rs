@@ -53,6 +53,25 @@ fn streaming(results: &[Value]) -> Peer {
 }
 
 #[tokio::test]
+async fn text_that_only_looked_like_a_repetition_is_told_before_the_result() {
+    let piece = |id: &str, text: &str| {
+        let artifact = json!({"artifactId": id, "parts": [{"text": text}]});
+        json!({"artifactUpdate": {"taskId": "t", "artifact": artifact, "append": true}})
+    };
+    let peer = streaming(&[
+        piece("a", "ha"),
+        piece("b", "ha"),
+        piece("a", "ha"),
+        json!({"statusUpdate": {"taskId": "t", "status": {"state": "TASK_STATE_COMPLETED"}}}),
+    ]);
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let stream = bridge.prompt("peer.ask", "x").stream().await;
+    let result = stream.result.clone().expect("COMPLETED");
+    assert_eq!(result.message(), "haha\nha");
+    assert_eq!(stream.response(), result.message());
+}
+
+#[tokio::test]
 async fn text_is_joined_while_the_connection_is_behind_and_none_is_lost() {
     // More than all buffers on the way hold, in pieces of 2 KiB.
     const PIECES: usize = 6_000;

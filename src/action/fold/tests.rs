@@ -1,5 +1,6 @@
 use rstest::rstest;
 
+use super::super::assemble::of_task;
 use super::*;
 
 struct Told {
@@ -70,6 +71,60 @@ fn a_closing_artifact_and_text_that_is_sent_again_with_every_token_are_told_once
     assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&list)).response, "one two");
     let whole = [artifact("s", "x", "one", false), artifact("s", "x", "one two", false)];
     assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&whole)).response, "one two");
+}
+
+/// An artifact without an id.
+fn nameless(name: &str, text: &str, append: bool) -> String {
+    artifact("", name, text, append).replace(r#""artifactId":"","#, "")
+}
+
+#[test]
+fn what_is_told_of_text_that_grows_is_the_message_in_the_end() {
+    let data =
+        r#"{"artifactUpdate":{"taskId":"t","artifact":{"artifactId":"d","parts":[{"data":{"n":1}}]}}}"#;
+    let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"artifacts":[{"parts":[{"text":"a"}]},{"parts":[{"text":"ab"}]}]}}"#;
+    let rules = rules();
+    for (list, message) in [
+        (vec![nameless("n1", "one", false), nameless("n2", "two", true)], "one\ntwo"),
+        (vec![nameless("n1", "one", false), nameless("n2", "one more", false)], "one\none more"),
+        (vec![snapshot.to_owned()], "a\nab"),
+        // What looks like a repetition at first is told when it turns out to be none.
+        (
+            vec![
+                artifact("a", "x", "ha", false),
+                artifact("b", "y", "ha", false),
+                artifact("b", "y", "ho", true),
+            ],
+            "ha\nhaho",
+        ),
+        (
+            vec![
+                artifact("a", "x", "ha", false),
+                artifact("b", "y", "ha", false),
+                artifact("a", "x", "ha", true),
+            ],
+            "haha\nha",
+        ),
+        (
+            vec![artifact("a", "x", "one", false), data.to_owned(), artifact("a", "x", " two", true)],
+            "one two",
+        ),
+    ] {
+        let mut fold = Fold::new(&rules, 1000, true);
+        let response = told(&mut fold, &events(&list)).response;
+        let (content, _) = of_task(fold.task().unwrap(), "", &rules).unwrap();
+        assert_eq!(content.message, message);
+        assert_eq!(response + fold.untold(message), message);
+    }
+}
+
+#[test]
+fn no_token_of_parallel_artifacts_is_lost() {
+    let rules = rules();
+    let list = [("a", "ha"), ("b", "ha"), ("a", "ha"), ("b", "ho"), ("a", "ha")];
+    let list = list.map(|(id, text)| artifact(id, id, text, true));
+    let response = told(&mut Fold::new(&rules, 1000, true), &events(&list)).response;
+    assert_eq!(response, "haha\nhaho\nha");
 }
 
 #[test]

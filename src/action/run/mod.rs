@@ -378,8 +378,14 @@ impl<'a, P: Progress> CallRun<'a, P> {
         };
         self.follow_context(task.context_id.as_deref()).await;
         let (outcome, source) = self.observe(task, fold.status_texts(), None).await?;
-        if source == Source::States && !outcome.content.message.is_empty() {
-            self.progress.frame(Frame::Response(outcome.content.message.clone())).await;
+        let message = &outcome.content.message;
+        let untold = match source {
+            Source::Answer => fold.untold(message),
+            Source::States => message,
+            Source::History => "",
+        };
+        if !untold.is_empty() {
+            self.progress.frame(Frame::Response(untold.to_owned())).await;
         }
         Ok(outcome)
     }
