@@ -197,6 +197,10 @@ impl Bridge {
     /// Something cannot be served; what can be is, until [`Bridge::stop`].
     pub async fn serve(&self, config: Config) -> Result<(), BridgeError> {
         let _change = self.change.lock().await;
+        let (state, stopping) = (Arc::clone(&self.state), self.tasks.stopping().clone());
+        self.tasks.spawn("sweep", OnFailure::Log, async move {
+            stopping.run_until_cancelled(state.keep_swept()).await;
+        });
         if let Some(config::Metrics { listen }) = config.metrics {
             let server = metrics::serve(listen, Arc::clone(&self.metrics), self.tasks.stopping().clone())
                 .await

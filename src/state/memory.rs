@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 
-use super::table::{Full, Table};
+use super::table::{self, Full, Table};
 use super::{ABSENT, Entry, Key, Kind, Revision, StateStore, Unavailable, WriteError};
 
 /// Most bytes of each kind.
@@ -112,6 +112,15 @@ impl StateStore for MemoryStore {
             rows.map(|(agent, id, entry)| Ok((Key::new(agent, &**id), entry.clone()))).collect();
         stream::iter(all).boxed()
     }
+
+    fn sweep(&self) -> BoxFuture<'_, ()> {
+        async {
+            for kind in [Kind::FollowUp, Kind::Task, Kind::Session, Kind::IdempotencyKey, Kind::Reply] {
+                table::sweep(|| self.kept(kind).table.sweep_step(Instant::now())).await;
+            }
+        }
+        .boxed()
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +162,19 @@ mod tests {
         let mut ids: Vec<_> = store.scan(Kind::FollowUp).map(|found| found.unwrap().0.id).collect().await;
         ids.sort();
         assert_eq!(ids, ["a", "b"]);
+    }
+
+    #[tokio::test]
+    async fn a_sweep_frees_what_has_expired_in_every_table_and_nothing_else() {
+        let store = MemoryStore::default();
+        let kinds = [Kind::FollowUp, Kind::Task, Kind::Session, Kind::IdempotencyKey, Kind::Reply];
+        for kind in kinds {
+            store.write(kind, &key("lives"), ABSENT, "x".into(), HOUR).await.unwrap();
+            store.write(kind, &key("expires"), ABSENT, "x".into(), Duration::from_nanos(1)).await.unwrap();
+        }
+        assert_eq!(kinds.map(|kind| store.kept(kind).table.rows()), [2; 5]);
+        store.sweep().await;
+        assert_eq!(kinds.map(|kind| store.kept(kind).table.rows()), [1; 5]);
     }
 
     #[tokio::test]

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::BoxStream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -74,6 +74,9 @@ impl Key {
 
 /// Counts the writes of a store. `0` stands for "no such record".
 pub type Revision = u64;
+
+/// How often the memory of what has expired is freed.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The revision that a write expects when the record must not exist yet.
 pub const ABSENT: Revision = 0;
@@ -122,6 +125,11 @@ pub trait StateStore: fmt::Debug + Send + Sync {
 
     /// All records of a kind, in no particular order.
     fn scan(&self, kind: Kind) -> BoxStream<'_, Result<(Key, Entry), Unavailable>>;
+
+    /// Frees the memory of records that have expired, for a store that has them in this process.
+    fn sweep(&self) -> BoxFuture<'_, ()> {
+        ready(()).boxed()
+    }
 }
 
 /// Everything that all agents of this process remember together.
@@ -131,6 +139,7 @@ pub struct State {
     pub tasks: TaskStore,
     pub sessions: Sessions,
     pub idempotency: Arc<Idempotency>,
+    store: Arc<dyn StateStore>,
 }
 
 impl State {
@@ -140,7 +149,22 @@ impl State {
             tasks: TaskStore::new(Arc::clone(store)),
             sessions: Sessions::new(Arc::clone(store)),
             idempotency: Arc::new(Idempotency::new(Arc::clone(store))),
+            store: Arc::clone(store),
         }
+    }
+
+    /// Frees the memory of what has expired, again and again. Otherwise it is freed when something of the same
+    /// kind is written, which may be never.
+    pub async fn keep_swept(&self) {
+        loop {
+            tokio::time::sleep(SWEEP_INTERVAL).await;
+            self.sweep().await;
+        }
+    }
+
+    async fn sweep(&self) {
+        self.store.sweep().await;
+        self.tasks.sweep().await;
     }
 }
 

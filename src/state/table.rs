@@ -17,6 +17,10 @@ const SLACK: usize = 1024;
 const WRITES_BEFORE_SWEEP: usize = 64 << 10;
 /// How often a full table looks for expired rows.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Places that one step of a sweep looks at: well below a millisecond.
+const STEP: usize = 1024;
+/// Room that an agent keeps after a sweep, beside twice what it needs.
+const SPARE: usize = 64;
 
 /// The table has no room for another row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +43,26 @@ pub(super) struct Table<V> {
     rows: usize,
     writes_since_sweep: usize,
     swept: Instant,
+    sweeping: Option<Sweep>,
+}
+
+/// A sweep that goes on step by step.
+#[derive(Debug)]
+struct Sweep {
+    // Agents that were not seen yet, the last of them in part.
+    agents: Vec<Arc<str>>,
+    // The number of the last place that was seen of that agent.
+    after: u64,
+    // When it began. What expires later is left to the next one.
+    now: Instant,
+}
+
+/// What a step of a sweep has removed, to be dropped after the lock is released.
+#[derive(Debug)]
+pub(super) struct Swept<V> {
+    rows: Vec<Row<V>>,
+    places: VecDeque<Place>,
+    agent: Option<Rows<V>>,
 }
 
 #[derive(Debug)]
@@ -65,6 +89,13 @@ struct Row<V> {
     number: u64,
 }
 
+/// Takes all steps of a sweep; between two of them, others run. `step` takes one and releases the lock.
+pub(super) async fn sweep<V>(step: impl Fn() -> Option<Swept<V>>) {
+    while step().is_some() {
+        tokio::task::yield_now().await;
+    }
+}
+
 impl<V> Table<V> {
     /// Makes room by evicting rows.
     pub(super) fn evicting(max_bytes: usize) -> Self {
@@ -85,6 +116,7 @@ impl<V> Table<V> {
             rows: 0,
             writes_since_sweep: 0,
             swept: Instant::now(),
+            sweeping: None,
         }
     }
 
@@ -185,9 +217,9 @@ impl<V> Table<V> {
     pub(super) fn sweep(&mut self, now: Instant, gone: &mut Vec<V>) {
         (self.writes_since_sweep, self.swept) = (0, now);
         self.agents.retain(|_, rows| {
-            let expired = rows.by_id.extract_if(|_, row| row.expires <= now).map(|(_, row)| row);
+            let mut expired = Vec::new();
+            rows.sweep(0, usize::MAX, now, &mut expired);
             for row in expired {
-                rows.bytes -= row.bytes;
                 self.bytes -= row.bytes;
                 self.rows -= 1;
                 gone.push(row.value);
@@ -195,6 +227,46 @@ impl<V> Table<V> {
             rows.compact();
             !rows.by_id.is_empty()
         });
+    }
+
+    /// Begins or continues to remove what has expired, and to give back the room that it took. One step is short,
+    /// so that nobody waits for the lock; `None` when all has been seen.
+    pub(super) fn sweep_step(&mut self, now: Instant) -> Option<Swept<V>> {
+        let all = || Sweep { agents: self.agents.keys().cloned().collect(), after: 0, now };
+        let Sweep { mut agents, after, now } = self.sweeping.take().unwrap_or_else(all);
+        let agent = agents.pop()?;
+        let mut swept = Swept { rows: Vec::new(), places: VecDeque::new(), agent: None };
+        let rows = self.agents.get_mut(&agent);
+        let seen = rows.and_then(|rows| rows.sweep(after, STEP, now, &mut swept.rows));
+        self.bytes -= swept.rows.iter().map(|row| row.bytes).sum::<usize>();
+        self.rows -= swept.rows.len();
+        let after = match seen {
+            Some(number) => {
+                agents.push(agent);
+                number
+            }
+            None => {
+                self.shrink(&agent, now, &mut swept);
+                0
+            }
+        };
+        self.sweeping = Some(Sweep { agents, after, now });
+        Some(swept)
+    }
+
+    /// Gives back the room that an agent does not need any more after its rows were swept.
+    fn shrink(&mut self, agent: &str, now: Instant, swept: &mut Swept<V>) {
+        match self.agents.get_mut(agent) {
+            Some(rows) if rows.by_id.is_empty() => swept.agent = self.agents.remove(agent),
+            Some(rows) => swept.places = rows.shrink(now),
+            None => {}
+        }
+    }
+
+    /// How many rows take memory, those that have expired included.
+    #[cfg(test)]
+    pub(super) fn rows(&self) -> usize {
+        self.rows
     }
 
     pub(super) fn iter(&self, now: Instant) -> impl Iterator<Item = (&Arc<str>, &Arc<str>, &V)> {
@@ -246,11 +318,47 @@ impl<V> Rows<V> {
         Some(row)
     }
 
+    /// Takes what has expired among the first `limit` places behind number `after`. The number of the last of
+    /// these places, if there are more.
+    fn sweep(&mut self, after: u64, limit: usize, now: Instant, expired: &mut Vec<Row<V>>) -> Option<u64> {
+        let begin = self.queue.partition_point(|place| place.number <= after);
+        let mut places = self.queue.range(begin..);
+        let mut last = None;
+        for Place { id, number, expires } in places.by_ref().take(limit) {
+            last = Some(*number);
+            if *expires <= now
+                && self.by_id.get(id).is_some_and(|row| row.number == *number)
+                && let Some(row) = self.by_id.remove(id)
+            {
+                self.bytes -= row.bytes;
+                expired.push(row);
+            }
+        }
+        last.filter(|_| places.len() > 0)
+    }
+
     fn compact(&mut self) {
         if self.queue.len() > 2 * self.by_id.len() + SLACK {
             let by_id = &self.by_id;
             self.queue.retain(|place| by_id.get(&place.id).is_some_and(|row| row.number == place.number));
         }
+    }
+
+    /// Gives back room after all rows that had expired at `now` were taken. Returns the places of such rows.
+    fn shrink(&mut self, now: Instant) -> VecDeque<Place> {
+        let enough = 2 * self.by_id.len() + SPARE;
+        let mut outdated = VecDeque::new();
+        if self.queue.len() > enough {
+            let places = std::mem::take(&mut self.queue).into_iter();
+            (self.queue, outdated) = places.partition(|place| place.expires > now);
+        }
+        if self.queue.capacity() > 2 * enough {
+            self.queue.shrink_to(enough);
+        }
+        if self.by_id.capacity() > 2 * enough {
+            self.by_id.shrink_to(enough);
+        }
+        outdated
     }
 }
 
@@ -333,6 +441,52 @@ mod tests {
             table.put(&"c".into(), &id.to_string(), id, 1, expired, Instant::now()).unwrap();
         }
         assert_eq!(table.rows, 2, "the oldest ones leave at once");
+    }
+
+    /// Sweeps until all has been seen; how many steps that took.
+    fn sweep_all(table: &mut Table<usize>, now: Instant) -> usize {
+        std::iter::from_fn(|| table.sweep_step(now)).count()
+    }
+
+    #[test]
+    fn a_sweep_takes_what_has_expired_step_by_step_and_gives_back_its_room() {
+        let mut table = Table::evicting(1 << 30);
+        let now = Instant::now();
+        let (second, rows) = (Duration::from_secs(1), 20 * STEP);
+        for id in 0..rows {
+            // Some live on, at the front and in between; one is written again.
+            let ttl = if id % STEP == 0 { HOUR } else { second };
+            table.put(&"a".into(), &id.to_string(), id, 1, ttl, now).unwrap();
+        }
+        table.put(&"a".into(), "1", 1, 1, HOUR, now).unwrap();
+        (0..rows).for_each(|id| drop(table.put(&"b".into(), &id.to_string(), id, 1, second, now).unwrap()));
+        sweep_all(&mut table, now);
+        assert_eq!(table.rows, 2 * rows, "nothing has expired");
+        let steps = sweep_all(&mut table, now + second);
+        assert!((40..=42).contains(&steps), "{steps}");
+        assert_eq!((table.rows, held(&table, "a"), table.agents.len()), (21, 21, 1));
+        let a = &table.agents["a"];
+        assert_eq!((a.queue.len(), a.bytes), (21, table.bytes));
+        assert_eq!(table.bytes, a.by_id.values().map(|row| row.bytes).sum::<usize>());
+        assert!(a.by_id.capacity() < 1000 && a.queue.capacity() < 1000);
+        put(&mut table, "a", 2, 1);
+        assert_eq!(held(&table, "a"), 22);
+    }
+
+    #[test]
+    fn a_sweep_goes_on_after_the_table_has_changed() {
+        let mut table = Table::evicting(1 << 30);
+        let now = Instant::now();
+        let later = now + Duration::from_secs(1);
+        for id in 0..3 * STEP {
+            table.put(&"a".into(), &id.to_string(), id, 1, Duration::from_secs(1), now).unwrap();
+        }
+        table.sweep_step(later).unwrap();
+        // The first of these takes all that has expired at once.
+        (0..10).for_each(|id| drop(table.put(&"a".into(), &id.to_string(), id, 1, HOUR, later).unwrap()));
+        sweep_all(&mut table, later);
+        assert_eq!((table.rows, held(&table, "a")), (10, 10));
+        assert_eq!(table.bytes, table.agents["a"].bytes);
     }
 
     #[test]

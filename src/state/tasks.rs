@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::followers::{Follower, Followers};
-use super::table::Table;
+use super::table::{self, Table};
 use super::{Change, Key, Kind, StateStore, Unavailable, record, update};
 use crate::a2a::model::TaskState;
 use crate::reply::Reply;
@@ -305,6 +305,11 @@ impl TaskStore {
         drop(gone);
     }
 
+    /// Frees the memory of local tasks whose time is over.
+    pub(super) async fn sweep(&self) {
+        table::sweep(|| self.local().sweep_step(Instant::now())).await;
+    }
+
     // One lock for all agents: it is held for a moment only.
     fn local(&self) -> MutexGuard<'_, Table<Place>> {
         self.local.lock().unwrap_or_else(PoisonError::into_inner)
@@ -355,6 +360,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::super::memory::MemoryStore;
+    use super::super::{SWEEP_INTERVAL, State};
     use super::*;
     use crate::reply::error::Code;
     use crate::reply::outcome::{Content, Status};
@@ -485,5 +491,16 @@ mod tests {
         assert!(one.find(&agent, "t").await.unwrap().is_some());
         one.record(&agent, "t", short(Duration::ZERO), began).await;
         assert!(one.find(&agent, "t").await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_memory_of_tasks_whose_time_is_over_is_freed_though_nothing_is_written() {
+        let (state, agent) = (State::default(), "a".into());
+        let began = Observer::Call { began: SystemTime::now() };
+        let short = TaskRecord { ttl: Duration::from_nanos(1), ..task(TaskState::Completed, "done") };
+        state.tasks.record(&agent, "t", short, began).await;
+        assert_eq!(state.tasks.local().rows(), 1);
+        let _ = tokio::time::timeout(2 * SWEEP_INTERVAL, state.keep_swept()).await;
+        assert_eq!(state.tasks.local().rows(), 0);
     }
 }
