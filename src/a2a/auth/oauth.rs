@@ -1,6 +1,6 @@
 //! OAuth2 client credentials (RFC 6749, section 4.4): one token at a time, renewed before it ends.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
@@ -25,11 +25,11 @@ const DEFAULT_LIFE: Duration = Duration::from_secs(3600);
 const MARGIN: Duration = Duration::from_secs(30);
 
 /// Why there is no access token.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum TokenError {
     /// The token endpoint was not reached.
     #[error("cannot reach the token endpoint (`token_url`)")]
-    Unreachable(#[source] Box<ClientError>),
+    Unreachable(#[source] Arc<ClientError>),
     /// No answer in time.
     #[error("no answer from the token endpoint (`token_url`) within {}s", TIMEOUT.as_secs())]
     Timeout,
@@ -47,6 +47,15 @@ pub(super) struct OAuth {
     token: Mutex<Option<Token>>,
     // Held while a token is being got, so that many calls ask for one only.
     flight: tokio::sync::Mutex<()>,
+    failures: Mutex<Failures>,
+}
+
+/// Requests for a token that gave none. Whoever waited for one of them shares its failure: to ask again one
+/// after the other would make each wait for all those before.
+#[derive(Debug, Default)]
+struct Failures {
+    count: u64,
+    last: Option<TokenError>,
 }
 
 #[derive(Debug, Clone)]
@@ -63,9 +72,28 @@ struct Answer {
     error_description: Option<String>,
 }
 
+impl Failures {
+    fn add(&mut self, error: &TokenError) {
+        self.count += 1;
+        self.last = Some(error.clone());
+    }
+
+    /// The last one, unless there were no more than so many.
+    fn since(&self, count: u64) -> Option<TokenError> {
+        self.last.clone().filter(|_| self.count > count)
+    }
+}
+
 impl OAuth {
     pub(super) fn new(config: config::OAuth2, http: reqwest::Client, secrets: Secrets) -> Self {
-        Self { config, http, secrets, token: Mutex::default(), flight: tokio::sync::Mutex::default() }
+        Self {
+            config,
+            http,
+            secrets,
+            token: Mutex::default(),
+            flight: tokio::sync::Mutex::default(),
+            failures: Mutex::default(),
+        }
     }
 
     /// The current token as a header.
@@ -83,17 +111,33 @@ impl OAuth {
         if is_fresh() {
             return Ok(());
         }
-        let _flight = self.flight.lock().await;
-        if is_fresh() { Ok(()) } else { self.obtain().await }
+        self.obtain_unless(is_fresh).await
     }
 
     /// Gets a new token in place of one that the agent refused, unless somebody did already.
     pub(super) async fn renew(&self, refused: Option<&HeaderValue>) -> Result<(), TokenError> {
+        self.obtain_unless(|| self.current().is_some_and(|current| Some(&current) != refused)).await
+    }
+
+    /// Gets a token. Many callers ask for one only, and learn of its failure together.
+    async fn obtain_unless(&self, is_there: impl Fn() -> bool) -> Result<(), TokenError> {
+        let before = self.failures().count;
         let _flight = self.flight.lock().await;
-        match self.current() {
-            Some(current) if Some(&current) != refused => Ok(()),
-            _ => self.obtain().await,
+        if is_there() {
+            return Ok(());
         }
+        if let Some(error) = self.failures().since(before) {
+            return Err(error);
+        }
+        let obtained = self.obtain().await;
+        if let Err(error) = &obtained {
+            self.failures().add(error);
+        }
+        obtained
+    }
+
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn obtain(&self) -> Result<(), TokenError> {
@@ -167,7 +211,7 @@ impl OAuth {
                 |text: &str| url::form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
             request = request.basic_auth(encoded(&config.client_id), Some(encoded(secret)));
         }
-        let unreachable = |error| TokenError::Unreachable(Box::new(error));
+        let unreachable = |error| TokenError::Unreachable(Arc::new(error));
         let ask = async {
             let sent = request.body(form).send().await;
             let response = sent.map_err(|error| unreachable(connection_error(error)))?;
@@ -176,5 +220,59 @@ impl OAuth {
             Ok((status, body))
         };
         tokio::time::timeout(TIMEOUT, ask).await.unwrap_or(Err(TokenError::Timeout))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::future::join_all;
+    use serde_json::json;
+
+    use super::*;
+    use crate::a2a::tests::fake::{Fake, ok};
+
+    /// A token endpoint that gives the first so many tokens and then fails, and what counts its requests.
+    async fn endpoint(tokens: usize) -> (OAuth, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let fake = Fake::start(move |_| match count.fetch_add(1, Ordering::Relaxed) {
+            number if number < tokens => ok(&json!({"access_token": "t0ken", "expires_in": 3600})),
+            number => (503, "application/json", json!({"error": format!("no. {number}")}).to_string()),
+        })
+        .await;
+        let url = &fake.url;
+        let lines = format!(
+            "auth:\n  - oauth2: {{ token_url: '{url}/token', client_id: me, client_secret: s3cret }}"
+        );
+        let auth = fake.config(&lines).auth.unwrap().remove(0).oauth2.unwrap();
+        let http = crate::a2a::http_client().unwrap();
+        (OAuth::new(auth, http, Secrets::default()), asked)
+    }
+
+    fn failure(result: &Result<(), TokenError>) -> String {
+        result.as_ref().unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn those_who_wait_for_a_token_share_its_failure_and_who_comes_later_tries_again() {
+        let (oauth, asked) = endpoint(0).await;
+        let results = join_all((0..20).map(|_| oauth.ready())).await;
+        assert!(failure(&results[0]).contains("no. 0"), "{results:?}");
+        assert!(results.iter().all(|result| failure(result) == failure(&results[0])), "{results:?}");
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        assert!(failure(&oauth.ready().await).contains("no. 1"));
+    }
+
+    #[tokio::test]
+    async fn those_who_wait_for_a_new_token_share_its_failure_too() {
+        let (oauth, asked) = endpoint(1).await;
+        oauth.ready().await.unwrap();
+        let refused = oauth.current();
+        let results = join_all((0..20).map(|_| oauth.renew(refused.as_ref()))).await;
+        assert!(results.iter().all(|result| failure(result).contains("no. 1")), "{results:?}");
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+        assert!(failure(&oauth.renew(refused.as_ref()).await).contains("no. 2"));
     }
 }
