@@ -76,6 +76,7 @@
 //! | a message may be sent again | `Retry` in `a2a/retry.rs`, which also lists who sends it |
 //! | a credential is withheld from a host | `Chooser::client` in `a2a/choose.rs`, by `Places::is_trusted` in `a2a/address.rs` |
 //! | a credential is redacted in an error | `Dispatcher::guarded` in `dispatch/mod.rs`, by `ActionError::redacted` in `reply/error.rs` (`secrets.rs` knows what is a secret) |
+//! | a credential is redacted in the reason of a failed task | `CallRun::record` in `action/run/observe.rs`, and `CallRun::tell` in `action/run/mod.rs` for streams |
 //! | a stream that was cut off goes on | `action/run/stream.rs` |
 //! | an exit leads to a restart or not, and when | `Lifecycle::next` in `agent/lifecycle.rs`; the pause is `Backoff::pause` in `process/restart.rs` |
 //! | state makes room, or refuses | `Table::evict` and `Table::put` in `state/table.rs`; `MemoryStore` in `state/memory.rs` says which kind does what |

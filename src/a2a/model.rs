@@ -256,6 +256,11 @@ impl TaskState {
         matches!(self, Self::Completed | Self::Failed | Self::Canceled | Self::Rejected)
     }
 
+    /// Whether what the agent says in this state is why it has no result.
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Failed | Self::Rejected)
+    }
+
     /// Whether the agent waits for the caller.
     pub fn is_waiting(&self) -> bool {
         matches!(self, Self::InputRequired | Self::AuthRequired)

@@ -90,7 +90,7 @@ pub struct Actions {
     pub(super) state: Arc<State>,
     updates: mpsc::Sender<TaskUpdate>,
     pub(super) stop: Stop,
-    secrets: Secrets,
+    pub(super) secrets: Secrets,
 }
 
 /// A skill as a call needs it.

@@ -400,7 +400,7 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
 
 fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
     let text = message.map(|message| message.parts.iter().filter_map(Part::as_text).collect());
-    Frame::State { state: state.to_string(), message: text.unwrap_or_default() }
+    Frame::State { state: state.clone(), message: text.unwrap_or_default() }
 }
 
 fn message_id(message: &Option<Message>) -> Option<&str> {

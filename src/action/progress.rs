@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::a2a::model::ArtifactUpdate;
+use crate::a2a::model::{ArtifactUpdate, TaskState};
 use crate::reply::outcome::Outcome;
 
 /// One step of progress.
@@ -18,8 +18,8 @@ pub enum Frame {
     },
     /// The agent has told a state.
     State {
-        /// The state, in A2A's own words.
-        state: String,
+        /// The state, which is told in A2A's own words.
+        state: TaskState,
         /// What the agent says about it.
         message: String,
     },

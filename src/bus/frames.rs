@@ -170,9 +170,9 @@ impl Frames {
                 self.publish(&Body { r#type: "task", data: &data }).await;
             }
             Frame::State { state, message } => {
-                let state = state.as_str();
-                let frame =
-                    |message| json::to_bytes(&Body { r#type: "state", data: &StateData { state, message } });
+                let state = state.to_string();
+                let data = |message| StateData { state: &state, message };
+                let frame = |message| json::to_bytes(&Body { r#type: "state", data: &data(message) });
                 self.text(&message, frame).await;
             }
             Frame::Artifact { update, .. } => self.artifact(update).await,

@@ -4,7 +4,7 @@ use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::json;
 
-use crate::support::{Answer, Bridge, NatsServer, Peer, SOON, attached, eventually, launched};
+use crate::support::{Answer, Bridge, NatsServer, Peer, SOON, attached, eventually, launched, peer};
 
 #[tokio::test]
 async fn no_secret_shows_in_output_logs_or_on_the_mesh() {
@@ -106,6 +106,47 @@ async fn a_card_that_repeats_the_credentials_does_not_betray_them(#[case] more: 
     for text in shown {
         assert!(text.contains("Bearer ***") && !text.contains("canary"), "{text}");
     }
+}
+
+#[rstest]
+#[tokio::test]
+async fn the_reason_of_a_failure_does_not_repeat_the_credentials(
+    #[values(("TASK_STATE_FAILED", "FAILED"), ("TASK_STATE_REJECTED", "REJECTED"))] row: (&str, &str),
+) {
+    const TOKEN: &str = "canary-bearer-1f0c";
+    let (state, status) = (row.0.to_owned(), row.1);
+    let peer = Peer::start(move |seen| match seen.method.as_str() {
+        "GET" => Answer::json(&peer::streaming_card(&["ask"])),
+        _ if seen.rpc_method() == "SendStreamingMessage" => {
+            let message = json!({"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": TOKEN}]});
+            let update =
+                json!({"taskId": "t", "contextId": "c", "status": {"state": state, "message": message}});
+            Answer::Events(peer::event(&json!({ "statusUpdate": update })), 4096)
+        }
+        _ => Answer::task(seen, &state, &format!("401 for {TOKEN}")),
+    });
+    let agent = attached("peer", &peer.url()).set("bearer_token", TOKEN);
+    let bridge = Bridge::of(agent).start().await;
+    let mut news = bridge.client.subscribe(format!("{}.task.>", bridge.prefix)).await.unwrap();
+    bridge.client.flush().await.unwrap();
+    let reply = bridge.prompt("peer.ask", "x").await.expect(status).saying("401 for ***");
+    let looked = bridge.get_task("peer", &reply.task_id()).await.expect(status).saying("401 for ***");
+    bridge.prompt("peer.ask", "x").header("A2A-Reply", "submit").only_reply().await.expect(status);
+    let told = tokio::time::timeout(SOON, news.next()).await.unwrap().unwrap();
+    let told = String::from_utf8_lossy(&told.payload).into_owned();
+    let streamed = bridge.prompt("peer.ask", "x").stream().await;
+    let streamed = format!("{:?} {}", streamed.frames, streamed.result.expect(status).text);
+    for text in [reply.text, looked.text, told, streamed] {
+        assert!(text.contains("***") && !text.contains(TOKEN), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn what_an_agent_makes_is_passed_on_as_it_is() {
+    const TOKEN: &str = "canary-bearer-1f0c";
+    let peer = Peer::agent(|seen| Answer::task(seen, "TASK_STATE_COMPLETED", TOKEN));
+    let bridge = Bridge::of(attached("peer", &peer.url()).set("bearer_token", TOKEN)).start().await;
+    bridge.prompt("peer.ask", "x").await.expect("COMPLETED").saying(TOKEN);
 }
 
 #[tokio::test]

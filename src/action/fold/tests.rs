@@ -20,7 +20,7 @@ fn told(fold: &mut Fold<'_>, events: &[&str]) -> Told {
             match frame {
                 Frame::Artifact { .. } => told.artifacts += 1,
                 Frame::Response(text) => told.response.push_str(&text),
-                Frame::State { state, .. } => told.states.push(state),
+                Frame::State { state, .. } => told.states.push(state.to_string()),
                 Frame::Task { .. } => {}
             }
         }

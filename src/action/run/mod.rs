@@ -342,7 +342,13 @@ impl<'a, P: Progress> CallRun<'a, P> {
             self.accept(&outcome).await;
         }
         self.is_named |= fold.task().is_some_and(|task| !task.id.is_empty());
-        for frame in frames {
+        for mut frame in frames {
+            // The reason of a failure is redacted as an error is.
+            if let Frame::State { state, message } = &mut frame
+                && state.is_failure()
+            {
+                self.actions.secrets.redact(message);
+            }
             self.progress.frame(frame).await;
         }
         if self.is_abandoned && self.is_named {

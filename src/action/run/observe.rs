@@ -61,6 +61,9 @@ impl<P: Progress> CallRun<'_, P> {
             .map_err(|reason| unreadable(&reason).about(reference.clone()))?;
         let mut outcome =
             Outcome::new(Status::from(&task.state), content, reference).after(self.call.retries);
+        if task.state.is_failure() {
+            self.actions.secrets.redact(&mut outcome.content.message);
+        }
         let follow_up = match task.state.is_waiting() {
             true => Some(Box::pin(self.follow_up(task, known)).await?),
             false => None,

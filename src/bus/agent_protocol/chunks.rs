@@ -281,7 +281,6 @@ impl Progress for Chunks {
             },
             Frame::State { state, .. } => {
                 self.tell_joined().await;
-                let state = TaskState::parse(&state);
                 if state.is_waiting() || (state.is_final() && state != TaskState::Completed) {
                     self.held.get_or_insert_default();
                 } else {

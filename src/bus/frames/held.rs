@@ -78,7 +78,7 @@ fn continues(held: &ArtifactUpdate, update: &ArtifactUpdate) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::a2a::model::{Artifact, Part};
+    use crate::a2a::model::{Artifact, Part, TaskState};
 
     fn piece(id: &str, text: &str, append: bool) -> Frame {
         let parts = vec![Part::Text(text.to_owned())];
@@ -101,7 +101,7 @@ mod tests {
         for other in [
             piece("b", "1", true),
             piece("a", "again", false),
-            Frame::State { state: "working".to_owned(), message: String::new() },
+            Frame::State { state: TaskState::Working, message: String::new() },
         ] {
             assert!(held.join(other).is_some());
         }
