@@ -57,7 +57,7 @@ impl Security {
             let alternative: Vec<_> = names
                 .map(|name| {
                     let kind = schemes.get(name).cloned();
-                    (name.to_owned(), kind.unwrap_or_else(|| Kind::Other(name.to_owned())))
+                    (name.to_owned(), kind.unwrap_or_else(|| Kind::Other(crate::json::shorten(name, 64))))
                 })
                 .collect();
             if alternative.is_empty() {

@@ -17,6 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher as _;
 
 use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normal_base64};
+use crate::json::shorten;
 use crate::reply::outcome::{ArtifactRef, Content, ReplyFile};
 
 /// Which artifacts are the answer and which are notices, by name.
@@ -279,7 +280,8 @@ fn reply_file(file: &File) -> Result<ReplyFile, String> {
         FileContent::Uri(uri) => reply.url = Some(uri.clone()),
         FileContent::Base64(text) => {
             let (bytes, size) = normal_base64(text).ok_or_else(|| {
-                format!("its file `{}` is not base64", file.name.as_deref().unwrap_or("without a name"))
+                let name = file.name.as_deref().unwrap_or("without a name");
+                format!("its file `{}` is not base64", shorten(name, 80))
             })?;
             reply.size = Some(size);
             reply.bytes = Some(bytes);

@@ -26,6 +26,7 @@ use super::service::Mesh;
 use super::subject::{Subjects, Token};
 use crate::a2a::client::chain;
 use crate::agent::{Agent, Order, State};
+use crate::json::shorten;
 use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
 use crate::tasks::{OnFailure, Tasks};
@@ -253,7 +254,8 @@ impl Controller {
             match serde_json::from_slice::<LogsRequest>(&message.payload) {
                 Ok(request) => request,
                 Err(error) => {
-                    let text = format!("the body is not understood: {error}");
+                    let why = shorten(&error.to_string(), 300);
+                    let text = format!("the body is not understood: {why}");
                     return self.refuse(reply, ActionError::invalid(text)).await;
                 }
             }

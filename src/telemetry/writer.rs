@@ -1,8 +1,8 @@
 //! The way of log lines to stderr, which may block: a pipe that nobody reads, a stopped terminal.
 //!
 //! Whoever logs puts a line into a queue and goes on; one thread writes. A line that does not fit is
-//! dropped and counted, and the count is the next line that gets through. So are lines that could
-//! not be written, as on a full disk.
+//! dropped and counted, and the count is the next line that gets through. So are lines that no queue
+//! would hold, and lines that could not be written, as on a full disk.
 
 use std::io::{self, Write};
 use std::mem;
@@ -17,14 +17,37 @@ const CAPACITY: usize = 1 << 20;
 /// How long the end of the program waits for its last lines.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-static QUEUE: Mutex<Queue> = Mutex::new(Queue { lines: Vec::new(), dropped: 0, is_writing: false });
+static QUEUE: Mutex<Queue> = Mutex::new(Queue::new());
 /// There are lines, or they are written.
 static CHANGED: Condvar = Condvar::new();
 
 struct Queue {
     lines: Vec<u8>,
+    /// Those for which there was no room.
     dropped: u64,
+    /// Those for which there never is.
+    too_long: u64,
     is_writing: bool,
+}
+
+impl Queue {
+    const fn new() -> Self {
+        Self { lines: Vec::new(), dropped: 0, too_long: 0, is_writing: false }
+    }
+
+    fn put(&mut self, line: &[u8]) {
+        if line.len() > CAPACITY {
+            self.too_long += 1;
+        } else if self.lines.len() + line.len() > CAPACITY {
+            self.dropped += 1;
+        } else {
+            self.lines.extend_from_slice(line);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lines.is_empty() && self.dropped == 0 && self.too_long == 0
+    }
 }
 
 fn queue() -> MutexGuard<'static, Queue> {
@@ -42,12 +65,7 @@ impl Write for Lines {
             let thread = std::thread::Builder::new().name("log".into()).spawn(write_lines);
             thread.expect("a process that gets no thread gets no runtime either");
         });
-        let mut queue = queue();
-        if queue.lines.len() + line.len() > CAPACITY {
-            queue.dropped += 1;
-        } else {
-            queue.lines.extend_from_slice(line);
-        }
+        queue().put(line);
         CHANGED.notify_all();
         Ok(line.len())
     }
@@ -67,15 +85,21 @@ fn write_lines() {
     let mut lines = Vec::new();
     let mut unwritten = Unwritten::default();
     loop {
-        let is_empty = |queue: &mut Queue| queue.lines.is_empty() && queue.dropped == 0;
+        let is_empty = |queue: &mut Queue| queue.is_empty();
         let mut queue = CHANGED.wait_while(queue(), is_empty).unwrap_or_else(PoisonError::into_inner);
         mem::swap(&mut queue.lines, &mut lines);
-        let dropped = mem::take(&mut queue.dropped);
+        let (dropped, too_long) = (mem::take(&mut queue.dropped), mem::take(&mut queue.too_long));
         queue.is_writing = true;
         drop(queue);
         // First in the queue that begins now, which is where the gap is.
         if dropped > 0 {
             tracing::error!(lines = dropped, "log lines were dropped, as nobody took them from stderr");
+        }
+        if too_long > 0 {
+            tracing::error!(
+                lines = too_long,
+                "log lines were dropped, as they have more than {CAPACITY} bytes"
+            );
         }
         // Where should it be said that it cannot be said? Here, once it can be.
         if let Some(lines) = unwritten.after(write_all(&mut io::stderr(), &lines)) {
@@ -130,6 +154,17 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn a_line_that_no_queue_would_hold_is_not_counted_as_one_that_nobody_took() {
+        let mut queue = Queue::new();
+        queue.put(&vec![b'x'; CAPACITY + 1]);
+        assert_eq!((queue.lines.len(), queue.dropped, queue.too_long), (0, 0, 1));
+        assert!(!queue.is_empty(), "it is told of");
+        queue.put(&vec![b'x'; CAPACITY]);
+        queue.put(b"one more");
+        assert_eq!((queue.lines.len(), queue.dropped, queue.too_long), (CAPACITY, 1, 1));
+    }
 
     #[test]
     fn lines_that_cannot_be_written_are_told_of_until_that_is_written() {

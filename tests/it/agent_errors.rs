@@ -127,6 +127,20 @@ async fn a_body_that_is_wrong_is_an_agent_error(#[case] body: Vec<u8>) {
 }
 
 #[rstest]
+#[case::a_result(|long: &str| json!(long))]
+#[case::a_status(|long: &str| json!({"task": {"id": "t", "status": long}}))]
+#[case::parts(|long: &str| json!({"message": {"role": "ROLE_AGENT", "parts": long}}))]
+#[case::the_name_of_a_file(|long: &str| json!({"message": {"role": "ROLE_AGENT", "parts": [{"raw": "%%%", "filename": long}]}}))]
+#[tokio::test]
+async fn what_is_not_a2a_is_told_in_few_words_however_long_it_is(#[case] result: fn(&str) -> Value) {
+    let result = result(&"Z".repeat(2 << 20));
+    let peer = Peer::agent(move |seen| Answer::result(seen, &result));
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let reply = bridge.prompt("peer.ask", "x").await.expect_error("agent_error").saying("not A2A");
+    assert!(reply.text.len() < 2048, "{} bytes", reply.text.len());
+}
+
+#[rstest]
 #[case::announced(true)]
 #[case::not_announced(false)]
 #[tokio::test]

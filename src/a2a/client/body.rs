@@ -11,6 +11,8 @@ use crate::json;
 
 /// How much of a body that is not A2A an error shows.
 const SNIPPET: usize = 200;
+/// Longest reason why a body is not A2A; it may quote the body.
+const REASON: usize = 400;
 
 /// What came back, before it is understood.
 #[derive(Debug)]
@@ -59,7 +61,7 @@ impl Body {
     /// Lets pass what may be a result.
     pub(in crate::a2a) fn check(self) -> Result<Self, ClientError> {
         if !json::is_shallow(&self.bytes) {
-            return Err(self.not_a2a(format!("it nests deeper than {}", json::MAX_DEPTH)));
+            return Err(self.not_a2a(&format!("it nests deeper than {}", json::MAX_DEPTH)));
         }
         if self.status.is_success() {
             return Ok(self);
@@ -91,11 +93,12 @@ impl Body {
                     Came::AsBody(_) => Origin::Agent,
                 },
             },
-            NotAResult::NotA2a(reason) => self.not_a2a(reason),
+            NotAResult::NotA2a(reason) => self.not_a2a(&reason),
         }
     }
 
-    fn not_a2a(&self, reason: String) -> ClientError {
+    fn not_a2a(&self, reason: &str) -> ClientError {
+        let reason = json::shorten(reason, REASON);
         let reason = match &self.came {
             Came::AsBody(Some(content_type)) if !content_type.to_ascii_lowercase().contains("json") => {
                 format!("{reason}; it came as {content_type}")

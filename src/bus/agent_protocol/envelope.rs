@@ -56,8 +56,11 @@ impl Envelope {
         }
         let is_envelope = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
         let Body { prompt, attachments, skill, session } = if is_envelope {
-            serde_json::from_slice(body)
-                .map_err(|error| ActionError::invalid(format!("malformed envelope: {error}")))?
+            serde_json::from_slice(body).map_err(|error| {
+                // The error may quote the body.
+                let why = shorten(&error.to_string(), 300);
+                ActionError::invalid(format!("malformed envelope: {why}"))
+            })?
         } else {
             let text = std::str::from_utf8(body)
                 .map_err(|_| ActionError::invalid("the prompt is neither an envelope nor UTF-8 text"))?;
@@ -209,6 +212,13 @@ mod tests {
     fn a_malformed_prompt_is_refused(#[case] body: &str) {
         let error = Envelope::parse(body.as_bytes(), 1000).expect_err("refused");
         assert_eq!(error.info.code, Code::InvalidRequest);
+    }
+
+    #[test]
+    fn a_malformed_prompt_is_not_repeated_at_length() {
+        let body = serde_json::json!({"prompt": "a", "attachments": "Z".repeat(5000)}).to_string();
+        let error = Envelope::parse(body.as_bytes(), 10_000).expect_err("refused");
+        assert!(error.message.len() < 400, "{}", error.message);
     }
 
     #[test]
