@@ -141,6 +141,17 @@ async fn what_is_not_a2a_is_told_in_few_words_however_long_it_is(#[case] result:
 }
 
 #[rstest]
+#[tokio::test]
+async fn an_error_status_counts_whatever_the_body_looks_like(#[values(429, 503)] status: u16) {
+    // A traceback in colours.
+    let peer = Peer::agent(move |_| Answer::text(status, "text/plain", &"\x1b[31m".repeat(130)));
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let reply = bridge.prompt("peer.ask", "x").await.expect_error("agent_error");
+    assert_eq!(reply["error_info"]["http_status"], status);
+    assert_eq!(reply["error_info"]["retryable"], true);
+}
+
+#[rstest]
 #[case::announced(true)]
 #[case::not_announced(false)]
 #[tokio::test]

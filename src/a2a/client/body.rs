@@ -60,15 +60,16 @@ impl Body {
 
     /// Lets pass what may be a result.
     pub(in crate::a2a) fn check(self) -> Result<Self, ClientError> {
-        if !json::is_shallow(&self.bytes) {
-            return Err(self.not_a2a(&format!("it nests deeper than {}", json::MAX_DEPTH)));
-        }
+        let is_shallow = json::is_shallow(&self.bytes);
         if self.status.is_success() {
-            return Ok(self);
+            return match is_shallow {
+                true => Ok(self),
+                false => Err(self.not_a2a(&format!("it nests deeper than {}", json::MAX_DEPTH))),
+            };
         }
         // An error status may still carry an error object, which says more; a result under an
-        // error status is an error all the same.
-        Err(match RpcError::in_body(&self.bytes) {
+        // error status is an error all the same. What nests too deep is not read as JSON.
+        Err(match is_shallow.then(|| RpcError::in_body(&self.bytes)).flatten() {
             Some(error) => self.explain(NotAResult::Error(error)),
             None => ClientError::Refused {
                 http_status: Some(self.status.as_u16()),
