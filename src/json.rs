@@ -87,6 +87,17 @@ pub(crate) fn shorten(text: &str, max: usize) -> String {
     }
 }
 
+/// How a body begins, for people: without control characters, and with an ellipsis where it was cut.
+pub(crate) fn snippet(body: &[u8], max: usize) -> String {
+    let head = String::from_utf8_lossy(body.get(..max.min(body.len())).unwrap_or_default());
+    let text = head.replace(char::is_control, " ");
+    if body.len() <= max {
+        return text.trim().to_owned();
+    }
+    // The last character may be half of one.
+    format!("{}…", text.trim_end_matches(char::REPLACEMENT_CHARACTER).trim())
+}
+
 /// The longest beginning of `text` that has at most `max` bytes when it is written as JSON, without quotes.
 pub(crate) fn head_written(text: &str, max: usize) -> &str {
     let mut written = 0;
@@ -153,6 +164,8 @@ mod tests {
         assert_eq!(head("aé", 2), "a");
         assert_eq!(shorten("abcdef", 5), "ab…");
         assert_eq!(shorten("abc", 3), "abc");
+        assert_eq!(snippet(b"a\x1b\xc3\xa9\n", 6), "a é");
+        assert_eq!(snippet("abé".as_bytes(), 3), "ab…");
     }
 
     proptest::proptest! {

@@ -1,5 +1,6 @@
 //! The credentials of one agent, and how they are kept out of what others can read.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -11,6 +12,8 @@ const SHORTEST: usize = 8;
 /// How many access tokens are redacted; those from before are no longer valid, as a rule.
 const MAX_TOKENS: usize = 8;
 const HIDDEN: &str = "***";
+/// What [`shorten`](crate::json::shorten) and others put where they cut a text.
+const CUT: &str = "…";
 
 /// A handle: clones share what they know.
 #[derive(Debug, Clone, Default)]
@@ -51,7 +54,7 @@ impl Secrets {
         tokens.push_back(token.into());
     }
 
-    /// Replaces every secret in a text, also one that the end of the text cuts off.
+    /// Replaces every secret in a text, also one that is cut off: by the end of the text, or by the mark of a cut.
     pub fn redact(&self, text: &mut String) {
         let tokens = self.0.tokens.read().unwrap_or_else(PoisonError::into_inner);
         for secret in self.0.configured.iter().chain(&*tokens) {
@@ -59,9 +62,8 @@ impl Secrets {
             if text.contains(secret) {
                 *text = text.replace(secret, HIDDEN);
             }
-            if let Some(start) = cut_off(text, secret) {
-                text.truncate(start);
-                text.push_str(HIDDEN);
+            if let Some(covered) = without_beginnings(text, secret) {
+                *text = covered;
             }
         }
     }
@@ -75,14 +77,25 @@ fn escaped(secret: &SecretString) -> Option<SecretString> {
     (escaped != secret).then(|| escaped.into())
 }
 
-/// Where a text ends with the beginning of a secret, perhaps followed by the mark of a cut.
-fn cut_off(text: &str, secret: &str) -> Option<usize> {
-    let (text, secret) = (text.trim_end_matches('…').as_bytes(), secret.as_bytes());
-    let from = text.len().saturating_sub(secret.len() - 1);
-    let tail = text.get(from..)?;
+/// A text in which pieces end with the beginning of a secret, without those: every ellipsis marks a cut, and what
+/// was cut may go on behind it.
+fn without_beginnings(text: &str, secret: &str) -> Option<String> {
+    memmem::find(text.as_bytes(), secret.as_bytes().get(..SHORTEST)?)?;
+    let covered = |piece| match cut_off(piece, secret) {
+        Some(head) => format!("{head}{HIDDEN}").into(),
+        None => Cow::Borrowed(piece),
+    };
+    Some(text.split(CUT).map(covered).collect::<Vec<_>>().join(CUT))
+}
+
+/// What a text has before the beginning of a secret that it ends with.
+fn cut_off<'a>(text: &'a str, secret: &str) -> Option<&'a str> {
+    let (bytes, secret) = (text.as_bytes(), secret.as_bytes());
+    let from = bytes.len().saturating_sub(secret.len() - 1);
+    let tail = bytes.get(from..)?;
     memmem::find_iter(tail, secret.get(..SHORTEST)?)
         .find(|start| tail.get(*start..).is_some_and(|rest| secret.starts_with(rest)))
-        .map(|start| from + start)
+        .and_then(|start| text.get(..from + start))
 }
 
 #[cfg(test)]
@@ -127,7 +140,9 @@ mod tests {
     fn a_secret_at_the_end_of_a_text_that_was_cut_is_replaced_too() {
         let secrets = ["t0ps3cret-ünd-more"];
         assert_eq!(redacted(&secrets, "it begins with: t0ps3cret-ü"), "it begins with: ***");
-        assert_eq!(redacted(&secrets, "it begins with: t0ps3cret…"), "it begins with: ***");
+        assert_eq!(redacted(&secrets, "it begins with: t0ps3cret…"), "it begins with: ***…");
+        assert_eq!(redacted(&secrets, "as t0ps3cret…; t0ps3cret-…; or…"), "as ***…; ***…; or…");
+        assert_eq!(redacted(&secrets, "t0ps3cret goes on … here"), "t0ps3cret goes on … here");
         assert_eq!(redacted(&secrets, "t0ps3cret is the beginning"), "t0ps3cret is the beginning");
         assert_eq!(redacted(&secrets, "t0ps3c"), "t0ps3c", "too little to be a secret");
         assert_eq!(redacted(&["abababababab"], "abababababab ababababab"), "*** ***");

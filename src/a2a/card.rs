@@ -16,7 +16,7 @@ use url::Url;
 use super::client::ClientError;
 use super::dialect::Dialect;
 use super::security::Security;
-use crate::json::shorten;
+use crate::json::{shorten, snippet};
 use crate::secrets::Secrets;
 pub use fetch::fetch;
 
@@ -171,11 +171,8 @@ pub(super) struct Offer {
 impl Card {
     /// Reads a card from its JSON text.
     pub fn parse(json: &[u8]) -> Result<Self, CardError> {
-        let value: Value = serde_json::from_slice(json).map_err(|e| {
-            let head: String =
-                String::from_utf8_lossy(json.get(..80.min(json.len())).unwrap_or_default()).into_owned();
-            CardError::Invalid(format!("{e}; it begins with: {}", head.trim().replace(char::is_control, " ")))
-        })?;
+        let value: Value = serde_json::from_slice(json)
+            .map_err(|e| CardError::Invalid(format!("{e}; it begins with: {}", snippet(json, 80))))?;
         Self::from_value(value)
     }
 

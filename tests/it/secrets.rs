@@ -149,6 +149,40 @@ async fn what_an_agent_makes_is_passed_on_as_it_is() {
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED").saying(TOKEN);
 }
 
+#[rstest]
+#[case::by_the_type("Content-Type", "text/html; x=")]
+#[case::by_the_encoding("Content-Encoding", "gzip, ")]
+#[tokio::test]
+async fn a_credential_that_is_cut_off_within_a_message_is_not_shown(
+    #[case] header: &'static str,
+    #[case] before: &'static str,
+) {
+    let token = format!("canary-bearer-1f0c{}", "0123456789".repeat(20));
+    let peer = Peer::agent(move |seen| {
+        let sent = seen.header("authorization").unwrap().replace("Bearer ", before);
+        Answer::Http(200, vec![(header, sent)], b"<p>hello".to_vec())
+    });
+    let agent = attached("peer", &peer.url()).set("bearer_token", token);
+    let bridge = Bridge::of(agent).log("debug").start().await;
+    let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error");
+    let failed = failed.saying(&format!("{before}***"));
+    assert!(!failed.text.contains("canary") && !bridge.log().contains("canary"), "{failed:?}");
+}
+
+#[tokio::test]
+async fn a_credential_that_is_cut_off_in_an_answer_that_was_not_taken_is_not_shown() {
+    let token = format!("canary-bearer-1f0c{}", "0123456789".repeat(20));
+    let peer = Peer::agent(|seen| match &seen.json()["params"]["message"]["taskId"] {
+        serde_json::Value::Null => Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", "which?"),
+        _ => Answer::text(503, "text/plain", seen.header("authorization").unwrap()),
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url()).set("bearer_token", token)).start().await;
+    let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
+    let failed = bridge.answer("peer", &asked.follow_up_id(), "red").await.expect_error("agent_error");
+    let failed = failed.saying("Bearer ***").saying("the task still waits");
+    assert!(!failed.text.contains("canary"), "{failed:?}");
+}
+
 #[tokio::test]
 async fn wrong_settings_with_secrets_in_them_do_not_show_them() {
     let dir = tempfile::tempdir().unwrap();

@@ -111,9 +111,6 @@ impl Body {
     }
 
     fn snippet(&self) -> String {
-        let head = self.bytes.get(..SNIPPET.min(self.bytes.len())).unwrap_or_default();
-        let text: String =
-            String::from_utf8_lossy(head).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        text.trim().to_owned()
+        json::snippet(&self.bytes, SNIPPET)
     }
 }
