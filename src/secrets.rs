@@ -1,11 +1,15 @@
 //! The credentials of one agent, and how they are kept out of what others can read.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use memchr::memmem;
 use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::Value;
 
 /// A shorter value may be any word, and is not taken for a secret.
 const SHORTEST: usize = 8;
@@ -21,25 +25,26 @@ pub struct Secrets(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    configured: Vec<SecretString>,
+    configured: Forms,
     /// Access tokens, which are known only once they were asked for.
-    tokens: RwLock<VecDeque<SecretString>>,
+    tokens: RwLock<VecDeque<Forms>>,
+}
+
+/// Secrets in all the forms in which they are looked for.
+#[derive(Default)]
+struct Forms {
+    /// The longest first: of one that begins with another, the rest would remain.
+    all: Vec<SecretString>,
+    /// How they begin. Nearly every text has none of these, and so no secret, whole or cut off.
+    beginnings: Vec<memmem::Finder<'static>>,
 }
 
 impl Secrets {
     /// A secret of several lines, such as a key in PEM form, is redacted line by line: output comes in lines.
     pub fn new(secrets: impl IntoIterator<Item = SecretString>) -> Self {
-        let lines = |secret: SecretString| {
-            let lines = secret.expose_secret().lines().map(str::trim);
-            lines.map(SecretString::from).collect::<Vec<_>>()
-        };
-        let mut secrets: Vec<SecretString> = secrets.into_iter().flat_map(lines).collect();
-        let escaped: Vec<_> = secrets.iter().filter_map(escaped).collect();
-        secrets.extend(escaped);
-        secrets.retain(|secret| secret.expose_secret().len() >= SHORTEST);
-        // The longest first: of one that begins with another, the rest would remain.
-        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose_secret().len()));
-        Self(Arc::new(Shared { configured: secrets, tokens: RwLock::default() }))
+        let secrets: Vec<SecretString> = secrets.into_iter().collect();
+        let lines = secrets.iter().flat_map(|secret| secret.expose_secret().lines().map(str::trim));
+        Self(Arc::new(Shared { configured: Forms::of(lines), tokens: RwLock::default() }))
     }
 
     /// Adds an access token.
@@ -51,13 +56,63 @@ impl Secrets {
         if tokens.len() == MAX_TOKENS {
             tokens.pop_front();
         }
-        tokens.push_back(token.into());
+        tokens.push_back(Forms::of([token]));
     }
 
     /// Replaces every secret in a text, also one that is cut off: by the end of the text, or by the mark of a cut.
     pub fn redact(&self, text: &mut String) {
+        self.0.configured.redact(text);
         let tokens = self.0.tokens.read().unwrap_or_else(PoisonError::into_inner);
-        for secret in self.0.configured.iter().chain(&*tokens) {
+        tokens.iter().for_each(|token| token.redact(text));
+    }
+
+    /// The same JSON without secrets in its keys and strings, however they are escaped there; everything else stays
+    /// as it was written. What comes out is no JSON if a number was a secret.
+    pub fn redact_json(&self, json: &str) -> String {
+        let mut redacted = String::with_capacity(json.len());
+        let mut rest = json;
+        while let Some((between, literal, after)) = next_string(rest) {
+            redacted.push_str(&self.redacted(between));
+            redacted.push_str(&self.redacted_literal(literal));
+            rest = after;
+        }
+        redacted.push_str(&self.redacted(rest));
+        redacted
+    }
+
+    fn redacted(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        self.redact(&mut text);
+        text
+    }
+
+    fn redacted_literal<'a>(&self, literal: &'a str) -> Cow<'a, str> {
+        // Half a surrogate pair is no text, so nobody knows what else is in it.
+        let Ok(text) = serde_json::from_str::<String>(literal) else {
+            return format!("\"{HIDDEN}\"").into();
+        };
+        let redacted = self.redacted(&text);
+        if redacted == text { literal.into() } else { Value::from(redacted).to_string().into() }
+    }
+}
+
+impl Forms {
+    fn of<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Self {
+        let secrets = secrets.into_iter().filter(|secret| secret.len() >= SHORTEST);
+        let mut all: Vec<String> = secrets.flat_map(forms).collect();
+        all.sort_by(|one, other| other.len().cmp(&one.len()).then_with(|| one.cmp(other)));
+        all.dedup();
+        let beginnings: BTreeSet<_> = all.iter().filter_map(|form| form.as_bytes().get(..SHORTEST)).collect();
+        let beginnings =
+            beginnings.into_iter().map(|bytes| memmem::Finder::new(bytes).into_owned()).collect();
+        Self { all: all.into_iter().map(SecretString::from).collect(), beginnings }
+    }
+
+    fn redact(&self, text: &mut String) {
+        if self.beginnings.iter().all(|beginning| beginning.find(text.as_bytes()).is_none()) {
+            return;
+        }
+        for secret in &self.all {
             let secret = secret.expose_secret();
             if text.contains(secret) {
                 *text = text.replace(secret, HIDDEN);
@@ -69,12 +124,42 @@ impl Secrets {
     }
 }
 
-/// The form that a secret has within JSON, if that is another one.
-fn escaped(secret: &SecretString) -> Option<SecretString> {
-    let secret = secret.expose_secret();
-    let quoted = serde_json::Value::from(secret).to_string();
-    let escaped = quoted.get(1..quoted.len() - 1)?;
-    (escaped != secret).then(|| escaped.into())
+impl fmt::Debug for Forms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Forms").finish_non_exhaustive()
+    }
+}
+
+/// The forms in which a secret goes out, or comes back from an agent that repeats it; most are the same.
+fn forms(secret: &str) -> [String; 7] {
+    let quoted = Value::from(secret).to_string();
+    let in_json = quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned();
+    let in_form: String = url::form_urlencoded::byte_serialize(secret.as_bytes()).collect();
+    let in_path = in_form.replace('+', "%20").replace('*', "%2A").replace("%7E", "~");
+    [
+        secret.to_owned(),
+        in_json.replace('/', "\\/"),
+        in_json,
+        in_form,
+        in_path,
+        STANDARD.encode(secret),
+        STANDARD_NO_PAD.encode(secret),
+    ]
+}
+
+/// The next string of a JSON text with its quotes, what is before it, and what is behind.
+fn next_string(json: &str) -> Option<(&str, &str, &str)> {
+    let start = memchr::memchr(b'"', json.as_bytes())?;
+    let mut end = start + 1;
+    loop {
+        end += memchr::memchr2(b'"', b'\\', json.as_bytes().get(end..)?)?;
+        if json.as_bytes().get(end) == Some(&b'"') {
+            let (head, after) = json.split_at_checked(end + 1)?;
+            let (between, literal) = head.split_at_checked(start)?;
+            return Some((between, literal, after));
+        }
+        end += 2;
+    }
 }
 
 /// A text in which pieces end with the beginning of a secret, without those: every ellipsis marks a cut, and what
@@ -124,6 +209,42 @@ mod tests {
     #[test]
     fn a_secret_is_found_within_json() {
         assert_eq!(redacted(&["t0p\\s3cret"], r#"{"sent": ["t0p\\s3cret"]}"#), r#"{"sent": ["***"]}"#);
+    }
+
+    #[test]
+    fn a_secret_is_found_in_the_forms_that_it_has_on_the_wire() {
+        let secret = "t0p s3/cr+t~*é?";
+        for form in [
+            "t0p s3\\/cr+t~*é?",
+            "t0p+s3%2Fcr%2Bt%7E*%C3%A9%3F",
+            "t0p%20s3%2Fcr%2Bt~%2A%C3%A9%3F",
+            "dDBwIHMzL2NyK3R+KsOpPw==",
+            "dDBwIHMzL2NyK3R+KsOpPw",
+        ] {
+            assert_eq!(redacted(&[secret], &format!("a={form}&b")), "a=***&b");
+            let secrets = Secrets::default();
+            secrets.learn(secret);
+            assert_eq!(secrets.redacted(&format!("a={form}&b")), "a=***&b");
+        }
+        assert!(
+            !format!("{:?}", Secrets::new([SecretString::from(secret)])).contains("116"),
+            "it shows bytes"
+        );
+    }
+
+    #[test]
+    fn json_keeps_everything_but_secrets() {
+        let secrets = Secrets::new(["t0p/s3cret", "1234567890"].map(SecretString::from));
+        for (json, expected) in [
+            (r#"{"a\u0062" : [1.50, 1e400,"\/\u00e9"] }"#, r#"{"a\u0062" : [1.50, 1e400,"\/\u00e9"] }"#),
+            (r#"{"t0p\/s3cret": ["\"\u0074\u0030p/s3cret"]}"#, r#"{"***": ["\"***"]}"#),
+            (r#"["\ud800t0p\u002fs3cret", "\\"]"#, r#"["***", "\\"]"#),
+            (r#""t0p/s3cret""#, r#""***""#),
+            ("null", "null"),
+            ("[1234567890]", "[***]"),
+        ] {
+            assert_eq!(secrets.redact_json(json), expected);
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use schemars::JsonSchema;
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
+use url::form_urlencoded::byte_serialize;
 
 use super::fields::{Fields, MAPPING, checked, each, unexpected};
 use super::node::{Node, Value};
@@ -93,8 +94,15 @@ impl Agent {
         let variables = self.env.iter().filter(|(name, _)| is_secret(name));
         let auth = self.auth.iter().chain(&self.card_auth).flatten();
         // On the wire, a password is part of a longer word.
-        let pairs = auth.clone().filter_map(|auth| auth.basic.as_ref()).map(|Basic { user, password }| {
-            SecretString::from(STANDARD.encode(format!("{user}:{}", password.expose_secret())))
+        let pair =
+            |user: &str, password: &str| SecretString::from(STANDARD.encode(format!("{user}:{password}")));
+        let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
+        let pairs = auth.clone().filter_map(|auth| match (&auth.basic, &auth.oauth2) {
+            (Some(Basic { user, password }), _) => Some(pair(user, password.expose_secret())),
+            (None, Some(OAuth2 { client_id, client_secret, .. })) => {
+                Some(pair(&encoded(client_id), &encoded(client_secret.expose_secret())))
+            }
+            (None, None) => None,
         });
         let auth = auth.flat_map(|auth| {
             let key = auth.api_key.iter().map(|key| &key.value);

@@ -175,9 +175,7 @@ impl ActionError {
     pub fn redacted(mut self, secrets: &Secrets) -> Self {
         secrets.redact(&mut self.message);
         if let Some(data) = self.info.a2a_data.take() {
-            let mut text = data.get().to_owned();
-            secrets.redact(&mut text);
-            self.info.a2a_data = RawValue::from_string(text).ok();
+            self.info.a2a_data = RawValue::from_string(secrets.redact_json(data.get())).ok();
         }
         self
     }

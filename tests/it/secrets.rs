@@ -184,6 +184,29 @@ async fn a_credential_that_is_cut_off_in_an_answer_that_was_not_taken_is_not_sho
 }
 
 #[tokio::test]
+async fn a_key_that_the_agent_repeats_as_it_stands_in_the_address_is_not_shown() {
+    let peer = Peer::agent(|seen| Answer::text(500, "text/plain", &format!("no route {}", seen.path)));
+    let key = json!({"name": "key", "in": "query", "value": "canary key/1f0c+2e1d"});
+    let agent = attached("peer", &peer.url()).set("auth", json!([{ "api_key": key }]));
+    let bridge = Bridge::of(agent).start().await;
+    let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error").saying("key=***");
+    assert!(!failed.text.contains("canary"), "{failed:?}");
+}
+
+#[tokio::test]
+async fn a_credential_is_found_in_the_data_of_an_error_however_it_is_escaped() {
+    let data = r#"{"canary\/bearer": [1.50, "a \u0063anary\u002Fbearer"], "n": 12345678901234567890123}"#;
+    let body =
+        format!(r#"{{"jsonrpc": "2.0", "error": {{"code": -32603, "message": "no", "data": {data}}}}}"#);
+    let peer = Peer::agent(move |_| Answer::text(200, "application/json", &body));
+    let agent = attached("peer", &peer.url()).set("bearer_token", "canary/bearer");
+    let bridge = Bridge::of(agent).start().await;
+    let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error");
+    let expected = r#""a2a_data":{"***": [1.50, "a ***"], "n": 12345678901234567890123}"#;
+    assert!(failed.text.contains(expected), "{failed:?}");
+}
+
+#[tokio::test]
 async fn wrong_settings_with_secrets_in_them_do_not_show_them() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bridge.yaml");

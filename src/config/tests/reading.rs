@@ -168,6 +168,18 @@ fn paths_start_at_the_folder_of_the_file() {
 }
 
 #[test]
+fn passwords_are_secrets_as_they_go_out() {
+    let config = parsed(concat!(
+        "agents: [{ name: w, url: 'http://h', auth: [{ basic: { user: me, password: p4ss } }, ",
+        "{ oauth2: { token_url: 'http://h', client_id: 'm:e', client_secret: p/4 } }] }]",
+    ));
+    // me:p4ss, m%3Ae:p%2F4
+    let mut sent = "bWU6cDRzcw== bSUzQWU6cCUyRjQ=".to_owned();
+    config.agents[0].secrets().redact(&mut sent);
+    assert_eq!(sent, "*** ***");
+}
+
+#[test]
 fn debug_output_of_settings_shows_no_secret() {
     let config = parsed(concat!(
         "nats: { url: 'nats://t0p:s3cret@h:1,t0ps3cret@h', user: u, password: t0ps3cret }\n",
