@@ -4,6 +4,7 @@
 pub mod spans;
 pub mod traceparent;
 
+mod one_line;
 mod writer;
 
 use std::backtrace::Backtrace;
@@ -15,6 +16,8 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+use one_line::{OneLine, PANIC};
 
 /// The form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -36,11 +39,16 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::
     let builder =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| writer::Lines).with_ansi(ansi);
     match format {
-        LogFormat::Text => builder.with_target(false).finish().with(filter_fn(is_for_logs)).init(),
+        LogFormat::Text => {
+            let format = OneLine(tracing_subscriber::fmt::format().with_target(false).with_ansi(ansi));
+            builder.event_format(format).finish().with(filter_fn(is_for_logs)).init();
+        }
         LogFormat::Json => builder.json().flatten_event(true).finish().with(filter_fn(is_for_logs)).init(),
     }
     // The usual way of a panic is a write to stderr, which may block whoever panicked.
-    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}\n{}", Backtrace::capture())));
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!(target: PANIC, "{panic}\n{}", Backtrace::capture());
+    }));
     Ok(())
 }
 

@@ -5,9 +5,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use a2a_bridge::process::ports;
+use serde_json::json;
 
-use crate::support::eventually::eventually;
-use crate::support::supervise::{SOON, Site, demo};
+use crate::support::supervise::{Site, demo};
+use crate::support::{Answer, Bridge, Peer, SOON, attached, eventually};
 
 /// A bridge whose agent writes megabytes a second, and the end of the pipe that its log goes to.
 async fn site() -> (Site, PipeReader) {
@@ -81,4 +82,20 @@ async fn a_bridge_that_cannot_start_and_whose_log_nobody_reads_ends_with_its_err
     let mut all = Vec::new();
     log.read_to_end(&mut all).unwrap();
     assert_eq!(all.len(), 65536);
+}
+
+#[tokio::test]
+async fn the_words_of_an_agent_make_no_lines_of_their_own_in_the_log() {
+    const FORGED: &str = "2026-01-01T00:00:00.000000Z ERROR all agents are lost";
+    let words = format!("no\n{FORGED}\r{FORGED}\u{2028}{FORGED}");
+    let peer = Peer::agent(move |seen| {
+        let error = json!({"code": -32603, "message": words});
+        Answer::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": error}))
+    });
+    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let reply = bridge.prompt("peer.ask", "x").await.expect_error("agent_error");
+    assert!(reply.message().contains(&format!("no\n{FORGED}")), "the caller gets it as it is: {reply:?}");
+    let log = eventually(SOON, || async { Some(bridge.log()).filter(|log| log.contains(FORGED)) }).await;
+    let is_break = |c| matches!(c, '\n' | '\r' | '\u{2028}');
+    assert!(!log.split(is_break).any(|line| line.starts_with(FORGED)), "{log}");
 }
