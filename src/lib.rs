@@ -80,6 +80,7 @@
 //! | a stream that was cut off goes on | `action/run/stream.rs` |
 //! | an exit leads to a restart or not, and when | `Lifecycle::next` in `agent/lifecycle.rs`; the pause is `Backoff::pause` in `process/restart.rs` |
 //! | state makes room, or refuses | `Table::evict` and `Table::put` in `state/table.rs`; `MemoryStore` in `state/memory.rs` says which kind does what |
+//! | expired state leaves the memory | `State::keep_swept` in `state/mod.rs`, by `Table::sweep_step` in `state/table.rs` |
 //! | a reply becomes bytes, and is cut if it is too large | `bus/outgoing.rs` |
 //!
 //! # Who owns what
