@@ -18,7 +18,7 @@
 //! | [`process`] | one child in its own process group, the back-off between its starts | A2A, NATS |
 //! | [`a2a`] | the client side of A2A: the card, the dialects, send, stream, get, cancel | NATS, processes |
 //! | [`agent`] | supervising one agent: process and card make a [status](agent::Status) | NATS |
-//! | [`reply`] | what comes of a request: outcome or error, and the table of error codes | NATS, HTTP |
+//! | [`reply`] | what comes of a request: outcome or error, and the table of error codes | how it is sent |
 //! | [`state`] | what is remembered between calls, on a [`StateStore`](state::StateStore) | NATS, A2A calls |
 //! | [`action`] | from a checked request to a reply: parameters, the run of a call, messages | NATS |
 //! | [`dispatch`] | what holds for every request, whichever front door it came through | NATS |
@@ -26,7 +26,7 @@
 //! | [`bridge`] | the order in which all this starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
-//! Used by all of them: [`secrets`] (credentials, and how they are redacted), [`tasks`] (background tasks),
+//! Shared by several of them: [`secrets`] (credentials, and how they are redacted), [`tasks`] (background tasks),
 //! [`telemetry`] (logs and spans) and `json`. [`metrics`] reads what the others count, and [`demo_agent`] is an agent
 //! of its own for tests and first steps.
 //!
@@ -99,7 +99,8 @@
 //!
 //! Everything that comes from outside: bodies and nesting ([`config`] has the limits per agent), cards,
 //! published skills, calls in flight, follow-ups, remembered tasks and sessions, output lines, lines that wait
-//! to be logged, and [spans](telemetry::spans) that wait for a collector. What is dropped is counted or logged.
+//! to be logged, and [spans](telemetry::spans) that wait for a collector. Dropped lines and spans are counted; evicted
+//! state is not: to its owner it looks as if it had expired.
 //! State is bounded in bytes. A full table evicts the oldest entries of the agent that holds the most, so that a
 //! busy agent does not cost a quiet one its entries; idempotency keys are never evicted, new ones are refused.
 
