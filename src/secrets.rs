@@ -6,15 +6,16 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use memchr::memmem;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 
 /// A shorter value may be any word, and is not taken for a secret.
 const SHORTEST: usize = 8;
-/// How many access tokens are redacted; those from before are no longer valid, as a rule.
-const MAX_TOKENS: usize = 8;
+/// How many access tokens of an agent are redacted, the newest ones; a token may be valid for longer than others that
+/// came after it.
+const MAX_TOKENS: usize = 32;
 const HIDDEN: &str = "***";
 /// What [`shorten`](crate::json::shorten) and others put where they cut a text.
 const CUT: &str = "…";
@@ -53,6 +54,10 @@ impl Secrets {
             return;
         }
         let mut tokens = self.0.tokens.write().unwrap_or_else(PoisonError::into_inner);
+        // Some token endpoints hand out the same token while it is valid.
+        if tokens.iter().any(|known| known.has(token)) {
+            return;
+        }
         if tokens.len() == MAX_TOKENS {
             tokens.pop_front();
         }
@@ -70,13 +75,18 @@ impl Secrets {
     /// as it was written. What comes out is no JSON if a number was a secret.
     pub fn redact_json(&self, json: &str) -> String {
         let mut redacted = String::with_capacity(json.len());
-        let mut rest = json;
-        while let Some((between, literal, after)) = next_string(rest) {
-            redacted.push_str(&self.redacted(between));
-            redacted.push_str(&self.redacted_literal(literal));
+        // What has no escapes is redacted in one go.
+        let (mut plain, mut rest) = (json, json);
+        while let Some((literal, after)) = next_string(rest) {
+            if literal.len() >= SHORTEST && literal.contains('\\') {
+                let length = plain.len() - after.len() - literal.len();
+                redacted.push_str(&self.redacted(plain.get(..length).unwrap_or_default()));
+                redacted.push_str(&self.redacted_literal(literal));
+                plain = after;
+            }
             rest = after;
         }
-        redacted.push_str(&self.redacted(rest));
+        redacted.push_str(&self.redacted(plain));
         redacted
     }
 
@@ -108,6 +118,10 @@ impl Forms {
         Self { all: all.into_iter().map(SecretString::from).collect(), beginnings }
     }
 
+    fn has(&self, secret: &str) -> bool {
+        self.all.iter().any(|known| known.expose_secret() == secret)
+    }
+
     fn redact(&self, text: &mut String) {
         if self.beginnings.iter().all(|beginning| beginning.find(text.as_bytes()).is_none()) {
             return;
@@ -131,7 +145,7 @@ impl fmt::Debug for Forms {
 }
 
 /// The forms in which a secret goes out, or comes back from an agent that repeats it; most are the same.
-fn forms(secret: &str) -> [String; 7] {
+fn forms(secret: &str) -> [String; 11] {
     let quoted = Value::from(secret).to_string();
     let in_json = quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned();
     let in_form: String = url::form_urlencoded::byte_serialize(secret.as_bytes()).collect();
@@ -139,24 +153,44 @@ fn forms(secret: &str) -> [String; 7] {
     [
         secret.to_owned(),
         in_json.replace('/', "\\/"),
+        for_html(&in_json, |c| format!("\\u{c:04X}")),
+        for_html(&in_json, |c| format!("\\u{c:04x}")),
         in_json,
+        with_small_digits(&in_path),
         in_form,
         in_path,
         STANDARD.encode(secret),
         STANDARD_NO_PAD.encode(secret),
+        URL_SAFE_NO_PAD.encode(secret),
     ]
 }
 
-/// The next string of a JSON text with its quotes, what is before it, and what is behind.
-fn next_string(json: &str) -> Option<(&str, &str, &str)> {
+/// As JSON that is safe in HTML has it: .NET escapes these with large digits, Go with small ones.
+fn for_html(in_json: &str, escaped: impl Fn(u32) -> String) -> String {
+    let escape = |c: char| if "+&<>'".contains(c) { escaped(u32::from(c)) } else { c.to_string() };
+    in_json.chars().map(escape).collect()
+}
+
+/// `%2f` for `%2F`.
+fn with_small_digits(in_path: &str) -> String {
+    let mut pieces = in_path.split('%');
+    let mut small = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (digits, rest) = piece.split_at_checked(2).unwrap_or((piece, ""));
+        small.extend(["%", &digits.to_ascii_lowercase(), rest]);
+    }
+    small
+}
+
+/// The next string of a JSON text with its quotes, and what is behind it.
+fn next_string(json: &str) -> Option<(&str, &str)> {
     let start = memchr::memchr(b'"', json.as_bytes())?;
     let mut end = start + 1;
     loop {
         end += memchr::memchr2(b'"', b'\\', json.as_bytes().get(end..)?)?;
         if json.as_bytes().get(end) == Some(&b'"') {
             let (head, after) = json.split_at_checked(end + 1)?;
-            let (between, literal) = head.split_at_checked(start)?;
-            return Some((between, literal, after));
+            return Some((head.get(start..)?, after));
         }
         end += 2;
     }
@@ -178,9 +212,10 @@ fn cut_off<'a>(text: &'a str, secret: &str) -> Option<&'a str> {
     let (bytes, secret) = (text.as_bytes(), secret.as_bytes());
     let from = bytes.len().saturating_sub(secret.len() - 1);
     let tail = bytes.get(from..)?;
-    memmem::find_iter(tail, secret.get(..SHORTEST)?)
-        .find(|start| tail.get(*start..).is_some_and(|rest| secret.starts_with(rest)))
-        .and_then(|start| text.get(..from + start))
+    // What begins within another beginning counts as well.
+    let fits = |start: &usize| tail.get(*start..).is_some_and(|rest| secret.starts_with(rest));
+    let last = (tail.len() + 1).checked_sub(SHORTEST)?;
+    (0..last).find(fits).and_then(|start| text.get(..from + start))
 }
 
 #[cfg(test)]
@@ -248,13 +283,32 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_is_found_as_json_for_html_has_it_and_with_small_digits() {
+        let forms =
+            [r"t0p\u002Bs3cret\u003C", r"t0p\u002bs3cret\u003c", "t0p%2bs3cret%3c", "dDBwK3MzY3JldDw"];
+        for form in forms {
+            assert_eq!(redacted(&["t0p+s3cret<"], form), "***");
+        }
+    }
+
+    #[test]
+    fn a_token_that_is_handed_out_again_takes_no_place_of_another() {
+        let secrets = Secrets::default();
+        secrets.learn("access-token-of-the-card");
+        (0..=MAX_TOKENS).for_each(|_| secrets.learn("access-token-of-tasks"));
+        let mut text = "access-token-of-the-card".to_owned();
+        secrets.redact(&mut text);
+        assert_eq!(text, "***");
+    }
+
+    #[test]
     fn an_access_token_is_redacted_by_every_handle_until_newer_ones_have_come() {
         let secrets = Secrets::default();
         let handle = secrets.clone();
-        (0..=MAX_TOKENS).for_each(|number| secrets.learn(&format!("access-token-{number}")));
-        let mut text = format!("access-token-0 access-token-{MAX_TOKENS}");
+        (0..=MAX_TOKENS).for_each(|number| secrets.learn(&format!("access-token-{number:03}")));
+        let mut text = format!("access-token-000 access-token-{MAX_TOKENS:03}");
         handle.redact(&mut text);
-        assert_eq!(text, "access-token-0 ***");
+        assert_eq!(text, "access-token-000 ***");
     }
 
     #[test]
@@ -267,5 +321,6 @@ mod tests {
         assert_eq!(redacted(&secrets, "t0ps3cret is the beginning"), "t0ps3cret is the beginning");
         assert_eq!(redacted(&secrets, "t0ps3c"), "t0ps3c", "too little to be a secret");
         assert_eq!(redacted(&["abababababab"], "abababababab ababababab"), "*** ***");
+        assert_eq!(redacted(&["ababababab-more"], "it is abababababab"), "it is ab***");
     }
 }

@@ -1,8 +1,8 @@
 //! Calls to one agent over whichever dialect its card gave: send, get, cancel.
 //!
 //! A client has credentials only if its address is one that the settings trust (see `a2a::address`), and sends
-//! them nowhere else: it follows no redirect and asks no proxy. It sends a message again only if the agent's answer proves that nothing ran (see
-//! [`super::retry`]). Once a request may have reached the agent, an error says so ([`ClientError::is_delivered`]).
+//! them nowhere else: it follows no redirect and asks no proxy. It sends a message again only if the agent's answer
+//! proves that nothing ran (see [`super::retry`]). Once a request may have reached the agent, an error says so ([`ClientError::is_delivered`]).
 
 mod body;
 mod error;

@@ -119,8 +119,16 @@ pub struct AnswerText {
     run_on: String,
     // The place of the artifact that text was added for last, and how much of its text was added.
     current: Option<(usize, usize)>,
-    // Places of artifacts of which nothing was told: they have no text yet, or repeat all that came before.
-    withheld: HashSet<usize>,
+    // By their place, the artifacts of which nothing was told: they have no text yet, or repeat all that came before.
+    withheld: HashMap<usize, Withheld>,
+}
+
+/// An artifact's text that is the beginning of what was told, so that it need not be looked at again.
+#[derive(Debug, Clone, Copy)]
+struct Withheld {
+    length: usize,
+    is_joined: bool,
+    is_run_on: bool,
 }
 
 impl AnswerText {
@@ -157,6 +165,16 @@ impl AnswerText {
         }
     }
 
+    /// Whether an artifact that was withheld repeats all that came before also with `more` text. What was told only
+    /// grows, so the end of it decides.
+    fn still_withheld(&self, withheld: Withheld, more: &str) -> Option<Withheld> {
+        let length = withheld.length + more.len();
+        let is_all_of = |told: &str| told.len() == length && told.ends_with(more);
+        let is_joined = withheld.is_joined && is_all_of(&self.joined);
+        let is_run_on = withheld.is_run_on && is_all_of(&self.run_on);
+        (is_joined || is_run_on).then_some(Withheld { length, is_joined, is_run_on })
+    }
+
     /// How much is held.
     pub fn held(&self) -> usize {
         self.joined.len() + self.run_on.len()
@@ -177,13 +195,17 @@ impl AnswerText {
         piece: &Artifact,
     ) -> Option<String> {
         let mut text = text_of_parts(&piece.parts);
-        if appended && text.is_empty() {
-            return None;
-        }
-        if appended && !self.withheld.contains(&place) {
-            return Some(self.append(place, text));
-        }
         if appended {
+            if text.is_empty() {
+                return None;
+            }
+            let Some(withheld) = self.withheld.get(&place).copied() else {
+                return Some(self.append(place, text));
+            };
+            if let Some(longer) = self.still_withheld(withheld, &text) {
+                self.withheld.insert(place, longer);
+                return None;
+            }
             text = text_of_parts(&artifact.parts);
         }
         let is_current = |current: &(usize, usize)| current.0 == place;
@@ -203,7 +225,12 @@ impl AnswerText {
             self.withheld.remove(&place);
             self.current = Some((place, text.len()));
         } else {
-            self.withheld.insert(place);
+            let withheld = Withheld {
+                length: text.len(),
+                is_joined: text.is_empty() || text == self.joined,
+                is_run_on: text.is_empty() || text == self.run_on,
+            };
+            self.withheld.insert(place, withheld);
             self.current.take_if(|current| is_current(current));
         }
         added

@@ -66,7 +66,8 @@ async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, S
             Err(format!("command not found: `{program}`; {advice}"))
         };
     }
-    let chooser = a2a::chooser(agent, http, &agent.secrets()).map_err(|error| chain(&error))?;
+    let secrets = agent.secrets();
+    let chooser = a2a::chooser(agent, http, &secrets).map_err(|error| chain(&error))?;
     let card = match &agent.card {
         Some(card) => card::Card::from_value(card.clone()),
         None => {
@@ -74,8 +75,9 @@ async fn look(agent: &config::Agent, http: &reqwest::Client) -> Result<String, S
             card::fetch(chooser.http(), &agent.url, agent.card_path.as_deref(), &credentials).await
         }
     };
-    let card = card.map_err(|error| format!("{}; the bridge would keep trying", chain(&error)))?;
-    let interface = chooser.choose(&card).await.map_err(|error| chain(&error))?;
+    let told = |error: card::CardError| chain(&error.redacted(&secrets));
+    let card = card.map_err(|error| format!("{}; the bridge would keep trying", told(error)))?;
+    let interface = chooser.choose(&card).await.map_err(told)?;
     let version = interface.dialect.protocol_version();
     let skills = counted(card.skills.len(), "skill");
     Ok(format!("ok, A2A {version} at {}, {skills}", interface.url))

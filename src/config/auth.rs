@@ -89,8 +89,20 @@ impl Agent {
     pub fn secrets(&self) -> Secrets {
         let is_secret = |name: &&String| {
             let name = name.to_ascii_lowercase();
-            ["token", "secret", "password", "key", "credential"].iter().any(|word| name.contains(word))
+            let is_key = |word: &str| word.ends_with("key") || word.ends_with("keys");
+            ["token", "secret", "password", "credential"].iter().any(|word| name.contains(word))
+                || name.split(|c: char| !c.is_alphanumeric()).any(is_key)
         };
+        let is_harmless = |name: &str| {
+            let name = name.to_ascii_lowercase();
+            ["accept", "content-", "user-agent", "a2a-"].iter().any(|start| name.starts_with(start))
+        };
+        let headers = self.headers.iter().filter(|(name, _)| !is_harmless(name)).map(|(_, value)| value);
+        // An agent may repeat a token without its scheme.
+        let without_scheme = headers
+            .clone()
+            .filter_map(|value| value.expose_secret().split_once(' '))
+            .map(|(_, value)| SecretString::from(value));
         let variables = self.env.iter().filter(|(name, _)| is_secret(name));
         let auth = self.auth.iter().chain(&self.card_auth).flatten();
         // On the wire, a password is part of a longer word.
@@ -110,8 +122,9 @@ impl Agent {
             let client = auth.oauth2.iter().map(|oauth| &oauth.client_secret);
             auth.bearer.iter().chain(key).chain(password).chain(client)
         });
-        let values = self.headers.values().chain(variables.map(|(_, value)| value));
-        Secrets::new(self.bearer_token.iter().chain(auth).chain(values).cloned().chain(pairs))
+        let values = headers.chain(variables.map(|(_, value)| value));
+        let values = self.bearer_token.iter().chain(auth).chain(values).cloned();
+        Secrets::new(values.chain(without_scheme).chain(pairs))
     }
 }
 

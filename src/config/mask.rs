@@ -58,6 +58,7 @@ fn letters(key: &str) -> String {
 /// The bytes of `text` that hold secrets, in no order. `known` are the keys of the settings.
 pub(super) fn secrets(node: &Node, text: &str, known: &[String]) -> Vec<Range<usize>> {
     let mut masks = passwords_in_urls(text);
+    masks.extend(comments(text));
     walk(node, "", text, known, &mut masks);
     masks
 }
@@ -65,6 +66,8 @@ pub(super) fn secrets(node: &Node, text: &str, known: &[String]) -> Vec<Range<us
 fn walk(node: &Node, parent: &str, text: &str, known: &[String], masks: &mut Vec<Range<usize>>) {
     match &node.value {
         Value::Reported => {}
+        // A slip has made a text of settings, and these may be secrets.
+        Value::Scalar(_) if parent.is_empty() || swallows_settings(node, text) => cover(node, masks),
         Value::Scalar(_) => masks.extend(user_info(node, parent, text)),
         Value::List(items) => items.iter().for_each(|item| walk(item, parent, text, known, masks)),
         // A blank after a colon has made a mapping of an address, and of its password a value.
@@ -92,6 +95,12 @@ fn walk(node: &Node, parent: &str, text: &str, known: &[String], masks: &mut Vec
             }
         }
     }
+}
+
+/// Whether a text goes over several lines, or has what looks like a setting in it.
+fn swallows_settings(node: &Node, text: &str) -> bool {
+    let raw = text.get(node.at.clone()).unwrap_or_default();
+    raw.contains(['\n', '\r']) || raw.contains(": ")
 }
 
 /// A key with no colon after it: in `{password: a,b}` the `b` is a key to YAML and a part of the
@@ -131,16 +140,38 @@ fn cover(node: &Node, masks: &mut Vec<Range<usize>>) {
     }
 }
 
+/// Everything behind a `#` that may begin a comment: it may be what a line said before.
+fn comments(text: &str) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    text.split_inclusive(['\n', '\r']).filter_map(move |line| {
+        let start = at;
+        at += line.len();
+        let is_first =
+            |sign: usize| line.get(..sign).is_some_and(|before| before.trim_end().len() < sign || sign == 0);
+        let sign = line.match_indices('#').map(|(sign, _)| sign).find(|sign| is_first(*sign))?;
+        Some(start + sign + 1..start + line.trim_end().len())
+    })
+}
+
 /// Users and passwords of URLs wherever they stand, be it in a comment or in a key.
 fn passwords_in_urls(text: &str) -> Vec<Range<usize>> {
     let mut at = 0;
     let mut masks = Vec::new();
     for word in text.split_inclusive(char::is_whitespace) {
         // A blank may have got between the scheme and the rest.
-        if let (Some(slashes), Some(end)) = (word.find("//"), word.rfind('@'))
-            && slashes + 2 <= end
-        {
-            masks.push(at + slashes + 2..at + end);
+        if let Some((scheme, rest)) = word.split_once("//") {
+            let start = scheme.len() + 2;
+            match rest.rfind('@') {
+                Some(end) => masks.push(at + start..at + start + end),
+                // A line break may have got before the `@`; a port has digits, or is a variable.
+                None if rest.split_once(':').is_some_and(|(_, port)| {
+                    port.starts_with(|c: char| !c.is_ascii_digit() && !"${/".contains(c))
+                }) =>
+                {
+                    masks.push(at + start..at + word.trim_end().len());
+                }
+                None => {}
+            }
         }
         at += word.len();
     }

@@ -24,6 +24,7 @@ const KEPT: usize = 200;
 const KEPT_BYTES: usize = 256 << 10;
 /// How many bytes of a line are kept.
 const KEPT_LINE: usize = 2000;
+
 /// Where a line came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

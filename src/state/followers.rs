@@ -1,7 +1,6 @@
 //! How a call that follows a task learns that somebody else has seen the end of that task.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
@@ -39,8 +38,9 @@ impl Followers {
 
     /// Tells those who follow the task that it has ended.
     pub(super) fn end(&self, agent: &Arc<str>, id: &str) {
-        let followed = self.lock().remove(&(Arc::clone(agent), id.into()));
-        if let Some(followed) = followed {
+        let mut all = self.lock();
+        if let Some(followed) = all.remove(&(Arc::clone(agent), id.into())) {
+            // Under the lock: a follower that is dropped meanwhile must not count for those who come after the end.
             followed.ended.cancel();
         }
     }
@@ -51,22 +51,27 @@ impl Followers {
 }
 
 impl Follower<'_> {
+    /// Whether this is the task that is followed.
+    pub fn follows(&self, id: &str) -> bool {
+        *self.key.1 == *id
+    }
+
     /// Resolves when somebody else has seen the end of the task.
-    pub async fn ended(&self) {
-        self.ended.cancelled().await;
+    pub fn ended(&self) -> impl Future<Output = ()> + use<> {
+        self.ended.clone().cancelled_owned()
     }
 }
 
 impl Drop for Follower<'_> {
     fn drop(&mut self) {
-        let mut followed = self.followers.lock();
+        let mut all = self.followers.lock();
         // After the end, the entry has gone, and one with the same key belongs to others.
         if !self.ended.is_cancelled()
-            && let Entry::Occupied(mut entry) = followed.entry(self.key.clone())
+            && let Some(followed) = all.get_mut(&self.key)
         {
-            entry.get_mut().followers -= 1;
-            if entry.get().followers == 0 {
-                entry.remove();
+            followed.followers -= 1;
+            if followed.followers == 0 {
+                all.remove(&self.key);
             }
         }
     }

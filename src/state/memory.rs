@@ -115,7 +115,7 @@ impl StateStore for MemoryStore {
 
     fn sweep(&self) -> BoxFuture<'_, ()> {
         async {
-            for kind in [Kind::FollowUp, Kind::Task, Kind::Session, Kind::IdempotencyKey, Kind::Reply] {
+            for kind in Kind::ALL {
                 table::sweep(|| self.kept(kind).table.sweep_step(Instant::now())).await;
             }
         }
@@ -167,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn a_sweep_frees_what_has_expired_in_every_table_and_nothing_else() {
         let store = MemoryStore::default();
-        let kinds = [Kind::FollowUp, Kind::Task, Kind::Session, Kind::IdempotencyKey, Kind::Reply];
+        let kinds = Kind::ALL;
         for kind in kinds {
             store.write(kind, &key("lives"), ABSENT, "x".into(), HOUR).await.unwrap();
             store.write(kind, &key("expires"), ABSENT, "x".into(), Duration::from_nanos(1)).await.unwrap();

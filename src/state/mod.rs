@@ -2,7 +2,8 @@
 //!
 //! Everything is written against [`StateStore`], three operations that a map in memory and a
 //! JetStream bucket can both provide: read, conditional write with a time to live, and scan.
-//! A store is plugged in at [`State::new`], which `Bridge::connect` calls; nothing above this module knows which one it is.
+//! A store is plugged in at [`State::new`], which `Bridge::connect` calls; nothing above this module knows which one it
+//! is.
 //!
 //! ```text
 //! FollowUps ─┐
@@ -55,6 +56,10 @@ pub enum Kind {
     IdempotencyKey,
     /// Their replies.
     Reply,
+}
+
+impl Kind {
+    pub const ALL: [Self; 5] = [Self::FollowUp, Self::Task, Self::Session, Self::IdempotencyKey, Self::Reply];
 }
 
 /// The name of a record: the agent that it belongs to, and an id within that agent.

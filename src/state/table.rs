@@ -17,7 +17,8 @@ const SLACK: usize = 1024;
 const WRITES_BEFORE_SWEEP: usize = 64 << 10;
 /// How often a full table looks for expired rows.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Places that one step of a sweep looks at: well below a millisecond.
+/// Places that one step of a sweep looks at, which takes well below a millisecond. Only the last step for an agent may
+/// take longer, to give back the room of many rows.
 const STEP: usize = 1024;
 /// Room that an agent keeps after a sweep, beside twice what it needs.
 const SPARE: usize = 64;
@@ -230,7 +231,7 @@ impl<V> Table<V> {
     }
 
     /// Begins or continues to remove what has expired, and to give back the room that it took. One step is short,
-    /// so that nobody waits for the lock; `None` when all has been seen.
+    /// so that the lock is not held for long; `None` when all has been seen.
     pub(super) fn sweep_step(&mut self, now: Instant) -> Option<Swept<V>> {
         let all = || Sweep { agents: self.agents.keys().cloned().collect(), after: 0, now };
         let Sweep { mut agents, after, now } = self.sweeping.take().unwrap_or_else(all);

@@ -236,7 +236,7 @@ async fn a_task_that_ended_without_a_word_on_its_stream_is_found_to_have_ended()
     let answer = |seen: &Seen| Answer::result(seen, &task("COMPLETED", Some("found")));
     let pings = move || Answer::Endless(begin.clone(), b": ping\n\n".to_vec(), Duration::from_millis(50));
     let peer = agent(pings, answer);
-    let settings = attached("peer", &peer.url()).set("stream_idle_timeout", "500ms");
+    let settings = attached("peer", &peer.url()).set("stream_idle_timeout", "2s");
     let bridge = Bridge::of(settings).start().await;
     let stream = bridge.prompt("peer.ask", "x").stream().await;
     assert_eq!(stream.response(), "found");

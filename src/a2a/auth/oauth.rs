@@ -78,7 +78,7 @@ impl Failures {
         self.last = Some(error.clone());
     }
 
-    /// The last one, unless there were no more than so many.
+    /// The last one, if there have been more than `count`.
     fn since(&self, count: u64) -> Option<TokenError> {
         self.last.clone().filter(|_| self.count > count)
     }
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
     use crate::a2a::tests::fake::{Fake, ok};
 
-    /// A token endpoint that gives the first so many tokens and then fails, and what counts its requests.
+    /// A token endpoint that gives this many tokens and then fails, and what counts its requests.
     async fn endpoint(tokens: usize) -> (OAuth, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&asked);

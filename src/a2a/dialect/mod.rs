@@ -57,7 +57,8 @@ pub enum Wait {
 /// A message to send, independent of the wire.
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {
-    /// Names the message. It is the same each time the message goes out, so that an agent can tell a repeat.
+    /// Names the message. It is the same each time the message goes out, so that an agent can recognise a
+    /// repeat.
     pub message_id: Uuid,
     /// Continues this task.
     pub task_id: Option<&'a str>,

@@ -106,6 +106,15 @@ fn what_is_told_of_text_that_grows_is_the_message_in_the_end() {
             "haha\nha",
         ),
         (
+            vec![
+                artifact("a", "x", "ha", false),
+                artifact("b", "y", "ha", false),
+                artifact("a", "x", "ho", true),
+                artifact("b", "y", "ho", true),
+            ],
+            "haho",
+        ),
+        (
             vec![artifact("a", "x", "one", false), data.to_owned(), artifact("a", "x", " two", true)],
             "one two",
         ),

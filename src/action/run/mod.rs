@@ -40,6 +40,7 @@ use crate::a2a::stream::EventStream;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, Status, TaskRef};
+use crate::state::followers::Follower;
 pub(super) use observe::question_of;
 use observe::unreadable;
 pub(super) use poll::{Pace, Polled, Poller};
@@ -118,6 +119,8 @@ pub(super) struct CallRun<'a, P> {
     is_accepted: bool,
     /// The status that was recorded last.
     recorded: Option<Status>,
+    /// From when others can know the task, so that no end of it is missed.
+    follower: Option<Follower<'a>>,
 }
 
 /// Why a delivery failed.
@@ -154,6 +157,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             is_abandoned: false,
             is_accepted: false,
             recorded: None,
+            follower: None,
         }
     }
 
@@ -337,6 +341,9 @@ impl<'a, P: Progress> CallRun<'a, P> {
             && self.recorded != Some(Status::from(&task.state))
         {
             self.recorded = Some(Status::from(&task.state));
+            if self.follower.as_ref().is_none_or(|follower| !follower.follows(&task.id)) {
+                self.follower = Some(self.actions.state.tasks.follow(&self.actions.agent, &task.id));
+            }
             self.follow_context(task.context_id.as_deref()).await;
             let (outcome, _) = self.observe(task, fold.status_texts(), None).await?;
             self.accept(&outcome).await;

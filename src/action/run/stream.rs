@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 
 use super::{
@@ -114,8 +115,6 @@ impl<P: Progress> CallRun<'_, P> {
         events: &mut EventStream,
         fold: &mut Fold<'_>,
     ) -> Result<StreamEnd, Failure> {
-        let (tasks, agent) = (&self.actions.state.tasks, &self.actions.agent);
-        let mut follower = None;
         let mut read_until: Option<Instant> = None;
         loop {
             if fold.is_last() {
@@ -131,20 +130,19 @@ impl<P: Progress> CallRun<'_, P> {
                     Err(_) => return Ok(StreamEnd::Closed),
                 },
                 None => {
-                    if let (None, Some(task)) = (&follower, fold.task()) {
-                        follower = Some(tasks.follow(agent, &task.id));
-                    }
+                    let ended = OptionFuture::from(self.follower.as_ref().map(Follower::ended));
                     let next = async {
                         tokio::select! {
                             biased;
                             next = events.next() => Some(next),
-                            () = ended_elsewhere(follower.as_ref()) => None,
+                            Some(()) = ended => None,
                         }
                     };
                     match self.within_idle(next).await {
                         Ok(Some(next)) => Ok(next),
                         // Somebody has cancelled the task, and not every agent says so on the stream.
                         Ok(None) => {
+                            self.follower = None;
                             read_until = Some(Instant::now() + AFTER_THE_END);
                             continue;
                         }
@@ -184,13 +182,5 @@ impl<P: Progress> CallRun<'_, P> {
             // A burst of events must not keep other calls waiting.
             tokio::task::coop::consume_budget().await;
         }
-    }
-}
-
-async fn ended_elsewhere(follower: Option<&Follower<'_>>) {
-    match follower {
-        Some(follower) => follower.ended().await,
-        // The task has no name yet.
-        None => std::future::pending().await,
     }
 }

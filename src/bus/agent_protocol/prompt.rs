@@ -105,7 +105,10 @@ impl Prompts {
                     let next = request(operation, &options, Admission::Permitted(permit));
                     self.dispatcher.call(next, chunks).await?
                 }
-                Ok(Continuation::Moved(moved)) => moved,
+                Ok(Continuation::Moved(moved)) => {
+                    spans::outcome(moved.status.name());
+                    moved
+                }
                 Err(error) => {
                     spans::outcome(error.info.code.name());
                     self.abandon(&outcome, &error, &options).await;

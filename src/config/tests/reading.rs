@@ -295,3 +295,21 @@ fn wires_and_hosts_are_read() {
     assert!(!pinned.use_card_url);
     assert_eq!(agent("protocol: '0.2'").protocol, Some(Protocol::V02));
 }
+
+#[test]
+fn credentials_are_secrets_and_what_only_looks_like_one_is_not() {
+    let file = "agents:
+  - name: a
+    url: http://127.0.0.1:9
+    command: [a]
+    headers: { Authorization: 'Bearer in-a-header', Accept: application/json }
+    env: { API_KEY: an-api-key, KEYCLOAK_URL: https://sso.example.org }
+    auth: [{ basic: { user: me, password: a-password } }]
+";
+    let secrets = parsed(file).agents.remove(0).secrets();
+    let mut text =
+        "in-a-header an-api-key a-password bWU6YS1wYXNzd29yZA== application/json https://sso.example.org"
+            .to_owned();
+    secrets.redact(&mut text);
+    assert_eq!(text, "*** *** *** *** application/json https://sso.example.org");
+}
