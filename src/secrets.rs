@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use memchr::memmem;
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
 /// A shorter value may be any word, and is not taken for a secret.
@@ -27,8 +27,15 @@ pub struct Secrets(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     configured: Forms,
-    /// Access tokens, which are known only once they were asked for.
-    tokens: RwLock<VecDeque<Forms>>,
+    /// Access tokens, which the bridge learns when it requests them.
+    tokens: RwLock<Tokens>,
+}
+
+#[derive(Debug, Default)]
+struct Tokens {
+    /// The oldest first.
+    all: VecDeque<SecretString>,
+    forms: Forms,
 }
 
 /// Secrets in all the forms in which they are looked for.
@@ -55,20 +62,20 @@ impl Secrets {
         }
         let mut tokens = self.0.tokens.write().unwrap_or_else(PoisonError::into_inner);
         // Some token endpoints hand out the same token while it is valid.
-        if tokens.iter().any(|known| known.has(token)) {
+        if tokens.all.iter().any(|known| known.expose_secret() == token) {
             return;
         }
-        if tokens.len() == MAX_TOKENS {
-            tokens.pop_front();
+        if tokens.all.len() == MAX_TOKENS {
+            tokens.all.pop_front();
         }
-        tokens.push_back(Forms::of([token]));
+        tokens.all.push_back(token.into());
+        tokens.forms = Forms::of(tokens.all.iter().map(ExposeSecret::expose_secret));
     }
 
     /// Replaces every secret in a text, also one that is cut off: by the end of the text, or by the mark of a cut.
     pub fn redact(&self, text: &mut String) {
         self.0.configured.redact(text);
-        let tokens = self.0.tokens.read().unwrap_or_else(PoisonError::into_inner);
-        tokens.iter().for_each(|token| token.redact(text));
+        self.0.tokens.read().unwrap_or_else(PoisonError::into_inner).forms.redact(text);
     }
 
     /// The same JSON without secrets in its keys and strings, however they are escaped there; everything else stays
@@ -116,10 +123,6 @@ impl Forms {
         let beginnings =
             beginnings.into_iter().map(|bytes| memmem::Finder::new(bytes).into_owned()).collect();
         Self { all: all.into_iter().map(SecretString::from).collect(), beginnings }
-    }
-
-    fn has(&self, secret: &str) -> bool {
-        self.all.iter().any(|known| known.expose_secret() == secret)
     }
 
     fn redact(&self, text: &mut String) {

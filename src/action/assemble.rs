@@ -119,11 +119,11 @@ pub struct AnswerText {
     run_on: String,
     // The place of the artifact that text was added for last, and how much of its text was added.
     current: Option<(usize, usize)>,
-    // By their place, the artifacts of which nothing was told: they have no text yet, or repeat all that came before.
+    // Artifacts that were not streamed yet, by place: they have no text, or repeat all the text before them.
     withheld: HashMap<usize, Withheld>,
 }
 
-/// An artifact's text that is the beginning of what was told, so that it need not be looked at again.
+/// An artifact that was not streamed. Its text is the first `length` bytes of `joined`, of `run_on`, or of both.
 #[derive(Debug, Clone, Copy)]
 struct Withheld {
     length: usize,
@@ -165,8 +165,8 @@ impl AnswerText {
         }
     }
 
-    /// Whether an artifact that was withheld repeats all that came before also with `more` text. What was told only
-    /// grows, so the end of it decides.
+    /// Whether a withheld artifact still repeats all the text before it after `more` was appended. Streamed text only
+    /// grows, so it is enough to compare the end.
     fn still_withheld(&self, withheld: Withheld, more: &str) -> Option<Withheld> {
         let length = withheld.length + more.len();
         let is_all_of = |told: &str| told.len() == length && told.ends_with(more);
@@ -180,13 +180,13 @@ impl AnswerText {
         self.joined.len() + self.run_on.len()
     }
 
-    /// The end of `message` that was not told. Nothing if it goes another way than what was told.
+    /// The part of `message` after the streamed text. Empty if `message` does not begin with the streamed text.
     pub fn untold<'m>(&self, message: &'m str) -> &'m str {
         message.strip_prefix(&*self.joined).unwrap_or_default()
     }
 
-    /// What a caller is told of `artifact`, at `place` among all, which `piece` was just appended to; otherwise
-    /// `piece` is all of it.
+    /// Returns the text to stream after an update of the artifact at `place`. If `appended`, the update appended
+    /// `piece` to `artifact`; otherwise `piece` replaced it.
     pub fn told(
         &mut self,
         place: usize,

@@ -44,7 +44,7 @@ enum Past {
     None,
     /// Its state is old: the agent repeats the task before it continues.
     Old,
-    /// All of it was looked up before the answer; the first event shows whether the agent continues this task.
+    /// The bridge read the task before it sent the answer. The first event shows whether the agent continues this task.
     LookedUp,
 }
 
