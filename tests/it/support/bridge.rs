@@ -271,6 +271,11 @@ impl Bridge {
         .await;
     }
 
+    /// Waits until an agent that is replaced or removed listens to a skill no more. It serves what arrives before.
+    pub async fn until_withdrawn(&self, action: &str) {
+        eventually(SOON, || async { self.prompt(action, "x").await.is_no_responders().then_some(()) }).await;
+    }
+
     /// The names of an agent's endpoints, the built-in ones left out.
     pub async fn actions(&self, agent: &str) -> Vec<String> {
         names(&self.info(agent).await)
