@@ -45,7 +45,6 @@ const LAST_TASKS: Duration = Duration::from_secs(2);
 /// Why the bridge did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum BridgeError {
-    /// No connection to NATS.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A subject or pattern that NATS does not take.
@@ -57,27 +56,21 @@ pub enum BridgeError {
     /// An agent's credentials cannot be sent.
     #[error("agent `{agent}`")]
     Auth {
-        /// Which agent.
         agent: String,
-        /// What is wrong.
         #[source]
         source: AuthError,
     },
     /// An agent could not be put on the mesh.
     #[error("cannot publish agent `{agent}`")]
     Publish {
-        /// Which agent.
         agent: String,
-        /// What is wrong.
         #[source]
         source: ServiceError,
     },
     /// An agent could not be put under control from the mesh.
     #[error("cannot listen for orders to agent `{agent}`")]
     Control {
-        /// Which agent.
         agent: String,
-        /// What is wrong.
         #[source]
         source: ControlError,
     },
@@ -87,15 +80,12 @@ pub enum BridgeError {
     /// The port for metrics cannot be had.
     #[error("cannot listen on {listen} (`metrics.listen`)")]
     Metrics {
-        /// Where.
         listen: std::net::SocketAddr,
-        /// What is wrong.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// A running bridge.
 #[derive(Debug)]
 pub struct Bridge {
     mesh: Mesh,
@@ -136,7 +126,6 @@ impl Fixed {
 /// processes that are replaced, may still be ending.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Reloaded {
-    /// Agents that are new.
     pub added: Vec<String>,
     /// Agents that have other settings than before. An attached one is served without a gap; a launched
     /// one starts when its previous process has ended.

@@ -104,20 +104,39 @@
 //! State is bounded in bytes. A full table evicts the oldest entries of the agent that holds the most, so that a
 //! busy agent does not cost a quiet one its entries; idempotency keys are never evicted, new ones are refused.
 
-pub mod a2a;
-pub mod action;
-pub mod agent;
-pub mod bridge;
-pub mod bus;
-pub mod cli;
-pub mod config;
-pub mod demo_agent;
-pub mod dispatch;
+mod a2a;
+mod action;
+mod agent;
+mod bridge;
+mod bus;
+mod cli;
+mod config;
+mod demo_agent;
+mod dispatch;
 mod json;
-pub mod metrics;
-pub mod process;
-pub mod reply;
-pub mod secrets;
-pub mod state;
-pub mod tasks;
-pub mod telemetry;
+mod metrics;
+mod process;
+mod reply;
+mod secrets;
+mod state;
+mod tasks;
+mod telemetry;
+
+pub use cli::main;
+#[cfg(target_os = "linux")]
+pub use process::guard;
+
+/// Internal items that the integration tests and fuzz targets use. This is not an API.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::a2a::card::{Card, Interface};
+    pub use crate::a2a::dialect::{Dialect, RpcError};
+    pub use crate::a2a::http_client;
+    pub use crate::bridge::Bridge;
+    pub use crate::bus::control::Report;
+    pub use crate::bus::service;
+    pub use crate::bus::subject::{ReplyGuard, Subjects, Token};
+    pub use crate::config::{Config, parse as parse_config};
+    pub use crate::process::{child, guard, output, ports, procfs};
+    pub use crate::secrets::Secrets;
+}

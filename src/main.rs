@@ -8,8 +8,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     // A guard is small because nothing else is set up before it.
     #[cfg(target_os = "linux")]
-    if let Some(code) = a2a_bridge::process::guard::main_if_asked() {
+    if let Some(code) = a2a_bridge::guard::main_if_asked() {
         return code;
     }
-    a2a_bridge::cli::main()
+    a2a_bridge::main()
 }

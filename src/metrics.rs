@@ -27,9 +27,8 @@ const STARTING: u8 = 0;
 const SERVING: u8 = 1;
 const STOPPING: u8 = 2;
 
-/// What is measured.
 #[derive(Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     client: Client,
     state: Arc<Stored>,
     agents: Mutex<Vec<Agent>>,
@@ -38,22 +37,21 @@ pub struct Metrics {
 
 impl Metrics {
     /// Of a bridge that has just connected.
-    pub fn new(client: Client, state: Arc<Stored>) -> Self {
+    pub(crate) fn new(client: Client, state: Arc<Stored>) -> Self {
         Self { client, state, agents: Mutex::default(), phase: AtomicU8::new(STARTING) }
     }
 
     /// All agents of the settings are served.
-    pub fn begun(&self) {
+    pub(crate) fn begun(&self) {
         self.phase.store(SERVING, Relaxed);
     }
 
-    /// The bridge stops.
-    pub fn ends(&self) {
+    pub(crate) fn ends(&self) {
         self.phase.store(STOPPING, Relaxed);
     }
 
     /// Adds an agent, in the place of one with the same name: a name has one set of series.
-    pub fn add(&self, agent: Agent) {
+    pub(crate) fn add(&self, agent: Agent) {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         match agents.iter_mut().find(|known| known.name == agent.name) {
             Some(known) => *known = agent,
@@ -62,7 +60,7 @@ impl Metrics {
     }
 
     /// Removes this agent, and none that has replaced it.
-    pub fn remove(&self, agent: &Agent) {
+    pub(crate) fn remove(&self, agent: &Agent) {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         agents.retain(|known| !known.is(agent));
     }
@@ -78,7 +76,7 @@ impl Metrics {
     }
 
     /// Everything in the text format of Prometheus.
-    pub async fn text(&self) -> String {
+    pub(crate) async fn text(&self) -> String {
         let pending = self.state.follow_ups.pending().await;
         let agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut out = Text::default();
@@ -180,7 +178,7 @@ impl Text {
 /// # Errors
 ///
 /// When the address cannot be listened on.
-pub async fn serve(
+pub(crate) async fn serve(
     listen: SocketAddr,
     metrics: Arc<Metrics>,
     stop: CancellationToken,

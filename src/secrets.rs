@@ -33,7 +33,6 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Tokens {
-    /// The oldest first.
     all: VecDeque<SecretString>,
     forms: Forms,
 }
@@ -55,7 +54,6 @@ impl Secrets {
         Self(Arc::new(Shared { configured: Forms::of(lines), tokens: RwLock::default() }))
     }
 
-    /// Adds an access token.
     pub fn learn(&self, token: &str) {
         if token.len() < SHORTEST {
             return;

@@ -1,8 +1,8 @@
 //! Where the bridge's own words go: to stderr, as text for people or as JSON for programs. The spans of
 //! calls go elsewhere, see [`spans`].
 
-pub mod spans;
-pub mod traceparent;
+pub(crate) mod spans;
+pub(crate) mod traceparent;
 
 mod one_line;
 mod writer;
@@ -21,8 +21,7 @@ use one_line::{OneLine, PANIC};
 
 /// The form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
+pub(crate) enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
@@ -33,7 +32,7 @@ pub enum LogFormat {
 /// # Errors
 ///
 /// When `filter` is not understood.
-pub fn start(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::filter::ParseError> {
+pub(crate) fn start(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::filter::ParseError> {
     let filter = EnvFilter::builder().parse(filter)?;
     let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr()) && std::env::var_os("NO_COLOR").is_none();
     let builder =
@@ -53,14 +52,14 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::
 }
 
 /// Says something to people after everything that was logged.
-pub fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     // It never fails.
     let _ = writer::Lines.write_all(format!("{text}\n").as_bytes());
     flush();
 }
 
 /// Waits a moment for the last lines to be written; call it before the program ends.
-pub fn flush() {
+pub(crate) fn flush() {
     writer::flush();
 }
 

@@ -1,8 +1,8 @@
 //! Any bytes as an agent card: read, and shown again as v1.0. How to run it: `fuzz/Cargo.toml`.
 #![no_main]
 
-use a2a_bridge::a2a::card::{Card, Interface};
-use a2a_bridge::a2a::dialect::Dialect;
+use a2a_bridge::internal::{Card, Interface};
+use a2a_bridge::internal::Dialect;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,7 +1,7 @@
 //! Any bytes as the data of a stream's event, on every wire. How to run it: `fuzz/Cargo.toml`.
 #![no_main]
 
-use a2a_bridge::a2a::dialect::Dialect;
+use a2a_bridge::internal::Dialect;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

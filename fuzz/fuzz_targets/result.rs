@@ -1,7 +1,7 @@
 //! Any bytes as the answer to a call, on every wire. How to run it: `fuzz/Cargo.toml`.
 #![no_main]
 
-use a2a_bridge::a2a::dialect::{Dialect, RpcError};
+use a2a_bridge::internal::{Dialect, RpcError};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

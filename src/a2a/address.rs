@@ -8,7 +8,6 @@ use url::{Host, Url};
 
 use crate::config;
 
-/// The settings about addresses.
 #[derive(Debug, Clone)]
 pub(super) struct Places {
     base: Url,
@@ -26,7 +25,6 @@ impl Places {
         }
     }
 
-    /// The configured address.
     pub(super) fn base(&self) -> &Url {
         &self.base
     }

@@ -20,12 +20,11 @@ use super::security::{Kind, Place, Security};
 use crate::config;
 use crate::secrets::Secrets;
 use oauth::OAuth;
-pub use oauth::TokenError;
+pub(crate) use oauth::TokenError;
 
 /// Why credentials cannot be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
-    /// Not a header name.
     #[error("`{0}` is not a header name")]
     Name(String, #[source] InvalidHeaderName),
     /// A value that no header can have; it is not shown.
@@ -34,7 +33,6 @@ pub enum AuthError {
     /// A certificate or key that cannot be used.
     #[error("cannot use `tls`: {path}")]
     Tls {
-        /// Which file.
         path: String,
         /// What is wrong with it.
         #[source]

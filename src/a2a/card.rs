@@ -18,7 +18,7 @@ use super::dialect::Dialect;
 use super::security::Security;
 use crate::json::{shorten, snippet};
 use crate::secrets::Secrets;
-pub use fetch::fetch;
+pub(crate) use fetch::fetch;
 
 /// Most problems of skills that are logged for one card.
 const MAX_SKILL_WARNINGS: usize = 20;
@@ -28,37 +28,25 @@ const MAX_OFFERS: usize = 16;
 /// Why there is no card.
 #[derive(Debug, thiserror::Error)]
 pub enum CardError {
-    /// Nobody answers.
     #[error("cannot read the agent card from {url}")]
     Fetch {
         /// Where it was looked for.
         url: String,
-        /// What happened.
         #[source]
         source: Box<ClientError>,
     },
-    /// No answer in time.
     #[error("no answer within {limit:?} from {url}")]
     Timeout {
         /// Where it was looked for.
         url: String,
-        /// How long was waited.
         limit: Duration,
     },
     /// The card is larger than any card needs to be.
     #[error("the agent card at {url} is larger than {limit} bytes, which is the most that is read")]
-    TooLarge {
-        /// Where it is.
-        url: String,
-        /// The most bytes.
-        limit: u64,
-    },
+    TooLarge { url: String, limit: u64 },
     /// Nobody accepts connections, so a card from the settings is of no use.
     #[error("nobody accepts connections at {url}")]
-    NobodyThere {
-        /// The configured address.
-        url: String,
-    },
+    NobodyThere { url: String },
     /// The agent refuses, or has nothing there.
     #[error("no agent card: {0}")]
     Status(String),
@@ -97,22 +85,17 @@ impl CardError {
     }
 }
 
-/// A card, read leniently.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Card {
     /// The agent's name for itself.
     pub name: String,
     /// What it says it is.
     pub description: String,
-    /// Its own version.
     pub version: String,
-    /// Whether it can stream.
     pub streaming: bool,
     /// Media types it answers with, unless a skill says otherwise.
     pub output_modes: Vec<String>,
-    /// Media types it takes.
     pub input_modes: Vec<String>,
-    /// What it can do.
     pub skills: Vec<Skill>,
     /// Things about the card that are worth a warning.
     pub warnings: Vec<String>,
@@ -126,11 +109,9 @@ pub struct Card {
 pub struct Skill {
     /// The agent's id of it.
     pub id: String,
-    /// Its name for people.
     pub name: String,
     /// What it does; `{identifier}` in it names a parameter.
     pub description: String,
-    /// Its tags.
     pub tags: Vec<String>,
     /// Prompts that it is good for.
     pub examples: Vec<String>,
@@ -143,13 +124,10 @@ pub struct Skill {
 /// Where and how the agent is called.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Interface {
-    /// The address.
     pub url: Url,
-    /// The wire.
     pub dialect: Dialect,
     /// The tenant that calls are for (v1.0).
     pub tenant: Option<String>,
-    /// Why this one.
     pub because: String,
     /// Whether the agent has answered a probe there, in this wire.
     pub is_proven: bool,

@@ -267,7 +267,6 @@ fn is_other(one: &Interface, other: &Interface) -> bool {
 /// How a client gets another wire when the agent refuses the one it has.
 #[derive(Debug, Clone)]
 pub struct SecondThoughts {
-    /// Who chooses.
     pub chooser: Arc<Chooser>,
     /// The card that the choice was made for.
     pub card: Arc<Card>,

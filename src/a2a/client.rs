@@ -24,7 +24,7 @@ use super::model::{Answer, Task};
 use super::retry::{Retries, Retry};
 use super::stream::EventStream;
 pub(super) use body::Body;
-pub use error::{ClientError, Origin, chain, code};
+pub(crate) use error::{ClientError, Origin, chain, code};
 
 /// Room for the headers that nearly all requests have, those of the HTTP client included.
 const HEADERS: usize = 8;
@@ -88,7 +88,6 @@ impl Client {
         self.dialect
     }
 
-    /// Where calls go.
     pub fn endpoint(&self) -> &Url {
         self.endpoint.url()
     }

@@ -7,17 +7,17 @@
 //! ```
 
 mod address;
-pub mod auth;
-pub mod card;
-pub mod choose;
-pub mod client;
-pub mod dialect;
+pub(crate) mod auth;
+pub(crate) mod card;
+pub(crate) mod choose;
+pub(crate) mod client;
+pub(crate) mod dialect;
 mod http;
-pub mod model;
-pub mod retry;
-pub mod security;
+pub(crate) mod model;
+pub(crate) mod retry;
+pub(crate) mod security;
 mod sse;
-pub mod stream;
+pub(crate) mod stream;
 #[cfg(test)]
 pub(crate) mod tests;
 mod wire;
@@ -35,9 +35,7 @@ use choose::Chooser;
 /// A running agent that has shown its card: what a call needs to reach it.
 #[derive(Debug)]
 pub struct Instance {
-    /// Calls go through here.
     pub client: client::Client,
-    /// The card it showed.
     pub card: Arc<card::Card>,
     /// Where and how it is called.
     pub interface: card::Interface,
@@ -54,7 +52,7 @@ pub fn http_client() -> reqwest::Result<reqwest::Client> {
 ///
 /// `http` is the shared client; an agent with certificates of its own gets one of its own. `secrets` learns the
 /// access tokens.
-pub fn chooser(
+pub(crate) fn chooser(
     config: &config::Agent,
     http: &reqwest::Client,
     secrets: &Secrets,

@@ -36,11 +36,8 @@ pub enum Event {
 /// A change of a task's state.
 #[derive(Debug, Clone)]
 pub struct StatusUpdate {
-    /// Which task.
     pub task_id: Option<String>,
-    /// Which conversation.
     pub context_id: Option<String>,
-    /// The new state.
     pub state: TaskState,
     /// What the agent says about it.
     pub message: Option<Message>,
@@ -51,11 +48,8 @@ pub struct StatusUpdate {
 /// A result, or a piece of one.
 #[derive(Debug, Clone)]
 pub struct ArtifactUpdate {
-    /// Which task.
     pub task_id: Option<String>,
-    /// Which conversation.
     pub context_id: Option<String>,
-    /// The piece.
     pub artifact: Artifact,
     /// Whether its parts continue those of the artifact with the same id.
     pub append: bool,
@@ -70,13 +64,10 @@ pub struct Task {
     pub id: String,
     /// The conversation it belongs to.
     pub context_id: Option<String>,
-    /// Where it stands.
     pub state: TaskState,
     /// What the agent says about that.
     pub status_message: Option<Message>,
-    /// Its results.
     pub artifacts: Vec<Artifact>,
-    /// What was said before.
     pub history: Vec<Message>,
 }
 
@@ -89,7 +80,6 @@ pub struct Message {
     pub from_user: bool,
     /// The conversation it belongs to.
     pub context_id: Option<String>,
-    /// Its content.
     pub parts: Vec<Part>,
 }
 
@@ -100,7 +90,6 @@ pub struct Artifact {
     pub id: Option<String>,
     /// The agent's name for it.
     pub name: Option<String>,
-    /// Its content.
     pub parts: Vec<Part>,
     /// What else the agent says about it. Few do, and replies do not need it.
     pub extras: Option<Box<Extras>>,
@@ -109,9 +98,7 @@ pub struct Artifact {
 /// What an artifact may have beside its content, as it was written.
 #[derive(Debug, Clone)]
 pub struct Extras {
-    /// For people.
     pub description: Option<Box<RawValue>>,
-    /// The agent's own.
     pub metadata: Option<Box<RawValue>>,
     /// Which extensions of A2A it makes use of.
     pub extensions: Option<Box<RawValue>>,
@@ -133,26 +120,22 @@ pub struct PartExtras {
 }
 
 impl Extras {
-    /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
         let raw = [&self.description, &self.metadata, &self.extensions, &self.update_metadata];
         raw.iter().all(|raw| raw.is_none()) && self.parts.is_empty()
     }
 }
 
-/// A piece of content.
 #[derive(Debug, Clone)]
 pub enum Part {
-    /// Text for people.
     Text(String),
-    /// A file.
     File(File),
     /// Structured data, exactly as it was written.
     Data(Box<RawValue>),
 }
 
 /// What the allocator needs for a small block beside its content.
-pub const ALLOCATION: usize = 32;
+pub(crate) const ALLOCATION: usize = 32;
 
 impl Part {
     /// The bytes that it holds in memory.
@@ -177,7 +160,6 @@ pub struct File {
     pub name: Option<String>,
     /// Its media type, as the sender says.
     pub media_type: Option<String>,
-    /// Where its bytes are.
     pub content: FileContent,
 }
 
@@ -186,28 +168,19 @@ pub struct File {
 pub enum FileContent {
     /// Here, in base64 with the standard alphabet and padding.
     Base64(String),
-    /// There.
     Uri(String),
 }
 
 /// The states of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskState {
-    /// Taken, not begun.
     Submitted,
-    /// Under way.
     Working,
-    /// The agent asks something.
     InputRequired,
-    /// The agent wants authentication.
     AuthRequired,
-    /// Done.
     Completed,
-    /// Ended without success.
     Failed,
-    /// Ended on request.
     Canceled,
-    /// Refused by the agent.
     Rejected,
     /// Something that no known version has, or `unknown` itself: taken as not finished.
     Unknown(String),
@@ -323,7 +296,7 @@ impl Part {
 /// Standard base64 of what `text` says in any of the alphabets in use, and the number of bytes.
 ///
 /// Protobuf's JSON may use the URL-safe alphabet, and some agents leave the padding out.
-pub fn normal_base64(text: &str) -> Option<(String, usize)> {
+pub(crate) fn normal_base64(text: &str) -> Option<(String, usize)> {
     let text = text.trim();
     if let Ok(bytes) = STANDARD.decode(text) {
         return Some((text.to_owned(), bytes.len()));

@@ -92,7 +92,6 @@ impl Retry {
         }
     }
 
-    /// The stable name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ContextRefused => "context_refused",

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-pub use crate::config::KeyPlace as Place;
+pub(crate) use crate::config::KeyPlace as Place;
 
 /// What a caller must show: one of the alternatives, and all that it lists. None at all means that
 /// nothing is required.
@@ -26,12 +26,10 @@ pub enum Kind {
     ApiKey {
         /// The name of the header, parameter or cookie.
         name: String,
-        /// Where it goes.
         place: Place,
     },
     /// A token from an OAuth2 or OpenID Connect server.
     OAuth2,
-    /// A client certificate.
     MutualTls,
     /// Something that the bridge does not know.
     Other(String),

@@ -9,7 +9,6 @@ use bytes::{Buf as _, Bytes, BytesMut};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooLarge;
 
-/// Assembles events from bytes.
 #[derive(Debug)]
 pub(super) struct Parser {
     buffer: BytesMut,
@@ -35,7 +34,6 @@ impl Parser {
         Self { buffer: BytesMut::new(), searched: 0, data: Data::None, started: false, max_event }
     }
 
-    /// Takes the next bytes.
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
@@ -211,7 +209,6 @@ mod tests {
         }
     }
 
-    /// A regular expression, repeated.
     trait Repeated {
         fn prop_map_repeat(self) -> proptest::strategy::BoxedStrategy<String>;
     }

@@ -36,7 +36,7 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The settings of one agent that its actions need.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Limit of a whole call in mode `final`.
     pub request_timeout: Duration,
     /// Limit between two events of a stream.
@@ -57,7 +57,7 @@ pub struct Limits {
 
 /// How calls learn that they have to stop.
 #[derive(Debug, Clone, Default)]
-pub struct Stop {
+pub(crate) struct Stop {
     /// The stop has begun: submitted tasks are left to the agent.
     pub leave: CancellationToken,
     /// Its grace period is over: everything else ends now.
@@ -67,23 +67,23 @@ pub struct Stop {
 impl Stop {
     /// For the calls of one agent, which may have to stop while those of others go on.
     #[must_use]
-    pub fn of_one(&self) -> Self {
+    pub(crate) fn of_one(&self) -> Self {
         Self { leave: self.leave.child_token(), hurry: self.hurry.child_token() }
     }
 }
 
 /// The instance of an agent that calls go to, while there is one.
-pub type Live = watch::Receiver<Option<Arc<Instance>>>;
+pub(crate) type Live = watch::Receiver<Option<Arc<Instance>>>;
 
 /// A change of a submitted task.
 #[derive(Debug)]
-pub struct TaskUpdate {
+pub(crate) struct TaskUpdate {
     pub task_id: String,
     pub reply: Reply,
 }
 
 #[derive(Debug)]
-pub struct Actions {
+pub(crate) struct Actions {
     pub(super) agent: Arc<str>,
     pub(super) limits: Limits,
     live: Live,
@@ -95,7 +95,7 @@ pub struct Actions {
 
 /// A skill as a call needs it.
 #[derive(Debug)]
-pub struct Skill {
+pub(crate) struct Skill {
     /// Its original id; `None` sends the message to the agent as a whole.
     pub id: Option<Arc<str>>,
     /// Media types that it produces.
@@ -105,14 +105,14 @@ pub struct Skill {
 
 impl Skill {
     /// The agent as a whole.
-    pub fn whole_agent() -> Self {
+    pub(crate) fn whole_agent() -> Self {
         Self { id: None, output_modes: Vec::new(), template: Template::parse("") }
     }
 }
 
 impl Actions {
     /// The actions of the agent with this name in the settings.
-    pub fn new(
+    pub(crate) fn new(
         agent: Arc<str>,
         limits: Limits,
         live: Live,
@@ -124,12 +124,12 @@ impl Actions {
         Self { agent, limits, live, state, updates, stop, secrets }
     }
 
-    pub fn state(&self) -> &State {
+    pub(crate) fn state(&self) -> &State {
         &self.state
     }
 
     /// How long a call in this mode may take, whatever the caller wants.
-    pub fn limit(&self, options: &CallOptions) -> Duration {
+    pub(crate) fn limit(&self, options: &CallOptions) -> Duration {
         let limit = match options.mode {
             ReplyMode::Final => self.limits.request_timeout,
             ReplyMode::Stream | ReplyMode::Submit => self.limits.task_timeout,
@@ -137,8 +137,7 @@ impl Actions {
         options.timeout.map_or(limit, |own| own.min(limit))
     }
 
-    /// Invokes a skill.
-    pub async fn invoke(
+    pub(crate) async fn invoke(
         &self,
         skill: &Skill,
         request: Invocation,
@@ -192,7 +191,7 @@ impl Actions {
     }
 
     /// Asks the agent to cancel a task that was seen here.
-    pub async fn cancel_task(&self, task_id: &str, options: &CallOptions) -> Reply {
+    pub(crate) async fn cancel_task(&self, task_id: &str, options: &CallOptions) -> Reply {
         let record = self.record(task_id).await?;
         let task_ref = || self.task_ref(&record, task_id);
         let refuse = |why: &str| Err(ActionError::new(Code::NotCancelable, why).about(task_ref()));
@@ -237,7 +236,7 @@ impl Actions {
     }
 
     /// Where a task that was seen here stands.
-    pub async fn get_task(&self, task_id: &str, options: &CallOptions) -> Reply {
+    pub(crate) async fn get_task(&self, task_id: &str, options: &CallOptions) -> Reply {
         let record = self.record(task_id).await?;
         if record.state.is_final() {
             return record.reply.clone();
@@ -277,7 +276,7 @@ impl Actions {
     }
 
     /// Polls a task of an earlier call until its outcome is one that the caller waits for.
-    pub async fn watch_task(
+    pub(crate) async fn watch_task(
         &self,
         task_id: &str,
         options: &CallOptions,
@@ -319,7 +318,7 @@ impl Actions {
     }
 
     /// Publishes a change of a submitted task.
-    pub async fn publish(&self, task_id: &str, reply: Reply) {
+    pub(crate) async fn publish(&self, task_id: &str, reply: Reply) {
         // Nobody publishes any more when the bridge stops.
         let _ = self.updates.send(TaskUpdate { task_id: task_id.to_owned(), reply }).await;
     }

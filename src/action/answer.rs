@@ -28,8 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const BROKE_INSIDE: [i64; 3] = [-32603, -32000, -32006];
 
 impl Actions {
-    /// Answers an agent's question.
-    pub async fn answer(
+    pub(crate) async fn answer(
         &self,
         answer: FollowUpAnswer,
         options: &CallOptions,

@@ -22,7 +22,7 @@ use crate::reply::outcome::{ArtifactRef, Content, ReplyFile};
 
 /// Which artifacts are the answer and which are notices, by name.
 #[derive(Debug, Clone)]
-pub struct ArtifactRules {
+pub(crate) struct ArtifactRules {
     /// Patterns of names that belong to the answer.
     pub answer: Vec<String>,
     /// Patterns of names that do not, whatever `answer` says.
@@ -31,7 +31,7 @@ pub struct ArtifactRules {
 
 impl ArtifactRules {
     /// Whether an artifact's text belongs to the answer.
-    pub fn is_answer(&self, artifact: &Artifact) -> bool {
+    pub(crate) fn is_answer(&self, artifact: &Artifact) -> bool {
         let name = artifact.name.as_deref().unwrap_or_default();
         let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
         !any(&self.notice) && any(&self.answer)
@@ -40,7 +40,7 @@ impl ArtifactRules {
 
 /// Where the message of a reply came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub(crate) enum Source {
     /// Artifacts, or a direct message: it was told as it came.
     Answer,
     /// What the agent said in its states.
@@ -51,7 +51,11 @@ pub enum Source {
 
 /// The content of a task as it stands; `status_texts` is what was said in states before the last.
 /// The error tells which file is not readable.
-pub fn of_task(task: &Task, status_texts: &str, rules: &ArtifactRules) -> Result<(Content, Source), String> {
+pub(crate) fn of_task(
+    task: &Task,
+    status_texts: &str,
+    rules: &ArtifactRules,
+) -> Result<(Content, Source), String> {
     let status = || task.status_message.as_ref().map(text_of).filter(|text| !text.is_empty());
     let status = || status().map(|text| (text, Source::States));
     let answer = || answer_text(&task.artifacts, rules).map(|text| (text, Source::Answer));
@@ -85,7 +89,7 @@ pub fn of_task(task: &Task, status_texts: &str, rules: &ArtifactRules) -> Result
 }
 
 /// The content of a direct message.
-pub fn of_message(message: &Message) -> Result<Content, String> {
+pub(crate) fn of_message(message: &Message) -> Result<Content, String> {
     let mut collector = Collector::default();
     collector.take(&message.parts, None)?;
     Ok(Content {
@@ -110,9 +114,8 @@ fn answer_text(artifacts: &[Artifact], rules: &ArtifactRules) -> Option<String> 
     (!all.joined.is_empty()).then_some(all.joined)
 }
 
-/// The answer so far.
 #[derive(Debug, Default)]
-pub struct AnswerText {
+pub(crate) struct AnswerText {
     joined: String,
     // The same without line breaks between artifacts, which is how a closing artifact repeats
     // what was streamed in several.
@@ -175,19 +178,18 @@ impl AnswerText {
         (is_joined || is_run_on).then_some(Withheld { length, is_joined, is_run_on })
     }
 
-    /// How much is held.
-    pub fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.joined.len() + self.run_on.len()
     }
 
     /// The part of `message` after the streamed text. Empty if `message` does not begin with the streamed text.
-    pub fn untold<'m>(&self, message: &'m str) -> &'m str {
+    pub(crate) fn untold<'m>(&self, message: &'m str) -> &'m str {
         message.strip_prefix(&*self.joined).unwrap_or_default()
     }
 
     /// Returns the text to stream after an update of the artifact at `place`. If `appended`, the update appended
     /// `piece` to `artifact`; otherwise `piece` replaced it.
-    pub fn told(
+    pub(crate) fn told(
         &mut self,
         place: usize,
         artifact: &Artifact,

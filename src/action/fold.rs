@@ -15,7 +15,7 @@ use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUp
 
 /// A task in the making.
 #[derive(Debug)]
-pub struct Fold<'a> {
+pub(crate) struct Fold<'a> {
     rules: &'a ArtifactRules,
     task: Option<Task>,
     direct: Option<Message>,
@@ -87,12 +87,12 @@ impl Index {
 
 /// The agent told more than the bridge holds for one task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooMuch;
+pub(crate) struct TooMuch;
 
 impl<'a> Fold<'a> {
     /// Begins with nothing. All that is held may have `max_size` bytes. Without anybody to tell, no
     /// frames are made.
-    pub fn new(rules: &'a ArtifactRules, max_size: usize, tells: bool) -> Self {
+    pub(crate) fn new(rules: &'a ArtifactRules, max_size: usize, tells: bool) -> Self {
         Self {
             rules,
             task: None,
@@ -113,43 +113,43 @@ impl<'a> Fold<'a> {
     }
 
     /// The task, as far as it is known.
-    pub fn task(&self) -> Option<&Task> {
+    pub(crate) fn task(&self) -> Option<&Task> {
         self.task.as_ref()
     }
 
     /// The direct message, when that was the answer.
-    pub fn direct(&self) -> Option<&Message> {
+    pub(crate) fn direct(&self) -> Option<&Message> {
         self.direct.as_ref()
     }
 
     /// Everything that was said in states before the last, in order.
-    pub fn status_texts(&self) -> &str {
+    pub(crate) fn status_texts(&self) -> &str {
         &self.status_texts
     }
 
     /// Whether nothing will change without the caller.
-    pub fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         let settled = |task: &Task| task.state.is_settled();
         self.direct.is_some() || (self.past == Past::None && self.task.as_ref().is_some_and(settled))
     }
 
     /// Whether the agent has said that nothing follows.
-    pub fn is_last(&self) -> bool {
+    pub(crate) fn is_last(&self) -> bool {
         self.direct.is_some() || (self.is_last && self.is_settled())
     }
 
     /// Whether the task has ended without saying anything, as some streams do.
-    pub fn is_bare(&self) -> bool {
+    pub(crate) fn is_bare(&self) -> bool {
         self.task.is_some() && !self.has_content
     }
 
     /// The end of `message`, the text of all results, that was not passed on as they came.
-    pub fn untold<'m>(&self, message: &'m str) -> &'m str {
+    pub(crate) fn untold<'m>(&self, message: &'m str) -> &'m str {
         if self.tells { self.answer.untold(message) } else { "" }
     }
 
     /// Takes what the agent told next.
-    pub fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
+    pub(crate) fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
         let mut frames = Vec::with_capacity(2);
         self.stray_failure = None;
         if self.past == Past::LookedUp {
@@ -216,7 +216,7 @@ impl<'a> Fold<'a> {
 
     /// Takes the end of a stream. A failure in our conversation that was its last word is ours: when
     /// an agent crashes, a2a-js tells so under a new task id, and says for ever that ours is working.
-    pub fn end_of_stream(&mut self) -> Result<Vec<Frame>, TooMuch> {
+    pub(crate) fn end_of_stream(&mut self) -> Result<Vec<Frame>, TooMuch> {
         match self.stray_failure.take() {
             Some(update) => self.apply(Event::Status(StatusUpdate { task_id: None, ..update })),
             None => Ok(Vec::new()),

@@ -3,13 +3,13 @@
 //! [`request`] reads what is wanted, [`actions::Actions`] does it, and [`crate::reply`] is what comes of it.
 //! On the way [`fold`] puts the task together, [`assemble`] makes the message, and [`progress`] reports.
 
-pub mod actions;
+pub(crate) mod actions;
 mod answer;
-pub mod assemble;
-pub mod fold;
-pub mod params;
-pub mod progress;
-pub mod request;
+pub(crate) mod assemble;
+pub(crate) mod fold;
+pub(crate) mod params;
+pub(crate) mod progress;
+pub(crate) mod request;
 #[cfg(test)]
 mod retry_tests;
 mod run;

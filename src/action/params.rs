@@ -11,7 +11,7 @@ const MAX_PLACEHOLDERS: usize = 64;
 
 /// A description, split at its placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Template {
+pub(crate) struct Template {
     pieces: Vec<Piece>,
     names: Vec<String>,
 }
@@ -23,8 +23,7 @@ enum Piece {
 }
 
 impl Template {
-    /// Reads a skill's description.
-    pub fn parse(description: &str) -> Self {
+    pub(crate) fn parse(description: &str) -> Self {
         let (mut pieces, mut names, mut text) = (Vec::new(), Vec::<String>::new(), String::new());
         let mut rest = description;
         while let Some((before, after)) = rest.split_once('{') {
@@ -54,12 +53,12 @@ impl Template {
     }
 
     /// The parameters, in the order of the description.
-    pub fn names(&self) -> &[String] {
+    pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
 
     /// The description with the values filled in; values are not looked into again.
-    pub fn fill<'a>(&self, value: impl Fn(&str) -> &'a str) -> String {
+    pub(crate) fn fill<'a>(&self, value: impl Fn(&str) -> &'a str) -> String {
         self.pieces
             .iter()
             .map(|piece| match piece {
@@ -70,7 +69,7 @@ impl Template {
     }
 
     /// The JSON schema of a request body.
-    pub fn schema(&self) -> Value {
+    pub(crate) fn schema(&self) -> Value {
         let mut properties = Map::new();
         for name in &self.names {
             properties.insert(name.clone(), json!({"type": ["string", "number", "boolean"]}));
@@ -99,7 +98,7 @@ impl Template {
 }
 
 /// The JSON schema of `files`.
-pub fn files_schema() -> Value {
+pub(crate) fn files_schema() -> Value {
     json!({"type": "array", "items": {"oneOf": [
         {"type": "string", "format": "uri"},
         {"type": "object", "required": ["bytes"], "additionalProperties": false, "properties": {

@@ -6,14 +6,12 @@ use std::time::Duration;
 use crate::a2a::model::{ArtifactUpdate, TaskState};
 use crate::reply::outcome::Outcome;
 
-/// One step of progress.
 #[derive(Debug, Clone)]
-pub enum Frame {
+pub(crate) enum Frame {
     /// The agent has named the task.
     Task {
         /// The agent's id of it.
         id: String,
-        /// The conversation.
         context_id: Option<String>,
     },
     /// The agent has told a state.
@@ -29,13 +27,11 @@ pub enum Frame {
         /// Whether its text is also passed on as [`Frame::Response`].
         is_answer: bool,
     },
-    /// Text of the answer.
     Response(String),
 }
 
-/// Whether anybody still listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Audience {
+pub(crate) enum Audience {
     /// As far as one can tell.
     There,
     /// Nobody does, and the caller wanted the task cancelled in that case.
@@ -43,7 +39,7 @@ pub enum Audience {
 }
 
 /// The front door's side of a call. A slow one slows the reading from the agent, and nothing else.
-pub trait Progress: Send {
+pub(crate) trait Progress: Send {
     /// The request has its permit, or was refused one; the agent has not been called yet. Not called for
     /// the repeat of an earlier request.
     fn started(&mut self) -> impl Future<Output = ()> + Send {
@@ -81,7 +77,7 @@ pub trait Progress: Send {
 
 /// Nobody listens: the reply is all that the caller wants.
 #[derive(Debug)]
-pub struct Silent;
+pub(crate) struct Silent;
 
 impl Progress for Silent {
     fn listens(&self) -> bool {

@@ -24,14 +24,14 @@ const MAX_ID: usize = 256;
 
 /// A request body as it came.
 #[derive(Debug, Clone)]
-pub struct Body {
+pub(crate) struct Body {
     bytes: Bytes,
     declared_json: bool,
 }
 
 /// What a caller wants of a skill.
 #[derive(Debug)]
-pub struct Invocation {
+pub(crate) struct Invocation {
     /// What is sent to the agent.
     pub parts: Vec<Part>,
     /// The caller's wishes beside it.
@@ -40,8 +40,7 @@ pub struct Invocation {
 
 /// The caller's wishes beside the content.
 #[derive(Debug, Default)]
-pub struct Meta {
-    /// Continues a conversation.
+pub(crate) struct Meta {
     pub session_id: Option<String>,
     /// Tasks that the request refers to.
     pub reference_task_ids: Vec<String>,
@@ -51,8 +50,7 @@ pub struct Meta {
 
 /// An answer to an agent's question.
 #[derive(Debug)]
-pub struct FollowUpAnswer {
-    /// Which question.
+pub(crate) struct FollowUpAnswer {
     pub follow_up_id: String,
     /// What is sent to the agent.
     pub parts: Vec<Part>,
@@ -60,7 +58,7 @@ pub struct FollowUpAnswer {
 
 /// How the caller wants the reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ReplyMode {
+pub(crate) enum ReplyMode {
     /// One reply when the task ends or needs input.
     #[default]
     Final,
@@ -72,9 +70,8 @@ pub enum ReplyMode {
 
 /// What a caller can choose about a call, beside its content.
 #[derive(Debug, Clone, Default)]
-pub struct CallOptions {
+pub(crate) struct CallOptions {
     pub mode: ReplyMode,
-    /// The caller's own limit.
     pub timeout: Option<Duration>,
     /// Trace context to hand on to the agent.
     pub trace: Trace,
@@ -82,7 +79,7 @@ pub struct CallOptions {
 
 impl Body {
     /// `content_type` is the value of the header of that name, whose parameters do not matter.
-    pub fn new(bytes: Bytes, content_type: Option<&str>) -> Self {
+    pub(crate) fn new(bytes: Bytes, content_type: Option<&str>) -> Self {
         let media_type = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
         Self { bytes, declared_json: media_type.trim().eq_ignore_ascii_case("application/json") }
     }
@@ -139,7 +136,7 @@ impl Invocation {
     ///
     /// `prompt` may be empty only if there are files or data, and without placeholders it has to be
     /// given even then.
-    pub fn parse(body: &Body, template: &Template) -> Result<Self, ActionError> {
+    pub(crate) fn parse(body: &Body, template: &Template) -> Result<Self, ActionError> {
         let mut fields = match body.read()? {
             Content::Prompt(prompt) if prompt.chars().all(is_blank) => return Err(empty("prompt")),
             Content::Prompt(prompt) => {
@@ -190,7 +187,7 @@ impl Invocation {
 
 impl FollowUpAnswer {
     /// Reads the body of `provide_required_input`.
-    pub fn parse(body: &Body) -> Result<Self, ActionError> {
+    pub(crate) fn parse(body: &Body) -> Result<Self, ActionError> {
         let mut fields = body.fields("`follow_up_id` and `user_response`")?;
         let follow_up_id = string("follow_up_id", &fields.require("follow_up_id")?)?;
         let response = string("user_response", &fields.require("user_response")?)?;
@@ -203,7 +200,7 @@ impl FollowUpAnswer {
 }
 
 /// Reads the body of `cancel_task` and `get_task`: the task's id.
-pub fn task_id(body: &Body) -> Result<String, ActionError> {
+pub(crate) fn task_id(body: &Body) -> Result<String, ActionError> {
     let mut fields = body.fields("`task_id`")?;
     let id = string("task_id", &fields.require("task_id")?)?;
     fields.finish(|| "`task_id`".to_owned())?;
@@ -235,7 +232,6 @@ impl Meta {
     }
 }
 
-/// What a body says.
 enum Content {
     Prompt(String),
     Fields(Fields),

@@ -356,7 +356,6 @@ async fn a_stream_that_completes_before_its_artifact_has_the_artifact() {
     assert_eq!((fake.count("message/stream"), sent(&fake)), (1, 1));
 }
 
-/// Sends this text.
 async fn say(actions: &super::actions::Actions, text: &str) -> Value {
     let skill = super::actions::Skill::whole_agent();
     let request = super::request::Invocation {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// Upper limits of the histogram's buckets, in seconds.
-pub const BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
+pub(crate) const BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 
 /// The counts of one agent.
 #[derive(Debug, Default)]
@@ -23,11 +23,8 @@ pub struct Calls {
 /// The last call that went wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallError {
-    /// Its code.
     pub code: String,
-    /// Its text.
     pub message: String,
-    /// When.
     pub at: SystemTime,
 }
 
@@ -36,7 +33,6 @@ pub struct CallError {
 pub struct Latency {
     /// Calls up to each of [`BUCKETS`], each with all before it.
     pub buckets: [u64; BUCKETS.len()],
-    /// All calls.
     pub count: u64,
     /// Their times together, in seconds.
     pub seconds: f64,
@@ -90,12 +86,10 @@ impl Calls {
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     }
 
-    /// How the calls ended.
     pub fn outcomes(&self) -> BTreeMap<String, u64> {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How long they took.
     pub fn latency(&self) -> Latency {
         let mut so_far = 0;
         Latency {
@@ -108,7 +102,6 @@ impl Calls {
         }
     }
 
-    /// What went wrong last.
     pub fn last_error(&self) -> Option<CallError> {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -50,7 +50,6 @@ pub(super) struct Wanted {
     pub(super) order: u64,
 }
 
-/// A launched process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) pid: i32,
@@ -162,7 +161,6 @@ pub(super) enum Event {
     Exited(Exit),
     /// Nothing is left of the process and of what it started.
     Gone(Exit),
-    /// The pause is over.
     Due,
     Ordered(Wanted),
     /// The bridge lets the agent go.

@@ -9,11 +9,11 @@
 //!                                      └──────────> Status, Instance
 //! ```
 
-pub mod calls;
+pub(crate) mod calls;
 mod lifecycle;
 mod probe;
 mod start;
-pub mod status;
+pub(crate) mod status;
 mod supervisor;
 mod trouble;
 mod watch;
@@ -35,24 +35,20 @@ use calls::{Calls, Work};
 use lifecycle::{Lifecycle, Wanted};
 use supervisor::{Orders, Supervisor};
 
-pub use status::{KnownCard, State, Status};
+pub(crate) use status::{State, Status};
 
 /// A handle to one agent; clone freely.
 #[derive(Debug, Clone)]
 pub struct Agent {
-    /// Its settings.
     pub config: Arc<config::Agent>,
     /// Its name in the settings.
     pub name: Arc<str>,
-    /// Where it stands.
     pub status: channel::Receiver<Status>,
     /// Where calls go, while it is ready.
     pub live: channel::Receiver<Option<Arc<Instance>>>,
-    /// What its process writes.
     pub output: Output,
     /// Its credentials, which no error message shows.
     pub secrets: Secrets,
-    /// Its calls, counted.
     pub calls: Arc<Calls>,
     wanted: channel::Sender<Wanted>,
     recheck: Arc<Notify>,
@@ -179,7 +175,6 @@ pub struct Predecessors {
 pub enum Order {
     /// Run, if it does not; a backing-off agent is retried now.
     Start,
-    /// End, and stay so.
     Stop,
     /// End, and start at once.
     Restart,

@@ -29,11 +29,9 @@ pub enum State {
 }
 
 impl State {
-    /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Starting, Self::Ready, Self::Unhealthy, Self::BackingOff, Self::Stopped, Self::Failed];
 
-    /// The word for it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -70,9 +68,7 @@ pub struct KnownCard {
 /// Everything that others may know about an agent, at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Status {
-    /// Where it stands.
     pub state: State,
-    /// Since when.
     pub since: SystemTime,
     /// How often it was restarted.
     pub restarts: u32,

@@ -8,7 +8,6 @@ use crate::a2a::client::{ClientError, chain};
 use crate::config;
 use crate::process::child::{Exit, SpawnError};
 
-/// No output explains that.
 const KILLED: &str = "somebody has killed it, most often the system for lack of memory: see `dmesg`, and the memory \
                       limit of the service or container";
 
@@ -23,10 +22,15 @@ pub(super) struct Trouble {
 #[derive(Debug)]
 pub(super) enum ProbeError {
     /// Somebody else listens on the agent's port.
-    Foreign { port: u16, process: Option<(i32, String)> },
+    Foreign {
+        port: u16,
+        process: Option<(i32, String)>,
+    },
     /// A launched agent does not listen on its port; this is where it does listen.
-    NotListening { port: u16, instead: Vec<SocketAddr> },
-    /// The card.
+    NotListening {
+        port: u16,
+        instead: Vec<SocketAddr>,
+    },
     Card(CardError),
 }
 

@@ -21,13 +21,13 @@ use crate::telemetry::spans::Arrival;
 
 /// What an endpoint stands for.
 #[derive(Debug, Clone)]
-pub enum Target {
+pub(crate) enum Target {
     Skill(Arc<Action>),
     BuiltIn(BuiltIn),
 }
 
 /// The handler of one endpoint.
-pub fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Target) -> Handler {
+pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Target) -> Handler {
     let door = Arc::new(Door { dispatcher: Arc::clone(dispatcher), client: client.clone(), target });
     Arc::new(move |request| {
         let message = &request.message;

@@ -63,7 +63,7 @@ const MAX_DESCRIPTION: usize = 2048;
 
 /// An agent's presence among the agents of the protocol.
 #[derive(Debug)]
-pub struct AgentProtocol {
+pub(crate) struct AgentProtocol {
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
     shown: CancellationToken,
@@ -71,7 +71,7 @@ pub struct AgentProtocol {
 
 impl AgentProtocol {
     /// Shows an agent whenever it is ready.
-    pub fn start(
+    pub(crate) fn start(
         owner: &str,
         dispatcher: Arc<Dispatcher>,
         mesh: &Mesh,
@@ -106,12 +106,12 @@ impl AgentProtocol {
     }
 
     /// Waits until the agent's first state is shown.
-    pub async fn shown(&self) {
+    pub(crate) async fn shown(&self) {
         self.shown.cancelled().await;
     }
 
     /// Takes the agent off without losing a prompt. What was received is still worked on.
-    pub async fn withdraw(&self) {
+    pub(crate) async fn withdraw(&self) {
         self.withdraw.cancel();
         self.withdrawn.cancelled().await;
     }
@@ -260,7 +260,6 @@ impl Shown {
         }
     }
 
-    /// Answers with a heartbeat.
     fn status(&self, instance_id: &str) -> Handler {
         let (client, tasks) = (self.mesh.client.clone(), self.mesh.tasks.clone());
         let (subjects, instance_id) = (self.subjects.clone(), instance_id.to_owned());

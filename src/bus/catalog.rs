@@ -16,37 +16,33 @@ use crate::config;
 use crate::json::shorten;
 
 /// Most actions of one agent beside the built-in ones: each is a subscription and an entry of INFO.
-pub const MAX_ACTIONS: usize = 500;
+pub(crate) const MAX_ACTIONS: usize = 500;
 /// Most clashes of names that are logged for one card.
 const MAX_WARNINGS: usize = 20;
 /// The action of an agent whose card leaves no skill.
 const PROMPT: &str = "prompt";
 /// Longest description in metadata; the whole one is used for placeholders.
 const MAX_DESCRIPTION: usize = 2048;
-/// Longest name in metadata.
 const MAX_NAME: usize = 256;
 
 /// One skill as an action.
 #[derive(Debug)]
-pub struct Action {
+pub(crate) struct Action {
     /// The last token of its subject.
     pub token: Token,
-    /// Where it is asked.
     pub subject: String,
     /// The same as `token`, for requests to share.
     pub label: Arc<str>,
     /// The skill behind it, with its parameters.
     pub skill: Arc<actions::Skill>,
-    /// For people.
     pub name: String,
-    /// For people.
     pub description: String,
     metadata: BTreeMap<String, String>,
 }
 
 /// The actions of a card, and what was left out on the way.
 #[derive(Debug, Default)]
-pub struct Catalog {
+pub(crate) struct Catalog {
     /// What is published, [`MAX_ACTIONS`] at the most.
     pub actions: Vec<Arc<Action>>,
     /// How many skills should be published, going by the settings, and are not.
@@ -57,7 +53,7 @@ pub struct Catalog {
 
 impl Catalog {
     /// The settings choose and name the skills first; the limit is for what they leave.
-    pub fn new(card: &Card, rules: &config::Skills, subjects: &Subjects, agent: &Token) -> Self {
+    pub(crate) fn new(card: &Card, rules: &config::Skills, subjects: &Subjects, agent: &Token) -> Self {
         let rules = Rules::new(rules);
         let (mut this, mut over_limit) = (Self::default(), 0);
         let mut taken: HashMap<Token, &str> = HashMap::new();
@@ -98,7 +94,7 @@ impl Catalog {
 
 /// An agent's card in v1.0 form. One with very many skills has the first that the settings allow, because a
 /// message could not hold the others.
-pub fn card(card: &Card, interface: &Interface, rules: &config::Skills) -> Value {
+pub(crate) fn card(card: &Card, interface: &Interface, rules: &config::Skills) -> Value {
     if card.skills.len() <= MAX_ACTIONS {
         return card.to_v1(interface, &card.skills);
     }
@@ -135,7 +131,7 @@ impl<'a> Rules<'a> {
 }
 
 /// What to know about new names in the settings that cannot be used as they are.
-pub fn rename_warnings(rules: &config::Skills) -> Vec<String> {
+pub(crate) fn rename_warnings(rules: &config::Skills) -> Vec<String> {
     let escaped = rules.rename.iter().filter_map(|(skill, name)| {
         let token = Token::action(name);
         (token.as_str() != name).then(|| {
@@ -192,7 +188,7 @@ impl Action {
     }
 
     /// The action as INFO shows it.
-    pub fn endpoint(&self) -> Endpoint {
+    pub(crate) fn endpoint(&self) -> Endpoint {
         Endpoint {
             name: self.token.to_string(),
             subject: self.subject.clone(),
@@ -201,7 +197,7 @@ impl Action {
     }
 
     /// The action as the registry shows it.
-    pub fn entry(&self) -> Entry<'_> {
+    pub(crate) fn entry(&self) -> Entry<'_> {
         Entry {
             action: self.token.as_str(),
             subject: &self.subject,
@@ -215,7 +211,7 @@ impl Action {
 
 /// One action in the registry.
 #[derive(Debug, Serialize)]
-pub struct Entry<'a> {
+pub(crate) struct Entry<'a> {
     action: &'a str,
     subject: &'a str,
     skill: Option<&'a str>,
@@ -226,30 +222,26 @@ pub struct Entry<'a> {
 
 impl Entry<'_> {
     /// Leaves out what is long, for a registry object that would not fit into a message.
-    pub fn without_details(self) -> Self {
+    pub(crate) fn without_details(self) -> Self {
         Self { description: "", params: None, ..self }
     }
 }
 
 /// The actions that every agent has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BuiltIn {
-    /// Answers an agent's question.
+pub(crate) enum BuiltIn {
     ProvideRequiredInput,
-    /// Cancels a task.
     CancelTask,
-    /// Looks a task up.
     GetTask,
-    /// The agent's card.
     Card,
 }
 
 impl BuiltIn {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::ProvideRequiredInput, Self::CancelTask, Self::GetTask, Self::Card];
+    pub(crate) const ALL: [Self; 4] =
+        [Self::ProvideRequiredInput, Self::CancelTask, Self::GetTask, Self::Card];
 
     /// Its name in logs and figures.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ProvideRequiredInput => "provide_required_input",
             Self::CancelTask => "cancel_task",
@@ -259,7 +251,7 @@ impl BuiltIn {
     }
 
     /// The built-in action as INFO shows it.
-    pub fn endpoint(self, subjects: &Subjects, agent: &Token) -> Endpoint {
+    pub(crate) fn endpoint(self, subjects: &Subjects, agent: &Token) -> Endpoint {
         let task = serde_json::json!({
             "type": "object", "required": ["task_id"], "additionalProperties": false,
             "properties": {"task_id": {"type": "string"}},

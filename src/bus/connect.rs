@@ -21,7 +21,6 @@ pub enum ConnectError {
     /// The credentials file cannot be used.
     #[error("cannot read the NATS credentials file {path}")]
     Credentials {
-        /// Which file.
         path: String,
         /// What is wrong with it.
         #[source]
@@ -32,7 +31,6 @@ pub enum ConnectError {
     Connect {
         /// The configured servers, without passwords.
         servers: String,
-        /// What happened.
         #[source]
         source: async_nats::ConnectError,
     },
@@ -50,7 +48,7 @@ fn is_refusal(kind: ConnectErrorKind) -> bool {
 }
 
 /// Connects, trying for a while; afterwards the client reconnects by itself for ever.
-pub async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
+pub(crate) async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
     let servers: Vec<String> = settings.url.iter().map(|url| config::without_user_info(url)).collect();
     let servers = servers.join(", ");
     let addresses: Vec<&str> = settings.url.iter().map(|url| url.as_str()).collect();

@@ -54,9 +54,7 @@ pub struct ControlError {
 pub struct Report {
     /// Its name in the settings.
     pub agent: String,
-    /// Which bridge says so.
     pub instance: String,
-    /// Its state.
     pub state: String,
     /// Since when, in milliseconds since 1970.
     pub since_ms: u64,
@@ -74,15 +72,12 @@ pub struct Report {
     pub restart: Option<String>,
     /// When the next try is, in milliseconds since 1970.
     pub next_try_ms: Option<u64>,
-    /// What is wrong.
     pub last_error: Option<String>,
     /// What to do about it.
     pub advice: Option<String>,
     /// How the last process ended.
     pub last_exit: Option<LastExit>,
-    /// The last card.
     pub card: Option<CardSummary>,
-    /// Calls in flight.
     pub in_flight: usize,
     /// The last call that went wrong.
     pub last_call_error: Option<LastCallError>,
@@ -92,11 +87,9 @@ pub struct Report {
     pub counts: Counts,
 }
 
-/// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct LastExit {
-    /// In words.
     pub how: String,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
@@ -106,9 +99,7 @@ pub struct LastExit {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct LastCallError {
-    /// Its code.
     pub code: String,
-    /// Its text.
     pub message: String,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
@@ -120,13 +111,11 @@ pub struct LastCallError {
 pub struct CardSummary {
     /// The agent's name for itself.
     pub name: String,
-    /// Its version.
     pub version: String,
     /// How many skills it has.
     pub skills: usize,
     /// Changes when the card does.
     pub hash: String,
-    /// Where calls go.
     pub endpoint: String,
     /// The version of A2A.
     pub protocol_version: String,
@@ -137,12 +126,10 @@ pub struct CardSummary {
 /// What is wanted of `logs`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, expecting = "an object")]
-pub struct LogsRequest {
-    /// For this bridge only.
+pub(crate) struct LogsRequest {
     pub instance: Option<String>,
     /// The last so many lines; all that are kept, if not said.
     pub lines: Option<usize>,
-    /// From this number on.
     pub from: u64,
     /// Send further lines as they come, for so many seconds, 60 at the most.
     pub follow_s: u64,
@@ -151,26 +138,22 @@ pub struct LogsRequest {
 /// Lines of an agent's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
-pub struct Logs {
-    /// Whose.
+pub(crate) struct Logs {
     pub agent: String,
-    /// Which bridge says so.
     pub instance: String,
-    /// The lines.
     pub lines: Vec<Line>,
     /// The number after the last of them.
     pub next: u64,
-    /// Whether more replies follow.
     pub more: bool,
 }
 
 /// Requests that wait for somebody to answer them. Dropped, it leaves nothing behind.
 #[derive(Debug)]
-pub struct Requests(Subscriber);
+pub(crate) struct Requests(Subscriber);
 
 /// The control of one agent, until stopped.
 #[derive(Debug)]
-pub struct Control {
+pub(crate) struct Control {
     stop: CancellationToken,
     stopped: CancellationToken,
 }
@@ -181,14 +164,17 @@ impl Control {
     /// # Errors
     ///
     /// When there is no subscription to be had.
-    pub async fn listen(agent: &Agent, mesh: &Mesh, subjects: &Subjects) -> Result<Requests, ControlError> {
+    pub(crate) async fn listen(
+        agent: &Agent,
+        mesh: &Mesh,
+        subjects: &Subjects,
+    ) -> Result<Requests, ControlError> {
         let subject = subjects.control(&Token::new(&agent.name), "*");
         let asked = mesh.client.subscribe(subject.clone()).await;
         asked.map(Requests).map_err(|source| ControlError { subject, source })
     }
 
-    /// Begins to answer.
-    pub fn start(
+    pub(crate) fn start(
         Requests(asked): Requests,
         agent: Agent,
         instance: String,
@@ -207,8 +193,7 @@ impl Control {
         Self { stop, stopped }
     }
 
-    /// Listens no more.
-    pub async fn stop(&self) {
+    pub(crate) async fn stop(&self) {
         self.stop.cancel();
         self.stopped.cancelled().await;
     }

@@ -28,7 +28,7 @@ const PROBE: Duration = Duration::from_millis(300);
 
 /// Which frames a caller wants (`A2A-Frames`). Status, task, state and result always come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum FrameForm {
+pub(crate) enum FrameForm {
     #[default]
     All,
     /// The text of the answer comes once, as `response`; artifacts only for everything else.
@@ -39,7 +39,7 @@ pub enum FrameForm {
 
 /// The way to one caller.
 #[derive(Debug)]
-pub struct Frames {
+pub(crate) struct Frames {
     inbox: Inbox,
     sequence: u64,
     keepalive: Duration,
@@ -68,7 +68,7 @@ const ACK: Body<'static, &'static str> = Body { r#type: "status", data: &"ack" }
 
 impl Frames {
     /// Frames go to `to`; after `keepalive` of silence comes a keep-alive.
-    pub fn new(
+    pub(crate) fn new(
         client: Client,
         to: Subject,
         keepalive: Duration,
@@ -87,7 +87,7 @@ impl Frames {
     }
 
     /// The last frame, and the empty message that ends the stream; the error, for the counts.
-    pub async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
+    pub(crate) async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
         self.release().await;
         let Outgoing { body, headers, error } = Outgoing::new(reply, self.inbox.max_payload(), OVERHEAD);
         // The reply is JSON already.
@@ -154,7 +154,6 @@ impl Frames {
         }
     }
 
-    /// Tells what waits.
     async fn release(&mut self) {
         for frame in self.held.take() {
             self.tell(frame).await;

@@ -10,14 +10,13 @@ use crate::json::shorten;
 use crate::reply::error::ActionError;
 use crate::telemetry::traceparent::Traceparent;
 
-/// Longest idempotency key.
 const MAX_KEY: usize = 512;
 /// Longest `tracestate` that is handed on.
 const MAX_TRACE_STATE: usize = 512;
 
 /// The headers of a request, checked.
 #[derive(Debug, Default)]
-pub struct Headers {
+pub(crate) struct Headers {
     pub options: CallOptions,
     pub idempotency_key: Option<String>,
     /// Which frames a stream has.
@@ -27,7 +26,7 @@ pub struct Headers {
 }
 
 impl Headers {
-    pub fn read(message: &Message, trace: Trace) -> Result<Self, ActionError> {
+    pub(crate) fn read(message: &Message, trace: Trace) -> Result<Self, ActionError> {
         let Some(headers) = &message.headers else {
             return Ok(Self::default());
         };
@@ -60,7 +59,7 @@ impl Headers {
     }
 
     /// The same for an operation that has exactly one reply.
-    pub fn with_one_reply(mut self) -> Self {
+    pub(crate) fn with_one_reply(mut self) -> Self {
         self.options.mode = ReplyMode::Final;
         self
     }
@@ -79,13 +78,13 @@ fn choice<T: Copy>(headers: &HeaderMap, name: &str, choices: &[(&str, T)]) -> Re
 }
 
 /// Whether the caller of a request that is refused expects frames.
-pub fn wants_stream(message: &Message) -> bool {
+pub(crate) fn wants_stream(message: &Message) -> bool {
     let mode = message.headers.as_ref().and_then(|headers| header(headers, "A2A-Reply"));
     mode.is_some_and(|mode| mode.eq_ignore_ascii_case("stream"))
 }
 
 /// The body of a request, with what its `Content-Type` declares.
-pub fn body(message: &Message) -> Body {
+pub(crate) fn body(message: &Message) -> Body {
     let content_type = message.headers.as_ref().and_then(|headers| header(headers, "Content-Type"));
     Body::new(message.payload.clone(), content_type)
 }
@@ -104,7 +103,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// The caller's trace context. Nothing of an invalid one is handed on: it could be anything.
-pub fn trace(message: &Message) -> Trace {
+pub(crate) fn trace(message: &Message) -> Trace {
     let Some(headers) = &message.headers else { return Trace::default() };
     let value = |text| reqwest::header::HeaderValue::from_str(text).ok();
     let Some(parent) = header(headers, "traceparent").and_then(Traceparent::parse) else {

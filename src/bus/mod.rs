@@ -3,15 +3,15 @@
 //! A front door is an adapter between NATS messages and the [dispatcher](crate::dispatch): [`actions`] and
 //! [`agent_protocol`].
 
-pub mod actions;
-pub mod agent_protocol;
-pub mod catalog;
-pub mod connect;
-pub mod control;
-pub mod frames;
-pub mod headers;
+pub(crate) mod actions;
+pub(crate) mod agent_protocol;
+pub(crate) mod catalog;
+pub(crate) mod connect;
+pub(crate) mod control;
+pub(crate) mod frames;
+pub(crate) mod headers;
 mod inbox;
-pub mod outgoing;
-pub mod publication;
+pub(crate) mod outgoing;
+pub(crate) mod publication;
 pub mod service;
-pub mod subject;
+pub(crate) mod subject;

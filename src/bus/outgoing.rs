@@ -17,8 +17,7 @@ const FRAMING: usize = 64;
 
 /// A reply as it goes out: its body, and the headers of an error.
 #[derive(Debug)]
-pub struct Outgoing {
-    /// The reply object.
+pub(crate) struct Outgoing {
     pub body: Bytes,
     /// The two headers of an error.
     pub headers: Option<HeaderMap>,
@@ -29,7 +28,7 @@ pub struct Outgoing {
 impl Outgoing {
     /// Writes a reply. One that does not fit into a message, with `overhead` bytes around it, becomes an
     /// error that does; a question is cut instead.
-    pub fn new(reply: &Reply, max_payload: usize, overhead: usize) -> Self {
+    pub(crate) fn new(reply: &Reply, max_payload: usize, overhead: usize) -> Self {
         match reply {
             Ok(outcome) => {
                 let outgoing = Self { body: outcome.to_json(), headers: None, error: None };
@@ -66,7 +65,7 @@ impl Outgoing {
     }
 
     /// A document that is no reply object, such as a card.
-    pub fn of_document(body: Bytes, max_payload: usize) -> Self {
+    pub(crate) fn of_document(body: Bytes, max_payload: usize) -> Self {
         if body.len() <= max_payload {
             return Self { body, headers: None, error: None };
         }
@@ -100,8 +99,7 @@ impl Outgoing {
         Self { body: error.to_json(), headers: Some(headers), error: Some((code.number(), code.name())) }
     }
 
-    /// Publishes the reply.
-    pub async fn send(self, client: &Client, to: Subject) -> Result<(), async_nats::PublishError> {
+    pub(crate) async fn send(self, client: &Client, to: Subject) -> Result<(), async_nats::PublishError> {
         match self.headers {
             Some(headers) => client.publish_with_headers(to, headers, self.body).await,
             None => client.publish(to, self.body).await,

@@ -37,7 +37,7 @@ pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")
 
 /// An agent's presence on the mesh.
 #[derive(Debug)]
-pub struct Publication {
+pub(crate) struct Publication {
     service: Service,
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
@@ -48,7 +48,7 @@ pub struct Publication {
 
 impl Publication {
     /// Puts an agent on the mesh; its skills follow when it is ready.
-    pub async fn start(
+    pub(crate) async fn start(
         dispatcher: Arc<Dispatcher>,
         updates: mpsc::Receiver<TaskUpdate>,
         mesh: &Mesh,
@@ -97,29 +97,29 @@ impl Publication {
     }
 
     /// The id of this agent's service, which tells replicas apart.
-    pub fn instance(&self) -> String {
+    pub(crate) fn instance(&self) -> String {
         self.registry.instance.clone()
     }
 
     /// The state whose actions are on the mesh; `None` before the first one.
-    pub fn shown(&self) -> watch::Receiver<Option<State>> {
+    pub(crate) fn shown(&self) -> watch::Receiver<Option<State>> {
         self.shown.clone()
     }
 
     /// Announces the agent in the registry when notified, beside every change and every 15 s.
-    pub fn announcer(&self) -> Arc<Notify> {
+    pub(crate) fn announcer(&self) -> Arc<Notify> {
         Arc::clone(&self.announce)
     }
 
     /// Takes everything off the mesh without losing a request. What was received is still worked on.
-    pub async fn withdraw(&self) {
+    pub(crate) async fn withdraw(&self) {
         self.withdraw.cancel();
         self.withdrawn.cancelled().await;
         self.service.stop().await;
     }
 
     /// Announces `stopped` in the registry: this instance does not serve the agent any more.
-    pub async fn farewell(&self, status: &Status) {
+    pub(crate) async fn farewell(&self, status: &Status) {
         self.registry.announce(status, State::Stopped, &Catalog::default()).await;
     }
 }

@@ -6,19 +6,6 @@
 //! as one whole set, again and again. What a request means and how it is answered is the
 //! handlers' business; which subjects there are is [`subject`](super::subject)'s.
 //!
-//! ```no_run
-//! # use a2a_bridge::bus::{service::*, subject::Token};
-//! # async fn sketch(
-//! #     mesh: Mesh, about: Description, card: (Endpoint, Handler), forecast: (Endpoint, Handler),
-//! # ) -> Result<(), ServiceError> {
-//! let service = Service::start(&mesh, Token::new("weather"), "a2a", about, vec![card]).await?;
-//! service.publish(vec![forecast]).await?; // the agent is ready
-//! service.publish(vec![]).await?; // the agent is away: callers get "no responders"
-//! service.stop().await; // every request that was received has been handled
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! # Why not the library's service layer
 //!
 //! It never removes an endpoint from INFO, counts only replies that it sends itself, and loses requests
@@ -74,9 +61,7 @@ pub struct Mesh {
 pub struct Description {
     /// A semantic version, see [`semver_or_zero`].
     pub version: String,
-    /// For people.
     pub description: String,
-    /// For programs.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -85,9 +70,7 @@ pub struct Description {
 pub struct Endpoint {
     /// Its name within the service.
     pub name: String,
-    /// Where it is asked.
     pub subject: String,
-    /// For programs.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -100,12 +83,7 @@ pub type Handler = Arc<dyn Fn(Request) + Send + Sync>;
 pub enum ServiceError {
     /// The client is closed, or does not like the subject.
     #[error("cannot subscribe to {subject}")]
-    Subscribe {
-        /// The subject.
-        subject: String,
-        /// What the client says.
-        source: SubscribeError,
-    },
+    Subscribe { subject: String, source: SubscribeError },
     /// The service has been stopped.
     #[error("the service has been stopped")]
     Stopped,
@@ -150,7 +128,6 @@ impl Service {
         Ok(Self { inner })
     }
 
-    /// This instance's id.
     pub fn id(&self) -> &str {
         &self.inner.id
     }

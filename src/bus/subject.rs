@@ -4,20 +4,6 @@
 //! must not be able to add a token, a wildcard or a `$`. So ids become [`Token`]s first, and
 //! [`Subjects`] puts nothing but tokens behind its prefix. The other way round, the reply subject of
 //! a request is the caller's choice, and [`ReplyGuard`] decides which ones are answered.
-//!
-//! ```
-//! use a2a_bridge::bus::subject::{ReplyGuard, Subjects, Token};
-//!
-//! let subjects = Subjects::new("a2a")?;
-//! let agent = Token::new("weather");
-//! assert_eq!(subjects.action(&agent, &Token::action("forecast")), "a2a.action.weather.forecast");
-//! assert_eq!(Token::new("5 days").as_str(), "_x5_20days");
-//!
-//! let guard = ReplyGuard::new(["_INBOX.>"], subjects.prefix())?;
-//! assert!(guard.allows("_INBOX.abc.1"));
-//! assert!(!guard.allows("$JS.API.STREAM.DELETE.orders"));
-//! # Ok::<(), a2a_bridge::bus::subject::SubjectError>(())
-//! ```
 
 mod agent_protocol;
 mod reply_guard;
@@ -27,10 +13,9 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-pub use self::agent_protocol::{AgentSubjects, ROOT as AGENT_PROTOCOL_ROOT};
+pub(crate) use self::agent_protocol::{AgentSubjects, ROOT as AGENT_PROTOCOL_ROOT};
 pub use self::reply_guard::ReplyGuard;
 
-/// Longest token.
 const TOKEN_MAX: usize = 64;
 /// Marks a token that is not the id itself.
 const ESCAPED: &str = "_x";
@@ -147,27 +132,22 @@ impl Subjects {
         }
     }
 
-    /// The prefix.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Invokes a skill.
     pub fn action(&self, agent: &Token, action: &Token) -> String {
         self.below("action", agent, action.as_str())
     }
 
-    /// Answers an agent's question.
     pub fn provide_required_input(&self, agent: &Token) -> String {
         self.below("action", agent, PROVIDE_REQUIRED_INPUT)
     }
 
-    /// Cancels a task.
     pub fn cancel_task(&self, agent: &Token) -> String {
         self.below("action", agent, CANCEL_TASK)
     }
 
-    /// Looks a task up.
     pub fn get_task(&self, agent: &Token) -> String {
         self.below("action", agent, GET_TASK)
     }
@@ -206,16 +186,12 @@ impl Subjects {
 /// What the NATS service protocol can be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// Who is there?
     Ping,
-    /// What can you do?
     Info,
-    /// What have you done?
     Stats,
 }
 
 impl Verb {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Ping, Self::Info, Self::Stats];
 
     /// As it stands in a subject.

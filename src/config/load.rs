@@ -28,7 +28,7 @@ const DEEPEST: usize = 64;
 /// # Errors
 ///
 /// The file cannot be read, or it has problems: all of them at once.
-pub fn load(path: &Path) -> Result<Config, ConfigError> {
+pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
     let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;

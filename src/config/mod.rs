@@ -9,12 +9,6 @@
 //! merge keys), `expand` (variables), `read` (tree -> settings) with `fields`, `values` and `check`.
 //! A tree of our own instead of a derived deserializer, because serde stops at the first error and
 //! knows no positions.
-//!
-//! ```
-//! let text = "agents: [{ name: weather, url: 'http://127.0.0.1:9000', startup_timeuot: 1m }]";
-//! let error = a2a_bridge::config::parse(text, "bridge.yaml", &|_| None).unwrap_err();
-//! assert!(error.to_string().contains("did you mean `startup_timeout`?"));
-//! ```
 
 mod auth;
 mod check;
@@ -29,7 +23,7 @@ mod schema;
 mod supervision;
 #[cfg(test)]
 mod tests;
-pub mod values;
+pub(crate) mod values;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,11 +36,12 @@ use schemars::JsonSchema;
 use secrecy::SecretString;
 use url::Url;
 
-pub use auth::{AgentTls, ApiKey, Auth, Basic, KeyPlace, OAuth2};
-pub use load::{load, parse};
-pub use problem::{ConfigError, Problem};
-pub use schema::{full_yaml, schema};
-pub use supervision::{Digest, Liveness, Port, Readiness, Restart, Startup};
+pub(crate) use auth::{AgentTls, Auth, KeyPlace, OAuth2};
+pub(crate) use load::load;
+pub use load::parse;
+pub(crate) use problem::ConfigError;
+pub(crate) use schema::schema;
+pub(crate) use supervision::{Digest, Liveness, Port, Readiness, Restart, Startup};
 
 /// The settings of one bridge.
 #[derive(Debug, Clone, JsonSchema)]
@@ -142,7 +137,7 @@ impl fmt::Debug for Nats {
 }
 
 /// A NATS URL as it may be shown: user and password are `***`.
-pub fn without_user_info(url: &str) -> String {
+pub(crate) fn without_user_info(url: &str) -> String {
     match url.rsplit_once('@') {
         None => url.to_owned(),
         Some((before, host)) => match before.split_once("://") {

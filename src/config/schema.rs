@@ -6,6 +6,7 @@
 //! command line is well formed, whether a duration or size in text is in its range, and rules across
 //! keys. A value with a variable passes, as nobody knows yet what is in it.
 
+#[cfg(test)]
 use std::fmt::Write;
 use std::sync::LazyLock;
 
@@ -20,6 +21,7 @@ use super::{Auth, Config};
 const ALIASES: &str = "x-aliases";
 /// Extra word of our schemas: a number or a boolean is not a text here.
 const STRICT: &str = "x-strict";
+#[cfg(test)]
 const COMMENT_WIDTH: usize = 100;
 /// RFC 9110 section 5.6.2, as in `values::header_name`.
 const HEADER_NAME: &str = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
@@ -27,7 +29,7 @@ const HEADER_NAME: &str = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
 const HEADER_VALUE: &str = r"^[ -~\t]*$";
 
 /// The JSON Schema of a settings file (draft 2020-12).
-pub fn schema() -> Value {
+pub(crate) fn schema() -> Value {
     let mut schema = settings();
     finish(&mut schema);
     schema
@@ -164,7 +166,8 @@ pub(super) fn keys() -> &'static [String] {
 }
 
 /// Every key with its default and its explanation, as a settings file that works.
-pub fn full_yaml() -> String {
+#[cfg(test)]
+pub(crate) fn full_yaml() -> String {
     let mut out = String::from(
         "# yaml-language-server: $schema=schema.json\n\
          # Every setting of a2a-bridge with its default. Keys without a default are examples behind a `#`.\n\
@@ -176,6 +179,7 @@ pub fn full_yaml() -> String {
 }
 
 /// `margin` goes before every line, `first` once before the first key of a list item.
+#[cfg(test)]
 fn object(schema: &Value, margin: &str, first: &str, out: &mut String) {
     let Some(properties) = schema.get("properties").and_then(Value::as_object) else {
         return;
@@ -195,6 +199,7 @@ fn object(schema: &Value, margin: &str, first: &str, out: &mut String) {
     }
 }
 
+#[cfg(test)]
 fn member(key: &str, property: &Value, margin: &str, out: &mut String) {
     let deeper = format!("{margin}  ");
     let example = property.get("examples").and_then(|examples| examples.get(0));
@@ -222,6 +227,7 @@ fn member(key: &str, property: &Value, margin: &str, out: &mut String) {
     out.push('\n');
 }
 
+#[cfg(test)]
 fn comment(property: &Value, margin: &str, out: &mut String) {
     let mut text = property.get("description").and_then(Value::as_str).unwrap_or_default().to_owned();
     let aliases = property.get(ALIASES).and_then(Value::as_array);
@@ -241,6 +247,7 @@ fn comment(property: &Value, margin: &str, out: &mut String) {
 }
 
 /// A value in YAML: JSON is YAML, and a simple word needs no quotes.
+#[cfg(test)]
 fn yaml(value: &Value) -> String {
     let plain = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '$' || c == '/')

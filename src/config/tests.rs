@@ -7,6 +7,7 @@ mod reading;
 
 use std::path::{Path, PathBuf};
 
+use super::schema::full_yaml;
 use super::*;
 
 const SECRETS: [&str; 4] = ["t0p", "s3cret", "t0ps3cret", "notaport@"];

@@ -19,7 +19,7 @@ const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// # Errors
 ///
 /// A sentence that says what was expected; it does not contain the text.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse_capped_duration(text)? {
         duration if duration <= LONGEST => Ok(duration),
         _ => Err("expected a duration of at most 30 days (`30d`)".into()),
@@ -32,7 +32,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// # Errors
 ///
 /// A sentence that says what was expected; it does not contain the text.
-pub fn parse_capped_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_capped_duration(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text.trim())
         .ok_or("expected a duration such as `30s`, `500ms`, `2m`, `1h30m` or a number of seconds")?;
     // The seconds are never negative, so this fails only if there are too many of them.
@@ -73,7 +73,7 @@ fn is_number(byte: u8) -> bool {
 /// # Errors
 ///
 /// A sentence that says what was expected; it does not contain the text.
-pub fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let (number, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
     let scale: Option<u64> = match unit.trim_start().to_ascii_lowercase().as_str() {

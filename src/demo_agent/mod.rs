@@ -43,7 +43,7 @@ use wire::Protocol;
 
 /// How the demo agent is to behave.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Port on 127.0.0.1; 0 takes a free one. Printed as `listening on http://127.0.0.1:N`
     #[arg(long, env = "PORT", default_value_t = 0)]
     port: u16,
@@ -122,7 +122,7 @@ impl Args {
 }
 
 /// Runs the agent until SIGTERM or SIGINT.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     if let Some(code) = args.exit_at_start {
         mischief::exit(code);
     }

@@ -21,7 +21,7 @@
 //! [`Dispatcher::guarded`] for what happens between two calls.
 
 mod permits;
-pub mod request;
+pub(crate) mod request;
 #[cfg(test)]
 mod tests;
 
@@ -49,7 +49,7 @@ use request::{Admission, IdempotencyKey, Operation, Request};
 
 /// Takes the requests of one agent.
 #[derive(Debug)]
-pub struct Dispatcher {
+pub(crate) struct Dispatcher {
     agent: Agent,
     actions: Actions,
     permits: Permits,
@@ -58,18 +58,18 @@ pub struct Dispatcher {
 
 impl Dispatcher {
     /// `calls` tracks the requests that are being worked on.
-    pub fn new(agent: Agent, actions: Actions, calls: TaskTracker) -> Self {
+    pub(crate) fn new(agent: Agent, actions: Actions, calls: TaskTracker) -> Self {
         let permits = Permits::new(&agent.name, agent.config.max_in_flight);
         Self { agent, actions, permits, calls }
     }
 
-    pub fn agent(&self) -> &Agent {
+    pub(crate) fn agent(&self) -> &Agent {
         &self.agent
     }
 
     /// Runs a front door's work for one request: tracked, so that a stop waits for it, and under the
     /// request's spans.
-    pub fn spawn(
+    pub(crate) fn spawn(
         &self,
         arrival: Arrival<'_>,
         trace: &Trace,
@@ -89,7 +89,7 @@ impl Dispatcher {
     ///
     /// In mode `submit` the reply is due when [`Progress::accepted`] is called; what this returns then is the
     /// end of the task, which is published.
-    pub async fn call(&self, mut request: Request, progress: &mut impl Progress) -> Reply {
+    pub(crate) async fn call(&self, mut request: Request, progress: &mut impl Progress) -> Reply {
         let began = Instant::now();
         spans::hand_on(&mut request.options.trace);
         let mut running = None;
@@ -130,24 +130,24 @@ impl Dispatcher {
     }
 
     /// Refuses a request before it is run.
-    pub async fn refuse(&self, error: ActionError, progress: &mut impl Progress) -> Reply {
+    pub(crate) async fn refuse(&self, error: ActionError, progress: &mut impl Progress) -> Reply {
         progress.started().await;
         self.note_refusal(&error);
         Err(error)
     }
 
     /// Counts a request that a front door refuses in a form of its own.
-    pub fn note_refusal(&self, error: &ActionError) {
+    pub(crate) fn note_refusal(&self, error: &ActionError) {
         self.note(&Err(error.clone()), Instant::now());
     }
 
     /// Waits for a permit, for the next step of a request that was let in before.
-    pub async fn permit(&self) -> Result<Permit, ActionError> {
+    pub(crate) async fn permit(&self) -> Result<Permit, ActionError> {
         self.permits.wait().await
     }
 
     /// Reads something that needs neither the agent nor a task, such as the card.
-    pub fn look_up<T>(&self, read: impl FnOnce() -> Result<T, ActionError>) -> Result<T, ActionError> {
+    pub(crate) fn look_up<T>(&self, read: impl FnOnce() -> Result<T, ActionError>) -> Result<T, ActionError> {
         let began = Instant::now();
         let found = self.permits.aside().and_then(|_permit| read());
         match &found {
@@ -158,14 +158,14 @@ impl Dispatcher {
     }
 
     /// Waits until a task that waits for authentication goes on by itself.
-    pub async fn task_moved(&self, task_id: &str, options: &CallOptions) -> Reply {
+    pub(crate) async fn task_moved(&self, task_id: &str, options: &CallOptions) -> Reply {
         let limit = self.agent.config.input_required_ttl.max(self.agent.config.task_timeout);
         let has_moved = |outcome: &Outcome| outcome.status != Status::AuthRequired;
         self.guarded(self.actions.watch_task(task_id, options, limit, has_moved)).await
     }
 
     /// Waits until a task that goes on has settled. The agent works on it meanwhile.
-    pub async fn task_settled(&self, task_id: &str, options: &CallOptions) -> Reply {
+    pub(crate) async fn task_settled(&self, task_id: &str, options: &CallOptions) -> Reply {
         let _in_flight = self.agent.work();
         let is_settled = |outcome: &Outcome| outcome.status != Status::Working;
         let limit = self.agent.config.task_timeout;
@@ -173,7 +173,7 @@ impl Dispatcher {
     }
 
     /// Cancels a task that no caller waits for any more, as well as it can.
-    pub async fn abandon_task(&self, task_id: &str, options: &CallOptions) {
+    pub(crate) async fn abandon_task(&self, task_id: &str, options: &CallOptions) {
         if let Err(error) = self.actions.cancel_task(task_id, options).await {
             let code = error.info.code.name();
             tracing::debug!(agent = %self.agent.name, code, "an abandoned task could not be cancelled");
@@ -206,7 +206,7 @@ impl Dispatcher {
 
     /// Runs a part of a front door's work: a panic becomes an error, so that it does not cost the caller the
     /// reply, and errors are redacted, because some agents repeat what they were sent, credentials included.
-    pub fn guarded<T>(
+    pub(crate) fn guarded<T>(
         &self,
         work: impl Future<Output = Result<T, ActionError>>,
     ) -> impl Future<Output = Result<T, ActionError>> {
@@ -273,7 +273,6 @@ struct Tracked<'a, P> {
     dispatcher: &'a Dispatcher,
     progress: &'a mut P,
     began: Instant,
-    /// What the reply settles.
     pending: Option<Pending>,
     /// The submitted task that goes on after its reply, and its place among those.
     accepted: Option<Accepted>,

@@ -27,7 +27,7 @@ pub(super) struct Permits {
 
 /// The right to be worked on, until it is dropped.
 #[derive(Debug)]
-pub struct Permit {
+pub(crate) struct Permit {
     _slot: OwnedSemaphorePermit,
     /// A submitted task keeps this place after its reply.
     pub(super) submitted: Option<OwnedSemaphorePermit>,

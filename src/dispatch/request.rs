@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-pub use super::permits::Permit;
+pub(crate) use super::permits::Permit;
 use crate::action::actions::Skill;
 use crate::action::request::{Body, CallOptions, FollowUpAnswer, Invocation};
 use crate::reply::error::ActionError;
 
 /// Everything that the dispatcher needs to know. It is complete when it is made.
 #[derive(Debug)]
-pub struct Request {
+pub(crate) struct Request {
     pub operation: Operation,
     pub options: CallOptions,
     pub idempotency_key: Option<IdempotencyKey>,
@@ -19,14 +19,13 @@ pub struct Request {
 }
 
 #[derive(Debug)]
-pub enum Operation {
+pub(crate) enum Operation {
     Invoke {
         /// The name of the action in metrics, spans and idempotency keys.
         action: Arc<str>,
         skill: Arc<Skill>,
         input: Input<Invocation>,
     },
-    /// Answers an agent's question.
     Answer(Input<FollowUpAnswer>),
     CancelTask(Input<String>),
     GetTask(Input<String>),
@@ -34,7 +33,7 @@ pub enum Operation {
 
 /// What an operation needs to know: read by the front door, or left to the dispatcher.
 #[derive(Debug)]
-pub enum Input<T> {
+pub(crate) enum Input<T> {
     /// A front door with a form of its own has read it.
     Ready(T),
     /// The contract's own form. It is read once the request has its permit, so that a flood of requests
@@ -44,14 +43,14 @@ pub enum Input<T> {
 
 /// The caller's key against running the same request twice, and the body that tells whether it is the same.
 #[derive(Debug)]
-pub struct IdempotencyKey {
+pub(crate) struct IdempotencyKey {
     pub key: String,
     pub body: Bytes,
 }
 
 /// How a request gets its permit.
 #[derive(Debug)]
-pub enum Admission {
+pub(crate) enum Admission {
     /// It takes one, and is refused as `busy` if there is none.
     Try,
     /// It has one from [`Dispatcher::permit`](super::Dispatcher::permit).
@@ -59,7 +58,7 @@ pub enum Admission {
 }
 
 impl Operation {
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match self {
             Self::Invoke { action, .. } => action,
             Self::Answer(_) => "provide_required_input",
@@ -69,7 +68,7 @@ impl Operation {
     }
 
     /// Whether the agent works on it. Look-ups and cancels have limits of their own.
-    pub fn runs_the_agent(&self) -> bool {
+    pub(crate) fn runs_the_agent(&self) -> bool {
         match self {
             Self::Invoke { .. } | Self::Answer(_) => true,
             Self::CancelTask(_) | Self::GetTask(_) => false,

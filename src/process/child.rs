@@ -26,12 +26,9 @@ const INHERITED: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMP
 /// How long after its grace a child may take to be gone: not even SIGKILL ends what hangs in the kernel.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 
-/// What to run.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Whose child it is.
     pub agent: Arc<str>,
-    /// Program and arguments.
     pub command: Vec<String>,
     /// Where; the bridge's own folder if not said.
     pub working_dir: Option<PathBuf>,
@@ -44,7 +41,6 @@ pub struct Spec {
 /// Where children run: what they need of the bridge.
 #[derive(Debug, Clone, Default)]
 pub struct Host {
-    /// Reads their output.
     pub tasks: Tasks,
     /// Remembers them beyond the bridge's own life.
     pub records: Option<Arc<Records>>,
@@ -56,27 +52,20 @@ pub enum SpawnError {
     /// There is nothing to run.
     #[error("the command is empty")]
     Empty,
-    /// No such program.
     #[error("command not found: `{program}`")]
-    NotFound {
-        /// What was looked for.
-        program: String,
-    },
+    NotFound { program: String },
     /// The program is there and may not be run.
     #[error("permission denied: `{program}` may not be executed")]
     Denied {
         /// What was to be started.
         program: String,
     },
-    /// No such folder.
     #[error("working_dir {} does not exist", .0.display())]
     NoSuchDir(PathBuf),
-    /// Anything else.
     #[error("cannot start `{program}`")]
     Other {
         /// What was to be started.
         program: String,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
@@ -93,7 +82,6 @@ impl SpawnError {
     }
 }
 
-/// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// As the system reported it.
@@ -156,7 +144,6 @@ pub(super) enum Phase {
     /// The child itself has ended; others below it may not have.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only a guard tells the two ends apart"))]
     Exited(Exit),
-    /// Nothing is left.
     Gone(Exit),
 }
 
@@ -168,7 +155,6 @@ pub(super) struct Started {
     pub(super) orders: mpsc::Sender<Order>,
 }
 
-/// A running child.
 #[derive(Debug)]
 pub struct Child {
     agent: Arc<str>,
@@ -201,7 +187,6 @@ impl Child {
         Ok(Self { agent: Arc::clone(&spec.agent), pid, guard, phase, orders, records: host.records.clone() })
     }
 
-    /// Its process id.
     pub fn pid(&self) -> i32 {
         self.pid
     }

@@ -46,7 +46,6 @@ const ORPHANED: Duration = Duration::from_secs(1);
 const LEFT_BEHIND: Duration = Duration::from_secs(2);
 /// Poll interval while waiting for processes to exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Longest order.
 const MAX_ORDER: usize = 64;
 
 /// Runs a guard if the arguments ask for one; call it first of all.

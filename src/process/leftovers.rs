@@ -22,7 +22,7 @@ use super::brand::{self, Brand};
 use super::procfs::{self, Stat};
 
 /// The variable that marks every process of an agent.
-pub const MARK: &str = "A2A_BRIDGE_AGENT";
+pub(crate) const MARK: &str = "A2A_BRIDGE_AGENT";
 
 /// A process that cannot be taken for another one within a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -66,7 +66,6 @@ struct Recorded {
     left: HashSet<Process>,
     /// Of all guards, dead or alive.
     brands: Vec<Brand>,
-    /// The records themselves.
     files: Vec<PathBuf>,
 }
 

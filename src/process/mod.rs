@@ -24,12 +24,12 @@ pub mod child;
 pub mod guard;
 #[cfg(target_os = "linux")]
 mod guarded;
-pub mod leftovers;
+pub(crate) mod leftovers;
 pub mod output;
 mod plain;
 pub mod ports;
 #[cfg(target_os = "linux")]
 pub mod procfs;
 #[cfg(target_os = "linux")]
-pub mod reaper;
-pub mod restart;
+pub(crate) mod reaper;
+pub(crate) mod restart;

@@ -29,9 +29,7 @@ const KEPT_LINE: usize = 2000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stream {
-    /// Standard output.
     Stdout,
-    /// Standard error.
     Stderr,
 }
 
@@ -48,13 +46,10 @@ impl std::fmt::Display for Stream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Details.
     Debug,
     /// Anything that does not look otherwise.
     Info,
-    /// Something odd.
     Warn,
-    /// Something wrong.
     Error,
 }
 
@@ -65,20 +60,15 @@ pub struct Line {
     pub seq: u64,
     /// When it was read, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Where it came from.
     pub stream: Stream,
-    /// How grave it looks.
     pub level: Level,
-    /// The line.
     pub text: String,
 }
 
 /// How much was written, and how much of that nobody saw.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// All lines.
     pub lines: u64,
-    /// All bytes.
     pub bytes: u64,
     /// Lines neither shown nor kept.
     pub dropped_lines: u64,
@@ -144,7 +134,6 @@ impl Output {
         let _ = next.wait_for(|next| *next > from).await;
     }
 
-    /// How much there was.
     pub fn counts(&self) -> Counts {
         Counts {
             lines: self.0.lines.load(Relaxed),

@@ -14,11 +14,9 @@ const LOOK_UP: Duration = Duration::from_secs(2);
 /// Who listens at an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
-    /// Nobody.
     Nobody,
     /// Processes of the given tree, and nobody else.
     Ours(Vec<i32>),
-    /// Somebody else.
     Foreign {
         /// Who, if that can be seen: processes of other users cannot.
         process: Option<(i32, String)>,
@@ -30,7 +28,6 @@ pub enum Holder {
 /// A port of this machine that an agent's address names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalPort {
-    /// The number.
     pub number: u16,
     /// The addresses that a caller may reach.
     hosts: Vec<IpAddr>,
@@ -180,7 +177,6 @@ mod linux {
         Some(wanted.map(|(_, _, inode)| inode).collect())
     }
 
-    /// All listening sockets.
     pub(super) fn listening() -> Vec<(IpAddr, u16, u64)> {
         read().unwrap_or_default()
     }

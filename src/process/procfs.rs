@@ -8,15 +8,12 @@ use std::fs;
 /// One line of `/proc/<pid>/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
-    /// The process.
     pub pid: i32,
     /// The name of its program, cut at 15 bytes by the kernel.
     pub name: String,
     /// `R`, `S`, `T` (stopped), `Z` (zombie), …
     pub state: char,
-    /// Its parent.
     pub parent: i32,
-    /// Its process group.
     pub group: i32,
     /// When it started, in clock ticks since boot. Together with the pid it names a process for good.
     pub start: u64,
@@ -59,7 +56,6 @@ pub fn ticks() -> Option<u64> {
     uptime.split_ascii_whitespace().next()?.replace('.', "").parse().ok()
 }
 
-/// Every process there is.
 pub fn all() -> impl Iterator<Item = i32> {
     fs::read_dir("/proc")
         .into_iter()

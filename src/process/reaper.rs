@@ -41,7 +41,7 @@ fn known() -> MutexGuard<'static, HashSet<i32>> {
 /// # Errors
 ///
 /// The kernel's, which is older than 3.4 then.
-pub fn become_subreaper() -> io::Result<()> {
+pub(crate) fn become_subreaper() -> io::Result<()> {
     nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)
 }
 
@@ -50,7 +50,7 @@ pub fn become_subreaper() -> io::Result<()> {
 /// # Errors
 ///
 /// When SIGCHLD cannot be listened to.
-pub async fn run() -> io::Result<()> {
+pub(crate) async fn run() -> io::Result<()> {
     let mut ended = signal(SignalKind::child())?;
     let own = own();
     while ended.recv().await.is_some() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Pauses that double from `first` to `longest`.
 #[derive(Debug, Clone)]
-pub struct Backoff {
+pub(crate) struct Backoff {
     first: Duration,
     longest: Duration,
     next: Duration,
@@ -13,27 +13,27 @@ pub struct Backoff {
 
 impl Backoff {
     /// Begins at `first`.
-    pub fn new(first: Duration, longest: Duration) -> Self {
+    pub(crate) fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, next: first }
     }
 
     /// The next pause, spread by up to a fifth to either side, so that agents that fell together
     /// do not start together.
-    pub fn pause(&mut self) -> Duration {
+    pub(crate) fn pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = (self.next * 2).min(self.longest);
         pause.mul_f64(0.8 + 0.4 * fastrand::f64())
     }
 
     /// Begins again, after things went well for a while.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.next = self.first;
     }
 }
 
 /// So many restarts within a stretch of time.
 #[derive(Debug, Clone)]
-pub struct Budget {
+pub(crate) struct Budget {
     most: usize,
     window: Duration,
     spent: VecDeque<Instant>,
@@ -41,12 +41,12 @@ pub struct Budget {
 
 impl Budget {
     /// At most `most` within `window`.
-    pub fn new(most: usize, window: Duration) -> Self {
+    pub(crate) fn new(most: usize, window: Duration) -> Self {
         Self { most, window, spent: VecDeque::new() }
     }
 
     /// Takes one, if one is left.
-    pub fn take(&mut self, now: Instant) -> bool {
+    pub(crate) fn take(&mut self, now: Instant) -> bool {
         let over = |at: &Instant| now.saturating_duration_since(*at) >= self.window;
         while self.spent.front().is_some_and(over) {
             self.spent.pop_front();
@@ -59,7 +59,7 @@ impl Budget {
     }
 
     /// Begins again, because somebody has looked after it.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.spent.clear();
     }
 }

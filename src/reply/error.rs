@@ -12,7 +12,7 @@ use crate::secrets::Secrets;
 
 /// The contract's codes. Names and numbers are public interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Code {
+pub(crate) enum Code {
     /// Body, parameter, header or reply mode not understood.
     InvalidRequest,
     /// Task or follow-up never seen here, or forgotten.
@@ -71,7 +71,7 @@ impl Code {
         Self::TaskCanceled,
     ];
 
-    pub fn parse(name: &str) -> Option<Self> {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.name() == name)
     }
 
@@ -98,13 +98,12 @@ impl Code {
         }
     }
 
-    /// The stable name.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         self.row().0
     }
 
     /// The number for service headers and HTTP.
-    pub const fn number(self) -> u16 {
+    pub(crate) const fn number(self) -> u16 {
         self.row().1
     }
 }
@@ -117,14 +116,11 @@ impl Serialize for Code {
 
 /// What a reply says about an error, beside its message.
 #[derive(Debug, Clone, Serialize)]
-pub struct ErrorInfo {
-    /// The contract's code.
+pub(crate) struct ErrorInfo {
     pub code: Code,
     /// Whether the same request may succeed later.
     pub retryable: bool,
-    /// The agent's JSON-RPC code.
     pub a2a_code: Option<i64>,
-    /// The agent's error data.
     pub a2a_data: Option<Box<RawValue>>,
     /// The agent's HTTP status, when it is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -139,7 +135,7 @@ pub struct ErrorInfo {
 
 impl ErrorInfo {
     /// An error about which no more is known than its code.
-    pub fn new(code: Code) -> Self {
+    pub(crate) fn new(code: Code) -> Self {
         let retryable = matches!(code, Code::Busy | Code::AgentUnavailable | Code::StateUnavailable);
         Self {
             code,
@@ -155,10 +151,8 @@ impl ErrorInfo {
 
 /// A request that ended in an error.
 #[derive(Debug, Clone)]
-pub struct ActionError {
-    /// For programs.
+pub(crate) struct ActionError {
     pub info: Box<ErrorInfo>,
-    /// For people.
     pub message: String,
     /// The task, when one is known.
     pub task: Option<TaskRef>,
@@ -172,7 +166,7 @@ pub struct ActionError {
 impl ActionError {
     /// The same without the agent's credentials, which some agents repeat.
     #[must_use]
-    pub fn redacted(mut self, secrets: &Secrets) -> Self {
+    pub(crate) fn redacted(mut self, secrets: &Secrets) -> Self {
         secrets.redact(&mut self.message);
         if let Some(data) = self.info.a2a_data.take() {
             self.info.a2a_data = RawValue::from_string(secrets.redact_json(data.get())).ok();
@@ -181,7 +175,7 @@ impl ActionError {
     }
 
     /// An error from before the agent was reached.
-    pub fn new(code: Code, message: impl Into<String>) -> Self {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             info: Box::new(ErrorInfo::new(code)),
             message: message.into(),
@@ -192,28 +186,27 @@ impl ActionError {
     }
 
     /// The message, redacted for anyone but the caller.
-    pub fn for_logs(&self) -> &str {
+    pub(crate) fn for_logs(&self) -> &str {
         if self.is_private { "not shown, as it may hold an answer" } else { &self.message }
     }
 
     /// The request is not understood.
-    pub fn invalid(message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidRequest, message)
     }
 
     /// The agent is not there; `why` is what is known about it.
-    pub fn unavailable(agent: &str, why: Option<&str>) -> Self {
+    pub(crate) fn unavailable(agent: &str, why: Option<&str>) -> Self {
         let why = why.map(|why| format!(": {why}")).unwrap_or_default();
         Self::new(Code::AgentUnavailable, format!("agent `{agent}` is not available{why}"))
     }
 
-    /// The bridge failed.
-    pub fn internal() -> Self {
+    pub(crate) fn internal() -> Self {
         Self::new(Code::Internal, "the bridge failed to handle this request; its log says more")
     }
 
     /// What a failed call to the agent means to the caller.
-    pub fn from_client(error: ClientError) -> Self {
+    pub(crate) fn from_client(error: ClientError) -> Self {
         let reached_agent = error.is_delivered();
         let code = match &error {
             ClientError::Unreachable(_) | ClientError::Token(_) => Code::AgentUnavailable,
@@ -234,25 +227,25 @@ impl ActionError {
     }
 
     /// The same error about a known task.
-    pub fn about(mut self, task: TaskRef) -> Self {
+    pub(crate) fn about(mut self, task: TaskRef) -> Self {
         self.task = Some(task);
         self
     }
 
     /// The same error, of a message that went out after these retries.
-    pub fn after(mut self, retries: &Retries) -> Self {
+    pub(crate) fn after(mut self, retries: &Retries) -> Self {
         self.info.retries = retries.list();
         self
     }
 
     /// The same error, of a call that the agent may have begun to work on.
-    pub fn after_reaching_agent(mut self) -> Self {
+    pub(crate) fn after_reaching_agent(mut self) -> Self {
         self.reached_agent = true;
         self
     }
 
     /// The bytes that it holds in memory.
-    pub fn allocated(&self) -> usize {
+    pub(crate) fn allocated(&self) -> usize {
         let data = self.info.a2a_data.as_ref().map_or(0, |data| data.get().len());
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
         let task = self.task.as_ref().map_or(0, |task| text(&task.id) + text(&task.context_id));
@@ -260,7 +253,7 @@ impl ActionError {
     }
 
     /// The reply body of the contract.
-    pub fn to_json(&self) -> Bytes {
+    pub(crate) fn to_json(&self) -> Bytes {
         #[derive(Serialize)]
         struct Empty {}
         #[derive(Serialize)]

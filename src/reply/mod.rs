@@ -2,8 +2,8 @@
 //!
 //! Replies stay typed up to the edge. A front door turns them into bytes; nothing turns those bytes back.
 
-pub mod error;
-pub mod outcome;
+pub(crate) mod error;
+pub(crate) mod outcome;
 pub(crate) mod stored;
 
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use error::ActionError;
 use outcome::Outcome;
 
-pub type Reply = Result<Arc<Outcome>, ActionError>;
+pub(crate) type Reply = Result<Arc<Outcome>, ActionError>;
 
 /// How a request ended, in the one word that metrics and spans have for it: its status or its error code.
-pub fn word(reply: &Reply) -> &'static str {
+pub(crate) fn word(reply: &Reply) -> &'static str {
     match reply {
         Ok(outcome) => outcome.status.name(),
         Err(error) => error.info.code.name(),

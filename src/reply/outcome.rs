@@ -14,7 +14,7 @@ use crate::json;
 
 /// What a caller needs to answer an agent's question.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FollowUp {
+pub(crate) struct FollowUp {
     #[serde(rename = "follow_up_id")]
     pub id: Uuid,
     /// RFC 3339.
@@ -25,19 +25,13 @@ pub struct FollowUp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Status {
-    /// The task is done.
     Completed,
-    /// The task failed.
     Failed,
     /// The agent refused the task.
     Rejected,
-    /// The task was cancelled.
     Canceled,
-    /// The agent asks something.
     InputRequired,
-    /// The agent wants authentication.
     AuthRequired,
-    /// The task goes on.
     Working,
 }
 
@@ -91,10 +85,9 @@ impl From<Status> for TaskState {
 
 /// Which task a reply is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TaskRef {
+pub(crate) struct TaskRef {
     /// The agent's id; `null` for a direct message.
     pub id: Option<String>,
-    /// The conversation.
     pub context_id: Option<String>,
     /// The agent's name in the settings.
     pub agent: std::sync::Arc<str>,
@@ -104,7 +97,7 @@ pub struct TaskRef {
 
 /// A file in a reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReplyFile {
+pub(crate) struct ReplyFile {
     /// Its name, as the agent says.
     pub name: Option<String>,
     /// Its media type, as the agent says.
@@ -112,7 +105,6 @@ pub struct ReplyFile {
     /// Its size in bytes, when it is here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<usize>,
-    /// Where it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// The file itself, in base64.
@@ -122,7 +114,7 @@ pub struct ReplyFile {
 
 /// An artifact's id and name, so that versions of a refined result can be told apart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ArtifactRef {
+pub(crate) struct ArtifactRef {
     /// The agent's id of it.
     pub id: Option<String>,
     /// The agent's name for it.
@@ -131,29 +123,24 @@ pub struct ArtifactRef {
 
 /// Keys and values of a JSON object, in order, values exactly as they were written.
 #[derive(Debug, Clone, Default)]
-pub struct RawObject(pub Vec<(String, Box<RawValue>)>);
+pub(crate) struct RawObject(pub Vec<(String, Box<RawValue>)>);
 
 /// The content of a reply: what the agent's parts amount to.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Content {
-    /// The text for people.
+pub(crate) struct Content {
     pub message: String,
-    /// All files.
     pub files: Vec<ReplyFile>,
     /// All data parts, in order.
     pub data: Vec<Box<RawValue>>,
-    /// All artifacts.
     pub artifacts: Vec<ArtifactRef>,
 }
 
-/// The reply object.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// How it ended, or where it stands.
     pub status: Status,
     /// Whether the caller got what was asked for.
     pub success: bool,
-    /// What the agent said.
     pub content: Content,
     /// How to answer the agent's question.
     pub follow_up: Option<FollowUp>,
@@ -165,29 +152,29 @@ pub struct Outcome {
 
 impl Outcome {
     /// The reply for a task in `state`, or for a direct message, which counts as completed.
-    pub fn new(status: Status, content: Content, task: TaskRef) -> Self {
+    pub(crate) fn new(status: Status, content: Content, task: TaskRef) -> Self {
         let success = matches!(status, Status::Completed | Status::Working);
         let (follow_up, retries) = (None, Vec::new());
         Self { status, success, content, follow_up, retries, task }
     }
 
     /// The same, of a message that went out after these retries.
-    pub fn after(self, retries: Option<&Retries>) -> Self {
+    pub(crate) fn after(self, retries: Option<&Retries>) -> Self {
         Self { retries: retries.map(Retries::list).unwrap_or_default(), ..self }
     }
 
     /// The same as a success, for a cancel that cancelled.
-    pub fn as_success(self) -> Self {
+    pub(crate) fn as_success(self) -> Self {
         Self { success: true, ..self }
     }
 
     /// The reply body of the contract.
-    pub fn to_json(&self) -> Bytes {
+    pub(crate) fn to_json(&self) -> Bytes {
         json::to_bytes(self)
     }
 
     /// The bytes that it holds in memory.
-    pub fn allocated(&self) -> usize {
+    pub(crate) fn allocated(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION + text.capacity());
         let Content { message, files, data, artifacts } = &self.content;
         let file =
@@ -248,7 +235,7 @@ impl Serialize for Outcome {
 
 /// What a reply says about the call itself.
 #[derive(Debug, Serialize)]
-pub struct Metadata<'a> {
+pub(crate) struct Metadata<'a> {
     /// Why the message went to the agent more than once.
     pub retries: &'a [Retry],
 }

@@ -26,7 +26,6 @@ enum Fault {
     Unavailable,
     /// Not confirmed, and not stored.
     Lost,
-    /// Not confirmed, but stored.
     Unconfirmed,
     /// Not confirmed, and stored just before the next write.
     Ghost,

@@ -23,7 +23,7 @@ const TOMBSTONE: Duration = Duration::from_secs(24 * 3600);
 
 /// The task that waits for the answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Waiting {
+pub(crate) struct Waiting {
     pub task_id: String,
     pub context_id: Option<String>,
     /// The skill that the task was started with.
@@ -56,22 +56,16 @@ enum State {
 
 /// Where a follow-up id stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
-    /// It can be answered.
-    Open {
-        question: String,
-    },
-    Answering {
-        question: String,
-    },
+pub(crate) enum Standing {
+    Open { question: String },
+    Answering { question: String },
     Used,
     Expired,
-    /// Never issued, or forgotten.
     Unknown,
 }
 
 #[derive(Debug)]
-pub struct FollowUps {
+pub(crate) struct FollowUps {
     store: Arc<dyn StateStore>,
 }
 
@@ -79,7 +73,7 @@ pub struct FollowUps {
 /// one that is dropped counts as used, because the agent may have the answer.
 #[derive(Debug)]
 #[must_use]
-pub struct Claim {
+pub(crate) struct Claim {
     pub waiting: Waiting,
     open: Option<OpenClaim>,
 }
@@ -113,7 +107,7 @@ impl FollowUps {
     }
 
     /// Issues a new id for a waiting task.
-    pub async fn park(
+    pub(crate) async fn park(
         &self,
         agent: &Arc<str>,
         waiting: Waiting,
@@ -134,7 +128,7 @@ impl FollowUps {
     }
 
     /// Takes the right to answer. Whether its task has ended meanwhile is for the caller to know.
-    pub async fn claim(&self, agent: &Arc<str>, id: &str) -> Result<Claim, ActionError> {
+    pub(crate) async fn claim(&self, agent: &Arc<str>, id: &str) -> Result<Claim, ActionError> {
         let never =
             || ActionError::new(Code::NotFound, "this follow-up id was never issued here, or is forgotten");
         let id = Uuid::try_parse(id).map_err(|_| never())?;
@@ -161,7 +155,7 @@ impl FollowUps {
     }
 
     /// The task of this question has reached a final state: nobody can answer it any more.
-    pub async fn expire(&self, agent: &Arc<str>, id: &Uuid) -> Result<(), Unavailable> {
+    pub(crate) async fn expire(&self, agent: &Arc<str>, id: &Uuid) -> Result<(), Unavailable> {
         let end = |known: Option<(Record, _)>| {
             Ok::<_, StoreError>(match known {
                 Some((record, _)) if record.state == State::Pending => record.change(State::Expired, ()),
@@ -172,7 +166,7 @@ impl FollowUps {
         ended.map_err(|StoreError| Unavailable)
     }
 
-    pub async fn standing(&self, agent: &Arc<str>, id: &Uuid) -> Result<Standing, Unavailable> {
+    pub(crate) async fn standing(&self, agent: &Arc<str>, id: &Uuid) -> Result<Standing, Unavailable> {
         let Some(entry) = self.store.read(Kind::FollowUp, &key(agent, id)).await? else {
             return Ok(Standing::Unknown);
         };
@@ -186,7 +180,7 @@ impl FollowUps {
     }
 
     /// How many questions wait for an answer.
-    pub async fn pending(&self) -> Result<usize, Unavailable> {
+    pub(crate) async fn pending(&self) -> Result<usize, Unavailable> {
         let waits = |pending, (_, entry): (Key, super::Entry)| async move {
             // There may be very many.
             tokio::task::coop::consume_budget().await;
@@ -199,21 +193,21 @@ impl FollowUps {
 
 impl Claim {
     /// The agent has the answer, or may have it.
-    pub async fn used(mut self) {
+    pub(crate) async fn used(mut self) {
         if let Some(claim) = self.open.take() {
             claim.settle(State::Used).await;
         }
     }
 
     /// The task ended before the answer was sent.
-    pub async fn expire(mut self) {
+    pub(crate) async fn expire(mut self) {
         if let Some(claim) = self.open.take() {
             claim.settle(State::Expired).await;
         }
     }
 
     /// The answer never reached the agent: the id is valid again.
-    pub async fn give_back(mut self) {
+    pub(crate) async fn give_back(mut self) {
         if let Some(claim) = self.open.take() {
             claim.settle(State::Pending).await;
         }

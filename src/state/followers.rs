@@ -19,7 +19,7 @@ struct Followed {
 
 /// Follows a task until it is dropped.
 #[derive(Debug)]
-pub struct Follower<'a> {
+pub(crate) struct Follower<'a> {
     followers: &'a Followers,
     key: Key,
     ended: CancellationToken,
@@ -52,12 +52,12 @@ impl Followers {
 
 impl Follower<'_> {
     /// Whether this is the task that is followed.
-    pub fn follows(&self, id: &str) -> bool {
+    pub(crate) fn follows(&self, id: &str) -> bool {
         *self.key.1 == *id
     }
 
     /// Resolves when somebody else has seen the end of the task.
-    pub fn ended(&self) -> impl Future<Output = ()> + use<> {
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + use<> {
         self.ended.clone().cancelled_owned()
     }
 }

@@ -27,7 +27,7 @@ const RELEASED: Duration = Duration::from_secs(1);
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 #[derive(Debug)]
-pub struct Idempotency {
+pub(crate) struct Idempotency {
     store: Arc<dyn StateStore>,
     // Requests of this process that run now.
     running: Mutex<HashMap<Key, Slot>>,
@@ -65,7 +65,7 @@ struct ReplyRecord {
 
 /// What a request with a key has to do.
 #[derive(Debug)]
-pub enum Turn {
+pub(crate) enum Turn {
     /// Run, and report what came of it.
     First(Running),
     /// Wait for the reply of the first request.
@@ -75,7 +75,7 @@ pub enum Turn {
 /// The first request with a key, while it runs.
 #[derive(Debug)]
 #[must_use]
-pub struct Running {
+pub(crate) struct Running {
     idempotency: Arc<Idempotency>,
     key: Key,
     body: String,
@@ -85,7 +85,7 @@ pub struct Running {
 
 /// A later request with the same key and body.
 #[derive(Debug)]
-pub struct Repeat {
+pub(crate) struct Repeat {
     idempotency: Arc<Idempotency>,
     key: Key,
     body: String,
@@ -104,7 +104,7 @@ impl Idempotency {
     }
 
     /// Claims the key for a request to `action` of `agent`, which may run for `limit`.
-    pub async fn begin(
+    pub(crate) async fn begin(
         self: &Arc<Self>,
         agent: &Arc<str>,
         action: &str,
@@ -165,7 +165,7 @@ impl Idempotency {
 
 impl Running {
     /// Passes the reply to all who wait for it, and remembers it if the agent was reached.
-    pub async fn finish(self, reply: &Reply) {
+    pub(crate) async fn finish(self, reply: &Reply) {
         let is_kept = reply.as_ref().map_or_else(|error| error.reached_agent, |_| true);
         let written = match is_kept {
             // The reply first: a key that is done without one is reported as such.
@@ -219,7 +219,7 @@ impl Drop for Running {
 
 impl Repeat {
     /// Waits for the reply of the first request.
-    pub async fn reply(self) -> Reply {
+    pub(crate) async fn reply(self) -> Reply {
         match self.first {
             First::Here(mut receiver) => {
                 let reply = receiver.wait_for(Option::is_some).await.ok().and_then(|reply| reply.clone());

@@ -19,7 +19,7 @@ const REPLY_BYTES: usize = 32 << 20;
 const KEY_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
-pub struct MemoryStore {
+pub(crate) struct MemoryStore {
     follow_ups: Mutex<Kept>,
     tasks: Mutex<Kept>,
     sessions: Mutex<Kept>,

@@ -20,14 +20,14 @@
 
 #[cfg(test)]
 mod faults;
-pub mod follow_ups;
-pub mod followers;
-pub mod idempotency;
-pub mod memory;
+pub(crate) mod follow_ups;
+pub(crate) mod followers;
+pub(crate) mod idempotency;
+pub(crate) mod memory;
 mod record;
-pub mod sessions;
+pub(crate) mod sessions;
 mod table;
-pub mod tasks;
+pub(crate) mod tasks;
 
 use std::fmt;
 use std::sync::Arc;
@@ -48,47 +48,47 @@ use tasks::TaskStore;
 
 /// The kinds of record, each with a table or bucket of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub(crate) enum Kind {
     FollowUp,
     Task,
     Session,
     /// Which requests have run. A store never drops such a record before its time is over.
     IdempotencyKey,
-    /// Their replies.
     Reply,
 }
 
 impl Kind {
-    pub const ALL: [Self; 5] = [Self::FollowUp, Self::Task, Self::Session, Self::IdempotencyKey, Self::Reply];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::FollowUp, Self::Task, Self::Session, Self::IdempotencyKey, Self::Reply];
 }
 
 /// The name of a record: the agent that it belongs to, and an id within that agent.
 ///
 /// Both come from outside and may contain anything; a store that has rules for its keys escapes them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Key {
+pub(crate) struct Key {
     pub agent: Arc<str>,
     pub id: String,
 }
 
 impl Key {
-    pub fn new(agent: &Arc<str>, id: impl Into<String>) -> Self {
+    pub(crate) fn new(agent: &Arc<str>, id: impl Into<String>) -> Self {
         Self { agent: Arc::clone(agent), id: id.into() }
     }
 }
 
 /// Counts the writes of a store. `0` stands for "no such record".
-pub type Revision = u64;
+pub(crate) type Revision = u64;
 
 /// How often the memory of what has expired is freed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The revision that a write expects when the record must not exist yet.
-pub const ABSENT: Revision = 0;
+pub(crate) const ABSENT: Revision = 0;
 
 /// A record as it was read.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub(crate) struct Entry {
     pub value: Bytes,
     pub revision: Revision,
     pub written_at: SystemTime,
@@ -97,11 +97,12 @@ pub struct Entry {
 /// The store cannot be reached, or holds a record that this version cannot read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the state store is unavailable")]
-pub struct Unavailable;
+pub(crate) struct Unavailable;
 
 /// Why a write was not confirmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum WriteError {
+#[cfg_attr(not(test), expect(dead_code, reason = "the memory store never loses a write; other stores do"))]
+pub(crate) enum WriteError {
     #[error("another write came first")]
     Conflict,
     #[error("the state store has no room for this record")]
@@ -114,7 +115,7 @@ pub enum WriteError {
 }
 
 /// Values under keys. Every write is conditional on the revision that the writer has seen.
-pub trait StateStore: fmt::Debug + Send + Sync {
+pub(crate) trait StateStore: fmt::Debug + Send + Sync {
     fn read<'a>(&'a self, kind: Kind, key: &'a Key) -> BoxFuture<'a, Result<Option<Entry>, Unavailable>>;
 
     /// Writes `value` if the record is still at revision `expected`. The record disappears `ttl` after
@@ -139,7 +140,7 @@ pub trait StateStore: fmt::Debug + Send + Sync {
 
 /// Everything that all agents of this process remember together.
 #[derive(Debug)]
-pub struct State {
+pub(crate) struct State {
     pub follow_ups: FollowUps,
     pub tasks: TaskStore,
     pub sessions: Sessions,
@@ -148,7 +149,7 @@ pub struct State {
 }
 
 impl State {
-    pub fn new(store: &Arc<dyn StateStore>) -> Self {
+    pub(crate) fn new(store: &Arc<dyn StateStore>) -> Self {
         Self {
             follow_ups: FollowUps::new(Arc::clone(store)),
             tasks: TaskStore::new(Arc::clone(store)),
@@ -160,7 +161,7 @@ impl State {
 
     /// Frees the memory of what has expired, again and again. Otherwise it is freed when something of the same
     /// kind is written, which may be never.
-    pub async fn keep_swept(&self) {
+    pub(crate) async fn keep_swept(&self) {
         loop {
             tokio::time::sleep(SWEEP_INTERVAL).await;
             self.sweep().await;

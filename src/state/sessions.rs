@@ -21,7 +21,7 @@ struct Record {
 /// The sessions whose agent chose a context id of its own. Any other session is its own context id, and
 /// is not stored.
 #[derive(Debug)]
-pub struct Sessions {
+pub(crate) struct Sessions {
     store: Arc<dyn StateStore>,
 }
 
@@ -31,7 +31,7 @@ impl Sessions {
     }
 
     /// The context id to send for a session: the agent's own from the second call on.
-    pub async fn context_id(&self, agent: &Arc<str>, session_id: &str) -> Result<String, ActionError> {
+    pub(crate) async fn context_id(&self, agent: &Arc<str>, session_id: &str) -> Result<String, ActionError> {
         let entry = self.store.read(Kind::Session, &Key::new(agent, session_id)).await?;
         let Some(entry) = entry else { return Ok(session_id.to_owned()) };
         let record: Record = record::decode(&entry.value)?;
@@ -42,7 +42,7 @@ impl Sessions {
     }
 
     /// Remembers which context id the agent gave to a session.
-    pub async fn follow(
+    pub(crate) async fn follow(
         &self,
         agent: &Arc<str>,
         session_id: &str,

@@ -214,7 +214,6 @@ impl<V> Table<V> {
         true
     }
 
-    /// Removes what has expired.
     pub(super) fn sweep(&mut self, now: Instant, gone: &mut Vec<V>) {
         (self.writes_since_sweep, self.swept) = (0, now);
         self.agents.retain(|_, rows| {

@@ -24,7 +24,7 @@ const LOCAL_BYTES: usize = 64 << 20;
 
 /// A task as it was last seen.
 #[derive(Debug, Clone)]
-pub struct TaskRecord {
+pub(crate) struct TaskRecord {
     pub state: TaskState,
     /// The reply at that time, or why nobody knows how the task goes on.
     pub reply: Reply,
@@ -68,8 +68,7 @@ impl TaskRecord {
         size_of::<Self>() + reply
     }
 
-    /// Which task it is.
-    pub fn task(&self) -> Option<&TaskRef> {
+    pub(crate) fn task(&self) -> Option<&TaskRef> {
         match &self.reply {
             Ok(outcome) => Some(&outcome.task),
             Err(error) => error.task.as_ref(),
@@ -105,9 +104,8 @@ impl Ended {
     }
 }
 
-/// Who observes a task.
 #[derive(Debug, Clone, Copy)]
-pub enum Observer {
+pub(crate) enum Observer {
     /// The call that follows it.
     Call { began: SystemTime },
     /// A request that looks at it once.
@@ -116,7 +114,7 @@ pub enum Observer {
 
 /// What came of [`TaskStore::record`].
 #[derive(Debug)]
-pub enum Recorded {
+pub(crate) enum Recorded {
     /// It was written in place of this record.
     Written { before: Option<Arc<TaskRecord>> },
     /// Nothing was written: this record is final, or newer.
@@ -124,7 +122,7 @@ pub enum Recorded {
 }
 
 #[derive(Debug)]
-pub struct TaskStore {
+pub(crate) struct TaskStore {
     local: Mutex<Table<Place>>,
     store: Arc<dyn StateStore>,
     followers: Followers,
@@ -155,7 +153,11 @@ impl TaskStore {
 
     /// A task that this process has seen. It asks the store only for tasks that it put there, so that a new
     /// call costs nothing.
-    pub async fn known(&self, agent: &Arc<str>, id: &str) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
+    pub(crate) async fn known(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+    ) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
         match self.place(agent, id) {
             None => Ok(None),
             Some(Place::InStore) => Box::pin(self.stored(agent, id)).await,
@@ -164,7 +166,11 @@ impl TaskStore {
     }
 
     /// A task that any replica has seen.
-    pub async fn find(&self, agent: &Arc<str>, id: &str) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
+    pub(crate) async fn find(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+    ) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
         match self.place(agent, id).and_then(Place::record) {
             Some(record) => Ok(Some(record)),
             None => self.stored(agent, id).await,
@@ -173,7 +179,13 @@ impl TaskStore {
 
     /// Remembers where a task stands, unless what is known of it is final or newer. A task that was submitted
     /// once stays so.
-    pub async fn record(&self, agent: &Arc<str>, id: &str, new: TaskRecord, observer: Observer) -> Recorded {
+    pub(crate) async fn record(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        new: TaskRecord,
+        observer: Observer,
+    ) -> Recorded {
         let is_end_in_look = new.state.is_final() && matches!(observer, Observer::Look { .. });
         let here = match new.is_shared() {
             true => Err(Box::new(new)),
@@ -191,13 +203,13 @@ impl TaskStore {
 
     /// Follows a task for a call, which may not hear of the task's end from the agent when another request,
     /// such as a cancel, has brought it about.
-    pub fn follow(&self, agent: &Arc<str>, id: &str) -> Follower<'_> {
+    pub(crate) fn follow(&self, agent: &Arc<str>, id: &str) -> Follower<'_> {
         self.followers.follow(agent, id)
     }
 
     /// Remembers that a call has lost sight of a task, for those who ask while the agent is away. A final
     /// state stays, and so does an open question: it can still be answered.
-    pub async fn lose(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
+    pub(crate) async fn lose(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
         let known = self.known(agent, id).await.ok().flatten();
         if let Some(record) = known.filter(|record| !record.state.is_settled()) {
             let lost = TaskRecord {

@@ -18,11 +18,12 @@ pub use otlp::{CallSpan, Exporting, ended, hand_on, outcome, start, task};
 #[cfg(not(feature = "otlp"))]
 mod none;
 #[cfg(not(feature = "otlp"))]
-pub use none::{CallSpan, Exporting, ended, hand_on, outcome, start, task};
+pub(crate) use none::{CallSpan, ended, hand_on, outcome, start, task};
 
 /// What is known of a call when it arrives.
 #[derive(Debug, Clone, Copy)]
-pub struct Arrival<'a> {
+#[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only exported spans have them"))]
+pub(crate) struct Arrival<'a> {
     /// The agent's name in the settings.
     pub agent: &'a str,
     /// The skill or built-in action, as on the mesh.

@@ -2,14 +2,13 @@
 
 /// The one version that is specified.
 const VERSION_00: &str = "00";
-/// Reserved, never a version.
 const NO_VERSION: &str = "ff";
 /// Length of `version-trace_id-parent_id-flags`, which is all that version 00 has.
 const LENGTH: usize = 55;
 
 /// A `traceparent` that is valid, so it may be passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Traceparent<'a> {
+pub(crate) struct Traceparent<'a> {
     text: &'a str,
     trace_id: &'a str,
 }
@@ -17,7 +16,7 @@ pub struct Traceparent<'a> {
 impl<'a> Traceparent<'a> {
     /// `None` for anything that the specification tells a receiver to ignore. Versions above 00 may
     /// have further fields after a dash.
-    pub fn parse(text: &'a str) -> Option<Self> {
+    pub(crate) fn parse(text: &'a str) -> Option<Self> {
         let (known, more) = text.split_at_checked(LENGTH)?;
         let mut fields = known.split('-');
         let version = fields.next().filter(|field| is_hex(field, 2))?;
@@ -32,13 +31,12 @@ impl<'a> Traceparent<'a> {
         is_whole.then_some(Self { text, trace_id })
     }
 
-    /// The whole header value.
-    pub fn as_str(self) -> &'a str {
+    pub(crate) fn as_str(self) -> &'a str {
         self.text
     }
 
-    /// The id of the trace, 32 hexadecimal digits.
-    pub fn trace_id(self) -> &'a str {
+    #[cfg(any(test, feature = "otlp"))]
+    pub(crate) fn trace_id(self) -> &'a str {
         self.trace_id
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use a2a_bridge::process::procfs::Stat;
+use a2a_bridge::internal::procfs::Stat;
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};

@@ -4,7 +4,7 @@ use std::io::{PipeReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use a2a_bridge::process::ports;
+use a2a_bridge::internal::ports;
 use serde_json::json;
 
 use crate::support::supervise::{Site, demo};

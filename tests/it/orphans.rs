@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use a2a_bridge::process::procfs::{self, Stat};
+use a2a_bridge::internal::procfs::{self, Stat};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

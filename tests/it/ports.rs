@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, TcpListener, UdpSocket};
 
-use a2a_bridge::process::ports;
+use a2a_bridge::internal::ports;
 use tokio::net::TcpSocket;
 
 use crate::support::supervise::{SOON, Site, program, shell};

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use a2a_bridge::bus::service::{Description, Endpoint, Handler, Mesh, Request, Service, round_trip};
-use a2a_bridge::bus::subject::{ReplyGuard, Token};
+use a2a_bridge::internal::service::{Description, Endpoint, Handler, Mesh, Request, Service, round_trip};
+use a2a_bridge::internal::{ReplyGuard, Token};
 use async_nats::Client;
 use futures_util::StreamExt;
 use tokio::task::JoinSet;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use a2a_bridge::bus::service::{Description, Handler, Request, round_trip};
+use a2a_bridge::internal::service::{Description, Handler, Request, round_trip};
 use async_nats::client::RequestErrorKind;
 use async_nats::{ConnectOptions, HeaderMap};
 use futures_util::StreamExt;

@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use a2a_bridge::process::child::{Child, Host, Spec};
-use a2a_bridge::process::guard;
-use a2a_bridge::process::output::Output;
-use a2a_bridge::process::procfs::{self, Stat};
-use a2a_bridge::secrets::Secrets;
+use a2a_bridge::internal::Secrets;
+use a2a_bridge::internal::child::{Child, Host, Spec};
+use a2a_bridge::internal::guard;
+use a2a_bridge::internal::output::Output;
+use a2a_bridge::internal::procfs::{self, Stat};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use secrecy::SecretString;

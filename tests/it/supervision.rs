@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use a2a_bridge::bus::control::Report;
-use a2a_bridge::process::procfs::{self, Stat};
+use a2a_bridge::internal::Report;
+use a2a_bridge::internal::procfs::{self, Stat};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -95,7 +95,7 @@ async fn a_foreign_process_on_the_port_is_named_and_is_sent_nothing() {
 #[tokio::test]
 async fn a_foreign_process_that_takes_the_port_while_the_agent_starts_is_sent_nothing() {
     let mut site = Site::new().await;
-    let port = a2a_bridge::process::ports::free().unwrap();
+    let port = a2a_bridge::internal::ports::free().unwrap();
     let lines = format!(
         "url: http://127.0.0.1:{port}\ncommand: {} demo-agent --port {port} --slow-start 1s\nbearer_token: s3cret-token",
         crate::support::supervise::program()
@@ -412,12 +412,12 @@ async fn logs_show_what_an_agent_wrote_and_follow_what_it_writes() {
 #[tokio::test]
 async fn metrics_and_health_are_served() {
     let mut site = Site::new().await;
-    let port = a2a_bridge::process::ports::free().unwrap();
+    let port = a2a_bridge::internal::ports::free().unwrap();
     site.settings_with(&format!("metrics: {{ listen: '127.0.0.1:{port}' }}"), &[("a", &demo(""))]);
     site.start();
     until_published(&site, "a").await;
     site.client.request("a2a.action.a.echo", "hello".into()).await.unwrap();
-    let http = a2a_bridge::a2a::http_client().unwrap();
+    let http = a2a_bridge::internal::http_client().unwrap();
     let get = async |path: &str| {
         let reply = http.get(format!("http://127.0.0.1:{port}{path}")).send().await.unwrap();
         (reply.status().as_u16(), reply.text().await.unwrap())

@@ -30,7 +30,6 @@ pub enum TokenError {
     /// The token endpoint was not reached.
     #[error("cannot reach the token endpoint (`token_url`)")]
     Unreachable(#[source] Arc<ClientError>),
-    /// No answer in time.
     #[error("no answer from the token endpoint (`token_url`) within {}s", TIMEOUT.as_secs())]
     Timeout,
     /// It refused, or answered with something else.

@@ -18,7 +18,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 const WELL_KNOWN: [&str; 2] = ["/.well-known/agent-card.json", "/.well-known/agent.json"];
 
 /// Reads the card of the agent at `base`, from `card_path` or from the well-known paths.
-pub async fn fetch(
+pub(crate) async fn fetch(
     http: &reqwest::Client,
     base: &Url,
     card_path: Option<&str>,

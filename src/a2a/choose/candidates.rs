@@ -29,7 +29,6 @@ impl Candidate {
     }
 }
 
-/// What to try.
 #[derive(Debug)]
 pub(super) struct Plan {
     /// What settings and card say, the preferred one first.

@@ -22,7 +22,6 @@ pub(super) enum Verdict {
     No,
     /// Nothing of the kind is at this address.
     WrongAddress,
-    /// Nobody answered.
     NoAnswer,
 }
 

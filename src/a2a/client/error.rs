@@ -8,25 +8,25 @@ use crate::a2a::retry::Retry;
 use crate::secrets::Secrets;
 
 /// JSON-RPC codes of A2A that the bridge acts upon.
-pub mod code {
+pub(crate) mod code {
     /// The agent does not know the task.
-    pub const TASK_NOT_FOUND: i64 = -32001;
+    pub(crate) const TASK_NOT_FOUND: i64 = -32001;
     /// The task cannot be cancelled.
-    pub const TASK_NOT_CANCELABLE: i64 = -32002;
+    pub(crate) const TASK_NOT_CANCELABLE: i64 = -32002;
     /// The agent does not do this.
-    pub const UNSUPPORTED_OPERATION: i64 = -32004;
+    pub(crate) const UNSUPPORTED_OPERATION: i64 = -32004;
     /// The agent does not speak this version.
-    pub const VERSION_NOT_SUPPORTED: i64 = -32009;
+    pub(crate) const VERSION_NOT_SUPPORTED: i64 = -32009;
     /// The agent failed; some say with it that they do not do this.
-    pub const INTERNAL: i64 = -32603;
+    pub(crate) const INTERNAL: i64 = -32603;
     /// The parameters are not those of the method.
-    pub const INVALID_PARAMS: i64 = -32602;
+    pub(crate) const INVALID_PARAMS: i64 = -32602;
     /// The request is not one of JSON-RPC; some say it of invalid parameters.
-    pub const INVALID_REQUEST: i64 = -32600;
+    pub(crate) const INVALID_REQUEST: i64 = -32600;
     /// The request is not JSON; some say it of invalid parameters.
-    pub const PARSE_ERROR: i64 = -32700;
+    pub(crate) const PARSE_ERROR: i64 = -32700;
     /// The agent has no such method.
-    pub const METHOD_NOT_FOUND: i64 = -32601;
+    pub(crate) const METHOD_NOT_FOUND: i64 = -32601;
 }
 
 /// Where an error comes from, as far as its form shows.
@@ -68,7 +68,6 @@ pub enum ClientError {
     NotA2a {
         /// What is wrong with it.
         reason: String,
-        /// How it begins.
         snippet: String,
     },
     /// The agent's answer is compressed, which it was not asked for.
@@ -85,10 +84,7 @@ pub enum ClientError {
     Token(#[source] TokenError),
     /// The agent's answer is larger than allowed.
     #[error("the agent's answer is larger than {limit} bytes (`max_response_size`)")]
-    TooLarge {
-        /// The configured limit.
-        limit: u64,
-    },
+    TooLarge { limit: u64 },
 }
 
 fn refusal(status: &Option<u16>, code: &Option<i64>, message: &str) -> String {
@@ -184,7 +180,7 @@ impl ClientError {
 }
 
 /// The chain of causes in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -14,7 +14,6 @@ const JSON: &str = "application/json";
 /// What a dialect wants to be sent; the client knows where to.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// The HTTP method.
     pub method: Method,
     /// Segments below the address of the interface; none for the address itself.
     pub path: Vec<String>,

@@ -7,7 +7,6 @@ use serde_json::value::RawValue;
 /// What an agent's body says when it is not a result.
 #[derive(Debug)]
 pub enum NotAResult {
-    /// An error object.
     Error(RpcError),
     /// Not A2A at all; the reason.
     NotA2a(String),
@@ -18,7 +17,6 @@ pub enum NotAResult {
 pub struct RpcError {
     /// The agent's JSON-RPC code, or the one that its reason stands for.
     pub code: Option<i64>,
-    /// The agent's words.
     pub message: String,
     /// Whatever else the agent wants to tell.
     pub data: Option<Box<RawValue>>,

@@ -13,7 +13,7 @@ mod v03_rest;
 mod v1;
 mod v1_rest;
 
-pub use v1::{WirePart as V1Part, part as v1_part};
+pub(crate) use v1::{WirePart as V1Part, part as v1_part};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -21,8 +21,9 @@ use uuid::Uuid;
 
 use super::model::{Answer, Event, Part, Task};
 use super::retry::Retries;
-pub use call::Call;
-pub use error::{NotAResult, RpcError};
+pub(crate) use call::Call;
+pub(crate) use error::NotAResult;
+pub use error::RpcError;
 
 /// A version of A2A together with its binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,15 +61,12 @@ pub struct Outgoing<'a> {
     /// Names the message. It is the same each time the message goes out, so that an agent can recognise a
     /// repeat.
     pub message_id: Uuid,
-    /// Continues this task.
     pub task_id: Option<&'a str>,
     /// The id for a new task, on wires where the client makes it.
     pub new_task_id: Option<&'a str>,
-    /// Continues this conversation.
     pub context_id: Option<&'a str>,
     /// Tasks that the message refers to.
     pub reference_task_ids: &'a [String],
-    /// The content.
     pub parts: &'a [Part],
     /// The skill that the caller chose.
     pub skill_id: Option<&'a str>,
@@ -111,7 +109,6 @@ impl Dialect {
         matches!(self, Self::V1 | Self::V1Rest).then_some("1.0")
     }
 
-    /// A send.
     pub fn send(self, message: &Outgoing<'_>) -> Call {
         match self {
             Self::V01 => Call::rpc("tasks/send", &v01::send_params(message)),
@@ -152,7 +149,6 @@ impl Dialect {
         }
     }
 
-    /// Asks for a task.
     pub fn get(self, task_id: &str) -> Call {
         let params = TaskParams { id: task_id };
         match self {

@@ -52,26 +52,20 @@ impl Configuration<'_> {
 /// A part, exactly as v1.0 has it.
 #[derive(Debug, Serialize, Default)]
 #[serde(rename_all = "camelCase")]
-pub struct WirePart<'a> {
-    /// Text for people.
+pub(crate) struct WirePart<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<&'a str>,
     /// A file's bytes, in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub raw: Option<&'a str>,
-    /// Where a file is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<&'a str>,
-    /// Structured data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<&'a RawValue>,
-    /// A file's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filename: Option<&'a str>,
-    /// A file's media type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub media_type: Option<&'a str>,
-    /// The sender's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<&'a RawValue>,
 }
@@ -95,7 +89,7 @@ pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
 }
 
 /// A part in v1.0's shape, which is also how the mesh sees it.
-pub fn part(part: &Part) -> WirePart<'_> {
+pub(crate) fn part(part: &Part) -> WirePart<'_> {
     match part {
         Part::Text(text) => WirePart { text: Some(text), ..WirePart::default() },
         Part::Data(data) => WirePart { data: Some(data), ..WirePart::default() },

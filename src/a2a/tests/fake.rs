@@ -38,7 +38,6 @@ impl Seen {
     }
 }
 
-/// What it answers with.
 pub(crate) type Answer = (u16, &'static str, String);
 
 /// It does not answer at all.

@@ -6,7 +6,7 @@ use crate::action::progress::Frame;
 
 impl Fold<'_> {
     /// Begins with a task as it was before an answer to it. What it holds was told before.
-    pub fn recall(&mut self, task: Task) {
+    pub(crate) fn recall(&mut self, task: Task) {
         if self.apply(Event::Task(task)).is_err() {
             return self.forget();
         }
@@ -20,7 +20,7 @@ impl Fold<'_> {
 
     /// Takes the first event of an answered question's stream: an old snapshot that still waits
     /// does not end it, and what it holds was told before.
-    pub fn apply_first_after_answer(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
+    pub(crate) fn apply_first_after_answer(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
         let is_old = matches!(&event, Event::Task(task) if task.state.is_waiting())
             && !(self.past == Past::LookedUp && self.is_of_another_task(&event));
         let mut frames = self.apply(event)?;

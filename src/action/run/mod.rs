@@ -83,7 +83,6 @@ pub(super) struct Question {
     pub(super) is_taken: bool,
 }
 
-/// Where a run stands.
 enum Phase {
     /// Reads the events of an open stream.
     Reading(Box<EventStream>),
@@ -123,7 +122,6 @@ pub(super) struct CallRun<'a, P> {
     follower: Option<Follower<'a>>,
 }
 
-/// Why a delivery failed.
 pub(super) enum Failure {
     /// The task of the question has ended, so its answer was not sent.
     TaskEnded,

@@ -48,7 +48,6 @@ impl<P: Progress> CallRun<'_, P> {
         Ok((outcome, source))
     }
 
-    /// The same without publishing.
     pub(super) async fn record(
         &self,
         task: &Task,

@@ -30,7 +30,6 @@ pub(in crate::action) struct Pace {
     first: Duration,
     longest: Duration,
     growth: f32,
-    /// Minimum number of polls.
     polls: u32,
     /// Polling goes on after those for this long.
     patience: Duration,

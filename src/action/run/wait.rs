@@ -21,15 +21,12 @@ const CANCEL_AT_AGENT: Duration = Duration::from_secs(3);
 /// Why a wait ended without a response from the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::action) enum Interruption {
-    /// The call's own limit.
     Deadline,
-    /// Silence for too long.
     Idle,
     /// The end of a stop's grace period.
     Hurry,
     /// The agent's process has ended.
     Gone,
-    /// Nobody listens any more.
     Abandoned,
 }
 

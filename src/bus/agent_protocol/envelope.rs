@@ -10,7 +10,6 @@ use crate::reply::error::ActionError;
 
 /// Most attachments of one message.
 const MAX_ATTACHMENTS: usize = 64;
-/// Longest file name.
 const MAX_NAME: usize = 255;
 /// Longest name of a skill or a session.
 const MAX_ID: usize = 256;

@@ -120,7 +120,6 @@ impl Prompts {
         ended(&outcome)
     }
 
-    /// Reads the prompt.
     fn read(&self, message: &Message, trace: Trace) -> Result<(Operation, CallOptions), ActionError> {
         let envelope = self.envelope(message)?;
         let headers = Headers::read(message, trace)?;

@@ -34,7 +34,6 @@ impl Call {
         Self { stats: Arc::clone(stats), began: Instant::now(), counted: false }
     }
 
-    /// The request was answered.
     pub fn succeed(mut self) {
         self.count(None);
     }

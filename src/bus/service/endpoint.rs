@@ -27,7 +27,6 @@ enum Order {
     Leave(CancellationToken),
 }
 
-/// A subscribed endpoint.
 pub(super) struct Running {
     listed: Listed,
     orders: watch::Sender<Order>,

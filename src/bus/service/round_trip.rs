@@ -19,7 +19,6 @@ pub(super) const LIMIT: Duration = Duration::from_secs(2);
 /// Why nobody knows what the server has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RoundTripError {
-    /// The client is closed.
     #[error("the connection to NATS is closed")]
     Closed,
     /// Nothing came back: no connection, or publishing to the own inbox is not permitted.

@@ -3,7 +3,7 @@
 use super::Token;
 
 /// First word of every subject of the protocol.
-pub const ROOT: &str = "agents";
+pub(crate) const ROOT: &str = "agents";
 /// The kind of host, third word of every subject.
 const KIND: &str = "a2a";
 /// Marks a token that is not the agent's own. No token that is used as it is begins like that.
@@ -11,7 +11,7 @@ const ENCODED: &str = "_u";
 
 /// Where one agent is reached by clients of the protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentSubjects {
+pub(crate) struct AgentSubjects {
     owner: String,
     session: String,
 }
@@ -23,37 +23,36 @@ impl AgentSubjects {
     /// it is. Another gets the mark `_u`, and in it every capital becomes `_` and its small letter,
     /// every `_` becomes `__`, so that it can be read back and no two agents share a subject:
     /// `Weather-2` is `_u_weather-2`.
-    pub fn new(owner: &str, agent: &Token) -> Self {
+    pub(crate) fn new(owner: &str, agent: &Token) -> Self {
         Self { owner: owner.to_owned(), session: lower_case(agent.as_str()) }
     }
 
     /// The kind of host that metadata and subjects name.
-    pub fn kind(&self) -> &'static str {
+    pub(crate) fn kind(&self) -> &'static str {
         KIND
     }
 
-    /// Whose agent it is.
-    pub fn owner(&self) -> &str {
+    pub(crate) fn owner(&self) -> &str {
         &self.owner
     }
 
     /// The last word, which the protocol calls the session.
-    pub fn session(&self) -> &str {
+    pub(crate) fn session(&self) -> &str {
         &self.session
     }
 
     /// Where the agent is prompted.
-    pub fn prompt(&self) -> String {
+    pub(crate) fn prompt(&self) -> String {
         self.subject("prompt")
     }
 
     /// Where it is asked for a heartbeat.
-    pub fn status(&self) -> String {
+    pub(crate) fn status(&self) -> String {
         self.subject("status")
     }
 
     /// Where its heartbeats are published.
-    pub fn heartbeat(&self) -> String {
+    pub(crate) fn heartbeat(&self) -> String {
         self.subject("hb")
     }
 

@@ -44,7 +44,6 @@ impl Pump {
         }
     }
 
-    /// Reads to the end.
     pub(super) async fn run(mut self, mut pipe: impl AsyncRead + Unpin) {
         let mut chunk = vec![0; CHUNK];
         while let Ok(count @ 1..) = pipe.read(&mut chunk).await {

@@ -3,42 +3,35 @@
 use super::{Arrival, collector};
 use crate::a2a::client::Trace;
 
-/// Nothing is exported.
 #[derive(Debug)]
-pub struct Exporting;
+pub(crate) struct Exporting;
 
 /// Says that nothing is exported, to whoever expects it.
-pub fn start() -> Exporting {
+pub(crate) fn start() -> Exporting {
     if let Some((variable, _)) = collector() {
         tracing::warn!("{variable} is set, but no spans are exported: built without the `otlp` feature");
     }
     Exporting
 }
 
-/// No span.
 #[derive(Debug)]
-pub struct CallSpan;
+pub(crate) struct CallSpan;
 
 impl CallSpan {
-    /// Nothing.
-    pub fn begin(_: Arrival<'_>, _: impl FnOnce() -> Trace) -> Self {
+    pub(crate) fn begin(_: Arrival<'_>, _: impl FnOnce() -> Trace) -> Self {
         Self
     }
 
-    /// The work itself.
-    pub fn around<F: Future>(self, work: F) -> F {
+    pub(crate) fn around<F: Future>(self, work: F) -> F {
         work
     }
 }
 
 /// Leaves the caller's trace as it is.
-pub fn hand_on(_: &mut Trace) {}
+pub(crate) fn hand_on(_: &mut Trace) {}
 
-/// Nobody wants to know.
-pub fn task(_: &str, _: Option<&str>) {}
+pub(crate) fn task(_: &str, _: Option<&str>) {}
 
-/// Nobody wants to know.
-pub fn outcome(_: &'static str) {}
+pub(crate) fn outcome(_: &'static str) {}
 
-/// Nobody wants to know.
-pub fn ended(_: Option<&'static str>) {}
+pub(crate) fn ended(_: Option<&'static str>) {}

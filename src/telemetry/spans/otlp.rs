@@ -39,7 +39,6 @@ struct Noted {
 pub struct CallSpan(Context);
 
 impl CallSpan {
-    /// Continues the caller's trace.
     pub fn begin(arrival: Arrival<'_>, trace: impl FnOnce() -> Trace) -> Self {
         Self(TRACER.get().map_or_else(Context::new, |tracer| begin(tracer, arrival, trace())))
     }

@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use a2a_bridge::bridge::Bridge;
-use a2a_bridge::config::{self, Config};
+use a2a_bridge::internal::Bridge;
+use a2a_bridge::internal::{Config, parse_config};
 use async_nats::{Client, HeaderMap, Message, Subscriber};
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
@@ -150,7 +150,7 @@ fn settings(server: &NatsServer, name: &str, url: &str, settings: &str) -> Confi
         "nats:\n  url: {}\n  agent_protocol: {{ owner: acme }}\nagents:\n  - name: {name}\n    url: {url}\n{settings}shutdown_grace: 10m\n",
         server.url()
     );
-    config::parse(&text, "bridge.yaml", &|_| None).unwrap()
+    parse_config(&text, "bridge.yaml", &|_| None).unwrap()
 }
 
 async fn bridge(config: Config) -> Bridge {

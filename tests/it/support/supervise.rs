@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use a2a_bridge::bus::control::Report;
-use a2a_bridge::bus::subject::{Subjects, Token};
-use a2a_bridge::process::procfs::{self, Stat};
+use a2a_bridge::internal::Report;
+use a2a_bridge::internal::procfs::{self, Stat};
+use a2a_bridge::internal::{Subjects, Token};
 use async_nats::Client;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use a2a_bridge::bus::service::{Description, Endpoint, Handler, Mesh, Request, Service};
-use a2a_bridge::bus::subject::{ReplyGuard, Token};
+use a2a_bridge::internal::service::{Description, Endpoint, Handler, Mesh, Request, Service};
+use a2a_bridge::internal::{ReplyGuard, Token};
 use async_nats::client::RequestErrorKind;
 use async_nats::{Client, ConnectOptions};
 use serde_json::Value;
