@@ -17,7 +17,7 @@ use self::served::Served;
 use crate::a2a::{self, auth::AuthError};
 use crate::action::actions::{Actions, Limits, Stop};
 use crate::action::assemble::ArtifactRules;
-use crate::agent::{Agent, Predecessors, State as AgentState};
+use crate::agent::{Agent, AgentState, Predecessors};
 use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::{ConnectError, connect};
 use crate::bus::control::{Control, ControlError};
@@ -190,7 +190,7 @@ impl Bridge {
         self.tasks.spawn("sweep", OnFailure::Log, async move {
             stopping.run_until_cancelled(state.keep_swept()).await;
         });
-        if let Some(config::Metrics { listen }) = config.metrics {
+        if let Some(config::MetricsConfig { listen }) = config.metrics {
             let server = metrics::serve(listen, Arc::clone(&self.metrics), self.tasks.stopping().clone())
                 .await
                 .map_err(|source| BridgeError::Metrics { listen, source })?;
@@ -203,7 +203,7 @@ impl Bridge {
         Ok(())
     }
 
-    async fn add(&self, config: config::Agent) -> Result<(), BridgeError> {
+    async fn add(&self, config: config::AgentConfig) -> Result<(), BridgeError> {
         let before = self.departures.before(&config);
         let (agent, limits) = self.start(config, before)?;
         let new = self.placed(&agent, limits).await?;
@@ -226,7 +226,7 @@ impl Bridge {
     ///
     /// The old process has to end before the new one starts, as they may share a port. Attached agents
     /// have no process, so the new one is on the mesh before the old one leaves it.
-    async fn replace(&self, config: config::Agent) -> Result<(), BridgeError> {
+    async fn replace(&self, config: config::AgentConfig) -> Result<(), BridgeError> {
         let old = self.agents().into_iter().find(|old| *old.name == *config.name);
         let Some(old) = old else { return self.add(config).await };
         let mut before = self.departures.before(&config);
@@ -265,7 +265,11 @@ impl Bridge {
         }
     }
 
-    fn start(&self, config: config::Agent, before: Predecessors) -> Result<(Agent, Limits), BridgeError> {
+    fn start(
+        &self,
+        config: config::AgentConfig,
+        before: Predecessors,
+    ) -> Result<(Agent, Limits), BridgeError> {
         if self.served().is_none() {
             return Err(BridgeError::Stopping);
         }

@@ -45,7 +45,7 @@
 //!    *claims* its [follow-up id](state::follow_ups), so that it works once.
 //! 5. `CallRun`, the state machine in `action::run`, sends the message, at most once unless the agent's answer
 //!    proves that nothing ran ([`a2a::retry`]), and follows the task: it reads a stream, subscribes again, or
-//!    polls. Everything goes through the [fold](action::fold); the front door learns of it through
+//!    polls. Everything goes through the [fold](action::task_builder); the front door learns of it through
 //!    [`Progress`](action::progress::Progress).
 //! 6. When the task has settled, [`assemble`](action::assemble) makes the message, a question gets a
 //!    follow-up id, and the task goes to the [task store](state::tasks).

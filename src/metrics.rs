@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::calls::BUCKETS;
-use crate::agent::{Agent, State};
+use crate::agent::{Agent, AgentState};
 use crate::state::State as Stored;
 
 const STARTING: u8 = 0;
@@ -93,13 +93,13 @@ impl Metrics {
         out.family("a2a_bridge_agent_state", "gauge", "1 for the state that the agent is in.");
         for agent in &agents {
             let now = agent.status.borrow().state;
-            for state in State::ALL {
+            for state in AgentState::ALL {
                 let labels = [("agent", &*agent.name), ("state", state.as_str())];
                 out.sample("a2a_bridge_agent_state", &labels, u8::from(state == now));
             }
         }
         out.family("a2a_bridge_agents", "gauge", "Agents by state.");
-        for state in State::ALL {
+        for state in AgentState::ALL {
             let count = agents.iter().filter(|agent| agent.status.borrow().state == state).count();
             out.sample("a2a_bridge_agents", &[("state", state.as_str())], count);
         }

@@ -17,7 +17,7 @@ pub(super) struct Places {
 
 impl Places {
     /// Takes them from an agent's settings.
-    pub(super) fn new(config: &config::Agent) -> Self {
+    pub(super) fn new(config: &config::AgentConfig) -> Self {
         Self {
             base: config.url.clone(),
             use_card_url: config.use_card_url,

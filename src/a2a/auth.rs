@@ -78,7 +78,11 @@ enum Secret {
 
 impl Keyring {
     /// Reads the settings. `http` is for token endpoints, which may be anywhere; `secrets` learns their tokens.
-    pub fn new(config: &config::Agent, http: &reqwest::Client, secrets: &Secrets) -> Result<Self, AuthError> {
+    pub fn new(
+        config: &config::AgentConfig,
+        http: &reqwest::Client,
+        secrets: &Secrets,
+    ) -> Result<Self, AuthError> {
         let mut headers = HeaderMap::new();
         for (name, secret) in &config.headers {
             let header = HeaderName::try_from(name).map_err(|e| AuthError::Name(name.clone(), e))?;

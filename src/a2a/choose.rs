@@ -56,7 +56,7 @@ impl Chooser {
     /// For the agent of these settings. `plain_http` is for places that shall not see the
     /// agent's client certificate.
     pub fn new(
-        config: &config::Agent,
+        config: &config::AgentConfig,
         http: reqwest::Client,
         plain_http: reqwest::Client,
         keyring: Keyring,
@@ -266,7 +266,7 @@ fn is_other(one: &Interface, other: &Interface) -> bool {
 
 /// How a client gets another wire when the agent refuses the one it has.
 #[derive(Debug, Clone)]
-pub struct SecondThoughts {
+pub struct DialectFallback {
     pub chooser: Arc<Chooser>,
     /// The card that the choice was made for.
     pub card: Arc<Card>,

@@ -17,8 +17,8 @@ use url::Url;
 
 use super::auth::Credentials;
 use super::card::Interface;
-use super::choose::SecondThoughts;
-use super::dialect::{Call, Dialect, Outgoing};
+use super::choose::DialectFallback;
+use super::dialect::{Dialect, HttpCall, OutgoingMessage};
 use super::http::{Endpoint, Response};
 use super::model::{Answer, Task};
 use super::retry::{Retries, Retry};
@@ -53,7 +53,7 @@ pub struct Client {
     tenant: Option<String>,
     credentials: Credentials,
     max_response: u64,
-    second_thoughts: Option<SecondThoughts>,
+    second_thoughts: Option<DialectFallback>,
     // Whether the agent has ever answered in this wire.
     is_proven: Arc<AtomicBool>,
 }
@@ -78,7 +78,7 @@ impl Client {
     }
 
     /// The same client, which looks for another wire when the agent refuses this one.
-    pub fn reconsidering(mut self, second_thoughts: SecondThoughts) -> Self {
+    pub fn reconsidering(mut self, second_thoughts: DialectFallback) -> Self {
         self.second_thoughts = Some(second_thoughts);
         self
     }
@@ -93,7 +93,7 @@ impl Client {
     }
 
     /// Sends a message and waits until the agent answers.
-    pub async fn send(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<Answer, ClientError> {
+    pub async fn send(&self, message: &OutgoingMessage<'_>, trace: &Trace) -> Result<Answer, ClientError> {
         let error = match self.send_once(message, trace).await {
             Err(error) => error,
             sent => return sent,
@@ -136,7 +136,11 @@ impl Client {
     }
 
     /// Sends a message and takes the events of its answer as they come.
-    pub async fn stream(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<EventStream, ClientError> {
+    pub async fn stream(
+        &self,
+        message: &OutgoingMessage<'_>,
+        trace: &Trace,
+    ) -> Result<EventStream, ClientError> {
         let opened = self.events(self.dialect.stream(message), trace, Some(message.retries)).await;
         if let Err(error) = &opened {
             self.reconsider(error).await;
@@ -159,7 +163,7 @@ impl Client {
 
     async fn events(
         &self,
-        call: Call,
+        call: HttpCall,
         trace: &Trace,
         retries: Option<&Retries>,
     ) -> Result<EventStream, ClientError> {
@@ -192,7 +196,7 @@ impl Client {
         self.noted(self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
-    async fn send_once(&self, message: &Outgoing<'_>, trace: &Trace) -> Result<Answer, ClientError> {
+    async fn send_once(&self, message: &OutgoingMessage<'_>, trace: &Trace) -> Result<Answer, ClientError> {
         let body = self.call(self.dialect.send(message), trace, Some(message.retries)).await?;
         self.noted(self.dialect.read_answer(&body.bytes).map_err(|problem| body.explain(problem)))
     }
@@ -203,7 +207,7 @@ impl Client {
     }
 
     /// Makes a call for the sake of the error that it gives.
-    pub(super) async fn call_once(&self, call: Call, trace: &Trace) -> Result<(), ClientError> {
+    pub(super) async fn call_once(&self, call: HttpCall, trace: &Trace) -> Result<(), ClientError> {
         let body = self.call(call, trace, None).await?;
         match self.dialect.read_answer(&body.bytes) {
             Ok(_) => Ok(()),
@@ -222,7 +226,7 @@ impl Client {
     /// A client for the wire that was found since this one was made. An agent may lack a method to
     /// look or to cancel, so that alone is no reason to search for a wire.
     fn on_the_new_wire(&self) -> Option<Self> {
-        let SecondThoughts { chooser, card, .. } = self.second_thoughts.as_ref()?;
+        let DialectFallback { chooser, card, .. } = self.second_thoughts.as_ref()?;
         let other = chooser.changed_from(card, &self.interface())?;
         chooser.client(card, &other).ok()
     }
@@ -240,7 +244,7 @@ impl Client {
     /// Sends a call with the credentials that are at hand, which `authorization` remembers.
     async fn send_call(
         &self,
-        call: &Call,
+        call: &HttpCall,
         accept: &'static str,
         trace: &Trace,
         authorization: &mut Option<HeaderValue>,
@@ -279,7 +283,7 @@ impl Client {
     /// those of [`Retry::after_status`], and 405 for GET on a subscription. `retries` records it for a message.
     pub(super) async fn exchange(
         &self,
-        mut call: Call,
+        mut call: HttpCall,
         accept: &'static str,
         trace: &Trace,
         retries: Option<&Retries>,
@@ -303,7 +307,12 @@ impl Client {
         Box::pin(self.send_call(&call, accept, trace, &mut sent)).await
     }
 
-    async fn call(&self, call: Call, trace: &Trace, retries: Option<&Retries>) -> Result<Body, ClientError> {
+    async fn call(
+        &self,
+        call: HttpCall,
+        trace: &Trace,
+        retries: Option<&Retries>,
+    ) -> Result<Body, ClientError> {
         let accept = if call.content_type == "application/json" {
             "application/json"
         } else {

@@ -53,7 +53,7 @@ pub fn http_client() -> reqwest::Result<reqwest::Client> {
 /// `http` is the shared client; an agent with certificates of its own gets one of its own. `secrets` learns the
 /// access tokens.
 pub(crate) fn chooser(
-    config: &config::Agent,
+    config: &config::AgentConfig,
     http: &reqwest::Client,
     secrets: &Secrets,
 ) -> Result<Chooser, AuthError> {

@@ -20,7 +20,7 @@ use super::run::{
 };
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
-use crate::a2a::dialect::{Outgoing, Wait};
+use crate::a2a::dialect::{OutgoingMessage, Wait};
 use crate::a2a::model::{Task, TaskState};
 use crate::a2a::retry::Retries;
 use crate::reply::Reply;
@@ -169,7 +169,7 @@ impl Actions {
         };
         // For wires where the client makes the ids.
         let new_task_id = Uuid::new_v4().to_string();
-        let message = Outgoing {
+        let message = OutgoingMessage {
             message_id: Uuid::new_v4(),
             task_id: None,
             new_task_id: Some(&new_task_id),

@@ -14,7 +14,7 @@ use super::run::{
     Call, CallRun, Failure, Pace, Polled, Poller, Purpose, Question, about_known_task, question_of,
 };
 use crate::a2a::client::ClientError;
-use crate::a2a::dialect::{Outgoing, Wait};
+use crate::a2a::dialect::{OutgoingMessage, Wait};
 use crate::a2a::model::{Event, Task};
 use crate::a2a::retry::Retries;
 use crate::reply::Reply;
@@ -49,7 +49,7 @@ impl Actions {
             limit: self.limit(options),
             retries: Some(&retries),
         };
-        let message = Outgoing {
+        let message = OutgoingMessage {
             message_id: Uuid::new_v4(),
             task_id: Some(&waiting.task_id),
             new_task_id: None,

@@ -6,12 +6,12 @@
 pub(crate) mod actions;
 mod answer;
 pub(crate) mod assemble;
-pub(crate) mod fold;
 pub(crate) mod params;
 pub(crate) mod progress;
 pub(crate) mod request;
 #[cfg(test)]
 mod retry_tests;
 mod run;
+pub(crate) mod task_builder;
 #[cfg(test)]
 mod wire_tests;

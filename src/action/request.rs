@@ -24,7 +24,7 @@ const MAX_ID: usize = 256;
 
 /// A request body as it came.
 #[derive(Debug, Clone)]
-pub(crate) struct Body {
+pub(crate) struct RequestBody {
     bytes: Bytes,
     declared_json: bool,
 }
@@ -77,7 +77,7 @@ pub(crate) struct CallOptions {
     pub trace: Trace,
 }
 
-impl Body {
+impl RequestBody {
     /// `content_type` is the value of the header of that name, whose parameters do not matter.
     pub(crate) fn new(bytes: Bytes, content_type: Option<&str>) -> Self {
         let media_type = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
@@ -136,7 +136,7 @@ impl Invocation {
     ///
     /// `prompt` may be empty only if there are files or data, and without placeholders it has to be
     /// given even then.
-    pub(crate) fn parse(body: &Body, template: &Template) -> Result<Self, ActionError> {
+    pub(crate) fn parse(body: &RequestBody, template: &Template) -> Result<Self, ActionError> {
         let mut fields = match body.read()? {
             Content::Prompt(prompt) if prompt.chars().all(is_blank) => return Err(empty("prompt")),
             Content::Prompt(prompt) => {
@@ -187,7 +187,7 @@ impl Invocation {
 
 impl FollowUpAnswer {
     /// Reads the body of `provide_required_input`.
-    pub(crate) fn parse(body: &Body) -> Result<Self, ActionError> {
+    pub(crate) fn parse(body: &RequestBody) -> Result<Self, ActionError> {
         let mut fields = body.fields("`follow_up_id` and `user_response`")?;
         let follow_up_id = string("follow_up_id", &fields.require("follow_up_id")?)?;
         let response = string("user_response", &fields.require("user_response")?)?;
@@ -200,7 +200,7 @@ impl FollowUpAnswer {
 }
 
 /// Reads the body of `cancel_task` and `get_task`: the task's id.
-pub(crate) fn task_id(body: &Body) -> Result<String, ActionError> {
+pub(crate) fn task_id(body: &RequestBody) -> Result<String, ActionError> {
     let mut fields = body.fields("`task_id`")?;
     let id = string("task_id", &fields.require("task_id")?)?;
     fields.finish(|| "`task_id`".to_owned())?;

@@ -2,7 +2,7 @@
 //!
 //! The [`Supervisor`](super::supervisor::Supervisor) reports every [`Event`], and the machine answers
 //! with the [`Step`] that the supervisor carries out next. One event is one transition and one
-//! [`Status`]: an order and the state that it leads to become visible together.
+//! [`AgentStatus`]: an order and the state that it leads to become visible together.
 //!
 //! ```text
 //!            Launched           Found                 Unanswered, Suspended
@@ -16,7 +16,7 @@
 //!
 //! An attached agent has no process: it skips `Exiting`, and [`Phase::Retrying`] is its second start.
 //!
-//! Six words describe an agent to others, see [`State`]. `Exiting` has none of its own:
+//! Six words describe an agent to others, see [`AgentState`]. `Exiting` has none of its own:
 //!
 //! | why the process exits | shown until it has gone |
 //! | --- | --- |
@@ -29,7 +29,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::status::{KnownCard, State, Status};
+use super::status::{AgentState, AgentStatus, KnownCard};
 use super::trouble::{ProbeError, Trouble};
 use super::watch;
 use crate::a2a::client::chain;
@@ -118,7 +118,7 @@ pub(super) enum Cause {
     /// It exited by itself. What follows is decided, and shown already.
     Exited { next: Box<Phase> },
     /// It hangs, or did not become ready.
-    GivenUp { shown: State, problem: Trouble, ready_for: Duration },
+    GivenUp { shown: AgentState, problem: Trouble, ready_for: Duration },
     /// An order: to start again, or to stay stopped.
     Ordered { running: bool },
     /// The bridge lets the agent go.
@@ -139,7 +139,7 @@ pub(super) enum Event {
     /// The process runs, with these settings: those of the agent at the port of this start.
     Launched {
         process: Process,
-        config: Arc<config::Agent>,
+        config: Arc<config::AgentConfig>,
     },
     /// The start takes long for this reason, or not any more.
     Delayed(Option<Trouble>),
@@ -184,7 +184,7 @@ pub(super) enum Step {
 /// Where one agent stands, and the rules by which it moves on.
 pub(super) struct Lifecycle {
     name: Arc<str>,
-    config: Arc<config::Agent>,
+    config: Arc<config::AgentConfig>,
     phase: Phase,
     /// When the public state last changed.
     since: SystemTime,
@@ -193,7 +193,7 @@ pub(super) struct Lifecycle {
     backoff: Backoff,
     budget: Budget,
     /// The settings of the last launch, with its port.
-    launched: Option<Arc<config::Agent>>,
+    launched: Option<Arc<config::AgentConfig>>,
     last_exit: Option<(Exit, SystemTime)>,
     known: Option<KnownCard>,
     /// The reason that was logged last.
@@ -201,7 +201,7 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    pub(super) fn new(name: Arc<str>, config: Arc<config::Agent>) -> Self {
+    pub(super) fn new(name: Arc<str>, config: Arc<config::AgentConfig>) -> Self {
         let (first, longest) = if config.command.is_some() { RESTART_PAUSES } else { PROBE_PAUSES };
         Self {
             backoff: Backoff::new(first, longest),
@@ -243,7 +243,7 @@ impl Lifecycle {
             },
             Event::NotStarted(problem) => match phase {
                 Phase::Starting { process, .. } => {
-                    self.give_up(process, State::Starting, problem, Duration::ZERO)
+                    self.give_up(process, AgentState::Starting, problem, Duration::ZERO)
                 }
                 Phase::Retrying { .. } => self.next(problem, None, Duration::ZERO),
                 other => other,
@@ -290,7 +290,7 @@ impl Lifecycle {
         }
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> AgentState {
         self.phase.state()
     }
 
@@ -311,13 +311,13 @@ impl Lifecycle {
         matches!(self.phase, Phase::Unhealthy { suspended: Some(_), .. })
     }
 
-    pub(super) fn status(&self) -> Status {
+    pub(super) fn status(&self) -> AgentStatus {
         let process = match &self.phase {
             Phase::Exiting { cause: Cause::Exited { .. }, .. } => None,
             phase => phase.process(),
         };
         let (last_error, advice) = self.problem().map(|problem| (problem.text, problem.advice)).unzip();
-        Status {
+        AgentStatus {
             state: self.state(),
             since: self.since,
             restarts: self.restarts,
@@ -405,7 +405,7 @@ impl Lifecycle {
         let is_lost = matches!(error, ProbeError::Foreign { .. })
             || (found.process.is_none() && error.is_nobody_there());
         if is_lost {
-            return self.give_up(found.process, State::Unhealthy, failed, found.since.elapsed());
+            return self.give_up(found.process, AgentState::Unhealthy, failed, found.since.elapsed());
         }
         if error.is_silence() && busy {
             tracing::debug!(agent = %self.name, "no answer to a probe, but calls are in flight");
@@ -425,7 +425,7 @@ impl Lifecycle {
             }
             if found.process.is_some() && failures.alive >= config.liveness.failures {
                 let hung = Trouble::hung(error, failures.alive, &config);
-                return self.give_up(found.process, State::Unhealthy, hung, found.since.elapsed());
+                return self.give_up(found.process, AgentState::Unhealthy, hung, found.since.elapsed());
             }
             if failures.ready >= config.readiness.failures {
                 return Phase::Unhealthy { found, suspended, problem: failed };
@@ -452,7 +452,7 @@ impl Lifecycle {
                 Phase::Unhealthy { found, suspended: Some(Instant::now()), problem }
             }
             Some(since) if since.elapsed() >= watch::pulse(&self.config) / 2 => {
-                self.give_up(found.process, State::Unhealthy, problem, found.since.elapsed())
+                self.give_up(found.process, AgentState::Unhealthy, problem, found.since.elapsed())
             }
             Some(_) => phase,
         }
@@ -498,7 +498,7 @@ impl Lifecycle {
     fn give_up(
         &mut self,
         process: Option<Process>,
-        shown: State,
+        shown: AgentState,
         problem: Trouble,
         ready_for: Duration,
     ) -> Phase {
@@ -550,18 +550,18 @@ impl Lifecycle {
 }
 
 impl Phase {
-    fn state(&self) -> State {
+    fn state(&self) -> AgentState {
         match self {
-            Self::Starting { .. } => State::Starting,
-            Self::Ready(_) => State::Ready,
-            Self::Unhealthy { .. } => State::Unhealthy,
-            Self::Retrying { .. } | Self::BackingOff { .. } => State::BackingOff,
-            Self::Stopped(_) => State::Stopped,
-            Self::Failed { .. } => State::Failed,
+            Self::Starting { .. } => AgentState::Starting,
+            Self::Ready(_) => AgentState::Ready,
+            Self::Unhealthy { .. } => AgentState::Unhealthy,
+            Self::Retrying { .. } | Self::BackingOff { .. } => AgentState::BackingOff,
+            Self::Stopped(_) => AgentState::Stopped,
+            Self::Failed { .. } => AgentState::Failed,
             Self::Exiting { cause, .. } => match cause {
                 Cause::Exited { next } => next.state(),
                 Cause::GivenUp { shown, .. } => *shown,
-                Cause::Ordered { .. } | Cause::Shutdown => State::Starting,
+                Cause::Ordered { .. } | Cause::Shutdown => AgentState::Starting,
             },
         }
     }

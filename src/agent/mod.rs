@@ -1,7 +1,7 @@
 //! One agent: its process and its card make a status. Nothing about NATS.
 //!
 //! [`Agent::start`] spawns a supervisor and returns a handle. The supervisor writes two watch
-//! channels: the [`Status`] for whoever publishes it, and the [`Instance`] that calls go to, which
+//! channels: the [`AgentStatus`] for whoever publishes it, and the [`Instance`] that calls go to, which
 //! is there exactly while the agent is ready. Orders (start, stop, restart) go the other way.
 //!
 //! ```text
@@ -35,15 +35,15 @@ use calls::{Calls, Work};
 use lifecycle::{Lifecycle, Wanted};
 use supervisor::{Orders, Supervisor};
 
-pub(crate) use status::{State, Status};
+pub(crate) use status::{AgentState, AgentStatus};
 
 /// A handle to one agent; clone freely.
 #[derive(Debug, Clone)]
 pub struct Agent {
-    pub config: Arc<config::Agent>,
+    pub config: Arc<config::AgentConfig>,
     /// Its name in the settings.
     pub name: Arc<str>,
-    pub status: channel::Receiver<Status>,
+    pub status: channel::Receiver<AgentStatus>,
     /// Where calls go, while it is ready.
     pub live: channel::Receiver<Option<Arc<Instance>>>,
     pub output: Output,
@@ -59,7 +59,7 @@ pub struct Agent {
 impl Agent {
     /// Begins to launch the agent or to look for it. `hurry` skips the grace period of its end.
     pub fn start(
-        config: config::Agent,
+        config: config::AgentConfig,
         http: &reqwest::Client,
         host: &Host,
         hurry: CancellationToken,
@@ -123,11 +123,11 @@ impl Agent {
         self.calls.begin()
     }
 
-    /// Orders the agent to run, to stop, or to restart. Gives back the number that [`Status::order`] has
+    /// Orders the agent to run, to stop, or to restart. Gives back the number that [`AgentStatus::order`] has
     /// once the agent follows the order.
     pub fn order(&self, order: Order) -> u64 {
         let state = self.status.borrow().state;
-        let runs = matches!(state, State::Starting | State::Ready | State::Unhealthy);
+        let runs = matches!(state, AgentState::Starting | AgentState::Ready | AgentState::Unhealthy);
         let mut number = 0;
         self.wanted.send_modify(|wanted| {
             let is_done = match order {

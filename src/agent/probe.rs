@@ -24,7 +24,7 @@ pub(super) async fn accepts_connections(url: &Url) -> bool {
 
 /// Reads the agent's card, or takes the one from the settings once somebody is there.
 pub(super) async fn read_card(
-    config: &config::Agent,
+    config: &config::AgentConfig,
     http: &reqwest::Client,
     credentials: &Credentials,
 ) -> Result<Card, CardError> {

@@ -25,7 +25,7 @@ const ELSEWHERE: Duration = Duration::from_secs(2);
 
 /// One start of the agent: its settings with the port filled in, and what is known to be its own.
 pub(super) struct Start {
-    pub(super) config: Arc<config::Agent>,
+    pub(super) config: Arc<config::AgentConfig>,
     /// Chooses among the interfaces of this start, at its address.
     pub(super) chooser: Arc<Chooser>,
     secrets: Secrets,
@@ -38,7 +38,7 @@ pub(super) struct Start {
 impl Start {
     /// Of an agent that somebody else runs.
     pub(super) fn attached(
-        config: &Arc<config::Agent>,
+        config: &Arc<config::AgentConfig>,
         http: &reqwest::Client,
         secrets: &Secrets,
     ) -> Result<Self, Trouble> {
@@ -48,7 +48,7 @@ impl Start {
     /// Finds a port if the settings leave that to us, and checks that the port is free. `last_port` was
     /// that of the last start. Cancel-safe.
     pub(super) async fn launched(
-        config: &Arc<config::Agent>,
+        config: &Arc<config::AgentConfig>,
         http: &reqwest::Client,
         secrets: &Secrets,
         last_port: Option<u16>,
@@ -79,7 +79,7 @@ impl Start {
     }
 
     fn new(
-        config: Arc<config::Agent>,
+        config: Arc<config::AgentConfig>,
         http: &reqwest::Client,
         secrets: &Secrets,
         port: Option<LocalPort>,
@@ -115,13 +115,13 @@ impl Start {
     }
 }
 
-async fn is_free(config: &config::Agent, port: u16) -> bool {
+async fn is_free(config: &config::AgentConfig, port: u16) -> bool {
     let local = LocalPort::of(&config.at_port(port).url).await;
     local.is_none_or(|local| matches!(local.holder(None), Holder::Nobody))
 }
 
 fn chooser(
-    config: &config::Agent,
+    config: &config::AgentConfig,
     http: &reqwest::Client,
     secrets: &Secrets,
 ) -> Result<Arc<Chooser>, Trouble> {
@@ -144,7 +144,7 @@ pub(super) struct StartupProbe {
 }
 
 impl StartupProbe {
-    pub(super) fn new(config: &config::Agent) -> Self {
+    pub(super) fn new(config: &config::AgentConfig) -> Self {
         let now = Instant::now();
         Self {
             deadline: now + config.startup_timeout,
@@ -191,7 +191,7 @@ impl StartupProbe {
     }
 
     /// Whether the status should say that the agent listens elsewhere, or not any more.
-    fn delay(&mut self, config: &config::Agent, name: &str) -> Option<Event> {
+    fn delay(&mut self, config: &config::AgentConfig, name: &str) -> Option<Event> {
         let error = self.last.as_ref()?;
         if !matches!(error, ProbeError::NotListening { instead, .. } if !instead.is_empty()) {
             self.elsewhere = None;

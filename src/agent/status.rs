@@ -10,7 +10,7 @@ use crate::a2a::card::{Card, Interface};
 
 /// The states of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum AgentState {
     /// In transition, and not callable: being launched or looked for, or its process is being ended on
     /// an order to restart or to stop.
     Starting,
@@ -28,7 +28,7 @@ pub enum State {
     Failed,
 }
 
-impl State {
+impl AgentState {
     pub const ALL: [Self; 6] =
         [Self::Starting, Self::Ready, Self::Unhealthy, Self::BackingOff, Self::Stopped, Self::Failed];
 
@@ -44,13 +44,13 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for AgentState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl Serialize for State {
+impl Serialize for AgentState {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
@@ -67,8 +67,8 @@ pub struct KnownCard {
 
 /// Everything that others may know about an agent, at one moment.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Status {
-    pub state: State,
+pub struct AgentStatus {
+    pub state: AgentState,
     pub since: SystemTime,
     /// How often it was restarted.
     pub restarts: u32,

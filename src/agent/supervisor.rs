@@ -10,12 +10,12 @@ use tokio_util::sync::CancellationToken;
 use super::calls::Calls;
 use super::lifecycle::{Event, Lifecycle, Process, Step, Wanted};
 use super::start::{Start, StartupProbe};
-use super::status::{KnownCard, State, Status};
+use super::status::{AgentState, AgentStatus, KnownCard};
 use super::trouble::{ProbeError, Trouble};
 use super::watch::Watch;
 use crate::a2a::Instance;
 use crate::a2a::card::Card;
-use crate::a2a::choose::SecondThoughts;
+use crate::a2a::choose::DialectFallback;
 use crate::config;
 use crate::process::child::{Child, Exit, Host, Spec};
 use crate::process::output::Output;
@@ -26,14 +26,14 @@ const LAST_LINES: usize = 3;
 const HAS_RUN: &str = "a step of an agent that was started comes after its start";
 
 pub(super) struct Supervisor {
-    pub(super) config: Arc<config::Agent>,
+    pub(super) config: Arc<config::AgentConfig>,
     pub(super) name: Arc<str>,
     pub(super) http: reqwest::Client,
     pub(super) host: Host,
     pub(super) output: Output,
     pub(super) secrets: Secrets,
     pub(super) calls: Arc<Calls>,
-    pub(super) status: channel::Sender<Status>,
+    pub(super) status: channel::Sender<AgentStatus>,
     pub(super) live: channel::Sender<Option<Arc<Instance>>>,
     pub(super) orders: Orders,
     pub(super) recheck: Arc<Notify>,
@@ -132,7 +132,7 @@ impl Supervisor {
         // Before the status: who sees a ready agent can call it.
         match instance {
             Some(instance) => drop(self.live.send_replace(Some(instance))),
-            None if self.lifecycle.state() != State::Ready => {
+            None if self.lifecycle.state() != AgentState::Ready => {
                 self.live.send_if_modified(|live| live.take().is_some());
             }
             None => {}
@@ -149,7 +149,7 @@ impl Supervisor {
     /// Where calls go from now on, if that changes with this card.
     fn instance(&self, known: KnownCard) -> (Event, Option<Arc<Instance>>) {
         let seen = self.lifecycle.known();
-        if self.lifecycle.state() == State::Ready && seen == Some(&known) {
+        if self.lifecycle.state() == AgentState::Ready && seen == Some(&known) {
             return (Event::Found(known), None);
         }
         if seen.is_none_or(|seen| seen.card.hash() != known.card.hash()) {
@@ -157,7 +157,7 @@ impl Supervisor {
         }
         let run = self.run.as_ref().expect(HAS_RUN);
         let client = match run.start.chooser.client(&known.card, &known.interface) {
-            Ok(client) => client.reconsidering(SecondThoughts {
+            Ok(client) => client.reconsidering(DialectFallback {
                 chooser: Arc::clone(&run.start.chooser),
                 card: Arc::clone(&known.card),
                 changed: Arc::clone(&self.recheck),

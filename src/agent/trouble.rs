@@ -73,7 +73,11 @@ impl Trouble {
         Self { text: chain(error), advice: advice.into() }
     }
 
-    pub(super) fn port_taken(port: u16, process: Option<&(i32, String)>, config: &config::Agent) -> Self {
+    pub(super) fn port_taken(
+        port: u16,
+        process: Option<&(i32, String)>,
+        config: &config::AgentConfig,
+    ) -> Self {
         let (who, first) = match process {
             Some((pid, name)) => (format!("pid {pid} ({name})"), format!("end it (`kill {pid}`)")),
             None => (
@@ -115,7 +119,7 @@ impl Trouble {
     }
 
     /// Nothing usable was seen until the limit.
-    pub(super) fn slow_start(error: &ProbeError, config: &config::Agent) -> Self {
+    pub(super) fn slow_start(error: &ProbeError, config: &config::AgentConfig) -> Self {
         let seen = Self::probe(error, config);
         let limit = short(config.startup_timeout);
         let advice = if error.is_nobody_there() || error.is_silence() {
@@ -131,7 +135,7 @@ impl Trouble {
         Self { text: format!("not ready within {limit} (`startup_timeout`): {}", seen.text), advice }
     }
 
-    pub(super) fn probe(error: &ProbeError, config: &config::Agent) -> Self {
+    pub(super) fn probe(error: &ProbeError, config: &config::AgentConfig) -> Self {
         match error {
             ProbeError::Foreign { port, process } => Self::port_taken(*port, process.as_ref(), config),
             ProbeError::NotListening { port, instead } if instead.is_empty() => Self {
@@ -146,7 +150,7 @@ impl Trouble {
     }
 
     /// It listens, but not where it is looked for.
-    fn elsewhere(port: u16, instead: &[SocketAddr], config: &config::Agent) -> Self {
+    fn elsewhere(port: u16, instead: &[SocketAddr], config: &config::AgentConfig) -> Self {
         let host = config.url.host_str().unwrap_or_default();
         if let Some(address) = instead.iter().find(|address| address.port() == port) {
             return Self {
@@ -169,7 +173,7 @@ impl Trouble {
         }
     }
 
-    fn card(error: &CardError, config: &config::Agent) -> Self {
+    fn card(error: &CardError, config: &config::AgentConfig) -> Self {
         let text = chain(error);
         let refused = ["answers 401", "answers 403"].iter().any(|words| text.contains(words));
         let has_credentials = config.bearer_token.is_some()
@@ -247,7 +251,7 @@ impl Trouble {
         }
     }
 
-    pub(super) fn hung(error: &ProbeError, failures: usize, config: &config::Agent) -> Self {
+    pub(super) fn hung(error: &ProbeError, failures: usize, config: &config::AgentConfig) -> Self {
         Self {
             text: format!(
                 "the agent did not answer {failures} times in a row (`liveness`): {}",
@@ -258,7 +262,7 @@ impl Trouble {
     }
 
     /// It is left alone after too many restarts.
-    pub(super) fn crash_loop(self, name: &str, config: &config::Agent) -> Self {
+    pub(super) fn crash_loop(self, name: &str, config: &config::AgentConfig) -> Self {
         Self {
             text: format!(
                 "started again {} times within {} (`max_restarts`, `restart_window`) and given up; at last: {}",
@@ -271,7 +275,7 @@ impl Trouble {
     }
 
     /// It is left alone because the settings say so.
-    pub(super) fn left_alone(self, exit: Option<Exit>, name: &str, config: &config::Agent) -> Self {
+    pub(super) fn left_alone(self, exit: Option<Exit>, name: &str, config: &config::AgentConfig) -> Self {
         let why = match config.restart {
             config::Restart::OnFailure => "`restart: on-failure` takes exit code 0 for a wanted end",
             config::Restart::Always | config::Restart::Never => "`restart` is `never`",
@@ -291,7 +295,7 @@ fn without_restart(advice: &str) -> &str {
     advice.split("; it is started again").next().unwrap_or(advice)
 }
 
-fn card_url(config: &config::Agent) -> String {
+fn card_url(config: &config::AgentConfig) -> String {
     let base = config.url.as_str().trim_end_matches('/');
     match &config.card_path {
         Some(path) => format!("{base}{path}"),

@@ -25,7 +25,7 @@ const SUSPENSION_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How often an agent is checked without reading its card.
-pub(super) fn pulse(config: &config::Agent) -> Duration {
+pub(super) fn pulse(config: &config::AgentConfig) -> Duration {
     match config.command {
         Some(_) => SUSPENSION_INTERVAL.min(config.liveness.interval),
         None => PRESENCE_INTERVAL,
@@ -42,7 +42,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(config: &config::Agent) -> Self {
+    pub(super) fn new(config: &config::AgentConfig) -> Self {
         let (interval, timeout) = match config.command {
             Some(_) => (
                 config.card_refresh.min(config.liveness.interval),

@@ -70,7 +70,7 @@ impl Departures {
     }
 
     /// What an agent with these settings takes over: it starts after those that have its name or its port.
-    pub(super) fn before(&self, config: &config::Agent) -> Predecessors {
+    pub(super) fn before(&self, config: &config::AgentConfig) -> Predecessors {
         let leaving = lock(&self.leaving);
         let same_name = |old: &&Agent| *old.name == *config.name;
         let calls = leaving.iter().rev().find(same_name).map(|old| Arc::clone(&old.calls));
@@ -95,11 +95,11 @@ fn lock(leaving: &Mutex<Vec<Agent>>) -> MutexGuard<'_, Vec<Agent>> {
 }
 
 /// Whether the bridge launches both on the same fixed port of this machine, whatever they call the machine.
-fn shares_port(old: &config::Agent, new: &config::Agent) -> bool {
+fn shares_port(old: &config::AgentConfig, new: &config::AgentConfig) -> bool {
     if old.command.is_none() || new.command.is_none() {
         return false;
     }
-    let port = |config: &config::Agent| match config.port {
+    let port = |config: &config::AgentConfig| match config.port {
         Some(Port::Auto) => None,
         Some(Port::Fixed(port)) => Some(port),
         None => config.url.port_or_known_default(),
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    fn agent(lines: &str) -> config::Agent {
+    fn agent(lines: &str) -> config::AgentConfig {
         let text = format!("nats: {{ url: 'nats://127.0.0.1:4222' }}\nagents: [{{ name: a, {lines} }}]");
         config::parse(&text, "test", &|_| None).unwrap().agents.remove(0)
     }

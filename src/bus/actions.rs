@@ -7,7 +7,7 @@ use async_nats::{Client, Message, Subject};
 use super::catalog::{self, Action, BuiltIn};
 use super::frames::Frames;
 use super::headers::{self, Headers};
-use super::outgoing::Outgoing;
+use super::outgoing::EncodedReply;
 use super::service::{self, Call, Handler};
 use crate::a2a::client::{Trace, chain};
 use crate::action::progress::{Frame, Progress};
@@ -137,20 +137,20 @@ impl Responder<'_> {
         if self.pending.is_none() {
             return;
         }
-        let outgoing = Outgoing::new(&reply, self.door.client.max_payload(), 0);
+        let outgoing = EncodedReply::new(&reply, self.door.client.max_payload(), 0);
         self.publish(outgoing).await;
     }
 
     async fn send_card(&mut self) {
         let max_payload = self.door.client.max_payload();
         let outgoing = match self.door.dispatcher.look_up(|| self.door.card()) {
-            Ok(card) => Outgoing::of_document(card.into(), max_payload),
-            Err(error) => Outgoing::new(&Err(error), max_payload, 0),
+            Ok(card) => EncodedReply::of_document(card.into(), max_payload),
+            Err(error) => EncodedReply::new(&Err(error), max_payload, 0),
         };
         self.publish(outgoing).await;
     }
 
-    async fn publish(&mut self, outgoing: Outgoing) {
+    async fn publish(&mut self, outgoing: EncodedReply) {
         let Some((to, call)) = self.pending.take() else { return };
         let error = outgoing.error;
         if let Err(error) = outgoing.send(&self.door.client, to).await {

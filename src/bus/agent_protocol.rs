@@ -48,7 +48,7 @@ use super::service::{Description, Endpoint, Handler, Mesh, Request, Service, Ser
 use super::subject::{AgentSubjects, Subjects, Token};
 use crate::a2a::client::chain;
 use crate::action::actions::Stop;
-use crate::agent::{State, Status};
+use crate::agent::{AgentState, AgentStatus};
 use crate::dispatch::Dispatcher;
 use crate::json::shorten;
 use crate::tasks::{OnFailure, Tasks};
@@ -164,19 +164,19 @@ impl Shown {
     /// Registers the agent if it is ready, takes it off if it is not.
     async fn show(
         &self,
-        status: &Status,
+        status: &AgentStatus,
         registered: &mut Option<Registered>,
         ticks: &mut tokio::time::Interval,
     ) {
         match registered {
-            Some(Registered { service, .. }) if status.state == State::Ready => {
+            Some(Registered { service, .. }) if status.state == AgentState::Ready => {
                 service.describe(self.description(status));
             }
             Some(Registered { service, .. }) => {
                 service.stop().await;
                 *registered = None;
             }
-            None if status.state == State::Ready => match self.register(status).await {
+            None if status.state == AgentState::Ready => match self.register(status).await {
                 Ok(fresh) => {
                     self.heartbeat(fresh.service.id()).await;
                     ticks.reset_at(Instant::now() + INTERVAL);
@@ -193,7 +193,7 @@ impl Shown {
 
     async fn tick(
         &self,
-        status: &Status,
+        status: &AgentStatus,
         registered: &mut Option<Registered>,
         ticks: &mut tokio::time::Interval,
     ) {
@@ -209,7 +209,7 @@ impl Shown {
         }
     }
 
-    async fn register(&self, status: &Status) -> Result<Registered, ServiceError> {
+    async fn register(&self, status: &AgentStatus) -> Result<Registered, ServiceError> {
         let max_payload = self.mesh.client.max_payload();
         let prompt = Endpoint {
             name: "prompt".to_owned(),
@@ -243,7 +243,7 @@ impl Shown {
         }
     }
 
-    fn description(&self, status: &Status) -> Description {
+    fn description(&self, status: &AgentStatus) -> Description {
         let metadata = [
             ("agent", self.subjects.kind()),
             ("owner", self.subjects.owner()),

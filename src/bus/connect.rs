@@ -48,7 +48,7 @@ fn is_refusal(kind: ConnectErrorKind) -> bool {
 }
 
 /// Connects, trying for a while; afterwards the client reconnects by itself for ever.
-pub(crate) async fn connect(settings: &config::Nats) -> Result<Client, ConnectError> {
+pub(crate) async fn connect(settings: &config::NatsConfig) -> Result<Client, ConnectError> {
     let servers: Vec<String> = settings.url.iter().map(|url| config::without_user_info(url)).collect();
     let servers = servers.join(", ");
     let addresses: Vec<&str> = settings.url.iter().map(|url| url.as_str()).collect();
@@ -79,7 +79,7 @@ pub(crate) async fn connect(settings: &config::Nats) -> Result<Client, ConnectEr
 }
 
 /// The connection's options, without the addresses.
-pub(crate) async fn options(settings: &config::Nats) -> Result<ConnectOptions, ConnectError> {
+pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOptions, ConnectError> {
     let mut options = ConnectOptions::new()
         .name(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
         .ping_interval(PING)

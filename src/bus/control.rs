@@ -21,11 +21,11 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::outgoing::Outgoing;
+use super::outgoing::EncodedReply;
 use super::service::Mesh;
 use super::subject::{Subjects, Token};
 use crate::a2a::client::chain;
-use crate::agent::{Agent, Order, State};
+use crate::agent::{Agent, AgentState, Order};
 use crate::json::shorten;
 use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
@@ -272,8 +272,8 @@ impl Controller {
         };
         let settled = status.wait_for(|status| {
             let done = match order {
-                Order::Stop => status.state == State::Stopped,
-                Order::Start | Order::Restart => status.state != State::Starting,
+                Order::Stop => status.state == AgentState::Stopped,
+                Order::Start | Order::Restart => status.state != AgentState::Starting,
             };
             status.order >= number && done
         });
@@ -329,7 +329,7 @@ impl Controller {
     }
 
     async fn refuse(&self, reply: Subject, error: ActionError) {
-        let outgoing = Outgoing::new(&Err(error), self.client.max_payload(), 0);
+        let outgoing = EncodedReply::new(&Err(error), self.client.max_payload(), 0);
         if let Err(error) = outgoing.send(&self.client, reply).await {
             tracing::warn!(agent = %self.agent.name, error = chain(&error), "cannot answer a control request");
         }

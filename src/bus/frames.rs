@@ -1,7 +1,7 @@
 //! The frames of a streamed reply, on their way to the caller's inbox.
 
 mod artifact;
-mod held;
+mod coalescer;
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::Serialize;
 
-use self::held::Held;
+use self::coalescer::Coalescer;
 use super::inbox::Inbox;
-use super::outgoing::Outgoing;
+use super::outgoing::EncodedReply;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::json;
@@ -48,7 +48,7 @@ pub(crate) struct Frames {
     begun: HashSet<Option<String>>,
     probe: Option<Probe>,
     // Text that waits to be joined while the connection is behind.
-    held: Held,
+    held: Coalescer,
 }
 
 /// Finds out whether somebody listens, when the caller wants the task cancelled otherwise.
@@ -82,14 +82,15 @@ impl Frames {
             form,
             begun: HashSet::new(),
             probe: cancel_on_disconnect.then_some(Probe::Wanted),
-            held: Held::default(),
+            held: Coalescer::default(),
         }
     }
 
     /// The last frame, and the empty message that ends the stream; the error, for the counts.
     pub(crate) async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
         self.release().await;
-        let Outgoing { body, headers, error } = Outgoing::new(reply, self.inbox.max_payload(), OVERHEAD);
+        let EncodedReply { body, headers, error } =
+            EncodedReply::new(reply, self.inbox.max_payload(), OVERHEAD);
         // The reply is JSON already.
         let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
         self.send(headers.unwrap_or_default(), frame).await;

@@ -4,7 +4,7 @@ use async_nats::{HeaderMap, Message};
 
 use super::frames::FrameForm;
 use crate::a2a::client::Trace;
-use crate::action::request::{Body, CallOptions, ReplyMode};
+use crate::action::request::{CallOptions, ReplyMode, RequestBody};
 use crate::config::values::parse_capped_duration;
 use crate::json::shorten;
 use crate::reply::error::ActionError;
@@ -84,9 +84,9 @@ pub(crate) fn wants_stream(message: &Message) -> bool {
 }
 
 /// The body of a request, with what its `Content-Type` declares.
-pub(crate) fn body(message: &Message) -> Body {
+pub(crate) fn body(message: &Message) -> RequestBody {
     let content_type = message.headers.as_ref().and_then(|headers| header(headers, "Content-Type"));
-    Body::new(message.payload.clone(), content_type)
+    RequestBody::new(message.payload.clone(), content_type)
 }
 
 /// The first value of a header. Its name is compared without case, because HTTP clients and bridges change it.

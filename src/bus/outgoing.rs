@@ -17,7 +17,7 @@ const FRAMING: usize = 64;
 
 /// A reply as it goes out: its body, and the headers of an error.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct EncodedReply {
     pub body: Bytes,
     /// The two headers of an error.
     pub headers: Option<HeaderMap>,
@@ -25,7 +25,7 @@ pub(crate) struct Outgoing {
     pub error: Option<(u16, &'static str)>,
 }
 
-impl Outgoing {
+impl EncodedReply {
     /// Writes a reply. One that does not fit into a message, with `overhead` bytes around it, becomes an
     /// error that does; a question is cut instead.
     pub(crate) fn new(reply: &Reply, max_payload: usize, overhead: usize) -> Self {

@@ -15,12 +15,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::actions::{self, Target};
 use super::catalog::{BuiltIn, Catalog, Entry};
-use super::outgoing::Outgoing;
+use super::outgoing::EncodedReply;
 use super::service::{Description, Mesh, Service, ServiceError, semver_or_zero};
 use super::subject::{Subjects, Token};
 use crate::a2a::client::chain;
 use crate::action::actions::TaskUpdate;
-use crate::agent::{Agent, State, Status};
+use crate::agent::{Agent, AgentState, AgentStatus};
 use crate::dispatch::Dispatcher;
 use crate::json::{first_that_fit, shorten};
 use crate::tasks::{OnFailure, Tasks};
@@ -42,7 +42,7 @@ pub(crate) struct Publication {
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
     registry: Registry,
-    shown: watch::Receiver<Option<State>>,
+    shown: watch::Receiver<Option<AgentState>>,
     announce: Arc<Notify>,
 }
 
@@ -102,7 +102,7 @@ impl Publication {
     }
 
     /// The state whose actions are on the mesh; `None` before the first one.
-    pub(crate) fn shown(&self) -> watch::Receiver<Option<State>> {
+    pub(crate) fn shown(&self) -> watch::Receiver<Option<AgentState>> {
         self.shown.clone()
     }
 
@@ -119,8 +119,8 @@ impl Publication {
     }
 
     /// Announces `stopped` in the registry: this instance does not serve the agent any more.
-    pub(crate) async fn farewell(&self, status: &Status) {
-        self.registry.announce(status, State::Stopped, &Catalog::default()).await;
+    pub(crate) async fn farewell(&self, status: &AgentStatus) {
+        self.registry.announce(status, AgentState::Stopped, &Catalog::default()).await;
     }
 }
 
@@ -131,7 +131,7 @@ struct Shown {
     service: Service,
     dispatcher: Arc<Dispatcher>,
     registry: Registry,
-    state: watch::Sender<Option<State>>,
+    state: watch::Sender<Option<AgentState>>,
     announce: Arc<Notify>,
 }
 
@@ -162,9 +162,9 @@ impl Shown {
         }
     }
 
-    async fn show(&self, status: &Status) -> Catalog {
+    async fn show(&self, status: &AgentStatus) -> Catalog {
         let catalog = match &status.known {
-            Some(known) if status.state == State::Ready => {
+            Some(known) if status.state == AgentState::Ready => {
                 Catalog::new(&known.card, &self.agent.config.skills, &self.subjects, &self.token)
             }
             _ => Catalog::default(),
@@ -198,7 +198,7 @@ async fn publish_updates(
     while let Some(TaskUpdate { task_id, reply }) = updates.recv().await {
         let subject = subjects.task(&agent, &Token::new(&task_id));
         // Error headers belong to the reply of a request.
-        let outgoing = Outgoing { headers: None, ..Outgoing::new(&reply, client.max_payload(), 0) };
+        let outgoing = EncodedReply { headers: None, ..EncodedReply::new(&reply, client.max_payload(), 0) };
         if let Err(error) = outgoing.send(&client, subject.into()).await {
             tracing::warn!(%agent, task_id, error = chain(&error), "cannot publish a change of a task");
         }
@@ -206,7 +206,7 @@ async fn publish_updates(
 }
 
 /// The service as INFO shows it.
-fn describe(agent: &Agent, status: &Status, catalog: &Catalog) -> Description {
+fn describe(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Description {
     let mut metadata = BTreeMap::from([
         ("bridge".to_owned(), BRIDGE.to_owned()),
         ("a2a.agent".to_owned(), agent.name.to_string()),
@@ -255,7 +255,7 @@ struct Registry {
 #[derive(Serialize)]
 struct Announcement<'a> {
     agent: &'a str,
-    state: State,
+    state: AgentState,
     since: String,
     instance: &'a str,
     bridge: &'static str,
@@ -276,7 +276,7 @@ struct Announcement<'a> {
 }
 
 impl Registry {
-    async fn announce(&self, status: &Status, state: State, catalog: &Catalog) {
+    async fn announce(&self, status: &AgentStatus, state: AgentState, catalog: &Catalog) {
         // While the connection is down publishes pile up, and the news would be old by then.
         if self.client.connection_state() != Connection::Connected {
             return;

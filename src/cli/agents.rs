@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use super::Failure;
 use super::client::Connection;
-use super::discover::{Agent, discover};
+use super::discover::{DiscoveredAgent, discover};
 use super::output::{Colour, Output, Table, age, print_json, remark};
 use super::supervise::{Supervise, supervise};
 
@@ -54,7 +54,7 @@ async fn list(connection: &Connection, output: &Output) -> Result<ExitCode, Fail
     Ok(ExitCode::SUCCESS)
 }
 
-fn cells(agent: &Agent) -> Vec<(Colour, String)> {
+fn cells(agent: &DiscoveredAgent) -> Vec<(Colour, String)> {
     let plain = |text: String| (Colour::Plain, text);
     vec![
         plain(agent.agent.clone()),

@@ -118,7 +118,7 @@ impl Connection {
         Ok(Mesh { client, subjects, servers, refusals })
     }
 
-    fn settings(&self) -> Result<config::Nats, Failure> {
+    fn settings(&self) -> Result<config::NatsConfig, Failure> {
         let seed = |path: &PathBuf| {
             std::fs::read_to_string(path).map(|seed| seed.trim().to_owned().into()).map_err(|error| {
                 let error = anyhow::Error::new(error)
@@ -126,13 +126,13 @@ impl Connection {
                 Failure::new(USAGE, error).hint("check `--nkey` (or NATS_NKEY)")
             })
         };
-        let tls = config::Tls {
+        let tls = config::TlsFiles {
             ca: self.tls_ca.clone(),
             cert: self.tls_cert.clone(),
             key: self.tls_key.clone(),
             required: false,
         };
-        Ok(config::Nats {
+        Ok(config::NatsConfig {
             agent_protocol: None,
             url: self.nats.split(',').map(|url| url.trim().to_owned()).collect(),
             credentials: self.creds.clone(),

@@ -27,7 +27,7 @@ const MAX_ERROR: usize = 200;
 
 /// One agent as one bridge serves it.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Agent {
+pub(super) struct DiscoveredAgent {
     /// The name in the bridge's settings.
     pub(super) agent: String,
     /// The same as it stands in subjects.
@@ -42,12 +42,12 @@ pub(super) struct Agent {
     pub(super) binding: Option<String>,
     pub(super) bridge: String,
     pub(super) instance: String,
-    pub(super) skills: Vec<Skill>,
+    pub(super) skills: Vec<DiscoveredSkill>,
 }
 
 /// One skill as an action.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Skill {
+pub(super) struct DiscoveredSkill {
     /// The last word of the subject.
     pub(super) action: String,
     pub(super) subject: String,
@@ -63,7 +63,7 @@ pub(super) struct Skill {
     pub(super) params: Value,
 }
 
-impl Skill {
+impl DiscoveredSkill {
     /// The parameters that a call has to give, in words.
     pub(super) fn parameters(&self) -> String {
         let mut required = self.params.list("/required");
@@ -103,7 +103,7 @@ struct Endpoint {
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// The agents below our prefix, by name.
-    pub(super) agents: Vec<Agent>,
+    pub(super) agents: Vec<DiscoveredAgent>,
     /// Prefixes of bridges that we do not look at.
     pub(super) other_prefixes: Vec<String>,
 }
@@ -164,7 +164,7 @@ impl Found {
             .filter(|endpoint| !built_in.contains(&endpoint.subject))
             .map(skill)
             .collect();
-        self.agents.push(Agent {
+        self.agents.push(DiscoveredAgent {
             state: info.metadata.get("a2a.state").cloned().unwrap_or_default(),
             since: info.metadata.get("a2a.since").cloned(),
             restarts: info.metadata.get("a2a.restarts").and_then(|text| text.parse().ok()),
@@ -182,8 +182,9 @@ impl Found {
     }
 
     /// The agent that a user means: by name, else by its token.
-    pub(super) fn agents_named(&self, name: &str) -> Vec<&Agent> {
-        let by = |same: &dyn Fn(&&Agent) -> bool| self.agents.iter().filter(same).collect::<Vec<_>>();
+    pub(super) fn agents_named(&self, name: &str) -> Vec<&DiscoveredAgent> {
+        let by =
+            |same: &dyn Fn(&&DiscoveredAgent) -> bool| self.agents.iter().filter(same).collect::<Vec<_>>();
         let named = by(&|agent| agent.agent == name);
         if named.is_empty() { by(&|agent| agent.token == name) } else { named }
     }
@@ -222,7 +223,7 @@ impl Found {
     }
 
     /// The skill that a user means, by action, id or name; or what to say when there is none.
-    pub(super) fn skill(&self, agent: &str, skill: &str, mesh: &Mesh) -> Result<&Skill, Failure> {
+    pub(super) fn skill(&self, agent: &str, skill: &str, mesh: &Mesh) -> Result<&DiscoveredSkill, Failure> {
         let instances = self.agents_named(agent);
         let Some(first) = instances.first() else {
             return Err(self.no_agent(agent, mesh));
@@ -257,7 +258,7 @@ impl Found {
 }
 
 /// What to say about an agent whose skills are withdrawn.
-fn not_ready(agent: &Agent) -> Failure {
+fn not_ready(agent: &DiscoveredAgent) -> Failure {
     let (name, state) = (&agent.agent, &agent.state);
     let why = agent.last_error.as_ref().map(|why| format!(": {}", shorten(&one_line(why), MAX_ERROR)));
     let error = anyhow::anyhow!("agent `{name}` is {state}{}", why.unwrap_or_default());
@@ -274,10 +275,10 @@ fn quoted(names: &[&str]) -> String {
     names.join(" or ")
 }
 
-fn skill(endpoint: Endpoint) -> Skill {
+fn skill(endpoint: Endpoint) -> DiscoveredSkill {
     let text = |key: &str| endpoint.metadata.get(key).cloned().unwrap_or_default();
     let value = |key: &str| serde_json::from_str(&text(key)).unwrap_or_default();
-    Skill {
+    DiscoveredSkill {
         skill: endpoint.metadata.get("a2a.skill").cloned(),
         name: text("name"),
         description: text("description"),

@@ -12,7 +12,7 @@ use url::form_urlencoded::byte_serialize;
 use super::fields::{Fields, MAPPING, checked, each, unexpected};
 use super::node::{Node, Value};
 use super::problem::Report;
-use super::{Agent, check, schema, values};
+use super::{AgentConfig, check, schema, values};
 use crate::secrets::Secrets;
 
 /// One way to authenticate: exactly one of `bearer`, `api_key`, `basic` and `oauth2`.
@@ -84,7 +84,7 @@ pub struct Basic {
     pub password: SecretString,
 }
 
-impl Agent {
+impl AgentConfig {
     /// The credentials in the settings of the agent: what its output and errors must not show.
     pub fn secrets(&self) -> Secrets {
         let is_secret = |name: &&String| {

@@ -49,14 +49,14 @@ pub(crate) use supervision::{Digest, Liveness, Port, Readiness, Restart, Startup
 pub struct Config {
     /// The connection to NATS and the names used there.
     #[schemars(extend("default" = {}))]
-    pub nats: Nats,
+    pub nats: NatsConfig,
     /// The agents to bridge; `[]` for none yet.
-    pub agents: Vec<Agent>,
+    pub agents: Vec<AgentConfig>,
     /// How long calls in flight may go on after SIGTERM or Ctrl-C.
     #[schemars(schema_with = "schema::duration", extend("default" = "8s"))]
     pub shutdown_grace: Duration,
     /// Figures for Prometheus, and `/healthz` and `/readyz`, over HTTP.
-    pub metrics: Option<Metrics>,
+    pub metrics: Option<MetricsConfig>,
     /// The file these settings came from.
     #[schemars(skip)]
     pub file: Option<PathBuf>,
@@ -65,7 +65,7 @@ pub struct Config {
 /// Figures for Prometheus, and `/healthz` and `/readyz`, over HTTP.
 #[derive(Debug, Clone, JsonSchema)]
 #[schemars(deny_unknown_fields)]
-pub struct Metrics {
+pub struct MetricsConfig {
     /// Address and port to listen on.
     #[schemars(schema_with = "schema::listen", extend("examples" = ["127.0.0.1:9464"]))]
     pub listen: SocketAddr,
@@ -74,7 +74,7 @@ pub struct Metrics {
 /// The connection to NATS and the names used there.
 #[derive(Clone, JsonSchema)]
 #[schemars(deny_unknown_fields)]
-pub struct Nats {
+pub struct NatsConfig {
     /// One server, or several of one cluster: a list, or with commas between them.
     #[schemars(schema_with = "schema::servers", extend("default" = "nats://127.0.0.1:4222"))]
     pub url: Vec<String>,
@@ -94,7 +94,7 @@ pub struct Nats {
     #[schemars(with = "Option<String>", extend("examples" = ["${NATS_PASSWORD}"]))]
     pub password: Option<SecretString>,
     /// TLS with own certificates. The paths are relative to the folder of this file.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsFiles>,
     /// First word or words of every subject of the bridge: letters, digits, `_`, `-`, with dots between.
     #[schemars(schema_with = "schema::subject_prefix", extend("default" = "a2a"))]
     pub subject_prefix: String,
@@ -102,10 +102,10 @@ pub struct Nats {
     #[schemars(schema_with = "schema::subject_patterns", extend("default" = ["_INBOX.>", "_R_.>"]))]
     pub reply_prefixes: Vec<String>,
     /// Offer the agents to clients of the Synadia Agent Protocol for NATS as well.
-    pub agent_protocol: Option<AgentProtocol>,
+    pub agent_protocol: Option<AgentProtocolConfig>,
 }
 
-impl fmt::Debug for Nats {
+impl fmt::Debug for NatsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             url,
@@ -150,7 +150,7 @@ pub(crate) fn without_user_info(url: &str) -> String {
 /// TLS towards NATS.
 #[derive(Debug, Clone, JsonSchema)]
 #[schemars(deny_unknown_fields)]
-pub struct Tls {
+pub struct TlsFiles {
     /// PEM file with the authorities to trust instead of the system's.
     #[schemars(schema_with = "schema::path", extend("examples" = ["tls/ca.pem"]))]
     pub ca: Option<PathBuf>,
@@ -168,7 +168,7 @@ pub struct Tls {
 /// The agents for clients of the Synadia Agent Protocol for NATS.
 #[derive(Debug, Clone, JsonSchema)]
 #[schemars(deny_unknown_fields)]
-pub struct AgentProtocol {
+pub struct AgentProtocolConfig {
     /// Whose agents they are, as those clients see it: lower-case letters, digits, `_` and `-`.
     #[schemars(schema_with = "schema::owner", extend("examples" = ["acme"]))]
     pub owner: String,
@@ -177,7 +177,7 @@ pub struct AgentProtocol {
 /// One agent.
 #[derive(Debug, Clone, JsonSchema)]
 #[schemars(deny_unknown_fields)]
-pub struct Agent {
+pub struct AgentConfig {
     /// The name of the agent on the mesh, unique in this file.
     #[schemars(
         schema_with = "schema::filled",

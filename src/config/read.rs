@@ -14,8 +14,8 @@ use super::fields::{Fields, MAPPING, checked, each, json, list, truth, unexpecte
 use super::node::{Node, Value};
 use super::problem::Report;
 use super::{
-    Agent, AgentProtocol, Config, Digest, Metrics, Nats, Restart, Skills, Tls, auth, check, supervision,
-    values,
+    AgentConfig, AgentProtocolConfig, Config, Digest, MetricsConfig, NatsConfig, Restart, Skills, TlsFiles,
+    auth, check, supervision, values,
 };
 
 pub(super) fn config(root: &Node, report: &mut Report<'_>) -> Option<Config> {
@@ -24,7 +24,7 @@ pub(super) fn config(root: &Node, report: &mut Report<'_>) -> Option<Config> {
         return None;
     }
     let mut f = Fields::open(root, report)?;
-    let nats = f.get(&["nats"], nats).unwrap_or_else(Nats::local);
+    let nats = f.get(&["nats"], nats).unwrap_or_else(NatsConfig::local);
     let agents = f.required(&["agents"], agents);
     let shutdown_grace = f.parsed(&["shutdown_grace"], values::parse_duration);
     let metrics = f.get(&["metrics"], metrics);
@@ -38,7 +38,7 @@ pub(super) fn config(root: &Node, report: &mut Report<'_>) -> Option<Config> {
     })
 }
 
-fn metrics(node: &Node, report: &mut Report<'_>) -> Option<Metrics> {
+fn metrics(node: &Node, report: &mut Report<'_>) -> Option<MetricsConfig> {
     let mut f = Fields::open(node, report)?;
     let listen = f.required(&["listen"], |node, report| {
         checked(node, report, |text| {
@@ -46,7 +46,7 @@ fn metrics(node: &Node, report: &mut Report<'_>) -> Option<Metrics> {
         })
     });
     f.close();
-    Some(Metrics { listen: listen? })
+    Some(MetricsConfig { listen: listen? })
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -57,10 +57,10 @@ fn patterns(list: &[&str]) -> Vec<String> {
     list.iter().map(|pattern| (*pattern).to_owned()).collect()
 }
 
-fn nats(node: &Node, report: &mut Report<'_>) -> Option<Nats> {
+fn nats(node: &Node, report: &mut Report<'_>) -> Option<NatsConfig> {
     let mut f = Fields::open(node, report)?;
-    let local = Nats::local();
-    let nats = Nats {
+    let local = NatsConfig::local();
+    let nats = NatsConfig {
         url: f.get(&["url"], servers).unwrap_or(local.url),
         credentials: f.parsed(&["credentials"], values::path),
         nkey: f.secret(&["nkey"], values::bearer_token),
@@ -77,7 +77,7 @@ fn nats(node: &Node, report: &mut Report<'_>) -> Option<Nats> {
     Some(nats)
 }
 
-impl Nats {
+impl NatsConfig {
     /// What holds when the file says nothing about NATS.
     fn local() -> Self {
         Self {
@@ -112,9 +112,9 @@ fn reply_prefixes(node: &Node, report: &mut Report<'_>) -> Option<Vec<String>> {
     list(node, report, values::subject_pattern)
 }
 
-fn tls(node: &Node, report: &mut Report<'_>) -> Option<Tls> {
+fn tls(node: &Node, report: &mut Report<'_>) -> Option<TlsFiles> {
     let mut f = Fields::open(node, report)?;
-    let tls = Tls {
+    let tls = TlsFiles {
         ca: f.parsed(&["ca"], values::path),
         cert: f.parsed(&["cert"], values::path),
         key: f.parsed(&["key"], values::path),
@@ -125,19 +125,19 @@ fn tls(node: &Node, report: &mut Report<'_>) -> Option<Tls> {
     Some(tls)
 }
 
-fn agent_protocol(node: &Node, report: &mut Report<'_>) -> Option<AgentProtocol> {
+fn agent_protocol(node: &Node, report: &mut Report<'_>) -> Option<AgentProtocolConfig> {
     let mut f = Fields::open(node, report)?;
     let owner = f.required(&["owner"], |node, report| checked(node, report, values::owner));
     f.close();
-    Some(AgentProtocol { owner: owner? })
+    Some(AgentProtocolConfig { owner: owner? })
 }
 
-fn agents(node: &Node, report: &mut Report<'_>) -> Option<Vec<Agent>> {
+fn agents(node: &Node, report: &mut Report<'_>) -> Option<Vec<AgentConfig>> {
     let mut taken = check::Taken::default();
     each(node, report, |node, report| agent(node, report, &mut taken))
 }
 
-fn agent(node: &Node, report: &mut Report<'_>, taken: &mut check::Taken) -> Option<Agent> {
+fn agent(node: &Node, report: &mut Report<'_>, taken: &mut check::Taken) -> Option<AgentConfig> {
     let start = node.at.start;
     let mut f = Fields::open(node, report)?;
     let name = f.required(&["name", "agent_name"], |node, report| {
@@ -206,7 +206,7 @@ fn agent(node: &Node, report: &mut Report<'_>, taken: &mut check::Taken) -> Opti
     for (name, value) in variables {
         env.entry(name).or_insert(value);
     }
-    Some(Agent {
+    Some(AgentConfig {
         name: name?,
         url: url?,
         command,

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::fields::{Fields, checked};
 use super::node::{Node, Value};
 use super::problem::Report;
-use super::{Agent, schema, values};
+use super::{AgentConfig, schema, values};
 
 /// Stands for the port in `command`, `env` and `url`.
 pub(super) const PORT: &str = "{port}";
@@ -336,7 +336,7 @@ fn add(node: &Node, hash: &mut Sha256) {
     }
 }
 
-impl Agent {
+impl AgentConfig {
     /// The same agent with `{port}` filled in.
     pub fn at_port(&self, port: u16) -> Self {
         let mut agent = self.clone();

@@ -36,7 +36,7 @@ fn refused(text: &str) -> String {
 }
 
 /// One agent with these lines below its name and URL.
-fn agent(lines: &str) -> Agent {
+fn agent(lines: &str) -> AgentConfig {
     parsed(&agent_file(lines)).agents.remove(0)
 }
 

@@ -40,7 +40,7 @@ use crate::action::progress::{Audience, Frame, Progress};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
 use crate::agent::Agent;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{Outcome, Status};
+use crate::reply::outcome::{Outcome, ReplyStatus};
 use crate::reply::{self, Reply};
 use crate::state::idempotency::{Repeat, Running, Turn};
 use crate::telemetry::spans::{self, Arrival, CallSpan};
@@ -160,14 +160,14 @@ impl Dispatcher {
     /// Waits until a task that waits for authentication goes on by itself.
     pub(crate) async fn task_moved(&self, task_id: &str, options: &CallOptions) -> Reply {
         let limit = self.agent.config.input_required_ttl.max(self.agent.config.task_timeout);
-        let has_moved = |outcome: &Outcome| outcome.status != Status::AuthRequired;
+        let has_moved = |outcome: &Outcome| outcome.status != ReplyStatus::AuthRequired;
         self.guarded(self.actions.watch_task(task_id, options, limit, has_moved)).await
     }
 
     /// Waits until a task that goes on has settled. The agent works on it meanwhile.
     pub(crate) async fn task_settled(&self, task_id: &str, options: &CallOptions) -> Reply {
         let _in_flight = self.agent.work();
-        let is_settled = |outcome: &Outcome| outcome.status != Status::Working;
+        let is_settled = |outcome: &Outcome| outcome.status != ReplyStatus::Working;
         let limit = self.agent.config.task_timeout;
         self.guarded(self.actions.watch_task(task_id, options, limit, is_settled)).await
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 pub(crate) use super::permits::Permit;
 use crate::action::actions::Skill;
-use crate::action::request::{Body, CallOptions, FollowUpAnswer, Invocation};
+use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, RequestBody};
 use crate::reply::error::ActionError;
 
 /// Everything that the dispatcher needs to know. It is complete when it is made.
@@ -38,7 +38,7 @@ pub(crate) enum Input<T> {
     Ready(T),
     /// The contract's own form. It is read once the request has its permit, so that a flood of requests
     /// that are refused costs little.
-    Body(Body),
+    Body(RequestBody),
 }
 
 /// The caller's key against running the same request twice, and the body that tells whether it is the same.
@@ -77,7 +77,10 @@ impl Operation {
 }
 
 impl<T> Input<T> {
-    pub(super) fn read(self, read: impl FnOnce(&Body) -> Result<T, ActionError>) -> Result<T, ActionError> {
+    pub(super) fn read(
+        self,
+        read: impl FnOnce(&RequestBody) -> Result<T, ActionError>,
+    ) -> Result<T, ActionError> {
         match self {
             Self::Ready(value) => Ok(value),
             Self::Body(body) => read(&body),

@@ -24,7 +24,7 @@ pub(crate) struct FollowUp {
 /// The statuses of the contract; errors are not among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum Status {
+pub enum ReplyStatus {
     Completed,
     Failed,
     /// The agent refused the task.
@@ -35,7 +35,7 @@ pub enum Status {
     Working,
 }
 
-impl Status {
+impl ReplyStatus {
     /// The word of the contract.
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,7 +55,7 @@ impl Status {
     }
 }
 
-impl From<&TaskState> for Status {
+impl From<&TaskState> for ReplyStatus {
     fn from(state: &TaskState) -> Self {
         match state {
             TaskState::Completed => Self::Completed,
@@ -69,16 +69,16 @@ impl From<&TaskState> for Status {
     }
 }
 
-impl From<Status> for TaskState {
-    fn from(status: Status) -> Self {
+impl From<ReplyStatus> for TaskState {
+    fn from(status: ReplyStatus) -> Self {
         match status {
-            Status::Completed => Self::Completed,
-            Status::Failed => Self::Failed,
-            Status::Rejected => Self::Rejected,
-            Status::Canceled => Self::Canceled,
-            Status::InputRequired => Self::InputRequired,
-            Status::AuthRequired => Self::AuthRequired,
-            Status::Working => Self::Working,
+            ReplyStatus::Completed => Self::Completed,
+            ReplyStatus::Failed => Self::Failed,
+            ReplyStatus::Rejected => Self::Rejected,
+            ReplyStatus::Canceled => Self::Canceled,
+            ReplyStatus::InputRequired => Self::InputRequired,
+            ReplyStatus::AuthRequired => Self::AuthRequired,
+            ReplyStatus::Working => Self::Working,
         }
     }
 }
@@ -138,7 +138,7 @@ pub(crate) struct Content {
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
     /// How it ended, or where it stands.
-    pub status: Status,
+    pub status: ReplyStatus,
     /// Whether the caller got what was asked for.
     pub success: bool,
     pub content: Content,
@@ -152,8 +152,8 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     /// The reply for a task in `state`, or for a direct message, which counts as completed.
-    pub(crate) fn new(status: Status, content: Content, task: TaskRef) -> Self {
-        let success = matches!(status, Status::Completed | Status::Working);
+    pub(crate) fn new(status: ReplyStatus, content: Content, task: TaskRef) -> Self {
+        let success = matches!(status, ReplyStatus::Completed | ReplyStatus::Working);
         let (follow_up, retries) = (None, Vec::new());
         Self { status, success, content, follow_up, retries, task }
     }
@@ -218,8 +218,8 @@ impl Serialize for Outcome {
         }
         map.serialize_entry("artifacts", &self.content.artifacts)?;
         let failure = match self.status {
-            Status::Failed => Some(Code::TaskFailed),
-            Status::Rejected => Some(Code::TaskRejected),
+            ReplyStatus::Failed => Some(Code::TaskFailed),
+            ReplyStatus::Rejected => Some(Code::TaskRejected),
             _ => None,
         };
         if let Some(code) = failure {

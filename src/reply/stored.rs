@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::Reply;
 use super::error::{ActionError, Code, ErrorInfo};
-use super::outcome::{Content, FollowUp, Outcome, Status, TaskRef};
+use super::outcome::{Content, FollowUp, Outcome, ReplyStatus, TaskRef};
 use crate::a2a::retry::Retry;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub(crate) enum StoredReply {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct StoredOutcome {
-    status: Status,
+    status: ReplyStatus,
     success: bool,
     content: Content,
     follow_up: Option<FollowUp>,
@@ -143,7 +143,7 @@ mod tests {
     fn an_outcome_comes_back_as_it_was() {
         let data = ["1.10", r#"{"a": 1}"#].map(|data| RawValue::from_string(data.to_owned()).unwrap());
         let content = Content { message: "text".into(), data: data.into(), ..Content::default() };
-        let mut outcome = Outcome::new(Status::InputRequired, content, task());
+        let mut outcome = Outcome::new(ReplyStatus::InputRequired, content, task());
         outcome.follow_up = Some(FollowUp { id: uuid::Uuid::nil(), expires_at: "soon".into() });
         let reply = Ok(Arc::new(outcome));
         assert_eq!(body(&through_the_store(&reply)), body(&reply));

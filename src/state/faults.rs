@@ -16,7 +16,7 @@ use super::tasks::{Observer, Recorded, TaskRecord, TaskStore};
 use super::{Entry, Key, Kind, Revision, StateStore, Unavailable, WriteError};
 use crate::a2a::model::TaskState;
 use crate::reply::error::Code;
-use crate::reply::outcome::{Content, Outcome, Status, TaskRef};
+use crate::reply::outcome::{Content, Outcome, ReplyStatus, TaskRef};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -149,7 +149,7 @@ async fn a_key_whose_write_is_not_confirmed_runs_once(
     let Turn::First(running) = begin(Arc::clone(&one)).await else { panic!("nobody was before it") };
     let Turn::Repeat(repeat) = begin(other).await else { panic!("ran twice") };
     running.finish(&Ok(Arc::new(outcome(&TaskState::Completed)))).await;
-    assert_eq!(repeat.reply().await.unwrap().status, Status::Completed);
+    assert_eq!(repeat.reply().await.unwrap().status, ReplyStatus::Completed);
 }
 
 #[rstest]
@@ -184,7 +184,7 @@ async fn a_task_is_remembered_here_while_the_store_is_away() {
 
 fn outcome(state: &TaskState) -> Outcome {
     let task = TaskRef { id: Some("t".into()), context_id: None, agent: "a".into(), skill: None };
-    Outcome::new(Status::from(state), Content::default(), task)
+    Outcome::new(ReplyStatus::from(state), Content::default(), task)
 }
 
 fn submitted(state: TaskState) -> TaskRecord {

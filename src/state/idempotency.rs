@@ -281,7 +281,7 @@ fn is_same(one: &str, other: &str) -> Result<(), ActionError> {
 mod tests {
     use super::super::memory::MemoryStore;
     use super::*;
-    use crate::reply::outcome::{Content, Outcome, Status, TaskRef};
+    use crate::reply::outcome::{Content, Outcome, ReplyStatus, TaskRef};
 
     const LIMIT: Duration = Duration::from_secs(60);
 
@@ -314,7 +314,7 @@ mod tests {
     fn outcome(message: &str) -> Reply {
         let task = TaskRef { id: None, context_id: None, agent: "agent".into(), skill: None };
         let content = Content { message: message.to_owned(), ..Content::default() };
-        Ok(Arc::new(Outcome::new(Status::Completed, content, task)))
+        Ok(Arc::new(Outcome::new(ReplyStatus::Completed, content, task)))
     }
 
     #[tokio::test(start_paused = true)]

@@ -375,7 +375,7 @@ mod tests {
     use super::super::{SWEEP_INTERVAL, State};
     use super::*;
     use crate::reply::error::Code;
-    use crate::reply::outcome::{Content, Status};
+    use crate::reply::outcome::{Content, ReplyStatus};
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -383,7 +383,7 @@ mod tests {
         let task = TaskRef { id: Some("t".into()), context_id: None, agent: "a".into(), skill: None };
         let content = Content { message: message.to_owned(), ..Content::default() };
         TaskRecord {
-            reply: Ok(Arc::new(Outcome::new(Status::from(&state), content, task))),
+            reply: Ok(Arc::new(Outcome::new(ReplyStatus::from(&state), content, task))),
             state,
             follow_up: None,
             is_submitted: false,

@@ -13,7 +13,7 @@ const JSON: &str = "application/json";
 
 /// What a dialect wants to be sent; the client knows where to.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub struct HttpCall {
     pub method: Method,
     /// Segments below the address of the interface; none for the address itself.
     pub path: Vec<String>,
@@ -23,7 +23,7 @@ pub struct Call {
     params: Option<Box<RawValue>>,
 }
 
-impl Call {
+impl HttpCall {
     /// A JSON-RPC call at the interface's own address.
     pub(super) fn rpc(method: &'static str, params: &impl Serialize) -> Self {
         Self {

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::model::{Answer, Event, Part, Task};
 use super::retry::Retries;
-pub(crate) use call::Call;
+pub(crate) use call::HttpCall;
 pub(crate) use error::NotAResult;
 pub use error::RpcError;
 
@@ -57,7 +57,7 @@ pub enum Wait {
 
 /// A message to send, independent of the wire.
 #[derive(Debug, Clone, Copy)]
-pub struct Outgoing<'a> {
+pub struct OutgoingMessage<'a> {
     /// Names the message. It is the same each time the message goes out, so that an agent can recognise a
     /// repeat.
     pub message_id: Uuid,
@@ -109,74 +109,76 @@ impl Dialect {
         matches!(self, Self::V1 | Self::V1Rest).then_some("1.0")
     }
 
-    pub fn send(self, message: &Outgoing<'_>) -> Call {
+    pub fn send(self, message: &OutgoingMessage<'_>) -> HttpCall {
         match self {
-            Self::V01 => Call::rpc("tasks/send", &v01::send_params(message)),
-            Self::V01Paths => Call::rpc("tasks/send", &v01::send_params(message)).below(&["tasks", "send"]),
-            Self::V02 | Self::V03 => Call::rpc("message/send", &v03::send_params(message)),
-            Self::V03Ids => Call::rpc("message/send", &v03_ids::send_params(message)),
+            Self::V01 => HttpCall::rpc("tasks/send", &v01::send_params(message)),
+            Self::V01Paths => {
+                HttpCall::rpc("tasks/send", &v01::send_params(message)).below(&["tasks", "send"])
+            }
+            Self::V02 | Self::V03 => HttpCall::rpc("message/send", &v03::send_params(message)),
+            Self::V03Ids => HttpCall::rpc("message/send", &v03_ids::send_params(message)),
             Self::V03Rest => v03_rest::message("send", message),
-            Self::V1 => Call::rpc("SendMessage", &v1::send_params(message)),
+            Self::V1 => HttpCall::rpc("SendMessage", &v1::send_params(message)),
             Self::V1Rest => v1_rest::message("send", message),
         }
     }
 
     /// A send whose answer comes as a stream of events.
-    pub fn stream(self, message: &Outgoing<'_>) -> Call {
+    pub fn stream(self, message: &OutgoingMessage<'_>) -> HttpCall {
         match self {
-            Self::V01 => Call::rpc("tasks/sendSubscribe", &v01::send_params(message)),
+            Self::V01 => HttpCall::rpc("tasks/sendSubscribe", &v01::send_params(message)),
             Self::V01Paths => {
-                Call::rpc("tasks/sendSubscribe", &v01::send_params(message)).below(&["tasks", "stream"])
+                HttpCall::rpc("tasks/sendSubscribe", &v01::send_params(message)).below(&["tasks", "stream"])
             }
-            Self::V02 | Self::V03 => Call::rpc("message/stream", &v03::send_params(message)),
-            Self::V03Ids => Call::rpc("message/stream", &v03_ids::send_params(message)),
+            Self::V02 | Self::V03 => HttpCall::rpc("message/stream", &v03::send_params(message)),
+            Self::V03Ids => HttpCall::rpc("message/stream", &v03_ids::send_params(message)),
             Self::V03Rest => v03_rest::message("stream", message),
-            Self::V1 => Call::rpc("SendStreamingMessage", &v1::send_params(message)),
+            Self::V1 => HttpCall::rpc("SendStreamingMessage", &v1::send_params(message)),
             Self::V1Rest => v1_rest::message("stream", message),
         }
     }
 
     /// Asks for the events of a task that is under way.
-    pub fn subscribe(self, task_id: &str) -> Call {
+    pub fn subscribe(self, task_id: &str) -> HttpCall {
         let params = TaskParams { id: task_id };
         match self {
-            Self::V01 | Self::V02 | Self::V03 => Call::rpc("tasks/resubscribe", &params),
-            Self::V03Ids => Call::rpc("tasks/resubscribe", &v03_ids::TaskParams { task_id }),
-            Self::V01Paths => Call::rpc("tasks/resubscribe", &params).below(&["tasks", "stream"]),
+            Self::V01 | Self::V02 | Self::V03 => HttpCall::rpc("tasks/resubscribe", &params),
+            Self::V03Ids => HttpCall::rpc("tasks/resubscribe", &v03_ids::TaskParams { task_id }),
+            Self::V01Paths => HttpCall::rpc("tasks/resubscribe", &params).below(&["tasks", "stream"]),
             Self::V03Rest => v03_rest::task(task_id, Some("subscribe")),
-            Self::V1 => Call::rpc("SubscribeToTask", &params),
+            Self::V1 => HttpCall::rpc("SubscribeToTask", &params),
             Self::V1Rest => v1_rest::task(task_id, Some("subscribe")),
         }
     }
 
-    pub fn get(self, task_id: &str) -> Call {
+    pub fn get(self, task_id: &str) -> HttpCall {
         let params = TaskParams { id: task_id };
         match self {
-            Self::V01 | Self::V02 | Self::V03 => Call::rpc("tasks/get", &params),
-            Self::V03Ids => Call::rpc("tasks/get", &v03_ids::TaskParams { task_id }),
-            Self::V01Paths => Call::rpc("tasks/get", &params).below(&["tasks", "get"]),
+            Self::V01 | Self::V02 | Self::V03 => HttpCall::rpc("tasks/get", &params),
+            Self::V03Ids => HttpCall::rpc("tasks/get", &v03_ids::TaskParams { task_id }),
+            Self::V01Paths => HttpCall::rpc("tasks/get", &params).below(&["tasks", "get"]),
             Self::V03Rest => v03_rest::task(task_id, None),
-            Self::V1 => Call::rpc("GetTask", &params),
+            Self::V1 => HttpCall::rpc("GetTask", &params),
             Self::V1Rest => v1_rest::task(task_id, None),
         }
     }
 
     /// Asks to cancel a task.
-    pub fn cancel(self, task_id: &str) -> Call {
+    pub fn cancel(self, task_id: &str) -> HttpCall {
         let params = TaskParams { id: task_id };
         match self {
-            Self::V01 | Self::V02 | Self::V03 => Call::rpc("tasks/cancel", &params),
-            Self::V03Ids => Call::rpc("tasks/cancel", &v03_ids::TaskParams { task_id }),
-            Self::V01Paths => Call::rpc("tasks/cancel", &params).below(&["tasks", "cancel"]),
+            Self::V01 | Self::V02 | Self::V03 => HttpCall::rpc("tasks/cancel", &params),
+            Self::V03Ids => HttpCall::rpc("tasks/cancel", &v03_ids::TaskParams { task_id }),
+            Self::V01Paths => HttpCall::rpc("tasks/cancel", &params).below(&["tasks", "cancel"]),
             Self::V03Rest => v03_rest::task(task_id, Some("cancel")),
-            Self::V1 => Call::rpc("CancelTask", &params),
+            Self::V1 => HttpCall::rpc("CancelTask", &params),
             Self::V1Rest => v1_rest::task(task_id, Some("cancel")),
         }
     }
 
     /// A call that tells v0.1 from v0.2 and does nothing: a send without a message.
-    pub(super) fn empty_send() -> Call {
-        Call::rpc("message/send", &serde_json::Map::new())
+    pub(super) fn empty_send() -> HttpCall {
+        HttpCall::rpc("message/send", &serde_json::Map::new())
     }
 
     /// Reads the answer to [`Dialect::send`].
@@ -262,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_message_has_the_same_id_each_time_it_goes_out_in_any_dialect() {
-        let message = Outgoing {
+        let message = OutgoingMessage {
             message_id: Uuid::new_v4(),
             task_id: None,
             new_task_id: None,

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{Outgoing, v1::Metadata, v03::WireFile};
+use super::{OutgoingMessage, v1::Metadata, v03::WireFile};
 use crate::a2a::model::Part;
 
 #[derive(Serialize)]
@@ -37,7 +37,7 @@ pub(super) struct MessageMetadata<'a> {
 }
 
 impl<'a> MessageMetadata<'a> {
-    pub(super) fn of(message: &Outgoing<'a>) -> Option<Self> {
+    pub(super) fn of(message: &OutgoingMessage<'a>) -> Option<Self> {
         let (skill_id, reference_task_ids) = (message.skill_id, message.reference_task_ids);
         (skill_id.is_some() || !reference_task_ids.is_empty())
             .then_some(Self { skill_id, reference_task_ids })
@@ -52,7 +52,7 @@ enum WirePart<'a> {
     Data { data: &'a RawValue },
 }
 
-pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
+pub(super) fn send_params<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a> {
     let new_id = || uuid::Uuid::new_v4().to_string();
     let task_id = message.task_id.or(message.new_task_id);
     SendParams {

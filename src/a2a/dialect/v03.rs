@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{Outgoing, Wait, v1::Metadata};
+use super::{OutgoingMessage, Wait, v1::Metadata};
 use crate::a2a::model::{File, FileContent, Part};
 
 #[derive(Serialize)]
@@ -70,7 +70,7 @@ pub(super) struct WireFile<'a> {
     uri: Option<&'a str>,
 }
 
-pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
+pub(super) fn send_params<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a> {
     let modes = message.output_modes;
     SendParams {
         message: Message {

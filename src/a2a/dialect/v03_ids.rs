@@ -7,7 +7,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use uuid::{Builder, Uuid};
 
-use super::Outgoing;
+use super::OutgoingMessage;
 use super::v03::{self, SendParams, WireFile, WirePart};
 
 /// The parameters of a call about one task.
@@ -17,7 +17,7 @@ pub(super) struct TaskParams<'a> {
     pub(super) task_id: &'a str,
 }
 
-pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
+pub(super) fn send_params<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a> {
     let mut params = v03::send_params(message);
     let new_id = || Cow::Owned(Uuid::new_v4().to_string());
     let wire = &mut params.message;
@@ -70,7 +70,7 @@ mod tests {
             file(FileContent::Base64("aGk=".to_owned())),
             file(FileContent::Uri("https://example.org/a".to_owned())),
         ];
-        let message = Outgoing {
+        let message = OutgoingMessage {
             message_id: Uuid::new_v4(),
             task_id: None,
             new_task_id: Some("40cf7ab0-0a57-40fe-9b84-83973c0b87da"),
@@ -82,7 +82,7 @@ mod tests {
             wait: Wait::UntilSettled,
             retries: &Retries::new(&"agent".into()),
         };
-        let body = |call: crate::a2a::dialect::Call| -> Value {
+        let body = |call: crate::a2a::dialect::HttpCall| -> Value {
             serde_json::from_slice(&call.body().unwrap()).unwrap()
         };
         let sent = body(Dialect::V03Ids.send(&message));

@@ -7,23 +7,23 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::v01::MessageMetadata;
-use super::{Call, Outgoing, Wait};
+use super::{HttpCall, OutgoingMessage, Wait};
 use crate::a2a::model::{Answer, Artifact, Event, FileContent, Message, Part, Task, normal_base64};
 
 const JSON: &str = "application/json";
 
 /// A call to `/v1/message:send` or `/v1/message:stream`.
-pub(super) fn message(verb: &str, message: &Outgoing<'_>) -> Call {
+pub(super) fn message(verb: &str, message: &OutgoingMessage<'_>) -> HttpCall {
     let path = vec!["v1".to_owned(), format!("message:{verb}")];
-    Call::post(path, JSON, &send_params(message))
+    HttpCall::post(path, JSON, &send_params(message))
 }
 
 /// A call to `/v1/tasks/{id}`, with a verb behind the id or without.
-pub(super) fn task(task_id: &str, verb: Option<&str>) -> Call {
+pub(super) fn task(task_id: &str, verb: Option<&str>) -> HttpCall {
     let path = vec!["v1".to_owned(), "tasks".to_owned(), task_segment(task_id, verb)];
     match verb {
-        Some("cancel") => Call::post(path, JSON, &serde_json::Map::new()),
-        _ => Call::get(path, JSON),
+        Some("cancel") => HttpCall::post(path, JSON, &serde_json::Map::new()),
+        _ => HttpCall::get(path, JSON),
     }
 }
 
@@ -84,7 +84,7 @@ struct WireFile<'a> {
     name: Option<&'a str>,
 }
 
-fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
+fn send_params<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a> {
     SendParams {
         message: WireMessage {
             message_id: message.message_id,

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{Outgoing, Wait};
+use super::{OutgoingMessage, Wait};
 use crate::a2a::model::{FileContent, Part};
 
 #[derive(Serialize)]
@@ -70,7 +70,7 @@ pub(crate) struct WirePart<'a> {
     pub metadata: Option<&'a RawValue>,
 }
 
-pub(super) fn send_params<'a>(message: &Outgoing<'a>) -> SendParams<'a> {
+pub(super) fn send_params<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a> {
     SendParams {
         message: Message {
             message_id: message.message_id,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fake::{Fake, error, not_there, ok, v01, v1, v03};
 use crate::a2a::card::{Card, CardError};
 use crate::a2a::client::{Client, ClientError, Trace};
-use crate::a2a::dialect::{Dialect, Outgoing, Wait};
+use crate::a2a::dialect::{Dialect, OutgoingMessage, Wait};
 use crate::a2a::model::{Answer, Part};
 use crate::a2a::retry::{Retries, Retry};
 
@@ -18,7 +18,7 @@ async fn send(client: &Client) -> Result<Answer, ClientError> {
 
 async fn send_recording(client: &Client, retries: &Retries) -> Result<Answer, ClientError> {
     let parts = [Part::Text("hi".to_owned())];
-    let message = Outgoing {
+    let message = OutgoingMessage {
         message_id: uuid::Uuid::new_v4(),
         wait: Wait::UntilSettled,
         task_id: None,

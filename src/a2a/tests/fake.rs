@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 
 use crate::a2a::card::{Card, Interface};
-use crate::a2a::choose::{Chooser, SecondThoughts};
+use crate::a2a::choose::{Chooser, DialectFallback};
 use crate::a2a::client::Client;
 use crate::config;
 
@@ -99,7 +99,7 @@ impl Fake {
     }
 
     /// The settings of this agent, with these lines more.
-    pub(crate) fn config(&self, lines: &str) -> config::Agent {
+    pub(crate) fn config(&self, lines: &str) -> config::AgentConfig {
         let lines: String = lines.lines().map(|line| format!("    {line}\n")).collect();
         let text = format!("agents:\n  - name: fake\n    url: {}\n{lines}", self.url);
         let parsed = config::parse(&text, "test.yaml", &|_| None);
@@ -118,7 +118,7 @@ impl Fake {
         let card = Arc::new(Card::from_value(card.clone()).unwrap());
         let interface = chooser.choose(&card).await.unwrap();
         let client = chooser.client(&card, &interface).unwrap();
-        let client = client.reconsidering(SecondThoughts { chooser, card, changed: Arc::default() });
+        let client = client.reconsidering(DialectFallback { chooser, card, changed: Arc::default() });
         (client, interface)
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use url::Url;
 
 use crate::a2a::card::{Card, Interface};
-use crate::a2a::dialect::{Call, Dialect, Outgoing, Wait};
+use crate::a2a::dialect::{Dialect, HttpCall, OutgoingMessage, Wait};
 use crate::a2a::model::{File, FileContent, Part};
 use crate::a2a::retry::Retries;
 
@@ -42,7 +42,7 @@ fn assert_kept(ours: &Value, theirs: &Value, at: &str) {
     }
 }
 
-fn params<T: DeserializeOwned + Serialize>(call: &Call, method: &str) {
+fn params<T: DeserializeOwned + Serialize>(call: &HttpCall, method: &str) {
     let body: Value = serde_json::from_slice(&call.body().unwrap()).unwrap();
     assert_strict::<a2a::JsonRpcRequest>(&body);
     assert_eq!(body["method"], method);
@@ -64,7 +64,7 @@ fn calls_are_exactly_v1() {
     ];
     let modes = ["text/plain".to_owned()];
     let references = ["t-0".to_owned()];
-    let full = Outgoing {
+    let full = OutgoingMessage {
         message_id: uuid::Uuid::new_v4(),
         wait: Wait::UntilSettled,
         task_id: Some("t-1"),
@@ -76,7 +76,7 @@ fn calls_are_exactly_v1() {
         output_modes: &modes,
         retries: &Retries::new(&"agent".into()),
     };
-    let least = Outgoing {
+    let least = OutgoingMessage {
         task_id: None,
         context_id: None,
         reference_task_ids: &[],
@@ -86,7 +86,7 @@ fn calls_are_exactly_v1() {
     };
     for message in [&full, &least] {
         for tenant in [None, Some("acme")] {
-            let of = |call: Call| match tenant {
+            let of = |call: HttpCall| match tenant {
                 Some(tenant) => call.for_tenant(tenant),
                 None => call,
             };

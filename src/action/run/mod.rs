@@ -9,7 +9,7 @@
 //!                        └──settled──> Settled <──────────────┘
 //! ```
 //!
-//! Everything that the agent reports goes through a [`Fold`], whichever way it came, and from there to the
+//! Everything that the agent reports goes through a [`TaskBuilder`], whichever way it came, and from there to the
 //! caller's [`Progress`] and to the task store.
 //!
 //! A message is sent at most once, unless the agent's answer proves that it did not run. A stream that
@@ -28,18 +28,18 @@ use tokio::time::Instant;
 
 use super::actions::Actions;
 use super::assemble::{self, Source};
-use super::fold::{Fold, TooMuch};
 use super::progress::{Frame, Progress};
 use super::request::ReplyMode;
+use super::task_builder::{TaskBuilder, TooMuch};
 use crate::a2a::Instance;
 use crate::a2a::client::{ClientError, Trace};
-use crate::a2a::dialect::{Outgoing, Wait};
+use crate::a2a::dialect::{OutgoingMessage, Wait};
 use crate::a2a::model::{Answer, Event, Task, TaskState};
 use crate::a2a::retry::{Retries, Retry};
 use crate::a2a::stream::EventStream;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{Outcome, Status, TaskRef};
+use crate::reply::outcome::{Outcome, ReplyStatus, TaskRef};
 use crate::state::followers::Follower;
 pub(super) use observe::question_of;
 use observe::unreadable;
@@ -117,7 +117,7 @@ pub(super) struct CallRun<'a, P> {
     /// Whether the caller of a submitted task has its reply.
     is_accepted: bool,
     /// The status that was recorded last.
-    recorded: Option<Status>,
+    recorded: Option<ReplyStatus>,
     /// From when others can know the task, so that no end of it is missed.
     follower: Option<Follower<'a>>,
 }
@@ -160,7 +160,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     /// Sends the message in the way that suits agent and caller, and follows the task to its end.
-    pub(super) async fn deliver(&mut self, message: &Outgoing<'_>) -> Result<Arc<Outcome>, Failure> {
+    pub(super) async fn deliver(&mut self, message: &OutgoingMessage<'_>) -> Result<Arc<Outcome>, Failure> {
         let error = match Box::pin(self.send(message)).await {
             Err(Failure::Client(error)) => error,
             result => return result,
@@ -170,14 +170,14 @@ impl<'a, P: Progress> CallRun<'a, P> {
             // The agent makes its own conversation, which the session follows from now on.
             Some(proof) if may_go_without => {
                 message.retries.record(proof);
-                let message = Outgoing { context_id: None, ..*message };
+                let message = OutgoingMessage { context_id: None, ..*message };
                 Box::pin(self.send(&message)).await
             }
             _ => Err(Failure::Client(error)),
         }
     }
 
-    async fn send(&mut self, message: &Outgoing<'_>) -> Result<Arc<Outcome>, Failure> {
+    async fn send(&mut self, message: &OutgoingMessage<'_>) -> Result<Arc<Outcome>, Failure> {
         let mut fold = self.fold();
         let wants_stream = self.call.mode != ReplyMode::Final || self.actions.limits.prefer_stream;
         let streams = wants_stream && self.instance.card.streaming;
@@ -201,7 +201,11 @@ impl<'a, P: Progress> CallRun<'a, P> {
         Ok(Box::pin(self.resume(&mut fold, answer.into())).await?)
     }
 
-    async fn stream(&mut self, message: &Outgoing<'_>, fold: &mut Fold<'_>) -> Result<(), Failure> {
+    async fn stream(
+        &mut self,
+        message: &OutgoingMessage<'_>,
+        fold: &mut TaskBuilder<'_>,
+    ) -> Result<(), Failure> {
         let instance = Arc::clone(&self.instance);
         let opened = self.within_idle(Box::pin(instance.client.stream(message, self.call.trace))).await;
         let events = match opened {
@@ -214,9 +218,9 @@ impl<'a, P: Progress> CallRun<'a, P> {
         self.follow(Phase::Reading(Box::new(events)), self.named_by_us(message), fold).await
     }
 
-    async fn send_blocking(&mut self, message: &Outgoing<'_>) -> Result<Answer, Failure> {
+    async fn send_blocking(&mut self, message: &OutgoingMessage<'_>) -> Result<Answer, Failure> {
         let wait = if self.call.mode == ReplyMode::Final { Wait::UntilSettled } else { Wait::No };
-        let message = Outgoing { wait, ..*message };
+        let message = OutgoingMessage { wait, ..*message };
         let instance = Arc::clone(&self.instance);
         match self.within(Box::pin(instance.client.send(&message, self.call.trace))).await {
             Ok(Ok(Answer::Task(task))) if self.answers(&task) => {
@@ -243,20 +247,20 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     /// Goes on with a task that the agent has reported.
-    pub(super) async fn resume(&mut self, fold: &mut Fold<'_>, event: Event) -> Reply {
+    pub(super) async fn resume(&mut self, fold: &mut TaskBuilder<'_>, event: Event) -> Reply {
         self.take(fold, event).await?;
         self.poll(fold).await?;
         self.conclude(fold).await
     }
 
-    pub(super) fn fold(&self) -> Fold<'a> {
+    pub(super) fn fold(&self) -> TaskBuilder<'a> {
         let limits = &self.actions.limits;
         let max_size = usize::try_from(limits.max_response_size).unwrap_or(usize::MAX);
-        Fold::new(&limits.artifacts, max_size, self.progress.listens())
+        TaskBuilder::new(&limits.artifacts, max_size, self.progress.listens())
     }
 
     /// The task of a message whose id does not depend on the agent's answer.
-    fn named_by_us(&self, message: &Outgoing<'_>) -> Option<TaskRef> {
+    fn named_by_us(&self, message: &OutgoingMessage<'_>) -> Option<TaskRef> {
         let made = message.new_task_id.filter(|_| self.instance.client.dialect().has_client_made_ids());
         let id = message.task_id.or(made)?;
         Some(self.task_ref(Some(id.to_owned()), message.context_id.map(str::to_owned)))
@@ -284,7 +288,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// Looks at a task before it is answered. A task that has ended is not answered any more. Otherwise the
     /// fold begins with what the task has made so far: a stream reports only what is new.
-    async fn recall(&mut self, id: &str, fold: &mut Fold<'_>, streams: bool) -> Result<(), Failure> {
+    async fn recall(&mut self, id: &str, fold: &mut TaskBuilder<'_>, streams: bool) -> Result<(), Failure> {
         // The run can do without, and most of the time is for the answer.
         let limit = RECALL_TIMEOUT.min(self.deadline.saturating_duration_since(Instant::now()) / 4);
         let Ok(Polled::Seen(seen)) = self.get_task(id, limit).await else {
@@ -305,7 +309,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         &mut self,
         mut phase: Phase,
         named_by_us: Option<TaskRef>,
-        fold: &mut Fold<'_>,
+        fold: &mut TaskBuilder<'_>,
     ) -> Result<(), Failure> {
         let mut subscriptions = 0;
         loop {
@@ -326,19 +330,19 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     /// Takes what the agent reported, and passes it on.
-    async fn take(&mut self, fold: &mut Fold<'_>, event: Event) -> Result<(), ActionError> {
+    async fn take(&mut self, fold: &mut TaskBuilder<'_>, event: Event) -> Result<(), ActionError> {
         let frames = fold.apply(event).map_err(|TooMuch| self.too_much(fold))?;
         self.tell(fold, frames).await
     }
 
-    async fn tell(&mut self, fold: &Fold<'_>, frames: Vec<Frame>) -> Result<(), ActionError> {
+    async fn tell(&mut self, fold: &TaskBuilder<'_>, frames: Vec<Frame>) -> Result<(), ActionError> {
         // The task is recorded as soon as it has a name, so that it can be cancelled and looked up, and
         // when its status changes. Its settled state is left to the end, when all of it is there.
         if let Some(task) = fold.task().filter(|task| !task.id.is_empty())
             && !task.state.is_settled()
-            && self.recorded != Some(Status::from(&task.state))
+            && self.recorded != Some(ReplyStatus::from(&task.state))
         {
-            self.recorded = Some(Status::from(&task.state));
+            self.recorded = Some(ReplyStatus::from(&task.state));
             if self.follower.as_ref().is_none_or(|follower| !follower.follows(&task.id)) {
                 self.follower = Some(self.actions.state.tasks.follow(&self.actions.agent, &task.id));
             }
@@ -371,18 +375,20 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// Whether there is nothing to wait for. Authentication may happen elsewhere, so a submitted
     /// task is followed on while it waits for that.
-    fn is_over(&self, fold: &Fold<'_>) -> bool {
+    fn is_over(&self, fold: &TaskBuilder<'_>) -> bool {
         let waits_for_auth = fold.task().is_some_and(|task| task.state == TaskState::AuthRequired);
         fold.is_settled() && !(self.call.mode == ReplyMode::Submit && waits_for_auth)
     }
 
     /// The reply for a call that has come to its end.
-    async fn conclude(&mut self, fold: &Fold<'_>) -> Reply {
+    async fn conclude(&mut self, fold: &TaskBuilder<'_>) -> Reply {
         if let Some(message) = fold.direct() {
             self.follow_context(message.context_id.as_deref()).await;
             let content = assemble::of_message(message).map_err(|reason| unreadable(&reason))?;
             let task = self.task_ref(None, message.context_id.clone());
-            return Ok(Arc::new(Outcome::new(Status::Completed, content, task).after(self.call.retries)));
+            return Ok(Arc::new(
+                Outcome::new(ReplyStatus::Completed, content, task).after(self.call.retries),
+            ));
         }
         let Some(task) = fold.task() else {
             return Err(ActionError::internal().after_reaching_agent());
@@ -401,12 +407,12 @@ impl<'a, P: Progress> CallRun<'a, P> {
         Ok(outcome)
     }
 
-    fn unknown(&self, why: &str, fold: &Fold<'_>) -> ActionError {
+    fn unknown(&self, why: &str, fold: &TaskBuilder<'_>) -> ActionError {
         let message = format!("the agent can no longer be asked what became of the task: {why}");
         ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent().about(self.known_ref(fold))
     }
 
-    fn too_much(&self, fold: &Fold<'_>) -> ActionError {
+    fn too_much(&self, fold: &TaskBuilder<'_>) -> ActionError {
         let limit = self.actions.limits.max_response_size;
         let error = ClientError::TooLarge { limit };
         ActionError::from_client(error).about(self.known_ref(fold))

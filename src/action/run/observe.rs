@@ -8,12 +8,12 @@ use sha2::{Digest as _, Sha256};
 use super::{CallRun, Purpose};
 use crate::a2a::model::{Message, Part, Task, TaskState};
 use crate::action::assemble::{self, Source};
-use crate::action::fold::Fold;
 use crate::action::progress::Progress;
 use crate::action::request::ReplyMode;
+use crate::action::task_builder::TaskBuilder;
 use crate::json::hex;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{FollowUp, Outcome, Status, TaskRef};
+use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus, TaskRef};
 use crate::state::follow_ups::{Standing, Waiting};
 use crate::state::tasks::{Observer, Recorded, TaskRecord};
 use crate::telemetry::spans;
@@ -59,7 +59,7 @@ impl<P: Progress> CallRun<'_, P> {
         let (content, source) = assemble::of_task(task, status_texts, &self.actions.limits.artifacts)
             .map_err(|reason| unreadable(&reason).about(reference.clone()))?;
         let mut outcome =
-            Outcome::new(Status::from(&task.state), content, reference).after(self.call.retries);
+            Outcome::new(ReplyStatus::from(&task.state), content, reference).after(self.call.retries);
         if task.state.is_failure() {
             self.actions.secrets.redact(&mut outcome.content.message);
         }
@@ -110,7 +110,7 @@ impl<P: Progress> CallRun<'_, P> {
             let question = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
             // The run that lost track of it has found it again.
             before.reply.is_err()
-                || Status::from(&before.state) != outcome.status
+                || ReplyStatus::from(&before.state) != outcome.status
                 || question(&before.follow_up) != question(&outcome.follow_up)
         });
         Ok(Observed { outcome, source, is_update: is_submitted && is_change })
@@ -180,7 +180,7 @@ impl<P: Progress> CallRun<'_, P> {
         TaskRef { id, context_id, agent: Arc::clone(&self.actions.agent), skill: self.call.skill.clone() }
     }
 
-    pub(super) fn known_ref(&self, fold: &Fold<'_>) -> TaskRef {
+    pub(super) fn known_ref(&self, fold: &TaskBuilder<'_>) -> TaskRef {
         let task = fold.task();
         self.task_ref(task.map(|task| task.id.clone()), task.and_then(|task| task.context_id.clone()))
     }

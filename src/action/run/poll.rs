@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use super::{CallRun, GET_TASK_TIMEOUT, Interruption, about_known_task};
 use crate::a2a::client::{ClientError, chain};
 use crate::a2a::model::{Event, Task, TaskState};
-use crate::action::fold::Fold;
 use crate::action::progress::Progress;
 use crate::action::request::ReplyMode;
+use crate::action::task_builder::TaskBuilder;
 use crate::reply::error::ActionError;
-use crate::reply::outcome::Status;
+use crate::reply::outcome::ReplyStatus;
 
 /// Consecutive failed polls before a call with a waiting caller fails.
 const MAX_FAILURES: u32 = 6;
@@ -103,14 +103,14 @@ impl<P: Progress> CallRun<'_, P> {
     }
 
     /// Polls a task that the fold knows until it settles. Most have done so already.
-    pub(super) async fn poll(&mut self, fold: &mut Fold<'_>) -> Result<(), ActionError> {
+    pub(super) async fn poll(&mut self, fold: &mut TaskBuilder<'_>) -> Result<(), ActionError> {
         if self.is_over(fold) {
             return Ok(());
         }
         Box::pin(self.poll_until_over(fold)).await
     }
 
-    async fn poll_until_over(&mut self, fold: &mut Fold<'_>) -> Result<(), ActionError> {
+    async fn poll_until_over(&mut self, fold: &mut TaskBuilder<'_>) -> Result<(), ActionError> {
         let Some(id) = fold.task().map(|task| task.id.clone()) else {
             return Ok(());
         };
@@ -147,10 +147,10 @@ impl<P: Progress> CallRun<'_, P> {
     }
 
     /// Reports how to answer a request for authentication after which the task is followed on.
-    async fn report_auth(&mut self, fold: &Fold<'_>) -> Result<(), ActionError> {
+    async fn report_auth(&mut self, fold: &TaskBuilder<'_>) -> Result<(), ActionError> {
         let waits = |task: &&Task| task.state == TaskState::AuthRequired && !self.is_over(fold);
         if let Some(task) = fold.task().filter(waits) {
-            self.recorded = Some(Status::from(&task.state));
+            self.recorded = Some(ReplyStatus::from(&task.state));
             let (outcome, _) = self.observe(task, fold.status_texts(), None).await?;
             self.accept(&outcome).await;
         }

@@ -12,9 +12,9 @@ use super::{
 use crate::a2a::client::ClientError;
 use crate::a2a::model::{Event, Task};
 use crate::a2a::stream::EventStream;
-use crate::action::fold::{Fold, TooMuch};
 use crate::action::progress::Progress;
 use crate::action::request::ReplyMode;
+use crate::action::task_builder::{TaskBuilder, TooMuch};
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::TaskRef;
 use crate::state::followers::Follower;
@@ -30,7 +30,7 @@ impl<P: Progress> CallRun<'_, P> {
         &mut self,
         events: &mut EventStream,
         subscriptions: &mut u32,
-        fold: &mut Fold<'_>,
+        fold: &mut TaskBuilder<'_>,
     ) -> Result<Phase, Failure> {
         let end = match self.read_events(events, fold).await {
             // Not every agent supports subscriptions, whatever its card says; then the task is polled.
@@ -57,7 +57,7 @@ impl<P: Progress> CallRun<'_, P> {
         end: StreamEnd,
         named_by_us: Option<&TaskRef>,
         subscriptions: u32,
-        fold: &mut Fold<'_>,
+        fold: &mut TaskBuilder<'_>,
     ) -> Result<Phase, Failure> {
         let named = fold.task().filter(|task| !task.id.is_empty()).map(|_| self.known_ref(fold));
         let Some(named) = named.or_else(|| named_by_us.cloned()) else {
@@ -95,7 +95,11 @@ impl<P: Progress> CallRun<'_, P> {
         Ok(if is_enough { Phase::Polling } else { Phase::Subscribing(id) })
     }
 
-    pub(super) async fn subscribe(&mut self, task_id: &str, fold: &Fold<'_>) -> Result<Phase, Failure> {
+    pub(super) async fn subscribe(
+        &mut self,
+        task_id: &str,
+        fold: &TaskBuilder<'_>,
+    ) -> Result<Phase, Failure> {
         let instance = Arc::clone(&self.instance);
         match self.within_idle(Box::pin(instance.client.subscribe(task_id, self.call.trace))).await {
             Ok(Ok(events)) => Ok(Phase::Reading(Box::new(events))),
@@ -113,7 +117,7 @@ impl<P: Progress> CallRun<'_, P> {
     async fn read_events(
         &mut self,
         events: &mut EventStream,
-        fold: &mut Fold<'_>,
+        fold: &mut TaskBuilder<'_>,
     ) -> Result<StreamEnd, Failure> {
         let mut read_until: Option<Instant> = None;
         loop {

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use super::CallRun;
 use crate::a2a::model::{Task, TaskState};
-use crate::action::fold::Fold;
 use crate::action::progress::{Audience, Progress};
 use crate::action::request::ReplyMode;
+use crate::action::task_builder::TaskBuilder;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::TaskRef;
 
@@ -92,7 +92,7 @@ impl<P: Progress> CallRun<'_, P> {
         }
     }
 
-    pub(super) async fn interrupted_with(&self, why: Interruption, fold: &Fold<'_>) -> ActionError {
+    pub(super) async fn interrupted_with(&self, why: Interruption, fold: &TaskBuilder<'_>) -> ActionError {
         let task = fold.task().filter(|task| !task.id.is_empty()).map(|_| self.known_ref(fold));
         self.interrupted(why, task).await
     }

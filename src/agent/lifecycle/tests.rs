@@ -96,41 +96,41 @@ fn assert_about(pause: Duration, seconds: f64) {
 #[tokio::test(start_paused = true)]
 async fn a_launched_agent_is_ready_after_its_process_and_its_card() {
     let mut agent = launched("");
-    assert_eq!((agent.step(), agent.state()), (Step::Start, State::Starting));
+    assert_eq!((agent.step(), agent.state()), (Step::Start, AgentState::Starting));
     assert_eq!(launch(&mut agent), Step::AwaitReady);
     let status = agent.status();
-    assert_eq!((status.state, status.pid), (State::Starting, Some(PID)));
+    assert_eq!((status.state, status.pid), (AgentState::Starting, Some(PID)));
     assert_eq!(status.url, "http://127.0.0.1:9000/");
     assert_eq!(agent.on(Event::Found(card("one"))), Step::Watch);
     let status = agent.status();
-    assert_eq!((status.state, status.pid, status.restarts), (State::Ready, Some(PID), 0));
+    assert_eq!((status.state, status.pid, status.restarts), (AgentState::Ready, Some(PID), 0));
     assert_eq!(status.known, Some(card("one")));
 }
 
 #[rstest]
-#[case::on_failure("", 1, State::BackingOff)]
-#[case::on_success("", 0, State::Stopped)]
-#[case::always("restart: always", 0, State::BackingOff)]
-#[case::never("restart: never", 3, State::Failed)]
-#[case::never_on_success("restart: never", 0, State::Stopped)]
+#[case::on_failure("", 1, AgentState::BackingOff)]
+#[case::on_success("", 0, AgentState::Stopped)]
+#[case::always("restart: always", 0, AgentState::BackingOff)]
+#[case::never("restart: never", 3, AgentState::Failed)]
+#[case::never_on_success("restart: never", 0, AgentState::Stopped)]
 #[tokio::test(start_paused = true)]
 async fn a_process_that_exited_is_shown_as_what_follows_while_its_tree_ends(
     #[values(false, true)] was_unhealthy: bool,
     #[case] settings: &str,
     #[case] exit: i32,
-    #[case] follows: State,
+    #[case] follows: AgentState,
 ) {
     let mut agent = ready(settings);
     if was_unhealthy {
         agent.on(Event::Suspended(PID));
-        assert_eq!(agent.state(), State::Unhealthy);
+        assert_eq!(agent.state(), AgentState::Unhealthy);
     }
     assert_eq!(agent.on(Event::Exited(code(exit))), Step::EndProcess);
     let exiting = agent.status();
     assert_eq!((exiting.state, exiting.pid, exiting.started), (follows, None, None));
     assert_eq!(exiting.last_exit.as_ref().unwrap().0, format!("exited with code {exit}"));
     assert!(exiting.last_error.as_ref().unwrap().contains("exited with code"));
-    assert_eq!(exiting.next_try.is_some(), follows == State::BackingOff);
+    assert_eq!(exiting.next_try.is_some(), follows == AgentState::BackingOff);
     agent.on(Event::Gone(code(exit)));
     // Others see one change, not two.
     assert_eq!(agent.status(), exiting);
@@ -140,7 +140,7 @@ async fn a_process_that_exited_is_shown_as_what_follows_while_its_tree_ends(
 async fn an_exit_that_cannot_be_read_is_a_failure() {
     let mut agent = ready("restart: on-failure");
     agent.on(Event::Exited(Exit::Unknown));
-    assert_eq!(agent.state(), State::BackingOff);
+    assert_eq!(agent.state(), AgentState::BackingOff);
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,7 +153,7 @@ async fn the_pause_begins_with_the_exit_and_the_restart_waits_for_the_tree() {
     advance(Duration::from_secs(1)).await;
     assert_eq!(agent.on(Event::Due), Step::Start);
     let status = agent.status();
-    assert_eq!((status.state, status.restarts, status.next_try), (State::Starting, 1, None));
+    assert_eq!((status.state, status.restarts, status.next_try), (AgentState::Starting, 1, None));
     assert!(status.last_error.unwrap().contains("exited with code 1"), "a restart does not hide the reason");
 }
 
@@ -186,9 +186,9 @@ async fn too_many_restarts_in_the_window_fail_the_agent_until_an_order() {
     };
     assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
     agent.on(Event::Due);
-    assert_eq!((crash(&mut agent), agent.state()), (Step::Wait(None), State::Failed));
+    assert_eq!((crash(&mut agent), agent.state()), (Step::Wait(None), AgentState::Failed));
     assert_eq!(agent.on(ordered(true, 1)), Step::Start);
-    assert_eq!((agent.state(), agent.status().restarts), (State::Starting, 2));
+    assert_eq!((agent.state(), agent.status().restarts), (AgentState::Starting, 2));
     // The order begins a new window, and the window ends by itself.
     assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
     agent.on(Event::Due);
@@ -201,21 +201,21 @@ async fn an_order_and_its_state_become_visible_together() {
     let mut agent = ready("");
     let seen = |agent: &Lifecycle| (agent.status().order, agent.status().state);
     assert_eq!(agent.on(ordered(false, 1)), Step::EndProcess);
-    assert_eq!(seen(&agent), (1, State::Starting));
+    assert_eq!(seen(&agent), (1, AgentState::Starting));
     assert_eq!(agent.status().pid, Some(PID), "it is not stopped while its process runs");
     assert_eq!(agent.on(Event::Gone(code(0))), Step::Wait(None));
-    assert_eq!(seen(&agent), (1, State::Stopped));
+    assert_eq!(seen(&agent), (1, AgentState::Stopped));
     assert_eq!(agent.status().last_error.as_deref(), Some("stopped on request"));
     assert_eq!(agent.on(ordered(true, 2)), Step::Start);
-    assert_eq!(seen(&agent), (2, State::Starting));
+    assert_eq!(seen(&agent), (2, AgentState::Starting));
     assert_eq!(agent.status().last_error, None);
     launch(&mut agent);
     agent.on(Event::Found(card("one")));
     assert_eq!(agent.on(ordered(true, 3)), Step::EndProcess);
-    assert_eq!(seen(&agent), (3, State::Starting));
+    assert_eq!(seen(&agent), (3, AgentState::Starting));
     assert_eq!(agent.on(Event::Gone(code(0))), Step::Start);
     // A start after a stop is no restart.
-    assert_eq!((seen(&agent), agent.status().restarts), ((3, State::Starting), 1));
+    assert_eq!((seen(&agent), agent.status().restarts), ((3, AgentState::Starting), 1));
 }
 
 #[rstest]
@@ -226,7 +226,8 @@ async fn an_order_cuts_a_pause_short(#[case] is_attached: bool, #[case] running:
     let mut agent = if is_attached { attached() } else { launched("") };
     assert!(matches!(agent.on(Event::NotStarted(trouble("no"))), Step::Wait(Some(_))));
     let step = agent.on(ordered(running, 1));
-    let expected = if running { (Step::Start, State::Starting) } else { (Step::Wait(None), State::Stopped) };
+    let expected =
+        if running { (Step::Start, AgentState::Starting) } else { (Step::Wait(None), AgentState::Stopped) };
     assert_eq!((step, agent.state()), expected);
     assert_eq!((agent.status().order, agent.status().next_try), (1, None));
 }
@@ -238,32 +239,32 @@ async fn an_attached_agent_is_shown_as_backing_off_while_it_is_probed_again() {
     assert_about(pause(step), 0.5);
     assert_eq!(agent.on(Event::Due), Step::Start);
     let status = agent.status();
-    assert_eq!((status.state, status.restarts), (State::BackingOff, 0));
+    assert_eq!((status.state, status.restarts), (AgentState::BackingOff, 0));
     assert_eq!(status.last_error.as_deref(), Some("no"));
     assert_about(pause(agent.on(Event::NotStarted(trouble("no")))), 1.0);
     agent.on(Event::Due);
     assert_eq!(agent.on(Event::Found(card("one"))), Step::Watch);
-    assert_eq!((agent.state(), agent.status().last_error), (State::Ready, None));
+    assert_eq!((agent.state(), agent.status().last_error), (AgentState::Ready, None));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_attached_agent_without_a_listener_has_gone_at_once() {
     let mut agent = ready_attached();
     assert!(matches!(agent.on(nobody()), Step::Wait(Some(_))));
-    assert_eq!(agent.state(), State::BackingOff);
+    assert_eq!(agent.state(), AgentState::BackingOff);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_few_failed_probes_make_an_agent_unhealthy_and_one_good_card_ready() {
     let mut agent = ready("readiness: { failures: 2 }, liveness: { failures: 9 }");
-    assert_eq!((agent.on(silence()), agent.state()), (Step::Watch, State::Ready));
+    assert_eq!((agent.on(silence()), agent.state()), (Step::Watch, AgentState::Ready));
     agent.on(silence());
-    assert_eq!((agent.state(), agent.status().pid), (State::Unhealthy, Some(PID)));
+    assert_eq!((agent.state(), agent.status().pid), (AgentState::Unhealthy, Some(PID)));
     agent.on(Event::Found(card("two")));
-    assert_eq!((agent.state(), agent.status().known), (State::Ready, Some(card("two"))));
+    assert_eq!((agent.state(), agent.status().known), (AgentState::Ready, Some(card("two"))));
     // The count begins again.
     agent.on(silence());
-    assert_eq!(agent.state(), State::Ready);
+    assert_eq!(agent.state(), AgentState::Ready);
 }
 
 #[tokio::test(start_paused = true)]
@@ -276,25 +277,25 @@ async fn a_hung_process_is_unhealthy_until_it_has_gone_and_a_busy_one_is_not_hun
     agent.on(silence());
     assert_eq!(agent.on(silence()), Step::EndProcess);
     let status = agent.status();
-    assert_eq!((status.state, status.pid), (State::Unhealthy, Some(PID)));
+    assert_eq!((status.state, status.pid), (AgentState::Unhealthy, Some(PID)));
     assert!(status.last_error.unwrap().contains("did not answer 2 times in a row"));
     advance(Duration::from_secs(30)).await;
     // It did not exit by itself, so its exit code means nothing, and the pause begins now.
     assert_about(pause(agent.on(Event::Gone(code(0)))), 1.0);
-    assert_eq!((agent.state(), agent.status().pid), (State::BackingOff, None));
+    assert_eq!((agent.state(), agent.status().pid), (AgentState::BackingOff, None));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_process_that_stays_suspended_is_ended_and_one_that_resumes_is_not() {
     let mut agent = ready("liveness: { interval: 4s }");
-    assert_eq!((agent.on(Event::Suspended(PID)), agent.state()), (Step::Watch, State::Unhealthy));
+    assert_eq!((agent.on(Event::Suspended(PID)), agent.state()), (Step::Watch, AgentState::Unhealthy));
     advance(Duration::from_secs(1)).await;
     assert_eq!(agent.on(Event::Suspended(PID)), Step::Watch, "too soon to tell");
     agent.on(Event::Resumed);
     advance(Duration::from_secs(4)).await;
     assert_eq!(agent.on(Event::Suspended(PID)), Step::Watch, "it begins again");
     advance(Duration::from_secs(2)).await;
-    assert_eq!((agent.on(Event::Suspended(PID)), agent.state()), (Step::EndProcess, State::Unhealthy));
+    assert_eq!((agent.on(Event::Suspended(PID)), agent.state()), (Step::EndProcess, AgentState::Unhealthy));
 }
 
 #[tokio::test(start_paused = true)]
@@ -307,19 +308,19 @@ async fn a_start_that_takes_too_long_is_starting_until_its_process_has_gone() {
     launch(&mut agent);
     assert_eq!(agent.on(Event::NotStarted(trouble("not ready"))), Step::EndProcess);
     let status = agent.status();
-    assert_eq!((status.state, status.last_error.as_deref()), (State::Starting, Some("not ready")));
+    assert_eq!((status.state, status.last_error.as_deref()), (AgentState::Starting, Some("not ready")));
     assert!(matches!(agent.on(Event::Gone(code(0))), Step::Wait(Some(_))));
-    assert_eq!(agent.state(), State::BackingOff);
+    assert_eq!(agent.state(), AgentState::BackingOff);
 }
 
 #[tokio::test(start_paused = true)]
 async fn when_the_bridge_lets_an_agent_go_its_process_ends_first() {
     let mut agent = ready("");
     assert_eq!(agent.on(Event::Shutdown), Step::EndProcess);
-    assert_eq!(agent.state(), State::Starting);
-    assert_eq!((agent.on(Event::Gone(code(0))), agent.state()), (Step::Finish, State::Stopped));
+    assert_eq!(agent.state(), AgentState::Starting);
+    assert_eq!((agent.on(Event::Gone(code(0))), agent.state()), (Step::Finish, AgentState::Stopped));
     let mut agent = ready_attached();
-    assert_eq!((agent.on(Event::Shutdown), agent.state()), (Step::Finish, State::Stopped));
+    assert_eq!((agent.on(Event::Shutdown), agent.state()), (Step::Finish, AgentState::Stopped));
 }
 
 #[tokio::test(start_paused = true)]
@@ -374,7 +375,7 @@ async fn no_sequence_of_events_shows_a_process_that_exited_as_unhealthy() {
             agent.on(event);
             advance(Duration::from_millis(random.u64(0..5_000))).await;
             let status = agent.status();
-            if status.state == State::Unhealthy || status.state == State::Ready {
+            if status.state == AgentState::Unhealthy || status.state == AgentState::Ready {
                 assert!(has_process, "{:?}", agent.phase);
             }
             assert_eq!(status.pid.is_some(), has_process, "{:?}", agent.phase);

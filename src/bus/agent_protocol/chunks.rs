@@ -14,7 +14,7 @@ use crate::action::progress::{Audience, Frame, Progress};
 use crate::bus::inbox::{Inbox, MAX_JOINED};
 use crate::json::{head, shorten, to_bytes};
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{Content, Outcome, Status};
+use crate::reply::outcome::{Content, Outcome, ReplyStatus};
 
 /// The protocol wants a sign of life at least as often.
 const LONGEST_SILENCE: Duration = Duration::from_secs(30);
@@ -127,7 +127,7 @@ impl Chunks {
     pub(super) async fn conclude(&mut self, outcome: &Outcome) {
         self.tell_joined().await;
         let Content { message, .. } = &outcome.content;
-        if outcome.status == Status::Completed {
+        if outcome.status == ReplyStatus::Completed {
             self.release("").await;
             if !self.has_told {
                 self.text(message).await;

@@ -21,7 +21,7 @@ use crate::dispatch::Dispatcher;
 use crate::dispatch::request::{Admission, Input, Operation, Permit, Request};
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{FollowUp, Outcome, Status};
+use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus};
 use crate::telemetry::spans::{self, Arrival};
 
 /// The name of a prompt among the calls of an agent.
@@ -227,7 +227,7 @@ impl Prompts {
             }
         };
         match chunks.keep_alive_during(waited).await? {
-            Continuation::Moved(moved) if moved.status == Status::Working => {
+            Continuation::Moved(moved) if moved.status == ReplyStatus::Working => {
                 let task_id = moved.task.id.clone().unwrap_or_default();
                 let settled = self.dispatcher.task_settled(&task_id, options);
                 Ok(Continuation::Moved(chunks.keep_alive_during(settled).await?))
@@ -246,7 +246,8 @@ impl Prompts {
     /// Resolves when a task that waits for authentication goes on by itself; never for any other
     /// question.
     async fn moved(&self, asked: &Outcome, options: &CallOptions) -> Reply {
-        let Some(task_id) = asked.task.id.as_ref().filter(|_| asked.status == Status::AuthRequired) else {
+        let Some(task_id) = asked.task.id.as_ref().filter(|_| asked.status == ReplyStatus::AuthRequired)
+        else {
             return std::future::pending().await;
         };
         self.dispatcher.task_moved(task_id, options).await
@@ -261,11 +262,11 @@ fn request(operation: Operation, options: &CallOptions, admission: Admission) ->
 /// Whether the caller got what was asked for.
 fn ended(outcome: &Outcome) -> Result<(), ActionError> {
     let (code, otherwise) = match outcome.status {
-        Status::Completed => return Ok(()),
-        Status::Failed => (Code::TaskFailed, "the agent's task failed"),
-        Status::Rejected => (Code::TaskRejected, "the agent rejected the task"),
-        Status::Canceled => (Code::TaskCanceled, "the agent's task was cancelled"),
-        Status::InputRequired | Status::AuthRequired | Status::Working => {
+        ReplyStatus::Completed => return Ok(()),
+        ReplyStatus::Failed => (Code::TaskFailed, "the agent's task failed"),
+        ReplyStatus::Rejected => (Code::TaskRejected, "the agent rejected the task"),
+        ReplyStatus::Canceled => (Code::TaskCanceled, "the agent's task was cancelled"),
+        ReplyStatus::InputRequired | ReplyStatus::AuthRequired | ReplyStatus::Working => {
             (Code::OutcomeUnknown, "the agent's task has not come to an end")
         }
     };

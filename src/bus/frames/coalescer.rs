@@ -9,13 +9,13 @@ const PART: usize = 16;
 
 /// Pieces of one artifact, and the answer's text in them, which is told after them.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct Coalescer {
     update: Option<ArtifactUpdate>,
     text: String,
     size: usize,
 }
 
-impl Held {
+impl Coalescer {
     /// Takes a frame whose text continues what waits; any other is given back.
     pub(super) fn join(&mut self, frame: Frame) -> Option<Frame> {
         match frame {
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn pieces_of_one_artifact_and_their_text_are_joined_and_nothing_else() {
-        let mut held = Held::default();
+        let mut held = Coalescer::default();
         for frame in [piece("a", "1", false), response("1"), piece("a", "2", true), response("2")] {
             assert!(held.join(frame).is_none());
         }
@@ -116,14 +116,14 @@ mod tests {
 
     #[test]
     fn an_artifact_is_not_told_before_text_that_came_before_it() {
-        let mut held = Held::default();
+        let mut held = Coalescer::default();
         assert!(held.join(response("first")).is_none());
         assert!(held.join(piece("a", "second", false)).is_some());
     }
 
     #[test]
     fn what_waits_is_bounded_even_if_it_is_nothing() {
-        let mut held = Held::default();
+        let mut held = Coalescer::default();
         assert!((0..MAX_JOINED).any(|number| held.join(piece("a", "", number > 0)).is_some()));
     }
 }

@@ -15,7 +15,7 @@ use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUp
 
 /// A task in the making.
 #[derive(Debug)]
-pub(crate) struct Fold<'a> {
+pub(crate) struct TaskBuilder<'a> {
     rules: &'a ArtifactRules,
     task: Option<Task>,
     direct: Option<Message>,
@@ -89,7 +89,7 @@ impl Index {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooMuch;
 
-impl<'a> Fold<'a> {
+impl<'a> TaskBuilder<'a> {
     /// Begins with nothing. All that is held may have `max_size` bytes. Without anybody to tell, no
     /// frames are made.
     pub(crate) fn new(rules: &'a ArtifactRules, max_size: usize, tells: bool) -> Self {

@@ -1,10 +1,10 @@
 //! A task that goes on after its question was answered.
 
-use super::{Fold, Past, TooMuch};
+use super::{Past, TaskBuilder, TooMuch};
 use crate::a2a::model::{Event, Task};
 use crate::action::progress::Frame;
 
-impl Fold<'_> {
+impl TaskBuilder<'_> {
     /// Begins with a task as it was before an answer to it. What it holds was told before.
     pub(crate) fn recall(&mut self, task: Task) {
         if self.apply(Event::Task(task)).is_err() {

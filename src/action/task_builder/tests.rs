@@ -13,7 +13,7 @@ fn rules() -> ArtifactRules {
     ArtifactRules { answer: vec!["*".into()], notice: vec!["plan_*".into()] }
 }
 
-fn told(fold: &mut Fold<'_>, events: &[&str]) -> Told {
+fn told(fold: &mut TaskBuilder<'_>, events: &[&str]) -> Told {
     let mut told = Told { artifacts: 0, response: String::new(), states: Vec::new() };
     for event in events {
         for frame in fold.apply(Event::decode(event).unwrap()).unwrap() {
@@ -50,7 +50,7 @@ fn pieces_are_told_as_they_come_and_parallel_artifacts_are_kept_apart() {
             artifact("a", "x", "!", true),
         ],
     );
-    let mut fold = Fold::new(&rules, 10_000, true);
+    let mut fold = TaskBuilder::new(&rules, 10_000, true);
     let told = told(&mut fold, &events(&list));
     assert_eq!((told.artifacts, told.response.as_str()), (5, "Hello\nsecond\n!"));
     let texts: Vec<_> =
@@ -68,9 +68,9 @@ fn a_closing_artifact_and_text_that_is_sent_again_with_every_token_are_told_once
             artifact("f", "final_result", "one two", false),
         ],
     );
-    assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&list)).response, "one two");
+    assert_eq!(told(&mut TaskBuilder::new(&rules, 1000, true), &events(&list)).response, "one two");
     let whole = [artifact("s", "x", "one", false), artifact("s", "x", "one two", false)];
-    assert_eq!(told(&mut Fold::new(&rules, 1000, true), &events(&whole)).response, "one two");
+    assert_eq!(told(&mut TaskBuilder::new(&rules, 1000, true), &events(&whole)).response, "one two");
 }
 
 /// An artifact without an id.
@@ -119,7 +119,7 @@ fn what_is_told_of_text_that_grows_is_the_message_in_the_end() {
             "one two",
         ),
     ] {
-        let mut fold = Fold::new(&rules, 1000, true);
+        let mut fold = TaskBuilder::new(&rules, 1000, true);
         let response = told(&mut fold, &events(&list)).response;
         let (content, _) = of_task(fold.task().unwrap(), "", &rules).unwrap();
         assert_eq!(content.message, message);
@@ -132,14 +132,14 @@ fn no_token_of_parallel_artifacts_is_lost() {
     let rules = rules();
     let list = [("a", "ha"), ("b", "ha"), ("a", "ha"), ("b", "ho"), ("a", "ha")];
     let list = list.map(|(id, text)| artifact(id, id, text, true));
-    let response = told(&mut Fold::new(&rules, 1000, true), &events(&list)).response;
+    let response = told(&mut TaskBuilder::new(&rules, 1000, true), &events(&list)).response;
     assert_eq!(response, "haha\nhaho\nha");
 }
 
 #[test]
 fn a_snapshot_after_a_gap_tells_only_what_is_new_and_results_before_states() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 1000, true);
+    let mut fold = TaskBuilder::new(&rules, 1000, true);
     told(&mut fold, &events(&[artifact("a", "x", "one", false)]));
     let snapshot = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_COMPLETED"},"artifacts":[
         {"artifactId":"a","name":"x","parts":[{"text":"one two"}]},{"artifactId":"b","name":"y","parts":[{"text":"three"}]}]}}"#;
@@ -152,7 +152,7 @@ fn a_snapshot_after_a_gap_tells_only_what_is_new_and_results_before_states() {
 #[test]
 fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 1000, true);
+    let mut fold = TaskBuilder::new(&rules, 1000, true);
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"artifacts":[{"parts":[{"text":"a"}]},{"parts":[{"text":"b"}]}]}}"#;
     assert_eq!(told(&mut fold, &[snapshot, snapshot]).response, "a\nb");
     let task = fold.task().unwrap();
@@ -162,7 +162,7 @@ fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
 #[test]
 fn an_old_question_at_the_start_of_an_answers_stream_does_not_end_it() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 1000, true);
+    let mut fold = TaskBuilder::new(&rules, 1000, true);
     let old = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_INPUT_REQUIRED"}}}"#;
     fold.apply_first_after_answer(Event::decode(old).unwrap()).unwrap();
     assert!(!fold.is_settled());
@@ -176,7 +176,7 @@ fn an_old_question_at_the_start_of_an_answers_stream_does_not_end_it() {
 #[test]
 fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 800, false);
+    let mut fold = TaskBuilder::new(&rules, 800, false);
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"history":[{"role":"user","parts":[{"text":"0123456789012345678901234567890123456789"}]}],
         "artifacts":[{"artifactId":"a","parts":[{"text":"0123456789012345678901234567890123456789"}]}]}}"#;
     for _ in 0..100 {
@@ -192,7 +192,7 @@ fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
 #[case::long_names_of_files(&[concat!(r#"{"url":"","filename":"0123456789012345678901234567890123456789"#, r#"0123456789012345678901234567890123456789"}"#); 40])]
 fn what_is_held_counts_as_it_is_allocated(#[case] parts: &[&str]) {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 8000, false);
+    let mut fold = TaskBuilder::new(&rules, 8000, false);
     let parts = parts.join(",");
     let update = format!(
         r#"{{"artifactUpdate":{{"taskId":"t","append":true,"artifact":{{"artifactId":"a","parts":[{parts}]}}}}}}"#
@@ -204,7 +204,7 @@ fn what_is_held_counts_as_it_is_allocated(#[case] parts: &[&str]) {
 #[test]
 fn a_name_that_replaces_another_counts() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 4000, false);
+    let mut fold = TaskBuilder::new(&rules, 4000, false);
     let named = |id: usize, name: &str| {
         let update = format!(
             r#"{{"artifactUpdate":{{"taskId":"t","artifact":{{"artifactId":"{id}","name":"{name}","parts":[]}}}}}}"#
@@ -220,7 +220,7 @@ fn a_name_that_replaces_another_counts() {
 #[test]
 fn a_million_tokens_are_one_part() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 1 << 20, false);
+    let mut fold = TaskBuilder::new(&rules, 1 << 20, false);
     let token = artifact("a", "x", "t", true);
     for _ in 0..10_000 {
         fold.apply(Event::decode(&token).unwrap()).unwrap();
@@ -231,7 +231,7 @@ fn a_million_tokens_are_one_part() {
 #[test]
 fn an_artifact_that_comes_first_names_task_and_conversation() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 1000, true);
+    let mut fold = TaskBuilder::new(&rules, 1000, true);
     let update = |context: &str| {
         let artifact = r#""artifact":{"artifactId":"a","parts":[{"text":"x"}]}"#;
         format!(r#"{{"artifactUpdate":{{"taskId":"t",{context}{artifact}}}}}"#)
@@ -244,7 +244,7 @@ fn an_artifact_that_comes_first_names_task_and_conversation() {
 #[test]
 fn each_of_very_many_artifacts_is_found_again() {
     let rules = rules();
-    let mut fold = Fold::new(&rules, 1 << 30, false);
+    let mut fold = TaskBuilder::new(&rules, 1 << 30, false);
     for round in 0..2 {
         for number in 0..20_000 {
             let piece = artifact(&format!("a{number}"), "x", &format!("{round}."), round > 0);
