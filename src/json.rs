@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 
 use bytes::Bytes;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
 
 /// Deepest nesting taken from anyone. It is serde_json's own limit for what it builds; raw values
 /// are not built, so they need the check.
@@ -69,35 +70,6 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// The longest beginning of `text` that has at most `max` bytes, cut between characters.
-pub(crate) fn head(text: &str, max: usize) -> &str {
-    let mut end = max.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.get(..end).unwrap_or_default()
-}
-
-/// Like [`head`], with an ellipsis where something was cut.
-pub(crate) fn shorten(text: &str, max: usize) -> String {
-    if text.len() <= max {
-        text.to_owned()
-    } else {
-        format!("{}…", head(text, max.saturating_sub('…'.len_utf8())))
-    }
-}
-
-/// How a body begins, for people: without control characters, and with an ellipsis where it was cut.
-pub(crate) fn snippet(body: &[u8], max: usize) -> String {
-    let head = String::from_utf8_lossy(body.get(..max.min(body.len())).unwrap_or_default());
-    let text = head.replace(char::is_control, " ");
-    if body.len() <= max {
-        return text.trim().to_owned();
-    }
-    // The last character may be half of one.
-    format!("{}…", text.trim_end_matches(char::REPLACEMENT_CHARACTER).trim())
-}
-
 /// The longest beginning of `text` that has at most `max` bytes when it is written as JSON, without quotes.
 pub(crate) fn head_written(text: &str, max: usize) -> &str {
     let mut written = 0;
@@ -121,14 +93,6 @@ pub(crate) fn shorten_written(text: &str, max: usize) -> Option<String> {
     Some(format!("{}…", head_written(text, max.saturating_sub('…'.len_utf8()))))
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
-}
-
 /// The first of these that fit into a JSON document of `limit` bytes, of which so many are used.
 pub(crate) fn first_that_fit<T: Serialize>(
     all: Vec<T>,
@@ -146,6 +110,38 @@ pub(crate) fn first_that_fit<T: Serialize>(
     Ok(kept)
 }
 
+/// Keys and values of a JSON object, in order, values exactly as they were written.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RawObject(pub Vec<(String, Box<RawValue>)>);
+
+impl Serialize for RawObject {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
+
+impl<'de> Deserialize<'de> for RawObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = RawObject;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(RawObject(entries))
+            }
+        }
+        deserializer.deserialize_map(Visitor)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,15 +153,6 @@ mod tests {
         assert!(is_shallow(deep(MAX_DEPTH).as_bytes()));
         assert!(!is_shallow(deep(MAX_DEPTH + 1).as_bytes()));
         assert!(!is_shallow("{\"a\":".repeat(100_000).as_bytes()));
-    }
-
-    #[test]
-    fn texts_are_cut_between_characters() {
-        assert_eq!(head("aé", 2), "a");
-        assert_eq!(shorten("abcdef", 5), "ab…");
-        assert_eq!(shorten("abc", 3), "abc");
-        assert_eq!(snippet(b"a\x1b\xc3\xa9\n", 6), "a é");
-        assert_eq!(snippet("abé".as_bytes(), 3), "ab…");
     }
 
     proptest::proptest! {

@@ -121,6 +121,7 @@ mod secrets;
 mod state;
 mod tasks;
 mod telemetry;
+mod text;
 
 pub use cli::main;
 #[cfg(target_os = "linux")]

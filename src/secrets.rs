@@ -17,7 +17,7 @@ const SHORTEST: usize = 8;
 /// came after it.
 const MAX_TOKENS: usize = 32;
 const HIDDEN: &str = "***";
-/// What [`shorten`](crate::json::shorten) and others put where they cut a text.
+/// What [`shorten`](crate::text::shorten) and others put where they cut a text.
 const CUT: &str = "…";
 
 /// A handle: clones share what they know.

@@ -2,7 +2,7 @@
 //! calls go elsewhere, see [`spans`].
 
 pub(crate) mod spans;
-pub(crate) mod traceparent;
+pub(crate) mod trace_context;
 
 mod one_line;
 mod writer;

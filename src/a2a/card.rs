@@ -16,8 +16,8 @@ use url::Url;
 use super::client::ClientError;
 use super::dialect::Dialect;
 use super::security::Security;
-use crate::json::{shorten, snippet};
 use crate::secrets::Secrets;
+use crate::text::{shorten, snippet};
 pub(crate) use fetch::fetch;
 
 /// Most problems of skills that are logged for one card.

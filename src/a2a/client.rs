@@ -7,6 +7,7 @@
 mod body;
 mod error;
 
+use crate::telemetry::trace_context::TraceContext;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,26 +25,10 @@ use super::model::{Answer, Task};
 use super::retry::{Retries, Retry};
 use super::stream::EventStream;
 pub(super) use body::Body;
-pub(crate) use error::{ClientError, Origin, chain, code};
+pub(crate) use error::{ClientError, Origin, code};
 
 /// Room for the headers that nearly all requests have, those of the HTTP client included.
 const HEADERS: usize = 8;
-
-/// W3C trace context to hand on.
-#[derive(Debug, Clone, Default)]
-pub struct Trace {
-    /// `traceparent`, if the caller sent one.
-    pub parent: Option<HeaderValue>,
-    /// `tracestate`, if the caller sent one.
-    pub state: Option<HeaderValue>,
-}
-
-impl Trace {
-    /// The id of the trace that the caller's `traceparent` names.
-    pub fn id(&self) -> Option<&str> {
-        self.parent.as_ref()?.to_str().ok()?.split('-').nth(1)
-    }
-}
 
 /// The way to one agent.
 #[derive(Debug, Clone)]
@@ -93,7 +78,11 @@ impl Client {
     }
 
     /// Sends a message and waits until the agent answers.
-    pub async fn send(&self, message: &OutgoingMessage<'_>, trace: &Trace) -> Result<Answer, ClientError> {
+    pub async fn send(
+        &self,
+        message: &OutgoingMessage<'_>,
+        trace: &TraceContext,
+    ) -> Result<Answer, ClientError> {
         let error = match self.send_once(message, trace).await {
             Err(error) => error,
             sent => return sent,
@@ -114,7 +103,7 @@ impl Client {
     }
 
     /// Asks what became of a task.
-    pub async fn get(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
+    pub async fn get(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
         match self.get_once(task_id, trace).await {
             Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
                 Some(other) => Box::pin(other.get_once(task_id, trace)).await,
@@ -125,7 +114,7 @@ impl Client {
     }
 
     /// Asks to cancel a task.
-    pub async fn cancel(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
+    pub async fn cancel(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
         match self.cancel_once(task_id, trace).await {
             Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
                 Some(other) => Box::pin(other.cancel_once(task_id, trace)).await,
@@ -139,7 +128,7 @@ impl Client {
     pub async fn stream(
         &self,
         message: &OutgoingMessage<'_>,
-        trace: &Trace,
+        trace: &TraceContext,
     ) -> Result<EventStream, ClientError> {
         let opened = self.events(self.dialect.stream(message), trace, Some(message.retries)).await;
         if let Err(error) = &opened {
@@ -157,14 +146,14 @@ impl Client {
     }
 
     /// Takes the events of a task that is under way.
-    pub async fn subscribe(&self, task_id: &str, trace: &Trace) -> Result<EventStream, ClientError> {
+    pub async fn subscribe(&self, task_id: &str, trace: &TraceContext) -> Result<EventStream, ClientError> {
         self.events(self.dialect.subscribe(task_id), trace, None).await
     }
 
     async fn events(
         &self,
         call: HttpCall,
-        trace: &Trace,
+        trace: &TraceContext,
         retries: Option<&Retries>,
     ) -> Result<EventStream, ClientError> {
         let response = self.exchange(call, "text/event-stream, application/json", trace, retries).await?;
@@ -191,23 +180,27 @@ impl Client {
         result
     }
 
-    async fn cancel_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
+    async fn cancel_once(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
         let body = self.call(self.dialect.cancel(task_id), trace, None).await?;
         self.noted(self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
-    async fn send_once(&self, message: &OutgoingMessage<'_>, trace: &Trace) -> Result<Answer, ClientError> {
+    async fn send_once(
+        &self,
+        message: &OutgoingMessage<'_>,
+        trace: &TraceContext,
+    ) -> Result<Answer, ClientError> {
         let body = self.call(self.dialect.send(message), trace, Some(message.retries)).await?;
         self.noted(self.dialect.read_answer(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
-    pub(super) async fn get_once(&self, task_id: &str, trace: &Trace) -> Result<Task, ClientError> {
+    pub(super) async fn get_once(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
         let body = self.call(self.dialect.get(task_id), trace, None).await?;
         self.noted(self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem)))
     }
 
     /// Makes a call for the sake of the error that it gives.
-    pub(super) async fn call_once(&self, call: HttpCall, trace: &Trace) -> Result<(), ClientError> {
+    pub(super) async fn call_once(&self, call: HttpCall, trace: &TraceContext) -> Result<(), ClientError> {
         let body = self.call(call, trace, None).await?;
         match self.dialect.read_answer(&body.bytes) {
             Ok(_) => Ok(()),
@@ -246,7 +239,7 @@ impl Client {
         &self,
         call: &HttpCall,
         accept: &'static str,
-        trace: &Trace,
+        trace: &TraceContext,
         authorization: &mut Option<HeaderValue>,
     ) -> Result<Response, ClientError> {
         let call = match &self.tenant {
@@ -285,7 +278,7 @@ impl Client {
         &self,
         mut call: HttpCall,
         accept: &'static str,
-        trace: &Trace,
+        trace: &TraceContext,
         retries: Option<&Retries>,
     ) -> Result<Response, ClientError> {
         self.credentials.ready().await.map_err(ClientError::Token)?;
@@ -310,7 +303,7 @@ impl Client {
     async fn call(
         &self,
         call: HttpCall,
-        trace: &Trace,
+        trace: &TraceContext,
         retries: Option<&Retries>,
     ) -> Result<Body, ClientError> {
         let accept = if call.content_type == "application/json" {

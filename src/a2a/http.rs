@@ -17,7 +17,6 @@ use reqwest::{Method, StatusCode};
 use url::Url;
 
 use super::client::ClientError;
-use crate::json;
 use plain::Origin;
 
 /// What the bridge calls itself.
@@ -141,7 +140,7 @@ impl Response {
             let encoding = value.trim();
             let is_compression = |name: &str| COMPRESSIONS.iter().any(|one| one.eq_ignore_ascii_case(name));
             if encoding.split(',').map(str::trim).any(is_compression) {
-                return Err(ClientError::Encoded { encoding: json::shorten(encoding, 80) });
+                return Err(ClientError::Encoded { encoding: crate::text::shorten(encoding, 80) });
             }
         }
         Ok(())

@@ -205,7 +205,7 @@ impl TaskState {
             "failed" => Self::Failed,
             "canceled" | "cancelled" => Self::Canceled,
             "rejected" => Self::Rejected,
-            _ => Self::Unknown(crate::json::shorten(text, 64)),
+            _ => Self::Unknown(crate::text::shorten(text, 64)),
         }
     }
 

@@ -20,7 +20,6 @@ use serde_json::value::RawValue;
 
 use super::client::{ClientError, Origin, code};
 use super::dialect::Dialect;
-use crate::json;
 
 /// Most bytes of an error's message and data that are searched for the names of fields.
 const SEARCHED: usize = 16 << 10;
@@ -159,7 +158,7 @@ fn any_text(error: &ClientError, test: impl Fn(&str) -> bool) -> bool {
         return false;
     };
     let texts = [Some(message.as_str()), data.as_deref().map(RawValue::get)];
-    texts.into_iter().flatten().any(|text| test(&json::shorten(text, SEARCHED).to_ascii_lowercase()))
+    texts.into_iter().flatten().any(|text| test(&crate::text::shorten(text, SEARCHED).to_ascii_lowercase()))
 }
 
 /// Whether `text`, in lower case, names the id of `what` as a field: `contextid`, `context_id`, `context id`.

@@ -55,7 +55,7 @@ impl Security {
             let alternative: Vec<_> = names
                 .map(|name| {
                     let kind = schemes.get(name).cloned();
-                    (name.to_owned(), kind.unwrap_or_else(|| Kind::Other(crate::json::shorten(name, 64))))
+                    (name.to_owned(), kind.unwrap_or_else(|| Kind::Other(crate::text::shorten(name, 64))))
                 })
                 .collect();
             if alternative.is_empty() {
@@ -103,7 +103,7 @@ impl Kind {
             "apiKey" => Self::of_api_key(scheme),
             "oauth2" | "openIdConnect" => Self::OAuth2,
             "mutualTLS" => Self::MutualTls,
-            other => Self::Other(crate::json::shorten(other, 64)),
+            other => Self::Other(crate::text::shorten(other, 64)),
         }
     }
 
@@ -112,7 +112,7 @@ impl Kind {
             "bearer" => Self::Bearer,
             "basic" => Self::Basic,
             "oauth2" => Self::OAuth2,
-            _ => Self::Other(crate::json::shorten(scheme, 64)),
+            _ => Self::Other(crate::text::shorten(scheme, 64)),
         }
     }
 
@@ -121,7 +121,7 @@ impl Kind {
             .filter(|text| !text.is_empty())
             .unwrap_or_else(|| text(scheme, "in"));
         Self::ApiKey {
-            name: crate::json::shorten(text(scheme, "name"), 128),
+            name: crate::text::shorten(text(scheme, "name"), 128),
             place: Place::parse(&place.to_ascii_lowercase()).unwrap_or_default(),
         }
     }
@@ -137,7 +137,7 @@ impl fmt::Display for Security {
             f.write_str(if index == 0 { "" } else { ", or " })?;
             for (index, (name, kind)) in alternative.iter().take(8).enumerate() {
                 let and = if index == 0 { "" } else { " and " };
-                write!(f, "{and}`{}` ({kind})", crate::json::shorten(name, 64))?;
+                write!(f, "{and}`{}` ({kind})", crate::text::shorten(name, 64))?;
             }
         }
         Ok(())

@@ -17,8 +17,8 @@ use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher as _;
 
 use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normal_base64};
-use crate::json::shorten;
 use crate::reply::outcome::{ArtifactRef, Content, ReplyFile};
+use crate::text::shorten;
 
 /// Which artifacts are the answer and which are notices, by name.
 #[derive(Debug, Clone)]

@@ -7,11 +7,11 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::params::Template;
-use crate::a2a::client::Trace;
 use crate::a2a::model::{File, FileContent, Part, normal_base64};
 use crate::json;
+use crate::json::RawObject;
 use crate::reply::error::ActionError;
-use crate::reply::outcome::RawObject;
+use crate::telemetry::trace_context::TraceContext;
 
 /// Some editors and shells write it before the first character of a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
@@ -73,8 +73,8 @@ pub(crate) enum ReplyMode {
 pub(crate) struct CallOptions {
     pub mode: ReplyMode,
     pub timeout: Option<Duration>,
-    /// Trace context to hand on to the agent.
-    pub trace: Trace,
+    /// TraceContext context to hand on to the agent.
+    pub trace: TraceContext,
 }
 
 impl RequestBody {
@@ -222,7 +222,7 @@ impl Meta {
         let (reference_task_ids, output_modes) = (list("reference_task_ids")?, list("output_modes")?);
         match fields.0.0.first() {
             Some((key, _)) => {
-                let message = format!("unknown key `meta.{}`", json::shorten(key, 80));
+                let message = format!("unknown key `meta.{}`", crate::text::shorten(key, 80));
                 Err(ActionError::invalid(
                     message + "; known are `session_id`, `reference_task_ids`, `output_modes`",
                 ))
@@ -253,7 +253,9 @@ fn as_object(text: &str) -> Result<Result<Fields, serde_json::Error>, ActionErro
     }
     let mut keys = std::collections::HashSet::new();
     match object.0.iter().find(|(key, _)| !keys.insert(key.as_str())) {
-        Some((key, _)) => Err(ActionError::invalid(format!("`{}` is given twice", json::shorten(key, 80)))),
+        Some((key, _)) => {
+            Err(ActionError::invalid(format!("`{}` is given twice", crate::text::shorten(key, 80))))
+        }
         None => Ok(Ok(Fields(object))),
     }
 }
@@ -277,7 +279,7 @@ impl Fields {
             None => Ok(()),
             Some((key, _)) => {
                 let message =
-                    format!("unknown parameter `{}`; known are {}", json::shorten(key, 80), known());
+                    format!("unknown parameter `{}`; known are {}", crate::text::shorten(key, 80), known());
                 Err(ActionError::invalid(message))
             }
         }
@@ -352,7 +354,7 @@ fn file(name: &str, raw: &RawValue) -> Result<File, ActionError> {
     if let Some((key, _)) = fields.0.0.first() {
         let message = format!(
             "unknown key `{name}.{}`; known are `name`, `mime_type`, `bytes`",
-            json::shorten(key, 80)
+            crate::text::shorten(key, 80)
         );
         return Err(ActionError::invalid(message));
     }

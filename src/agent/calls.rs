@@ -80,7 +80,7 @@ impl Calls {
     pub fn failed(&self, code: &str, message: &str) {
         let error = CallError {
             code: code.to_owned(),
-            message: crate::json::shorten(message, 400),
+            message: crate::text::shorten(message, 400),
             at: SystemTime::now(),
         };
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);

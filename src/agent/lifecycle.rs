@@ -24,6 +24,7 @@
 //! | the supervisor gave up on it | what it was: `starting` or `unhealthy` |
 //! | an order to restart or to stop, or the bridge lets it go | `starting`: it cannot be called, and the order is not fulfilled yet |
 
+use crate::text::error_chain;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -32,7 +33,6 @@ use tokio::time::Instant;
 use super::status::{AgentState, AgentStatus, KnownCard};
 use super::trouble::{ProbeError, Trouble};
 use super::watch;
-use crate::a2a::client::chain;
 use crate::config::{self, Restart};
 use crate::process::child::Exit;
 use crate::process::restart::{Backoff, Budget};
@@ -417,7 +417,7 @@ impl Lifecycle {
             // Once it is unhealthy, each further probe would log the same.
             if failures.ready <= config.readiness.failures {
                 let card_error = match error {
-                    ProbeError::Card(error) => Some(chain(error)),
+                    ProbeError::Card(error) => Some(error_chain(error)),
                     ProbeError::Foreign { .. } | ProbeError::NotListening { .. } => None,
                 };
                 let error = card_error.as_deref().unwrap_or(&failed.text);

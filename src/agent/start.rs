@@ -1,5 +1,6 @@
 //! One start of an agent: a free port, probes of its card, and the wait until it is ready.
 
+use crate::text::error_chain;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,6 @@ use super::trouble::{ProbeError, Trouble};
 use crate::a2a;
 use crate::a2a::card::CardError;
 use crate::a2a::choose::Chooser;
-use crate::a2a::client::chain;
 use crate::config::{self, Port};
 use crate::process::ports::{self, Holder, LocalPort};
 use crate::secrets::Secrets;
@@ -126,7 +126,7 @@ fn chooser(
     secrets: &Secrets,
 ) -> Result<Arc<Chooser>, Trouble> {
     let chooser = a2a::chooser(config, http, secrets).map_err(|error| Trouble {
-        text: chain(&error),
+        text: error_chain(&error),
         advice: "check the agent's credentials and `tls` in the settings".into(),
     });
     chooser.map(Arc::new)

@@ -322,7 +322,7 @@ impl Supervisor {
         if lines.is_empty() {
             return String::new();
         }
-        let lines: Vec<_> = lines.iter().map(|line| crate::json::shorten(&line.text, 400)).collect();
+        let lines: Vec<_> = lines.iter().map(|line| crate::text::shorten(&line.text, 400)).collect();
         format!("; it wrote last: {}", lines.join(" | "))
     }
 }

@@ -1,10 +1,12 @@
 //! What is wrong with an agent, and what to do about it, in words for somebody woken up at night.
 
+use crate::text::duration;
+use crate::text::error_chain;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::a2a::card::CardError;
-use crate::a2a::client::{ClientError, chain};
+use crate::a2a::client::ClientError;
 use crate::config;
 use crate::process::child::{Exit, SpawnError};
 
@@ -70,7 +72,7 @@ impl Trouble {
             SpawnError::NoSuchDir(_) => "make that folder, or correct `working_dir`",
             SpawnError::Empty | SpawnError::Other { .. } => "check `command`, `working_dir` and `env`",
         };
-        Self { text: chain(error), advice: advice.into() }
+        Self { text: error_chain(error), advice: advice.into() }
     }
 
     pub(super) fn port_taken(
@@ -105,7 +107,7 @@ impl Trouble {
              see more"
         };
         Self {
-            text: format!("the agent {exit} after {}, before it showed its card", short(after)),
+            text: format!("the agent {exit} after {}, before it showed its card", duration(after)),
             advice: advice.into(),
         }
     }
@@ -113,7 +115,7 @@ impl Trouble {
     pub(super) fn exit(exit: Exit, after: Duration) -> Self {
         let why = if exit.is_killed() { KILLED } else { "its last output says why" };
         Self {
-            text: format!("the agent {exit} after {}", short(after)),
+            text: format!("the agent {exit} after {}", duration(after)),
             advice: format!("{why}; it is started again"),
         }
     }
@@ -121,7 +123,7 @@ impl Trouble {
     /// Nothing usable was seen until the limit.
     pub(super) fn slow_start(error: &ProbeError, config: &config::AgentConfig) -> Self {
         let seen = Self::probe(error, config);
-        let limit = short(config.startup_timeout);
+        let limit = duration(config.startup_timeout);
         let advice = if error.is_nobody_there() || error.is_silence() {
             match error {
                 ProbeError::NotListening { instead, .. } if !instead.is_empty() => seen.advice,
@@ -174,7 +176,7 @@ impl Trouble {
     }
 
     fn card(error: &CardError, config: &config::AgentConfig) -> Self {
-        let text = chain(error);
+        let text = error_chain(error);
         let refused = ["answers 401", "answers 403"].iter().any(|words| text.contains(words));
         let has_credentials = config.bearer_token.is_some()
             || !config.headers.is_empty()
@@ -267,7 +269,7 @@ impl Trouble {
             text: format!(
                 "started again {} times within {} (`max_restarts`, `restart_window`) and given up; at last: {}",
                 config.max_restarts,
-                short(config.restart_window),
+                duration(config.restart_window),
                 self.text
             ),
             advice: format!("{}; then `a2a-bridge agents start {name}`", without_restart(&self.advice)),
@@ -300,20 +302,5 @@ fn card_url(config: &config::AgentConfig) -> String {
     match &config.card_path {
         Some(path) => format!("{base}{path}"),
         None => format!("{base}/.well-known/agent-card.json"),
-    }
-}
-
-/// A duration as people say it: `12ms`, `3.4s`, `2m`, `15m`.
-pub(super) fn short(duration: Duration) -> String {
-    let seconds = duration.as_secs_f64();
-    if seconds < 1.0 {
-        format!("{}ms", duration.as_millis())
-    } else if seconds < 60.0 {
-        let text = format!("{seconds:.1}");
-        format!("{}s", text.strip_suffix(".0").unwrap_or(&text))
-    } else if seconds < 3600.0 {
-        format!("{}m", (seconds / 60.0).round())
-    } else {
-        format!("{:.1}h", seconds / 3600.0)
     }
 }

@@ -1,5 +1,6 @@
 //! The front door for NATS actions: a message in, a reply message out, or frames.
 
+use crate::text::error_chain;
 use std::sync::Arc;
 
 use async_nats::{Client, Message, Subject};
@@ -9,7 +10,6 @@ use super::frames::Frames;
 use super::headers::{self, Headers};
 use super::outgoing::EncodedReply;
 use super::service::{self, Call, Handler};
-use crate::a2a::client::{Trace, chain};
 use crate::action::progress::{Frame, Progress};
 use crate::action::request::ReplyMode;
 use crate::dispatch::Dispatcher;
@@ -18,6 +18,7 @@ use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
 use crate::telemetry::spans::Arrival;
+use crate::telemetry::trace_context::TraceContext;
 
 /// What an endpoint stands for.
 #[derive(Debug, Clone)]
@@ -48,7 +49,7 @@ struct Door {
 }
 
 impl Door {
-    async fn serve(self: Arc<Self>, request: service::Request, trace: Trace) {
+    async fn serve(self: Arc<Self>, request: service::Request, trace: TraceContext) {
         let service::Request { message, call } = request;
         // The service hands on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
@@ -155,7 +156,7 @@ impl Responder<'_> {
         let error = outgoing.error;
         if let Err(error) = outgoing.send(&self.door.client, to).await {
             let agent = &self.door.dispatcher.agent().name;
-            tracing::warn!(%agent, error = chain(&error), "cannot send a reply");
+            tracing::warn!(%agent, error = error_chain(&error), "cannot send a reply");
         }
         call.end(error);
     }

@@ -31,6 +31,7 @@ mod chunks;
 mod envelope;
 mod prompt;
 
+use crate::text::error_chain;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,12 +47,11 @@ use self::prompt::Prompts;
 use super::publication::BRIDGE;
 use super::service::{Description, Endpoint, Handler, Mesh, Request, Service, ServiceError, semver_or_zero};
 use super::subject::{AgentSubjects, Subjects, Token};
-use crate::a2a::client::chain;
 use crate::action::actions::Stop;
 use crate::agent::{AgentState, AgentStatus};
 use crate::dispatch::Dispatcher;
-use crate::json::shorten;
 use crate::tasks::{OnFailure, Tasks};
+use crate::text::shorten;
 
 /// The name of every service of the protocol, and its queue group.
 const AGENTS: &str = "agents";
@@ -184,7 +184,7 @@ impl Shown {
                 }
                 Err(error) => {
                     let agent = &self.dispatcher.agent().name;
-                    tracing::error!(%agent, error = chain(&error), "cannot show the agent to the agent protocol");
+                    tracing::error!(%agent, error = error_chain(&error), "cannot show the agent to the agent protocol");
                 }
             },
             None => {}
@@ -268,7 +268,7 @@ impl Shown {
             let (client, heartbeat) = (client.clone(), heartbeat(&subjects, &instance_id));
             tasks.spawn(async move {
                 if let Err(error) = client.publish(to, heartbeat.into()).await {
-                    tracing::warn!(error = chain(&error), "a status could not be sent");
+                    tracing::warn!(error = error_chain(&error), "a status could not be sent");
                 }
                 call.succeed();
             });
@@ -284,7 +284,7 @@ impl Shown {
         let heartbeat = heartbeat(&self.subjects, instance_id);
         if let Err(error) = client.publish(self.subjects.heartbeat(), heartbeat.into()).await {
             let agent = &self.dispatcher.agent().name;
-            tracing::warn!(%agent, error = chain(&error), "a heartbeat could not be sent");
+            tracing::warn!(%agent, error = error_chain(&error), "a heartbeat could not be sent");
         }
     }
 }

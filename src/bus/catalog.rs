@@ -13,7 +13,7 @@ use crate::a2a::card::{Card, Interface, Skill};
 use crate::action::actions;
 use crate::action::params::{Template, files_schema};
 use crate::config;
-use crate::json::shorten;
+use crate::text::shorten;
 
 /// Most actions of one agent beside the built-in ones: each is a subscription and an entry of INFO.
 pub(crate) const MAX_ACTIONS: usize = 500;

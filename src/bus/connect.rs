@@ -1,5 +1,6 @@
 //! The connection to NATS: options, credentials, and what happens to it.
 
+use crate::text::error_chain;
 use std::time::Duration;
 
 use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event};
@@ -68,11 +69,7 @@ pub(crate) async fn connect(settings: &config::NatsConfig) -> Result<Client, Con
         if is_hopeless || tokio::time::Instant::now() + pause > give_up {
             return Err(ConnectError::Connect { servers, source });
         }
-        tracing::warn!(
-            servers,
-            error = crate::a2a::client::chain(&source),
-            "no connection to NATS yet (`nats.url`)"
-        );
+        tracing::warn!(servers, error = error_chain(&source), "no connection to NATS yet (`nats.url`)");
         tokio::time::sleep(pause).await;
         pause *= 2;
     }

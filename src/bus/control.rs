@@ -11,8 +11,10 @@
 //! | `start`, `stop`, `restart` | – | a [`Report`], when it is done or has failed, after ten seconds at the latest (`stop`: after the grace) |
 //! | `logs` | [`LogsRequest`] | [`Logs`], one; with `follow_s` more of them as lines come, until `more` is false |
 
+use crate::text::error_chain;
+use crate::text::unix_millis;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_nats::{Client, Message, Subject, SubscribeError, Subscriber};
 use futures_util::StreamExt as _;
@@ -24,12 +26,11 @@ use tokio_util::sync::CancellationToken;
 use super::outgoing::EncodedReply;
 use super::service::Mesh;
 use super::subject::{Subjects, Token};
-use crate::a2a::client::chain;
 use crate::agent::{Agent, AgentState, Order};
-use crate::json::shorten;
 use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
 use crate::tasks::{OnFailure, Tasks};
+use crate::text::shorten;
 
 /// Requests at the same time, followers of logs included.
 const MAX_AT_ONCE: usize = 16;
@@ -323,7 +324,7 @@ impl Controller {
         let body = serde_json::to_vec(body).expect("strings and numbers always serialize");
         let sent = self.client.publish(reply, body.into()).await;
         if let Err(error) = &sent {
-            tracing::warn!(agent = %self.agent.name, error = chain(error), "cannot answer a control request");
+            tracing::warn!(agent = %self.agent.name, error = error_chain(error), "cannot answer a control request");
         }
         sent.is_ok()
     }
@@ -331,14 +332,9 @@ impl Controller {
     async fn refuse(&self, reply: Subject, error: ActionError) {
         let outgoing = EncodedReply::new(&Err(error), self.client.max_payload(), 0);
         if let Err(error) = outgoing.send(&self.client, reply).await {
-            tracing::warn!(agent = %self.agent.name, error = chain(&error), "cannot answer a control request");
+            tracing::warn!(agent = %self.agent.name, error = error_chain(&error), "cannot answer a control request");
         }
     }
-}
-
-fn millis(at: SystemTime) -> u64 {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn report(agent: &Agent, instance: &str) -> Report {
@@ -348,17 +344,17 @@ fn report(agent: &Agent, instance: &str) -> Report {
         agent: agent.name.to_string(),
         instance: instance.to_owned(),
         state: status.state.to_string(),
-        since_ms: millis(status.since),
+        since_ms: unix_millis(status.since),
         url: if status.url.is_empty() { config.url.to_string() } else { status.url },
         program: config.command.as_ref().and_then(|command| command.first().cloned()),
         pid: status.pid,
-        started_ms: status.started.map(millis),
+        started_ms: status.started.map(unix_millis),
         restarts: status.restarts,
         restart: config.command.as_ref().map(|_| config.restart.as_str().to_owned()),
-        next_try_ms: status.next_try.map(millis),
+        next_try_ms: status.next_try.map(unix_millis),
         last_error: status.last_error,
         advice: status.advice,
-        last_exit: status.last_exit.map(|(how, at)| LastExit { how, at_ms: millis(at) }),
+        last_exit: status.last_exit.map(|(how, at)| LastExit { how, at_ms: unix_millis(at) }),
         card: status.known.map(|known| CardSummary {
             name: known.card.name.clone(),
             version: known.card.version.clone(),
@@ -372,7 +368,7 @@ fn report(agent: &Agent, instance: &str) -> Report {
         last_call_error: agent.calls.last_error().map(|error| LastCallError {
             code: error.code,
             message: error.message,
-            at_ms: millis(error.at),
+            at_ms: unix_millis(error.at),
         }),
         output: agent.output.tail(0, SHOWN_LINES),
         counts: agent.output.counts(),

@@ -3,12 +3,12 @@
 use async_nats::{HeaderMap, Message};
 
 use super::frames::FrameForm;
-use crate::a2a::client::Trace;
 use crate::action::request::{CallOptions, ReplyMode, RequestBody};
 use crate::config::values::parse_capped_duration;
-use crate::json::shorten;
 use crate::reply::error::ActionError;
-use crate::telemetry::traceparent::Traceparent;
+use crate::telemetry::trace_context::TraceContext;
+use crate::telemetry::trace_context::Traceparent;
+use crate::text::shorten;
 
 const MAX_KEY: usize = 512;
 /// Longest `tracestate` that is handed on.
@@ -26,7 +26,7 @@ pub(crate) struct Headers {
 }
 
 impl Headers {
-    pub(crate) fn read(message: &Message, trace: Trace) -> Result<Self, ActionError> {
+    pub(crate) fn read(message: &Message, trace: TraceContext) -> Result<Self, ActionError> {
         let Some(headers) = &message.headers else {
             return Ok(Self::default());
         };
@@ -103,12 +103,12 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// The caller's trace context. Nothing of an invalid one is handed on: it could be anything.
-pub(crate) fn trace(message: &Message) -> Trace {
-    let Some(headers) = &message.headers else { return Trace::default() };
+pub(crate) fn trace(message: &Message) -> TraceContext {
+    let Some(headers) = &message.headers else { return TraceContext::default() };
     let value = |text| reqwest::header::HeaderValue::from_str(text).ok();
     let Some(parent) = header(headers, "traceparent").and_then(Traceparent::parse) else {
-        return Trace::default();
+        return TraceContext::default();
     };
     let state = header(headers, "tracestate").filter(|state| state.len() <= MAX_TRACE_STATE);
-    Trace { parent: value(parent.as_str()), state: state.and_then(value) }
+    TraceContext { parent: value(parent.as_str()), state: state.and_then(value) }
 }

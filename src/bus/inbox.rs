@@ -1,5 +1,6 @@
 //! The inbox of a caller who is told more than once: in order, and at the caller's pace.
 
+use crate::text::error_chain;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -7,8 +8,6 @@ use std::time::{Duration, Instant};
 use async_nats::{Client, HeaderMap, Subject};
 use bytes::Bytes;
 use futures_util::poll;
-
-use crate::a2a::client::chain;
 
 /// About how much text of an answer is joined into one message while the connection is behind.
 pub(super) const MAX_JOINED: usize = 16 << 10;
@@ -73,7 +72,7 @@ impl Inbox {
             Poll::Pending => sending.await,
         };
         if let Err(error) = sent {
-            tracing::warn!(error = chain(&error), "a piece of a streamed answer could not be sent");
+            tracing::warn!(error = error_chain(&error), "a piece of a streamed answer could not be sent");
         }
     }
 }

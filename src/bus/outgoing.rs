@@ -5,10 +5,10 @@ mod question;
 use async_nats::{Client, HeaderMap, HeaderValue, Subject};
 use bytes::Bytes;
 
-use crate::json::shorten;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::TaskRef;
+use crate::text::shorten;
 
 /// Longest `Nats-Service-Error`.
 const MAX_ERROR: usize = 400;

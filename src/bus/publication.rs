@@ -1,5 +1,7 @@
 //! One agent on the mesh: its service, its actions while it is ready, and its place in the registry.
 
+use crate::text::error_chain;
+use crate::text::rfc3339;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -7,8 +9,6 @@ use std::time::{Duration, SystemTime};
 use async_nats::Client;
 use async_nats::connection::State as Connection;
 use serde::Serialize;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -18,12 +18,12 @@ use super::catalog::{BuiltIn, Catalog, Entry};
 use super::outgoing::EncodedReply;
 use super::service::{Description, Mesh, Service, ServiceError, semver_or_zero};
 use super::subject::{Subjects, Token};
-use crate::a2a::client::chain;
 use crate::action::actions::TaskUpdate;
 use crate::agent::{Agent, AgentState, AgentStatus};
 use crate::dispatch::Dispatcher;
-use crate::json::{first_that_fit, shorten};
+use crate::json::first_that_fit;
 use crate::tasks::{OnFailure, Tasks};
+use crate::text::shorten;
 
 /// The queue group of all endpoints.
 const QUEUE_GROUP: &str = "a2a";
@@ -182,7 +182,7 @@ impl Shown {
             })
             .collect();
         if let Err(error) = self.service.publish(endpoints).await {
-            tracing::error!(agent = %self.agent.name, error = chain(&error), "cannot publish the agent's actions");
+            tracing::error!(agent = %self.agent.name, error = error_chain(&error), "cannot publish the agent's actions");
         }
         catalog
     }
@@ -200,7 +200,7 @@ async fn publish_updates(
         // Error headers belong to the reply of a request.
         let outgoing = EncodedReply { headers: None, ..EncodedReply::new(&reply, client.max_payload(), 0) };
         if let Err(error) = outgoing.send(&client, subject.into()).await {
-            tracing::warn!(%agent, task_id, error = chain(&error), "cannot publish a change of a task");
+            tracing::warn!(%agent, task_id, error = error_chain(&error), "cannot publish a change of a task");
         }
     }
 }
@@ -237,10 +237,6 @@ fn describe(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Descripti
             shorten(&format!("{description}{separator}Actions: {}", names.join(", ")), 2 * MAX_DESCRIPTION);
     }
     Description { version, description, metadata }
-}
-
-fn rfc3339(time: SystemTime) -> String {
-    OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
 }
 
 /// The agent's place in the registry.
@@ -316,7 +312,7 @@ impl Registry {
         let body: serde_json::Result<Vec<u8>> = written();
         let body = body.expect("strings, numbers and schemas always serialize");
         if let Err(error) = self.client.publish(self.subject.clone(), body.into()).await {
-            tracing::warn!(agent = %self.agent, error = chain(&error), "cannot announce the agent");
+            tracing::warn!(agent = %self.agent, error = error_chain(&error), "cannot announce the agent");
         }
     }
 }

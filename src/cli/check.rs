@@ -1,12 +1,12 @@
 //! `check`: the settings, then NATS, then the agents that should be running already.
 
+use crate::text::error_chain;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use super::output::{one_line, print};
 use super::{Failure, TROUBLE, UNAVAILABLE};
-use crate::a2a::client::chain;
 use crate::a2a::{self, card};
 use crate::bus::catalog::rename_warnings;
 use crate::bus::connect::connect;
@@ -29,7 +29,7 @@ pub(super) async fn check(file: &Path, config: Config, offline: bool) -> Result<
             }
             Err(error) => {
                 code = UNAVAILABLE;
-                let _ = writeln!(report, "NATS: {}", chain(&error));
+                let _ = writeln!(report, "NATS: {}", error_chain(&error));
             }
         }
         let http = a2a::http_client().map_err(|error| Failure::new(super::DEFECT, error))?;
@@ -67,7 +67,7 @@ async fn look(agent: &config::AgentConfig, http: &reqwest::Client) -> Result<Str
         };
     }
     let secrets = agent.secrets();
-    let chooser = a2a::chooser(agent, http, &secrets).map_err(|error| chain(&error))?;
+    let chooser = a2a::chooser(agent, http, &secrets).map_err(|error| error_chain(&error))?;
     let card = match &agent.card {
         Some(card) => card::Card::from_value(card.clone()),
         None => {
@@ -75,7 +75,7 @@ async fn look(agent: &config::AgentConfig, http: &reqwest::Client) -> Result<Str
             card::fetch(chooser.http(), &agent.url, agent.card_path.as_deref(), &credentials).await
         }
     };
-    let told = |error: card::CardError| chain(&error.redacted(&secrets));
+    let told = |error: card::CardError| error_chain(&error.redacted(&secrets));
     let card = card.map_err(|error| format!("{}; the bridge would keep trying", told(error)))?;
     let interface = chooser.choose(&card).await.map_err(told)?;
     let version = interface.dialect.protocol_version();

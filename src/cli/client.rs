@@ -3,6 +3,7 @@
 //! Commands use nothing but the contract, so they work from any machine that reaches NATS. Each request
 //! has an inbox of its own, which ends with it.
 
+use crate::text::error_chain;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,7 +14,6 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::{DEFECT, Failure, UNAVAILABLE, USAGE};
-use crate::a2a::client::chain;
 use crate::bus::connect;
 use crate::bus::subject::{Subjects, Token, Verb};
 use crate::config::{self, without_user_info};
@@ -113,7 +113,7 @@ impl Connection {
                 ConnectErrorKind::Tls => "try `--tls-ca FILE` with the server's authority, or a `tls://` address",
                 _ => "is a nats-server running there? `--nats URL` or NATS_URL says where to look",
             };
-            Failure::new(code, anyhow::anyhow!("cannot connect to NATS at {servers}: {}", chain(&error))).hint(hint)
+            Failure::new(code, anyhow::anyhow!("cannot connect to NATS at {servers}: {}", error_chain(&error))).hint(hint)
         })?;
         Ok(Mesh { client, subjects, servers, refusals })
     }
@@ -213,7 +213,8 @@ impl Mesh {
                 .hint("send less, or give files as URLs; the server's limit is `max_payload`"));
         }
         let inbox = self.client.new_inbox();
-        let gone = |error: &dyn std::error::Error| Failure::new(UNAVAILABLE, anyhow::anyhow!(chain(error)));
+        let gone =
+            |error: &dyn std::error::Error| Failure::new(UNAVAILABLE, anyhow::anyhow!(error_chain(error)));
         let mut refusals = self.refusals.clone();
         refusals.mark_unchanged();
         let replies = self.client.subscribe(inbox.clone()).await.map_err(|error| gone(&error))?;

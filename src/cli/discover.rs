@@ -14,7 +14,8 @@ use super::client::{Fields as _, Mesh, Silence};
 use super::output::{nearest, one_line};
 use super::{Failure, UNAVAILABLE};
 use crate::bus::subject::{Subjects, Token, Verb};
-use crate::json::{null_is_default, shorten};
+use crate::json::null_is_default;
+use crate::text::shorten;
 
 /// How long the first answer may take.
 const FIRST: Duration = Duration::from_secs(2);

@@ -1,5 +1,6 @@
 //! `init`: a first settings file, blank or for an agent that answers.
 
+use crate::text::error_chain;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,10 +11,9 @@ use super::output::{one_line, print, remark, say};
 use super::{DEFECT, Failure, TROUBLE, USAGE};
 use crate::a2a;
 use crate::a2a::card::{self, Card};
-use crate::a2a::client::chain;
 use crate::bus::subject::Token;
 use crate::config;
-use crate::json::{head, shorten};
+use crate::text::{head, shorten};
 
 /// Most skills that are listed in a comment.
 const MAX_SKILLS: usize = 50;
@@ -77,12 +77,12 @@ async fn read(url: &Url) -> Result<Card, Failure> {
         Failure::new(USAGE, error).hint("it looks like `http://127.0.0.1:9000`")
     })?;
     let no_agent = |error: &dyn std::error::Error| {
-        Failure::new(TROUBLE, anyhow::anyhow!(chain(error)))
+        Failure::new(TROUBLE, anyhow::anyhow!(error_chain(error)))
             .hint("is the agent running there? Without `--from`, `a2a-bridge init` writes a file to fill in")
     };
     let no_card = |error: &card::CardError| {
         match error {
-        card::CardError::Status(_) => Failure::new(TROUBLE, anyhow::anyhow!(chain(error))).hint(
+        card::CardError::Status(_) => Failure::new(TROUBLE, anyhow::anyhow!(error_chain(error))).hint(
             "if its card is elsewhere, write the file without `--from` and set `card_path`; is it an A2A agent?",
         ),
         _ => no_agent(error),

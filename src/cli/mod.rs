@@ -21,6 +21,7 @@ mod supervise;
 mod task;
 mod terminal;
 
+use crate::text::error_chain;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -264,11 +265,7 @@ fn message(failure: &Failure) -> String {
         Some(problems) => problems.to_string(),
         // Whoever left knows that it is not an error.
         None if failure.code == INTERRUPTED => format!("{error}"),
-        None => format!(
-            "{}: {}",
-            To::Stderr.paint(Colour::Red, "error"),
-            crate::a2a::client::chain(error.as_ref())
-        ),
+        None => format!("{}: {}", To::Stderr.paint(Colour::Red, "error"), error_chain(error.as_ref())),
     };
     if let Some(hint) = &failure.hint {
         text.push_str("\nhint: ");

@@ -1,8 +1,10 @@
 //! What people and programs get to see: tables, JSON, colour, and texts from strangers made harmless.
 
+use crate::text::duration;
 use std::fmt::Display;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 use std::time::SystemTime;
 
 use clap::ValueEnum;
@@ -241,18 +243,14 @@ fn cut(text: &str, room: usize) -> String {
     format!("{}…", short.trim_end())
 }
 
-/// How long ago an RFC 3339 time was, the way people say it.
+/// The time since an RFC 3339 timestamp.
 pub(super) fn age(since: &str) -> String {
-    let Ok(since) = OffsetDateTime::parse(since, &Rfc3339) else {
-        return String::new();
-    };
-    let seconds = (OffsetDateTime::from(SystemTime::now()) - since).whole_seconds().max(0);
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7_200 => format!("{}m", seconds / 60),
-        7_200..172_800 => format!("{}h", seconds / 3_600),
-        _ => format!("{}d", seconds / 86_400),
-    }
+    OffsetDateTime::parse(since, &Rfc3339).map_or_else(|_| String::new(), |since| age_at(since.into()))
+}
+
+pub(super) fn age_at(since: SystemTime) -> String {
+    let age = since.elapsed().unwrap_or_default();
+    duration(Duration::from_secs(age.as_secs()))
 }
 
 /// A size the way people say it.
@@ -312,7 +310,7 @@ mod tests {
         };
         assert_eq!(
             [ago(3), ago(119), ago(600), ago(7_300), ago(200_000), ago(-50)],
-            ["3s", "119s", "10m", "2h", "2d", "0s"]
+            ["3s", "1m59s", "10m", "2h1m", "2d7h", "0s"]
         );
         assert_eq!(age("yesterday"), "");
         assert_eq!([size(6), size(2_048), size(3 << 20)], ["6 bytes", "2.0 KiB", "3.0 MiB"]);

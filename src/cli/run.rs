@@ -1,5 +1,6 @@
 //! `run`: serve until told to stop.
 
+use crate::text::error_chain;
 use std::future::pending;
 use std::path::Path;
 use std::pin::pin;
@@ -89,7 +90,7 @@ async fn reload(bridge: &Bridge, file: Option<&Path>) {
             }
         }
         Err(error) => {
-            tracing::error!(error = crate::a2a::client::chain(&error), "SIGHUP: an agent cannot be served");
+            tracing::error!(error = error_chain(&error), "SIGHUP: an agent cannot be served");
         }
     }
 }

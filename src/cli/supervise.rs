@@ -1,5 +1,6 @@
 //! `agents show|start|stop|restart` and `logs`: seeing and steering agents over NATS.
 
+use crate::text::duration;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -366,20 +367,10 @@ fn show(report: &Report, now: SystemTime) -> String {
 /// How long ago, as people say it.
 fn span(now: SystemTime, at_ms: u64) -> String {
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(at_ms);
-    words(now.duration_since(at).unwrap_or_default())
+    duration(now.duration_since(at).unwrap_or_default())
 }
 
 fn until(now: SystemTime, at_ms: u64) -> String {
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(at_ms);
-    words(at.duration_since(now).unwrap_or_default())
-}
-
-fn words(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
-        3600..86400 => format!("{}h{}m", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{}d{}h", seconds / 86400, seconds / 3600 % 24),
-    }
+    duration(at.duration_since(now).unwrap_or_default())
 }

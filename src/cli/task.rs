@@ -1,5 +1,6 @@
 //! `task`: submitted tasks, looked up, followed and cancelled.
 
+use crate::text::error_chain;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,7 +11,6 @@ use super::client::{Connection, Mesh};
 use super::output::{Colour, Output, To, remark, say};
 use super::terminal::{self, Interrupts};
 use super::{Failure, INTERRUPTED, TROUBLE, UNAVAILABLE};
-use crate::a2a::client::chain;
 use crate::bus::subject::Token;
 
 /// How often a followed task is looked up, in case its news got lost.
@@ -125,11 +125,10 @@ async fn watch(
     let agent = Token::new(&task.agent);
     let news = mesh.subjects.task(&agent, &Token::new(&task.task));
     let mut interrupts = Interrupts::new()?;
-    let mut news = mesh
-        .client
-        .subscribe(news)
-        .await
-        .map_err(|error| Failure::new(UNAVAILABLE, anyhow::anyhow!(chain(&error))).hint("try again"))?;
+    let mut news =
+        mesh.client.subscribe(news).await.map_err(|error| {
+            Failure::new(UNAVAILABLE, anyhow::anyhow!(error_chain(&error))).hint("try again")
+        })?;
     let look = || ask_about(mesh, mesh.subjects.get_task(&agent), &task.agent, &task.task);
     let mut reply = look().await?;
     let mut last = String::new();

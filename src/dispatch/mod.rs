@@ -34,7 +34,6 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use crate::a2a::client::Trace;
 use crate::action::actions::Actions;
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
@@ -44,6 +43,7 @@ use crate::reply::outcome::{Outcome, ReplyStatus};
 use crate::reply::{self, Reply};
 use crate::state::idempotency::{Repeat, Running, Turn};
 use crate::telemetry::spans::{self, Arrival, CallSpan};
+use crate::telemetry::trace_context::TraceContext;
 use permits::{Permit, Permits};
 use request::{Admission, IdempotencyKey, Operation, Request};
 
@@ -72,7 +72,7 @@ impl Dispatcher {
     pub(crate) fn spawn(
         &self,
         arrival: Arrival<'_>,
-        trace: &Trace,
+        trace: &TraceContext,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
         // A span costs as much as the rest of the bookkeeping together, so there is one only with logs at

@@ -7,6 +7,7 @@
 //! file, and nothing is touched while the bridge that started it is alive.
 
 #[cfg(target_os = "linux")]
+use crate::text::hex;
 use std::collections::HashSet;
 use std::fs;
 use std::io;
@@ -93,7 +94,7 @@ impl Records {
         hash.update(settings.as_os_str().as_encoded_bytes());
         // Process ids mean nothing in another container.
         hash.update(fs::read_link("/proc/self/ns/pid")?.as_os_str().as_encoded_bytes());
-        let key = hex(&hash.finalize());
+        let key = short_hex(&hash.finalize());
         let dir = base()?.join(&key);
         make_private(&dir)?;
         Ok(Self {
@@ -110,11 +111,11 @@ impl Records {
     /// The value of [`MARK`] for the processes of an agent.
     pub(super) fn mark(&self, agent: &str) -> String {
         let Process { pid, start } = self.bridge;
-        format!("{}:{pid}:{start}:{}", self.key, hex(&Sha256::digest(agent)))
+        format!("{}:{pid}:{start}:{}", self.key, short_hex(&Sha256::digest(agent)))
     }
 
     fn file(&self, agent: &str) -> PathBuf {
-        self.dir.join(format!("{}-{}.json", self.bridge.pid, hex(&Sha256::digest(agent))))
+        self.dir.join(format!("{}-{}.json", self.bridge.pid, short_hex(&Sha256::digest(agent))))
     }
 
     pub(super) fn add(&self, agent: &str, guard: Option<i32>, child: i32) {
@@ -231,8 +232,9 @@ impl Records {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+/// The first 64 bits are enough to tell names apart.
+fn short_hex(hash: &[u8]) -> String {
+    hex(hash.get(..8).unwrap_or(hash))
 }
 
 /// `$XDG_RUNTIME_DIR/a2a-bridge`, or a folder with the user's number where temporary files go.

@@ -157,7 +157,7 @@ impl Output {
 
     fn keep(&self, stream: Stream, level: Level, text: &str) {
         let mut ring = self.ring();
-        let text = crate::json::shorten(text, KEPT_LINE);
+        let text = crate::text::shorten(text, KEPT_LINE);
         ring.bytes += text.len();
         let seq = *self.0.next.borrow();
         let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

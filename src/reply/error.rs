@@ -1,11 +1,12 @@
 //! The one error that crosses a wire, and the table of its codes.
 
+use crate::text::error_chain;
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::outcome::{Metadata, TaskRef};
-use crate::a2a::client::{ClientError, chain};
+use crate::a2a::client::ClientError;
 use crate::a2a::retry::{Retries, Retry};
 use crate::json;
 use crate::secrets::Secrets;
@@ -216,7 +217,7 @@ impl ActionError {
                 Code::AgentError
             }
         };
-        let mut this = Self { reached_agent, ..Self::new(code, chain(&error)) };
+        let mut this = Self { reached_agent, ..Self::new(code, error_chain(&error)) };
         if let ClientError::Refused { http_status, code, data, .. } = error {
             this.info.retryable = matches!(http_status, Some(429 | 503));
             this.info.http_status = http_status;

@@ -1,5 +1,6 @@
 //! How a call ended when it did not end in an error: the reply object of the contract.
 
+use crate::json::RawObject;
 use bytes::Bytes;
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
@@ -120,10 +121,6 @@ pub(crate) struct ArtifactRef {
     /// The agent's name for it.
     pub name: Option<String>,
 }
-
-/// Keys and values of a JSON object, in order, values exactly as they were written.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RawObject(pub Vec<(String, Box<RawValue>)>);
 
 /// The content of a reply: what the agent's parts amount to.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -250,32 +247,4 @@ fn merged(parts: &[Box<RawValue>]) -> Option<RawObject> {
     let mut keys = std::collections::HashSet::with_capacity(all.0.len());
     let distinct = all.0.iter().all(|(key, _)| keys.insert(key.as_str()));
     distinct.then_some(all)
-}
-
-impl Serialize for RawObject {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
-    }
-}
-
-impl<'de> Deserialize<'de> for RawObject {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = RawObject;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a JSON object")
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(RawObject(entries))
-            }
-        }
-        deserializer.deserialize_map(Visitor)
-    }
 }

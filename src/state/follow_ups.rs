@@ -5,13 +5,12 @@
 //! can be given back when the answer never reached the agent. For a day after its end an id still
 //! tells whether it was used or has expired.
 
+use crate::text::{rfc3339, unix_millis};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use futures_util::TryStreamExt as _;
 use serde::{Deserialize, Serialize};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 use super::{Change, Key, Kind, StateStore, Unavailable, record, update};
@@ -115,7 +114,7 @@ impl FollowUps {
     ) -> Result<FollowUp, ActionError> {
         let id = Uuid::new_v4();
         let expires = SystemTime::now() + ttl;
-        let record = Record { waiting, expires_ms: ms(expires), state: State::Pending };
+        let record = Record { waiting, expires_ms: unix_millis(expires), state: State::Pending };
         let issue = |known: Option<(Record, _)>| {
             Ok::<_, ActionError>(match known {
                 // Nobody else makes this id, so the record is ours.
@@ -263,18 +262,8 @@ fn key(agent: &Arc<str>, id: &Uuid) -> Key {
     Key::new(agent, id.simple().to_string())
 }
 
-fn ms(time: SystemTime) -> u64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 fn now_ms() -> u64 {
-    ms(SystemTime::now())
-}
-
-fn rfc3339(at: SystemTime) -> String {
-    let at = OffsetDateTime::from(at).replace_nanosecond(0).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    at.format(&Rfc3339).unwrap_or_default()
+    unix_millis(SystemTime::now())
 }
 
 #[cfg(test)]

@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::{Change, Key, Kind, StateStore, record, update};
-use crate::json::hex;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::stored::StoredReply;
+use crate::text::hex;
 
 /// How long a reply is remembered.
 const WINDOW: Duration = Duration::from_secs(120);

@@ -13,7 +13,7 @@
 #[cfg(feature = "otlp")]
 mod otlp;
 #[cfg(feature = "otlp")]
-pub use otlp::{CallSpan, Exporting, ended, hand_on, outcome, start, task};
+pub(crate) use otlp::{CallSpan, ended, hand_on, outcome, start, task};
 
 #[cfg(not(feature = "otlp"))]
 mod none;

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use crate::a2a::client::ClientError;
 use crate::a2a::http::{Response, connection_error};
 use crate::config;
-use crate::json::shorten;
 use crate::secrets::Secrets;
+use crate::text::shorten;
 
 /// How long the token endpoint may take.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::a2a::client::{Client, ClientError, Trace, code};
+use crate::a2a::client::{Client, ClientError, code};
 use crate::a2a::dialect::Dialect;
 use crate::a2a::retry::Retry;
+use crate::telemetry::trace_context::TraceContext;
 
 /// How long one probe may take.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -28,7 +29,7 @@ pub(super) enum Verdict {
 /// Asks for a task that nobody has made. Nearly all agents answer that there is none.
 pub(super) async fn look_at_no_task(client: &Client) -> Verdict {
     let nobodys = uuid::Uuid::new_v4().to_string();
-    let trace = Trace::default();
+    let trace = TraceContext::default();
     let looked = client.get_once(&nobodys, &trace);
     match tokio::time::timeout(LIMIT, looked).await {
         Err(_) => Verdict::NoAnswer,
@@ -66,7 +67,7 @@ fn judge(error: &ClientError, dialect: Dialect) -> Verdict {
 /// Whether the agent knows `message/send`, which v0.1 does not: asked without a message, the others
 /// miss it and do nothing. `None` if the answer does not tell.
 pub(super) async fn knows_message_send(client: &Client) -> Option<bool> {
-    let trace = Trace::default();
+    let trace = TraceContext::default();
     let sent = client.call_once(Dialect::empty_send(), &trace);
     match tokio::time::timeout(LIMIT, sent).await.ok()? {
         Ok(_) => Some(true),

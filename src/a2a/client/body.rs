@@ -34,7 +34,7 @@ enum Came {
 impl Body {
     pub(in crate::a2a) async fn read(response: Response, limit: u64) -> Result<Self, ClientError> {
         let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let came = Came::AsBody(content_type.map(|value| json::shorten(value, 80)));
+        let came = Came::AsBody(content_type.map(|value| crate::text::shorten(value, 80)));
         let status = response.status();
         let bytes = match response.body(limit).await {
             // The status says most of it.
@@ -86,7 +86,7 @@ impl Body {
             NotAResult::Error(error) => ClientError::Refused {
                 http_status: Some(self.status.as_u16()).filter(|_| !self.status.is_success()),
                 code: error.code,
-                message: json::shorten(&error.message, 4096),
+                message: crate::text::shorten(&error.message, 4096),
                 data: error.data,
                 origin: match self.came {
                     Came::AsEvent => Origin::Stream,
@@ -99,7 +99,7 @@ impl Body {
     }
 
     fn not_a2a(&self, reason: &str) -> ClientError {
-        let reason = json::shorten(reason, REASON);
+        let reason = crate::text::shorten(reason, REASON);
         let reason = match &self.came {
             Came::AsBody(Some(content_type)) if !content_type.to_ascii_lowercase().contains("json") => {
                 format!("{reason}; it came as {content_type}")
@@ -111,6 +111,6 @@ impl Body {
     }
 
     fn snippet(&self) -> String {
-        json::snippet(&self.bytes, SNIPPET)
+        crate::text::snippet(&self.bytes, SNIPPET)
     }
 }

@@ -178,17 +178,3 @@ impl ClientError {
         }
     }
 }
-
-/// The chain of causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let step = error.to_string();
-        if !text.ends_with(&step) {
-            text = format!("{text}: {step}");
-        }
-        cause = error.source();
-    }
-    text
-}

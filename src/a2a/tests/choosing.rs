@@ -7,10 +7,11 @@ use serde_json::{Value, json};
 
 use super::fake::{Fake, error, not_there, ok, v01, v1, v03};
 use crate::a2a::card::{Card, CardError};
-use crate::a2a::client::{Client, ClientError, Trace};
+use crate::a2a::client::{Client, ClientError};
 use crate::a2a::dialect::{Dialect, OutgoingMessage, Wait};
 use crate::a2a::model::{Answer, Part};
 use crate::a2a::retry::{Retries, Retry};
+use crate::telemetry::trace_context::TraceContext;
 
 async fn send(client: &Client) -> Result<Answer, ClientError> {
     send_recording(client, &Retries::new(&"agent".into())).await
@@ -30,7 +31,7 @@ async fn send_recording(client: &Client, retries: &Retries) -> Result<Answer, Cl
         output_modes: &[],
         retries,
     };
-    client.send(&message, &Trace::default()).await
+    client.send(&message, &TraceContext::default()).await
 }
 
 async fn text(client: &Client) -> String {
@@ -156,7 +157,7 @@ async fn a_clear_version_error_makes_it_choose_again_and_send_once() {
     assert_eq!(text(&client).await, "done in 1.0");
     assert_eq!(fake.count("SendMessage"), 1);
     // The old client now looks for tasks over the new wire.
-    let lost = client.get("t", &Trace::default()).await.unwrap_err();
+    let lost = client.get("t", &TraceContext::default()).await.unwrap_err();
     assert!(lost.is_task_not_found(), "{lost}");
 }
 

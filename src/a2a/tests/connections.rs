@@ -1,5 +1,6 @@
 //! Connections without TLS: used again while they work, never when they do not.
 
+use crate::text::error_chain;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -10,8 +11,9 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 use crate::a2a::card::Card;
-use crate::a2a::client::{Client, ClientError, Trace};
+use crate::a2a::client::{Client, ClientError};
 use crate::config;
+use crate::telemetry::trace_context::TraceContext;
 
 /// How the agent treats a connection after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +144,7 @@ async fn every_call_is_answered_once_whatever_the_agent_does_after_an_answer(#[c
     let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
     let (requests, connections) = (peer.requests(), peer.connections.load(Relaxed));
     for call in 0..50 {
-        client.get("t", &Trace::default()).await.unwrap();
+        client.get("t", &TraceContext::default()).await.unwrap();
         peer.settled(requests + call + 1).await;
     }
     assert_eq!(peer.requests() - requests, 50);
@@ -155,7 +157,7 @@ async fn an_answer_that_is_cut_off_is_not_asked_for_again() {
     let peer = Peer::start("127.0.0.1", After::ClosesHalfway).await;
     let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
     let requests = peer.requests();
-    let error = client.get("t", &Trace::default()).await.unwrap_err();
+    let error = client.get("t", &TraceContext::default()).await.unwrap_err();
     assert!(matches!(error, ClientError::Broken(_)), "{error:?}");
     assert_eq!(peer.requests() - requests, 1);
 }
@@ -164,7 +166,7 @@ async fn an_answer_that_is_cut_off_is_not_asked_for_again() {
 async fn calls_at_the_same_time_have_connections_of_their_own_which_are_closed_when_not_used() {
     let peer = Peer::start("127.0.0.1", After::KeepsIt).await;
     let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
-    let trace = Trace::default();
+    let trace = TraceContext::default();
     let calls = (0..20).map(|_| client.get("t", &trace));
     for result in futures_util::future::join_all(calls).await {
         result.unwrap();
@@ -185,7 +187,7 @@ async fn names_and_ipv6_addresses_are_reached(#[case] address: &str, #[case] hos
     }
     let peer = Peer::start(address, After::KeepsIt).await;
     let client = client(&format!("http://{host}:{}/at/here", peer.port)).await;
-    client.get("t", &Trace::default()).await.unwrap();
+    client.get("t", &TraceContext::default()).await.unwrap();
 }
 
 #[tokio::test]
@@ -193,8 +195,8 @@ async fn a_port_where_nobody_listens_is_told_as_such() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
-    let error = client(&url).await.get("t", &Trace::default()).await.unwrap_err();
+    let error = client(&url).await.get("t", &TraceContext::default()).await.unwrap_err();
     assert!(matches!(error, ClientError::Unreachable(_)), "{error:?}");
-    let text = crate::a2a::client::chain(&error);
+    let text = error_chain(&error);
     assert_eq!(text, "cannot connect to the agent: Connection refused (os error 111)");
 }

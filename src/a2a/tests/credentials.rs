@@ -1,5 +1,6 @@
 //! Which credentials go where.
 
+use crate::text::error_chain;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::fake::{Answer, Fake, Seen, ok, v03};
 use crate::a2a::card::{self, Card, CardError};
-use crate::a2a::client::Trace;
+use crate::telemetry::trace_context::TraceContext;
 
 /// A card that asks for what is in `schemes`, one of them or all.
 fn card(security: &Value, schemes: &Value) -> Value {
@@ -21,7 +22,7 @@ async fn seen(lines: &str, card: &Value) -> Result<Seen, CardError> {
     let card = Card::from_value(card.clone()).unwrap();
     let interface = chooser.choose(&card).await?;
     let client = chooser.client(&card, &interface)?;
-    let _ = client.get("t", &Trace::default()).await;
+    let _ = client.get("t", &TraceContext::default()).await;
     Ok(fake.seen().pop().unwrap())
 }
 
@@ -163,7 +164,7 @@ fn oauth(fake: &Fake) -> String {
 async fn many_calls_ask_for_one_token_and_use_it_while_it_lasts() {
     let (fake, given) = guarded(json!(3600), 1).await;
     let (client, _) = fake.client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"})).await;
-    let trace = Trace::default();
+    let trace = TraceContext::default();
     let calls = (0..20).map(|_| client.get("t", &trace));
     for result in futures_util::future::join_all(calls).await {
         assert!(result.unwrap_err().is_task_not_found());
@@ -178,18 +179,18 @@ async fn a_token_is_renewed_before_it_ends_and_once_after_a_401() {
     let (fake, given) = guarded(json!("0"), 1).await;
     let (client, _) = fake.client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"})).await;
     let before = given.load(Ordering::Relaxed);
-    let _ = client.get("t", &Trace::default()).await;
+    let _ = client.get("t", &TraceContext::default()).await;
     assert_eq!(given.load(Ordering::Relaxed), before + 1, "it had no life left");
 
     let (fake, given) = guarded(json!(3600), 2).await;
     let (client, _) = fake.client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"})).await;
-    assert!(client.get("t", &Trace::default()).await.unwrap_err().is_task_not_found());
+    assert!(client.get("t", &TraceContext::default()).await.unwrap_err().is_task_not_found());
     assert_eq!(given.load(Ordering::Relaxed), 2);
 
     let (fake, given) = guarded(json!(3600), 99).await;
     let (client, _) = fake.client(&oauth(&fake), &json!({"name": "fake", "protocolVersion": "0.3"})).await;
     let before = given.load(Ordering::Relaxed);
-    client.get("t", &Trace::default()).await.unwrap_err();
+    client.get("t", &TraceContext::default()).await.unwrap_err();
     assert_eq!(given.load(Ordering::Relaxed), before + 1, "once for each call, and no more");
 }
 
@@ -198,9 +199,9 @@ async fn a_refused_client_is_told_without_its_secret() {
     let (fake, _) = guarded(json!(1), 1).await;
     let lines = oauth(&fake).replace("s3cret", "wr0ng");
     let (client, _) = fake.client(&lines, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
-    let error = client.get("t", &Trace::default()).await.unwrap_err();
+    let error = client.get("t", &TraceContext::default()).await.unwrap_err();
     assert!(!error.is_delivered());
-    let shown = crate::a2a::client::chain(&error);
+    let shown = error_chain(&error);
     assert!(shown.contains("HTTP status 401 invalid_client"), "{shown}");
     for text in [shown, format!("{error:?}"), format!("{client:?}"), format!("{:?}", fake.config(&lines))] {
         assert!(!text.contains("wr0ng"), "{text}");

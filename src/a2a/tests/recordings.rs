@@ -145,7 +145,7 @@ fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]
             };
             match error {
                 ClientError::Refused { http_status, code, message, .. } => {
-                    let message = crate::json::shorten(message.lines().next().unwrap_or_default(), 40);
+                    let message = crate::text::shorten(message.lines().next().unwrap_or_default(), 40);
                     let number =
                         |number: Option<i64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
                     format!(

@@ -14,8 +14,9 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_util::task::TaskTracker;
 
 use crate::a2a::card::Card;
-use crate::a2a::client::{ClientError, Trace};
+use crate::a2a::client::ClientError;
 use crate::config;
+use crate::telemetry::trace_context::TraceContext;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name)
@@ -72,7 +73,7 @@ async fn look(url: &str, tls: &str) -> Result<(), ClientError> {
     let card = Card::from_value(card).unwrap();
     let interface = chooser.choose(&card).await.unwrap();
     let client = chooser.client(&card, &interface).unwrap();
-    client.get("t", &Trace::default()).await.map(|_| ())
+    client.get("t", &TraceContext::default()).await.map(|_| ())
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ use super::progress::{Frame, Progress};
 use super::request::ReplyMode;
 use super::task_builder::{TaskBuilder, TooMuch};
 use crate::a2a::Instance;
-use crate::a2a::client::{ClientError, Trace};
+use crate::a2a::client::ClientError;
 use crate::a2a::dialect::{OutgoingMessage, Wait};
 use crate::a2a::model::{Answer, Event, Task, TaskState};
 use crate::a2a::retry::{Retries, Retry};
@@ -41,6 +41,7 @@ use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus, TaskRef};
 use crate::state::followers::Follower;
+use crate::telemetry::trace_context::TraceContext;
 pub(super) use observe::question_of;
 use observe::unreadable;
 pub(super) use poll::{Pace, Polled, Poller};
@@ -58,7 +59,7 @@ pub(super) struct Call<'a> {
     pub(super) mode: ReplyMode,
     pub(super) skill: Option<Arc<str>>,
     pub(super) output_modes: Arc<[String]>,
-    pub(super) trace: &'a Trace,
+    pub(super) trace: &'a TraceContext,
     pub(super) limit: Duration,
     /// The retries of its message, which the reply shows.
     pub(super) retries: Option<&'a Retries>,

@@ -11,12 +11,12 @@ use crate::action::assemble::{self, Source};
 use crate::action::progress::Progress;
 use crate::action::request::ReplyMode;
 use crate::action::task_builder::TaskBuilder;
-use crate::json::hex;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus, TaskRef};
 use crate::state::follow_ups::{Standing, Waiting};
 use crate::state::tasks::{Observer, Recorded, TaskRecord};
 use crate::telemetry::spans;
+use crate::text::hex;
 
 /// A question and the id to answer it.
 struct Question {

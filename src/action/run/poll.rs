@@ -1,12 +1,13 @@
 //! Asking an agent for a task again and again: wait, ask, back off.
 
+use crate::text::error_chain;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::{CallRun, GET_TASK_TIMEOUT, Interruption, about_known_task};
-use crate::a2a::client::{ClientError, chain};
+use crate::a2a::client::ClientError;
 use crate::a2a::model::{Event, Task, TaskState};
 use crate::action::progress::Progress;
 use crate::action::request::ReplyMode;
@@ -134,7 +135,7 @@ impl<P: Progress> CallRun<'_, P> {
                 Ok(Some(Polled::Failed(ClientError::Refused { http_status: Some(429 | 503), .. }))) => {
                     continue;
                 }
-                Ok(Some(Polled::Failed(error))) => chain(&error),
+                Ok(Some(Polled::Failed(error))) => error_chain(&error),
                 Ok(Some(Polled::TimedOut)) => "no answer in time".to_owned(),
             };
             failures += 1;

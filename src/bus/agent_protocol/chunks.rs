@@ -12,9 +12,10 @@ use super::envelope::safe_name;
 use crate::a2a::model::TaskState;
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::bus::inbox::{Inbox, MAX_JOINED};
-use crate::json::{head, shorten, to_bytes};
+use crate::json::to_bytes;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Content, Outcome, ReplyStatus};
+use crate::text::{head, shorten};
 
 /// The protocol wants a sign of life at least as often.
 const LONGEST_SILENCE: Duration = Duration::from_secs(30);

@@ -5,8 +5,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
 use crate::a2a::model::{File, FileContent, Part};
-use crate::json::{null_is_default, shorten};
+use crate::json::null_is_default;
 use crate::reply::error::ActionError;
+use crate::text::shorten;
 
 /// Most attachments of one message.
 const MAX_ATTACHMENTS: usize = 64;
@@ -117,7 +118,7 @@ fn is_safe(name: &str) -> bool {
 pub(super) fn safe_name(name: Option<&str>, fallback: &str) -> String {
     let last = name.unwrap_or_default().rsplit(['/', '\\']).next().unwrap_or_default();
     let kept: String = last.chars().filter(|c| !c.is_control()).collect();
-    let kept = crate::json::head(kept.trim(), MAX_NAME);
+    let kept = crate::text::head(kept.trim(), MAX_NAME);
     if is_safe(kept) { kept } else { fallback }.to_owned()
 }
 

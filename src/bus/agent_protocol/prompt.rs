@@ -10,7 +10,6 @@ use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use super::chunks::Chunks;
 use super::envelope::Envelope;
-use crate::a2a::client::Trace;
 use crate::action::actions::{Skill, Stop};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::bus::catalog;
@@ -23,6 +22,7 @@ use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus};
 use crate::telemetry::spans::{self, Arrival};
+use crate::telemetry::trace_context::TraceContext;
 
 /// The name of a prompt among the calls of an agent.
 const PROMPT: &str = "prompt";
@@ -76,7 +76,7 @@ impl Prompts {
         })
     }
 
-    async fn serve(&self, request: service::Request, trace: Trace) {
+    async fn serve(&self, request: service::Request, trace: TraceContext) {
         let service::Request { message, call } = request;
         // The service hands on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
@@ -86,7 +86,12 @@ impl Prompts {
         call.end(chunks.end(done).await);
     }
 
-    async fn run(&self, message: &Message, trace: Trace, chunks: &mut Chunks) -> Result<(), ActionError> {
+    async fn run(
+        &self,
+        message: &Message,
+        trace: TraceContext,
+        chunks: &mut Chunks,
+    ) -> Result<(), ActionError> {
         let (operation, options) = match self.read(message, trace) {
             Ok(read) => read,
             Err(error) => {
@@ -120,7 +125,7 @@ impl Prompts {
         ended(&outcome)
     }
 
-    fn read(&self, message: &Message, trace: Trace) -> Result<(Operation, CallOptions), ActionError> {
+    fn read(&self, message: &Message, trace: TraceContext) -> Result<(Operation, CallOptions), ActionError> {
         let envelope = self.envelope(message)?;
         let headers = Headers::read(message, trace)?;
         let skill = self.skill(envelope.skill.as_deref())?;

@@ -194,7 +194,7 @@ fn split(part: &Part, room: usize) -> Vec<Piece<'_>> {
             let mut pieces = Vec::new();
             let mut rest = text.as_str();
             while !rest.is_empty() {
-                let head = json::head(rest, text_room.max(4));
+                let head = crate::text::head(rest, text_room.max(4));
                 pieces.push(Piece::Part(WirePart { text: Some(head), ..WirePart::default() }));
                 rest = rest.get(head.len()..).unwrap_or_default();
             }

@@ -12,7 +12,7 @@ use super::body::extension;
 use crate::cli::client::Fields as _;
 use crate::cli::output::{one_line, remark, size};
 use crate::cli::{Failure, TROUBLE};
-use crate::json::{head, shorten};
+use crate::text::{head, shorten};
 
 /// Longest file name that is made from an agent's.
 const MAX_NAME: usize = 100;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::cli::client::{Fields as _, json};
 use crate::cli::output::{one_line, write};
 use crate::cli::{Failure, output};
-use crate::json::shorten;
+use crate::text::shorten;
 
 /// The reply object.
 #[derive(Debug, Clone)]

@@ -10,7 +10,7 @@ use super::reply::Reply;
 use crate::cli::Failure;
 use crate::cli::client::Fields as _;
 use crate::cli::output::{To, one_line, remark, write};
-use crate::json::shorten;
+use crate::text::shorten;
 
 /// Longest notice on the screen.
 const MAX_NOTICE: usize = 300;

@@ -1,7 +1,7 @@
 //! A build without the feature: the calls below cost nothing.
 
 use super::{Arrival, collector};
-use crate::a2a::client::Trace;
+use crate::telemetry::trace_context::TraceContext;
 
 #[derive(Debug)]
 pub(crate) struct Exporting;
@@ -18,7 +18,7 @@ pub(crate) fn start() -> Exporting {
 pub(crate) struct CallSpan;
 
 impl CallSpan {
-    pub(crate) fn begin(_: Arrival<'_>, _: impl FnOnce() -> Trace) -> Self {
+    pub(crate) fn begin(_: Arrival<'_>, _: impl FnOnce() -> TraceContext) -> Self {
         Self
     }
 
@@ -28,7 +28,7 @@ impl CallSpan {
 }
 
 /// Leaves the caller's trace as it is.
-pub(crate) fn hand_on(_: &mut Trace) {}
+pub(crate) fn hand_on(_: &mut TraceContext) {}
 
 pub(crate) fn task(_: &str, _: Option<&str>) {}
 

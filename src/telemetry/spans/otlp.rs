@@ -18,7 +18,7 @@ use reqwest::header::HeaderValue;
 
 pub use self::export::{Exporting, start};
 use super::{Arrival, collector, variable};
-use crate::a2a::client::Trace;
+use crate::telemetry::trace_context::TraceContext;
 
 /// Longest id of an agent that is told; they are a UUID, as a rule.
 const MAX_ID: usize = 256;
@@ -39,7 +39,7 @@ struct Noted {
 pub struct CallSpan(Context);
 
 impl CallSpan {
-    pub fn begin(arrival: Arrival<'_>, trace: impl FnOnce() -> Trace) -> Self {
+    pub fn begin(arrival: Arrival<'_>, trace: impl FnOnce() -> TraceContext) -> Self {
         Self(TRACER.get().map_or_else(Context::new, |tracer| begin(tracer, arrival, trace())))
     }
 
@@ -51,7 +51,7 @@ impl CallSpan {
 
 /// Names of attributes follow the semantic conventions for messaging and for generative AI, as far as
 /// these have one. The caller waits for a reply, so the kind is SERVER.
-fn begin(tracer: &SdkTracer, arrival: Arrival<'_>, mut trace: Trace) -> Context {
+fn begin(tracer: &SdkTracer, arrival: Arrival<'_>, mut trace: TraceContext) -> Context {
     let Arrival { agent, action, subject } = arrival;
     let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Carrier(&mut trace));
     let attributes = [
@@ -68,10 +68,10 @@ fn begin(tracer: &SdkTracer, arrival: Arrival<'_>, mut trace: Trace) -> Context 
 }
 
 /// Makes the call's span the parent of what the agent does.
-pub fn hand_on(trace: &mut Trace) {
+pub fn hand_on(trace: &mut TraceContext) {
     let context = Context::current();
     if context.get::<Noted>().is_some() {
-        *trace = Trace::default();
+        *trace = TraceContext::default();
         TraceContextPropagator::new().inject_context(&context, &mut Carrier(trace));
     }
 }
@@ -126,7 +126,7 @@ pub fn ended(error: Option<&'static str>) {
 }
 
 /// The two headers of a trace, as the propagator reads and writes them.
-struct Carrier<'a>(&'a mut Trace);
+struct Carrier<'a>(&'a mut TraceContext);
 
 impl Extractor for Carrier<'_> {
     fn get(&self, key: &str) -> Option<&str> {

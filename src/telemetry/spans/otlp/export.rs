@@ -1,5 +1,6 @@
 //! The way of finished spans to the collector, and what is said when there is none.
 
+use crate::text::error_chain;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,7 +72,7 @@ pub fn start() -> Exporting {
     let provider = match provider(name, &value) {
         Ok(provider) => provider,
         Err(error) => {
-            tracing::warn!(error = crate::a2a::client::chain(&error), "no spans are exported");
+            tracing::warn!(error = error_chain(&error), "no spans are exported");
             return Exporting(None);
         }
     };

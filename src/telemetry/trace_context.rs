@@ -1,10 +1,26 @@
-//! The header `traceparent` of [W3C Trace Context](https://www.w3.org/TR/trace-context/#traceparent-header).
+//! [W3C TraceContext Context](https://www.w3.org/TR/trace-context/): the headers `traceparent` and `tracestate`.
+
+use reqwest::header::HeaderValue;
 
 /// The one version that is specified.
 const VERSION_00: &str = "00";
 const NO_VERSION: &str = "ff";
 /// Length of `version-trace_id-parent_id-flags`, which is all that version 00 has.
 const LENGTH: usize = 55;
+
+/// The caller's W3C trace context, which goes on to the agent.
+#[derive(Debug, Clone, Default)]
+pub struct TraceContext {
+    pub parent: Option<HeaderValue>,
+    pub state: Option<HeaderValue>,
+}
+
+impl TraceContext {
+    /// The id of the trace that the caller's `traceparent` names.
+    pub fn id(&self) -> Option<&str> {
+        self.parent.as_ref()?.to_str().ok()?.split('-').nth(1)
+    }
+}
 
 /// A `traceparent` that is valid, so it may be passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

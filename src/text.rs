@@ -1,0 +1,127 @@
+//! Text for people: cut to a length, and times, durations, bytes and errors in words.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// The longest beginning of `text` that has at most `max` bytes, cut between characters.
+pub(crate) fn head(text: &str, max: usize) -> &str {
+    let mut end = max.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}
+
+/// Like [`head`], with an ellipsis where something was cut.
+pub(crate) fn shorten(text: &str, max: usize) -> String {
+    if text.len() <= max {
+        text.to_owned()
+    } else {
+        format!("{}…", head(text, max.saturating_sub('…'.len_utf8())))
+    }
+}
+
+/// How a body begins, for people: without control characters, and with an ellipsis where it was cut.
+pub(crate) fn snippet(body: &[u8], max: usize) -> String {
+    let head = String::from_utf8_lossy(body.get(..max.min(body.len())).unwrap_or_default());
+    let text = head.replace(char::is_control, " ");
+    if body.len() <= max {
+        return text.trim().to_owned();
+    }
+    // The last character may be half of one.
+    format!("{}…", text.trim_end_matches(char::REPLACEMENT_CHARACTER).trim())
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// An error and its causes in one line.
+pub(crate) fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let step = error.to_string();
+        if !text.ends_with(&step) {
+            text = format!("{text}: {step}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// A time in UTC, to the second.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    let time = OffsetDateTime::from(time);
+    time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_default()
+}
+
+pub(crate) fn unix_millis(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A duration in its two largest units: `120ms`, `3.4s`, `2m5s`, `1h`, `2d3h`.
+pub(crate) fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let units = |first: u64, first_unit: char, second: u64, second_unit: char| match second {
+        0 => format!("{first}{first_unit}"),
+        _ => format!("{first}{first_unit}{second}{second_unit}"),
+    };
+    match seconds {
+        0 if duration.is_zero() => "0s".to_owned(),
+        0 => format!("{}ms", duration.as_millis()),
+        1..60 => match duration.subsec_millis() / 100 {
+            0 => format!("{seconds}s"),
+            tenths => format!("{seconds}.{tenths}s"),
+        },
+        60..3_600 => units(seconds / 60, 'm', seconds % 60, 's'),
+        3_600..86_400 => units(seconds / 3_600, 'h', seconds / 60 % 60, 'm'),
+        _ => units(seconds / 86_400, 'd', seconds / 3_600 % 24, 'h'),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        assert_eq!(head("aé", 2), "a");
+        assert_eq!(shorten("abcdef", 5), "ab…");
+        assert_eq!(shorten("abc", 3), "abc");
+        assert_eq!(snippet(b"a\x1b\xc3\xa9\n", 6), "a é");
+        assert_eq!(snippet("abé".as_bytes(), 3), "ab…");
+    }
+
+    #[test]
+    fn durations_have_at_most_two_units() {
+        let cases = [
+            (0, "0s"),
+            (120, "120ms"),
+            (3_000, "3s"),
+            (3_450, "3.4s"),
+            (60_000, "1m"),
+            (125_900, "2m5s"),
+            (3_600_000, "1h"),
+            (3_900_000, "1h5m"),
+            (183_600_000, "2d3h"),
+        ];
+        for (millis, text) in cases {
+            assert_eq!(duration(Duration::from_millis(millis)), text);
+        }
+    }
+
+    #[test]
+    fn times_are_written_to_the_second() {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+        assert_eq!(rfc3339(time), "2023-11-14T22:13:20Z");
+    }
+}
