@@ -28,7 +28,7 @@ use crate::config::{self, Config};
 use crate::dispatch::Dispatcher;
 use crate::metrics::{self, Metrics};
 use crate::process::child::Host;
-use crate::process::leftovers::Records;
+use crate::process::orphans::Records;
 use crate::state::memory::MemoryStore;
 use crate::state::{State, StateStore};
 use crate::tasks::{OnFailure, Tasks};
@@ -488,7 +488,7 @@ fn records(config: &Config) -> Option<Arc<Records>> {
     let file = config.file.as_deref()?;
     match Records::open(file) {
         Ok(records) => {
-            let left = records.end_leftovers();
+            let left = records.kill_orphans();
             if !left.is_empty() {
                 tracing::warn!(processes = left.join(", "), "ended what an earlier bridge has left behind");
             }

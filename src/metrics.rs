@@ -19,7 +19,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::calls::BUCKETS;
+use crate::agent::call_stats::BUCKETS;
 use crate::agent::{Agent, AgentState};
 use crate::state::State as Stored;
 

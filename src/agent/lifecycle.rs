@@ -1,28 +1,28 @@
-//! What a supervised agent does next: a state machine without I/O.
+//! The lifecycle of a supervised agent: a state machine without I/O.
 //!
-//! The [`Supervisor`](super::supervisor::Supervisor) reports every [`Event`], and the machine answers
-//! with the [`Step`] that the supervisor carries out next. One event is one transition and one
-//! [`AgentStatus`]: an order and the state that it leads to become visible together.
+//! The [`Supervisor`](super::supervisor::Supervisor) reports every [`AgentEvent`]; the machine returns the
+//! [`Step`] that the supervisor performs next. One event causes one transition and one
+//! [`AgentStatus`], so a command and the state that it leads to become visible together.
 //!
 //! ```text
 //!            Launched           Found                 Unanswered, Suspended
 //! Starting ──────────> Starting ─────> Ready <────────────────────────────> Unhealthy
 //!    ^    (a process)     │              │               Found                  │
-//!    │                    └──────────────┴──── Exited, given up, Ordered ───────┘
+//!    │                    └──────────────┴──── Exited, given up, Commanded ─────┘
 //!    │                                         │
 //!    │ Due                                     v            Gone
 //! BackingOff <──────────────────────────── Exiting ──────────────────> Stopped, Failed
 //! ```
 //!
-//! An attached agent has no process: it skips `Exiting`, and [`Phase::Retrying`] is its second start.
+//! An attached agent has no process: it skips `Exiting` and retries in [`Phase::Retrying`].
 //!
-//! Six words describe an agent to others, see [`AgentState`]. `Exiting` has none of its own:
+//! [`AgentState`] is the public form of the phase. `Exiting` has no public state of its own:
 //!
-//! | why the process exits | shown until it has gone |
+//! | why the process exits | public state until it has exited |
 //! | --- | --- |
-//! | it exited by itself | what follows: `backing-off`, `stopped` or `failed` |
-//! | the supervisor gave up on it | what it was: `starting` or `unhealthy` |
-//! | an order to restart or to stop, or the bridge lets it go | `starting`: it cannot be called, and the order is not fulfilled yet |
+//! | it exited by itself | the next one: `backing-off`, `stopped` or `failed` |
+//! | the supervisor gave up on it | the previous one: `starting` or `unhealthy` |
+//! | a command, or the bridge shuts down | `starting`: not callable, and the command is not complete |
 
 use crate::text::error_chain;
 use std::sync::Arc;
@@ -30,144 +30,144 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
+use super::diagnosis::{Diagnosis, ProbeError};
+use super::health_check;
 use super::status::{AgentState, AgentStatus, KnownCard};
-use super::trouble::{ProbeError, Trouble};
-use super::watch;
 use crate::config::{self, Restart};
 use crate::process::child::Exit;
-use crate::process::restart::{Backoff, Budget};
+use crate::process::restart::{Backoff, RestartBudget};
 
-/// Pauses before a launched agent is restarted: the first one and the longest.
+/// First and longest pause before a restart of a launched agent.
 const RESTART_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Pauses between two probes of an attached agent that is not available.
-const PROBE_PAUSES: (Duration, Duration) = (Duration::from_millis(500), watch::MAX_RETRY_INTERVAL);
+/// First and longest pause between probes of an unavailable attached agent.
+const PROBE_PAUSES: (Duration, Duration) = (Duration::from_millis(500), health_check::MAX_RETRY_INTERVAL);
 
-/// What the agent should do, as last ordered.
+/// The state that the last command asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct DesiredState {
     pub(super) running: bool,
-    /// Counts the orders, so that a restart is an order too.
-    pub(super) order: u64,
+    /// Counts the commands, so that a restart is a change too.
+    pub(super) generation: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Process {
+pub(super) struct LaunchedProcess {
     pub(super) pid: i32,
     pub(super) launched: Instant,
-    /// The same by the clock on the wall.
     pub(super) started: SystemTime,
 }
 
-/// Failed probes in a row.
+/// Consecutive failures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Failures {
+pub(super) struct FailedProbes {
     ready: usize,
     alive: usize,
 }
 
-/// What is known about an agent that was found, beside its card.
+/// An agent that a probe has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Found {
-    process: Option<Process>,
+pub(super) struct Presence {
+    process: Option<LaunchedProcess>,
     since: Instant,
-    failures: Failures,
+    failures: FailedProbes,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Being launched or looked for.
     Starting {
-        process: Option<Process>,
-        /// Why it was not available before.
-        problem: Option<Trouble>,
-        /// Why this start takes long.
-        delay: Option<Trouble>,
+        process: Option<LaunchedProcess>,
+        /// Why the agent was unavailable before this start.
+        problem: Option<Diagnosis>,
+        /// Why this start takes longer than usual.
+        delay: Option<Diagnosis>,
     },
-    /// An attached agent that was not available is probed once more.
+    /// The supervisor probes an unavailable attached agent again.
     Retrying {
-        problem: Trouble,
+        problem: Diagnosis,
     },
-    Ready(Found),
-    /// It runs, and cannot be called.
+    Ready(Presence),
+    /// Running, but not callable.
     Unhealthy {
-        found: Found,
-        /// Since when its process is stopped by SIGSTOP.
+        found: Presence,
+        /// When SIGSTOP was first observed.
         suspended: Option<Instant>,
-        problem: Trouble,
+        problem: Diagnosis,
     },
-    /// The process is exiting, or has exited and others of its tree have not.
+    /// The process, or a descendant of it, has not exited yet.
     Exiting {
-        process: Process,
-        cause: Cause,
+        process: LaunchedProcess,
+        cause: ExitCause,
     },
     BackingOff {
         until: Instant,
-        /// The same by the clock on the wall.
         next_try: SystemTime,
-        problem: Trouble,
+        problem: Diagnosis,
     },
-    Stopped(Reason),
+    Stopped(StopReason),
     Failed {
-        problem: Trouble,
+        problem: Diagnosis,
     },
 }
 
-/// Why a process exits, and with it what follows.
+/// Why a process exits. Determines the next phase.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Cause {
-    /// It exited by itself. What follows is decided, and shown already.
-    Exited { next: Box<Phase> },
-    /// It hangs, or did not become ready.
-    GivenUp { shown: AgentState, problem: Trouble, ready_for: Duration },
-    /// An order: to start again, or to stay stopped.
-    Ordered { running: bool },
-    /// The bridge lets the agent go.
+pub(super) enum ExitCause {
+    /// It exited by itself. `next` is already the public state.
+    Exited {
+        next: Box<Phase>,
+    },
+    /// It did not respond, or did not become ready.
+    GivenUp {
+        shown: AgentState,
+        problem: Diagnosis,
+        ready_for: Duration,
+    },
+    /// A command to restart or to stop.
+    Commanded {
+        running: bool,
+    },
     Shutdown,
 }
 
-/// Why an agent does not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Reason {
-    Ordered,
-    /// It exited, and its settings do not ask for a restart.
-    Exited(Trouble),
+pub(super) enum StopReason {
+    OnCommand,
+    /// It exited and is not configured to restart.
+    Exited(Diagnosis),
     Shutdown,
 }
 
 #[derive(Debug)]
-pub(super) enum Event {
-    /// The process runs, with these settings: those of the agent at the port of this start.
+pub(super) enum AgentEvent {
+    /// The process runs; `config` has the port of this start.
     Launched {
-        process: Process,
+        process: LaunchedProcess,
         config: Arc<config::AgentConfig>,
     },
-    /// The start takes long for this reason, or not any more.
-    Delayed(Option<Trouble>),
-    /// The agent could not be launched or found, or did not become ready in time.
-    NotStarted(Trouble),
-    /// A probe has read the card.
+    /// The start is delayed for this reason; `None` when the delay is over.
+    Delayed(Option<Diagnosis>),
+    /// The agent could not be launched or reached, or did not become ready in time.
+    NotStarted(Diagnosis),
     Found(KnownCard),
-    /// A probe has failed; `busy` with calls in flight.
+    /// A probe failed. `busy`: calls are in flight.
     Unanswered {
         error: ProbeError,
         busy: bool,
     },
-    /// The card was read, and no client can be made of it.
-    Unusable(Trouble),
-    /// The process was found stopped by SIGSTOP.
+    /// The card is readable, but no client can be built from it.
+    Unusable(Diagnosis),
+    /// SIGSTOP has stopped the process.
     Suspended(i32),
     Resumed,
     /// The process exited by itself.
     Exited(Exit),
-    /// Nothing is left of the process and of what it started.
+    /// The process and all its descendants have exited.
     Gone(Exit),
     Due,
-    Ordered(Wanted),
-    /// The bridge lets the agent go.
+    Commanded(DesiredState),
     Shutdown,
 }
 
-/// What the supervisor does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// Launch the process, or probe the attached agent.
@@ -176,28 +176,26 @@ pub(super) enum Step {
     AwaitReady,
     Watch,
     EndProcess,
-    /// Wait for an order, and for this moment.
+    /// Wait for a command, at most until this moment.
     Wait(Option<Instant>),
     Finish,
 }
 
-/// Where one agent stands, and the rules by which it moves on.
 pub(super) struct Lifecycle {
     name: Arc<str>,
     config: Arc<config::AgentConfig>,
     phase: Phase,
     /// When the public state last changed.
     since: SystemTime,
-    order: u64,
+    generation: u64,
     restarts: u32,
     backoff: Backoff,
-    budget: Budget,
-    /// The settings of the last launch, with its port.
+    budget: RestartBudget,
+    /// The configuration of the last launch, with its port.
     launched: Option<Arc<config::AgentConfig>>,
     last_exit: Option<(Exit, SystemTime)>,
     known: Option<KnownCard>,
-    /// The reason that was logged last.
-    logged: String,
+    last_logged_problem: String,
 }
 
 impl Lifecycle {
@@ -205,65 +203,64 @@ impl Lifecycle {
         let (first, longest) = if config.command.is_some() { RESTART_PAUSES } else { PROBE_PAUSES };
         Self {
             backoff: Backoff::new(first, longest),
-            budget: Budget::new(config.max_restarts, config.restart_window),
+            budget: RestartBudget::new(config.max_restarts, config.restart_window),
             name,
             config,
             phase: Phase::Starting { process: None, problem: None, delay: None },
             since: SystemTime::now(),
-            order: 0,
+            generation: 0,
             restarts: 0,
             launched: None,
             last_exit: None,
             known: None,
-            logged: String::new(),
+            last_logged_problem: String::new(),
         }
     }
 
-    /// The transition. An event that does not fit the phase comes too late and changes nothing.
-    pub(super) fn on(&mut self, event: Event) -> Step {
+    /// Applies an event. An event that the current phase does not expect is late and changes nothing.
+    pub(super) fn on(&mut self, event: AgentEvent) -> Step {
         let before = self.state();
-        let placeholder = Phase::Stopped(Reason::Shutdown);
-        let phase = std::mem::replace(&mut self.phase, placeholder);
+        let phase = std::mem::replace(&mut self.phase, Phase::Stopped(StopReason::Shutdown));
         self.phase = match event {
-            Event::Ordered(wanted) => self.ordered(phase, wanted),
-            Event::Shutdown => match phase.process() {
-                Some(process) => Phase::Exiting { process, cause: Cause::Shutdown },
-                None => Phase::Stopped(Reason::Shutdown),
+            AgentEvent::Commanded(desired) => self.commanded(phase, desired),
+            AgentEvent::Shutdown => match phase.process() {
+                Some(process) => Phase::Exiting { process, cause: ExitCause::Shutdown },
+                None => Phase::Stopped(StopReason::Shutdown),
             },
-            Event::Launched { process, config } => match phase {
+            AgentEvent::Launched { process, config } => match phase {
                 Phase::Starting { process: None, problem, delay } => {
                     self.launched = Some(config);
                     Phase::Starting { process: Some(process), problem, delay }
                 }
                 other => other,
             },
-            Event::Delayed(delay) => match phase {
+            AgentEvent::Delayed(delay) => match phase {
                 Phase::Starting { process, problem, .. } => Phase::Starting { process, problem, delay },
                 other => other,
             },
-            Event::NotStarted(problem) => match phase {
+            AgentEvent::NotStarted(problem) => match phase {
                 Phase::Starting { process, .. } => {
                     self.give_up(process, AgentState::Starting, problem, Duration::ZERO)
                 }
-                Phase::Retrying { .. } => self.next(problem, None, Duration::ZERO),
+                Phase::Retrying { .. } => self.after_failure(problem, None, Duration::ZERO),
                 other => other,
             },
-            Event::Found(card) => self.found(phase, card),
-            Event::Unusable(problem) => match phase.found() {
+            AgentEvent::Found(card) => self.found(phase, card),
+            AgentEvent::Unusable(problem) => match phase.found() {
                 Some(found) => Phase::Unhealthy { found, suspended: None, problem },
                 None => phase,
             },
-            Event::Unanswered { error, busy } => self.unanswered(phase, &error, busy),
-            Event::Suspended(pid) => self.suspended(phase, pid),
-            Event::Resumed => match phase {
+            AgentEvent::Unanswered { error, busy } => self.unanswered(phase, &error, busy),
+            AgentEvent::Suspended(pid) => self.suspended(phase, pid),
+            AgentEvent::Resumed => match phase {
                 Phase::Unhealthy { found, problem, .. } => {
                     Phase::Unhealthy { found, suspended: None, problem }
                 }
                 other => other,
             },
-            Event::Exited(exit) => self.exited(phase, exit),
-            Event::Gone(exit) => self.gone(phase, exit),
-            Event::Due => match phase {
+            AgentEvent::Exited(exit) => self.exited(phase, exit),
+            AgentEvent::Gone(exit) => self.tree_exited(phase, exit),
+            AgentEvent::Due => match phase {
                 Phase::BackingOff { problem, .. } if self.is_launched() => {
                     self.restarts += 1;
                     Phase::Starting { process: None, problem: Some(problem), delay: None }
@@ -285,8 +282,10 @@ impl Lifecycle {
             Phase::Ready(_) | Phase::Unhealthy { .. } => Step::Watch,
             Phase::Exiting { .. } => Step::EndProcess,
             Phase::BackingOff { until, .. } => Step::Wait(Some(*until)),
-            Phase::Stopped(Reason::Shutdown) => Step::Finish,
-            Phase::Stopped(Reason::Ordered | Reason::Exited(_)) | Phase::Failed { .. } => Step::Wait(None),
+            Phase::Stopped(StopReason::Shutdown) => Step::Finish,
+            Phase::Stopped(StopReason::OnCommand | StopReason::Exited(_)) | Phase::Failed { .. } => {
+                Step::Wait(None)
+            }
         }
     }
 
@@ -294,9 +293,8 @@ impl Lifecycle {
         self.phase.state()
     }
 
-    /// The order that is being followed.
-    pub(super) fn order(&self) -> u64 {
-        self.order
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
     }
 
     pub(super) fn known(&self) -> Option<&KnownCard> {
@@ -313,7 +311,7 @@ impl Lifecycle {
 
     pub(super) fn status(&self) -> AgentStatus {
         let process = match &self.phase {
-            Phase::Exiting { cause: Cause::Exited { .. }, .. } => None,
+            Phase::Exiting { cause: ExitCause::Exited { .. }, .. } => None,
             phase => phase.process(),
         };
         let (last_error, advice) = self.problem().map(|problem| (problem.text, problem.advice)).unzip();
@@ -328,25 +326,27 @@ impl Lifecycle {
             started: process.map(|process| process.started),
             last_exit: self.last_exit.map(|(exit, at)| (exit.to_string(), at)),
             next_try: self.phase.next_try(),
-            order: self.order,
+            generation: self.generation,
             known: self.known.clone(),
         }
     }
 
-    fn problem(&self) -> Option<Trouble> {
-        let ordered = |reason: &Reason| match reason {
-            Reason::Ordered => Some(Trouble::stopped_on_request(&self.name)),
-            Reason::Exited(problem) => Some(problem.clone()),
-            Reason::Shutdown => None,
+    fn problem(&self) -> Option<Diagnosis> {
+        let stopped = |reason: &StopReason| match reason {
+            StopReason::OnCommand => Some(Diagnosis::stopped_on_request(&self.name)),
+            StopReason::Exited(problem) => Some(problem.clone()),
+            StopReason::Shutdown => None,
         };
         match &self.phase {
-            Phase::Exiting { cause: Cause::Exited { next }, .. } => match &**next {
-                Phase::Stopped(reason) => ordered(reason),
-                next => next.own_problem().cloned(),
+            Phase::Exiting { cause: ExitCause::Exited { next }, .. } => match &**next {
+                Phase::Stopped(reason) => stopped(reason),
+                next => next.phase_problem().cloned(),
             },
-            Phase::Exiting { cause: Cause::Ordered { .. } | Cause::Shutdown, .. } => Some(Trouble::ending()),
-            Phase::Stopped(reason) => ordered(reason),
-            phase => phase.own_problem().cloned(),
+            Phase::Exiting { cause: ExitCause::Commanded { .. } | ExitCause::Shutdown, .. } => {
+                Some(Diagnosis::ending())
+            }
+            Phase::Stopped(reason) => stopped(reason),
+            phase => phase.phase_problem().cloned(),
         }
     }
 
@@ -354,26 +354,26 @@ impl Lifecycle {
         self.config.command.is_some()
     }
 
-    fn ordered(&mut self, phase: Phase, wanted: Wanted) -> Phase {
-        self.order = wanted.order;
+    fn commanded(&mut self, phase: Phase, desired: DesiredState) -> Phase {
+        self.generation = desired.generation;
         self.backoff.reset();
         self.budget.reset();
         if let Some(process) = phase.process() {
-            return Phase::Exiting { process, cause: Cause::Ordered { running: wanted.running } };
+            return Phase::Exiting { process, cause: ExitCause::Commanded { running: desired.running } };
         }
-        if !wanted.running {
+        if !desired.running {
             return self.stopped_on_request();
         }
         let problem = match phase {
-            // Nothing was launched, or somebody has stopped it: that is no restart.
+            // Starting an agent that did not run is not a restart.
             Phase::Starting { problem, .. } => {
                 return Phase::Starting { process: None, problem, delay: None };
             }
-            Phase::Stopped(Reason::Ordered | Reason::Shutdown) => {
+            Phase::Stopped(StopReason::OnCommand | StopReason::Shutdown) => {
                 return Phase::Starting { process: None, problem: None, delay: None };
             }
-            Phase::Stopped(Reason::Exited(problem)) => Some(problem),
-            phase => phase.own_problem().cloned(),
+            Phase::Stopped(StopReason::Exited(problem)) => Some(problem),
+            phase => phase.phase_problem().cloned(),
         };
         self.restarts += u32::from(self.is_launched());
         Phase::Starting { process: None, problem, delay: None }
@@ -381,16 +381,16 @@ impl Lifecycle {
 
     fn stopped_on_request(&self) -> Phase {
         tracing::info!(agent = %self.name, "agent stopped on request");
-        Phase::Stopped(Reason::Ordered)
+        Phase::Stopped(StopReason::OnCommand)
     }
 
     fn found(&mut self, phase: Phase, card: KnownCard) -> Phase {
         let Some(found) = phase.found() else { return phase };
-        // The same card again keeps its place, so that nothing compares it twice.
+        // An unchanged card keeps its allocation, so that later comparisons are cheap.
         if self.known.as_ref() != Some(&card) {
             self.known = Some(card);
         }
-        Phase::Ready(Found { failures: Failures::default(), ..found })
+        Phase::Ready(Presence { failures: FailedProbes::default(), ..found })
     }
 
     fn unanswered(&mut self, phase: Phase, error: &ProbeError, busy: bool) -> Phase {
@@ -400,31 +400,31 @@ impl Lifecycle {
             other => return other,
         };
         let config = Arc::clone(self.launched.as_ref().unwrap_or(&self.config));
-        let failed = Trouble::probe(error, &config);
-        // Somebody else's port never becomes ours again, and an attached agent without a listener has gone.
+        let failed = Diagnosis::probe(error, &config);
+        // Another process owns the port, or an attached agent has no listener: waiting does not help.
         let is_lost = matches!(error, ProbeError::Foreign { .. })
-            || (found.process.is_none() && error.is_nobody_there());
+            || (found.process.is_none() && error.is_unreachable());
         if is_lost {
             return self.give_up(found.process, AgentState::Unhealthy, failed, found.since.elapsed());
         }
-        if error.is_silence() && busy {
-            tracing::debug!(agent = %self.name, "no answer to a probe, but calls are in flight");
+        if error.is_timeout() && busy {
+            tracing::debug!(agent = %self.name, "probe timed out while calls are in flight; ignoring it");
         } else {
             let failures = &mut found.failures;
             failures.ready += 1;
             failures.alive =
-                if error.is_silence() || error.is_nobody_there() { failures.alive + 1 } else { 0 };
-            // Once it is unhealthy, each further probe would log the same.
+                if error.is_timeout() || error.is_unreachable() { failures.alive + 1 } else { 0 };
+            // An unhealthy agent would log the same error at every probe.
             if failures.ready <= config.readiness.failures {
                 let card_error = match error {
                     ProbeError::Card(error) => Some(error_chain(error)),
                     ProbeError::Foreign { .. } | ProbeError::NotListening { .. } => None,
                 };
                 let error = card_error.as_deref().unwrap_or(&failed.text);
-                tracing::warn!(agent = %self.name, error, failures = failures.ready, "the agent does not show its card");
+                tracing::warn!(agent = %self.name, error, failures = failures.ready, "card probe failed");
             }
             if found.process.is_some() && failures.alive >= config.liveness.failures {
-                let hung = Trouble::hung(error, failures.alive, &config);
+                let hung = Diagnosis::hung(error, failures.alive, &config);
                 return self.give_up(found.process, AgentState::Unhealthy, hung, found.since.elapsed());
             }
             if failures.ready >= config.readiness.failures {
@@ -437,21 +437,20 @@ impl Lifecycle {
         }
     }
 
-    /// A process may be stopped for a moment by accident, so it is
-    /// restarted only if the next check also finds it stopped.
+    /// Restarts a suspended process only if a second check also finds it suspended.
     fn suspended(&mut self, phase: Phase, pid: i32) -> Phase {
         let (found, suspended) = match &phase {
             Phase::Ready(found) => (*found, None),
             Phase::Unhealthy { found, suspended, .. } => (*found, *suspended),
             _ => return phase,
         };
-        let problem = Trouble::stopped(pid);
+        let problem = Diagnosis::suspended(pid);
         match suspended {
             None => {
                 tracing::warn!(agent = %self.name, pid, "agent is stopped (SIGSTOP)");
                 Phase::Unhealthy { found, suspended: Some(Instant::now()), problem }
             }
-            Some(since) if since.elapsed() >= watch::pulse(&self.config) / 2 => {
+            Some(since) if since.elapsed() >= health_check::check_interval(&self.config) / 2 => {
                 self.give_up(found.process, AgentState::Unhealthy, problem, found.since.elapsed())
             }
             Some(_) => phase,
@@ -461,55 +460,58 @@ impl Lifecycle {
     fn exited(&mut self, phase: Phase, exit: Exit) -> Phase {
         let (process, problem, ready_for) = match &phase {
             Phase::Starting { process: Some(process), .. } => {
-                (*process, Trouble::exit_at_start(exit, process.launched.elapsed()), Duration::ZERO)
+                (*process, Diagnosis::exit_at_start(exit, process.launched.elapsed()), Duration::ZERO)
             }
             Phase::Ready(found) | Phase::Unhealthy { found, .. } => match found.process {
                 Some(process) => {
                     let ready_for = found.since.elapsed();
-                    (process, Trouble::exit(exit, ready_for), ready_for)
+                    (process, Diagnosis::exit(exit, ready_for), ready_for)
                 }
                 None => return phase,
             },
             _ => return phase,
         };
         self.last_exit = Some((exit, SystemTime::now()));
-        let next = Box::new(self.next(problem, Some(exit), ready_for));
-        Phase::Exiting { process, cause: Cause::Exited { next } }
+        let next = Box::new(self.after_failure(problem, Some(exit), ready_for));
+        Phase::Exiting { process, cause: ExitCause::Exited { next } }
     }
 
-    fn gone(&mut self, phase: Phase, exit: Exit) -> Phase {
+    fn tree_exited(&mut self, phase: Phase, exit: Exit) -> Phase {
         let Phase::Exiting { cause, .. } = phase else { return phase };
-        if self.last_exit.is_none_or(|(known, _)| known != exit) || !matches!(cause, Cause::Exited { .. }) {
+        if self.last_exit.is_none_or(|(known, _)| known != exit) || !matches!(cause, ExitCause::Exited { .. })
+        {
             self.last_exit = Some((exit, SystemTime::now()));
         }
         match cause {
-            Cause::Exited { next } => *next,
-            Cause::GivenUp { problem, ready_for, .. } => self.next(problem, None, ready_for),
-            Cause::Ordered { running: true } => {
+            ExitCause::Exited { next } => *next,
+            ExitCause::GivenUp { problem, ready_for, .. } => self.after_failure(problem, None, ready_for),
+            ExitCause::Commanded { running: true } => {
                 self.restarts += 1;
                 Phase::Starting { process: None, problem: None, delay: None }
             }
-            Cause::Ordered { running: false } => self.stopped_on_request(),
-            Cause::Shutdown => Phase::Stopped(Reason::Shutdown),
+            ExitCause::Commanded { running: false } => self.stopped_on_request(),
+            ExitCause::Shutdown => Phase::Stopped(StopReason::Shutdown),
         }
     }
 
-    /// The agent cannot be used any more: its process, if there is one, has to end first.
+    /// Ends the process, if there is one, before the next start.
     fn give_up(
         &mut self,
-        process: Option<Process>,
+        process: Option<LaunchedProcess>,
         shown: AgentState,
-        problem: Trouble,
+        problem: Diagnosis,
         ready_for: Duration,
     ) -> Phase {
         match process {
-            Some(process) => Phase::Exiting { process, cause: Cause::GivenUp { shown, problem, ready_for } },
-            None => self.next(problem, None, ready_for),
+            Some(process) => {
+                Phase::Exiting { process, cause: ExitCause::GivenUp { shown, problem, ready_for } }
+            }
+            None => self.after_failure(problem, None, ready_for),
         }
     }
 
-    /// What follows when an agent has gone, or never came.
-    fn next(&mut self, problem: Trouble, exit: Option<Exit>, ready_for: Duration) -> Phase {
+    /// Decides between a restart after a pause and giving up. This is the only place that does.
+    fn after_failure(&mut self, problem: Diagnosis, exit: Option<Exit>, ready_for: Duration) -> Phase {
         let config = Arc::clone(&self.config);
         if self.is_launched() {
             let succeeded = exit.is_some_and(Exit::is_success);
@@ -519,10 +521,10 @@ impl Lifecycle {
                 Restart::Never => false,
             };
             if !restart {
-                let problem = problem.left_alone(exit, &self.name, &config);
+                let problem = problem.not_restarted(exit, &self.name, &config);
                 tracing::warn!(agent = %self.name, reason = problem.text, "agent exited; not restarting");
                 return if succeeded {
-                    Phase::Stopped(Reason::Exited(problem))
+                    Phase::Stopped(StopReason::Exited(problem))
                 } else {
                     Phase::Failed { problem }
                 };
@@ -538,13 +540,13 @@ impl Lifecycle {
             return Phase::Failed { problem };
         }
         let pause = self.backoff.pause();
-        // The same reason every few seconds helps nobody.
-        if ready_for.is_zero() && self.logged == problem.text {
-            tracing::debug!(agent = %self.name, reason = problem.text, ?pause, "agent still not available");
+        // Log a repeated problem at debug level only.
+        if ready_for.is_zero() && self.last_logged_problem == problem.text {
+            tracing::debug!(agent = %self.name, reason = problem.text, ?pause, "agent still unavailable");
         } else {
-            tracing::warn!(agent = %self.name, reason = problem.text, ?pause, "agent not available; retrying");
+            tracing::warn!(agent = %self.name, reason = problem.text, ?pause, "agent unavailable; retrying");
         }
-        self.logged.clone_from(&problem.text);
+        self.last_logged_problem.clone_from(&problem.text);
         Phase::BackingOff { until: Instant::now() + pause, next_try: SystemTime::now() + pause, problem }
     }
 }
@@ -559,14 +561,14 @@ impl Phase {
             Self::Stopped(_) => AgentState::Stopped,
             Self::Failed { .. } => AgentState::Failed,
             Self::Exiting { cause, .. } => match cause {
-                Cause::Exited { next } => next.state(),
-                Cause::GivenUp { shown, .. } => *shown,
-                Cause::Ordered { .. } | Cause::Shutdown => AgentState::Starting,
+                ExitCause::Exited { next } => next.state(),
+                ExitCause::GivenUp { shown, .. } => *shown,
+                ExitCause::Commanded { .. } | ExitCause::Shutdown => AgentState::Starting,
             },
         }
     }
 
-    fn process(&self) -> Option<Process> {
+    fn process(&self) -> Option<LaunchedProcess> {
         match self {
             Self::Starting { process, .. } => *process,
             Self::Ready(found) | Self::Unhealthy { found, .. } => found.process,
@@ -575,9 +577,10 @@ impl Phase {
         }
     }
 
-    /// The agent as found by a probe: for the first time, or as before.
-    fn found(&self) -> Option<Found> {
-        let now = |process| Some(Found { process, since: Instant::now(), failures: Failures::default() });
+    /// What a successful probe finds in this phase.
+    fn found(&self) -> Option<Presence> {
+        let now =
+            |process| Some(Presence { process, since: Instant::now(), failures: FailedProbes::default() });
         match self {
             Self::Starting { process, .. } => now(*process),
             Self::Retrying { .. } => now(None),
@@ -586,14 +589,14 @@ impl Phase {
         }
     }
 
-    fn own_problem(&self) -> Option<&Trouble> {
+    fn phase_problem(&self) -> Option<&Diagnosis> {
         match self {
             Self::Starting { problem, delay, .. } => delay.as_ref().or(problem.as_ref()),
             Self::Retrying { problem }
             | Self::Unhealthy { problem, .. }
             | Self::BackingOff { problem, .. }
             | Self::Failed { problem }
-            | Self::Exiting { cause: Cause::GivenUp { problem, .. }, .. } => Some(problem),
+            | Self::Exiting { cause: ExitCause::GivenUp { problem, .. }, .. } => Some(problem),
             Self::Ready(_) | Self::Exiting { .. } | Self::Stopped(_) => None,
         }
     }
@@ -601,7 +604,7 @@ impl Phase {
     fn next_try(&self) -> Option<SystemTime> {
         match self {
             Self::BackingOff { next_try, .. } => Some(*next_try),
-            Self::Exiting { cause: Cause::Exited { next }, .. } => next.next_try(),
+            Self::Exiting { cause: ExitCause::Exited { next }, .. } => next.next_try(),
             _ => None,
         }
     }

@@ -1,22 +1,22 @@
-//! One agent: its process and its card make a status. Nothing about NATS.
+//! One agent: a supervisor watches its process and its card and derives a status. No NATS here.
 //!
-//! [`Agent::start`] spawns a supervisor and returns a handle. The supervisor writes two watch
-//! channels: the [`AgentStatus`] for whoever publishes it, and the [`Instance`] that calls go to, which
-//! is there exactly while the agent is ready. Orders (start, stop, restart) go the other way.
+//! [`Agent::start`] spawns a supervisor and returns a handle. The supervisor writes two watch channels:
+//! the [`AgentStatus`], and the [`Instance`] that serves calls, which exists exactly while the agent is
+//! ready. Commands (start, stop, restart) go in the opposite direction.
 //!
 //! ```text
-//! orders, exits, probes ──Event──> lifecycle (no I/O) ──Step──> supervisor ──> process, card
-//!                                      └──────────> Status, Instance
+//! commands, exits, probes ──AgentEvent──> lifecycle (no I/O) ──Step──> supervisor ──> process, card
+//!                                             └──────────> AgentStatus, Instance
 //! ```
 
-pub(crate) mod calls;
+pub(crate) mod call_stats;
+mod diagnosis;
+mod health_check;
 mod lifecycle;
 mod probe;
 mod start;
 pub(crate) mod status;
 mod supervisor;
-mod trouble;
-mod watch;
 
 use std::sync::Arc;
 
@@ -31,9 +31,9 @@ use crate::process::output::Output;
 use crate::secrets::Secrets;
 use crate::tasks::OnFailure;
 
-use calls::{Calls, Work};
-use lifecycle::{Lifecycle, Wanted};
-use supervisor::{Orders, Supervisor};
+use call_stats::{CallStats, InFlightCall};
+use lifecycle::{DesiredState, Lifecycle};
+use supervisor::{Commands, Supervisor};
 
 pub(crate) use status::{AgentState, AgentStatus};
 
@@ -41,31 +41,29 @@ pub(crate) use status::{AgentState, AgentStatus};
 #[derive(Debug, Clone)]
 pub struct Agent {
     pub config: Arc<config::AgentConfig>,
-    /// Its name in the settings.
     pub name: Arc<str>,
     pub status: channel::Receiver<AgentStatus>,
-    /// Where calls go, while it is ready.
+    /// Serves calls; `None` unless the agent is ready.
     pub live: channel::Receiver<Option<Arc<Instance>>>,
     pub output: Output,
-    /// Its credentials, which no error message shows.
     pub secrets: Secrets,
-    pub calls: Arc<Calls>,
-    wanted: channel::Sender<Wanted>,
+    pub calls: Arc<CallStats>,
+    desired: channel::Sender<DesiredState>,
     recheck: Arc<Notify>,
     stop: CancellationToken,
     ended: CancellationToken,
 }
 
 impl Agent {
-    /// Begins to launch the agent or to look for it. `hurry` skips the grace period of its end.
+    /// Starts supervising the agent. Cancelling `skip_grace` kills its process without a grace period.
     pub fn start(
         config: config::AgentConfig,
         http: &reqwest::Client,
         host: &Host,
-        hurry: CancellationToken,
-        before: Predecessors,
+        skip_grace: CancellationToken,
+        predecessors: Predecessors,
     ) -> Result<Self, AuthError> {
-        // Credentials that cannot be sent are an error of the settings, not of a start.
+        // Unusable credentials are a configuration error; report it now instead of at every start.
         let secrets = config.secrets();
         a2a::chooser(&config, http, &secrets)?;
         let name: Arc<str> = config.name.as_str().into();
@@ -73,7 +71,7 @@ impl Agent {
         let lifecycle = Lifecycle::new(Arc::clone(&name), Arc::clone(&config));
         let (status_sender, status) = channel::channel(lifecycle.status());
         let (live_sender, live) = channel::channel(None);
-        let (wanted, orders) = channel::channel(Wanted { running: true, order: 0 });
+        let (desired, commands) = channel::channel(DesiredState { running: true, generation: 0 });
         let agent = Self {
             config: Arc::clone(&config),
             name: Arc::clone(&name),
@@ -81,8 +79,8 @@ impl Agent {
             live,
             output: Output::new(Arc::clone(&name), secrets.clone()),
             secrets,
-            calls: before.calls,
-            wanted,
+            calls: predecessors.calls,
+            desired,
             recheck: Arc::default(),
             stop: CancellationToken::new(),
             ended: CancellationToken::new(),
@@ -97,12 +95,12 @@ impl Agent {
             calls: Arc::clone(&agent.calls),
             status: status_sender,
             live: live_sender,
-            orders: Orders { wanted: orders, stop: agent.stop.clone() },
+            commands: Commands { desired: commands, stop: agent.stop.clone() },
             recheck: Arc::clone(&agent.recheck),
-            hurry,
-            after: before.ended,
+            skip_grace,
+            predecessors: predecessors.ended,
             lifecycle,
-            run: None,
+            started: None,
             last_port: None,
         };
         let ended = agent.ended.clone().drop_guard();
@@ -113,69 +111,67 @@ impl Agent {
         Ok(agent)
     }
 
-    /// A call found nobody there: probe the agent at once.
+    /// Probes the agent now, because a call could not reach it.
     pub fn recheck(&self) {
         self.recheck.notify_one();
     }
 
-    /// A call is in flight for as long as what this gives back lives: the agent is not taken for hung.
-    pub fn work(&self) -> Work {
+    /// Counts a call as in flight until the guard is dropped. A busy agent is not considered hung.
+    pub fn begin_call(&self) -> InFlightCall {
         self.calls.begin()
     }
 
-    /// Orders the agent to run, to stop, or to restart. Gives back the number that [`AgentStatus::order`] has
-    /// once the agent follows the order.
-    pub fn order(&self, order: Order) -> u64 {
+    /// Starts, stops or restarts the agent. Returns the generation that [`AgentStatus::generation`] reaches
+    /// once the supervisor acts on the command.
+    pub fn command(&self, command: AgentCommand) -> u64 {
         let state = self.status.borrow().state;
         let runs = matches!(state, AgentState::Starting | AgentState::Ready | AgentState::Unhealthy);
-        let mut number = 0;
-        self.wanted.send_modify(|wanted| {
-            let is_done = match order {
-                Order::Start => wanted.running && runs,
-                Order::Stop => !wanted.running,
-                Order::Restart => false,
+        let mut generation = 0;
+        self.desired.send_modify(|desired| {
+            let is_done = match command {
+                AgentCommand::Start => desired.running && runs,
+                AgentCommand::Stop => !desired.running,
+                AgentCommand::Restart => false,
             };
             if !is_done {
-                wanted.running = order != Order::Stop;
-                wanted.order += 1;
+                desired.running = command != AgentCommand::Stop;
+                desired.generation += 1;
             }
-            number = wanted.order;
+            generation = desired.generation;
         });
-        number
+        generation
     }
 
-    /// Ends the agent, if the bridge launched it, and waits until it has ended.
+    /// Stops supervising the agent; a launched process exits first.
     pub async fn stop(&self) {
         self.stop.cancel();
         self.ended.cancelled().await;
     }
 
-    /// Whether both are handles to the same agent; a name alone may have been replaced.
+    /// Whether both are handles to the same agent. A reload can replace an agent by one of the same name.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.name, &other.name)
     }
 
-    /// Cancelled when the agent has ended after a [`stop`](Self::stop).
+    /// Cancelled when [`stop`](Self::stop) is complete.
     pub fn ended(&self) -> &CancellationToken {
         &self.ended
     }
 }
 
-/// What a new agent takes over from those that it replaces.
+/// The agents that a new agent replaces.
 #[derive(Debug, Default)]
 pub struct Predecessors {
-    /// Cancelled when they have ended; the new agent starts after all of them.
+    /// The new agent starts after all of these are cancelled.
     pub ended: Vec<CancellationToken>,
-    /// The counts go on where theirs are.
-    pub calls: Arc<Calls>,
+    /// The new agent continues their counts.
+    pub calls: Arc<CallStats>,
 }
 
-/// What an agent can be ordered to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// Run, if it does not; a backing-off agent is retried now.
+pub enum AgentCommand {
+    /// Starts a stopped agent, and retries a backing-off agent now.
     Start,
     Stop,
-    /// End, and start at once.
     Restart,
 }

@@ -1,4 +1,4 @@
-//! Probing an agent from outside: does it accept connections, and which card does it show.
+//! Probes of an agent: whether it accepts connections, and its card.
 
 use std::time::Duration;
 
@@ -8,21 +8,23 @@ use crate::a2a::auth::Credentials;
 use crate::a2a::card::{self, Card, CardError};
 use crate::config;
 
-/// How long a bare connection may take.
-const CONNECT: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether somebody accepts connections at the agent's address. It sends nothing, so that it can
-/// be done often without a trace in the agent's log.
+/// Whether a TCP connection to the agent succeeds. Nothing is sent, so frequent checks leave no trace
+/// in the agent's log.
 pub(super) async fn accepts_connections(url: &Url) -> bool {
     let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else {
         return false;
     };
-    // IPv6 addresses come in brackets, which name resolution does not take.
+    // A URL has IPv6 addresses in brackets; name resolution rejects them.
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    matches!(tokio::time::timeout(CONNECT, tokio::net::TcpStream::connect((host, port))).await, Ok(Ok(_)))
+    matches!(
+        tokio::time::timeout(CONNECT_TIMEOUT, tokio::net::TcpStream::connect((host, port))).await,
+        Ok(Ok(_))
+    )
 }
 
-/// Reads the agent's card, or takes the one from the settings once somebody is there.
+/// Reads the agent's card, or uses the configured card if the agent accepts connections.
 pub(super) async fn read_card(
     config: &config::AgentConfig,
     http: &reqwest::Client,

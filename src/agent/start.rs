@@ -1,4 +1,4 @@
-//! One start of an agent: a free port, probes of its card, and the wait until it is ready.
+//! One start of an agent: choosing a port, probing the card, and waiting for readiness.
 
 use crate::text::error_chain;
 use std::sync::Arc;
@@ -6,74 +6,71 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::lifecycle::Event;
+use super::diagnosis::{Diagnosis, ProbeError};
+use super::lifecycle::AgentEvent;
 use super::probe;
 use super::status::KnownCard;
-use super::trouble::{ProbeError, Trouble};
 use crate::a2a;
 use crate::a2a::card::CardError;
 use crate::a2a::choose::Chooser;
 use crate::config::{self, Port};
-use crate::process::ports::{self, Holder, LocalPort};
+use crate::process::ports::{self, LocalPort, PortOwner};
 use crate::secrets::Secrets;
 
-/// First pause between two probes of an agent that starts.
+/// First pause between startup probes.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// How long an agent that starts may listen on other ports only before the status says so: some open
-/// other ports first.
-const ELSEWHERE: Duration = Duration::from_secs(2);
+/// How long a starting agent may listen only on other ports before the status reports it. Some agents
+/// open other ports first.
+const WRONG_PORT_DELAY: Duration = Duration::from_secs(2);
 
-/// One start of the agent: its settings with the port filled in, and what is known to be its own.
 pub(super) struct Start {
     pub(super) config: Arc<config::AgentConfig>,
-    /// Chooses among the interfaces of this start, at its address.
     pub(super) chooser: Arc<Chooser>,
     secrets: Secrets,
-    /// The port whose listener has to be ours; `None` where that is not asked or not possible.
+    /// The port whose listener must belong to `tree`; `None` if that is not checked.
     pub(super) port: Option<LocalPort>,
-    /// The process below which everything is ours.
+    /// The root of the agent's process tree.
     pub(super) tree: Option<i32>,
 }
 
 impl Start {
-    /// Of an agent that somebody else runs.
     pub(super) fn attached(
         config: &Arc<config::AgentConfig>,
         http: &reqwest::Client,
         secrets: &Secrets,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, Diagnosis> {
         Self::new(Arc::clone(config), http, secrets, None)
     }
 
-    /// Finds a port if the settings leave that to us, and checks that the port is free. `last_port` was
-    /// that of the last start. Cancel-safe.
+    /// Chooses a port for `port: auto`, preferably `last_port`, and checks that no other process uses it.
+    /// Cancel-safe.
     pub(super) async fn launched(
         config: &Arc<config::AgentConfig>,
         http: &reqwest::Client,
         secrets: &Secrets,
         last_port: Option<u16>,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, Diagnosis> {
         let config = match config.port {
             None => Arc::clone(config),
             Some(Port::Fixed(port)) => Arc::new(config.at_port(port)),
             Some(Port::Auto) => {
-                // The same again, as long as it is free: others may have come to know it.
+                // Keep the port while it is free: other programs may have learned it.
                 let port = match last_port {
                     Some(port) if is_free(config, port).await => Ok(port),
                     _ => ports::free(),
                 };
-                let port = port.map_err(|error| Trouble {
+                let port = port.map_err(|error| Diagnosis {
                     text: format!("no free port for `port: auto`: {error}"),
-                    advice: "give the agent a fixed port".into(),
+                    advice: "configure a fixed `port`".into(),
                 })?;
                 Arc::new(config.at_port(port))
             }
         };
         let port = LocalPort::of(&config.url).await.filter(|_| config.verify_port);
         if let Some(local) = &port
-            && let Holder::Foreign { process } = local.holder(None)
+            && let PortOwner::Other { process } = local.owner(None)
         {
-            return Err(Trouble::port_taken(local.number, process.as_ref(), &config));
+            return Err(Diagnosis::port_taken(local.number, process.as_ref(), &config));
         }
         Self::new(config, http, secrets, port)
     }
@@ -83,20 +80,20 @@ impl Start {
         http: &reqwest::Client,
         secrets: &Secrets,
         port: Option<LocalPort>,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, Diagnosis> {
         let chooser = chooser(&config, http, secrets)?;
         Ok(Self { config, chooser, secrets: secrets.clone(), port, tree: None })
     }
 
-    /// Reads the agent's card once. Whose port it is comes first: what is not ours is sent nothing.
+    /// Reads the agent's card once. Sends nothing if another process owns the port.
     pub(super) async fn probe(&self, limit: Duration) -> Result<KnownCard, ProbeError> {
         if let Some(port) = &self.port {
-            match port.holder(self.tree) {
-                Holder::Ours(_) | Holder::Unknown => {}
-                Holder::Nobody => {
+            match port.owner(self.tree) {
+                PortOwner::Own(_) | PortOwner::Unknown => {}
+                PortOwner::Free => {
                     return Err(ProbeError::NotListening { port: port.number, instead: Vec::new() });
                 }
-                Holder::Foreign { process } => {
+                PortOwner::Other { process } => {
                     return Err(ProbeError::Foreign { port: port.number, process });
                 }
             }
@@ -108,7 +105,7 @@ impl Start {
             Ok(KnownCard { card: Arc::new(card), interface })
         };
         match tokio::time::timeout(limit, reading).await {
-            // An agent may repeat the credentials that it was asked with.
+            // An agent may echo the credentials of the request.
             Ok(known) => known.map_err(|error: CardError| ProbeError::Card(error.redacted(&self.secrets))),
             Err(_) => Err(ProbeError::Card(CardError::Timeout { url: self.config.url.to_string(), limit })),
         }
@@ -117,29 +114,29 @@ impl Start {
 
 async fn is_free(config: &config::AgentConfig, port: u16) -> bool {
     let local = LocalPort::of(&config.at_port(port).url).await;
-    local.is_none_or(|local| matches!(local.holder(None), Holder::Nobody))
+    local.is_none_or(|local| matches!(local.owner(None), PortOwner::Free))
 }
 
 fn chooser(
     config: &config::AgentConfig,
     http: &reqwest::Client,
     secrets: &Secrets,
-) -> Result<Arc<Chooser>, Trouble> {
-    let chooser = a2a::chooser(config, http, secrets).map_err(|error| Trouble {
+) -> Result<Arc<Chooser>, Diagnosis> {
+    let chooser = a2a::chooser(config, http, secrets).map_err(|error| Diagnosis {
         text: error_chain(&error),
-        advice: "check the agent's credentials and `tls` in the settings".into(),
+        advice: "check the credentials and `tls` in the agent's configuration".into(),
     });
     chooser.map(Arc::new)
 }
 
-/// Probes a launched agent until it shows a usable card or `startup_timeout` is over.
+/// Probes a launched agent until it serves a usable card or `startup_timeout` expires.
 pub(super) struct StartupProbe {
     deadline: Instant,
     pause: Duration,
     next: Instant,
     last: Option<ProbeError>,
-    /// Since when it listens, but on other ports only.
-    elsewhere: Option<Instant>,
+    /// Since when the agent listens only on other ports.
+    wrong_port_since: Option<Instant>,
     is_delayed: bool,
 }
 
@@ -151,36 +148,36 @@ impl StartupProbe {
             pause: FIRST_PAUSE.min(config.startup.interval),
             next: now,
             last: None,
-            elsewhere: None,
+            wrong_port_since: None,
             is_delayed: false,
         }
     }
 
-    /// Probes until there is something to report. Cancel-safe: a probe that was interrupted is repeated.
-    pub(super) async fn next(&mut self, start: &Start, name: &str) -> Event {
+    /// Probes until there is an event. Cancel-safe: an interrupted probe is repeated.
+    pub(super) async fn next(&mut self, start: &Start, name: &str) -> AgentEvent {
         let config = &start.config;
         loop {
             tokio::time::sleep_until(self.next).await;
             let left = self.deadline.saturating_duration_since(Instant::now());
             let is_cut = left < config.startup.timeout;
             match start.probe(config.startup.timeout.min(left)).await {
-                Ok(known) => return Event::Found(known),
-                // Waiting does not make somebody else's port ours.
+                Ok(known) => return AgentEvent::Found(known),
+                // The port belongs to another process; waiting does not help.
                 Err(error @ ProbeError::Foreign { .. }) => {
-                    return Event::NotStarted(Trouble::probe(&error, config));
+                    return AgentEvent::NotStarted(Diagnosis::probe(&error, config));
                 }
-                // A probe that the deadline cut short says less than the one before it.
-                Err(error) if is_cut && error.is_silence() && self.last.is_some() => {}
+                // The deadline cut this probe short; the previous error is more useful.
+                Err(error) if is_cut && error.is_timeout() && self.last.is_some() => {}
                 Err(ProbeError::NotListening { port, .. }) => {
-                    let instead = start.tree.map(ports::listened_by).unwrap_or_default();
+                    let instead = start.tree.map(ports::listening_addresses).unwrap_or_default();
                     self.last = Some(ProbeError::NotListening { port, instead });
                 }
                 Err(error) => self.last = Some(error),
             }
             if Instant::now() + self.pause >= self.deadline {
-                let nobody = ProbeError::Card(CardError::NobodyThere { url: config.url.to_string() });
-                let error = self.last.take().unwrap_or(nobody);
-                return Event::NotStarted(Trouble::slow_start(&error, config));
+                let unreachable = ProbeError::Card(CardError::NobodyThere { url: config.url.to_string() });
+                let error = self.last.take().unwrap_or(unreachable);
+                return AgentEvent::NotStarted(Diagnosis::slow_start(&error, config));
             }
             self.next = Instant::now() + self.pause;
             self.pause = (self.pause * 3 / 2).min(config.startup.interval);
@@ -190,20 +187,20 @@ impl StartupProbe {
         }
     }
 
-    /// Whether the status should say that the agent listens elsewhere, or not any more.
-    fn delay(&mut self, config: &config::AgentConfig, name: &str) -> Option<Event> {
+    /// Reports that the agent listens on another port, or that it no longer does.
+    fn delay(&mut self, config: &config::AgentConfig, name: &str) -> Option<AgentEvent> {
         let error = self.last.as_ref()?;
         if !matches!(error, ProbeError::NotListening { instead, .. } if !instead.is_empty()) {
-            self.elsewhere = None;
-            return std::mem::take(&mut self.is_delayed).then_some(Event::Delayed(None));
+            self.wrong_port_since = None;
+            return std::mem::take(&mut self.is_delayed).then_some(AgentEvent::Delayed(None));
         }
-        let since = *self.elsewhere.get_or_insert_with(Instant::now);
-        if self.is_delayed || since.elapsed() < ELSEWHERE {
+        let since = *self.wrong_port_since.get_or_insert_with(Instant::now);
+        if self.is_delayed || since.elapsed() < WRONG_PORT_DELAY {
             return None;
         }
         self.is_delayed = true;
-        let Trouble { text, advice } = Trouble::probe(error, config);
+        let Diagnosis { text, advice } = Diagnosis::probe(error, config);
         tracing::warn!(agent = %name, advice, "still starting: {text}");
-        Some(Event::Delayed(Some(Trouble { text: format!("still starting: {text}"), advice })))
+        Some(AgentEvent::Delayed(Some(Diagnosis { text: format!("still starting: {text}"), advice })))
     }
 }

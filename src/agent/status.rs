@@ -1,4 +1,4 @@
-//! Where an agent stands, in the words that registry, logs and commands use.
+//! The status of an agent, in the words that the registry, logs and commands use.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,20 +11,17 @@ use crate::a2a::card::{Card, Interface};
 /// The states of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentState {
-    /// In transition, and not callable: being launched or looked for, or its process is being ended on
-    /// an order to restart or to stop.
+    /// Not callable yet: the supervisor launches or probes the agent, or ends its process because of a
+    /// command.
     Starting,
-    /// Its card is read and its skills are published.
     Ready,
-    /// Its process runs, and it does not show a usable card any more; its skills are withdrawn. A
-    /// process that has exited is never unhealthy.
+    /// The process runs but no longer serves a usable card; its skills are withdrawn.
     Unhealthy,
-    /// It exited or was not found; the bridge waits before it retries.
+    /// The agent exited or cannot be reached; the supervisor retries after a pause.
     BackingOff,
-    /// Nothing of it runs: somebody has stopped it, or it exited with code 0 and its settings do not
-    /// ask for a restart.
+    /// Not running: stopped on request, or exited with code 0 and not configured to restart.
     Stopped,
-    /// It exited with an error, too often or with settings that do not ask for a restart.
+    /// Exited with an error too often, or without being configured to restart.
     Failed,
 }
 
@@ -59,35 +56,28 @@ impl Serialize for AgentState {
 /// A card and the interface that was chosen from it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KnownCard {
-    /// What the agent says of itself.
     pub card: Arc<Card>,
-    /// Where and how it is called.
     pub interface: Interface,
 }
 
-/// Everything that others may know about an agent, at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentStatus {
     pub state: AgentState,
     pub since: SystemTime,
-    /// How often it was restarted.
     pub restarts: u32,
-    /// What went wrong last; kept while it explains the state.
+    /// The problem that explains the state.
     pub last_error: Option<String>,
-    /// What to do about it.
+    /// What an operator can do about it.
     pub advice: Option<String>,
-    /// Where it was told to listen at its last start; empty before the first.
+    /// The configured address with the port of the last start; empty before the first start.
     pub url: String,
-    /// The process, while the bridge runs one.
     pub pid: Option<i32>,
-    /// When that process was started.
     pub started: Option<SystemTime>,
-    /// How the last process ended, and when.
     pub last_exit: Option<(String, SystemTime)>,
-    /// When the bridge retries, while it backs off.
+    /// When a backing-off agent is retried.
     pub next_try: Option<SystemTime>,
-    /// Which order it follows; see `Agent::order`. It changes together with the state.
-    pub order: u64,
-    /// The last card, also while the agent is away.
+    /// The generation of the last command that the state reflects; see `Agent::command`.
+    pub generation: u64,
+    /// The last card, kept while the agent is unavailable.
     pub known: Option<KnownCard>,
 }

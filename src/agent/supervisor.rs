@@ -1,4 +1,4 @@
-//! The supervisor of one agent: carries out the steps of its [`Lifecycle`] and reports what happens.
+//! The supervisor of one agent: performs the steps of its [`Lifecycle`] and reports events to it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -7,12 +7,12 @@ use tokio::sync::{Notify, watch as channel};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::calls::Calls;
-use super::lifecycle::{Event, Lifecycle, Process, Step, Wanted};
+use super::call_stats::CallStats;
+use super::diagnosis::{Diagnosis, ProbeError};
+use super::health_check::HealthCheck;
+use super::lifecycle::{AgentEvent, DesiredState, LaunchedProcess, Lifecycle, Step};
 use super::start::{Start, StartupProbe};
 use super::status::{AgentState, AgentStatus, KnownCard};
-use super::trouble::{ProbeError, Trouble};
-use super::watch::Watch;
 use crate::a2a::Instance;
 use crate::a2a::card::Card;
 use crate::a2a::choose::DialectFallback;
@@ -21,9 +21,9 @@ use crate::process::child::{Child, Exit, Host, Spec};
 use crate::process::output::Output;
 use crate::secrets::Secrets;
 
-/// How many of its last lines go into the log when an agent exits.
+/// Output lines that the log repeats when an agent exits.
 const LAST_LINES: usize = 3;
-const HAS_RUN: &str = "a step of an agent that was started comes after its start";
+const STARTED: &str = "the lifecycle asks for this step only after a start";
 
 pub(super) struct Supervisor {
     pub(super) config: Arc<config::AgentConfig>,
@@ -32,68 +32,67 @@ pub(super) struct Supervisor {
     pub(super) host: Host,
     pub(super) output: Output,
     pub(super) secrets: Secrets,
-    pub(super) calls: Arc<Calls>,
+    pub(super) calls: Arc<CallStats>,
     pub(super) status: channel::Sender<AgentStatus>,
     pub(super) live: channel::Sender<Option<Arc<Instance>>>,
-    pub(super) orders: Orders,
+    pub(super) commands: Commands,
     pub(super) recheck: Arc<Notify>,
-    /// Skips the grace period of the process.
-    pub(super) hurry: CancellationToken,
-    /// Cancelled when the agents that have to end before this one starts have ended.
-    pub(super) after: Vec<CancellationToken>,
+    pub(super) skip_grace: CancellationToken,
+    /// The agent starts after all of these are cancelled.
+    pub(super) predecessors: Vec<CancellationToken>,
     pub(super) lifecycle: Lifecycle,
-    pub(super) run: Option<Run>,
-    /// The last port of `port: auto`.
+    pub(super) started: Option<StartedAgent>,
+    /// The port that `port: auto` chose last.
     pub(super) last_port: Option<u16>,
 }
 
-/// What others want of the agent.
-pub(super) struct Orders {
-    pub(super) wanted: channel::Receiver<Wanted>,
+pub(super) struct Commands {
+    pub(super) desired: channel::Receiver<DesiredState>,
     pub(super) stop: CancellationToken,
 }
 
-impl Orders {
-    /// Resolves when the bridge lets the agent go, or when an order other than this one holds. Cancel-safe.
-    async fn changed(&self, order: u64) -> Event {
-        let mut wanted = self.wanted.clone();
-        let ordered = async {
-            let wanted = wanted.wait_for(|wanted| wanted.order != order).await.map(|wanted| *wanted);
-            match wanted {
-                Ok(wanted) => wanted,
-                // All who could order are gone.
+impl Commands {
+    /// Resolves on shutdown, or when the generation differs from this one. Cancel-safe.
+    async fn changed(&self, generation: u64) -> AgentEvent {
+        let mut desired = self.desired.clone();
+        let commanded = async {
+            let desired =
+                desired.wait_for(|desired| desired.generation != generation).await.map(|desired| *desired);
+            match desired {
+                Ok(desired) => desired,
+                // No handle is left to send a command.
                 Err(_) => std::future::pending().await,
             }
         };
         tokio::select! {
             biased;
-            () = self.stop.cancelled() => Event::Shutdown,
-            wanted = ordered => Event::Ordered(wanted),
+            () = self.stop.cancelled() => AgentEvent::Shutdown,
+            desired = commanded => AgentEvent::Commanded(desired),
         }
     }
 }
 
-/// One start of the agent, until it has gone.
-pub(super) struct Run {
+/// The agent between a start and the exit of its process.
+pub(super) struct StartedAgent {
     start: Start,
     child: Option<Child>,
-    /// Cancelled with the process: its tasks are lost.
-    gone: CancellationToken,
-    /// The first line of this start's output.
+    /// Cancelled when the process exits; its tasks are lost then.
+    exited: CancellationToken,
+    /// Sequence number of the first output line of this start.
     first_line: u64,
     startup: StartupProbe,
-    /// From the first card on.
-    watch: Option<Watch>,
+    /// `None` until the first card.
+    health_check: Option<HealthCheck>,
 }
 
-impl Run {
+impl StartedAgent {
     fn new(start: Start, child: Option<Child>, first_line: u64) -> Self {
         let startup = StartupProbe::new(&start.config);
-        Self { start, child, gone: CancellationToken::new(), first_line, startup, watch: None }
+        Self { start, child, exited: CancellationToken::new(), first_line, startup, health_check: None }
     }
 }
 
-/// Waits for the process to exit by itself; an attached agent has none.
+/// Resolves when the process exits; never for an attached agent.
 async fn exit_of(child: Option<&Child>) -> Exit {
     match child {
         Some(child) => child.wait().await,
@@ -117,19 +116,19 @@ impl Supervisor {
         }
     }
 
-    /// One transition, published as one change of the status.
-    fn apply(&mut self, event: Event) -> Step {
+    /// Applies one event and publishes one change of the status.
+    fn apply(&mut self, event: AgentEvent) -> Step {
         let (event, instance) = match event {
-            Event::Found(known) => self.instance(known),
+            AgentEvent::Found(known) => self.instance(known),
             other => (other, None),
         };
         let step = self.lifecycle.on(event);
         if step == Step::EndProcess
-            && let Some(run) = &self.run
+            && let Some(started) = &self.started
         {
-            run.gone.cancel();
+            started.exited.cancel();
         }
-        // Before the status: who sees a ready agent can call it.
+        // Publish the instance before the status, so that a ready agent is always callable.
         match instance {
             Some(instance) => drop(self.live.send_replace(Some(instance))),
             None if self.lifecycle.state() != AgentState::Ready => {
@@ -146,25 +145,25 @@ impl Supervisor {
         step
     }
 
-    /// Where calls go from now on, if that changes with this card.
-    fn instance(&self, known: KnownCard) -> (Event, Option<Arc<Instance>>) {
+    /// The instance for this card; `None` if the current one stays.
+    fn instance(&self, known: KnownCard) -> (AgentEvent, Option<Arc<Instance>>) {
         let seen = self.lifecycle.known();
         if self.lifecycle.state() == AgentState::Ready && seen == Some(&known) {
-            return (Event::Found(known), None);
+            return (AgentEvent::Found(known), None);
         }
         if seen.is_none_or(|seen| seen.card.hash() != known.card.hash()) {
             self.log_warnings(&known.card);
         }
-        let run = self.run.as_ref().expect(HAS_RUN);
-        let client = match run.start.chooser.client(&known.card, &known.interface) {
+        let started = self.started.as_ref().expect(STARTED);
+        let client = match started.start.chooser.client(&known.card, &known.interface) {
             Ok(client) => client.reconsidering(DialectFallback {
-                chooser: Arc::clone(&run.start.chooser),
+                chooser: Arc::clone(&started.start.chooser),
                 card: Arc::clone(&known.card),
                 changed: Arc::clone(&self.recheck),
             }),
             Err(error) => {
-                let problem = Trouble::probe(&ProbeError::Card(error), &run.start.config);
-                return (Event::Unusable(problem), None);
+                let problem = Diagnosis::probe(&ProbeError::Card(error), &started.start.config);
+                return (AgentEvent::Unusable(problem), None);
             }
         };
         tracing::info!(
@@ -180,9 +179,9 @@ impl Supervisor {
             client,
             card: Arc::clone(&known.card),
             interface: known.interface.clone(),
-            gone: run.gone.clone(),
+            gone: started.exited.clone(),
         };
-        (Event::Found(known), Some(Arc::new(instance)))
+        (AgentEvent::Found(known), Some(Arc::new(instance)))
     }
 
     fn log_warnings(&self, card: &Card) {
@@ -191,59 +190,59 @@ impl Supervisor {
         }
     }
 
-    async fn start(&mut self) -> Event {
-        let order = self.lifecycle.order();
-        if self.after.iter().any(|ended| !ended.is_cancelled()) && !self.lifecycle.is_delayed() {
-            return Event::Delayed(Some(Trouble::predecessor()));
+    async fn start(&mut self) -> AgentEvent {
+        let generation = self.lifecycle.generation();
+        if self.predecessors.iter().any(|ended| !ended.is_cancelled()) && !self.lifecycle.is_delayed() {
+            return AgentEvent::Delayed(Some(Diagnosis::predecessor()));
         }
         let predecessors = async {
-            for ended in &self.after {
+            for ended in &self.predecessors {
                 ended.cancelled().await;
             }
         };
         tokio::select! {
             biased;
-            event = self.orders.changed(order) => return event,
+            event = self.commands.changed(generation) => return event,
             () = predecessors => {}
         }
-        self.after.clear();
+        self.predecessors.clear();
         if self.lifecycle.is_delayed() {
-            return Event::Delayed(None);
+            return AgentEvent::Delayed(None);
         }
         match self.config.command {
-            Some(_) => self.launch(order).await,
-            None => self.attach(order).await,
+            Some(_) => self.launch(generation).await,
+            None => self.attach(generation).await,
         }
     }
 
-    async fn attach(&mut self, order: u64) -> Event {
+    async fn attach(&mut self, generation: u64) -> AgentEvent {
         let start = match Start::attached(&self.config, &self.http, &self.secrets) {
             Ok(start) => start,
-            Err(problem) => return Event::NotStarted(problem),
+            Err(problem) => return AgentEvent::NotStarted(problem),
         };
         let probed = tokio::select! {
             biased;
-            event = self.orders.changed(order) => return event,
+            event = self.commands.changed(generation) => return event,
             probed = start.probe(start.config.readiness.timeout) => probed,
         };
         match probed {
             Ok(known) => {
-                self.run = Some(Run::new(start, None, 0));
-                Event::Found(known)
+                self.started = Some(StartedAgent::new(start, None, 0));
+                AgentEvent::Found(known)
             }
-            Err(error) => Event::NotStarted(Trouble::probe(&error, &start.config)),
+            Err(error) => AgentEvent::NotStarted(Diagnosis::probe(&error, &start.config)),
         }
     }
 
-    async fn launch(&mut self, order: u64) -> Event {
-        let placed = tokio::select! {
+    async fn launch(&mut self, generation: u64) -> AgentEvent {
+        let prepared = tokio::select! {
             biased;
-            event = self.orders.changed(order) => return event,
-            placed = Start::launched(&self.config, &self.http, &self.secrets, self.last_port) => placed,
+            event = self.commands.changed(generation) => return event,
+            prepared = Start::launched(&self.config, &self.http, &self.secrets, self.last_port) => prepared,
         };
-        let mut start = match placed {
+        let mut start = match prepared {
             Ok(start) => start,
-            Err(problem) => return Event::NotStarted(problem),
+            Err(problem) => return AgentEvent::NotStarted(problem),
         };
         self.last_port = start.config.url.port();
         let spec = Spec {
@@ -254,55 +253,57 @@ impl Supervisor {
             stop_signal: start.config.stop_signal,
         };
         let first_line = self.output.next();
-        // Not interrupted: half a start would leave a process behind.
+        // Not cancellable: an interrupted spawn could leave a process behind.
         let child = match Child::spawn(&spec, &self.host, &self.output).await {
             Ok(child) => child,
-            Err(error) => return Event::NotStarted(Trouble::spawn(&error)),
+            Err(error) => return AgentEvent::NotStarted(Diagnosis::spawn(&error)),
         };
         start.tree = Some(child.guard().unwrap_or(child.pid()));
         tracing::info!(agent = %self.name, pid = child.pid(), url = %start.config.url, "agent launched");
-        let process = Process { pid: child.pid(), launched: Instant::now(), started: SystemTime::now() };
+        let process =
+            LaunchedProcess { pid: child.pid(), launched: Instant::now(), started: SystemTime::now() };
         let config = Arc::clone(&start.config);
-        self.run = Some(Run::new(start, Some(child), first_line));
-        Event::Launched { process, config }
+        self.started = Some(StartedAgent::new(start, Some(child), first_line));
+        AgentEvent::Launched { process, config }
     }
 
-    async fn await_ready(&mut self) -> Event {
-        let order = self.lifecycle.order();
-        let run = self.run.as_mut().expect(HAS_RUN);
+    async fn await_ready(&mut self) -> AgentEvent {
+        let generation = self.lifecycle.generation();
+        let started = self.started.as_mut().expect(STARTED);
         tokio::select! {
             biased;
-            exit = exit_of(run.child.as_ref()) => Event::Exited(exit),
-            event = run.startup.next(&run.start, &self.name) => event,
-            event = self.orders.changed(order) => event,
+            exit = exit_of(started.child.as_ref()) => AgentEvent::Exited(exit),
+            event = started.startup.next(&started.start, &self.name) => event,
+            event = self.commands.changed(generation) => event,
         }
     }
 
-    /// A probe can take long, and what happens meanwhile does not wait for it.
-    async fn watch(&mut self) -> Event {
-        let order = self.lifecycle.order();
+    /// Commands and exits interrupt a slow probe.
+    async fn watch(&mut self) -> AgentEvent {
+        let generation = self.lifecycle.generation();
         let is_suspended = self.lifecycle.is_suspended();
-        let run = self.run.as_mut().expect(HAS_RUN);
-        let child = run.child.as_ref();
-        let watch = run.watch.get_or_insert_with(|| Watch::new(&run.start.config));
+        let started = self.started.as_mut().expect(STARTED);
+        let child = started.child.as_ref();
+        let health_check =
+            started.health_check.get_or_insert_with(|| HealthCheck::new(&started.start.config));
         tokio::select! {
             biased;
-            event = self.orders.changed(order) => event,
-            exit = exit_of(child) => Event::Exited(exit),
-            event = watch.next(&run.start, child, is_suspended, &self.recheck, &self.calls) => event,
+            event = self.commands.changed(generation) => event,
+            exit = exit_of(child) => AgentEvent::Exited(exit),
+            event = health_check.next(&started.start, child, is_suspended, &self.recheck, &self.calls) => event,
         }
     }
 
-    async fn end_process(&mut self) -> Event {
-        let Run { start, child, first_line, .. } = self.run.take().expect(HAS_RUN);
-        let child = child.expect("only a process can exit");
+    async fn end_process(&mut self) -> AgentEvent {
+        let StartedAgent { start, child, first_line, .. } = self.started.take().expect(STARTED);
+        let child = child.expect("an attached agent never enters Exiting");
         let began = Instant::now();
-        let exit = child.stop(start.config.stop_grace, &self.hurry).await;
+        let exit = child.stop(start.config.stop_grace, &self.skip_grace).await;
         tracing::info!(agent = %self.name, took = ?began.elapsed(), "agent {exit}{}", self.last_output(first_line));
-        Event::Gone(exit)
+        AgentEvent::Gone(exit)
     }
 
-    async fn wait(&mut self, until: Option<Instant>) -> Event {
+    async fn wait(&mut self, until: Option<Instant>) -> AgentEvent {
         let due = async {
             match until {
                 Some(until) => tokio::time::sleep_until(until).await,
@@ -311,18 +312,18 @@ impl Supervisor {
         };
         tokio::select! {
             biased;
-            event = self.orders.changed(self.lifecycle.order()) => event,
-            () = due => Event::Due,
+            event = self.commands.changed(self.lifecycle.generation()) => event,
+            () = due => AgentEvent::Due,
         }
     }
 
-    /// What the process wrote last, for people who wonder why it exited.
+    /// The last output lines, which usually tell why the process exited.
     fn last_output(&self, first_line: u64) -> String {
         let lines = self.output.tail(first_line, LAST_LINES);
         if lines.is_empty() {
             return String::new();
         }
         let lines: Vec<_> = lines.iter().map(|line| crate::text::shorten(&line.text, 400)).collect();
-        format!("; it wrote last: {}", lines.join(" | "))
+        format!("; last output: {}", lines.join(" | "))
     }
 }

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::outgoing::EncodedReply;
 use super::service::Mesh;
 use super::subject::{Subjects, Token};
-use crate::agent::{Agent, AgentState, Order};
+use crate::agent::{Agent, AgentCommand, AgentState};
 use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
 use crate::tasks::{OnFailure, Tasks};
@@ -252,9 +252,9 @@ impl Controller {
         let verb = message.subject.rsplit('.').next().unwrap_or_default();
         match verb {
             "show" => self.report(reply).await,
-            "start" => self.order(Order::Start, reply).await,
-            "stop" => self.order(Order::Stop, reply).await,
-            "restart" => self.order(Order::Restart, reply).await,
+            "start" => self.order(AgentCommand::Start, reply).await,
+            "stop" => self.order(AgentCommand::Stop, reply).await,
+            "restart" => self.order(AgentCommand::Restart, reply).await,
             "logs" => self.logs(&request, reply).await,
             _ => {
                 let text = "the verbs are `show`, `start`, `stop`, `restart` and `logs`";
@@ -263,20 +263,20 @@ impl Controller {
         }
     }
 
-    async fn order(&self, order: Order, reply: Subject) {
+    async fn order(&self, order: AgentCommand, reply: Subject) {
         tracing::info!(agent = %self.agent.name, ?order, "ordered over NATS");
-        let number = self.agent.order(order);
+        let number = self.agent.command(order);
         let mut status = self.agent.status.clone();
         let limit = match order {
-            Order::Stop => self.agent.config.stop_grace + SETTLE,
-            Order::Start | Order::Restart => SETTLE,
+            AgentCommand::Stop => self.agent.config.stop_grace + SETTLE,
+            AgentCommand::Start | AgentCommand::Restart => SETTLE,
         };
         let settled = status.wait_for(|status| {
             let done = match order {
-                Order::Stop => status.state == AgentState::Stopped,
-                Order::Start | Order::Restart => status.state != AgentState::Starting,
+                AgentCommand::Stop => status.state == AgentState::Stopped,
+                AgentCommand::Start | AgentCommand::Restart => status.state != AgentState::Starting,
             };
-            status.order >= number && done
+            status.generation >= number && done
         });
         // Whatever came of it, the report says so.
         let _ = self.stop.run_until_cancelled(tokio::time::timeout(limit, settled)).await;

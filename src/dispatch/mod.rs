@@ -122,7 +122,7 @@ impl Dispatcher {
             pending: Some(Pending { running, permit }),
             accepted: None,
         };
-        let in_flight = request.operation.runs_the_agent().then(|| self.agent.work());
+        let in_flight = request.operation.runs_the_agent().then(|| self.agent.begin_call());
         let reply = self.guarded(self.perform(request.operation, &request.options, &mut tracked)).await;
         drop(in_flight);
         tracked.end(&reply).await;
@@ -166,7 +166,7 @@ impl Dispatcher {
 
     /// Waits until a task that goes on has settled. The agent works on it meanwhile.
     pub(crate) async fn task_settled(&self, task_id: &str, options: &CallOptions) -> Reply {
-        let _in_flight = self.agent.work();
+        let _in_flight = self.agent.begin_call();
         let is_settled = |outcome: &Outcome| outcome.status != ReplyStatus::Working;
         let limit = self.agent.config.task_timeout;
         self.guarded(self.actions.watch_task(task_id, options, limit, is_settled)).await

@@ -16,15 +16,15 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::leftovers::{MARK, Records};
+use super::orphans::{MARK, Records};
 use super::output::{Output, Stream};
-use super::plain;
+use super::process_group;
 use crate::tasks::{OnFailure, Tasks};
 
 /// Variables of the bridge that a child gets too; names ending in `*` are beginnings.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMPDIR"];
 /// How long after its grace a child may take to be gone: not even SIGKILL ends what hangs in the kernel.
-const AFTER_KILL: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 pub struct Spec {
@@ -130,16 +130,16 @@ impl fmt::Display for Exit {
     }
 }
 
-/// What a child's keeper is told.
+/// What a child's handle is state_sender.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Order {
+pub(super) enum ChildCommand {
     Stop(Duration),
     Kill,
 }
 
 /// How far a child has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum ChildState {
     Running,
     /// The child itself has ended; others below it may not have.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only a guard tells the two ends apart"))]
@@ -148,11 +148,11 @@ pub(super) enum Phase {
 }
 
 /// What both ways to run a child give back.
-pub(super) struct Started {
+pub(super) struct SpawnedChild {
     pub(super) pid: i32,
     pub(super) guard: Option<i32>,
-    pub(super) phase: watch::Receiver<Phase>,
-    pub(super) orders: mpsc::Sender<Order>,
+    pub(super) state: watch::Receiver<ChildState>,
+    pub(super) commands: mpsc::Sender<ChildCommand>,
 }
 
 #[derive(Debug)]
@@ -160,8 +160,8 @@ pub struct Child {
     agent: Arc<str>,
     pid: i32,
     guard: Option<i32>,
-    phase: watch::Receiver<Phase>,
-    orders: mpsc::Sender<Order>,
+    state: watch::Receiver<ChildState>,
+    commands: mpsc::Sender<ChildCommand>,
     records: Option<Arc<Records>>,
 }
 
@@ -175,16 +175,23 @@ impl Child {
         #[cfg(target_os = "linux")]
         let started = match super::guard::program() {
             Some(guard) => super::guarded::start(guard, spec, host, output).await,
-            None => plain::start(spec, host, output),
+            None => process_group::start(spec, host, output),
         };
         #[cfg(not(target_os = "linux"))]
-        let started = plain::start(spec, host, output);
-        let Started { pid, guard, phase, orders } =
+        let started = process_group::start(spec, host, output);
+        let SpawnedChild { pid, guard, state, commands } =
             started.map_err(|source| SpawnError::new(program, source))?;
         if let Some(records) = &host.records {
             records.add(&spec.agent, guard, pid);
         }
-        Ok(Self { agent: Arc::clone(&spec.agent), pid, guard, phase, orders, records: host.records.clone() })
+        Ok(Self {
+            agent: Arc::clone(&spec.agent),
+            pid,
+            guard,
+            state,
+            commands,
+            records: host.records.clone(),
+        })
     }
 
     pub fn pid(&self) -> i32 {
@@ -198,30 +205,30 @@ impl Child {
 
     /// Waits until the child itself ends. Cancel-safe.
     pub async fn wait(&self) -> Exit {
-        let mut phase = self.phase.clone();
-        let ended = phase.wait_for(|phase| *phase != Phase::Running).await;
+        let mut state = self.state.clone();
+        let ended = state.wait_for(|state| *state != ChildState::Running).await;
         match ended.as_deref() {
-            Ok(Phase::Exited(exit) | Phase::Gone(exit)) => *exit,
-            // The keeper's task has panicked.
-            Ok(Phase::Running) | Err(_) => Exit::Unknown,
+            Ok(ChildState::Exited(exit) | ChildState::Gone(exit)) => *exit,
+            // The handle's task has panicked.
+            Ok(ChildState::Running) | Err(_) => Exit::Unknown,
         }
     }
 
     /// Ends the child and everything it started: the stop signal, and SIGKILL when `grace` is over or
-    /// `hurry` says so.
-    pub async fn stop(self, grace: Duration, hurry: &CancellationToken) -> Exit {
-        let mut phase = self.phase.clone();
-        let gone = phase.wait_for(|phase| matches!(phase, Phase::Gone(_)));
-        let _ = self.orders.send(Order::Stop(grace)).await;
-        let hurried = async {
-            hurry.cancelled().await;
-            let _ = self.orders.send(Order::Kill).await;
+    /// `skip_grace` says so.
+    pub async fn stop(self, grace: Duration, skip_grace: &CancellationToken) -> Exit {
+        let mut state = self.state.clone();
+        let gone = state.wait_for(|state| matches!(state, ChildState::Gone(_)));
+        let _ = self.commands.send(ChildCommand::Stop(grace)).await;
+        let killed = async {
+            skip_grace.cancelled().await;
+            let _ = self.commands.send(ChildCommand::Kill).await;
             std::future::pending::<()>().await;
         };
         let in_time = tokio::select! {
             gone = gone => gone.is_ok(),
-            () = hurried => false,
-            () = tokio::time::sleep(grace + AFTER_KILL) => false,
+            () = killed => false,
+            () = tokio::time::sleep(grace + KILL_TIMEOUT) => false,
         };
         if in_time {
             if let Some(records) = &self.records {
@@ -230,15 +237,15 @@ impl Child {
         } else {
             tracing::error!(agent = %self.agent, pid = self.pid, "processes of the agent do not end, not even by SIGKILL");
         }
-        match *self.phase.borrow() {
-            Phase::Exited(exit) | Phase::Gone(exit) => exit,
-            Phase::Running => Exit::Unknown,
+        match *self.state.borrow() {
+            ChildState::Exited(exit) | ChildState::Gone(exit) => exit,
+            ChildState::Running => Exit::Unknown,
         }
     }
 }
 
 /// Gives a command the child's surroundings: variables, folder, pipes, a process group of its own.
-pub(super) fn surround(command: &mut tokio::process::Command, spec: &Spec, host: &Host) {
+pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec, host: &Host) {
     command
         .env_clear()
         .envs(std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_inherited)))

@@ -34,30 +34,33 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use super::brand::Brand;
 use super::child::Exit;
+use super::process_tag::ProcessTag;
 use super::procfs;
 
 /// The first argument of a guard.
-pub const WORD: &str = "guard-process";
+pub const GUARD_ARGUMENT: &str = "guard-process";
 /// Grace when the bridge is gone: everything has to be gone two seconds after it.
-const ORPHANED: Duration = Duration::from_secs(1);
+const ORPHAN_GRACE: Duration = Duration::from_secs(1);
 /// Grace of what a child that ended by itself has left behind.
-const LEFT_BEHIND: Duration = Duration::from_secs(2);
+const DESCENDANT_GRACE: Duration = Duration::from_secs(2);
 /// Poll interval while waiting for processes to exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-const MAX_ORDER: usize = 64;
+const MAX_COMMAND: usize = 64;
 
 /// Runs a guard if the arguments ask for one; call it first of all.
 pub fn main_if_asked() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next()? != WORD {
+    if arguments.next()? != GUARD_ARGUMENT {
         return None;
     }
     let signal = arguments.next().and_then(|word| word.to_str()?.parse().ok());
     let program = arguments.next();
     let (Some(signal), Some(program)) = (signal, program) else {
-        let _ = writeln!(io::stderr(), "{WORD} is what the bridge runs its agents under, nothing for people");
+        let _ = writeln!(
+            io::stderr(),
+            "{GUARD_ARGUMENT} is what the bridge runs its agents under, nothing for people"
+        );
         return Some(ExitCode::from(64));
     };
     let mut command = Command::new(program);
@@ -73,8 +76,8 @@ pub fn main_if_asked() -> Option<ExitCode> {
 
 fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
     close_inherited();
-    // Without a brand, those are found that keep their environment.
-    let _ = Brand::of(own()).map(Brand::wear);
+    // Without a tag, those are found that keep their environment.
+    let _ = ProcessTag::of(own()).map(ProcessTag::apply);
     nix::sys::prctl::set_child_subreaper(true)?;
     let mut bridge = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let started = command
@@ -103,14 +106,14 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
     bridge.set_nonblocking(true)?;
     Guard {
         leader: Pid::from_raw(leader),
-        leader_has_ended: false,
+        leader_exited: false,
         stop_signal,
         bridge: Some(bridge),
         signals,
-        order: String::new(),
+        input: String::new(),
         ending: None,
         began: 0,
-        asked: HashMap::new(),
+        signalled: HashMap::new(),
     }
     .run();
     Ok(())
@@ -132,18 +135,18 @@ fn close_inherited() {
 struct Guard {
     leader: Pid,
     /// Its process id may belong to somebody else from then on.
-    leader_has_ended: bool,
+    leader_exited: bool,
     stop_signal: Signal,
     /// `None` once the bridge is gone.
     bridge: Option<UnixStream>,
     signals: SignalFd,
-    order: String,
+    input: String,
     /// When the grace is over, once the end has begun.
     ending: Option<Instant>,
     /// When the end began, in clock ticks since boot.
     began: u64,
     /// Who was asked to end, and the name of its program then.
-    asked: HashMap<i32, String>,
+    signalled: HashMap<i32, String>,
 }
 
 impl Guard {
@@ -155,15 +158,15 @@ impl Guard {
             }
             match self.ending {
                 Some(limit) if Instant::now() >= limit => signal_all(Signal::SIGKILL),
-                Some(_) => self.ask_all(),
+                Some(_) => self.send_stop_signals(),
                 None => {}
             }
             self.wait();
-            self.read_orders();
+            self.read_commands();
             while let Ok(Some(info)) = self.signals.read_signal() {
                 // SIGCHLD only wakes us up; the others are somebody's wish to end this.
                 if i32::try_from(info.ssi_signo) != Ok(Signal::SIGCHLD as i32) {
-                    self.end(LEFT_BEHIND);
+                    self.end(DESCENDANT_GRACE);
                 }
             }
         }
@@ -181,33 +184,33 @@ impl Guard {
         let _ = poll(&mut watched, timeout);
     }
 
-    fn read_orders(&mut self) {
-        let mut text = [0; MAX_ORDER];
+    fn read_commands(&mut self) {
+        let mut text = [0; MAX_COMMAND];
         while let Some(bridge) = &mut self.bridge {
             match bridge.read(&mut text) {
                 Ok(count @ 1..) => {
                     let part = text.get(..count).unwrap_or_default();
-                    self.order.push_str(&String::from_utf8_lossy(part));
-                    while let Some((order, rest)) = self.order.split_once('\n') {
-                        let (order, rest) = (order.to_owned(), rest.to_owned());
-                        self.obey(&order);
-                        self.order = rest;
+                    self.input.push_str(&String::from_utf8_lossy(part));
+                    while let Some((command, rest)) = self.input.split_once('\n') {
+                        let (command, rest) = (command.to_owned(), rest.to_owned());
+                        self.execute(&command);
+                        self.input = rest;
                     }
-                    self.order.truncate(MAX_ORDER);
+                    self.input.truncate(MAX_COMMAND);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The end, or a broken socket: the bridge is gone.
                 Ok(_) | Err(_) => {
                     self.bridge = None;
-                    self.end(ORPHANED);
+                    self.end(ORPHAN_GRACE);
                 }
             }
         }
     }
 
-    fn obey(&mut self, order: &str) {
-        match order.split_once(' ') {
+    fn execute(&mut self, command: &str) {
+        match command.split_once(' ') {
             Some(("stop", grace)) => {
                 self.end(Duration::from_millis(grace.parse().unwrap_or_default()));
             }
@@ -227,24 +230,24 @@ impl Guard {
         }
         self.ending = Some(limit);
         self.began = procfs::ticks().unwrap_or_default();
-        self.ask_all();
+        self.send_stop_signals();
     }
 
     /// Asks those who were not asked yet; nobody is asked twice, as some take that for impatience. The
     /// first look finds all but those that were just being forked. What is started later is how the
     /// others end, such as what a script runs in its trap, and is left to them while they live.
-    fn ask_all(&mut self) {
-        let is_first = self.asked.is_empty();
+    fn send_stop_signals(&mut self) {
+        let is_first = self.signalled.is_empty();
         for stat in below().into_iter().filter_map(procfs::Stat::read) {
             let is_alone = stat.parent == own();
-            let is_due = match self.asked.get(&stat.pid) {
+            let is_due = match self.signalled.get(&stat.pid) {
                 None => is_first || stat.start < self.began || is_alone,
                 // What was a shell's child on its way to its program has lost the signal.
                 Some(name) => is_alone && stat.pid != self.leader.as_raw() && *name != stat.name,
             };
             if is_due {
                 let pid = Pid::from_raw(stat.pid);
-                self.asked.insert(stat.pid, stat.name);
+                self.signalled.insert(stat.pid, stat.name);
                 let _ = kill(pid, self.stop_signal);
                 // A stopped process acts upon its end only when it goes on.
                 let _ = kill(pid, Signal::SIGCONT);
@@ -264,7 +267,7 @@ impl Guard {
                 Err(Errno::EINTR) | Ok(_) => {}
                 // One was reaped by a signal that has no name, a real-time signal, and it is not known which one.
                 Err(Errno::EINVAL) => {
-                    if !self.leader_has_ended && kill(self.leader, None) == Err(Errno::ESRCH) {
+                    if !self.leader_exited && kill(self.leader, None) == Err(Errno::ESRCH) {
                         self.ended(self.leader, "unknown");
                     }
                 }
@@ -274,16 +277,16 @@ impl Guard {
     }
 
     fn ended(&mut self, pid: Pid, status: &str) {
-        if pid != self.leader || self.leader_has_ended {
+        if pid != self.leader || self.leader_exited {
             return;
         }
-        self.leader_has_ended = true;
+        self.leader_exited = true;
         if let Some(bridge) = &mut self.bridge {
             let _ = writeln!(bridge, "exited {status}");
         }
         // Those who were asked to end have the grace that was ordered, also after a shell above them.
         if self.ending.is_none() {
-            self.end(LEFT_BEHIND);
+            self.end(DESCENDANT_GRACE);
         }
     }
 }
@@ -317,7 +320,7 @@ pub(super) fn read_status(text: &str) -> Exit {
 }
 
 /// Two ends of a socket: ours, and the one that becomes a guard's standard input.
-pub(super) fn tie() -> io::Result<(UnixStream, OwnedFd)> {
+pub(super) fn socket_pair() -> io::Result<(UnixStream, OwnedFd)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     Ok((ours, theirs.into()))

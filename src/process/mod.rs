@@ -5,29 +5,29 @@
 //! two ends of one socket tie guard and bridge together:
 //!
 //! ```text
-//! bridge ── orders: stop, kill ──> guard ── signals ──> the child and all below it
+//! bridge ── commands: stop, kill ──> guard ── signals ──> the child and all below it
 //!        <── reports: started, exited, gone ──
 //! ```
 //!
 //! Only the bridge holds the other end: when the bridge dies, however it dies, the guard reads the end
 //! of the socket and ends everything below it. When the guard dies, its children come to the bridge,
-//! which is a subreaper too, and knows them by their `brand`. When both die at once, [`leftovers`] finds
+//! which is a subreaper too, and knows them by their `tag`. When both die at once, [`orphans`] finds
 //! the rest at the next start.
 //!
 //! Elsewhere a child leads a process group of its own, and that group is ended. What leaves the group
 //! by `setsid` is not found there, and nothing ends the children of a bridge that was killed with -9.
 
-#[cfg(target_os = "linux")]
-mod brand;
 pub mod child;
 #[cfg(target_os = "linux")]
 pub mod guard;
 #[cfg(target_os = "linux")]
 mod guarded;
-pub(crate) mod leftovers;
+pub(crate) mod orphans;
 pub mod output;
-mod plain;
 pub mod ports;
+mod process_group;
+#[cfg(target_os = "linux")]
+mod process_tag;
 #[cfg(target_os = "linux")]
 pub mod procfs;
 #[cfg(target_os = "linux")]

@@ -177,7 +177,7 @@ impl Output {
         self.0.next.send_replace(seq + 1);
     }
 
-    fn covered(&self, line: &[u8]) -> String {
+    fn redacted_text(&self, line: &[u8]) -> String {
         let mut text: String = String::from_utf8_lossy(line)
             .trim_end()
             .chars()
@@ -246,8 +246,8 @@ mod tests {
         let output = output();
         let follower = output.clone();
         let waiting = tokio::time::timeout(Duration::from_secs(5), follower.beyond(0));
-        let (told, ()) = tokio::join!(waiting, output.pump(b"one\n".as_slice(), Stream::Stdout));
-        told.unwrap();
+        let (state_sender, ()) = tokio::join!(waiting, output.pump(b"one\n".as_slice(), Stream::Stdout));
+        state_sender.unwrap();
         assert_eq!((output.tail(0, 9).len(), output.next()), (1, 1));
     }
 }

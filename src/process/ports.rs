@@ -1,7 +1,7 @@
 //! Whose is a port on this machine: free before a start, our child's after it.
 //!
 //! Linux lists listening sockets in `/proc/net/tcp` and `tcp6` by inode, and the descriptors of a
-//! process by inode too. Elsewhere nobody can be told apart, and every port is [`Holder::Unknown`].
+//! process by inode too. Elsewhere nobody can be state_sender apart, and every port is [`PortOwner::Unknown`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -9,15 +9,15 @@ use std::time::Duration;
 use url::{Host, Url};
 
 /// How long the look-up of a name may take.
-const LOOK_UP: Duration = Duration::from_secs(2);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Who listens at an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holder {
-    Nobody,
+pub enum PortOwner {
+    Free,
     /// Processes of the given tree, and nobody else.
-    Ours(Vec<i32>),
-    Foreign {
+    Own(Vec<i32>),
+    Other {
         /// Who, if that can be seen: processes of other users cannot.
         process: Option<(i32, String)>,
     },
@@ -42,17 +42,17 @@ impl LocalPort {
             Host::Domain(name) if name.trim_end_matches('.').eq_ignore_ascii_case("localhost") => {
                 vec![IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()]
             }
-            Host::Domain(name) => look_up(name, number).await,
+            Host::Domain(name) => resolve(name, number).await,
             Host::Ipv4(ip) => vec![IpAddr::V4(ip)],
             Host::Ipv6(ip) => vec![IpAddr::V6(ip).to_canonical()],
         };
-        hosts.retain(|ip| is_own(*ip));
+        hosts.retain(|ip| is_local(*ip));
         (!hosts.is_empty()).then_some(Self { number, hosts })
     }
 
     /// Whether a listener at this address is one that a caller of ours may reach.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "needs /proc"))]
-    fn concerns(&self, listens: IpAddr) -> bool {
+    fn is_reachable_at(&self, listens: IpAddr) -> bool {
         let listens = listens.to_canonical();
         listens.is_unspecified()
             || self
@@ -63,14 +63,14 @@ impl LocalPort {
 
     /// Who listens there. `tree` is a process: it and everything below it is ours.
     #[cfg(target_os = "linux")]
-    pub fn holder(&self, tree: Option<i32>) -> Holder {
+    pub fn owner(&self, tree: Option<i32>) -> PortOwner {
         use super::procfs::{self, Stat};
 
-        let Some(inodes) = linux::listeners(self.number, |ip| self.concerns(ip)) else {
-            return Holder::Unknown;
+        let Some(inodes) = linux::listeners(self.number, |ip| self.is_reachable_at(ip)) else {
+            return PortOwner::Unknown;
         };
         if inodes.is_empty() {
-            return Holder::Nobody;
+            return PortOwner::Free;
         }
         let ours: Vec<i32> = tree
             .into_iter()
@@ -80,10 +80,10 @@ impl LocalPort {
         let foreign: std::collections::HashSet<u64> =
             inodes.iter().filter(|inode| !held.contains_key(inode)).copied().collect();
         if foreign.is_empty() {
-            let mut holders: Vec<i32> = held.into_values().flatten().collect();
-            holders.sort_unstable();
-            holders.dedup();
-            return Holder::Ours(holders);
+            let mut owners: Vec<i32> = held.into_values().flatten().collect();
+            owners.sort_unstable();
+            owners.dedup();
+            return PortOwner::Own(owners);
         }
         let process = procfs::sockets(procfs::all(), &foreign)
             .into_values()
@@ -91,20 +91,20 @@ impl LocalPort {
             .min()
             .and_then(Stat::read)
             .map(|stat| (stat.pid, stat.name));
-        Holder::Foreign { process }
+        PortOwner::Other { process }
     }
 
     /// Who listens there: not to be found out.
     #[cfg(not(target_os = "linux"))]
-    pub fn holder(&self, _: Option<i32>) -> Holder {
-        Holder::Unknown
+    pub fn owner(&self, _: Option<i32>) -> PortOwner {
+        PortOwner::Unknown
     }
 }
 
 /// The addresses of a name. One that nobody knows now may be known when the agent runs, as in a
 /// container's network, and then it is not ours.
-async fn look_up(name: &str, port: u16) -> Vec<IpAddr> {
-    match tokio::time::timeout(LOOK_UP, tokio::net::lookup_host((name, port))).await {
+async fn resolve(name: &str, port: u16) -> Vec<IpAddr> {
+    match tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((name, port))).await {
         Ok(Ok(found)) => found.map(|address| address.ip().to_canonical()).collect(),
         Ok(Err(_)) | Err(_) => {
             tracing::warn!(
@@ -117,12 +117,14 @@ async fn look_up(name: &str, port: u16) -> Vec<IpAddr> {
 }
 
 /// Whether an address is one of this machine's own: only at those can one listen.
-fn is_own(ip: IpAddr) -> bool {
-    ip.is_loopback() || ip.is_unspecified() || (!listens_anywhere(ip) && TcpListener::bind((ip, 0)).is_ok())
+fn is_local(ip: IpAddr) -> bool {
+    ip.is_loopback()
+        || ip.is_unspecified()
+        || (!allows_nonlocal_bind(ip) && TcpListener::bind((ip, 0)).is_ok())
 }
 
-/// Whether Linux was told to let everybody listen at addresses that it does not have (yet).
-fn listens_anywhere(ip: IpAddr) -> bool {
+/// Whether Linux was state_sender to let everybody listen at addresses that it does not have (yet).
+fn allows_nonlocal_bind(ip: IpAddr) -> bool {
     let version = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
     let setting = std::fs::read_to_string(format!("/proc/sys/net/{version}/ip_nonlocal_bind"));
     setting.is_ok_and(|setting| setting.trim() != "0")
@@ -130,7 +132,7 @@ fn listens_anywhere(ip: IpAddr) -> bool {
 
 /// Where a process and everything below it listens, by port.
 #[cfg(target_os = "linux")]
-pub fn listened_by(tree: i32) -> Vec<SocketAddr> {
+pub fn listening_addresses(tree: i32) -> Vec<SocketAddr> {
     use super::procfs;
     let all = linux::listening();
     let inodes = all.iter().map(|(_, _, inode)| *inode).collect();
@@ -147,7 +149,7 @@ pub fn listened_by(tree: i32) -> Vec<SocketAddr> {
 
 /// Where a process listens: not to be found out.
 #[cfg(not(target_os = "linux"))]
-pub fn listened_by(_: i32) -> Vec<SocketAddr> {
+pub fn listening_addresses(_: i32) -> Vec<SocketAddr> {
     Vec::new()
 }
 
@@ -171,9 +173,9 @@ mod linux {
     const LISTEN: &str = "0A";
 
     /// The inodes of sockets that listen on `port`; `None` without `/proc/net/tcp`.
-    pub(super) fn listeners(port: u16, concerns: impl Fn(IpAddr) -> bool) -> Option<HashSet<u64>> {
+    pub(super) fn listeners(port: u16, is_reachable_at: impl Fn(IpAddr) -> bool) -> Option<HashSet<u64>> {
         let sockets = read()?;
-        let wanted = sockets.into_iter().filter(|(ip, number, _)| *number == port && concerns(*ip));
+        let wanted = sockets.into_iter().filter(|(ip, number, _)| *number == port && is_reachable_at(*ip));
         Some(wanted.map(|(_, _, inode)| inode).collect())
     }
 
@@ -211,7 +213,7 @@ mod linux {
         Some((ip(address)?, port, fields.nth(5)?.parse().ok()?))
     }
 
-    /// Words of 32 bits in the byte order of the machine.
+    /// Words of 32 bits in the byte command of the machine.
     fn ip(text: &str) -> Option<IpAddr> {
         let word = |index: usize| {
             let digits = text.get(index * 8..index * 8 + 8)?;
@@ -249,11 +251,11 @@ mod tests {
         let own = i32::try_from(std::process::id()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = local(&format!("http://{}", listener.local_addr().unwrap())).await.unwrap();
-        assert_eq!(port.holder(Some(own)), Holder::Ours(vec![own]));
-        let Holder::Foreign { process } = port.holder(None) else { panic!("a foreign listener") };
+        assert_eq!(port.owner(Some(own)), PortOwner::Own(vec![own]));
+        let PortOwner::Other { process } = port.owner(None) else { panic!("a foreign listener") };
         assert_eq!(process.unwrap().0, own);
         drop(listener);
-        assert_eq!(port.holder(Some(own)), Holder::Nobody);
+        assert_eq!(port.owner(Some(own)), PortOwner::Free);
     }
 
     #[tokio::test]
@@ -265,7 +267,7 @@ mod tests {
             };
             let port = listener.local_addr().unwrap().port();
             let port = local(&format!("http://127.0.0.1:{port}")).await.unwrap();
-            assert_eq!(port.holder(Some(own)), Holder::Ours(vec![own]), "{address}");
+            assert_eq!(port.owner(Some(own)), PortOwner::Own(vec![own]), "{address}");
         }
     }
 }

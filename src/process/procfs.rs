@@ -39,7 +39,7 @@ impl Stat {
     }
 
     /// Whether it has ended and only waits to be reaped.
-    pub fn is_over(&self) -> bool {
+    pub fn has_exited(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 }
@@ -102,7 +102,7 @@ pub fn descendants(pid: i32) -> Vec<i32> {
 }
 
 /// A process and everything above it, nearest first.
-pub fn lineage(pid: i32) -> Vec<i32> {
+pub fn ancestors(pid: i32) -> Vec<i32> {
     let above = |pid: &i32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
     std::iter::successors(Some(pid), above).collect()
 }
@@ -168,7 +168,7 @@ mod tests {
             .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let found = children(own).contains(&pid) && descendants(own).contains(&pid);
-        let above = lineage(pid);
+        let above = ancestors(pid);
         // A program that is just being executed has its environment a moment later.
         let mut looks = std::iter::repeat_with(|| variable(pid, "A2A_TEST_MARK"));
         let mark = looks.by_ref().take(100_000).find_map(|mark| mark);

@@ -6,7 +6,7 @@
 //! known ones away from the runtime, so it looks at who is there and leaves out those that
 //! `spawn` has started.
 //!
-//! When a guard was killed, what it guarded is here and alive; `end_orphans` ends it.
+//! When a guard was killed, what it guarded is here and alive; `kill_orphans` ends it.
 
 use std::collections::HashSet;
 use std::io;
@@ -19,13 +19,13 @@ use nix::unistd::Pid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-use super::brand::{self, Brand};
 use super::child::pid_of;
-use super::leftovers::MARK;
+use super::orphans::MARK;
+use super::process_tag::{self, ProcessTag};
 use super::procfs::{self, Stat};
 
 /// How long orphans may take to end: not even SIGKILL ends what hangs in the kernel.
-const END: Duration = Duration::from_secs(2);
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Poll interval while waiting for processes to exit. Reading all processes of a large machine takes a
 /// while, and calls to other agents wait for it.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -57,7 +57,7 @@ pub(crate) async fn run() -> io::Result<()> {
         // Held while looking: a child that is just being spawned is known before it is looked for.
         let known = known();
         for pid in procfs::children(own) {
-            if !known.contains(&pid) && Stat::read(pid).is_some_and(|stat| stat.is_over()) {
+            if !known.contains(&pid) && Stat::read(pid).is_some_and(|stat| stat.has_exited()) {
                 let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG));
             }
         }
@@ -67,18 +67,19 @@ pub(crate) async fn run() -> io::Result<()> {
 
 /// How those who belong to one guard are known.
 #[derive(Debug)]
-pub(super) struct Kin {
-    pub(super) brand: Option<Brand>,
-    /// In their environment, for a system without brands.
+pub(super) struct GuardedProcesses {
+    pub(super) tag: Option<ProcessTag>,
+    /// In their environment, for a system without tags.
     pub(super) mark: Option<String>,
 }
 
-impl Kin {
+impl GuardedProcesses {
     fn alive(&self) -> HashSet<i32> {
-        let mut found: HashSet<i32> = brand::bearers(self.brand.as_slice()).map(|stat| stat.pid).collect();
+        let mut found: HashSet<i32> =
+            process_tag::tagged_processes(self.tag.as_slice()).map(|stat| stat.pid).collect();
         if let Some(mark) = &self.mark {
             let marked = procfs::all().filter(|pid| procfs::variable(*pid, MARK).as_ref() == Some(mark));
-            let alive = marked.filter_map(Stat::read).filter(|stat| !stat.is_over());
+            let alive = marked.filter_map(Stat::read).filter(|stat| !stat.has_exited());
             found.extend(alive.map(|stat| stat.pid));
         }
         found
@@ -87,12 +88,12 @@ impl Kin {
 
 /// Ends what a guard that was killed has left, and nobody else. The first process of a container, or one
 /// that took the place of a shell, is the parent of orphans that never were an agent's: whoever cannot
-/// be told to be one is left alone, and reaped when it ends.
-pub(super) async fn end_orphans(kin: &Kin) {
-    let limit = Instant::now() + END;
+/// be state_sender to be one is left alone, and reaped when it ends.
+pub(super) async fn kill_orphans(guarded: &GuardedProcesses) {
+    let limit = Instant::now() + KILL_TIMEOUT;
     // One that is just being forked is seen a moment later, so one look is not enough.
     loop {
-        let orphans = kin.alive();
+        let orphans = guarded.alive();
         if orphans.is_empty() {
             return;
         }

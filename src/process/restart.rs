@@ -33,13 +33,13 @@ impl Backoff {
 
 /// So many restarts within a stretch of time.
 #[derive(Debug, Clone)]
-pub(crate) struct Budget {
+pub(crate) struct RestartBudget {
     most: usize,
     window: Duration,
     spent: VecDeque<Instant>,
 }
 
-impl Budget {
+impl RestartBudget {
     /// At most `most` within `window`.
     pub(crate) fn new(most: usize, window: Duration) -> Self {
         Self { most, window, spent: VecDeque::new() }
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_budget_is_for_a_stretch_of_time() {
-        let mut budget = Budget::new(2, Duration::from_secs(10));
+        let mut budget = RestartBudget::new(2, Duration::from_secs(10));
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
         assert!(budget.take(at(0)) && budget.take(at(1)));

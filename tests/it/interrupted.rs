@@ -37,7 +37,7 @@ async fn ends_in_order(site: &mut Site) {
     until_there(site, "asked").await;
     let bridge = site.pid();
     let over =
-        eventually(SOON, || async { Stat::read(bridge).is_none_or(|stat| stat.is_over()).then_some(()) });
+        eventually(SOON, || async { Stat::read(bridge).is_none_or(|stat| stat.has_exited()).then_some(()) });
     // Longer than it waits for what it does not know of.
     assert!(tokio::time::timeout(Duration::from_secs(4), over).await.is_err(), "it has not waited");
     std::fs::write(site.folder().join("pipe"), "go\n").unwrap();

@@ -28,7 +28,7 @@ async fn process_in(site: &Site, file: &str) -> Stat {
 }
 
 fn is_alive(process: &Stat) -> bool {
-    Stat::read(process.pid).is_some_and(|stat| stat.start == process.start && !stat.is_over())
+    Stat::read(process.pid).is_some_and(|stat| stat.start == process.start && !stat.has_exited())
 }
 
 #[tokio::test]

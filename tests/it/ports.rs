@@ -65,7 +65,7 @@ async fn an_agent_that_listens_on_another_port_is_told_of_while_it_still_starts(
     site.start();
     let report = site.until("a", SOON, |report| report.last_error.is_some()).await;
     assert_eq!(report.state, "starting");
-    let taken = ports::listened_by(report.pid.unwrap())[0].port();
+    let taken = ports::listening_addresses(report.pid.unwrap())[0].port();
     let problem = format!("the agent listens on port {taken}, and not on {wanted} as `url` says");
     assert_eq!(report.last_error.unwrap(), format!("still starting: {problem}"));
     assert!(report.advice.unwrap().contains("`url` or `port`"));

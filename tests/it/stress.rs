@@ -419,7 +419,7 @@ async fn thousand() -> Row {
     })
     .await;
     let after = descriptors();
-    let zombies = procfs::children(own).into_iter().filter_map(Stat::read).filter(Stat::is_over).count();
+    let zombies = procfs::children(own).into_iter().filter_map(Stat::read).filter(Stat::has_exited).count();
     row(
         format!("8 {count} starts and ends"),
         "no zombie, descriptors flat",

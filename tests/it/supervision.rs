@@ -188,7 +188,7 @@ async fn an_agent_whose_guard_is_killed_is_ended_and_started_again() {
     // What came to the bridge was reaped there.
     eventually(SOON, || async {
         let mut children = procfs::children(bridge).into_iter().filter_map(Stat::read);
-        children.all(|stat| !stat.is_over()).then_some(())
+        children.all(|stat| !stat.has_exited()).then_some(())
     })
     .await;
 }

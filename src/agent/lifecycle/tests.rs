@@ -26,9 +26,9 @@ fn attached() -> Lifecycle {
 }
 
 fn launch(agent: &mut Lifecycle) -> Step {
-    let process = Process { pid: PID, launched: Instant::now(), started: SystemTime::now() };
+    let process = LaunchedProcess { pid: PID, launched: Instant::now(), started: SystemTime::now() };
     let config = Arc::clone(&agent.config);
-    agent.on(Event::Launched { process, config })
+    agent.on(AgentEvent::Launched { process, config })
 }
 
 fn card(name: &str) -> KnownCard {
@@ -46,13 +46,13 @@ fn card(name: &str) -> KnownCard {
 fn ready(more: &str) -> Lifecycle {
     let mut agent = launched(more);
     launch(&mut agent);
-    assert_eq!(agent.on(Event::Found(card("one"))), Step::Watch);
+    assert_eq!(agent.on(AgentEvent::Found(card("one"))), Step::Watch);
     agent
 }
 
 fn ready_attached() -> Lifecycle {
     let mut agent = attached();
-    agent.on(Event::Found(card("one")));
+    agent.on(AgentEvent::Found(card("one")));
     agent
 }
 
@@ -60,23 +60,23 @@ fn code(code: i32) -> Exit {
     Exit::Known(ExitStatus::from_raw(code << 8))
 }
 
-fn silence() -> Event {
+fn silence() -> AgentEvent {
     let url = "http://127.0.0.1:9000".to_owned();
     let error = CardError::Timeout { url, limit: Duration::from_secs(1) };
-    Event::Unanswered { error: ProbeError::Card(error), busy: false }
+    AgentEvent::Unanswered { error: ProbeError::Card(error), busy: false }
 }
 
-fn nobody() -> Event {
+fn nobody() -> AgentEvent {
     let error = CardError::NobodyThere { url: "http://127.0.0.1:9000".to_owned() };
-    Event::Unanswered { error: ProbeError::Card(error), busy: false }
+    AgentEvent::Unanswered { error: ProbeError::Card(error), busy: false }
 }
 
-fn trouble(text: &str) -> Trouble {
-    Trouble { text: text.into(), advice: "do something".into() }
+fn diagnosis(text: &str) -> Diagnosis {
+    Diagnosis { text: text.into(), advice: "do something".into() }
 }
 
-fn ordered(running: bool, order: u64) -> Event {
-    Event::Ordered(Wanted { running, order })
+fn ordered(running: bool, generation: u64) -> AgentEvent {
+    AgentEvent::Commanded(DesiredState { running, generation })
 }
 
 /// The pause that the agent waits for now.
@@ -101,7 +101,7 @@ async fn a_launched_agent_is_ready_after_its_process_and_its_card() {
     let status = agent.status();
     assert_eq!((status.state, status.pid), (AgentState::Starting, Some(PID)));
     assert_eq!(status.url, "http://127.0.0.1:9000/");
-    assert_eq!(agent.on(Event::Found(card("one"))), Step::Watch);
+    assert_eq!(agent.on(AgentEvent::Found(card("one"))), Step::Watch);
     let status = agent.status();
     assert_eq!((status.state, status.pid, status.restarts), (AgentState::Ready, Some(PID), 0));
     assert_eq!(status.known, Some(card("one")));
@@ -122,16 +122,16 @@ async fn a_process_that_exited_is_shown_as_what_follows_while_its_tree_ends(
 ) {
     let mut agent = ready(settings);
     if was_unhealthy {
-        agent.on(Event::Suspended(PID));
+        agent.on(AgentEvent::Suspended(PID));
         assert_eq!(agent.state(), AgentState::Unhealthy);
     }
-    assert_eq!(agent.on(Event::Exited(code(exit))), Step::EndProcess);
+    assert_eq!(agent.on(AgentEvent::Exited(code(exit))), Step::EndProcess);
     let exiting = agent.status();
     assert_eq!((exiting.state, exiting.pid, exiting.started), (follows, None, None));
     assert_eq!(exiting.last_exit.as_ref().unwrap().0, format!("exited with code {exit}"));
     assert!(exiting.last_error.as_ref().unwrap().contains("exited with code"));
     assert_eq!(exiting.next_try.is_some(), follows == AgentState::BackingOff);
-    agent.on(Event::Gone(code(exit)));
+    agent.on(AgentEvent::Gone(code(exit)));
     // Others see one change, not two.
     assert_eq!(agent.status(), exiting);
 }
@@ -139,19 +139,19 @@ async fn a_process_that_exited_is_shown_as_what_follows_while_its_tree_ends(
 #[tokio::test(start_paused = true)]
 async fn an_exit_that_cannot_be_read_is_a_failure() {
     let mut agent = ready("restart: on-failure");
-    agent.on(Event::Exited(Exit::Unknown));
+    agent.on(AgentEvent::Exited(Exit::Unknown));
     assert_eq!(agent.state(), AgentState::BackingOff);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_pause_begins_with_the_exit_and_the_restart_waits_for_the_tree() {
     let mut agent = ready("");
-    agent.on(Event::Exited(code(1)));
+    agent.on(AgentEvent::Exited(code(1)));
     advance(Duration::from_millis(500)).await;
-    let left = pause(agent.on(Event::Gone(code(1))));
+    let left = pause(agent.on(AgentEvent::Gone(code(1))));
     assert!(left <= Duration::from_millis(700), "{left:?}");
     advance(Duration::from_secs(1)).await;
-    assert_eq!(agent.on(Event::Due), Step::Start);
+    assert_eq!(agent.on(AgentEvent::Due), Step::Start);
     let status = agent.status();
     assert_eq!((status.state, status.restarts, status.next_try), (AgentState::Starting, 1, None));
     assert!(status.last_error.unwrap().contains("exited with code 1"), "a restart does not hide the reason");
@@ -162,17 +162,17 @@ async fn pauses_double_until_the_agent_was_ready_for_the_stable_time() {
     let mut agent = launched("stable_after: 10s");
     for seconds in [1.0, 2.0, 4.0] {
         launch(&mut agent);
-        agent.on(Event::Exited(code(3)));
-        assert_about(pause(agent.on(Event::Gone(code(3)))), seconds);
-        agent.on(Event::Due);
+        agent.on(AgentEvent::Exited(code(3)));
+        assert_about(pause(agent.on(AgentEvent::Gone(code(3)))), seconds);
+        agent.on(AgentEvent::Due);
     }
     for (ready_for, seconds) in [(9, 8.0), (11, 1.0)] {
         launch(&mut agent);
-        agent.on(Event::Found(card("one")));
+        agent.on(AgentEvent::Found(card("one")));
         advance(Duration::from_secs(ready_for)).await;
-        agent.on(Event::Exited(code(3)));
-        assert_about(pause(agent.on(Event::Gone(code(3)))), seconds);
-        agent.on(Event::Due);
+        agent.on(AgentEvent::Exited(code(3)));
+        assert_about(pause(agent.on(AgentEvent::Gone(code(3)))), seconds);
+        agent.on(AgentEvent::Due);
     }
 }
 
@@ -181,17 +181,17 @@ async fn too_many_restarts_in_the_window_fail_the_agent_until_an_order() {
     let mut agent = launched("max_restarts: 1, restart_window: 1m");
     let crash = |agent: &mut Lifecycle| {
         launch(agent);
-        agent.on(Event::Exited(code(3)));
-        agent.on(Event::Gone(code(3)))
+        agent.on(AgentEvent::Exited(code(3)));
+        agent.on(AgentEvent::Gone(code(3)))
     };
     assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
-    agent.on(Event::Due);
+    agent.on(AgentEvent::Due);
     assert_eq!((crash(&mut agent), agent.state()), (Step::Wait(None), AgentState::Failed));
     assert_eq!(agent.on(ordered(true, 1)), Step::Start);
     assert_eq!((agent.state(), agent.status().restarts), (AgentState::Starting, 2));
-    // The order begins a new window, and the window ends by itself.
+    // The generation begins a new window, and the window ends by itself.
     assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
-    agent.on(Event::Due);
+    agent.on(AgentEvent::Due);
     advance(Duration::from_secs(60)).await;
     assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
 }
@@ -199,21 +199,21 @@ async fn too_many_restarts_in_the_window_fail_the_agent_until_an_order() {
 #[tokio::test(start_paused = true)]
 async fn an_order_and_its_state_become_visible_together() {
     let mut agent = ready("");
-    let seen = |agent: &Lifecycle| (agent.status().order, agent.status().state);
+    let seen = |agent: &Lifecycle| (agent.status().generation, agent.status().state);
     assert_eq!(agent.on(ordered(false, 1)), Step::EndProcess);
     assert_eq!(seen(&agent), (1, AgentState::Starting));
     assert_eq!(agent.status().pid, Some(PID), "it is not stopped while its process runs");
-    assert_eq!(agent.on(Event::Gone(code(0))), Step::Wait(None));
+    assert_eq!(agent.on(AgentEvent::Gone(code(0))), Step::Wait(None));
     assert_eq!(seen(&agent), (1, AgentState::Stopped));
     assert_eq!(agent.status().last_error.as_deref(), Some("stopped on request"));
     assert_eq!(agent.on(ordered(true, 2)), Step::Start);
     assert_eq!(seen(&agent), (2, AgentState::Starting));
     assert_eq!(agent.status().last_error, None);
     launch(&mut agent);
-    agent.on(Event::Found(card("one")));
+    agent.on(AgentEvent::Found(card("one")));
     assert_eq!(agent.on(ordered(true, 3)), Step::EndProcess);
     assert_eq!(seen(&agent), (3, AgentState::Starting));
-    assert_eq!(agent.on(Event::Gone(code(0))), Step::Start);
+    assert_eq!(agent.on(AgentEvent::Gone(code(0))), Step::Start);
     // A start after a stop is no restart.
     assert_eq!((seen(&agent), agent.status().restarts), ((3, AgentState::Starting), 1));
 }
@@ -224,26 +224,26 @@ async fn an_order_and_its_state_become_visible_together() {
 #[tokio::test(start_paused = true)]
 async fn an_order_cuts_a_pause_short(#[case] is_attached: bool, #[case] running: bool) {
     let mut agent = if is_attached { attached() } else { launched("") };
-    assert!(matches!(agent.on(Event::NotStarted(trouble("no"))), Step::Wait(Some(_))));
+    assert!(matches!(agent.on(AgentEvent::NotStarted(diagnosis("no"))), Step::Wait(Some(_))));
     let step = agent.on(ordered(running, 1));
     let expected =
         if running { (Step::Start, AgentState::Starting) } else { (Step::Wait(None), AgentState::Stopped) };
     assert_eq!((step, agent.state()), expected);
-    assert_eq!((agent.status().order, agent.status().next_try), (1, None));
+    assert_eq!((agent.status().generation, agent.status().next_try), (1, None));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_attached_agent_is_shown_as_backing_off_while_it_is_probed_again() {
     let mut agent = attached();
-    let step = agent.on(Event::NotStarted(trouble("no")));
+    let step = agent.on(AgentEvent::NotStarted(diagnosis("no")));
     assert_about(pause(step), 0.5);
-    assert_eq!(agent.on(Event::Due), Step::Start);
+    assert_eq!(agent.on(AgentEvent::Due), Step::Start);
     let status = agent.status();
     assert_eq!((status.state, status.restarts), (AgentState::BackingOff, 0));
     assert_eq!(status.last_error.as_deref(), Some("no"));
-    assert_about(pause(agent.on(Event::NotStarted(trouble("no")))), 1.0);
-    agent.on(Event::Due);
-    assert_eq!(agent.on(Event::Found(card("one"))), Step::Watch);
+    assert_about(pause(agent.on(AgentEvent::NotStarted(diagnosis("no")))), 1.0);
+    agent.on(AgentEvent::Due);
+    assert_eq!(agent.on(AgentEvent::Found(card("one"))), Step::Watch);
     assert_eq!((agent.state(), agent.status().last_error), (AgentState::Ready, None));
 }
 
@@ -260,7 +260,7 @@ async fn a_few_failed_probes_make_an_agent_unhealthy_and_one_good_card_ready() {
     assert_eq!((agent.on(silence()), agent.state()), (Step::Watch, AgentState::Ready));
     agent.on(silence());
     assert_eq!((agent.state(), agent.status().pid), (AgentState::Unhealthy, Some(PID)));
-    agent.on(Event::Found(card("two")));
+    agent.on(AgentEvent::Found(card("two")));
     assert_eq!((agent.state(), agent.status().known), (AgentState::Ready, Some(card("two"))));
     // The count begins again.
     agent.on(silence());
@@ -271,66 +271,74 @@ async fn a_few_failed_probes_make_an_agent_unhealthy_and_one_good_card_ready() {
 async fn a_hung_process_is_unhealthy_until_it_has_gone_and_a_busy_one_is_not_hung() {
     let mut agent = ready("liveness: { failures: 2 }, readiness: { failures: 9 }");
     for _ in 0..5 {
-        let Event::Unanswered { error, .. } = silence() else { unreachable!() };
-        assert_eq!(agent.on(Event::Unanswered { error, busy: true }), Step::Watch);
+        let AgentEvent::Unanswered { error, .. } = silence() else { unreachable!() };
+        assert_eq!(agent.on(AgentEvent::Unanswered { error, busy: true }), Step::Watch);
     }
     agent.on(silence());
     assert_eq!(agent.on(silence()), Step::EndProcess);
     let status = agent.status();
     assert_eq!((status.state, status.pid), (AgentState::Unhealthy, Some(PID)));
-    assert!(status.last_error.unwrap().contains("did not answer 2 times in a row"));
+    assert!(status.last_error.unwrap().contains("failed 2 liveness checks in a row"));
     advance(Duration::from_secs(30)).await;
     // It did not exit by itself, so its exit code means nothing, and the pause begins now.
-    assert_about(pause(agent.on(Event::Gone(code(0)))), 1.0);
+    assert_about(pause(agent.on(AgentEvent::Gone(code(0)))), 1.0);
     assert_eq!((agent.state(), agent.status().pid), (AgentState::BackingOff, None));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_process_that_stays_suspended_is_ended_and_one_that_resumes_is_not() {
     let mut agent = ready("liveness: { interval: 4s }");
-    assert_eq!((agent.on(Event::Suspended(PID)), agent.state()), (Step::Watch, AgentState::Unhealthy));
+    assert_eq!((agent.on(AgentEvent::Suspended(PID)), agent.state()), (Step::Watch, AgentState::Unhealthy));
     advance(Duration::from_secs(1)).await;
-    assert_eq!(agent.on(Event::Suspended(PID)), Step::Watch, "too soon to tell");
-    agent.on(Event::Resumed);
+    assert_eq!(agent.on(AgentEvent::Suspended(PID)), Step::Watch, "too soon to tell");
+    agent.on(AgentEvent::Resumed);
     advance(Duration::from_secs(4)).await;
-    assert_eq!(agent.on(Event::Suspended(PID)), Step::Watch, "it begins again");
+    assert_eq!(agent.on(AgentEvent::Suspended(PID)), Step::Watch, "it begins again");
     advance(Duration::from_secs(2)).await;
-    assert_eq!((agent.on(Event::Suspended(PID)), agent.state()), (Step::EndProcess, AgentState::Unhealthy));
+    assert_eq!(
+        (agent.on(AgentEvent::Suspended(PID)), agent.state()),
+        (Step::EndProcess, AgentState::Unhealthy)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_start_that_takes_too_long_is_starting_until_its_process_has_gone() {
     let mut agent = launched("");
-    agent.on(Event::Delayed(Some(trouble("slow"))));
+    agent.on(AgentEvent::Delayed(Some(diagnosis("slow"))));
     assert_eq!(agent.status().last_error.as_deref(), Some("slow"));
-    agent.on(Event::Delayed(None));
+    agent.on(AgentEvent::Delayed(None));
     assert_eq!(agent.status().last_error, None);
     launch(&mut agent);
-    assert_eq!(agent.on(Event::NotStarted(trouble("not ready"))), Step::EndProcess);
+    assert_eq!(agent.on(AgentEvent::NotStarted(diagnosis("not ready"))), Step::EndProcess);
     let status = agent.status();
     assert_eq!((status.state, status.last_error.as_deref()), (AgentState::Starting, Some("not ready")));
-    assert!(matches!(agent.on(Event::Gone(code(0))), Step::Wait(Some(_))));
+    assert!(matches!(agent.on(AgentEvent::Gone(code(0))), Step::Wait(Some(_))));
     assert_eq!(agent.state(), AgentState::BackingOff);
 }
 
 #[tokio::test(start_paused = true)]
 async fn when_the_bridge_lets_an_agent_go_its_process_ends_first() {
     let mut agent = ready("");
-    assert_eq!(agent.on(Event::Shutdown), Step::EndProcess);
+    assert_eq!(agent.on(AgentEvent::Shutdown), Step::EndProcess);
     assert_eq!(agent.state(), AgentState::Starting);
-    assert_eq!((agent.on(Event::Gone(code(0))), agent.state()), (Step::Finish, AgentState::Stopped));
+    assert_eq!((agent.on(AgentEvent::Gone(code(0))), agent.state()), (Step::Finish, AgentState::Stopped));
     let mut agent = ready_attached();
-    assert_eq!((agent.on(Event::Shutdown), agent.state()), (Step::Finish, AgentState::Stopped));
+    assert_eq!((agent.on(AgentEvent::Shutdown), agent.state()), (Step::Finish, AgentState::Stopped));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_event_that_comes_too_late_changes_nothing() {
     let mut agent = ready("");
     agent.on(ordered(false, 1));
-    agent.on(Event::Gone(code(0)));
+    agent.on(AgentEvent::Gone(code(0)));
     let stopped = agent.status();
-    let late =
-        [Event::Due, Event::Found(card("two")), silence(), Event::Suspended(PID), Event::Exited(code(1))];
+    let late = [
+        AgentEvent::Due,
+        AgentEvent::Found(card("two")),
+        silence(),
+        AgentEvent::Suspended(PID),
+        AgentEvent::Exited(code(1)),
+    ];
     for event in late {
         assert_eq!(agent.on(event), Step::Wait(None));
         assert_eq!(agent.status(), stopped);
@@ -342,15 +350,15 @@ async fn no_sequence_of_events_shows_a_process_that_exited_as_unhealthy() {
     let mut random = fastrand::Rng::with_seed(12);
     for _ in 0..2_000 {
         let mut agent = launched("restart: always, readiness: { failures: 1 }, liveness: { failures: 2 }");
-        let (mut order, mut has_process) = (0, false);
+        let (mut generation, mut has_process) = (0, false);
         for _ in 0..30 {
             let step = agent.step();
             let event = match (step, random.u8(0..6)) {
                 (_, 0) if step != Step::EndProcess => {
-                    order += 1;
-                    ordered(random.bool(), order)
+                    generation += 1;
+                    ordered(random.bool(), generation)
                 }
-                (Step::Start, 1) => Event::NotStarted(trouble("no")),
+                (Step::Start, 1) => AgentEvent::NotStarted(diagnosis("no")),
                 (Step::Start, _) => {
                     has_process = true;
                     launch(&mut agent);
@@ -358,18 +366,18 @@ async fn no_sequence_of_events_shows_a_process_that_exited_as_unhealthy() {
                 }
                 (Step::AwaitReady | Step::Watch, 1) => {
                     has_process = false;
-                    Event::Exited(code(1))
+                    AgentEvent::Exited(code(1))
                 }
-                (Step::AwaitReady, 2) => Event::NotStarted(trouble("slow")),
-                (Step::AwaitReady | Step::Watch, 3) => Event::Found(card("one")),
-                (Step::Watch, 4) => Event::Suspended(PID),
+                (Step::AwaitReady, 2) => AgentEvent::NotStarted(diagnosis("slow")),
+                (Step::AwaitReady | Step::Watch, 3) => AgentEvent::Found(card("one")),
+                (Step::Watch, 4) => AgentEvent::Suspended(PID),
                 (Step::Watch, _) => silence(),
-                (Step::AwaitReady, _) => Event::Delayed(None),
+                (Step::AwaitReady, _) => AgentEvent::Delayed(None),
                 (Step::EndProcess, _) => {
                     has_process = false;
-                    Event::Gone(code(1))
+                    AgentEvent::Gone(code(1))
                 }
-                (Step::Wait(_), _) => Event::Due,
+                (Step::Wait(_), _) => AgentEvent::Due,
                 (Step::Finish, _) => break,
             };
             agent.on(event);
@@ -379,7 +387,7 @@ async fn no_sequence_of_events_shows_a_process_that_exited_as_unhealthy() {
                 assert!(has_process, "{:?}", agent.phase);
             }
             assert_eq!(status.pid.is_some(), has_process, "{:?}", agent.phase);
-            assert_eq!(status.order, order);
+            assert_eq!(status.generation, generation);
         }
     }
 }

@@ -102,7 +102,7 @@ impl Pump {
         let flood = std::mem::take(&mut self.flood);
         let last: Vec<&[u8]> = flood.rsplit(|byte| *byte == b'\n').take(LAST_OF_FLOOD).collect();
         for line in last.into_iter().rev() {
-            let text = self.output.covered(line.get(..MAX_LINE.min(line.len())).unwrap_or_default());
+            let text = self.output.redacted_text(line.get(..MAX_LINE.min(line.len())).unwrap_or_default());
             if !text.is_empty() {
                 self.output.keep(self.stream, level_of(&text), &text);
             }
@@ -110,7 +110,7 @@ impl Pump {
     }
 
     fn show(&mut self) {
-        let text = self.output.covered(&self.line);
+        let text = self.output.redacted_text(&self.line);
         self.output.0.dropped_bytes.fetch_add(self.cut, Relaxed);
         self.line.clear();
         self.cut = 0;

@@ -209,7 +209,7 @@ impl Site {
 pub fn marked(mark: &str) -> Vec<i32> {
     procfs::all()
         .filter(|pid| procfs::variable(*pid, MARK).as_deref() == Some(mark))
-        .filter(|pid| Stat::read(*pid).is_some_and(|stat| !stat.is_over()))
+        .filter(|pid| Stat::read(*pid).is_some_and(|stat| !stat.has_exited()))
         .collect()
 }
 

@@ -1,4 +1,4 @@
-//! What is wrong with an agent, and what to do about it, in words for somebody woken up at night.
+//! What is wrong with an agent and what an operator can do about it.
 
 use crate::text::duration;
 use crate::text::error_chain;
@@ -10,25 +10,27 @@ use crate::a2a::client::ClientError;
 use crate::config;
 use crate::process::child::{Exit, SpawnError};
 
-const KILLED: &str = "somebody has killed it, most often the system for lack of memory: see `dmesg`, and the memory \
-                      limit of the service or container";
+const KILLED: &str = "another process killed it, most often the kernel because memory ran out: check `dmesg` and the \
+                      memory limit of the service or container";
 
-/// A reason and a way out of it.
+const CHECK_OUTPUT: &str = "check its last output";
+const RESTARTING: &str = "; the bridge restarts it";
+
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct Diagnosis {
     pub(super) text: String,
     pub(super) advice: String,
 }
 
-/// What a probe found instead of a card.
+/// Why a probe failed.
 #[derive(Debug)]
 pub(super) enum ProbeError {
-    /// Somebody else listens on the agent's port.
+    /// Another process listens on the agent's port.
     Foreign {
         port: u16,
         process: Option<(i32, String)>,
     },
-    /// A launched agent does not listen on its port; this is where it does listen.
+    /// A launched agent does not listen on its port but on `instead`.
     NotListening {
         port: u16,
         instead: Vec<SocketAddr>,
@@ -37,20 +39,20 @@ pub(super) enum ProbeError {
 }
 
 impl ProbeError {
-    /// Whether there is no agent at all, rather than one without a usable card.
-    pub(super) fn is_nobody_there(&self) -> bool {
+    /// Whether the agent cannot be reached at all.
+    pub(super) fn is_unreachable(&self) -> bool {
         match self {
             Self::Foreign { .. } | Self::NotListening { .. } => true,
             Self::Card(error) => error.is_nobody_there(),
         }
     }
 
-    /// Whether somebody is there and says nothing: hung, or busy.
-    pub(super) fn is_silence(&self) -> bool {
+    /// Whether the agent accepts connections but does not respond: hung, or busy.
+    pub(super) fn is_timeout(&self) -> bool {
         match self {
             Self::Foreign { .. } | Self::NotListening { .. } => false,
             Self::Card(CardError::Timeout { .. }) => true,
-            // Without an access token nothing was asked.
+            // Without an access token, no request was sent.
             Self::Card(CardError::Fetch { source, .. }) if matches!(**source, ClientError::Token(_)) => false,
             Self::Card(error @ CardError::Fetch { .. }) => !error.is_nobody_there(),
             Self::Card(_) => false,
@@ -58,18 +60,19 @@ impl ProbeError {
     }
 }
 
-impl Trouble {
+impl Diagnosis {
     pub(super) fn spawn(error: &SpawnError) -> Self {
         let advice = match error {
             SpawnError::NotFound { program } if program.contains('/') => {
-                "it is looked for from `working_dir`; correct the path in `command`, or give the full one"
+                "correct the path in `command`; a relative path starts at `working_dir`"
             }
             SpawnError::NotFound { .. } => {
-                "install it, or give its full path in `command`; it is looked for on the PATH of the bridge, \
-                 or on the one in `env`"
+                "install it, or use its full path in `command`; the bridge searches its own PATH, or PATH from `env`"
             }
-            SpawnError::Denied { .. } => "make it executable (`chmod +x`), and check who the bridge runs as",
-            SpawnError::NoSuchDir(_) => "make that folder, or correct `working_dir`",
+            SpawnError::Denied { .. } => {
+                "make it executable (`chmod +x`), and check which user runs the bridge"
+            }
+            SpawnError::NoSuchDir(_) => "create the directory, or correct `working_dir`",
             SpawnError::Empty | SpawnError::Other { .. } => "check `command`, `working_dir` and `env`",
         };
         Self { text: error_chain(error), advice: advice.into() }
@@ -81,54 +84,52 @@ impl Trouble {
         config: &config::AgentConfig,
     ) -> Self {
         let (who, first) = match process {
-            Some((pid, name)) => (format!("pid {pid} ({name})"), format!("end it (`kill {pid}`)")),
+            Some((pid, name)) => (format!("pid {pid} ({name})"), format!("stop that process (`kill {pid}`)")),
             None => (
                 "a process of another user".to_owned(),
-                format!("see who it is (`ss -ltnp 'sport = :{port}'`, as root)"),
+                format!("find that process (`ss -ltnp 'sport = :{port}'`, as root)"),
             ),
         };
-        let launched = "or give the agent another port: `port: auto` with `{port}` in `command` and `url` finds a free one; \
-                        if others listen for it, as with `docker run -p`, set `verify_port: false`";
+        let launched = "or use another port: `port: auto` with `{port}` in `command` and `url` finds a free one; \
+                        if another program listens for the agent, as with `docker run -p`, set `verify_port: false`";
         let advice = if config.command.is_some() { format!("{first}, {launched}") } else { first };
         Self { text: format!("port {port} in use by {who}"), advice }
     }
 
-    /// It ended before its card was seen.
+    /// The agent exited before its first card.
     pub(super) fn exit_at_start(exit: Exit, after: Duration) -> Self {
         let advice = if exit.is_success() {
-            "let the command stay in the foreground: the bridge takes the end of its process for the end of the agent"
+            "keep the command in the foreground: when its process exits, the agent counts as exited"
         } else if exit.is_killed() {
             KILLED
         } else if matches!(exit.code(), Some(126 | 127)) {
-            "a shell ends so when it cannot find (127) or run (126) a program: its last output names it; give its full \
-             path, or set PATH in `env`"
+            "a shell exits with 127 if it cannot find a program and with 126 if it cannot run it; the last output names the \
+             program: use its full path, or set PATH in `env`"
         } else {
-            "its last output says why; run its `command` by hand, in the same folder and with the same variables, to \
-             see more"
+            "check its last output, or run its `command` by hand in the same directory with the same environment"
         };
         Self {
-            text: format!("the agent {exit} after {}, before it showed its card", duration(after)),
+            text: format!("the agent {exit} after {}, before it served a card", duration(after)),
             advice: advice.into(),
         }
     }
 
     pub(super) fn exit(exit: Exit, after: Duration) -> Self {
-        let why = if exit.is_killed() { KILLED } else { "its last output says why" };
+        let why = if exit.is_killed() { KILLED } else { CHECK_OUTPUT };
         Self {
             text: format!("the agent {exit} after {}", duration(after)),
-            advice: format!("{why}; it is started again"),
+            advice: format!("{why}{RESTARTING}"),
         }
     }
 
-    /// Nothing usable was seen until the limit.
     pub(super) fn slow_start(error: &ProbeError, config: &config::AgentConfig) -> Self {
         let seen = Self::probe(error, config);
         let limit = duration(config.startup_timeout);
-        let advice = if error.is_nobody_there() || error.is_silence() {
+        let advice = if error.is_unreachable() || error.is_timeout() {
             match error {
                 ProbeError::NotListening { instead, .. } if !instead.is_empty() => seen.advice,
                 _ => format!(
-                    "if it needs more time, raise `startup_timeout` (now {limit}); if not, its last output says what it waits for"
+                    "raise `startup_timeout` (now {limit}) if it needs more time; otherwise {CHECK_OUTPUT}"
                 ),
             }
         } else {
@@ -142,24 +143,19 @@ impl Trouble {
             ProbeError::Foreign { port, process } => Self::port_taken(*port, process.as_ref(), config),
             ProbeError::NotListening { port, instead } if instead.is_empty() => Self {
                 text: format!("the agent does not listen on port {port}"),
-                advice: format!(
-                    "see in its last output what it waits for, and whether it knows that its port is {port}"
-                ),
+                advice: format!("{CHECK_OUTPUT}, and check that it is configured to listen on port {port}"),
             },
-            ProbeError::NotListening { port, instead } => Self::elsewhere(*port, instead, config),
+            ProbeError::NotListening { port, instead } => Self::wrong_address(*port, instead, config),
             ProbeError::Card(error) => Self::card(error, config),
         }
     }
 
-    /// It listens, but not where it is looked for.
-    fn elsewhere(port: u16, instead: &[SocketAddr], config: &config::AgentConfig) -> Self {
+    fn wrong_address(port: u16, instead: &[SocketAddr], config: &config::AgentConfig) -> Self {
         let host = config.url.host_str().unwrap_or_default();
         if let Some(address) = instead.iter().find(|address| address.port() == port) {
             return Self {
-                text: format!("the agent listens on {address}, and not on {host} as `url` says"),
-                advice: format!(
-                    "tell it in `command` or `env` to listen on {host}, or correct `url` to where it listens"
-                ),
+                text: format!("the agent listens on {address} instead of {host}, the host in `url`"),
+                advice: format!("make it listen on {host} (`command`, `env`), or correct `url`"),
             };
         }
         let mut ports: Vec<u16> = instead.iter().map(SocketAddr::port).collect();
@@ -168,9 +164,9 @@ impl Trouble {
         let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
         let ports = ports.join(", ");
         Self {
-            text: format!("the agent listens on {word} {ports}, and not on {port} as `url` says"),
+            text: format!("the agent listens on {word} {ports} instead of {port}, the port in `url`"),
             advice: format!(
-                "correct `url` or `port`, or tell it in `command` (`{{port}}`) or `env` to use {port}"
+                "correct `url` or `port`, or make it listen on {port} (`{{port}}` in `command`, or `env`)"
             ),
         }
     }
@@ -184,47 +180,46 @@ impl Trouble {
             || config.card_auth.is_some();
         let advice = match error {
             CardError::Status(_) if refused && has_credentials => {
-                "the agent does not take the credentials: correct `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
+                "the agent rejects the credentials: correct `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
             }
             CardError::Status(_) if refused => {
-                "the agent wants credentials: give them in `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
+                "the agent requires credentials: set `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
             }
             CardError::Status(_) => {
-                "somebody answers there, but without a card: set `card_path` to where the agent serves it, \
-                 or give the card itself under `card`"
+                "the server at `url` responds but serves no card: set `card_path` to the card's path, or put the card itself \
+                 under `card`"
                     .to_owned()
             }
             CardError::Invalid(_) => format!(
-                "look at what the agent serves (`curl {}`), and correct it there, or set `card_path` or `card`",
+                "check what the agent serves (`curl {}`) and correct it, or set `card_path` or `card`",
                 card_url(config)
             ),
             CardError::TooLarge { .. } => {
-                "have the agent serve a smaller card, or give a short one under `card`".to_owned()
+                "make the agent serve a smaller card, or put a shorter one under `card`".to_owned()
             }
-            CardError::Unsupported(_) => "have the agent offer JSON-RPC or REST as well".to_owned(),
-            CardError::Auth(_) => "give the agent's credentials under `auth`".to_owned(),
+            CardError::Unsupported(_) => "make the agent offer JSON-RPC or REST".to_owned(),
+            CardError::Auth(_) => "configure the agent's credentials under `auth`".to_owned(),
             CardError::Fetch { source, .. } if matches!(**source, ClientError::Token(_)) => {
-                "see whether the token endpoint answers, and correct `oauth2` under `auth`".to_owned()
+                "check that the token endpoint responds, and correct `oauth2` under `auth`".to_owned()
             }
             CardError::Fetch { source, .. } if matches!(**source, ClientError::Encoded { .. }) => {
-                "have the agent, or what stands before it, honour `Accept-Encoding: identity`".to_owned()
+                "make the agent, or the proxy in front of it, honor `Accept-Encoding: identity`".to_owned()
             }
             CardError::Timeout { .. } => {
-                "the agent takes connections and does not answer: see its last output".to_owned()
+                format!("the agent accepts connections but does not respond: {CHECK_OUTPUT}")
             }
             _ if config.command.is_none() => {
                 format!("start the agent, or correct `url` (now {})", config.url)
             }
-            _ => "see its last output".to_owned(),
+            _ => CHECK_OUTPUT.to_owned(),
         };
         Self { text, advice }
     }
 
-    /// An order, or the end of the bridge.
     pub(super) fn ending() -> Self {
         Self {
-            text: "being ended on request".into(),
-            advice: "wait for it; `stop_grace` limits how long it takes".into(),
+            text: "stopping on request".into(),
+            advice: "wait; the bridge kills the process after `stop_grace`".into(),
         }
     }
 
@@ -235,39 +230,37 @@ impl Trouble {
         }
     }
 
-    /// After a reload the process of the old settings still serves calls.
+    /// After a reload, the process of the previous configuration still serves calls.
     pub(super) fn predecessor() -> Self {
         Self {
             text: "waiting for the process of the previous configuration to exit".into(),
-            advice:
-                "its calls in flight have `shutdown_grace` to finish, and then it has `stop_grace` to exit"
-                    .into(),
+            advice: "wait; its calls in flight may take `shutdown_grace`, and its exit `stop_grace`".into(),
         }
     }
 
-    /// It was stopped by SIGSTOP.
-    pub(super) fn stopped(pid: i32) -> Self {
+    pub(super) fn suspended(pid: i32) -> Self {
         Self {
-            text: format!("the agent's process {pid} is stopped (SIGSTOP)"),
-            advice: "it is ended and started again, unless SIGCONT comes first".into(),
+            text: format!("the agent's process {pid} is suspended (SIGSTOP)"),
+            advice: "the bridge restarts it unless it receives SIGCONT first".into(),
         }
     }
 
     pub(super) fn hung(error: &ProbeError, failures: usize, config: &config::AgentConfig) -> Self {
         Self {
             text: format!(
-                "the agent did not answer {failures} times in a row (`liveness`): {}",
+                "the agent failed {failures} liveness checks in a row: {}",
                 Self::probe(error, config).text
             ),
-            advice: "it is ended and started again; if it is only slow, raise `liveness.timeout` or `liveness.failures`".into(),
+            advice:
+                "the bridge restarts it; if it is only slow, raise `liveness.timeout` or `liveness.failures`"
+                    .into(),
         }
     }
 
-    /// It is left alone after too many restarts.
     pub(super) fn crash_loop(self, name: &str, config: &config::AgentConfig) -> Self {
         Self {
             text: format!(
-                "started again {} times within {} (`max_restarts`, `restart_window`) and given up; at last: {}",
+                "restarted {} times within {} (`max_restarts`, `restart_window`), giving up; last problem: {}",
                 config.max_restarts,
                 duration(config.restart_window),
                 self.text
@@ -276,10 +269,9 @@ impl Trouble {
         }
     }
 
-    /// It is left alone because the settings say so.
-    pub(super) fn left_alone(self, exit: Option<Exit>, name: &str, config: &config::AgentConfig) -> Self {
+    pub(super) fn not_restarted(self, exit: Option<Exit>, name: &str, config: &config::AgentConfig) -> Self {
         let why = match config.restart {
-            config::Restart::OnFailure => "`restart: on-failure` takes exit code 0 for a wanted end",
+            config::Restart::OnFailure => "`restart: on-failure` does not restart after exit code 0",
             config::Restart::Always | config::Restart::Never => "`restart` is `never`",
         };
         let start = format!("`a2a-bridge agents start {name}` starts it");
@@ -288,13 +280,13 @@ impl Trouble {
         } else {
             format!("{}; then {start}", without_restart(&self.advice))
         };
-        Self { text: format!("{}; not started again: {why}", self.text), advice }
+        Self { text: format!("{}; not restarting: {why}", self.text), advice }
     }
 }
 
-/// Advice for an agent that is not started again.
+/// Advice for an agent that is not restarted.
 fn without_restart(advice: &str) -> &str {
-    advice.split("; it is started again").next().unwrap_or(advice)
+    advice.strip_suffix(RESTARTING).unwrap_or(advice)
 }
 
 fn card_url(config: &config::AgentConfig) -> String {

@@ -8,32 +8,34 @@ use nix::unistd::Pid;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::child::{Exit, Host, Order, Phase, Spec, Started, pid_of, read_output, surround};
+use super::child::{
+    ChildCommand, ChildState, Exit, Host, SpawnedChild, Spec, configure, pid_of, read_output,
+};
 use super::output::Output;
 use crate::tasks::OnFailure;
 
-pub(super) fn start(spec: &Spec, host: &Host, output: &Output) -> io::Result<Started> {
+pub(super) fn start(spec: &Spec, host: &Host, output: &Output) -> io::Result<SpawnedChild> {
     let (program, arguments) =
         spec.command.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut command = tokio::process::Command::new(program);
     command.args(arguments);
-    surround(&mut command, spec, host);
+    configure(&mut command, spec, host);
     let mut child = command.spawn()?;
     read_output(&mut child, host, output);
     let pid = pid_of(&child);
-    let (told, phase) = watch::channel(Phase::Running);
-    let (orders, received) = mpsc::channel(4);
-    let keeper = keep(child, Pid::from_raw(pid), spec.stop_signal, told, received);
-    host.tasks.spawn("agent process", OnFailure::StopBridge, keeper);
-    Ok(Started { pid, guard: None, phase, orders })
+    let (state_sender, state) = watch::channel(ChildState::Running);
+    let (commands, received) = mpsc::channel(4);
+    let handle = keep(child, Pid::from_raw(pid), spec.stop_signal, state_sender, received);
+    host.tasks.spawn("agent process", OnFailure::StopBridge, handle);
+    Ok(SpawnedChild { pid, guard: None, state, commands })
 }
 
 async fn keep(
     mut child: tokio::process::Child,
     group: Pid,
     stop_signal: Signal,
-    told: watch::Sender<Phase>,
-    mut orders: mpsc::Receiver<Order>,
+    state_sender: watch::Sender<ChildState>,
+    mut commands: mpsc::Receiver<ChildCommand>,
 ) {
     let far = Duration::from_secs(24 * 60 * 60 * 365);
     let mut kill_at = Instant::now() + far;
@@ -41,13 +43,13 @@ async fn keep(
     let status = loop {
         tokio::select! {
             status = child.wait() => break status,
-            order = orders.recv(), if open => match order {
-                Some(Order::Stop(grace)) => {
+            command = commands.recv(), if open => match command {
+                Some(ChildCommand::Stop(grace)) => {
                     signal(group, stop_signal);
                     signal(group, Signal::SIGCONT);
                     kill_at = Instant::now() + grace;
                 }
-                Some(Order::Kill) => kill_at = Instant::now(),
+                Some(ChildCommand::Kill) => kill_at = Instant::now(),
                 None => open = false,
             },
             () = tokio::time::sleep_until(kill_at) => {
@@ -60,7 +62,7 @@ async fn keep(
     let exit = status.map_or(Exit::Unknown, Exit::Known);
     // The leader may have left others of its group behind.
     signal(group, Signal::SIGKILL);
-    told.send_replace(Phase::Gone(exit));
+    state_sender.send_replace(ChildState::Gone(exit));
 }
 
 fn signal(group: Pid, signal: Signal) {
@@ -89,10 +91,10 @@ mod tests {
         };
         let output = Output::new("a".into(), Secrets::default());
         // Nothing is awaited between spawn and wait, so this is the first to read the status.
-        let Started { pid, mut phase, .. } = start(&spec, &Host::default(), &output).unwrap();
+        let SpawnedChild { pid, mut state, .. } = start(&spec, &Host::default(), &output).unwrap();
         waitpid(Pid::from_raw(pid), None).unwrap();
-        let ended = phase.wait_for(|phase| *phase != Phase::Running).await.unwrap();
-        let Phase::Gone(exit) = *ended else { panic!("{ended:?}") };
+        let ended = state.wait_for(|state| *state != ChildState::Running).await.unwrap();
+        let ChildState::Gone(exit) = *ended else { panic!("{ended:?}") };
         assert_eq!(exit, Exit::Unknown);
         assert!(!exit.is_success());
     }

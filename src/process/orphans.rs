@@ -2,7 +2,7 @@
 //!
 //! Two traces lead to it. A record per agent in a folder of this user says which processes were
 //! started, each by pid, start time and boot: a pid alone may be somebody else's by now; and all that a
-//! recorded guard has guarded has its `brand`. And every process of an agent carries a mark in its
+//! recorded guard has guarded has its `tag`. And every process of an agent carries a mark in its
 //! environment, which names the bridge that started it. Both are about bridges of the same settings
 //! file, and nothing is touched while the bridge that started it is alive.
 
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 #[cfg(target_os = "linux")]
-use super::brand::{self, Brand};
+use super::process_tag::{self, ProcessTag};
 #[cfg(target_os = "linux")]
 use super::procfs::{self, Stat};
 
@@ -46,7 +46,7 @@ impl Process {
 
     #[cfg(target_os = "linux")]
     fn is_alive(self) -> bool {
-        Stat::read(self.pid).is_some_and(|stat| stat.start == self.start && !stat.is_over())
+        Stat::read(self.pid).is_some_and(|stat| stat.start == self.start && !stat.has_exited())
     }
 }
 
@@ -62,11 +62,11 @@ struct Record {
 /// What the records of dead bridges say.
 #[cfg(target_os = "linux")]
 #[derive(Default)]
-struct Recorded {
+struct DeadBridges {
     /// Guards and children that are still alive, with all below them.
     left: HashSet<Process>,
     /// Of all guards, dead or alive.
-    brands: Vec<Brand>,
+    tags: Vec<ProcessTag>,
     files: Vec<PathBuf>,
 }
 
@@ -141,16 +141,16 @@ impl Records {
     /// Ends what earlier bridges of this settings file have left, and says what that was. Blocks for
     /// as long as it takes to end, two seconds at the most.
     #[cfg(target_os = "linux")]
-    pub fn end_leftovers(&self) -> Vec<String> {
+    pub fn kill_orphans(&self) -> Vec<String> {
         use nix::sys::signal::{Signal, kill};
         use nix::unistd::Pid;
 
         // A bridge that an agent has started may carry the traces of that agent itself.
-        let spared = procfs::lineage(self.bridge.pid);
+        let spared = procfs::ancestors(self.bridge.pid);
         let is_meant = |process: &Process| !spared.contains(&process.pid);
-        let Recorded { mut left, brands, files } = self.recorded();
+        let DeadBridges { mut left, tags, files } = self.recorded();
         left.retain(is_meant);
-        left.extend(self.traced(&brands).filter(is_meant));
+        left.extend(self.traced(&tags).filter(is_meant));
         let mut said: Vec<String> = Vec::new();
         for process in &left {
             if let Some(stat) = Stat::read(process.pid) {
@@ -164,7 +164,7 @@ impl Records {
                 let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
             }
             // What they started meanwhile has the same traces.
-            left.extend(self.traced(&brands).filter(is_meant));
+            left.extend(self.traced(&tags).filter(is_meant));
             let pause = nix::poll::PollTimeout::from(5_u8);
             let _ = nix::poll::poll(&mut [], pause);
         }
@@ -174,15 +174,15 @@ impl Records {
         said
     }
 
-    /// Nothing can be told apart here.
+    /// Nothing can be state_sender apart here.
     #[cfg(not(target_os = "linux"))]
-    pub fn end_leftovers(&self) -> Vec<String> {
+    pub fn kill_orphans(&self) -> Vec<String> {
         Vec::new()
     }
 
     #[cfg(target_os = "linux")]
-    fn recorded(&self) -> Recorded {
-        let Recorded { mut left, mut brands, mut files } = Recorded::default();
+    fn recorded(&self) -> DeadBridges {
+        let DeadBridges { mut left, mut tags, mut files } = DeadBridges::default();
         for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let path = file.path();
             let record = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok());
@@ -196,25 +196,26 @@ impl Records {
             }
             files.push(path);
             let guard = record.guard.filter(|_| same_boot);
-            brands.extend(guard.and_then(|guard| Brand::new(guard.pid, guard.start)));
+            tags.extend(guard.and_then(|guard| ProcessTag::new(guard.pid, guard.start)));
             let known = [record.guard, record.child].into_iter().flatten();
             for process in known.filter(|process| same_boot && process.is_alive()) {
                 left.extend(procfs::descendants(process.pid).into_iter().filter_map(Process::find));
                 left.insert(process);
             }
         }
-        Recorded { left, brands, files }
+        DeadBridges { left, tags, files }
     }
 
-    /// What has one of the brands, or the mark of a bridge that is dead.
+    /// What has one of the tags, or the mark of a bridge that is dead.
     #[cfg(target_os = "linux")]
-    fn traced(&self, brands: &[Brand]) -> impl Iterator<Item = Process> {
-        let branded = brand::bearers(brands).map(|stat| Process { pid: stat.pid, start: stat.start });
-        branded.chain(self.marked_by_the_dead())
+    fn traced(&self, tags: &[ProcessTag]) -> impl Iterator<Item = Process> {
+        let branded =
+            process_tag::tagged_processes(tags).map(|stat| Process { pid: stat.pid, start: stat.start });
+        branded.chain(self.marked_by_dead_bridges())
     }
 
     #[cfg(target_os = "linux")]
-    fn marked_by_the_dead(&self) -> HashSet<Process> {
+    fn marked_by_dead_bridges(&self) -> HashSet<Process> {
         let own = format!("{}:", self.key);
         let is_left = |pid: &i32| {
             let mark = procfs::variable(*pid, MARK);

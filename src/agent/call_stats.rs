@@ -1,26 +1,24 @@
-//! The calls of one agent, counted: how many are in flight, how they ended, how long they took.
+//! Counts the calls of one agent: in flight, by outcome, by latency.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// Upper limits of the histogram's buckets, in seconds.
+/// Upper bounds of the histogram buckets, in seconds.
 pub(crate) const BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 
-/// The counts of one agent.
 #[derive(Debug, Default)]
-pub struct Calls {
+pub struct CallStats {
     in_flight: AtomicUsize,
     outcomes: Mutex<BTreeMap<String, u64>>,
-    // Each without those before it.
+    // Not cumulative.
     buckets: [AtomicU64; BUCKETS.len()],
     count: AtomicU64,
     micros: AtomicU64,
     last_error: Mutex<Option<CallError>>,
 }
 
-/// The last call that went wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallError {
     pub code: String,
@@ -28,38 +26,36 @@ pub struct CallError {
     pub at: SystemTime,
 }
 
-/// The latencies at one moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Latency {
-    /// Calls up to each of [`BUCKETS`], each with all before it.
+    /// Cumulative counts for [`BUCKETS`].
     pub buckets: [u64; BUCKETS.len()],
     pub count: u64,
-    /// Their times together, in seconds.
+    /// Sum of the durations.
     pub seconds: f64,
 }
 
-/// A call in flight, for as long as it lives.
+/// Counts one call as in flight until it is dropped.
 #[derive(Debug)]
-pub struct Work(Arc<Calls>);
+pub struct InFlightCall(Arc<CallStats>);
 
-impl Drop for Work {
+impl Drop for InFlightCall {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Relaxed);
     }
 }
 
-impl Calls {
-    pub(super) fn begin(self: &Arc<Self>) -> Work {
+impl CallStats {
+    pub(super) fn begin(self: &Arc<Self>) -> InFlightCall {
         self.in_flight.fetch_add(1, Relaxed);
-        Work(Arc::clone(self))
+        InFlightCall(Arc::clone(self))
     }
 
-    /// How many are being worked on.
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Relaxed)
     }
 
-    /// Counts one that ended, under a word for how.
+    /// Counts a finished call by its status or error code.
     pub fn ended(&self, outcome: &str, took: Duration) {
         let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         match outcomes.get_mut(outcome) {
@@ -76,7 +72,6 @@ impl Calls {
         self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Remembers what went wrong last.
     pub fn failed(&self, code: &str, message: &str) {
         let error = CallError {
             code: code.to_owned(),
@@ -113,7 +108,7 @@ mod tests {
 
     #[test]
     fn calls_are_counted_in_flight_by_outcome_and_by_time() {
-        let calls = Arc::new(Calls::default());
+        let calls = Arc::new(CallStats::default());
         let (one, two) = (calls.begin(), calls.begin());
         assert_eq!(calls.in_flight(), 2);
         drop((one, two));

@@ -5,7 +5,7 @@
 //! and everybody may read those of others. So a guard sets one that Linux keeps and has not looked at
 //! since 2.4, the number of file locks (`RLIMIT_LOCKS`), to a number of its own.
 //!
-//! It is the soft limit alone, so that an agent that is a bridge can brand its own agents.
+//! It is the soft limit alone, so that an agent that is a bridge can tag its own agents.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -14,11 +14,11 @@ use super::procfs::{self, Stat};
 /// More bits than a process id has.
 const PID_BITS: u32 = 22;
 
-/// The brand of a guard and of everything below it, until the machine is started anew.
+/// The tag of a guard and of everything below it, until the machine is started anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Brand(u64);
+pub(super) struct ProcessTag(u64);
 
-impl Brand {
+impl ProcessTag {
     /// Of the guard with this process id, which started then.
     pub(super) fn new(pid: i32, start: u64) -> Option<Self> {
         Some(Self(start.checked_mul(1 << PID_BITS)? | u64::try_from(pid).ok()?))
@@ -30,18 +30,18 @@ impl Brand {
     }
 
     /// Brands this process, and all that it starts from now on.
-    pub(super) fn wear(self) -> nix::Result<()> {
+    pub(super) fn apply(self) -> nix::Result<()> {
         let (_, hard) = getrlimit(Resource::RLIMIT_LOCKS)?;
         setrlimit(Resource::RLIMIT_LOCKS, self.0, hard)
     }
 }
 
 /// The living processes that have one of these.
-pub(super) fn bearers(brands: &[Brand]) -> impl Iterator<Item = Stat> {
-    let all = (!brands.is_empty()).then(procfs::all);
+pub(super) fn tagged_processes(tags: &[ProcessTag]) -> impl Iterator<Item = Stat> {
+    let all = (!tags.is_empty()).then(procfs::all);
     all.into_iter()
         .flatten()
-        .filter(|pid| procfs::lock_limit(*pid).is_some_and(|limit| brands.contains(&Brand(limit))))
+        .filter(|pid| procfs::lock_limit(*pid).is_some_and(|limit| tags.contains(&ProcessTag(limit))))
         .filter_map(Stat::read)
-        .filter(|stat| !stat.is_over())
+        .filter(|stat| !stat.has_exited())
 }
