@@ -1,6 +1,6 @@
-//! A running child and everything it started: how it starts, how it ended, how it is ended.
+//! A child process and everything it starts.
 //!
-//! A child is not killed on drop, because drop cannot wait: whoever owns one calls [`Child::stop`].
+//! Dropping a [`Child`] does not kill the process, because drop cannot wait. The owner calls [`Child::stop`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,50 +21,41 @@ use super::output::{Output, Stream};
 use super::process_group;
 use crate::tasks::{OnFailure, Tasks};
 
-/// Variables of the bridge that a child gets too; names ending in `*` are beginnings.
+/// Variables that a child inherits from the bridge; `*` ends a prefix.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMPDIR"];
-/// How long after its grace a child may take to be gone: not even SIGKILL ends what hangs in the kernel.
+/// How long a killed process may take to exit. A process that hangs in the kernel survives SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 pub struct Spec {
     pub agent: Arc<str>,
     pub command: Vec<String>,
-    /// Where; the bridge's own folder if not said.
+    /// Defaults to the working directory of the bridge.
     pub working_dir: Option<PathBuf>,
-    /// Variables beside the inherited ones.
+    /// Variables in addition to the inherited ones.
     pub env: BTreeMap<String, SecretString>,
-    /// What asks it to end.
     pub stop_signal: Signal,
 }
 
-/// Where children run: what they need of the bridge.
+/// What children need from the bridge.
 #[derive(Debug, Clone, Default)]
 pub struct Host {
     pub tasks: Tasks,
-    /// Remembers them beyond the bridge's own life.
     pub records: Option<Arc<Records>>,
 }
 
-/// Why a child did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// There is nothing to run.
     #[error("the command is empty")]
     Empty,
     #[error("command not found: `{program}`")]
     NotFound { program: String },
-    /// The program is there and may not be run.
     #[error("permission denied: `{program}` may not be executed")]
-    Denied {
-        /// What was to be started.
-        program: String,
-    },
+    Denied { program: String },
     #[error("working_dir {} does not exist", .0.display())]
     NoSuchDir(PathBuf),
     #[error("cannot start `{program}`")]
     Other {
-        /// What was to be started.
         program: String,
         #[source]
         source: io::Error,
@@ -84,21 +75,19 @@ impl SpawnError {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// As the system reported it.
     Known(ExitStatus),
-    /// Its guard was killed, and it with it.
+    /// The child exited because its guard was killed.
     WithGuard,
-    /// Nobody could read how it ended. That is no success.
+    /// The exit status could not be read. This does not count as success.
     Unknown,
 }
 
 impl Exit {
-    /// Whether it left with exit code 0.
     pub fn is_success(self) -> bool {
         matches!(self, Self::Known(status) if status.success())
     }
 
-    /// The code it exited with, unless a signal ended it.
+    /// The exit code; `None` if a signal ended the process.
     pub fn code(self) -> Option<i32> {
         match self {
             Self::Known(status) => status.code(),
@@ -106,7 +95,6 @@ impl Exit {
         }
     }
 
-    /// Whether it was killed from outside, without a chance to say anything.
     pub fn is_killed(self) -> bool {
         matches!(self, Self::Known(status) if status.signal() == Some(Signal::SIGKILL as i32))
     }
@@ -116,8 +104,8 @@ impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = match self {
             Self::Known(status) => status,
-            Self::WithGuard => return f.write_str("was ended after its guard process was killed"),
-            Self::Unknown => return f.write_str("ended with an unknown exit status"),
+            Self::WithGuard => return f.write_str("was killed after its guard process was killed"),
+            Self::Unknown => return f.write_str("exited with an unknown status"),
         };
         match (status.code(), status.signal()) {
             (Some(code), _) => write!(f, "exited with code {code}"),
@@ -125,29 +113,26 @@ impl fmt::Display for Exit {
                 Ok(name) => write!(f, "was killed by {name}"),
                 Err(_) => write!(f, "was killed by signal {signal}"),
             },
-            (None, None) => f.write_str("ended"),
+            (None, None) => f.write_str("exited"),
         }
     }
 }
 
-/// What a child's handle is state_sender.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ChildCommand {
     Stop(Duration),
     Kill,
 }
 
-/// How far a child has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChildState {
     Running,
-    /// The child itself has ended; others below it may not have.
+    /// The child itself has exited; its descendants may still run.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only a guard tells the two ends apart"))]
     Exited(Exit),
     Gone(Exit),
 }
 
-/// What both ways to run a child give back.
 pub(super) struct SpawnedChild {
     pub(super) pid: i32,
     pub(super) guard: Option<i32>,
@@ -166,7 +151,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts a child; what it writes goes to `output`.
+    /// Spawns a child. Its output goes to `output`.
     pub async fn spawn(spec: &Spec, host: &Host, output: &Output) -> Result<Self, SpawnError> {
         let program = spec.command.first().ok_or(SpawnError::Empty)?;
         if let Some(dir) = spec.working_dir.as_ref().filter(|dir| !dir.is_dir()) {
@@ -198,24 +183,24 @@ impl Child {
         self.pid
     }
 
-    /// Its guard's process id, where there is one: everything that belongs to the child is below it.
+    /// The pid of the guard, which is the root of the child's process tree.
     pub fn guard(&self) -> Option<i32> {
         self.guard
     }
 
-    /// Waits until the child itself ends. Cancel-safe.
+    /// Waits until the child itself exits. Cancel-safe.
     pub async fn wait(&self) -> Exit {
         let mut state = self.state.clone();
         let ended = state.wait_for(|state| *state != ChildState::Running).await;
         match ended.as_deref() {
             Ok(ChildState::Exited(exit) | ChildState::Gone(exit)) => *exit,
-            // The handle's task has panicked.
+            // The task that watches the child has panicked.
             Ok(ChildState::Running) | Err(_) => Exit::Unknown,
         }
     }
 
-    /// Ends the child and everything it started: the stop signal, and SIGKILL when `grace` is over or
-    /// `skip_grace` says so.
+    /// Stops the child and its descendants: first the stop signal, then SIGKILL after `grace` or when
+    /// `skip_grace` is cancelled.
     pub async fn stop(self, grace: Duration, skip_grace: &CancellationToken) -> Exit {
         let mut state = self.state.clone();
         let gone = state.wait_for(|state| matches!(state, ChildState::Gone(_)));
@@ -235,7 +220,7 @@ impl Child {
                 records.remove(&self.agent);
             }
         } else {
-            tracing::error!(agent = %self.agent, pid = self.pid, "processes of the agent do not end, not even by SIGKILL");
+            tracing::error!(agent = %self.agent, pid = self.pid, "processes of the agent are still running after SIGKILL");
         }
         match *self.state.borrow() {
             ChildState::Exited(exit) | ChildState::Gone(exit) => exit,
@@ -244,7 +229,7 @@ impl Child {
     }
 }
 
-/// Gives a command the child's surroundings: variables, folder, pipes, a process group of its own.
+/// Sets the environment, working directory, pipes and process group of a child.
 pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec, host: &Host) {
     command
         .env_clear()
@@ -262,7 +247,6 @@ pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec, host
     }
 }
 
-/// Reads both pipes from now on.
 pub(super) fn read_output(child: &mut tokio::process::Child, host: &Host, output: &Output) {
     if let Some(pipe) = child.stdout.take() {
         let pump = output.pump(pipe, Stream::Stdout);
@@ -275,7 +259,7 @@ pub(super) fn read_output(child: &mut tokio::process::Child, host: &Host, output
 }
 
 pub(super) fn pid_of(child: &tokio::process::Child) -> i32 {
-    // A child that was just spawned and not yet waited for has an id.
+    // A child that has not been waited for has a pid.
     child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or_default()
 }
 

@@ -1,20 +1,20 @@
-//! The guard: a small process between the bridge and one child, and the end of everything below it.
+//! The guard: a small process between the bridge and one child that ends the child's whole process tree.
 //!
-//! It is this same program, entered before anything else is set up: no threads, no runtime, a few
-//! hundred kilobytes of its own. Its standard input is its end of a socket to the bridge; output and
-//! environment are the child's. A line of text each way:
+//! A guard is this program, started with a special first argument. It sets up neither threads nor a runtime
+//! and uses a few hundred kilobytes. Its standard input is a socket to the bridge; its output and environment
+//! are those of the child. Both sides exchange lines of text:
 //!
 //! | from the bridge | meaning |
 //! | --- | --- |
-//! | `stop MILLISECONDS` | ask everything below to end, SIGKILL after the grace |
-//! | `kill` | SIGKILL at once |
-//! | end of file | the bridge is gone: as `stop`, with a grace of one second |
+//! | `stop MILLISECONDS` | send the stop signal to all descendants, SIGKILL after the grace period |
+//! | `kill` | send SIGKILL now |
+//! | end of file | the bridge has exited: same as `stop`, with a grace period of one second |
 //!
 //! | to the bridge | meaning |
 //! | --- | --- |
-//! | `started PID` · `failed ERRNO` | how the start went |
-//! | `exited code N` · `exited signal N` · `exited unknown` | how the child itself ended |
-//! | end of file | nothing is left |
+//! | `started PID` · `failed ERRNO` | result of the start |
+//! | `exited code N` · `exited signal N` · `exited unknown` | exit status of the child itself |
+//! | end of file | no process is left |
 
 use std::collections::HashMap;
 use std::fs;
@@ -38,17 +38,17 @@ use super::child::Exit;
 use super::process_tag::ProcessTag;
 use super::procfs;
 
-/// The first argument of a guard.
+/// The first argument that makes this program a guard.
 pub const GUARD_ARGUMENT: &str = "guard-process";
-/// Grace when the bridge is gone: everything has to be gone two seconds after it.
+/// Grace period after the bridge exits. All processes exit within two seconds of it.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
-/// Grace of what a child that ended by itself has left behind.
+/// Grace period of descendants that outlive the child.
 const DESCENDANT_GRACE: Duration = Duration::from_secs(2);
 /// Poll interval while waiting for processes to exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_COMMAND: usize = 64;
 
-/// Runs a guard if the arguments ask for one; call it first of all.
+/// Runs a guard if the arguments ask for one. Call it before anything else.
 pub fn main_if_asked() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next()? != GUARD_ARGUMENT {
@@ -59,7 +59,7 @@ pub fn main_if_asked() -> Option<ExitCode> {
     let (Some(signal), Some(program)) = (signal, program) else {
         let _ = writeln!(
             io::stderr(),
-            "{GUARD_ARGUMENT} is what the bridge runs its agents under, nothing for people"
+            "{GUARD_ARGUMENT} is an internal command: the bridge runs agents under it"
         );
         return Some(ExitCode::from(64));
     };
@@ -76,7 +76,7 @@ pub fn main_if_asked() -> Option<ExitCode> {
 
 fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
     close_inherited();
-    // Without a tag, those are found that keep their environment.
+    // Without a tag, orphans are still found by the mark in their environment.
     let _ = ProcessTag::of(own()).map(ProcessTag::apply);
     nix::sys::prctl::set_child_subreaper(true)?;
     let mut bridge = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -92,7 +92,7 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
             return writeln!(bridge, "failed {number}");
         }
     };
-    // Only now: a child inherits what is blocked, and would never see a SIGTERM.
+    // Block signals after the spawn: a child inherits the mask and would ignore SIGTERM.
     let signals = SigSet::from_iter([
         Signal::SIGCHLD,
         Signal::SIGTERM,
@@ -119,7 +119,7 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
     Ok(())
 }
 
-/// Whoever started the bridge may have left descriptors open for it; the child gets none of them.
+/// Closes descriptors that the bridge inherited, so that the child does not get them.
 fn close_inherited() {
     let open: Vec<i32> = fs::read_dir("/proc/self/fd")
         .into_iter()
@@ -127,30 +127,30 @@ fn close_inherited() {
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
     for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
-        // Nothing is open here that anyone owns; the folder that was just read is closed already.
+        // No descriptor above 2 has an owner here; the directory handle is closed already.
         let _ = nix::unistd::close(descriptor);
     }
 }
 
 struct Guard {
     leader: Pid,
-    /// Its process id may belong to somebody else from then on.
+    /// From then on, another process may have the same pid.
     leader_exited: bool,
     stop_signal: Signal,
-    /// `None` once the bridge is gone.
+    /// `None` once the bridge has exited.
     bridge: Option<UnixStream>,
     signals: SignalFd,
     input: String,
-    /// When the grace is over, once the end has begun.
+    /// The end of the grace period, once stopping has begun.
     ending: Option<Instant>,
-    /// When the end began, in clock ticks since boot.
+    /// When stopping began, in clock ticks since boot.
     began: u64,
-    /// Who was asked to end, and the name of its program then.
+    /// The processes that got the stop signal, with their names at that time.
     signalled: HashMap<i32, String>,
 }
 
 impl Guard {
-    /// Returns when nothing is left below.
+    /// Returns when no descendant is left.
     fn run(mut self) {
         loop {
             if self.reap() {
@@ -164,7 +164,7 @@ impl Guard {
             self.wait();
             self.read_commands();
             while let Ok(Some(info)) = self.signals.read_signal() {
-                // SIGCHLD only wakes us up; the others are somebody's wish to end this.
+                // SIGCHLD only wakes up the loop; the other signals ask the guard to stop.
                 if i32::try_from(info.ssi_signo) != Ok(Signal::SIGCHLD as i32) {
                     self.end(DESCENDANT_GRACE);
                 }
@@ -172,10 +172,10 @@ impl Guard {
         }
     }
 
-    /// Until something happens, or it is time to look again.
+    /// Waits for a signal, a command, or the next poll.
     fn wait(&self) {
         let timeout = match self.ending {
-            // Children that others have to reap end without a signal to us.
+            // No SIGCHLD arrives for descendants that another process reaps.
             Some(_) => PollTimeout::try_from(POLL_INTERVAL).unwrap_or(PollTimeout::ZERO),
             None => PollTimeout::NONE,
         };
@@ -200,7 +200,7 @@ impl Guard {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The end, or a broken socket: the bridge is gone.
+                // End of file or a broken socket: the bridge has exited.
                 Ok(_) | Err(_) => {
                     self.bridge = None;
                     self.end(ORPHAN_GRACE);
@@ -221,7 +221,7 @@ impl Guard {
         }
     }
 
-    /// Asks everything below to end. A second time only shortens the grace.
+    /// Begins to stop all descendants. A second call can only shorten the grace period.
     fn end(&mut self, grace: Duration) {
         let limit = Instant::now() + grace;
         if let Some(ending) = &mut self.ending {
@@ -233,29 +233,30 @@ impl Guard {
         self.send_stop_signals();
     }
 
-    /// Asks those who were not asked yet; nobody is asked twice, as some take that for impatience. The
-    /// first look finds all but those that were just being forked. What is started later is how the
-    /// others end, such as what a script runs in its trap, and is left to them while they live.
+    /// Sends the stop signal to descendants that have not received it. Each process gets it once, because
+    /// some programs treat a second signal as a request to abort. The first pass misses only processes that
+    /// are being forked. Processes that start later belong to the shutdown of others, such as a command in a
+    /// shell trap, and are left alone while their parent lives.
     fn send_stop_signals(&mut self) {
         let is_first = self.signalled.is_empty();
         for stat in below().into_iter().filter_map(procfs::Stat::read) {
             let is_alone = stat.parent == own();
             let is_due = match self.signalled.get(&stat.pid) {
                 None => is_first || stat.start < self.began || is_alone,
-                // What was a shell's child on its way to its program has lost the signal.
+                // A shell's child that has since called exec has lost the signal.
                 Some(name) => is_alone && stat.pid != self.leader.as_raw() && *name != stat.name,
             };
             if is_due {
                 let pid = Pid::from_raw(stat.pid);
                 self.signalled.insert(stat.pid, stat.name);
                 let _ = kill(pid, self.stop_signal);
-                // A stopped process acts upon its end only when it goes on.
+                // A suspended process handles a signal only after SIGCONT.
                 let _ = kill(pid, Signal::SIGCONT);
             }
         }
     }
 
-    /// Reaps whoever has ended; whether nobody is left.
+    /// Reaps exited descendants. Returns whether none is left.
     fn reap(&mut self) -> bool {
         loop {
             match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
@@ -265,7 +266,7 @@ impl Guard {
                 }
                 Ok(WaitStatus::StillAlive) => return false,
                 Err(Errno::EINTR) | Ok(_) => {}
-                // One was reaped by a signal that has no name, a real-time signal, and it is not known which one.
+                // `nix` cannot name real-time signals, so the pid of the reaped process is unknown.
                 Err(Errno::EINVAL) => {
                     if !self.leader_exited && kill(self.leader, None) == Err(Errno::ESRCH) {
                         self.ended(self.leader, "unknown");
@@ -284,7 +285,7 @@ impl Guard {
         if let Some(bridge) = &mut self.bridge {
             let _ = writeln!(bridge, "exited {status}");
         }
-        // Those who were asked to end have the grace that was ordered, also after a shell above them.
+        // After a command, the remaining processes keep the grace period of that command.
         if self.ending.is_none() {
             self.end(DESCENDANT_GRACE);
         }
@@ -305,11 +306,11 @@ fn own() -> i32 {
     i32::try_from(std::process::id()).unwrap_or_default()
 }
 
-/// A status as the guard reported it. Whatever cannot be read is unknown, and never a success.
+/// Parses an exit status from the guard. An unreadable status is unknown, never a success.
 pub(super) fn read_status(text: &str) -> Exit {
     let status = text.split_once(' ').and_then(|(kind, number)| {
         let number: i32 = number.parse().ok()?;
-        // As wait(2) has it: the code in the second byte, or the signal in the first.
+        // The layout of wait(2): the exit code is in the second byte, the signal in the first.
         match (kind, number) {
             ("code", 0..=0xff) => Some(ExitStatus::from_raw(number << 8)),
             ("signal", 1..0x7f) => Some(ExitStatus::from_raw(number)),
@@ -319,7 +320,7 @@ pub(super) fn read_status(text: &str) -> Exit {
     status.map_or(Exit::Unknown, Exit::Known)
 }
 
-/// Two ends of a socket: ours, and the one that becomes a guard's standard input.
+/// A socket pair: our end, and the one that becomes the guard's standard input.
 pub(super) fn socket_pair() -> io::Result<(UnixStream, OwnedFd)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
@@ -328,10 +329,9 @@ pub(super) fn socket_pair() -> io::Result<(UnixStream, OwnedFd)> {
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Names the program that can be a guard. The `a2a-bridge` program names itself; without a name,
-/// children run in plain process groups.
+/// Sets the program that runs guards. Without one, children run in plain process groups.
 pub fn use_program(program: impl Into<PathBuf>) {
-    // The first name counts; a second one would be the same.
+    // All callers set the same program, so the first one wins.
     let _ = PROGRAM.set(program.into());
 }
 
@@ -350,13 +350,13 @@ mod tests {
     #[case("code 255", "exited with code 255", false)]
     #[case("signal 9", "was killed by SIGKILL", false)]
     #[case("signal 34", "was killed by signal 34", false)]
-    #[case("unknown", "ended with an unknown exit status", false)]
-    #[case("code 256", "ended with an unknown exit status", false)]
-    #[case("code -256", "ended with an unknown exit status", false)]
-    #[case("signal 0", "ended with an unknown exit status", false)]
-    #[case("signal 128", "ended with an unknown exit status", false)]
-    #[case("code", "ended with an unknown exit status", false)]
-    #[case("", "ended with an unknown exit status", false)]
+    #[case("unknown", "exited with an unknown status", false)]
+    #[case("code 256", "exited with an unknown status", false)]
+    #[case("code -256", "exited with an unknown status", false)]
+    #[case("signal 0", "exited with an unknown status", false)]
+    #[case("signal 128", "exited with an unknown status", false)]
+    #[case("code", "exited with an unknown status", false)]
+    #[case("", "exited with an unknown status", false)]
     fn a_report_that_cannot_be_read_is_no_success(
         #[case] report: &str,
         #[case] text: &str,

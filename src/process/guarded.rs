@@ -1,4 +1,4 @@
-//! The bridge's side of a child under a guard.
+//! Children under a guard: the bridge's side.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -37,11 +37,11 @@ pub(super) async fn start(
     configure(&mut command, spec, host);
     command.stdin(Stdio::from(theirs));
     let mut child = reaper::spawn(&mut command)?;
-    // The command holds a copy of the guard's end, and the guard's death would go unseen.
+    // The command holds a copy of the guard's socket; with it, the exit of the guard would go unnoticed.
     drop(command);
     read_output(&mut child, host, output);
     let guard_pid = pid_of(&child);
-    // There as long as nobody has waited for it.
+    // The guard exists until it is waited for.
     let tag = ProcessTag::of(guard_pid);
     let mark = host.records.as_ref().map(|records| records.mark(&spec.agent));
     let guarded = GuardedProcesses { tag, mark };
@@ -60,7 +60,7 @@ pub(super) async fn start(
     let Some(pid) = pid else {
         reaper::wait(&mut child).await;
         reaper::kill_orphans(&guarded).await;
-        return Err(io::Error::other("the guard process ended before it said a word"));
+        return Err(io::Error::other("the guard process exited before it reported a start"));
     };
     let (state_sender, state) = watch::channel(ChildState::Running);
     let (sender, received) = mpsc::channel(4);
@@ -103,14 +103,14 @@ impl GuardHandle {
                             continue;
                         }
                     };
-                    // A guard that is gone is noticed by the end of its reports.
+                    // If the guard has exited, its reports end too.
                     let _ = self.commands.write_all(line.as_bytes()).await;
                 }
             }
         }
         let orderly = reaper::wait(&mut self.child).await;
         if !orderly {
-            tracing::warn!(agent = %self.agent, "a guard process was killed; ending what it guarded");
+            tracing::warn!(agent = %self.agent, "a guard process was killed; killing the processes it guarded");
             reaper::kill_orphans(&self.guarded).await;
         }
         let exit = if orderly { exit.unwrap_or(Exit::Unknown) } else { Exit::WithGuard };

@@ -1,21 +1,20 @@
-//! One child process with everything it starts, and the pauses between its starts. Nothing about A2A.
+//! A child process with everything it starts, and the back-off between its starts. No A2A here.
 //!
-//! On Linux a child runs under a guard: this program again, in the small form of [`guard`]. The guard
-//! is a child subreaper, so whatever the child starts stays below it, also what called `setsid`. The
-//! two ends of one socket tie guard and bridge together:
+//! On Linux, a child runs under a [`guard`]: a small instance of this program. The guard is a child
+//! subreaper, so all descendants of the child stay below it, even those that call `setsid`. A socket
+//! connects guard and bridge:
 //!
 //! ```text
-//! bridge ── commands: stop, kill ──> guard ── signals ──> the child and all below it
-//!        <── reports: started, exited, gone ──
+//! bridge ── commands: stop, kill ──> guard ── signals ──> the child and its descendants
+//!        <── reports: started, exited ──
 //! ```
 //!
-//! Only the bridge holds the other end: when the bridge dies, however it dies, the guard reads the end
-//! of the socket and ends everything below it. When the guard dies, its children come to the bridge,
-//! which is a subreaper too, and knows them by their `tag`. When both die at once, [`orphans`] finds
-//! the rest at the next start.
+//! Only the bridge holds the other end of the socket. When the bridge dies, the guard reads end of file and
+//! ends its descendants. When the guard dies, the bridge, which is a subreaper too, adopts its descendants and
+//! identifies them by their process tag. When both die, the next bridge finds the rest: see [`orphans`].
 //!
-//! Elsewhere a child leads a process group of its own, and that group is ended. What leaves the group
-//! by `setsid` is not found there, and nothing ends the children of a bridge that was killed with -9.
+//! On other systems, a child leads a process group and the bridge ends that group. Processes that leave the
+//! group with `setsid` are not found, and the children of a bridge that was killed with SIGKILL keep running.
 
 pub mod child;
 #[cfg(target_os = "linux")]

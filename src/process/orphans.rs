@@ -1,10 +1,9 @@
-//! What a bridge that died together with a guard leaves behind, found and ended at the next start.
+//! Orphans of a bridge that died together with a guard: the next bridge finds and kills them.
 //!
-//! Two traces lead to it. A record per agent in a folder of this user says which processes were
-//! started, each by pid, start time and boot: a pid alone may be somebody else's by now; and all that a
-//! recorded guard has guarded has its `tag`. And every process of an agent carries a mark in its
-//! environment, which names the bridge that started it. Both are about bridges of the same settings
-//! file, and nothing is touched while the bridge that started it is alive.
+//! Two kinds of evidence identify an orphan. A record per agent, in a directory of this user, lists the
+//! processes by pid, start time and boot; descendants of a recorded guard carry its process tag. In addition,
+//! every process of an agent has a mark in its environment that names the bridge that started it. Both apply
+//! only to bridges with the same configuration file, and only after that bridge has died.
 
 #[cfg(target_os = "linux")]
 use crate::text::hex;
@@ -22,10 +21,10 @@ use super::process_tag::{self, ProcessTag};
 #[cfg(target_os = "linux")]
 use super::procfs::{self, Stat};
 
-/// The variable that marks every process of an agent.
+/// The environment variable that marks every process of an agent.
 pub(crate) const MARK: &str = "A2A_BRIDGE_AGENT";
 
-/// A process that cannot be taken for another one within a boot.
+/// Identifies a process uniquely within one boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Process {
     pid: i32,
@@ -59,18 +58,18 @@ struct Record {
     child: Option<Process>,
 }
 
-/// What the records of dead bridges say.
+/// The contents of the records of dead bridges.
 #[cfg(target_os = "linux")]
 #[derive(Default)]
 struct DeadBridges {
-    /// Guards and children that are still alive, with all below them.
+    /// Guards and children that still run, with their descendants.
     left: HashSet<Process>,
-    /// Of all guards, dead or alive.
+    /// The tags of all recorded guards.
     tags: Vec<ProcessTag>,
     files: Vec<PathBuf>,
 }
 
-/// The records of the bridges of one settings file.
+/// The process records of bridges with one configuration file.
 #[derive(Debug)]
 pub struct Records {
     dir: PathBuf,
@@ -80,19 +79,16 @@ pub struct Records {
 }
 
 impl Records {
-    /// Opens the folder of records for a settings file.
-    ///
-    /// # Errors
-    ///
-    /// When there is no folder that is this user's alone, or no `/proc` to tell processes apart.
+    /// Opens the record directory for a configuration file. Fails if no directory is private to this user, or
+    /// without `/proc`.
     pub fn open(settings: &Path) -> io::Result<Self> {
-        let no_proc = || io::Error::new(io::ErrorKind::Unsupported, "no /proc to tell processes apart");
+        let no_proc = || io::Error::new(io::ErrorKind::Unsupported, "no /proc to identify processes");
         let bridge = i32::try_from(std::process::id()).ok().and_then(Process::find);
         let bridge = bridge.ok_or_else(no_proc)?;
         let settings = fs::canonicalize(settings)?;
         let mut hash = Sha256::new();
         hash.update(settings.as_os_str().as_encoded_bytes());
-        // Process ids mean nothing in another container.
+        // Pids have a different meaning in another container.
         hash.update(fs::read_link("/proc/self/ns/pid")?.as_os_str().as_encoded_bytes());
         let key = short_hex(&hash.finalize());
         let dir = base()?.join(&key);
@@ -108,7 +104,6 @@ impl Records {
         })
     }
 
-    /// The value of [`MARK`] for the processes of an agent.
     pub(super) fn mark(&self, agent: &str) -> String {
         let Process { pid, start } = self.bridge;
         format!("{}:{pid}:{start}:{}", self.key, short_hex(&Sha256::digest(agent)))
@@ -130,7 +125,7 @@ impl Records {
             .map_err(io::Error::from)
             .and_then(|text| fs::write(self.file(agent), text));
         if let Err(error) = written {
-            tracing::warn!(agent, %error, dir = %self.dir.display(), "cannot record the agent's process");
+            tracing::warn!(agent, %error, dir = %self.dir.display(), "cannot record the process of the agent");
         }
     }
 
@@ -138,14 +133,14 @@ impl Records {
         let _ = fs::remove_file(self.file(agent));
     }
 
-    /// Ends what earlier bridges of this settings file have left, and says what that was. Blocks for
-    /// as long as it takes to end, two seconds at the most.
+    /// Kills the orphans of earlier bridges with this configuration file and returns their names. Blocks for at
+    /// most two seconds.
     #[cfg(target_os = "linux")]
     pub fn kill_orphans(&self) -> Vec<String> {
         use nix::sys::signal::{Signal, kill};
         use nix::unistd::Pid;
 
-        // A bridge that an agent has started may carry the traces of that agent itself.
+        // If an agent started this bridge, the bridge carries the evidence of that agent itself.
         let spared = procfs::ancestors(self.bridge.pid);
         let is_meant = |process: &Process| !spared.contains(&process.pid);
         let DeadBridges { mut left, tags, files } = self.recorded();
@@ -163,7 +158,7 @@ impl Records {
             for process in &left {
                 let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
             }
-            // What they started meanwhile has the same traces.
+            // Processes that they have started since carry the same evidence.
             left.extend(self.traced(&tags).filter(is_meant));
             let pause = nix::poll::PollTimeout::from(5_u8);
             let _ = nix::poll::poll(&mut [], pause);
@@ -174,7 +169,6 @@ impl Records {
         said
     }
 
-    /// Nothing can be state_sender apart here.
     #[cfg(not(target_os = "linux"))]
     pub fn kill_orphans(&self) -> Vec<String> {
         Vec::new()
@@ -206,7 +200,7 @@ impl Records {
         DeadBridges { left, tags, files }
     }
 
-    /// What has one of the tags, or the mark of a bridge that is dead.
+    /// Processes with one of the tags, or with the mark of a dead bridge.
     #[cfg(target_os = "linux")]
     fn traced(&self, tags: &[ProcessTag]) -> impl Iterator<Item = Process> {
         let branded =
@@ -233,12 +227,12 @@ impl Records {
     }
 }
 
-/// The first 64 bits are enough to tell names apart.
+/// 64 bits are enough to distinguish names.
 fn short_hex(hash: &[u8]) -> String {
     hex(hash.get(..8).unwrap_or(hash))
 }
 
-/// `$XDG_RUNTIME_DIR/a2a-bridge`, or a folder with the user's number where temporary files go.
+/// `$XDG_RUNTIME_DIR/a2a-bridge`, or a directory per user below the temporary directory.
 fn base() -> io::Result<PathBuf> {
     let base = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_dir()) {
         Some(dir) => Path::new(&dir).join("a2a-bridge"),
@@ -248,7 +242,7 @@ fn base() -> io::Result<PathBuf> {
     Ok(base)
 }
 
-/// A folder that others could write to could have us kill what they like.
+/// Ensures that other users cannot write to `dir`: they could make the bridge kill any process.
 fn make_private(dir: &Path) -> io::Result<()> {
     let made = fs::DirBuilder::new().mode(0o700).create(dir);
     if let Err(error) = made
@@ -260,7 +254,7 @@ fn make_private(dir: &Path) -> io::Result<()> {
     if found.is_dir() && found.uid() == nix::unistd::getuid().as_raw() && found.mode() & 0o022 == 0 {
         Ok(())
     } else {
-        let message = format!("{} is not a folder that only this user can write to", dir.display());
+        let message = format!("{} is not a directory that only this user can write to", dir.display());
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
     }
 }

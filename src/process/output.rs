@@ -1,7 +1,7 @@
-//! A child's output: always read, so that the child never blocks; shown and kept, within reason.
+//! The output of a child: always read, so that the child never blocks, and kept within limits.
 //!
-//! Both pipes are read to their ends, however fast they fill. A hundred lines a second of each go to
-//! the log and into a ring of the last ones; the rest is counted and dropped, all but the very last.
+//! Both pipes are read to the end at any rate. A hundred lines per second of each go to the log and into a
+//! ring buffer; further lines are counted and dropped, except for the last ones.
 
 mod pump;
 
@@ -18,14 +18,13 @@ use pump::Pump;
 
 use crate::secrets::Secrets;
 
-/// How many lines are kept, both streams together.
+/// Lines kept in the ring buffer, both streams together.
 const KEPT: usize = 200;
-/// How many bytes all kept lines have together.
+/// Bytes kept in the ring buffer.
 const KEPT_BYTES: usize = 256 << 10;
-/// How many bytes of a line are kept.
+/// Bytes kept of one line.
 const KEPT_LINE: usize = 2000;
 
-/// Where a line came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stream {
@@ -42,41 +41,38 @@ impl std::fmt::Display for Stream {
     }
 }
 
-/// How grave a line looks.
+/// The severity of a line, guessed from its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     Debug,
-    /// Anything that does not look otherwise.
     Info,
     Warn,
     Error,
 }
 
-/// A line that was kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
-    /// Counts up by one with every kept line of the agent.
+    /// Increases by one with every kept line of the agent.
     pub seq: u64,
-    /// When it was read, in milliseconds since 1970.
+    /// Read at this time, in milliseconds since 1970.
     pub at_ms: u64,
     pub stream: Stream,
     pub level: Level,
     pub text: String,
 }
 
-/// How much was written, and how much of that nobody saw.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     pub lines: u64,
     pub bytes: u64,
-    /// Lines neither shown nor kept.
+    /// Lines neither logged nor kept.
     pub dropped_lines: u64,
-    /// Bytes of those lines, and of the ends of lines that were cut.
+    /// Bytes of dropped lines and of truncated line ends.
     pub dropped_bytes: u64,
 }
 
-/// The output of one agent, through all its starts; clone freely.
+/// The output of one agent across all its starts. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Output(Arc<Shared>);
 
@@ -85,7 +81,7 @@ struct Shared {
     agent: Arc<str>,
     secrets: Secrets,
     ring: Mutex<Ring>,
-    /// The next number; tells those who follow that there is more.
+    /// The next sequence number; followers wait for it to change.
     next: watch::Sender<u64>,
     lines: AtomicU64,
     bytes: AtomicU64,
@@ -100,7 +96,7 @@ struct Ring {
 }
 
 impl Output {
-    /// Of nothing yet. What is in `secrets` never shows up in a line.
+    /// Redacts `secrets` in every line.
     pub fn new(agent: Arc<str>, secrets: Secrets) -> Self {
         Self(Arc::new(Shared {
             agent,
@@ -114,12 +110,12 @@ impl Output {
         }))
     }
 
-    /// The number that the next line gets.
+    /// The sequence number of the next line.
     pub fn next(&self) -> u64 {
         *self.0.next.borrow()
     }
 
-    /// The last `count` lines from number `from` on.
+    /// The last `count` lines, starting at sequence number `from`.
     pub fn tail(&self, from: u64, count: usize) -> Vec<Line> {
         let ring = self.ring();
         let wanted = ring.lines.iter().filter(|line| line.seq >= from);
@@ -127,10 +123,10 @@ impl Output {
         wanted.skip(skipped).cloned().collect()
     }
 
-    /// Resolves when there is a line with number `from` or later.
+    /// Resolves when the line with sequence number `from` exists.
     pub async fn beyond(&self, from: u64) {
         let mut next = self.0.next.subscribe();
-        // The sender lives as long as we do.
+        // `self` holds the sender.
         let _ = next.wait_for(|next| *next > from).await;
     }
 
@@ -143,7 +139,6 @@ impl Output {
         }
     }
 
-    /// Reads `pipe` to its end.
     pub fn pump<P>(&self, pipe: P, stream: Stream) -> impl Future<Output = ()> + Send + use<P>
     where
         P: AsyncRead + Unpin + Send,
@@ -160,10 +155,9 @@ impl Output {
         let text = crate::text::shorten(text, KEPT_LINE);
         ring.bytes += text.len();
         let seq = *self.0.next.borrow();
-        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         ring.lines.push_back(Line {
             seq,
-            at_ms: u64::try_from(since_1970.as_millis()).unwrap_or_default(),
+            at_ms: crate::text::unix_millis(SystemTime::now()),
             stream,
             level,
             text,
@@ -181,7 +175,7 @@ impl Output {
         let mut text: String = String::from_utf8_lossy(line)
             .trim_end()
             .chars()
-            // A terminal acts upon control characters.
+            // Terminals interpret control characters.
             .map(|c| if c.is_control() && c != '\t' { '\u{b7}' } else { c })
             .collect();
         self.0.secrets.redact(&mut text);

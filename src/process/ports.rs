@@ -1,44 +1,42 @@
-//! Whose is a port on this machine: free before a start, our child's after it.
+//! Finds the process that listens on a local port.
 //!
-//! Linux lists listening sockets in `/proc/net/tcp` and `tcp6` by inode, and the descriptors of a
-//! process by inode too. Elsewhere nobody can be state_sender apart, and every port is [`PortOwner::Unknown`].
+//! Linux lists listening sockets in `/proc/net/tcp` and `tcp6` by inode, and the descriptors of a process by
+//! inode too. On other systems the owner is always [`PortOwner::Unknown`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use url::{Host, Url};
 
-/// How long the look-up of a name may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Who listens at an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PortOwner {
     Free,
-    /// Processes of the given tree, and nobody else.
+    /// Only processes of the given tree.
     Own(Vec<i32>),
     Other {
-        /// Who, if that can be seen: processes of other users cannot.
+        /// `None` if the process belongs to another user.
         process: Option<(i32, String)>,
     },
-    /// It cannot be found out here.
+    /// Cannot be determined on this system.
     Unknown,
 }
 
-/// A port of this machine that an agent's address names.
+/// A local port that the URL of an agent refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalPort {
     pub number: u16,
-    /// The addresses that a caller may reach.
+    /// The addresses that the URL resolves to.
     hosts: Vec<IpAddr>,
 }
 
 impl LocalPort {
-    /// The port, if the address is one of this machine's own, or a name for one.
+    /// `None` if the URL does not refer to this machine.
     pub async fn of(url: &Url) -> Option<Self> {
         let number = url.port_or_known_default()?;
         let mut hosts = match url.host()? {
-            // Whatever else a resolver may say.
+            // Regardless of the resolver.
             Host::Domain(name) if name.trim_end_matches('.').eq_ignore_ascii_case("localhost") => {
                 vec![IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()]
             }
@@ -50,7 +48,7 @@ impl LocalPort {
         (!hosts.is_empty()).then_some(Self { number, hosts })
     }
 
-    /// Whether a listener at this address is one that a caller of ours may reach.
+    /// Whether a listener on this address receives connections to `hosts`.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "needs /proc"))]
     fn is_reachable_at(&self, listens: IpAddr) -> bool {
         let listens = listens.to_canonical();
@@ -61,7 +59,7 @@ impl LocalPort {
                 .any(|host| *host == listens || (host.is_unspecified() && listens.is_loopback()))
     }
 
-    /// Who listens there. `tree` is a process: it and everything below it is ours.
+    /// The owner of the port. `tree` is the root of the agent's own process tree.
     #[cfg(target_os = "linux")]
     pub fn owner(&self, tree: Option<i32>) -> PortOwner {
         use super::procfs::{self, Stat};
@@ -94,15 +92,14 @@ impl LocalPort {
         PortOwner::Other { process }
     }
 
-    /// Who listens there: not to be found out.
     #[cfg(not(target_os = "linux"))]
     pub fn owner(&self, _: Option<i32>) -> PortOwner {
         PortOwner::Unknown
     }
 }
 
-/// The addresses of a name. One that nobody knows now may be known when the agent runs, as in a
-/// container's network, and then it is not ours.
+/// The addresses of a host name. A name that does not resolve yet may resolve when the agent runs, as in a
+/// container network; then it does not refer to this machine.
 async fn resolve(name: &str, port: u16) -> Vec<IpAddr> {
     match tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((name, port))).await {
         Ok(Ok(found)) => found.map(|address| address.ip().to_canonical()).collect(),
@@ -116,21 +113,21 @@ async fn resolve(name: &str, port: u16) -> Vec<IpAddr> {
     }
 }
 
-/// Whether an address is one of this machine's own: only at those can one listen.
+/// Whether an address belongs to this machine: only then is a bind possible.
 fn is_local(ip: IpAddr) -> bool {
     ip.is_loopback()
         || ip.is_unspecified()
         || (!allows_nonlocal_bind(ip) && TcpListener::bind((ip, 0)).is_ok())
 }
 
-/// Whether Linux was state_sender to let everybody listen at addresses that it does not have (yet).
+/// Whether Linux allows a bind to addresses that the machine does not have.
 fn allows_nonlocal_bind(ip: IpAddr) -> bool {
     let version = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
     let setting = std::fs::read_to_string(format!("/proc/sys/net/{version}/ip_nonlocal_bind"));
     setting.is_ok_and(|setting| setting.trim() != "0")
 }
 
-/// Where a process and everything below it listens, by port.
+/// The addresses on which a process and its descendants listen, sorted by port.
 #[cfg(target_os = "linux")]
 pub fn listening_addresses(tree: i32) -> Vec<SocketAddr> {
     use super::procfs;
@@ -147,17 +144,12 @@ pub fn listening_addresses(tree: i32) -> Vec<SocketAddr> {
     found
 }
 
-/// Where a process listens: not to be found out.
 #[cfg(not(target_os = "linux"))]
 pub fn listening_addresses(_: i32) -> Vec<SocketAddr> {
     Vec::new()
 }
 
-/// A port that nobody listens on right now.
-///
-/// # Errors
-///
-/// When none is left.
+/// An unused port.
 pub fn free() -> std::io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
@@ -169,7 +161,6 @@ mod linux {
     use std::io::{self, BufRead as _, BufReader};
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-    /// The state of a listening socket in `/proc/net/tcp`.
     const LISTEN: &str = "0A";
 
     /// The inodes of sockets that listen on `port`; `None` without `/proc/net/tcp`.
@@ -186,13 +177,13 @@ mod linux {
     fn read() -> Option<Vec<(IpAddr, u16, u64)>> {
         let mut sockets = Vec::new();
         read_file("/proc/net/tcp", &mut sockets).ok()?;
-        // Not there when IPv6 is switched off.
+        // Missing if IPv6 is disabled.
         let _ = read_file("/proc/net/tcp6", &mut sockets);
         Some(sockets)
     }
 
-    /// The kernel lists those that listen before all others, of which there may be many thousands, and
-    /// makes up the lines as they are read: so reading ends with the last that listens.
+    /// The kernel lists listening sockets first and generates lines on demand, so reading stops after the last
+    /// listening socket; there may be thousands of others.
     fn read_file(path: &str, sockets: &mut Vec<(IpAddr, u16, u64)>) -> io::Result<()> {
         for line in BufReader::new(fs::File::open(path)?).lines().skip(1) {
             match listener(&line?) {
@@ -213,7 +204,7 @@ mod linux {
         Some((ip(address)?, port, fields.nth(5)?.parse().ok()?))
     }
 
-    /// Words of 32 bits in the byte command of the machine.
+    /// 32-bit words in native byte order.
     fn ip(text: &str) -> Option<IpAddr> {
         let word = |index: usize| {
             let digits = text.get(index * 8..index * 8 + 8)?;
@@ -240,7 +231,7 @@ mod tests {
         for url in ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9", "http://0.0.0.0:9"] {
             assert_eq!(local(url).await.unwrap().number, 9, "{url}");
         }
-        // Addresses and a name for documentation, which nobody has.
+        // Reserved for documentation, so no machine has them.
         assert_eq!(local("http://203.0.113.9:9").await, None);
         assert_eq!(local("http://[2001:db8::9]:9").await, None);
         assert_eq!(local("https://agents.invalid").await, None);

@@ -1,4 +1,4 @@
-//! A child without a guard: the leader of a process group of its own.
+//! Children without a guard: each leads a process group.
 
 use std::io;
 use std::time::Duration;
@@ -58,17 +58,17 @@ async fn keep(
             }
         }
     };
-    // An error is only possible when somebody else reaped it; then nothing is known but that it ended.
+    // Fails only if another process has reaped the child; then the status is unknown.
     let exit = status.map_or(Exit::Unknown, Exit::Known);
-    // The leader may have left others of its group behind.
+    // Other members of the group may still run.
     signal(group, Signal::SIGKILL);
     state_sender.send_replace(ChildState::Gone(exit));
 }
 
 fn signal(group: Pid, signal: Signal) {
-    // 0 and 1 would mean our own group, or everyone.
+    // 0 and 1 would address our own group and all processes.
     if group.as_raw() > 1 {
-        // ESRCH: nobody is left, which is what was wanted.
+        // ESRCH: the group is empty already.
         let _ = killpg(group, signal);
     }
 }
@@ -90,7 +90,7 @@ mod tests {
             stop_signal: Signal::SIGTERM,
         };
         let output = Output::new("a".into(), Secrets::default());
-        // Nothing is awaited between spawn and wait, so this is the first to read the status.
+        // No await between spawn and wait, so this reads the status first.
         let SpawnedChild { pid, mut state, .. } = start(&spec, &Host::default(), &output).unwrap();
         waitpid(Pid::from_raw(pid), None).unwrap();
         let ended = state.wait_for(|state| *state != ChildState::Running).await.unwrap();

@@ -1,6 +1,6 @@
-//! What Linux says about processes: parents, states, start times, and who holds which socket.
+//! Processes as Linux reports them in `/proc`: parents, states, start times, sockets.
 //!
-//! Everything here is a snapshot and may be over when it is read; nothing here fails because of that.
+//! Every result is a snapshot. A process that exits in the meantime is skipped, not an error.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -9,48 +9,47 @@ use std::fs;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
     pub pid: i32,
-    /// The name of its program, cut at 15 bytes by the kernel.
+    /// The name of the program, truncated to 15 bytes by the kernel.
     pub name: String,
     /// `R`, `S`, `T` (stopped), `Z` (zombie), …
     pub state: char,
     pub parent: i32,
     pub group: i32,
-    /// When it started, in clock ticks since boot. Together with the pid it names a process for good.
+    /// Start time in clock ticks since boot. Together with the pid it identifies a process.
     pub start: u64,
 }
 
 impl Stat {
-    /// Of a process that exists.
     pub fn read(pid: i32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
     fn parse(line: &str) -> Option<Self> {
-        // The name is in parentheses and may hold spaces and parentheses itself.
+        // The name is in parentheses and may contain spaces and parentheses.
         let (head, tail) = line.rsplit_once(')')?;
         let (pid, name) = head.split_once(" (")?;
         let mut fields = tail.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
-        // See proc_pid_stat(5): starttime is field 22, and the group was field 5.
+        // proc_pid_stat(5): starttime is field 22, the group is field 5.
         let start = fields.nth(16)?.parse().ok()?;
         Some(Self { pid: pid.parse().ok()?, name: name.to_owned(), state, parent, group, start })
     }
 
-    /// Whether it has ended and only waits to be reaped.
+    /// Whether the process has exited, even if it is not reaped yet.
     pub fn has_exited(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 }
 
-/// Which boot of the machine this is: start times mean something within one boot only.
+/// Identifies the current boot; start times are comparable only within one boot.
 pub fn boot_id() -> Option<String> {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(id.trim().to_owned())
 }
 
-/// The time as start times have it: in hundredths of a second since boot.
+/// The current time in the unit of start times: hundredths of a second since boot.
 pub fn ticks() -> Option<u64> {
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     uptime.split_ascii_whitespace().next()?.replace('.', "").parse().ok()
@@ -63,7 +62,7 @@ pub fn all() -> impl Iterator<Item = i32> {
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// The children of a process, zombies too.
+/// The children of a process, including zombies.
 pub fn children(pid: i32) -> Vec<i32> {
     let mut children = Vec::new();
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
@@ -74,7 +73,7 @@ pub fn children(pid: i32) -> Vec<i32> {
             Ok(list) => {
                 children.extend(list.split_ascii_whitespace().filter_map(|id| id.parse::<i32>().ok()));
             }
-            // The kernel was built without this file, or the thread has just ended.
+            // The kernel lacks this file, or the thread has just exited.
             Err(_) if thread.path().exists() => {
                 let all = all().filter_map(Stat::read);
                 return all.filter(|stat| stat.parent == pid).map(|stat| stat.pid).collect();
@@ -85,7 +84,7 @@ pub fn children(pid: i32) -> Vec<i32> {
     children
 }
 
-/// Everything below a process, nearest first; the process itself is not in it.
+/// All descendants of a process, nearest first, without the process itself.
 pub fn descendants(pid: i32) -> Vec<i32> {
     let mut found = children(pid);
     let mut known: HashSet<i32> = found.iter().copied().collect();
@@ -101,13 +100,13 @@ pub fn descendants(pid: i32) -> Vec<i32> {
     found
 }
 
-/// A process and everything above it, nearest first.
+/// A process and its ancestors, nearest first.
 pub fn ancestors(pid: i32) -> Vec<i32> {
     let above = |pid: &i32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
     std::iter::successors(Some(pid), above).collect()
 }
 
-/// The value of a variable that a process was started with.
+/// The value of an environment variable at the start of the process.
 pub fn variable(pid: i32, name: &str) -> Option<String> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     environment.split(|byte| *byte == 0).find_map(|pair| {
@@ -116,14 +115,14 @@ pub fn variable(pid: i32, name: &str) -> Option<String> {
     })
 }
 
-/// The soft limit of file locks of a process; `None` also when it has no limit.
+/// The soft limit for file locks; `None` if unlimited.
 pub fn lock_limit(pid: i32) -> Option<u64> {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// Which of `processes` hold which sockets, by inode.
+/// The pids among `processes` that hold the `wanted` sockets, by inode.
 pub fn sockets(processes: impl IntoIterator<Item = i32>, wanted: &HashSet<u64>) -> HashMap<u64, Vec<i32>> {
     let mut held: HashMap<u64, Vec<i32>> = HashMap::new();
     for pid in processes {
@@ -169,7 +168,7 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let found = children(own).contains(&pid) && descendants(own).contains(&pid);
         let above = ancestors(pid);
-        // A program that is just being executed has its environment a moment later.
+        // The environment appears a moment after exec.
         let mut looks = std::iter::repeat_with(|| variable(pid, "A2A_TEST_MARK"));
         let mark = looks.by_ref().take(100_000).find_map(|mark| mark);
         child.kill().unwrap();

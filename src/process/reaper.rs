@@ -1,12 +1,11 @@
-//! The bridge as the last parent: whatever loses its own parent below it ends up here.
+//! Reaps orphans that the bridge adopts.
 //!
-//! The runtime waits for the children that it knows, one by one. The others, orphans of guards that
-//! were killed, or any orphan when the bridge is the first process of a container, stay zombies
-//! until somebody asks for them; [`run`] does. It may not ask for "any child", as it would take the
-//! known ones away from the runtime, so it looks at who is there and leaves out those that
-//! `spawn` has started.
+//! The runtime waits for the children that it has spawned. Adopted orphans, of a killed guard or, if the bridge
+//! is the first process of a container, of any process, would stay zombies; [`run`] reaps them. It cannot wait
+//! for "any child", because it would take exit statuses away from the runtime. It therefore skips the children
+//! that `spawn` has started.
 //!
-//! When a guard was killed, what it guarded is here and alive; `kill_orphans` ends it.
+//! When a guard is killed, its descendants are adopted alive; `kill_orphans` kills them.
 
 use std::collections::HashSet;
 use std::io;
@@ -24,10 +23,10 @@ use super::orphans::MARK;
 use super::process_tag::{self, ProcessTag};
 use super::procfs::{self, Stat};
 
-/// How long orphans may take to end: not even SIGKILL ends what hangs in the kernel.
+/// How long killed orphans may take to exit. A process that hangs in the kernel survives SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Poll interval while waiting for processes to exit. Reading all processes of a large machine takes a
-/// while, and calls to other agents wait for it.
+/// Poll interval while waiting for processes to exit. Listing all processes of a large machine is slow and
+/// delays calls to other agents.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 static KNOWN: LazyLock<Mutex<HashSet<i32>>> = LazyLock::new(Mutex::default);
@@ -36,25 +35,17 @@ fn known() -> MutexGuard<'static, HashSet<i32>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes this process the parent of orphans below it.
-///
-/// # Errors
-///
-/// The kernel's, which is older than 3.4 then.
+/// Makes this process adopt the orphans among its descendants. Fails on Linux before 3.4.
 pub(crate) fn become_subreaper() -> io::Result<()> {
     nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)
 }
 
-/// Reaps orphans until the end. Only for a process whose other children all come from `spawn`.
-///
-/// # Errors
-///
-/// When SIGCHLD cannot be listened to.
+/// Reaps orphans forever. All other children of this process must come from `spawn`.
 pub(crate) async fn run() -> io::Result<()> {
     let mut ended = signal(SignalKind::child())?;
     let own = own();
     while ended.recv().await.is_some() {
-        // Held while looking: a child that is just being spawned is known before it is looked for.
+        // Hold the lock while listing, so that a child that is being spawned is known.
         let known = known();
         for pid in procfs::children(own) {
             if !known.contains(&pid) && Stat::read(pid).is_some_and(|stat| stat.has_exited()) {
@@ -65,11 +56,11 @@ pub(crate) async fn run() -> io::Result<()> {
     Ok(())
 }
 
-/// How those who belong to one guard are known.
+/// Identifies the descendants of one guard.
 #[derive(Debug)]
 pub(super) struct GuardedProcesses {
     pub(super) tag: Option<ProcessTag>,
-    /// In their environment, for a system without tags.
+    /// The mark in their environment, for systems without tags.
     pub(super) mark: Option<String>,
 }
 
@@ -86,19 +77,18 @@ impl GuardedProcesses {
     }
 }
 
-/// Ends what a guard that was killed has left, and nobody else. The first process of a container, or one
-/// that took the place of a shell, is the parent of orphans that never were an agent's: whoever cannot
-/// be state_sender to be one is left alone, and reaped when it ends.
+/// Kills the descendants of a killed guard and no other process. The first process of a container also
+/// adopts orphans that no agent has started; those are only reaped.
 pub(super) async fn kill_orphans(guarded: &GuardedProcesses) {
     let limit = Instant::now() + KILL_TIMEOUT;
-    // One that is just being forked is seen a moment later, so one look is not enough.
+    // A process that is being forked appears a moment later, so repeat.
     loop {
         let orphans = guarded.alive();
         if orphans.is_empty() {
             return;
         }
         if Instant::now() >= limit {
-            return tracing::error!("orphans of an agent do not end, not even by SIGKILL");
+            return tracing::error!("orphans of an agent are still running after SIGKILL");
         }
         for pid in orphans {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
@@ -118,7 +108,7 @@ pub(super) fn spawn(command: &mut tokio::process::Command) -> io::Result<tokio::
     Ok(child)
 }
 
-/// Waits for a child from `spawn`; whether it ended well.
+/// Waits for a child from `spawn`. Returns whether it exited with code 0.
 pub(super) async fn wait(child: &mut tokio::process::Child) -> bool {
     let pid = pid_of(child);
     let status = child.wait().await;

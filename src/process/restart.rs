@@ -1,9 +1,9 @@
-//! Whether and when to start again: pure and without a clock of its own.
+//! The back-off and the limit of restarts. Pure: the caller supplies the time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Pauses that double from `first` to `longest`.
+/// Doubles the pause from `first` to `longest`.
 #[derive(Debug, Clone)]
 pub(crate) struct Backoff {
     first: Duration,
@@ -12,26 +12,23 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Begins at `first`.
     pub(crate) fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, next: first }
     }
 
-    /// The next pause, spread by up to a fifth to either side, so that agents that fell together
-    /// do not start together.
+    /// The next pause with 20 % jitter, so that agents that fail together do not restart together.
     pub(crate) fn pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = (self.next * 2).min(self.longest);
         pause.mul_f64(0.8 + 0.4 * fastrand::f64())
     }
 
-    /// Begins again, after things went well for a while.
     pub(crate) fn reset(&mut self) {
         self.next = self.first;
     }
 }
 
-/// So many restarts within a stretch of time.
+/// Limits the number of restarts within a sliding window.
 #[derive(Debug, Clone)]
 pub(crate) struct RestartBudget {
     most: usize,
@@ -40,12 +37,11 @@ pub(crate) struct RestartBudget {
 }
 
 impl RestartBudget {
-    /// At most `most` within `window`.
     pub(crate) fn new(most: usize, window: Duration) -> Self {
         Self { most, window, spent: VecDeque::new() }
     }
 
-    /// Takes one, if one is left.
+    /// Takes one restart from the budget if one is left.
     pub(crate) fn take(&mut self, now: Instant) -> bool {
         let over = |at: &Instant| now.saturating_duration_since(*at) >= self.window;
         while self.spent.front().is_some_and(over) {
@@ -58,7 +54,6 @@ impl RestartBudget {
         left
     }
 
-    /// Begins again, because somebody has looked after it.
     pub(crate) fn reset(&mut self) {
         self.spent.clear();
     }

@@ -88,7 +88,7 @@ async fn an_agent_ended_by_a_real_time_signal_is_restarted_and_leaves_nothing_be
     let signalled = std::process::Command::new("kill").args(["-34", &pid.to_string()]).status().unwrap();
     assert!(signalled.success());
     let report = site.until("a", SOON, |report| report.restarts == 1 && report.state == "ready").await;
-    assert_eq!(report.last_exit.unwrap().how, "ended with an unknown exit status");
+    assert_eq!(report.last_exit.unwrap().how, "exited with an unknown status");
     let left: Vec<_> = site.processes().into_iter().filter(|pid| before.contains(pid)).collect();
     assert_eq!(left, Vec::<i32>::new());
 }

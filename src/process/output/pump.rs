@@ -1,4 +1,4 @@
-//! From a pipe to lines: cut, counted, with a guess how grave each is, and not too many at once.
+//! Splits a pipe into lines and limits their length and rate.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -7,21 +7,20 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use super::{Level, Output, Stream};
 
-/// A longer line is cut here.
+/// Longer lines are truncated.
 pub(super) const MAX_LINE: usize = 64 << 10;
-/// How much is read at once.
+/// Size of one read.
 const CHUNK: usize = 64 << 10;
-/// Most lines per second and stream that are shown and kept.
+/// Lines per second and stream that are logged and kept.
 const LINES_PER_SECOND: u32 = 100;
-/// How many lines from the end of a flood are kept.
+/// Lines kept from the end of a flood.
 const LAST_OF_FLOOD: usize = 20;
 
-/// Reads one pipe of one start.
 pub(super) struct Pump {
     output: Output,
     stream: Stream,
     line: Vec<u8>,
-    /// Bytes of the line that were cut off.
+    /// Truncated bytes of the current line.
     cut: u64,
     /// The last chunk of a flood.
     flood: Vec<u8>,
@@ -74,7 +73,7 @@ impl Pump {
         }
     }
 
-    /// Too fast: only counts, and keeps the last chunk in case it is the last of all.
+    /// Counts lines that exceed the rate, and keeps the last chunk in case the output ends with it.
     fn drop_all(&mut self, text: &[u8]) {
         let lines = text.iter().filter(|byte| **byte == b'\n').count() as u64;
         let counts = &self.output.0;
@@ -84,7 +83,7 @@ impl Pump {
         self.dropped += lines;
         self.cut = 0;
         self.line.clear();
-        // Small pieces of one flood belong together, but not for ever.
+        // Collect small chunks of one flood up to a limit.
         if text.len() >= CHUNK / 2 || self.flood.len() + text.len() > 2 * CHUNK {
             self.flood.clear();
         }
@@ -94,7 +93,7 @@ impl Pump {
     fn end_of_flood(&mut self) {
         if self.dropped > 0 {
             let dropped = std::mem::take(&mut self.dropped);
-            tracing::warn!(agent = %self.output.0.agent, stream = %self.stream, dropped, "the agent writes faster than the log takes");
+            tracing::warn!(agent = %self.output.0.agent, stream = %self.stream, dropped, "the agent exceeds the log rate; lines dropped");
         }
         if self.flood.is_empty() {
             return;
@@ -135,7 +134,6 @@ impl Pump {
         }
     }
 
-    /// So many lines a second.
     fn admits(&mut self) -> bool {
         if self.admitted < LINES_PER_SECOND {
             return true;
@@ -149,8 +147,8 @@ impl Pump {
     }
 }
 
-/// How grave a line is, by a word for it near its beginning: `ERROR`, `warning:`, `level=debug`,
-/// `"level":"error"`. The same words in small letters within a sentence mean nothing.
+/// The severity of a line, from a keyword near its start: `ERROR`, `warning:`, `level=debug`,
+/// `"level":"error"`. Lowercase words within a sentence do not count.
 fn level_of(line: &str) -> Level {
     let head: String = line.chars().take(160).collect();
     if head.starts_with("Traceback ") || head.starts_with("panic") || head.contains(" panicked at ") {
