@@ -106,7 +106,7 @@ async fn resolve(name: &str, port: u16) -> Vec<IpAddr> {
         Ok(Err(_)) | Err(_) => {
             tracing::warn!(
                 name,
-                "the name of `url` has no address yet, so whose port it is will not be checked"
+                "the host in `url` does not resolve yet; not checking which process owns its port"
             );
             Vec::new()
         }
