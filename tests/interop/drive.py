@@ -1,12 +1,12 @@
-"""Calls agents built on public A2A SDKs through a running bridge and prints what came of it.
+"""Calls agents built on public A2A SDKs through a running bridge and prints the results.
 
 Usage: drive.py BRIDGE NATS_SERVER INSTALLED OUTPUT [--ci]
 
 BRIDGE and NATS_SERVER are programs, INSTALLED is the folder of the agents' environments, OUTPUT is the
-page that is written (none with --ci). One NATS server and one bridge serve all agents; every call is a
-plain NATS request, as any caller would make it. The exit status is 1 when a cell fails that should not.
+page to write (none with --ci). One NATS server and one bridge serve all agents; every call is a
+plain NATS request, as any caller would make it. The exit status is 1 when a cell fails unexpectedly.
 
-Standard library only: the NATS protocol that is needed here is a page long.
+Standard library only: the part of the NATS protocol that this needs is a page long.
 """
 import contextlib, json, os, pathlib, socket, subprocess, sys, tempfile, time, uuid
 
@@ -14,7 +14,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 AGENTS = HERE / "agents"
 LIMIT = 30
 
-# name, folder, environment, settings, what the wire must turn out to be
+# name, folder, environment, settings, expected A2A version and binding
 ROWS = [
     ("a2a-sdk-0.2", "a2a-sdk-0.2", {}, {}, "0.2 JSONRPC"),
     ("a2a-sdk-0.3", "a2a-sdk-0.3", {}, {}, "0.3 JSONRPC"),
@@ -35,7 +35,7 @@ ROWS = [
     ("a2a-js-1-rest", "a2a-js-1", {}, {"binding": "rest"}, "1.0 HTTP+JSON"),
 ]
 # Cells that an agent, or its version of the protocol, cannot do.
-NO_FILES, OLD = "its script has no files and echoes", "A2A v0.1 has no direct messages"
+NO_FILES, OLD = "the test agent sends no files", "A2A 0.1 has no direct messages"
 NO_MESSAGES = "the SDK answers with tasks only"
 CANNOT = {
     ("fasta2a-old", "file"): NO_FILES, ("fasta2a-old", "message"): OLD,
@@ -148,76 +148,83 @@ class Agent:
 
 
 def token(name):
-    """The bridge escapes dots; here names have none after this."""
+    """Agent names without dots, which the bridge would escape."""
     return name.replace(".", "-")
 
 
 def echo(agent):
+    """text there and back, with characters outside ASCII"""
     reply = expect(agent.skill("echo hello é你 world"), "COMPLETED", success=True)
     if not reply["message"].endswith("echo hello é你 world"):
-        raise Failed(f"another text: {reply['message']!r}")
+        raise Failed(f"unexpected text: {reply['message']!r}")
 
 
 def ask(agent):
+    """the agent asks, the answer completes the task, a second answer is refused"""
     reply = expect(agent.skill("ask me"), "INPUT_REQUIRED", success=False, message="which colour?")
     answer = {"follow_up_id": reply["data"]["follow_up_id"], "user_response": "blue"}
     reply = expect(agent.action("provide_required_input", answer), "COMPLETED")
     if reply["message"] not in ("you said blue", "echo: blue"):
-        raise Failed(f"another answer: {reply['message']!r}")
+        raise Failed(f"unexpected answer: {reply['message']!r}")
     again = agent.action("provide_required_input", answer)
     if again.get("error_info", {}).get("code") != "follow_up_used":
-        raise Failed(f"an answer counted twice: {json.dumps(again)[:300]}")
+        raise Failed(f"a second answer was accepted: {json.dumps(again)[:300]}")
 
 
 def fail(agent):
+    """the task fails, with its reason"""
     reply = expect(agent.skill("fail please"), "FAILED", success=False)
     if reply["error_info"]["code"] != "task_failed":
-        raise Failed(f"another code: {reply['error_info']}")
+        raise Failed(f"unexpected code: {reply['error_info']}")
 
 
 def file(agent):
+    """the agent sends a file and a data part"""
     reply = expect(agent.skill("file please"), "COMPLETED")
     [given] = reply["files"]
     if given.get("bytes") != "iVBORwAB" or given.get("mime_type") != "image/png" or given.get("size") != 6:
-        raise Failed(f"another file: {given}")
+        raise Failed(f"unexpected file: {given}")
     if (reply["data"] or {}).get("n") != 1:
-        raise Failed(f"other data: {reply['data']}")
+        raise Failed(f"unexpected data: {reply['data']}")
 
 
 def message(agent):
+    """the agent answers with a direct message instead of a task"""
     reply = expect(agent.skill("message please"), "COMPLETED", message="direct reply")
     if reply["task"]["id"] is not None:
-        raise Failed(f"a task: {reply['task']}")
+        raise Failed(f"unexpected task: {reply['task']}")
 
 
 def cancel(agent):
+    """cancel a task that waits for an answer"""
     reply = expect(agent.skill("ask me"), "INPUT_REQUIRED")
     expect(agent.action("cancel_task", {"task_id": reply["task"]["id"]}), "CANCELED", success=True)
 
 
 def unknown(agent):
+    """look up a task that does not exist"""
     reply = expect(agent.action("get_task", {"task_id": str(uuid.uuid4())}), "ERROR")
     if reply["error_info"]["code"] != "not_found":
-        raise Failed(f"another code: {reply['error_info']}")
+        raise Failed(f"unexpected code: {reply['error_info']}")
 
 
 def crash(agent):
-    # Whatever the SDK makes of it, the caller gets one reply, and it is no success.
+    """the agent raises an exception: one reply, and no success"""
     reply = agent.action(agent.skill_token, {"prompt": "crash please"}, **{"A2A-Timeout": "3s"})
     if reply.get("success") is not False or reply["status"] not in ("FAILED", "ERROR"):
-        raise Failed(f"a crash came as {json.dumps(reply)[:300]}")
+        raise Failed(f"unexpected reply to a crash: {json.dumps(reply)[:300]}")
 
 
-# Streams belong here once the bridge has them: ("stream", stream), with `A2A-Reply: stream`.
 def stream(agent):
+    """the streamed text matches the text of the result"""
     frames = agent.nats.frames(f"a2a.action.{token(agent.name)}.{agent.skill_token}", {"prompt": "stream please"},
                                {"A2A-Timeout": f"{LIMIT}s"})
     if frames[0] != {"type": "status", "data": "ack"}:
         raise Failed(f"the first frame is {frames[0]}")
     reply = expect(frames[-1]["data"], "COMPLETED", success=True)
-    told = "".join(frame["data"] for frame in frames if frame["type"] == "response")
-    if told != reply["message"] or not told:
-        raise Failed(f"told {told!r}, then {reply['message']!r}")
+    streamed = "".join(frame["data"] for frame in frames if frame["type"] == "response")
+    if streamed != reply["message"] or not streamed:
+        raise Failed(f"streamed {streamed!r}, then {reply['message']!r}")
 
 
 BEHAVIOURS = [
@@ -304,12 +311,18 @@ def run(rows, bridge, nats_server, installed, folder):
 def page(rows, results):
     names = [behaviour for behaviour, _ in BEHAVIOURS]
     lines = [
-        "# Agents that were tried",
+        "# Interoperability",
         "",
-        "Written by `scripts/interop`, which launches agents on public A2A SDKs through the bridge and calls them over NATS.",
-        "`ok` is what the contract promises; `–` is what the agent itself cannot do, with the reason below.",
+        "`scripts/interop` launches agents on public A2A SDKs through the bridge, calls them over NATS, and writes this page.",
+        "The [support matrix](support.md#sdks) has the versions of the SDKs.",
         "",
-        f"| agent | wire | {' | '.join(names)} |",
+        "`ok`: the agent behaves as the [protocol](protocol.md) promises. `–`: the agent itself cannot do this; the reason is below the table.",
+        "",
+        "| column | what the call does |",
+        "| --- | --- |",
+        *(f"| {behaviour} | {check.__doc__} |" for behaviour, check in BEHAVIOURS),
+        "",
+        f"| agent | A2A | {' | '.join(names)} |",
         f"| --- | --- | {' | '.join('---' for _ in names)} |",
     ]
     notes, failures = [], []
@@ -317,7 +330,7 @@ def page(rows, results):
         wire, because, cells = results[name]
         marks = []
         if wire != expected:
-            failures.append(f"{name}: the wire is {wire}, not {expected} ({because})")
+            failures.append(f"{name}: the bridge speaks {wire}, not {expected} ({because})")
         for behaviour in names:
             problem, reason = cells[behaviour], CANNOT.get((name, behaviour))
             if reason:
@@ -329,7 +342,7 @@ def page(rows, results):
             else:
                 marks.append("ok")
         lines.append(f"| {name} | {wire} | {' | '.join(marks)} |")
-    lines += ["", "What an agent cannot do:", "", *notes]
+    lines += ["", "## What an agent cannot do", "", *notes]
     return "\n".join(lines) + "\n", failures
 
 
