@@ -1,13 +1,14 @@
-# A nats-server and a bridge with the demo agent, for scripts/demo and scripts/test-readme. Source it from there,
-# with `root` set to the top folder, then call `start_stage`; what it started ends with the script.
+# Starts a nats-server and a bridge with the demo agent, for scripts/demo and scripts/test-docs. Source it with `root`
+# set to the top folder, then call `start_stage`. Everything that it starts ends with the script.
 # shellcheck shell=bash
 
 # shellcheck source=scripts/common.sh
 . "${root:?}/scripts/common.sh"
 
-work="" broker="" bridge=""
+# `background` lists further processes that the script started.
+work="" broker="" bridge="" background=""
 
-# Ends a process that we started, and waits until it has ended.
+# Ends a process that this script started, and waits for its exit.
 end() {
   local pid="$1" tries=0
   kill -TERM "$pid" 2>/dev/null || return 0
@@ -20,9 +21,10 @@ end() {
 }
 
 clean_up() {
-  local status=$?
+  local status=$? pid
   trap - EXIT
   trap '' INT TERM HUP
+  for pid in $background; do end "$pid"; done
   [ -z "$bridge" ] || end "$bridge"
   [ -z "$broker" ] || end "$broker"
   [ -z "$work" ] || rm -rf "$work"
@@ -35,13 +37,13 @@ trap 'exit 143' TERM HUP
 fail() {
   say "$0: $*"
   if [ -n "$work" ] && [ -s "$work/bridge.log" ]; then
-    say "the end of the bridge's log:"
+    say "last lines of the bridge's log:"
     tail -n 20 "$work/bridge.log" >&2
   fi
   exit 1
 }
 
-# until_true SECONDS COMMAND..: tries until it succeeds.
+# until_true SECONDS COMMAND..: repeats the command until it succeeds.
 until_true() {
   local end=$((SECONDS + $1))
   shift
@@ -51,7 +53,7 @@ until_true() {
   done
 }
 
-# A port that nobody listens on.
+# Prints a free port.
 free_port() {
   local port
   for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
@@ -64,9 +66,9 @@ free_port() {
   return 1
 }
 
-# Builds the bridge, starts everything, and leaves NATS_URL, DEMO_PORT and PATH for callers.
+# Builds the bridge, starts everything, and exports NATS_URL, DEMO_PORT and PATH.
 start_stage() {
-  # Settings of the caller's shell must not lead us elsewhere.
+  # The caller's shell may have these set for another NATS server or bridge.
   unset NATS_CREDS NATS_NKEY NATS_TOKEN NATS_USER NATS_PASSWORD NATS_CA NATS_CERT NATS_KEY
   unset A2A_BRIDGE_CONFIG A2A_BRIDGE_PREFIX A2A_BRIDGE_LOG A2A_BRIDGE_LOG_FORMAT
 
@@ -74,21 +76,21 @@ start_stage() {
   NATS_SERVER_BIN="$("$root/scripts/nats-server")" || exit 1
   cd "$root"
   say "building (the first time takes a few minutes)"
-  cargo build --locked || fail "it does not build"
+  cargo build --locked || fail "the build failed"
   target="$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')"
   A2A_BRIDGE_BIN="$target/debug/a2a-bridge"
   PATH="$target/debug:$PATH"
   export A2A_BRIDGE_BIN PATH
 
   work="$(mktemp -d)"
-  # Process groups of their own, so that Ctrl-C reaches us first and things end in order.
+  # Process groups of their own: Ctrl-C reaches this script first, which then stops everything in order.
   set -m
   "$NATS_SERVER_BIN" -js -a 127.0.0.1 -p -1 --ports_file_dir "$work" -sd "$work/jetstream" >"$work/nats.log" 2>&1 </dev/null &
   broker=$!
   set +m
   if ! until_true 10 test -s "$work/nats-server_$broker.ports"; then
     cat "$work/nats.log" >&2
-    fail "nats-server does not start"
+    fail "nats-server did not start"
   fi
   NATS_URL="$(grep -o 'nats://[^"]*' "$work/nats-server_$broker.ports" | head -n 1)"
   DEMO_PORT="$(free_port)" || fail "no free port"
@@ -98,7 +100,7 @@ start_stage() {
   a2a-bridge run --config config/demo.yaml >"$work/bridge.log" 2>&1 </dev/null &
   bridge=$!
   set +m
-  until_true 30 is_ready || fail "the agent does not become ready"
+  until_true 30 is_ready || fail "the demo agent did not become ready within 30 s"
 }
 
 is_ready() { a2a-bridge agents --json | grep -q '"state": "ready"'; }
