@@ -1,4 +1,4 @@
-//! The README's Rust snippet; scripts/test-readme keeps it equal and runs it.
+//! The Rust snippet of docs/src/calling.md; scripts/test-docs compares the two and runs it.
 #![allow(clippy::print_stdout, clippy::indexing_slicing, reason = "an example for other people's code")]
 
 use serde_json::{Value, json};
