@@ -235,8 +235,9 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_names_every_variable_command_subject_and_key() {
-        let readme = read("README.md");
+    fn the_manual_names_every_variable_command_subject_and_key() {
+        let manual =
+            ["commands", "settings", "protocol"].map(|page| read(&format!("docs/src/{page}.md"))).concat();
         let mut command = Cli::command();
         command.build();
         let mut missing: Vec<_> = variables(&command);
@@ -245,13 +246,13 @@ mod tests {
         let commands = command.get_subcommands().map(|one| one.get_name().to_owned());
         missing.extend(commands.filter(|name| name != "help"));
         missing.extend(keys(&config::schema()));
-        missing.retain(|name| !readme.contains(&format!("`{name}`")));
+        missing.retain(|name| !manual.contains(&format!("`{name}`")));
         let (serves, publishes) = (serves(), publishes());
         let subjects = [&serves, &publishes].map(|list| list.as_array().unwrap().clone()).concat();
         let subjects = subjects.iter().map(|one| one["subject"].as_str().unwrap().to_owned());
         missing
-            .extend(subjects.filter(|name| !name.starts_with('$') && !readme.contains(&format!("`{name}`"))));
-        assert!(missing.is_empty(), "not in README.md: {missing:?}");
+            .extend(subjects.filter(|name| !name.starts_with('$') && !manual.contains(&format!("`{name}`"))));
+        assert!(missing.is_empty(), "not in the manual: {missing:?}");
     }
 
     #[test]
@@ -262,7 +263,7 @@ mod tests {
             let line = format!("{verb}: {}", serde_json::to_string(&list).unwrap().replace(",", ", "));
             assert!(block.contains(&line), "{line} is not in {block}");
         }
-        assert!(read("README.md").contains(conf.trim()), "README.md has other permissions than {conf}");
+        assert!(read("docs/src/security.md").contains(conf.trim()), "docs/src/security.md differs from {conf}");
     }
 
     #[test]

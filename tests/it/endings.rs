@@ -59,7 +59,7 @@ async fn an_agent_that_was_killed_is_not_said_to_have_written_why() {
     let pid = site.until_state("a", "ready").await.pid.unwrap();
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     let report = site.until_state("a", "failed").await;
-    assert!(report.advice.unwrap().contains("for lack of memory"));
+    assert!(report.advice.unwrap().contains("memory ran out"));
 }
 
 #[tokio::test]

@@ -66,7 +66,7 @@ async fn an_agent_that_listens_on_another_port_is_told_of_while_it_still_starts(
     let report = site.until("a", SOON, |report| report.last_error.is_some()).await;
     assert_eq!(report.state, "starting");
     let taken = ports::listening_addresses(report.pid.unwrap())[0].port();
-    let problem = format!("the agent listens on port {taken}, and not on {wanted} as `url` says");
+    let problem = format!("the agent listens on port {taken} instead of {wanted}, the port in `url`");
     assert_eq!(report.last_error.unwrap(), format!("still starting: {problem}"));
     assert!(report.advice.unwrap().contains("`url` or `port`"));
     let report = site.until_state("a", "failed").await;
@@ -84,7 +84,7 @@ async fn an_agent_that_listens_at_another_address_is_told_where() {
     site.start();
     let report = site.until("a", SOON, |report| report.last_error.is_some()).await;
     let port = report.url.trim_end_matches('/').rsplit(':').next().unwrap();
-    let problem = format!("the agent listens on 127.0.0.1:{port}, and not on 127.0.0.2 as `url` says");
+    let problem = format!("the agent listens on 127.0.0.1:{port} instead of 127.0.0.2, the host in `url`");
     assert_eq!(report.last_error.unwrap(), format!("still starting: {problem}"));
 }
 

@@ -191,7 +191,7 @@ async fn a_card_that_breaks_while_the_agent_runs_does_not_take_its_skills_away_a
     let agent = attached("peer", &peer.url()).set("card_refresh", "1s");
     let bridge = Bridge::of(agent).start().await;
     is_broken.store(true, std::sync::atomic::Ordering::Relaxed);
-    eventually(LATER, || async { bridge.log().contains("does not show its card").then_some(()) }).await;
+    eventually(LATER, || async { bridge.log().contains("card probe failed").then_some(()) }).await;
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
     bridge.until("peer", "unhealthy").await;
     bridge.until_no_responders("peer.ask").await;

@@ -262,7 +262,7 @@ async fn a_stopped_agent_is_unpublished_and_started_again_even_with_a_call_in_fl
         site.until("a", SOON, |report| report.in_flight == 1).await;
         kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGSTOP).unwrap();
         let report = site.until("a", SOON, |report| report.state != "ready").await;
-        assert!(report.last_error.unwrap().contains("is stopped (SIGSTOP)"));
+        assert!(report.last_error.unwrap().contains("is suspended (SIGSTOP)"));
         eventually(SOON, || async { (!service_is_published(&site, "a", "echo").await).then_some(()) }).await;
         site.until("a", SOON, |report| report.state == "ready" && report.restarts == 1).await;
     };
@@ -283,7 +283,7 @@ async fn a_busy_agent_that_is_slow_on_its_card_is_left_in_peace_and_an_idle_one_
     let reply: Value = serde_json::from_slice(&reply.payload).unwrap();
     assert_eq!(reply["status"], "COMPLETED", "{reply}");
     site.until("a", SOON, |report| report.restarts > 0).await;
-    assert!(site.log().contains("did not answer 2 times in a row"), "{}", site.log());
+    assert!(site.log().contains("failed 2 liveness checks in a row"), "{}", site.log());
 }
 
 #[tokio::test]
@@ -342,7 +342,7 @@ async fn after_too_many_restarts_an_agent_has_failed_until_somebody_starts_it() 
     site.start();
     let report = site.until_state("a", "failed").await;
     assert_eq!(report.restarts, 1);
-    assert!(report.last_error.unwrap().starts_with("started again 1 times within 1m"));
+    assert!(report.last_error.unwrap().starts_with("restarted 1 times within 1m"));
     assert!(report.advice.unwrap().contains("agents start a"));
     let (code, _, _) = site.run(&["agents", "start", "a"]).await;
     assert_eq!(code, 1);

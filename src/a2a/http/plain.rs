@@ -2,7 +2,7 @@
 //!
 //! The usual way is a task for each connection, and a channel from the call to it and another one back:
 //! two wake-ups, often on the other core, for each call, and two tasks for each call in flight. Here the
-//! one who waits for the answer does the reading and writing. `docs/performance.md` has the figures.
+//! one who waits for the answer does the reading and writing. `docs/src/performance.md` has the figures.
 
 mod socket;
 #[cfg(test)]
