@@ -124,7 +124,7 @@ enum Command {
         shell: clap_complete::Shell,
     },
     /// Run the bundled A2A agent, for trying things out
-    DemoAgent(demo_agent::Args),
+    DemoAgent(demo_agent::DemoAgentArgs),
 }
 
 /// Where the settings are.

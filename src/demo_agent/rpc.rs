@@ -1,237 +1,235 @@
-//! JSON-RPC: from the body of a request to the method, and from its outcome to the response.
+//! The JSON-RPC methods.
 
-use std::io;
+use std::convert::Infallible;
+use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use futures_util::{Stream, stream};
-use serde::Deserialize;
+use futures_util::{Stream, StreamExt as _, stream};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::error::Category;
 use serde_json::value::RawValue;
-use tokio::time::timeout;
 
-use super::behaviour::{self, Job};
-use super::mischief;
-use super::model::{Event, Message, Part, State, new_id};
-use super::server::Agent;
-use super::skills::Skill;
-use super::store::{Entry, View};
-use super::wire::{Protocol, Query, Send, read};
+use super::behaviour::{SkillTurn, number_in};
+use super::card;
+use super::protocol::{
+    DemoTask, MethodError, PLANNED_ERROR, ProtocolVersion, RawJson, SendMessageParams, new_id, raw,
+    read_params,
+};
+use super::server::DemoAgent;
+use super::skills::DemoSkill;
+use super::tasks::TaskView;
 
-/// As often as the public SDKs do it.
-const PING_EVERY: Duration = Duration::from_secs(15);
-
-/// What is asked for, whatever a version calls it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Method {
-    Send,
-    Stream,
-    Get,
-    Cancel,
-    Subscribe,
-    List,
-    ExtendedCard,
-    Push,
-}
-
-/// Why a request is refused; the wires know the codes.
-#[derive(Debug)]
-pub(super) enum Fault {
-    Parse(String),
-    BadRequest(&'static str),
-    NoSuchMethod,
-    BadParams(String),
-    NoSuchTask,
-    NotCancelable(State),
-    NoPush,
-    /// A message to, or a subscription of, a task that is over.
-    Finished {
-        id: String,
-        state: State,
-    },
-    Unsupported(&'static str),
-    Version(String),
-    /// The `rpc-error` skill.
-    Planned(i64),
-}
+/// The interval of the public SDKs.
+const PING_INTERVAL: Duration = Duration::from_secs(15);
+const CRASH_EXIT_CODE: i32 = 3;
 
 #[derive(Deserialize)]
-struct Request<'a> {
+struct RpcRequest<'a> {
     id: Option<Value>,
     method: String,
     #[serde(borrow)]
     params: Option<&'a RawValue>,
 }
 
-/// Answers one request.
-pub(super) async fn answer(agent: &Arc<Agent>, headers: &HeaderMap, body: &[u8]) -> Response {
-    let (id, outcome) = match parse(body) {
-        Ok(request) => {
-            let params = request.params.map_or("{}", RawValue::get);
-            let call = Call { agent, headers, id: request.id.as_ref(), params };
-            (request.id.clone(), call.dispatch(&request.method).await)
-        }
-        Err(fault) => (None, Err(fault)),
-    };
-    outcome.unwrap_or_else(|fault| json(agent.args.protocol.response(id.as_ref(), Err(&fault))))
+/// The parameters of every method but the sends; each method uses what it needs.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct QueryParams {
+    id: Option<String>,
+    context_id: Option<String>,
+    history_length: Option<usize>,
 }
 
-fn parse(body: &[u8]) -> Result<Request<'_>, Fault> {
-    let json: &RawValue = serde_json::from_slice(body).map_err(|error| Fault::Parse(error.to_string()))?;
-    if json.get().starts_with('[') {
-        return Err(Fault::BadRequest("Batch requests are not supported"));
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TaskPage {
+    tasks: Vec<DemoTask>,
+    page_size: usize,
+    total_size: usize,
+    next_page_token: &'static str,
+}
+
+pub(super) async fn answer(agent: Arc<DemoAgent>, headers: HeaderMap, body: &[u8]) -> Response {
+    let version = agent.args.protocol;
+    match read_request(body) {
+        Ok(RpcRequest { id, method, params }) => {
+            let params = params.map_or("{}", RawValue::get);
+            let call = RpcCall { agent, version, headers, id: id.clone() };
+            let outcome = call.run(&method, params).await;
+            outcome.unwrap_or_else(|error| json(version.response(id.as_ref(), Err(&error))))
+        }
+        Err(error) => json(version.response(None, Err(&error))),
     }
-    let request: Request<'_> =
-        serde_json::from_str(json.get()).map_err(|_| Fault::BadRequest("not a JSON-RPC request"))?;
+}
+
+fn read_request(body: &[u8]) -> Result<RpcRequest<'_>, MethodError> {
+    let request: RpcRequest<'_> = serde_json::from_slice(body).map_err(|error| match error.classify() {
+        Category::Data => MethodError::new(-32600, "INVALID_REQUEST", "not a JSON-RPC request"),
+        Category::Syntax | Category::Eof | Category::Io => MethodError::new(-32700, None, error.to_string()),
+    })?;
     match request.id {
         Some(Value::Array(_) | Value::Object(_) | Value::Bool(_)) => {
-            Err(Fault::BadRequest("id must be a string or a number"))
+            Err(MethodError::new(-32600, "INVALID_REQUEST", "id must be a string or a number"))
         }
         _ => Ok(request),
     }
 }
 
-/// One request under way.
-struct Call<'a> {
-    agent: &'a Arc<Agent>,
-    headers: &'a HeaderMap,
-    id: Option<&'a Value>,
-    params: &'a str,
+struct RpcCall {
+    agent: Arc<DemoAgent>,
+    version: ProtocolVersion,
+    headers: HeaderMap,
+    id: Option<Value>,
 }
 
-impl Call<'_> {
-    async fn dispatch(&self, method: &str) -> Result<Response, Fault> {
-        let (protocol, store) = (self.agent.args.protocol, &self.agent.store);
-        let method = protocol.method(method).ok_or(Fault::NoSuchMethod)?;
-        self.agent.check_version(self.headers)?;
-        if let Method::Send | Method::Stream = method {
-            return self.send(protocol.send(self.params)?, method == Method::Stream).await;
+impl RpcCall {
+    async fn run(self, method: &str, params: &str) -> Result<Response, MethodError> {
+        use ProtocolVersion::{V1, V03};
+        let (version, tasks) = (self.version, &self.agent.tasks);
+        self.check_version()?;
+        match (version, method) {
+            (V1, "SendMessage") | (V03, "message/send") => return self.send(params, false).await,
+            (V1, "SendStreamingMessage") | (V03, "message/stream") => return self.send(params, true).await,
+            _ => {}
         }
-        let query: Query = read(self.params)?;
-        let entry = || match query.id.as_deref() {
-            Some(id) => store.get(id),
-            None => Err(Fault::BadParams("id: required".into())),
-        };
-        let result = match method {
-            Method::Get => protocol.task(&entry()?.task().with_history(query.history_length)),
-            Method::Cancel => protocol.task(&entry()?.cancel()?),
-            Method::List => protocol.list(&store.list(query.context_id.as_deref())),
-            Method::Subscribe => {
-                let entry = entry()?;
-                let view = entry.follow()?;
-                // The public SDK of 0.3 sends only what is new.
-                return Ok(self.stream(entry, view, protocol == Protocol::V1));
+        let query: QueryParams = read_params(params)?;
+        let entry = || tasks.get(query.id.as_deref().ok_or_else(|| MethodError::bad_params("id: required"))?);
+        let result = match (version, method) {
+            (V1, "GetTask") | (V03, "tasks/get") => {
+                let mut task = entry()?.task();
+                task.shorten_history(query.history_length);
+                raw(&task)
             }
-            Method::ExtendedCard => return Err(Fault::Unsupported("there is no extended card")),
-            Method::Push => return Err(Fault::NoPush),
-            Method::Send | Method::Stream => unreachable!("handled above"),
+            (V1, "CancelTask") | (V03, "tasks/cancel") => raw(&entry()?.cancel()?),
+            (V1, "SubscribeToTask") => return Ok(self.stream(entry()?.follow()?, true)),
+            // The public SDK of 0.3 sends only the events that follow.
+            (V03, "tasks/resubscribe") => return Ok(self.stream(entry()?.follow()?, false)),
+            (V1, "ListTasks") => {
+                let tasks = tasks.list(query.context_id.as_deref());
+                let (page_size, total_size) = (tasks.len(), tasks.len());
+                raw(&TaskPage { tasks, page_size, total_size, next_page_token: "" })
+            }
+            (V1, "GetExtendedAgentCard") | (V03, "agent/getAuthenticatedExtendedCard") => {
+                return Err(MethodError::new(-32004, "UNSUPPORTED_OPERATION", "there is no extended card"));
+            }
+            _ => return Err(MethodError::new(-32601, None, "Method not found")),
         };
-        Ok(self.result(result))
+        Ok(self.result(&result))
     }
 
-    async fn send(&self, send: Send, streaming: bool) -> Result<Response, Fault> {
-        let Send { message, accepted_output_modes, blocking, history_length } = send;
-        let (store, protocol) = (&self.agent.store, self.agent.args.protocol);
-        self.agent.messages.fetch_add(1, Ordering::Relaxed);
+    /// An agent of 1.0 refuses other versions; 0.3 has no version header.
+    fn check_version(&self) -> Result<(), MethodError> {
+        match self.headers.get("a2a-version") {
+            Some(asked) if self.version == ProtocolVersion::V1 && asked != "1.0" => {
+                let asked = String::from_utf8_lossy(asked.as_bytes());
+                let message = format!(
+                    "A2A version '{asked}' is not supported by this handler. Expected version '1.0'."
+                );
+                Err(MethodError::new(-32009, "VERSION_NOT_SUPPORTED", message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn send(self, params: &str, streaming: bool) -> Result<Response, MethodError> {
+        let SendMessageParams { message, configuration } = self.version.read_send(params)?;
+        let waits = self.version.waits(&configuration) && !self.agent.args.ignore_blocking;
+        let tasks = &self.agent.tasks;
         let references = message.reference_task_ids.iter();
-        let referenced: Vec<_> = references.filter_map(|id| store.get(id).ok()).collect();
+        let referenced: Vec<_> = references.filter_map(|id| tasks.get(id).ok()).collect();
 
         let is_new = message.task_id.is_none();
-        let (entry, view, turn, argument) = if let Some(id) = &message.task_id {
-            let entry = store.get(id)?;
-            if message.context_id.as_ref().is_some_and(|context| *context != entry.context_id) {
-                return Err(Fault::BadParams("message.contextId: not that of the task".into()));
-            }
-            let argument = message.text();
+        let (view, turn, argument) = if let Some(id) = &message.task_id {
+            let (entry, argument) = (tasks.get(id)?, message.text());
             let (view, turn) = entry.resume(message)?;
-            (entry, view, turn, argument)
+            (view, turn, argument)
         } else {
-            let (skill, argument) = Skill::chosen_by(&message);
-            let refined = referenced.first().map(|entry| entry.skill);
-            let skill = skill.or(refined).unwrap_or(Skill::Echo);
-            if let Some(response) = mischief::answer(skill, &argument, streaming).await? {
+            let (skill, argument) = DemoSkill::chosen_by(&message);
+            let skill = skill.or(referenced.first().map(|entry| entry.skill)).unwrap_or(DemoSkill::Echo);
+            let context_id = message.context_id.clone().unwrap_or_else(new_id);
+            if let Some(response) = self.answer_without_task(skill, &argument, &context_id, streaming).await?
+            {
                 return Ok(response);
             }
-            let context_id = message.context_id.clone().unwrap_or_else(new_id);
-            if skill == Skill::Message {
-                return Ok(self.direct(&context_id, &argument, streaming));
-            }
-            let (view, turn) = store.open(skill, context_id, message);
-            (turn.entry.clone(), view, Some(turn), argument)
+            let (view, turn) = tasks.open(skill, context_id, message);
+            (view, Some(turn), argument)
         };
         if let Some(turn) = turn {
-            let headers = self.headers.clone();
-            let delays = self.agent.args.delays();
-            let job = Job { turn, argument, referenced, headers, accepted_output_modes, delays };
-            self.agent.tasks.spawn(behaviour::run(job));
+            let (agent, headers) = (self.agent.clone(), self.headers.clone());
+            let accepted_output_modes = configuration.accepted_output_modes;
+            let turn = SkillTurn { agent, turn, argument, referenced, headers, accepted_output_modes };
+            self.agent.background.spawn(turn.run());
         }
 
         if streaming {
-            return Ok(self.stream(entry, view, is_new));
+            return Ok(self.stream(view, is_new));
         }
-        let task = if blocking && !self.agent.args.ignore_blocking {
-            view.run.outcome().await.unwrap_or(view.task)
-        } else {
-            view.task
-        };
-        Ok(self.result(protocol.task_answer(&task.with_history(history_length))))
+        let outcome = if waits { view.log.outcome().await } else { None };
+        let mut task = outcome.unwrap_or(view.task);
+        task.shorten_history(configuration.history_length);
+        Ok(self.result(&self.version.wrap("task", &task)))
     }
 
-    fn direct(&self, context_id: &str, argument: &str, streaming: bool) -> Response {
-        let text = if argument.is_empty() { "direct reply" } else { argument };
-        let message = Message::from_agent(context_id, None, vec![Part::text(text)]);
-        let answer = self.agent.args.protocol.message_answer(&message);
-        let answer = self.agent.args.protocol.response(self.id, Ok(answer));
-        if streaming { sse(stream::iter([Ok(format!("data: {answer}\n\n"))])) } else { json(answer) }
-    }
-
-    fn result(&self, result: Box<RawValue>) -> Response {
-        json(self.agent.args.protocol.response(self.id, Ok(result)))
-    }
-
-    /// The events from `view` on, as server-sent events; `snapshot` says whether the task as it
-    /// is comes first.
-    fn stream(&self, entry: Arc<Entry>, view: View, snapshot: bool) -> Response {
-        let (id, protocol) = (self.id.cloned(), self.agent.args.protocol);
-        let cut = entry.skill == Skill::Cut;
-        let first = snapshot.then_some(view.task);
-        let events = stream::unfold((first, view.at), move |(first, at)| {
-            let (id, entry, run) = (id.clone(), entry.clone(), view.run.clone());
-            async move {
-                let line = |result| format!("data: {}\n\n", protocol.response(id.as_ref(), Ok(result)));
-                if let Some(task) = first {
-                    return Some((Ok(line(protocol.task_answer(&task))), (None, at)));
-                }
-                match timeout(PING_EVERY, run.event(at)).await {
-                    Err(_) => Some((Ok(": ping\n\n".to_owned()), (None, at))),
-                    Ok(Some(Event::Artifact(..))) if cut => {
-                        Some((Err(io::Error::other("planned cut")), (None, at)))
-                    }
-                    Ok(Some(event)) => {
-                        let event = protocol.event(&entry.id, &entry.context_id, &event);
-                        Some((Ok(line(event)), (None, at + 1)))
-                    }
-                    Ok(None) => None,
-                }
+    /// The answer of a skill that opens no task; `None` for the others.
+    async fn answer_without_task(
+        &self,
+        skill: DemoSkill,
+        argument: &str,
+        context_id: &str,
+        streaming: bool,
+    ) -> Result<Option<Response>, MethodError> {
+        Ok(Some(match skill {
+            DemoSkill::Hang => pending().await,
+            DemoSkill::Crash => super::exit(CRASH_EXIT_CODE),
+            DemoSkill::RpcError => {
+                let code = number_in(argument).unwrap_or(-32603);
+                return Err(MethodError::new(code, PLANNED_ERROR, "planned error"));
             }
+            DemoSkill::Http => {
+                let status = number_in(argument).and_then(|code| StatusCode::from_u16(code).ok());
+                (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), "planned status").into_response()
+            }
+            DemoSkill::Html => card::web_page(),
+            DemoSkill::Garbage => json(r#"{"weather":"fine"}"#.into()),
+            DemoSkill::Message => {
+                let text = if argument.is_empty() { "direct reply" } else { argument };
+                let message = self.version.agent_message(context_id, None, vec![self.version.text(text)]);
+                let answer = self.version.wrap("message", &message);
+                if streaming { self.sse(stream::iter([answer])) } else { self.result(&answer) }
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    /// The events that follow `view`, after the task itself if `with_task`.
+    fn stream(&self, view: TaskView, with_task: bool) -> Response {
+        let task = with_task.then(|| self.version.wrap("task", &view.task));
+        let events = stream::unfold((view.log, view.next), |(log, next)| async move {
+            let event = log.event(next).await?;
+            Some((event, (log, next + 1)))
         });
-        sse(events)
+        self.sse(stream::iter(task).chain(events))
+    }
+
+    fn sse(&self, results: impl Stream<Item = RawJson> + Send + 'static) -> Response {
+        let (version, id) = (self.version, self.id.clone());
+        let events = results.map(move |result| version.response(id.as_ref(), Ok(&result)));
+        let events = events.map(|event| Ok::<_, Infallible>(SseEvent::default().data(event)));
+        let keep_alive = KeepAlive::new().interval(PING_INTERVAL).text("ping");
+        let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")];
+        (headers, Sse::new(events).keep_alive(keep_alive)).into_response()
+    }
+
+    fn result(&self, result: &RawValue) -> Response {
+        json(self.version.response(self.id.as_ref(), Ok(result)))
     }
 }
 
-fn json(body: String) -> Response {
+pub(super) fn json(body: String) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
-}
-
-fn sse(events: impl Stream<Item = io::Result<String>> + std::marker::Send + 'static) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    (headers, Body::from_stream(events)).into_response()
 }

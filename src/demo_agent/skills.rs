@@ -1,12 +1,13 @@
-//! The catalogue: every skill, what the card says of it, and how a message chooses one.
+//! The catalogue: every skill, its entry on the card, and how a message chooses one.
 
 use clap::ValueEnum;
+use serde_json::{Value, json};
 
-use super::model::Message;
+use super::protocol::DemoMessage;
 
-/// What the agent can do. The names on the card are these in kebab case.
+/// The ids on the card are these names in kebab case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Skill {
+pub(super) enum DemoSkill {
     Echo,
     Report,
     Auth,
@@ -22,7 +23,6 @@ pub(super) enum Skill {
     RpcError,
     Http,
     Html,
-    Cut,
     Garbage,
     Big,
     Crash,
@@ -30,29 +30,14 @@ pub(super) enum Skill {
     Metadata,
 }
 
-/// What the card says of a skill.
-pub(super) struct About {
-    pub(super) name: &'static str,
-    pub(super) description: &'static str,
-    pub(super) tags: &'static [&'static str],
-    pub(super) examples: &'static [&'static str],
-    /// Output modes, where they differ from the card's.
-    pub(super) output_modes: &'static [&'static str],
-}
-
-impl Skill {
-    /// The id on the card.
-    pub(super) fn id(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
-
+impl DemoSkill {
     fn from_id(id: &str) -> Option<Self> {
         Self::from_str(id, true).ok()
     }
 
     /// The skill that `message` asks for, and its argument: the `skill_id` of its metadata with
     /// the whole text, else the first word with the rest, else `None` with the whole text.
-    pub(super) fn chosen_by(message: &Message) -> (Option<Self>, String) {
+    pub(super) fn chosen_by(message: &DemoMessage) -> (Option<Self>, String) {
         let text = message.text();
         let named = message.metadata.as_ref().and_then(|metadata| metadata.get("skill_id")?.as_str());
         if let Some(skill) = named.and_then(Self::from_id) {
@@ -66,37 +51,41 @@ impl Skill {
         }
     }
 
+    /// The skill as the card lists it.
     #[rustfmt::skip]
-    pub(super) fn about(self) -> About {
+    pub(super) fn card_entry(self) -> Value {
         let (name, description, tags, examples): (_, _, &[&str], &[&str]) = match self {
-            Self::Echo => ("Echo", "Says back what it was told, files and data included.", &["text", "demo"], &["echo hello world"]),
+            Self::Echo => ("Echo", "Repeats the message, files and data included.", &["text", "demo"], &["echo hello world"]),
             Self::Report => ("Report writer", "Write a report about {topic} for {audience}", &["writing", "questions"], &["report about tides for sailors"]),
             Self::Auth => ("Sign-in", "Does its work only after you have signed in.", &["auth", "questions"], &["auth to the archive"]),
             Self::Stream => ("Word streamer", "Streams the words of the prompt back, one by one.", &["text", "streaming"], &["stream one two three"]),
-            Self::Supervisor => ("Supervisor", "Plans, calls another agent and passes its answer on, in 600 events.", &["streaming", "agents"], &["supervisor show argocd version"]),
+            Self::Supervisor => ("Supervisor", "Plans, calls another agent and forwards its answer, in 600 events.", &["streaming", "agents"], &["supervisor show argocd version"]),
             Self::File => ("File", "Answers with a small picture and some data.", &["files", "data"], &["file please"]),
-            Self::Fail => ("Failure", "Fails, and says why.", &["trouble"], &["fail for lack of wind"]),
-            Self::Reject => ("Rejection", "Turns the task down.", &["trouble"], &["reject this"]),
-            Self::Slow => ("Slow work", "Works for as many seconds as the prompt says; can be cancelled.", &["time", "cancel"], &["slow 3"]),
+            Self::Fail => ("Failure", "Fails and gives the prompt as the reason.", &["trouble"], &["fail for lack of wind"]),
+            Self::Reject => ("Rejection", "Rejects the task.", &["trouble"], &["reject this"]),
+            Self::Slow => ("Slow work", "Works for the number of seconds in the prompt; can be cancelled.", &["time", "cancel"], &["slow 3"]),
             Self::Hang => ("Hang", "Never answers the request.", &["trouble"], &["hang"]),
             Self::Message => ("Direct message", "Answers with a message and no task.", &["text"], &["message hello"]),
             Self::State => ("State", "Ends in the state that the prompt names.", &["trouble", "states"], &["state rejected", "state working"]),
             Self::RpcError => ("JSON-RPC error", "Answers with the JSON-RPC error code in the prompt.", &["trouble"], &["rpc-error -32005"]),
             Self::Http => ("HTTP status", "Answers with the HTTP status in the prompt.", &["trouble"], &["http 503"]),
             Self::Html => ("Web page", "Answers with a web page instead of JSON.", &["trouble"], &["html"]),
-            Self::Cut => ("Cut", "Breaks the connection in the middle of the answer.", &["trouble"], &["cut"]),
             Self::Garbage => ("Garbage", "Answers with JSON that is not A2A.", &["trouble"], &["garbage"]),
-            Self::Big => ("Big answer", "Answers with as many bytes of text as the prompt says.", &["text", "size"], &["big 2000000"]),
-            Self::Crash => ("Crash", "The agent's process ends at once.", &["trouble"], &["crash"]),
+            Self::Big => ("Big answer", "Answers with the number of bytes in the prompt, as text.", &["text", "size"], &["big 2000000"]),
+            Self::Crash => ("Crash", "Exits at once, without an answer.", &["trouble"], &["crash"]),
             Self::Headers => ("Headers", "Answers with the HTTP headers of the request.", &["data", "http"], &["headers"]),
-            Self::Metadata => ("Metadata", "Answers with what came along with the message.", &["data"], &["metadata"]),
+            Self::Metadata => ("Metadata", "Answers with the metadata and ids of the message.", &["data"], &["metadata"]),
         };
+        let id = self.to_possible_value().map(|value| value.get_name().to_owned());
+        let mut entry =
+            json!({"id": id, "name": name, "description": description, "tags": tags, "examples": examples});
         let output_modes: &[&str] = match self {
             Self::Report => &["text/plain", "text/markdown", "application/pdf"],
             Self::File => &["image/png", "application/json"],
             Self::Headers | Self::Metadata => &["application/json"],
-            _ => &[],
+            _ => return entry,
         };
-        About { name, description, tags, examples, output_modes }
+        entry["outputModes"] = json!(output_modes);
+        entry
     }
 }

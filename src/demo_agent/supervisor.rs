@@ -1,30 +1,32 @@
-//! The script of a supervisor agent that plans, calls another agent and passes its answer on
-//! token by token: 600 events from the first to the last, the quirks of the real one included.
+//! The script of a supervisor agent that plans, calls another agent and forwards its answer token by token:
+//! 600 events, with the quirks of the real agent that it imitates.
 
-use super::model::{Artifact, Chunk, Part, State, new_id};
-use super::store::Turn;
+use super::protocol::{ArtifactChunk, DemoArtifact};
+use super::tasks::DemoTurn;
+use crate::a2a::model::TaskState;
 
 const PLAN_TOKENS: usize = 50;
-/// With the task, the plan, the notices, the closing artifact and the final status: 600 events.
+/// With the task, the plan, the notifications, the last artifact and the final status: 600 events.
 const RESULT_TOKENS: usize = 544;
 
-pub(super) async fn run(turn: &Turn, query: &str) {
+pub(super) async fn run(turn: &DemoTurn, query: &str) {
     let plan = plan(query);
-    let about = "Execution plan streaming in progress";
-    tokens(turn, "execution_plan_streaming", about, &plan).await;
-    // Appended to an artifact that nobody has seen: the real one does that.
-    let about = "Complete execution plan streamed to user";
-    one(turn, "execution_plan_update", about, &plan.concat(), Chunk::Next);
-    let started = "🔧 Supervisor: Calling Agent Argocd...\n";
-    one(turn, "tool_notification_start", "Tool call started: argocd", started, Chunk::Whole);
+    let streaming = new_artifact("execution_plan_streaming", "Execution plan streaming in progress");
+    send_tokens(turn, &streaming, &plan).await;
+    let complete = new_artifact("execution_plan_update", "Complete execution plan streamed to user");
+    // The real agent appends to an artifact that it has not sent before.
+    send(turn, &complete, &plan.concat(), ArtifactChunk::Next);
+    let started = new_artifact("tool_notification_start", "Tool call started: argocd");
+    send(turn, &started, "🔧 Supervisor: Calling Agent Argocd...\n", ArtifactChunk::Whole);
+
     let result = result();
-    let about = "Streaming result from Platform Engineer";
-    tokens(turn, "streaming_result", about, &result).await;
-    let completed = "✅ Supervisor: Agent Argocd completed\n";
-    one(turn, "tool_notification_complete", "Tool call completed: argocd", completed, Chunk::Whole);
-    let about = "Partial result from Platform Engineer (stream ended)";
-    one(turn, "partial_result", about, &result.concat(), Chunk::Closing);
-    turn.status(State::Completed, Vec::new());
+    let streaming = new_artifact("streaming_result", "Streaming result from Platform Engineer");
+    send_tokens(turn, &streaming, &result).await;
+    let completed = new_artifact("tool_notification_complete", "Tool call completed: argocd");
+    send(turn, &completed, "✅ Supervisor: Agent Argocd completed\n", ArtifactChunk::Whole);
+    let partial = new_artifact("partial_result", "Partial result from Platform Engineer (stream ended)");
+    send(turn, &partial, &result.concat(), ArtifactChunk::Only);
+    turn.status(TaskState::Completed, Vec::new());
 }
 
 fn plan(query: &str) -> Vec<String> {
@@ -40,25 +42,19 @@ fn result() -> Vec<String> {
     head.into_iter().chain(rows).take(RESULT_TOKENS).collect()
 }
 
-/// One artifact in many small pieces; the last is not marked, as with the real one.
-async fn tokens(turn: &Turn, name: &str, about: &str, tokens: &[String]) {
-    let id = new_id();
+fn new_artifact(name: &'static str, description: &'static str) -> DemoArtifact {
+    DemoArtifact { description: Some(description), ..DemoArtifact::new(name, Vec::new()) }
+}
+
+/// Like the real agent, does not mark the last token.
+async fn send_tokens(turn: &DemoTurn, artifact: &DemoArtifact, tokens: &[String]) {
     for (n, token) in tokens.iter().enumerate() {
-        let chunk = if n == 0 { Chunk::First } else { Chunk::Next };
-        turn.artifact(artifact(&id, name, about, token), chunk);
+        send(turn, artifact, token, if n == 0 { ArtifactChunk::First } else { ArtifactChunk::Next });
         tokio::task::yield_now().await;
     }
 }
 
-fn one(turn: &Turn, name: &str, about: &str, text: &str, chunk: Chunk) {
-    turn.artifact(artifact(&new_id(), name, about, text), chunk);
-}
-
-fn artifact(id: &str, name: &str, about: &str, text: &str) -> Artifact {
-    Artifact {
-        id: id.into(),
-        name: name.into(),
-        description: Some(about.into()),
-        parts: vec![Part::text(text)],
-    }
+fn send(turn: &DemoTurn, artifact: &DemoArtifact, text: &str, chunk: ArtifactChunk) {
+    let parts = vec![turn.version.text(text)];
+    turn.artifact(DemoArtifact { parts, ..artifact.clone() }, chunk);
 }

@@ -15,12 +15,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Args, server};
+use super::{DemoAgentArgs, server};
 
 #[derive(clap::Parser)]
 struct Line {
     #[command(flatten)]
-    args: Args,
+    args: DemoAgentArgs,
 }
 
 /// A running agent and a client of it.
