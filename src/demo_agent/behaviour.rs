@@ -64,13 +64,7 @@ impl SkillTurn {
             }
             DemoSkill::Headers => self.headers(),
             DemoSkill::Metadata => self.metadata(),
-            DemoSkill::Hang
-            | DemoSkill::Message
-            | DemoSkill::RpcError
-            | DemoSkill::Http
-            | DemoSkill::Html
-            | DemoSkill::Garbage
-            | DemoSkill::Crash => unreachable!("{skill:?} never opens a task"),
+            _ => unreachable!("{skill:?} opens no task"),
         }
     }
 

@@ -9,17 +9,14 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt as _, stream};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::Deserialize;
 use serde_json::error::Category;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::behaviour::{SkillTurn, number_in};
 use super::card;
-use super::protocol::{
-    DemoTask, MethodError, PLANNED_ERROR, ProtocolVersion, RawJson, SendMessageParams, new_id, raw,
-    read_params,
-};
+use super::protocol::{MethodError, ProtocolVersion, RawJson, SendMessageParams, new_id, raw, read_params};
 use super::server::DemoAgent;
 use super::skills::DemoSkill;
 use super::tasks::TaskView;
@@ -45,15 +42,6 @@ struct QueryParams {
     history_length: Option<usize>,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct TaskPage {
-    tasks: Vec<DemoTask>,
-    page_size: usize,
-    total_size: usize,
-    next_page_token: &'static str,
-}
-
 pub(super) async fn answer(agent: Arc<DemoAgent>, headers: HeaderMap, body: &[u8]) -> Response {
     let version = agent.args.protocol;
     match read_request(body) {
@@ -61,16 +49,16 @@ pub(super) async fn answer(agent: Arc<DemoAgent>, headers: HeaderMap, body: &[u8
             let params = params.map_or("{}", RawValue::get);
             let call = RpcCall { agent, version, headers, id: id.clone() };
             let outcome = call.run(&method, params).await;
-            outcome.unwrap_or_else(|error| json(version.response(id.as_ref(), Err(&error))))
+            outcome.unwrap_or_else(|error| json_response(version.response(id.as_ref(), Err(error))))
         }
-        Err(error) => json(version.response(None, Err(&error))),
+        Err(error) => json_response(version.response(None, Err(error))),
     }
 }
 
 fn read_request(body: &[u8]) -> Result<RpcRequest<'_>, MethodError> {
     let request: RpcRequest<'_> = serde_json::from_slice(body).map_err(|error| match error.classify() {
         Category::Data => MethodError::new(-32600, "INVALID_REQUEST", "not a JSON-RPC request"),
-        Category::Syntax | Category::Eof | Category::Io => MethodError::new(-32700, None, error.to_string()),
+        Category::Syntax | Category::Eof | Category::Io => MethodError::new(-32700, "", error.to_string()),
     })?;
     match request.id {
         Some(Value::Array(_) | Value::Object(_) | Value::Bool(_)) => {
@@ -100,40 +88,32 @@ impl RpcCall {
         let query: QueryParams = read_params(params)?;
         let entry = || tasks.get(query.id.as_deref().ok_or_else(|| MethodError::bad_params("id: required"))?);
         let result = match (version, method) {
-            (V1, "GetTask") | (V03, "tasks/get") => {
-                let mut task = entry()?.task();
-                task.shorten_history(query.history_length);
-                raw(&task)
-            }
+            (V1, "GetTask") | (V03, "tasks/get") => raw(&entry()?.task().with_history(query.history_length)),
             (V1, "CancelTask") | (V03, "tasks/cancel") => raw(&entry()?.cancel()?),
             (V1, "SubscribeToTask") => return Ok(self.stream(entry()?.follow()?, true)),
             // The public SDK of 0.3 sends only the events that follow.
             (V03, "tasks/resubscribe") => return Ok(self.stream(entry()?.follow()?, false)),
             (V1, "ListTasks") => {
                 let tasks = tasks.list(query.context_id.as_deref());
-                let (page_size, total_size) = (tasks.len(), tasks.len());
-                raw(&TaskPage { tasks, page_size, total_size, next_page_token: "" })
+                let total = tasks.len();
+                raw(&json!({"tasks": tasks, "pageSize": total, "totalSize": total, "nextPageToken": ""}))
             }
             (V1, "GetExtendedAgentCard") | (V03, "agent/getAuthenticatedExtendedCard") => {
                 return Err(MethodError::new(-32004, "UNSUPPORTED_OPERATION", "there is no extended card"));
             }
-            _ => return Err(MethodError::new(-32601, None, "Method not found")),
+            _ => return Err(MethodError::new(-32601, "", "Method not found")),
         };
-        Ok(self.result(&result))
+        Ok(self.result(result))
     }
 
     /// An agent of 1.0 refuses other versions; 0.3 has no version header.
     fn check_version(&self) -> Result<(), MethodError> {
-        match self.headers.get("a2a-version") {
-            Some(asked) if self.version == ProtocolVersion::V1 && asked != "1.0" => {
-                let asked = String::from_utf8_lossy(asked.as_bytes());
-                let message = format!(
-                    "A2A version '{asked}' is not supported by this handler. Expected version '1.0'."
-                );
-                Err(MethodError::new(-32009, "VERSION_NOT_SUPPORTED", message))
-            }
-            _ => Ok(()),
+        if self.version == ProtocolVersion::V1
+            && self.headers.get("a2a-version").is_some_and(|it| it != "1.0")
+        {
+            return Err(MethodError::new(-32009, "VERSION_NOT_SUPPORTED", "this agent speaks A2A 1.0 only"));
         }
+        Ok(())
     }
 
     async fn send(self, params: &str, streaming: bool) -> Result<Response, MethodError> {
@@ -156,7 +136,7 @@ impl RpcCall {
             {
                 return Ok(response);
             }
-            let (view, turn) = tasks.open(skill, context_id, message);
+            let (view, turn) = tasks.open(self.version.new_task(context_id), skill, message);
             (view, Some(turn), argument)
         };
         if let Some(turn) = turn {
@@ -170,9 +150,8 @@ impl RpcCall {
             return Ok(self.stream(view, is_new));
         }
         let outcome = if waits { view.log.outcome().await } else { None };
-        let mut task = outcome.unwrap_or(view.task);
-        task.shorten_history(configuration.history_length);
-        Ok(self.result(&self.version.wrap("task", &task)))
+        let task = outcome.unwrap_or(view.task).with_history(configuration.history_length);
+        Ok(self.result(self.version.wrap("task", &task)))
     }
 
     /// The answer of a skill that opens no task; `None` for the others.
@@ -188,19 +167,19 @@ impl RpcCall {
             DemoSkill::Crash => super::exit(CRASH_EXIT_CODE),
             DemoSkill::RpcError => {
                 let code = number_in(argument).unwrap_or(-32603);
-                return Err(MethodError::new(code, PLANNED_ERROR, "planned error"));
+                return Err(MethodError::new(code, "PLANNED_ERROR", "planned error"));
             }
             DemoSkill::Http => {
                 let status = number_in(argument).and_then(|code| StatusCode::from_u16(code).ok());
                 (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), "planned status").into_response()
             }
             DemoSkill::Html => card::web_page(),
-            DemoSkill::Garbage => json(r#"{"weather":"fine"}"#.into()),
+            DemoSkill::Garbage => json_response(r#"{"weather":"fine"}"#),
             DemoSkill::Message => {
                 let text = if argument.is_empty() { "direct reply" } else { argument };
-                let message = self.version.agent_message(context_id, None, vec![self.version.text(text)]);
+                let message = self.version.agent_message(context_id, vec![self.version.text(text)]);
                 let answer = self.version.wrap("message", &message);
-                if streaming { self.sse(stream::iter([answer])) } else { self.result(&answer) }
+                if streaming { self.sse(stream::iter([answer])) } else { self.result(answer) }
             }
             _ => return Ok(None),
         }))
@@ -218,18 +197,18 @@ impl RpcCall {
 
     fn sse(&self, results: impl Stream<Item = RawJson> + Send + 'static) -> Response {
         let (version, id) = (self.version, self.id.clone());
-        let events = results.map(move |result| version.response(id.as_ref(), Ok(&result)));
+        let events = results.map(move |result| version.response(id.as_ref(), Ok(result)));
         let events = events.map(|event| Ok::<_, Infallible>(SseEvent::default().data(event)));
         let keep_alive = KeepAlive::new().interval(PING_INTERVAL).text("ping");
         let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")];
         (headers, Sse::new(events).keep_alive(keep_alive)).into_response()
     }
 
-    fn result(&self, result: &RawValue) -> Response {
-        json(self.version.response(self.id.as_ref(), Ok(result)))
+    fn result(&self, result: RawJson) -> Response {
+        json_response(self.version.response(self.id.as_ref(), Ok(result)))
     }
 }
 
-pub(super) fn json(body: String) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+pub(super) fn json_response(body: impl Into<String>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body.into()).into_response()
 }

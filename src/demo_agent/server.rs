@@ -40,7 +40,7 @@ pub(super) async fn serve(
 ) -> io::Result<()> {
     let agent = DemoAgent {
         url: format!("http://{}/", listener.local_addr()?),
-        tasks: DemoTasks::new(args.protocol),
+        tasks: DemoTasks::default(),
         background: TaskTracker::new(),
         served_card: AtomicBool::new(false),
         args,
@@ -88,7 +88,7 @@ async fn get_card(State(agent): State<Arc<DemoAgent>>, headers: HeaderMap) -> Re
 
 /// The target of the redirect of `--broken-card redirect`.
 async fn moved_card(State(agent): State<Arc<DemoAgent>>) -> Response {
-    rpc::json(card::card(&agent).to_string())
+    rpc::json_response(card::card(&agent).get())
 }
 
 fn unauthorized() -> Response {

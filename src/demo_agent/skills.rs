@@ -1,9 +1,8 @@
 //! The catalogue: every skill, its entry on the card, and how a message chooses one.
 
 use clap::ValueEnum;
-use serde_json::{Value, json};
 
-use super::protocol::DemoMessage;
+use super::protocol::{DemoMessage, RawJson, object, some};
 
 /// The ids on the card are these names in kebab case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -53,7 +52,7 @@ impl DemoSkill {
 
     /// The skill as the card lists it.
     #[rustfmt::skip]
-    pub(super) fn card_entry(self) -> Value {
+    pub(super) fn card_entry(self) -> RawJson {
         let (name, description, tags, examples): (_, _, &[&str], &[&str]) = match self {
             Self::Echo => ("Echo", "Repeats the message, files and data included.", &["text", "demo"], &["echo hello world"]),
             Self::Report => ("Report writer", "Write a report about {topic} for {audience}", &["writing", "questions"], &["report about tides for sailors"]),
@@ -76,16 +75,19 @@ impl DemoSkill {
             Self::Headers => ("Headers", "Answers with the HTTP headers of the request.", &["data", "http"], &["headers"]),
             Self::Metadata => ("Metadata", "Answers with the metadata and ids of the message.", &["data"], &["metadata"]),
         };
-        let id = self.to_possible_value().map(|value| value.get_name().to_owned());
-        let mut entry =
-            json!({"id": id, "name": name, "description": description, "tags": tags, "examples": examples});
         let output_modes: &[&str] = match self {
             Self::Report => &["text/plain", "text/markdown", "application/pdf"],
             Self::File => &["image/png", "application/json"],
             Self::Headers | Self::Metadata => &["application/json"],
-            _ => return entry,
+            _ => &[],
         };
-        entry["outputModes"] = json!(output_modes);
-        entry
+        object([
+            ("id", self.to_possible_value().and_then(|value| some(value.get_name()))),
+            ("name", some(name)),
+            ("description", some(description)),
+            ("tags", some(tags)),
+            ("examples", some(examples)),
+            ("outputModes", some(output_modes).filter(|_| !output_modes.is_empty())),
+        ])
     }
 }

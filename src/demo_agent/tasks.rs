@@ -53,64 +53,54 @@ pub(super) struct TaskView {
 }
 
 /// All tasks. The oldest is forgotten when there are too many.
-pub(super) struct DemoTasks {
-    version: ProtocolVersion,
-    known: Mutex<KnownTasks>,
-}
+#[derive(Default)]
+pub(super) struct DemoTasks(Mutex<KnownTasks>);
 
 #[derive(Default)]
 struct KnownTasks {
     by_id: HashMap<String, Arc<TaskEntry>>,
-    oldest_first: VecDeque<Arc<TaskEntry>>,
+    oldest_first: VecDeque<String>,
 }
 
 impl DemoTasks {
-    pub(super) fn new(version: ProtocolVersion) -> Self {
-        Self { version, known: Mutex::default() }
-    }
-
-    /// A new task with its first message.
+    /// Adds `task` and starts its first turn.
     pub(super) fn open(
         &self,
+        task: DemoTask,
         skill: DemoSkill,
-        context_id: String,
         message: DemoMessage,
     ) -> (TaskView, DemoTurn) {
-        let (version, task) = (self.version, self.version.new_task(context_id));
         let id = task.id.clone();
-        let live = LiveTask { version, task, log: Arc::default(), stop: CancellationToken::new() };
-        let entry = Arc::new(TaskEntry { id: id.clone(), skill, live: Mutex::new(live) });
-        let opened = {
-            let mut live = lock(&entry.live);
-            let turn = entry.start_turn(&mut live, message, true);
-            (live.view(), turn)
-        };
-        let mut known = lock(&self.known);
+        let live = LiveTask { task, log: Arc::default(), stop: CancellationToken::new() };
+        let entry = Arc::new(TaskEntry { skill, live: Mutex::new(live) });
+        let mut known = lock(&self.0);
         if known.oldest_first.len() == MAX_TASKS
             && let Some(oldest) = known.oldest_first.pop_front()
         {
-            known.by_id.remove(&oldest.id);
+            known.by_id.remove(&oldest);
         }
-        known.by_id.insert(id, entry.clone());
-        known.oldest_first.push_back(entry);
-        opened
+        known.by_id.insert(id.clone(), entry.clone());
+        known.oldest_first.push_back(id);
+        let mut live = lock(&entry.live);
+        let turn = entry.start_turn(&mut live, message, true);
+        (live.view(), turn)
     }
 
     pub(super) fn get(&self, id: &str) -> Result<Arc<TaskEntry>, MethodError> {
-        let entry = lock(&self.known).by_id.get(id).cloned();
+        let entry = lock(&self.0).by_id.get(id).cloned();
         entry.ok_or_else(|| MethodError::new(-32001, "TASK_NOT_FOUND", "Task not found"))
     }
 
     /// All tasks or those of one context, newest first.
     pub(super) fn list(&self, context_id: Option<&str>) -> Vec<DemoTask> {
-        let tasks = lock(&self.known).oldest_first.clone();
-        let tasks = tasks.iter().rev().map(|entry| entry.task());
+        let known = lock(&self.0);
+        let newest_first = known.oldest_first.iter().rev().filter_map(|id| known.by_id.get(id));
+        let tasks = newest_first.map(|entry| entry.task());
         tasks.filter(|task| context_id.is_none_or(|id| id == task.context_id)).collect()
     }
 }
 
 pub(super) struct TaskEntry {
-    id: String,
     pub(super) skill: DemoSkill,
     live: Mutex<LiveTask>,
 }
@@ -123,7 +113,7 @@ impl TaskEntry {
     /// For a caller who comes back to an open task.
     pub(super) fn follow(&self) -> Result<TaskView, MethodError> {
         let live = lock(&self.live);
-        live.refuse_if_final()?;
+        live.task.refuse_if_final()?;
         Ok(live.view())
     }
 
@@ -137,43 +127,41 @@ impl TaskEntry {
         if message.context_id.as_ref().is_some_and(|context| *context != live.task.context_id) {
             return Err(MethodError::bad_params("message.contextId: not that of the task"));
         }
-        live.refuse_if_final()?;
-        let mut view = live.view();
-        if !ends_turn(&live.task.status.state) {
-            let message = live.own(message);
-            live.task.history.push(message);
-            return Ok((view, None));
-        }
-        live.set_status(TaskState::Working, Vec::new());
-        let turn = self.start_turn(&mut live, message, false);
-        view.task = live.task.clone();
-        Ok((view, Some(turn)))
+        live.task.refuse_if_final()?;
+        let next = live.next_event();
+        let turn = if ends_turn(&live.task.status.state) {
+            live.set_status(TaskState::Working, Vec::new());
+            Some(self.start_turn(&mut live, message, false))
+        } else {
+            live.take_message(message);
+            None
+        };
+        Ok((TaskView { next, ..live.view() }, turn))
     }
 
     pub(super) fn cancel(&self) -> Result<DemoTask, MethodError> {
         let mut live = lock(&self.live);
         if live.task.status.state.is_final() {
-            return Err(live.version.not_cancelable(&live.task));
+            let message = format!("Task cannot be canceled - current state: {}", live.task.status.state_name);
+            return Err(MethodError::new(-32002, "TASK_NOT_CANCELABLE", message));
         }
-        let text = live.version.text("cancelled as asked");
+        let text = live.task.version.text("cancelled as asked");
         live.set_status(TaskState::Canceled, vec![text]);
         live.stop.cancel();
         Ok(live.task.clone())
     }
 
     fn start_turn(self: &Arc<Self>, live: &mut LiveTask, message: DemoMessage, is_first: bool) -> DemoTurn {
-        let message = live.own(message);
-        live.task.history.push(message.clone());
+        let message = live.take_message(message);
         // Ends an earlier turn that still waits in the background, for a sign-in elsewhere.
         std::mem::take(&mut live.stop).cancel();
-        let (version, stop) = (live.version, live.stop.clone());
+        let (version, stop) = (live.task.version, live.stop.clone());
         DemoTurn { version, entry: self.clone(), is_first, stop, message }
     }
 }
 
 /// What changes while a task is worked on.
 struct LiveTask {
-    version: ProtocolVersion,
     task: DemoTask,
     log: Arc<EventLog>,
     /// Ends the turn in progress.
@@ -181,40 +169,40 @@ struct LiveTask {
 }
 
 impl LiveTask {
+    fn next_event(&self) -> usize {
+        self.log.0.borrow().events.len()
+    }
+
     fn view(&self) -> TaskView {
-        let next = self.log.0.borrow().events.len();
-        TaskView { task: self.task.clone(), log: self.log.clone(), next }
+        TaskView { task: self.task.clone(), log: self.log.clone(), next: self.next_event() }
     }
 
-    fn refuse_if_final(&self) -> Result<(), MethodError> {
-        match self.task.status.state.is_final() {
-            true => Err(self.version.finished(&self.task)),
-            false => Ok(()),
-        }
-    }
-
-    fn own(&self, mut message: DemoMessage) -> DemoMessage {
+    fn take_message(&mut self, mut message: DemoMessage) -> DemoMessage {
         message.task_id = Some(self.task.id.clone());
         message.context_id = Some(self.task.context_id.clone());
+        self.task.history.push(message.clone());
         message
     }
 
     /// Like the public SDKs, moves the status message that it replaces to the history.
     fn set_status(&mut self, state: TaskState, parts: Vec<RawJson>) {
         let task = &mut self.task;
-        let message =
-            (!parts.is_empty()).then(|| self.version.agent_message(&task.context_id, Some(&task.id), parts));
+        let message = (!parts.is_empty()).then(|| {
+            let mut message = task.version.agent_message(&task.context_id, parts);
+            message.task_id = Some(task.id.clone());
+            message
+        });
         task.history.extend(task.status.message.take());
         let closes = ends_turn(&state);
-        task.status = self.version.status(state, message);
-        self.log_event(self.version.status_update(&self.task));
+        task.status = task.version.status(state, message);
+        self.log_event(self.task.status_update());
         if closes {
             self.close_log();
         }
     }
 
     fn add_artifact(&mut self, artifact: DemoArtifact, chunk: ArtifactChunk) {
-        self.log_event(self.version.artifact_update(&self.task, &artifact, chunk));
+        self.log_event(self.task.artifact_update(&artifact, chunk));
         let artifacts = &mut self.task.artifacts;
         match artifacts.iter_mut().find(|known| known.artifact_id == artifact.artifact_id) {
             Some(known) if matches!(chunk, ArtifactChunk::Next | ArtifactChunk::Last) => {
