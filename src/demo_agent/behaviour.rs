@@ -98,10 +98,8 @@ impl SkillTurn {
         } else {
             turn.version.file("report.md", "text/markdown", format!("# {text}\n").as_bytes())
         };
-        turn.artifact(
-            DemoArtifact::new("report", vec![turn.version.text(&text), file]),
-            ArtifactChunk::Whole,
-        );
+        let report = DemoArtifact::new("report", vec![turn.version.text(&text), file]);
+        turn.artifact(report, ArtifactChunk::Whole);
         turn.status_text(TaskState::Completed, "Here is your report.");
     }
 

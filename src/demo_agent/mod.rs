@@ -57,7 +57,7 @@ pub(crate) struct DemoAgentArgs {
     /// Pause between two words of the skill `stream`
     #[arg(long, value_name = "DURATION", value_parser = delay, default_value = "20ms")]
     token_delay: Duration,
-    /// Complete a task of the skill `auth` without an answer after this time
+    /// Complete a task of the skill `auth` after this time, even without an answer
     #[arg(long, value_name = "DURATION", value_parser = delay)]
     auth_after: Option<Duration>,
     /// Refuse calls without this bearer token
@@ -96,13 +96,13 @@ pub(crate) struct DemoAgentArgs {
     /// Start a child that keeps running in a session of its own
     #[arg(long)]
     leave_daemon: bool,
-    /// Delay every answer to a request for the card by this time, except the first
+    /// Delay every response with the card except the first by this time
     #[arg(long, value_name = "DURATION", value_parser = delay, default_value = "0s")]
     slow_card: Duration,
     /// Write lines to stderr without pause
     #[arg(long)]
     flood: bool,
-    /// Length of these lines
+    /// Length of these lines, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 100)]
     flood_line: usize,
 }

@@ -16,7 +16,7 @@ use super::protocol::{
 use super::skills::DemoSkill;
 use crate::a2a::model::TaskState;
 
-const MAX_TASKS: usize = 10_000;
+pub(super) const MAX_TASKS: usize = 10_000;
 
 /// The events of one turn. It closes when its callers get their answer, which may be before the task ends.
 #[derive(Default)]

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::{demo, message, request};
 
 #[tokio::test]
-async fn the_card_tells_of_every_skill_and_one_has_placeholders() {
+async fn the_card_lists_every_skill_and_one_has_placeholders() {
     let demo = demo(&["--name", "Tester"]).await;
     let card = demo.card().await;
     assert_eq!(card["name"], "Tester");
@@ -28,7 +28,7 @@ async fn the_card_tells_of_every_skill_and_one_has_placeholders() {
 }
 
 #[tokio::test]
-async fn only_the_skills_asked_for_are_on_the_card() {
+async fn the_card_lists_only_the_chosen_skills() {
     let card = demo(&["--skills", "echo,rpc-error"]).await.card().await;
     let ids: Vec<_> = card["skills"].as_array().unwrap().iter().map(|skill| &skill["id"]).collect();
     assert_eq!(ids, ["echo", "rpc-error"]);
@@ -55,7 +55,7 @@ async fn a_card_file_is_read_again_for_every_request() {
 }
 
 #[tokio::test]
-async fn a_broken_card_is_broken_in_the_way_asked_for() {
+async fn each_kind_of_broken_card_is_broken_in_its_way() {
     let fetch = async |kind| {
         let demo = demo(&["--broken-card", kind]).await;
         let response = demo.get(".well-known/agent-card.json").await;
@@ -113,7 +113,7 @@ async fn a_version_other_than_1_0_is_refused() {
 }
 
 #[tokio::test]
-async fn calls_want_the_token_and_the_card_only_when_told_to() {
+async fn calls_need_the_token_and_the_card_only_with_card_auth() {
     let open_card = demo(&["--bearer", "s3cret"]).await;
     let refused = open_card.post(request("GetTask", json!({"id": "x"}))).send().await.unwrap();
     assert_eq!(
@@ -130,7 +130,7 @@ async fn calls_want_the_token_and_the_card_only_when_told_to() {
 }
 
 #[tokio::test]
-async fn planned_nonsense_is_answered_as_asked() {
+async fn skills_that_open_no_task_answer_as_planned() {
     let demo = demo(&[]).await;
     let ask = async |text: &str| demo.post(request("SendMessage", message(text))).send().await.unwrap();
     let unavailable = ask("http 503").await;
@@ -146,7 +146,7 @@ async fn planned_nonsense_is_answered_as_asked() {
 }
 
 #[tokio::test]
-async fn the_agent_stops_though_a_request_hangs() {
+async fn the_agent_stops_while_a_request_hangs() {
     let mut demo = demo(&[]).await;
     let hanging = demo.post(request("SendMessage", message("hang"))).send();
     assert!(timeout(Duration::from_millis(100), hanging).await.is_err());

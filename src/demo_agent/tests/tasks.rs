@@ -1,10 +1,13 @@
-//! Tasks over A2A 1.0: turns, streams, contexts, ends.
+//! Tasks over A2A 1.0: turns, contexts, states and content.
 
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
+use super::super::protocol::ProtocolVersion;
+use super::super::skills::DemoSkill;
+use super::super::tasks::{DemoTasks, MAX_TASKS};
 use super::{Demo, all, demo, message, reply, request, state, text_of, with};
 
 fn returning(params: Value) -> Value {
@@ -126,7 +129,7 @@ async fn slow_work_can_be_followed_and_cancelled() {
 }
 
 #[tokio::test]
-async fn a_task_goes_on_when_its_caller_has_left() {
+async fn a_task_goes_on_when_its_caller_disconnects() {
     let demo = demo(&[]).await;
     let body = request("SendMessage", with(message("slow 1"), &json!({"contextId": "c-1"})));
     let address = demo.url.trim_start_matches("http://").trim_end_matches('/');
@@ -166,7 +169,7 @@ async fn a_message_to_a_working_task_joins_its_turn() {
 }
 
 #[tokio::test]
-async fn auth_is_done_by_a_follow_up_or_elsewhere() {
+async fn auth_completes_with_a_follow_up_or_by_itself() {
     let plain = demo(&[]).await;
     let asked = plain.send("auth").await;
     assert_eq!(state(&asked), "TASK_STATE_AUTH_REQUIRED");
@@ -218,7 +221,7 @@ async fn the_metadata_chooses_the_skill_and_leaves_the_text_alone() {
 }
 
 #[tokio::test]
-async fn contents_are_as_promised() {
+async fn each_skill_answers_with_its_content() {
     let demo = demo(&[]).await;
     let parts = demo.send("file please").await["artifacts"][0]["parts"].clone();
     let file = json!({"raw": "iVBORwAB", "filename": "a.png", "mediaType": "image/png"});
@@ -232,7 +235,7 @@ async fn contents_are_as_promised() {
 }
 
 #[tokio::test]
-async fn what_came_with_a_message_can_be_seen() {
+async fn the_skills_metadata_and_headers_show_what_came_with_a_message() {
     let demo = demo(&[]).await;
     let fields =
         json!({"contextId": "c-1", "referenceTaskIds": ["t-1"], "metadata": {"skill_id": "metadata"}});
@@ -254,7 +257,7 @@ async fn what_came_with_a_message_can_be_seen() {
 }
 
 #[tokio::test]
-async fn the_history_is_as_long_as_asked() {
+async fn the_history_has_at_most_the_requested_length() {
     let demo = demo(&[]).await;
     let asked = demo.send("report").await;
     let done = demo.call("SendMessage", reply(&asked, "pdf")).await["result"]["task"].clone();
@@ -271,4 +274,20 @@ async fn an_agent_that_ignores_blocking_returns_at_once() {
     let task = demo.send("slow 1").await;
     assert_eq!(state(&task), "TASK_STATE_SUBMITTED");
     assert_eq!(state(&finished(&demo, &task["id"]).await), "TASK_STATE_COMPLETED");
+}
+
+#[test]
+fn the_oldest_task_is_forgotten_when_there_are_too_many() {
+    let tasks = DemoTasks::default();
+    let open = || {
+        let message = serde_json::from_value(message("hi")["message"].clone()).unwrap();
+        let (view, _) = tasks.open(ProtocolVersion::V1.new_task("c-1".into()), DemoSkill::Echo, message);
+        view.task.id
+    };
+    let (oldest, second) = (open(), open());
+    let newest = (2..=MAX_TASKS).map(|_| open()).last().unwrap();
+    assert!(tasks.get(&oldest).is_err());
+    assert!(tasks.get(&second).is_ok());
+    let list = tasks.list(Some("c-1"));
+    assert_eq!((list.len(), &list[0].id), (MAX_TASKS, &newest));
 }
