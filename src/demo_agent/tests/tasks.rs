@@ -284,10 +284,9 @@ fn the_oldest_task_is_forgotten_when_there_are_too_many() {
         let (view, _) = tasks.open(ProtocolVersion::V1.new_task("c-1".into()), DemoSkill::Echo, message);
         view.task.id
     };
-    let (oldest, second) = (open(), open());
-    let newest = (2..=MAX_TASKS).map(|_| open()).last().unwrap();
-    assert!(tasks.get(&oldest).is_err());
-    assert!(tasks.get(&second).is_ok());
+    let ids: Vec<_> = (0..=MAX_TASKS).map(|_| open()).collect();
+    assert!(tasks.get(&ids[0]).is_err());
+    assert!(tasks.get(&ids[1]).is_ok());
     let list = tasks.list(Some("c-1"));
-    assert_eq!((list.len(), &list[0].id), (MAX_TASKS, &newest));
+    assert_eq!((list.len(), &list[0].id), (MAX_TASKS, &ids[MAX_TASKS]));
 }
