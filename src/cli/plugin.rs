@@ -263,7 +263,10 @@ mod tests {
             let line = format!("{verb}: {}", serde_json::to_string(&list).unwrap().replace(",", ", "));
             assert!(block.contains(&line), "{line} is not in {block}");
         }
-        assert!(read("docs/src/security.md").contains(conf.trim()), "docs/src/security.md differs from {conf}");
+        assert!(
+            read("docs/src/security.md").contains(conf.trim()),
+            "docs/src/security.md differs from {conf}"
+        );
     }
 
     #[test]

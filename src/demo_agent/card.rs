@@ -9,7 +9,7 @@ use super::protocol::{ProtocolVersion, RawJson, object, some};
 use super::server::DemoAgent;
 use super::skills::DemoSkill;
 use super::{DemoAgentArgs, rpc};
-use crate::json::head;
+use crate::text::head;
 
 const HUGE: usize = 20_000_000;
 
