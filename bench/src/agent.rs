@@ -1,13 +1,13 @@
-//! A bare A2A v1.0 agent over JSON-RPC. Its path says what it does, so that it need not read.
+//! A bare A2A v1.0 agent over JSON-RPC. The path selects the answer, so the agent need not read requests.
 //!
 //! | path | answer to a message |
 //! | --- | --- |
-//! | `/echo/<any>` | a completed task with one artifact, at once |
-//! | `/stream/<n>` | as server-sent events: a task, `n` pieces of an artifact, the end |
-//! | `/ask/<any>` | a task that asks something |
-//! | `/slow/<any>` | a completed task, between `POST /release` and `POST /hold` |
+//! | `/echo/<any>` | a completed task with one artifact, immediately |
+//! | `/stream/<n>` | server-sent events: a task, `n` chunks of an artifact, the completed state |
+//! | `/ask/<any>` | a task that requires input |
+//! | `/slow/<any>` | a completed task, as soon as `POST /release` allows it; `POST /hold` makes calls wait again |
 //!
-//! `GET /waiting` tells how many calls wait for the release.
+//! `GET /waiting` returns the number of calls that wait for the release.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ struct Agent {
     released: watch::Sender<bool>,
 }
 
-/// Listens on a free port, tells it on stdout, and serves until killed.
+/// Listens on a free port, prints the URL, and serves until killed.
 pub async fn run() -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
@@ -46,7 +46,7 @@ pub async fn run() -> anyhow::Result<()> {
         .route("/echo/{which}", post(echo))
         .route("/ask/{which}", post(ask))
         .route("/slow/{which}", post(slow))
-        .route("/stream/{count}", post(events))
+        .route("/stream/{count}", post(stream_events))
         .route("/hold", post(hold))
         .route("/release", post(release))
         .route("/waiting", get(waiting))
@@ -61,35 +61,36 @@ pub async fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-type Shared = State<Arc<Agent>>;
+type SharedAgent = State<Arc<Agent>>;
 
 impl Agent {
-    fn task(&self) -> (String, String) {
+    /// A task id and a context id.
+    fn next_ids(&self) -> (String, String) {
         let number = self.tasks.fetch_add(1, Relaxed);
         let id = |kind: u32| format!("{kind:08x}-0000-4000-8000-{number:012x}");
         (id(1), id(2))
     }
 
     fn completed(&self) -> Response {
-        let (id, context) = self.task();
+        let (id, context) = self.next_ids();
         json(format!(
             r#"{{"jsonrpc":"2.0","id":"1","result":{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_COMPLETED"}},"artifacts":[{{"artifactId":"a1","name":"answer","parts":[{{"text":"Sunny, 21 degrees, and a light wind from the west."}}]}}]}}}}}}"#
         ))
     }
 }
 
-async fn echo(State(agent): Shared, _: Bytes) -> Response {
+async fn echo(State(agent): SharedAgent, _: Bytes) -> Response {
     agent.completed()
 }
 
-async fn ask(State(agent): Shared, _: Bytes) -> Response {
-    let (id, context) = agent.task();
+async fn ask(State(agent): SharedAgent, _: Bytes) -> Response {
+    let (id, context) = agent.next_ids();
     json(format!(
         r#"{{"jsonrpc":"2.0","id":"1","result":{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_INPUT_REQUIRED","message":{{"messageId":"m","role":"ROLE_AGENT","parts":[{{"text":"Which colour?"}}]}}}}}}}}}}"#
     ))
 }
 
-async fn slow(State(agent): Shared, _: Bytes) -> Response {
+async fn slow(State(agent): SharedAgent, _: Bytes) -> Response {
     let mut released = agent.released.subscribe();
     agent.waiting.fetch_add(1, Relaxed);
     let _ = released.wait_for(|released| *released).await;
@@ -97,24 +98,24 @@ async fn slow(State(agent): Shared, _: Bytes) -> Response {
     agent.completed()
 }
 
-async fn hold(State(agent): Shared) {
+async fn hold(State(agent): SharedAgent) {
     agent.released.send_replace(false);
 }
 
-async fn release(State(agent): Shared) {
+async fn release(State(agent): SharedAgent) {
     agent.released.send_replace(true);
 }
 
-async fn waiting(State(agent): Shared) -> String {
+async fn waiting(State(agent): SharedAgent) -> String {
     agent.waiting.load(Relaxed).to_string()
 }
 
-async fn events(State(agent): Shared, Path(count): Path<u32>, _: Bytes) -> Response {
-    let (id, context) = agent.task();
+async fn stream_events(State(agent): SharedAgent, Path(count): Path<u32>, _: Bytes) -> Response {
+    let (id, context) = agent.next_ids();
     let event = |result: String| {
         Bytes::from(format!("data: {{\"jsonrpc\":\"2.0\",\"id\":\"1\",\"result\":{result}}}\n\n"))
     };
-    let all = (0..count + 2).map(move |number| {
+    let events = (0..count + 2).map(move |number| {
         let event = if number == 0 {
             event(format!(
                 r#"{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_WORKING"}}}}}}"#
@@ -131,13 +132,13 @@ async fn events(State(agent): Shared, Path(count): Path<u32>, _: Bytes) -> Respo
         };
         Ok::<_, std::convert::Infallible>(event)
     });
-    ([(CONTENT_TYPE, "text/event-stream")], Body::from_stream(stream::iter(all))).into_response()
+    ([(CONTENT_TYPE, "text/event-stream")], Body::from_stream(stream::iter(events))).into_response()
 }
 
-async fn card(State(agent): Shared, Path((kind, which)): Path<(String, String)>) -> Response {
+async fn card(State(agent): SharedAgent, Path((kind, which)): Path<(String, String)>) -> Response {
     let origin = &agent.origin;
     json(format!(
-        r#"{{"name":"bench","description":"Answers at once","version":"1.0.0","supportedInterfaces":[{{"url":"{origin}/{kind}/{which}","protocolBinding":"JSONRPC","protocolVersion":"1.0"}}],"capabilities":{{"streaming":true}},"defaultInputModes":["text/plain"],"defaultOutputModes":["text/plain"],"skills":[{{"id":"go","name":"Go","description":"Answers","tags":["bench"]}}]}}"#
+        r#"{{"name":"bench","description":"Answers immediately","version":"1.0.0","supportedInterfaces":[{{"url":"{origin}/{kind}/{which}","protocolBinding":"JSONRPC","protocolVersion":"1.0"}}],"capabilities":{{"streaming":true}},"defaultInputModes":["text/plain"],"defaultOutputModes":["text/plain"],"skills":[{{"id":"go","name":"Go","description":"Answers","tags":["bench"]}}]}}"#
     ))
 }
 

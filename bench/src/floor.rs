@@ -1,5 +1,5 @@
-//! The floor: the least that any bridge can do. A NATS request is POSTed, what comes back is
-//! published; of a stream, each event. Nothing is read, nothing is checked, nothing is remembered.
+//! The floor: the least that any bridge can do. It POSTs each NATS request and publishes the response, or each
+//! event of a stream. It does not parse, check or store anything.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderValue};
 /// Serves `floor.call` and `floor.stream` until killed.
 pub async fn run(nats: &str, call_url: &str, stream_url: &str) -> anyhow::Result<()> {
     let client = async_nats::connect(nats).await?;
-    // The same settings as the bridge's.
+    // The bridge has the same settings.
     let http = reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
@@ -35,33 +35,33 @@ pub async fn run(nats: &str, call_url: &str, stream_url: &str) -> anyhow::Result
         let url = if is_stream { &stream_url } else { &call_url };
         let (client, post) = (client.clone(), http.post(url.clone()));
         tokio::spawn(async move {
-            if let Err(error) = answer(&client, post, message, is_stream).await {
+            if let Err(error) = forward(&client, post, message, is_stream).await {
                 eprintln!("floor: {error:#}");
             }
         });
     }
 }
 
-async fn answer(
+async fn forward(
     client: &Client,
     post: reqwest::RequestBuilder,
     message: Message,
     is_stream: bool,
 ) -> anyhow::Result<()> {
-    let Some(to) = message.reply else { return Ok(()) };
+    let Some(reply_to) = message.reply else { return Ok(()) };
     let json = HeaderValue::from_static("application/json");
     let mut response = post.header(CONTENT_TYPE, json).body(message.payload).send().await?;
     if !is_stream {
-        return Ok(client.publish(to, response.bytes().await?).await?);
+        return Ok(client.publish(reply_to, response.bytes().await?).await?);
     }
     let mut buffer = BytesMut::new();
     while let Some(chunk) = response.chunk().await? {
         buffer.extend_from_slice(&chunk);
-        while let Some(end) = buffer.windows(2).position(|two| two == b"\n\n") {
+        while let Some(end) = buffer.windows(2).position(|pair| pair == b"\n\n") {
             let event = buffer.split_to(end).freeze();
             buffer.advance(2);
-            client.publish(to.clone(), event).await?;
+            client.publish(reply_to.clone(), event).await?;
         }
     }
-    Ok(client.publish(to, Bytes::new()).await?)
+    Ok(client.publish(reply_to, Bytes::new()).await?)
 }

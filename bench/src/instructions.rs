@@ -1,90 +1,86 @@
-//! Counts the instructions of a call with callgrind, which do not depend on how busy the machine is.
-//! Only those in user space: callgrind does not see the kernel.
+//! Counts the instructions of a call with callgrind. Unlike times, they do not depend on the load of the machine.
+//! Callgrind counts user space only, not the kernel.
 
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 
-use crate::load::{self, Form, Target, Until};
-use crate::measure::{NO_WORSE, PROMPT, a2a, alone, target};
+use crate::load::{self, ReplyForm, StopAfter, Target};
+use crate::measure::{NO_WORSE, PROMPT, a2a_request};
 use crate::report::{Report, Row, Sample};
-use crate::stage::{Process, Stage};
+use crate::testbed::{Process, Program, Testbed};
 
-/// Calls of the shorter and of the longer run. The difference of the two runs has neither the start nor
-/// the stop of the process in it, nor the first calls, which open connections.
+/// Calls of the shorter and of the longer run. The difference of the two runs excludes the start and the stop of
+/// the process, and the first calls, which open connections.
 const FEW: u64 = 500;
 const MANY: u64 = 2_500;
 
-/// Instructions per call of the floor and of each program, once per round.
-pub async fn count(stage: &mut Stage, rounds: usize, report: &mut Report) -> anyhow::Result<()> {
-    let log = stage.folder.join("callgrind.%p.log");
-    stage.wrap(vec![
+/// Measures the floor and each program once per round.
+pub async fn measure(testbed: &mut Testbed, rounds: usize, report: &mut Report) -> anyhow::Result<()> {
+    let log = testbed.folder.join("callgrind.%p.log");
+    testbed.wrapper = vec![
         "valgrind".to_owned(),
         "--tool=callgrind".to_owned(),
         "--callgrind-out-file=/dev/null".to_owned(),
         format!("--log-file={}", log.display()),
-    ]);
-    let stage = &*stage;
+    ];
+    let testbed = &*testbed;
+    // The floor is the side without a program.
+    let sides: Vec<Option<Program>> =
+        std::iter::once(None).chain(testbed.programs().iter().copied().map(Some)).collect();
     for in_flight in [1, 64] {
-        let mut floor = Vec::new();
-        let mut programs = vec![Vec::new(); stage.programs().len()];
+        let mut counts: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
         for _ in 0..rounds {
-            let few = of_floor(stage, in_flight, FEW).await?;
-            floor.push(per_call(few, of_floor(stage, in_flight, MANY).await?)?);
-            for (index, counts) in programs.iter_mut().enumerate() {
-                let few = of_program(stage, index, in_flight, FEW).await?;
-                counts.push(per_call(few, of_program(stage, index, in_flight, MANY).await?)?);
+            for (side, counts) in sides.iter().zip(&mut counts) {
+                let few = count(testbed, *side, in_flight, FEW).await?;
+                let many = count(testbed, *side, in_flight, MANY).await?;
+                ensure!(many > few, "{MANY} calls took no more instructions than {FEW}");
+                counts.push((many - few) as f64 / (MANY - FEW) as f64);
             }
         }
         let median = |counts: &[f64]| counts.iter().copied().collect::<Sample>().median();
-        let ratio = |to: &[f64]| programs[0].iter().zip(to).map(|(bridge, other)| bridge / other).collect();
-        let baseline = programs.get(1).map(Vec::as_slice);
-        let figure = format!("instructions per call, {in_flight} in flight");
+        let ratio = |to: &[f64]| counts[1].iter().zip(to).map(|(bridge, other)| bridge / other).collect();
+        let baseline = counts.get(2).map(Vec::as_slice);
         report.add(Row {
-            floor: Some(median(&floor)),
+            figure: format!("instructions per call, {in_flight} in flight"),
+            floor: Some(median(&counts[0])),
+            bridge: median(&counts[1]),
             baseline: baseline.map(median),
-            to_floor: Some(ratio(&floor)),
+            to_floor: Some(ratio(&counts[0])),
             to_baseline: baseline.map(ratio),
             baseline_goal: Some(NO_WORSE),
-            ..alone(&figure, "", median(&programs[0]), None)
+            ..Row::default()
         });
     }
     Ok(())
 }
 
-async fn of_floor(stage: &Stage, in_flight: usize, calls: u64) -> anyhow::Result<u64> {
-    let target = target(&["floor.call".to_owned()], a2a("SendMessage"), Form::Single);
-    counted(stage, stage.floor(1)?, &target, in_flight, calls).await
-}
-
-async fn of_program(stage: &Stage, index: usize, in_flight: usize, calls: u64) -> anyhow::Result<u64> {
-    let bridge = stage.bridge(stage.programs()[index], &["/echo/0".to_owned()]).await?;
-    let target = target(&bridge.subjects, PROMPT.into(), Form::Single);
-    counted(stage, bridge.process, &target, in_flight, calls).await
-}
-
-/// Instructions of the process from its start to its end.
-async fn counted(
-    stage: &Stage,
-    mut process: Process,
-    target: &Target,
+/// Instructions of a process from its start to its end.
+async fn count(
+    testbed: &Testbed,
+    program: Option<Program>,
     in_flight: usize,
     calls: u64,
 ) -> anyhow::Result<u64> {
-    load::call(&stage.client, target, in_flight, Until::Calls(calls)).await?;
+    let (mut process, target): (Process, Target) = match program {
+        None => {
+            let subjects = ["floor.call".to_owned()];
+            (testbed.floor(1)?, Target::new(&subjects, a2a_request("SendMessage"), ReplyForm::Single))
+        }
+        Some(program) => {
+            let bridge = testbed.bridge(program, &["/echo/0".to_owned()]).await?;
+            (bridge.process, Target::new(&bridge.subjects, PROMPT.into(), ReplyForm::Single))
+        }
+    };
+    load::call(&testbed.client, &target, in_flight, StopAfter::Calls(calls)).await?;
     process.stop();
-    collected(&stage.folder.join(format!("callgrind.{}.log", process.id())))
+    read_total(&testbed.folder.join(format!("callgrind.{}.log", process.id())))
 }
 
-/// The total that callgrind writes at the end: `==123== Collected : 456`.
-fn collected(log: &Path) -> anyhow::Result<u64> {
+/// Reads the total that callgrind writes at the end: `==123== Collected : 456`.
+fn read_total(log: &Path) -> anyhow::Result<u64> {
     let text = std::fs::read_to_string(log).context("callgrind wrote no log")?;
     let total = text.lines().find_map(|line| line.split_once("Collected : "));
     let (_, total) = total.with_context(|| format!("callgrind did not finish:\n{text}"))?;
     Ok(total.trim().parse()?)
-}
-
-fn per_call(few: u64, many: u64) -> anyhow::Result<f64> {
-    ensure!(many > few, "{MANY} calls took no more instructions than {FEW}");
-    Ok((many - few) as f64 / (MANY - FEW) as f64)
 }

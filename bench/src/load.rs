@@ -1,110 +1,135 @@
-//! The callers: so many requests in flight, all the time, for a time or a number.
+//! The callers: they keep a number of requests in flight, for a duration or for a number of calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use async_nats::{Client, HeaderMap, Message};
+use async_nats::{Client, HeaderMap, Message, Subject};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::future::try_join_all;
+use memchr::memmem::Finder;
 
-/// What floor and bridge are asked for, and where.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What to call, and how.
 #[derive(Clone)]
 pub struct Target {
-    /// One, or several that are asked in turn.
+    /// Calls go to these subjects in turn.
     pub subjects: Arc<[String]>,
     pub body: Body,
-    pub form: Form,
+    pub form: ReplyForm,
 }
 
-/// In which form the reply comes.
+impl Target {
+    pub fn new(subjects: &[String], body: Bytes, form: ReplyForm) -> Self {
+        Self { subjects: subjects.into(), body: Body::Constant(body), form }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum ReplyForm {
     /// One message.
     Single,
     /// A stream in the default form.
     Stream,
-    /// A stream whose frames have each piece of text once (`A2A-Frames: text`).
+    /// A stream whose frames carry each chunk of text once (`A2A-Frames: text`).
     TextStream,
 }
 
 #[derive(Clone)]
 pub enum Body {
-    Same(Bytes),
-    /// Made from the number of the call.
+    Constant(Bytes),
+    /// Computed from the number of the call.
     Numbered(fn(u64) -> String),
 }
 
-/// How long to go on.
 #[derive(Clone, Copy)]
-pub enum Until {
+pub enum StopAfter {
     Elapsed(Duration),
     Calls(u64),
 }
 
-/// What came of it.
+/// What the callers saw.
 #[derive(Default)]
-pub struct Done {
+pub struct Outcome {
     pub latencies: Vec<Duration>,
     pub elapsed: Duration,
-    /// Messages of streams, ends included.
+    /// Messages of streams, including the empty last ones.
     pub messages: u64,
-    /// Pieces of text in them: parts of artifacts, or tokens in `response` frames of a text-only stream.
-    pub pieces: u64,
+    /// Chunks of text in them: parts of artifacts, or tokens in `response` frames of a text-only stream.
+    pub chunks: u64,
 }
 
-/// Keeps `in_flight` calls going.
-pub async fn call(client: &Client, target: &Target, in_flight: usize, until: Until) -> anyhow::Result<Done> {
-    let next = AtomicU64::new(0);
-    let began = Instant::now();
-    let workers = (0..in_flight).map(|_| worker(client, target, &next, began, until));
-    let mut all = Done::default();
-    for done in try_join_all(workers).await? {
-        all.latencies.extend(done.latencies);
-        all.messages += done.messages;
-        all.pieces += done.pieces;
+impl Outcome {
+    /// Adds the calls of `other`, but not the time that they took.
+    fn add_calls(&mut self, other: Self) {
+        self.latencies.extend(other.latencies);
+        self.messages += other.messages;
+        self.chunks += other.chunks;
     }
-    all.elapsed = began.elapsed();
-    ensure!(!all.latencies.is_empty(), "not one call was answered");
-    Ok(all)
+
+    /// Adds a later run.
+    pub fn add(&mut self, other: Self) {
+        self.elapsed += other.elapsed;
+        self.add_calls(other);
+    }
 }
 
-async fn worker(
+/// Keeps `in_flight` calls in flight.
+pub async fn call(
+    client: &Client,
+    target: &Target,
+    in_flight: usize,
+    stop: StopAfter,
+) -> anyhow::Result<Outcome> {
+    let next = AtomicU64::new(0);
+    let start = Instant::now();
+    let callers = (0..in_flight).map(|_| call_in_sequence(client, target, &next, start, stop));
+    let mut total = Outcome::default();
+    for outcome in try_join_all(callers).await? {
+        total.add_calls(outcome);
+    }
+    total.elapsed = start.elapsed();
+    ensure!(!total.latencies.is_empty(), "no call was answered");
+    Ok(total)
+}
+
+async fn call_in_sequence(
     client: &Client,
     target: &Target,
     next: &AtomicU64,
-    began: Instant,
-    until: Until,
-) -> anyhow::Result<Done> {
+    start: Instant,
+    stop: StopAfter,
+) -> anyhow::Result<Outcome> {
     let inbox = client.new_inbox();
     let mut replies = client.subscribe(inbox.clone()).await?;
-    let inbox = async_nats::Subject::from(inbox);
-    let subjects: Vec<async_nats::Subject> = target.subjects.iter().map(|s| s.as_str().into()).collect();
-    let is_stream = target.form != Form::Single;
+    let inbox = Subject::from(inbox);
+    let subjects: Vec<Subject> = target.subjects.iter().map(|subject| subject.as_str().into()).collect();
+    let is_stream = target.form != ReplyForm::Single;
     let mut headers = HeaderMap::new();
     if is_stream {
         headers.insert("A2A-Reply", "stream");
     }
-    if target.form == Form::TextStream {
+    if target.form == ReplyForm::TextStream {
         headers.insert("A2A-Frames", "text");
     }
-    let pieces = Pieces::of(target.form);
-    let mut done = Done::default();
+    let counter = ChunkCounter::new(target.form);
+    let mut outcome = Outcome::default();
     loop {
         let number = next.fetch_add(1, Relaxed);
-        let over = match until {
-            Until::Elapsed(limit) => began.elapsed() >= limit,
-            Until::Calls(limit) => number >= limit,
+        let stops = match stop {
+            StopAfter::Elapsed(limit) => start.elapsed() >= limit,
+            StopAfter::Calls(limit) => number >= limit,
         };
-        if over {
-            return Ok(done);
+        if stops {
+            return Ok(outcome);
         }
         let subject = subjects[number as usize % subjects.len()].clone();
         let body = match &target.body {
-            Body::Same(body) => body.clone(),
-            Body::Numbered(make) => make(number).into(),
+            Body::Constant(body) => body.clone(),
+            Body::Numbered(body) => body(number).into(),
         };
         let sent = Instant::now();
         if is_stream {
@@ -113,36 +138,36 @@ async fn worker(
             client.publish_with_reply(subject, inbox.clone(), body).await?;
         }
         loop {
-            let message = tokio::time::timeout(Duration::from_secs(60), replies.next()).await;
+            let message = tokio::time::timeout(REPLY_TIMEOUT, replies.next()).await;
             let message = message.context("no reply within a minute")?.context("the connection is closed")?;
-            done.messages += 1;
+            outcome.messages += 1;
             check(&message)?;
             if is_stream {
-                done.pieces += pieces.count(&message.payload)?;
+                outcome.chunks += counter.count(&message.payload)?;
             }
             if !is_stream || message.payload.is_empty() {
                 break;
             }
         }
-        done.latencies.push(sent.elapsed());
+        outcome.latencies.push(sent.elapsed());
     }
 }
 
-/// Counts the pieces of text in the messages of a stream.
-struct Pieces {
-    form: Form,
-    piece: memchr::memmem::Finder<'static>,
+/// Counts the chunks of text in the messages of a stream.
+struct ChunkCounter {
+    form: ReplyForm,
+    finder: Finder<'static>,
 }
 
-impl Pieces {
-    fn of(form: Form) -> Self {
-        // The bench's agent sends `token1 `, `token2 ` and so on; frames may hold several of them.
-        let piece = if form == Form::TextStream { "token" } else { r#"{"text":"# };
-        Self { form, piece: memchr::memmem::Finder::new(piece) }
+impl ChunkCounter {
+    fn new(form: ReplyForm) -> Self {
+        // The benchmark's agent sends `token1 `, `token2 ` and so on; a frame can hold several of them.
+        let chunk = if form == ReplyForm::TextStream { "token" } else { r#"{"text":"# };
+        Self { form, finder: Finder::new(chunk) }
     }
 
     fn count(&self, payload: &[u8]) -> anyhow::Result<u64> {
-        if self.form == Form::TextStream {
+        if self.form == ReplyForm::TextStream {
             ensure!(
                 !payload.starts_with(br#"{"type":"artifact""#),
                 "a text-only stream has an artifact frame: the bridge ignores `A2A-Frames: text`"
@@ -152,7 +177,7 @@ impl Pieces {
                 return Ok(0);
             }
         }
-        Ok(self.piece.find_iter(payload).count() as u64)
+        Ok(self.finder.find_iter(payload).count() as u64)
     }
 }
 
@@ -167,13 +192,13 @@ fn check(message: &Message) -> anyhow::Result<()> {
     }
 }
 
-/// Calls that are all sent at once and answered whenever.
-pub struct Crowd {
+/// Calls that are all sent at once.
+pub struct Burst {
     replies: async_nats::Subscriber,
     count: usize,
 }
 
-impl Crowd {
+impl Burst {
     pub async fn send(client: &Client, subject: &str, body: &Bytes, count: usize) -> anyhow::Result<Self> {
         let inbox = client.new_inbox();
         let replies = client.subscribe(format!("{inbox}.*")).await?;
@@ -184,18 +209,18 @@ impl Crowd {
         Ok(Self { replies, count })
     }
 
-    /// How many were answered without an error, within a minute of silence.
-    pub async fn answered(mut self) -> usize {
-        let mut answered = 0;
+    /// Waits for the replies, at most a minute for each, and counts those without an error.
+    pub async fn count_successes(mut self) -> usize {
+        let mut successes = 0;
         for _ in 0..self.count {
-            match tokio::time::timeout(Duration::from_secs(60), self.replies.next()).await {
+            match tokio::time::timeout(REPLY_TIMEOUT, self.replies.next()).await {
                 Ok(Some(message)) => match check(&message) {
-                    Ok(()) => answered += 1,
+                    Ok(()) => successes += 1,
                     Err(error) => eprintln!("bench: {error}"),
                 },
                 _ => break,
             }
         }
-        answered
+        successes
     }
 }

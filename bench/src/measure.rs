@@ -1,130 +1,132 @@
-//! The measurements. What is compared runs in turns within one run, because machines are never
-//! equally busy twice.
+//! The measurements. The sides of a comparison take turns within one run, because the load of a machine changes
+//! from run to run.
 
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use bytes::Bytes;
 
-use crate::load::{self, Body, Crowd, Form, Target, Until};
+use crate::load::{self, Body, Burst, ReplyForm, StopAfter, Target};
 use crate::report::Goal::{AtLeast, AtMost};
 use crate::report::{Goal, Report, Row, Sample};
-use crate::stage::{Bridge, Process, Program, Stage};
+use crate::testbed::{Bridge, Process, Program, Testbed};
 
 /// How much to measure.
 #[derive(Clone)]
-pub struct Extent {
-    /// Medians are over this many rounds.
+pub struct Plan {
+    /// Figures are medians over these rounds.
     pub rounds: usize,
     /// Turns of each side within a round.
     pub turns: usize,
-    /// How long a turn takes.
+    /// Duration of a turn.
     pub turn: Duration,
-    /// Events of a stream.
+    /// Text events of a stream.
     pub events: u32,
-    /// The part that needs no patience.
     pub is_short: bool,
-    /// Only these measurements.
+    /// The measurements to run; all without it.
     pub only: Option<Vec<String>>,
 }
 
-impl Extent {
-    fn wants(&self, name: &str) -> bool {
+impl Plan {
+    fn includes(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only.iter().any(|wanted| wanted == name))
     }
 }
 
 /// The measurements by name, in the order of the table.
 pub const NAMES: [&str; 6] = ["calls", "streams", "start", "memory", "crowd", "flat"];
-/// What the ratio of bridge to baseline may be in CPU or instructions per call.
+/// The highest ratio of bridge to baseline in CPU or instructions per call.
 pub const NO_WORSE: Goal = AtMost(1.03);
 const MIB: &str = "MiB";
 /// What a caller sends to the bridge.
 pub const PROMPT: &str = r#"{"prompt":"What is the weather in Paris tomorrow?"}"#;
 
-/// What the bridge makes of [`PROMPT`]; the floor is given it ready-made.
-pub fn a2a(method: &str) -> Bytes {
+/// The A2A request that the bridge makes from [`PROMPT`]. Callers send it to the floor, which only forwards.
+pub fn a2a_request(method: &str) -> Bytes {
     format!(
         r#"{{"jsonrpc":"2.0","id":"0b4cd9a5-3d9e-4b39-8b07-5d4d3b0a6b55","method":"{method}","params":{{"message":{{"messageId":"8f3b5f0e-53a4-44b7-a6f6-ec4a1e5ba1c2","role":"ROLE_USER","parts":[{{"text":"What is the weather in Paris tomorrow?"}}],"metadata":{{"skill_id":"go"}}}},"configuration":{{"acceptedOutputModes":["text/plain"]}}}}}}"#
     )
     .into()
 }
 
-pub fn target(subjects: &[String], body: Bytes, form: Form) -> Target {
-    Target { subjects: subjects.into(), body: Body::Same(body), form }
-}
-
-/// A process under load, and the requests that it gets.
+/// A process under load, and the calls that it gets.
 struct Side<'a> {
     process: &'a Process,
     target: Target,
 }
 
 impl<'a> Side<'a> {
-    fn floor(process: &'a Process, subject: &str, method: &str, form: Form) -> Self {
-        Self { process, target: target(&[subject.to_owned()], a2a(method), form) }
+    fn floor(process: &'a Process, subject: &str, method: &str, form: ReplyForm) -> Self {
+        Self { process, target: Target::new(&[subject.to_owned()], a2a_request(method), form) }
     }
 
-    fn bridge(bridge: &'a Bridge, form: Form) -> Self {
-        Self { process: &bridge.process, target: target(&bridge.subjects, PROMPT.into(), form) }
+    fn bridge(bridge: &'a Bridge, form: ReplyForm) -> Self {
+        Self { process: &bridge.process, target: Target::new(&bridge.subjects, PROMPT.into(), form) }
     }
 }
 
-/// What one side did in one round.
+/// The figures of one side in one round.
 struct Round {
     p50: f64,
     p99: f64,
     per_second: f64,
     cpu_per_call: f64,
     messages_per_call: f64,
-    pieces_per_call: f64,
+    chunks_per_call: f64,
 }
 
-/// Has the sides work in turns; returns the rounds of each side.
+impl Round {
+    fn new(mut outcome: load::Outcome, cpu: Duration) -> Self {
+        outcome.latencies.sort_unstable();
+        let calls = outcome.latencies.len() as f64;
+        let quantile = |q: f64| micros(outcome.latencies[((calls - 1.0) * q) as usize]);
+        Self {
+            p50: quantile(0.5),
+            p99: quantile(0.99),
+            per_second: calls / outcome.elapsed.as_secs_f64(),
+            cpu_per_call: micros(cpu) / calls,
+            messages_per_call: outcome.messages as f64 / calls,
+            chunks_per_call: outcome.chunks as f64 / calls,
+        }
+    }
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+/// Measures the sides in turns; returns the rounds of each side.
 async fn compare(
-    stage: &Stage,
-    extent: &Extent,
+    testbed: &Testbed,
+    plan: &Plan,
     in_flight: usize,
     sides: &[Side<'_>],
 ) -> anyhow::Result<Vec<Vec<Round>>> {
     let mut rounds: Vec<Vec<Round>> = sides.iter().map(|_| Vec::new()).collect();
-    // Connections are opened and caches are warm before anything counts.
+    // Opens connections and warms caches before anything counts.
     for side in sides {
-        load::call(&stage.client, &side.target, in_flight, Until::Elapsed(extent.turn / 2)).await?;
+        load::call(&testbed.client, &side.target, in_flight, StopAfter::Elapsed(plan.turn / 2)).await?;
     }
-    for round in 0..extent.rounds {
-        let mut all: Vec<(load::Done, Duration)> = sides.iter().map(|_| Default::default()).collect();
-        for turn in 0..extent.turns {
-            for index in order(round * extent.turns + turn, sides.len()) {
-                let (side, (done, cpu)) = (&sides[index], &mut all[index]);
+    for round in 0..plan.rounds {
+        let mut totals: Vec<(load::Outcome, Duration)> = sides.iter().map(|_| Default::default()).collect();
+        for turn in 0..plan.turns {
+            for index in order(round * plan.turns + turn, sides.len()) {
+                let (side, (outcome, cpu)) = (&sides[index], &mut totals[index]);
+                let stop = StopAfter::Elapsed(plan.turn);
                 let before = side.process.cpu()?;
-                let more =
-                    load::call(&stage.client, &side.target, in_flight, Until::Elapsed(extent.turn)).await?;
+                let turn = load::call(&testbed.client, &side.target, in_flight, stop).await?;
                 *cpu += side.process.cpu()?.saturating_sub(before);
-                done.latencies.extend(more.latencies);
-                done.elapsed += more.elapsed;
-                done.messages += more.messages;
-                done.pieces += more.pieces;
+                outcome.add(turn);
             }
         }
-        for (rounds, (mut done, cpu)) in rounds.iter_mut().zip(all) {
-            done.latencies.sort_unstable();
-            let calls = done.latencies.len() as f64;
-            let quantile = |q: f64| micros(done.latencies[((calls - 1.0) * q) as usize]);
-            rounds.push(Round {
-                p50: quantile(0.5),
-                p99: quantile(0.99),
-                per_second: calls / done.elapsed.as_secs_f64(),
-                cpu_per_call: micros(cpu) / calls,
-                messages_per_call: done.messages as f64 / calls,
-                pieces_per_call: done.pieces as f64 / calls,
-            });
+        for (rounds, (outcome, cpu)) in rounds.iter_mut().zip(totals) {
+            rounds.push(Round::new(outcome, cpu));
         }
     }
     Ok(rounds)
 }
 
-/// The order of the sides in a turn: another side begins each time, and after each full rotation the
+/// The order of the sides in a turn: a different side begins each time, and after each full rotation the
 /// direction changes, so that no side always comes first or always follows the same other side.
 fn order(turn: usize, sides: usize) -> impl Iterator<Item = usize> {
     let is_reversed = (turn / sides) % 2 == 1;
@@ -134,19 +136,15 @@ fn order(turn: usize, sides: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-fn micros(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e6
-}
-
-/// Rounds that were measured in turns with each other.
+/// Rounds of sides that took turns.
 #[derive(Clone, Copy)]
-struct Compared<'a> {
-    floor: &'a [Round],
+struct Comparison<'a> {
+    floor: Option<&'a [Round]>,
     bridge: &'a [Round],
     baseline: Option<&'a [Round]>,
 }
 
-impl Compared<'_> {
+impl Comparison<'_> {
     fn row(
         self,
         figure: String,
@@ -160,170 +158,160 @@ impl Compared<'_> {
             pairs.map(|(bridge, other)| value(bridge) / value(other)).collect::<Sample>()
         };
         Row {
-            floor: Some(median(self.floor)),
+            figure,
+            unit,
+            floor: self.floor.map(median),
+            bridge: median(self.bridge),
             baseline: self.baseline.map(median),
-            to_floor: Some(ratio(self.floor)),
+            to_floor: self.floor.map(ratio),
             to_baseline: self.baseline.map(ratio),
-            ..alone(&figure, unit, median(self.bridge), goal)
+            goal,
+            ..Row::default()
         }
     }
 }
 
-/// A row without a floor and a baseline.
-pub fn alone(figure: &str, unit: &'static str, bridge: f64, goal: Option<Goal>) -> Row {
-    Row {
-        figure: figure.to_owned(),
-        unit,
-        floor: None,
-        bridge,
-        baseline: None,
-        to_floor: None,
-        to_baseline: None,
-        goal,
-        baseline_goal: None,
-        limit: None,
+/// Runs the measurements of the plan, in the order of the table.
+pub async fn all(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    if plan.includes("calls") {
+        calls(testbed, plan, report).await?;
     }
-}
-
-/// Everything, in the order of the table.
-pub async fn all(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
-    if extent.wants("calls") {
-        calls(stage, extent, report).await?;
+    if plan.includes("streams") {
+        streams(testbed, plan, report).await?;
+        supervisor(testbed, plan, report).await?;
     }
-    if extent.wants("streams") {
-        streams(stage, extent, report).await?;
+    if plan.includes("start") {
+        start(testbed, plan, report).await?;
     }
-    if extent.wants("start") {
-        start(stage, extent, report).await?;
+    if plan.includes("memory") {
+        memory(testbed, plan, report).await?;
     }
-    if extent.wants("memory") {
-        memory(stage, extent, report).await?;
+    if plan.includes("crowd") {
+        burst(testbed, plan, report).await?;
     }
-    if extent.wants("crowd") {
-        crowd(stage, extent, report).await?;
-    }
-    if extent.wants("flat") && !extent.is_short {
-        flat_agents(stage, extent, report).await?;
-        flat_follow_ups(stage, extent, report).await?;
+    if plan.includes("flat") && !plan.is_short {
+        many_agents(testbed, plan, report).await?;
+        many_follow_ups(testbed, plan, report).await?;
     }
     Ok(())
 }
 
-async fn calls(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
-    let floor = stage.floor(extent.events)?;
-    let bridges = stage.bridges(&["/echo/0".to_owned()]).await?;
-    let mut sides = vec![Side::floor(&floor, "floor.call", "SendMessage", Form::Single)];
-    sides.extend(bridges.iter().map(|bridge| Side::bridge(bridge, Form::Single)));
-    let crowds: &[usize] = if extent.is_short { &[1, 64] } else { &[1, 64, 512] };
-    for &in_flight in crowds {
-        let rounds = compare(stage, extent, in_flight, &sides).await?;
-        let compared =
-            Compared { floor: &rounds[0], bridge: &rounds[1], baseline: rounds.get(2).map(Vec::as_slice) };
+async fn calls(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let floor = testbed.floor(plan.events)?;
+    let bridges = testbed.bridges(&["/echo/0".to_owned()]).await?;
+    let mut sides = vec![Side::floor(&floor, "floor.call", "SendMessage", ReplyForm::Single)];
+    sides.extend(bridges.iter().map(|bridge| Side::bridge(bridge, ReplyForm::Single)));
+    let loads: &[usize] = if plan.is_short { &[1, 64] } else { &[1, 64, 512] };
+    for &in_flight in loads {
+        let rounds = compare(testbed, plan, in_flight, &sides).await?;
+        let baseline = rounds.get(2).map(Vec::as_slice);
+        let comparison = Comparison { floor: Some(&rounds[0]), bridge: &rounds[1], baseline };
         let named = |figure: &str| format!("{figure}, {in_flight} in flight");
         let is_64 = in_flight == 64;
         if in_flight == 1 {
-            let row = compared.row(named("p50"), "µs", |r| r.p50, Some(AtMost(1.10)));
+            let row = comparison.row(named("p50"), "µs", |r| r.p50, Some(AtMost(1.10)));
             report.add(Row { limit: Some(AtMost(2.2)), ..row });
         }
-        report.add(compared.row(named("p99"), "µs", |r| r.p99, None));
+        report.add(comparison.row(named("p99"), "µs", |r| r.p99, None));
         let goal = is_64.then_some(AtLeast(0.90));
-        let row = compared.row(named("calls"), "1/s", |r| r.per_second, goal);
+        let row = comparison.row(named("calls"), "1/s", |r| r.per_second, goal);
         report.add(Row { limit: is_64.then_some(AtLeast(0.3)), ..row });
         let goal = is_64.then_some(AtMost(1.15));
-        let row = compared.row(named("CPU per call"), "µs", |r| r.cpu_per_call, goal);
+        let row = comparison.row(named("CPU per call"), "µs", |r| r.cpu_per_call, goal);
         let limit = is_64.then_some(AtMost(3.0));
         report.add(Row { limit, baseline_goal: Some(NO_WORSE), ..row });
     }
     Ok(())
 }
 
-async fn streams(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
-    let floor = stage.floor(extent.events)?;
-    let bridges = stage.bridges(&[format!("/stream/{}", extent.events)]).await?;
+async fn streams(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let floor = testbed.floor(plan.events)?;
+    let bridges = testbed.bridges(&[format!("/stream/{}", plan.events)]).await?;
     let mut sides = vec![
-        Side::floor(&floor, "floor.stream", "SendStreamingMessage", Form::Stream),
-        Side::bridge(&bridges[0], Form::TextStream),
+        Side::floor(&floor, "floor.stream", "SendStreamingMessage", ReplyForm::Stream),
+        Side::bridge(&bridges[0], ReplyForm::TextStream),
     ];
-    sides.extend(bridges.iter().map(|bridge| Side::bridge(bridge, Form::Stream)));
+    sides.extend(bridges.iter().map(|bridge| Side::bridge(bridge, ReplyForm::Stream)));
     for in_flight in [1, 64] {
-        let rounds = compare(stage, extent, in_flight, &sides).await?;
+        let rounds = compare(testbed, plan, in_flight, &sides).await?;
         for round in rounds.iter().flatten() {
-            ensure!(round.pieces_per_call == f64::from(extent.events), "pieces of a stream are lost");
+            ensure!(round.chunks_per_call == f64::from(plan.events), "a stream lost chunks of text");
         }
-        let s = if in_flight == 1 { "" } else { "s" };
-        let (text, default) = (&rounds[1], &rounds[2]);
-        let (goal, limit) = match in_flight {
-            1 => (None, None),
-            _ => (Some(AtLeast(0.85)), Some(AtLeast(0.12))),
-        };
+        let [floor, text, default] = [0, 1, 2].map(|side| rounds[side].as_slice());
         let baseline = rounds.get(3).map(Vec::as_slice);
-        let compared = Compared { floor: &rounds[0], bridge: default, baseline };
-        stream_rows(compared, &format!("{in_flight} stream{s}"), extent, (goal, limit), report);
-        let (goal, limit) = match in_flight {
-            1 => (Some(AtLeast(0.70)), Some(AtLeast(0.15))),
-            _ => (None, None),
-        };
-        // Older programs ignore the header that asks for this form.
-        let compared = Compared { floor: &rounds[0], bridge: text, baseline: None };
-        stream_rows(compared, &format!("{in_flight} text-only stream{s}"), extent, (goal, limit), report);
-    }
-    drop(sides);
-    supervisor(stage, extent, report).await
-}
-
-fn stream_rows(
-    compared: Compared<'_>,
-    streams: &str,
-    extent: &Extent,
-    (goal, limit): (Option<Goal>, Option<Goal>),
-    report: &mut Report,
-) {
-    // The task before and the state after the pieces are events too.
-    let events = f64::from(extent.events + 2);
-    let named = |figure: &str| format!("{figure}, {streams}");
-    let row = compared.row(named("stream events"), "1/s", |r| r.per_second * events, goal);
-    report.add(Row { limit, ..row });
-    report.add(compared.row(named("CPU per event"), "µs", |r| r.cpu_per_call / events, None));
-    report.add(compared.row(named("messages per event"), "", |r| r.messages_per_call / events, None));
-}
-
-/// The demo agent's supervisor: 600 events, most of them tokens.
-async fn supervisor(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
-    const EVENTS: f64 = 600.0;
-    let mut bridges = Vec::new();
-    for &program in stage.programs() {
-        bridges.push(stage.supervisor(program).await?);
-    }
-    let sides: Vec<Side<'_>> = bridges.iter().map(|bridge| Side::bridge(bridge, Form::Stream)).collect();
-    let mut pieces = None;
-    for in_flight in [1, 16] {
-        let rounds = compare(stage, extent, in_flight, &sides).await?;
-        for round in rounds.iter().flatten() {
-            let expected = *pieces.get_or_insert(round.pieces_per_call);
-            ensure!(round.pieces_per_call == expected, "events of the supervisor are lost");
+        let default = Comparison { floor: Some(floor), bridge: default, baseline };
+        // Older programs ignore the header that selects this form.
+        let text = Comparison { floor: Some(floor), bridge: text, baseline: None };
+        let goal = |goal: f64, limit: f64| Some((AtLeast(goal), AtLeast(limit)));
+        if in_flight == 1 {
+            stream_rows(default, "1 stream", plan, None, report);
+            stream_rows(text, "1 text-only stream", plan, goal(0.70, 0.15), report);
+        } else {
+            stream_rows(default, &format!("{in_flight} streams"), plan, goal(0.85, 0.12), report);
+            stream_rows(text, &format!("{in_flight} text-only streams"), plan, None, report);
         }
-        let figure = format!("CPU per event, {in_flight} of the demo agent's supervisor");
-        let baseline = rounds.get(1).map(Vec::as_slice);
-        let compared = Compared { floor: &[], bridge: &rounds[0], baseline };
-        let row = compared.row(figure, "µs", |r| r.cpu_per_call / EVENTS, Some(AtMost(10.0)));
-        report.add(Row { floor: None, to_floor: None, ..row });
     }
     Ok(())
 }
 
-async fn start(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
-    let programs = stage.programs();
+fn stream_rows(
+    comparison: Comparison<'_>,
+    streams: &str,
+    plan: &Plan,
+    goal_and_limit: Option<(Goal, Goal)>,
+    report: &mut Report,
+) {
+    // The task before the chunks and the state after them are events too.
+    let events = f64::from(plan.events + 2);
+    let named = |figure: &str| format!("{figure}, {streams}");
+    let (goal, limit) = goal_and_limit.unzip();
+    let row = comparison.row(named("stream events"), "1/s", |r| r.per_second * events, goal);
+    report.add(Row { limit, ..row });
+    report.add(comparison.row(named("CPU per event"), "µs", |r| r.cpu_per_call / events, None));
+    report.add(comparison.row(named("messages per event"), "", |r| r.messages_per_call / events, None));
+}
+
+/// The demo agent's supervisor skill: 600 events, most of them tokens.
+async fn supervisor(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    const EVENTS: f64 = 600.0;
+    let mut bridges = Vec::new();
+    for &program in testbed.programs() {
+        bridges.push(testbed.supervisor(program).await?);
+    }
+    let sides: Vec<Side<'_>> = bridges.iter().map(|bridge| Side::bridge(bridge, ReplyForm::Stream)).collect();
+    let mut chunks = None;
+    for in_flight in [1, 16] {
+        let rounds = compare(testbed, plan, in_flight, &sides).await?;
+        for round in rounds.iter().flatten() {
+            let expected = *chunks.get_or_insert(round.chunks_per_call);
+            ensure!(round.chunks_per_call == expected, "a stream of the supervisor lost events");
+        }
+        let figure = format!("CPU per event, {in_flight} of the demo agent's supervisor");
+        let baseline = rounds.get(1).map(Vec::as_slice);
+        let comparison = Comparison { floor: None, bridge: &rounds[0], baseline };
+        report.add(comparison.row(figure, "µs", |r| r.cpu_per_call / EVENTS, Some(AtMost(10.0))));
+    }
+    Ok(())
+}
+
+async fn start(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let programs = testbed.programs();
     let mut times = vec![Vec::new(); programs.len()];
-    for turn in 0..extent.rounds.max(3) {
+    for turn in 0..plan.rounds.max(3) {
         for index in order(turn, programs.len()) {
-            let bridge = stage.bridge(programs[index], &["/echo/0".to_owned()]).await?;
+            let bridge = testbed.bridge(programs[index], &["/echo/0".to_owned()]).await?;
             times[index].push(bridge.first_action.as_secs_f64() * 1e3);
         }
     }
     let mut medians = times.into_iter().map(|times| times.into_iter().collect::<Sample>().median());
-    let bridge = medians.next().unwrap_or(f64::NAN);
-    let row = alone("start to first action", "ms", bridge, Some(AtMost(100.0)));
-    report.add(Row { baseline: medians.next(), ..row });
+    report.add(Row {
+        figure: "start to first action".to_owned(),
+        unit: "ms",
+        bridge: medians.next().unwrap_or(f64::NAN),
+        baseline: medians.next(),
+        goal: Some(AtMost(100.0)),
+        ..Row::default()
+    });
     Ok(())
 }
 
@@ -331,119 +319,138 @@ fn paths(kind: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("/{kind}/{number}")).collect()
 }
 
-/// Lets what was only needed for a moment go.
+/// Waits until memory that was needed only briefly is released.
 async fn settle() {
     tokio::time::sleep(Duration::from_secs(1)).await;
 }
 
-async fn memory(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
+async fn memory(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     for (agents, figure, goal, limit) in
         [(1, "RSS idle, 1 agent", 20.0, 30.0), (50, "RSS idle, 50 agents", 40.0, 60.0)]
     {
-        let bridges = stage.bridges(&paths("echo", agents)).await?;
+        let bridges = testbed.bridges(&paths("echo", agents)).await?;
         settle().await;
-        let row = memory_row(figure, &bridges, AtMost(goal))?;
+        let row = memory_row(figure.to_owned(), &bridges, AtMost(goal))?;
         report.add(Row { limit: Some(AtMost(limit)), ..row });
     }
-    let count = if extent.is_short { 1_000 } else { 10_000 };
-    let bridges = stage.bridges(&["/echo/0".to_owned(), "/ask/0".to_owned()]).await?;
+    let count = if plan.is_short { 1_000 } else { 10_000 };
+    let bridges = testbed.bridges(&["/echo/0".to_owned(), "/ask/0".to_owned()]).await?;
     let in_session = |number| format!(r#"{{"prompt":"Go on","meta":{{"session_id":"session-{number}"}}}}"#);
-    for bridge in &bridges {
-        for subject in &bridge.subjects {
-            let subjects = [subject.clone()].into();
-            let numbered = Target { subjects, body: Body::Numbered(in_session), form: Form::Single };
-            load::call(&stage.client, &numbered, 64, Until::Calls(count)).await?;
-        }
+    for subject in bridges.iter().flat_map(|bridge| &bridge.subjects) {
+        let subjects = [subject.clone()].into();
+        let target = Target { subjects, body: Body::Numbered(in_session), form: ReplyForm::Single };
+        load::call(&testbed.client, &target, 64, StopAfter::Calls(count)).await?;
     }
     settle().await;
     let figure = format!("RSS after {count} sessions and {count} follow-ups");
-    report.add(memory_row(&figure, &bridges, AtMost(60.0))?);
+    report.add(memory_row(figure, &bridges, AtMost(60.0))?);
     Ok(())
 }
 
-fn memory_row(figure: &str, bridges: &[Bridge], goal: Goal) -> anyhow::Result<Row> {
-    let row = alone(figure, MIB, bridges[0].process.rss()?, Some(goal));
-    Ok(Row { baseline: bridges.get(1).map(|baseline| baseline.process.rss()).transpose()?, ..row })
+fn memory_row(figure: String, bridges: &[Bridge], goal: Goal) -> anyhow::Result<Row> {
+    Ok(Row {
+        figure,
+        unit: MIB,
+        bridge: bridges[0].process.rss()?,
+        baseline: bridges.get(1).map(|baseline| baseline.process.rss()).transpose()?,
+        goal: Some(goal),
+        ..Row::default()
+    })
 }
 
-async fn crowd(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
-    let count = if extent.is_short { 1_000 } else { 10_000 };
-    let floor = stage.slow_floor()?;
-    let (floor_rss, _) = crowd_at(stage, &floor, "floor.call", &a2a("SendMessage"), count).await?;
+/// Memory with many calls in flight.
+async fn burst(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let count = if plan.is_short { 1_000 } else { 10_000 };
+    let floor = testbed.slow_floor()?;
+    let request = a2a_request("SendMessage");
+    let (floor_rss, _) = send_burst(testbed, &floor, "floor.call", &request, count).await?;
     drop(floor);
-    let mut of_programs = Vec::new();
-    for &program in stage.programs() {
-        let bridge = stage.bridge(program, &["/slow/0".to_owned()]).await?;
+    let mut programs = Vec::new();
+    for &program in testbed.programs() {
+        let bridge = testbed.bridge(program, &["/slow/0".to_owned()]).await?;
         let subject = &bridge.subjects[0];
-        of_programs.push(crowd_at(stage, &bridge.process, subject, &PROMPT.into(), count).await?);
+        let (rss, answered) = send_burst(testbed, &bridge.process, subject, &PROMPT.into(), count).await?;
+        programs.push((rss, (count - answered) as f64));
     }
-    let (rss, answered) = of_programs[0];
-    let lost = |answered: usize| (count - answered) as f64;
-    let figure = format!("RSS with {count} calls in flight");
-    let row = alone(&figure, MIB, rss, Some(AtMost(200.0)));
-    let baseline = of_programs.get(1);
-    report.add(Row { floor: Some(floor_rss), baseline: baseline.map(|(rss, _)| *rss), ..row });
-    let row = alone(&format!("lost of {count} calls"), "", lost(answered), Some(AtMost(0.0)));
-    report.add(Row { baseline: baseline.map(|(_, answered)| lost(*answered)), ..row });
-    ensure!(answered == count, "{} of {count} calls were lost", lost(answered));
+    let ((rss, lost), baseline) = (programs[0], programs.get(1));
+    report.add(Row {
+        figure: format!("RSS with {count} calls in flight"),
+        unit: MIB,
+        floor: Some(floor_rss),
+        bridge: rss,
+        baseline: baseline.map(|(rss, _)| *rss),
+        goal: Some(AtMost(200.0)),
+        ..Row::default()
+    });
+    report.add(Row {
+        figure: format!("lost of {count} calls"),
+        bridge: lost,
+        baseline: baseline.map(|(_, lost)| *lost),
+        goal: Some(AtMost(0.0)),
+        ..Row::default()
+    });
+    ensure!(lost == 0.0, "{lost} of {count} calls were lost");
     Ok(())
 }
 
-/// What somebody holds while `count` calls wait at the slow agent, and how many are answered then.
-async fn crowd_at(
-    stage: &Stage,
+/// Returns the memory of a process while `count` calls wait at the slow agent, and how many calls succeed after
+/// their release.
+async fn send_burst(
+    testbed: &Testbed,
     process: &Process,
     subject: &str,
     body: &Bytes,
     count: usize,
 ) -> anyhow::Result<(f64, usize)> {
-    stage.hold().await?;
-    let crowd = Crowd::send(&stage.client, subject, body, count).await?;
-    let mut patience = 600;
-    while stage.waiting().await? < count {
-        patience -= 1;
-        if patience == 0 {
-            bail!("only {} of {count} calls have reached the agent", stage.waiting().await?);
+    testbed.hold().await?;
+    let burst = Burst::send(&testbed.client, subject, body, count).await?;
+    let mut polls_left = 600;
+    while testbed.waiting().await? < count {
+        polls_left -= 1;
+        if polls_left == 0 {
+            bail!("only {} of {count} calls reached the agent", testbed.waiting().await?);
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let rss = process.rss()?;
-    stage.release().await?;
-    Ok((rss, crowd.answered().await))
+    testbed.release().await?;
+    Ok((rss, burst.count_successes().await))
 }
 
-async fn flat_agents(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
+/// Compares a bridge with many agents with one that has a single agent.
+async fn many_agents(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let bridges = [
-        stage.bridge(Program::Bridge, &paths("echo", 1)).await?,
-        stage.bridge(Program::Bridge, &paths("echo", 50)).await?,
-        stage.bridge(Program::Bridge, &paths("echo", 500)).await?,
+        testbed.bridge(Program::Bridge, &paths("echo", 1)).await?,
+        testbed.bridge(Program::Bridge, &paths("echo", 50)).await?,
+        testbed.bridge(Program::Bridge, &paths("echo", 500)).await?,
     ];
-    let sides = bridges.each_ref().map(|bridge| Side::bridge(bridge, Form::Single));
-    let rounds = compare(stage, extent, 64, &sides).await?;
+    let sides = bridges.each_ref().map(|bridge| Side::bridge(bridge, ReplyForm::Single));
+    let rounds = compare(testbed, plan, 64, &sides).await?;
     for (index, agents) in [(1, 50), (2, 500)] {
-        let compared = Compared { floor: &rounds[0], bridge: &rounds[index], baseline: None };
+        let comparison = Comparison { floor: Some(&rounds[0]), bridge: &rounds[index], baseline: None };
         let figure = format!("CPU per call, {agents} agents against 1");
-        report.add(compared.row(figure, "µs", |r| r.cpu_per_call, Some(AtMost(1.10))));
+        report.add(comparison.row(figure, "µs", |r| r.cpu_per_call, Some(AtMost(1.10))));
     }
     Ok(())
 }
 
-async fn flat_follow_ups(stage: &Stage, extent: &Extent, report: &mut Report) -> anyhow::Result<()> {
+/// Compares a bridge with many follow-ups with one that has none.
+async fn many_follow_ups(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let agents = ["/echo/0".to_owned(), "/ask/0".to_owned()];
-    let (none, many) =
-        (stage.bridge(Program::Bridge, &agents).await?, stage.bridge(Program::Bridge, &agents).await?);
-    // The same number of tasks is remembered by both, so that only the follow-ups differ.
+    let none = testbed.bridge(Program::Bridge, &agents).await?;
+    let many = testbed.bridge(Program::Bridge, &agents).await?;
+    // Both remember the same number of tasks, so that only the follow-ups differ.
     for (bridge, agent) in [(&none, 0), (&many, 1)] {
-        let calls = target(&bridge.subjects[agent..=agent], PROMPT.into(), Form::Single);
-        load::call(&stage.client, &calls, 64, Until::Calls(100_000)).await?;
+        let target = Target::new(&bridge.subjects[agent..=agent], PROMPT.into(), ReplyForm::Single);
+        load::call(&testbed.client, &target, 64, StopAfter::Calls(100_000)).await?;
     }
     let sides = [&none, &many].map(|bridge| Side {
         process: &bridge.process,
-        target: target(&bridge.subjects[..1], PROMPT.into(), Form::Single),
+        target: Target::new(&bridge.subjects[..1], PROMPT.into(), ReplyForm::Single),
     });
-    let rounds = compare(stage, extent, 64, &sides).await?;
-    let compared = Compared { floor: &rounds[0], bridge: &rounds[1], baseline: None };
+    let rounds = compare(testbed, plan, 64, &sides).await?;
+    let comparison = Comparison { floor: Some(&rounds[0]), bridge: &rounds[1], baseline: None };
     let figure = "CPU per call, 100000 follow-ups against 0".to_owned();
-    report.add(compared.row(figure, "µs", |r| r.cpu_per_call, Some(AtMost(1.10))));
+    report.add(comparison.row(figure, "µs", |r| r.cpu_per_call, Some(AtMost(1.10))));
     Ok(())
 }

@@ -1,10 +1,9 @@
-//! The figures, the goals, and whether they were reached.
+//! The figures of a run, their goals, and whether the bridge reaches them.
 
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-/// What a figure is to be.
 #[derive(Clone, Copy)]
 pub enum Goal {
     AtMost(f64),
@@ -57,12 +56,13 @@ impl Sample {
         low + (high - low) * position.fract()
     }
 
-    fn quartiles(&self) -> (f64, f64) {
-        (self.quantile(0.25), self.quantile(0.75))
+    fn quartiles(&self) -> [f64; 2] {
+        [self.quantile(0.25), self.quantile(0.75)]
     }
 }
 
 /// One line of the table.
+#[derive(Default)]
 pub struct Row {
     pub figure: String,
     pub unit: &'static str,
@@ -73,27 +73,43 @@ pub struct Row {
     pub to_floor: Option<Sample>,
     /// Bridge divided by baseline, in each round.
     pub to_baseline: Option<Sample>,
-    /// Applies to the ratio to the floor if there is one, else to the bridge's figure.
+    /// Applies to the ratio to the floor if there is one, otherwise to the bridge's figure.
     pub goal: Option<Goal>,
     /// Applies to the ratio to the baseline.
     pub baseline_goal: Option<Goal>,
-    /// The short form fails beyond it. It is loose enough to hold on a busy machine.
+    /// The short run fails beyond this limit, which is loose enough for a busy machine.
     pub limit: Option<Goal>,
 }
 
 impl Row {
-    fn judged(&self) -> f64 {
+    /// The value that the goal and the limit apply to.
+    fn value(&self) -> f64 {
         self.to_floor.as_ref().map_or(self.bridge, Sample::median)
     }
 
-    fn reached(&self) -> Option<bool> {
-        self.goal.map(|goal| goal.holds(self.judged()))
+    /// The goal, and whether the bridge reaches it.
+    fn verdict(&self) -> Option<(Goal, bool)> {
+        self.goal.map(|goal| (goal, goal.holds(self.value())))
     }
 
-    /// The goal of the ratio to the baseline, and whether it is reached.
-    fn against_baseline(&self) -> Option<(Goal, bool)> {
+    fn baseline_verdict(&self) -> Option<(Goal, bool)> {
         let (goal, ratio) = (self.baseline_goal?, self.to_baseline.as_ref()?);
         Some((goal, goal.holds(ratio.median())))
+    }
+
+    fn json(&self) -> Value {
+        let (verdict, baseline_verdict) = (self.verdict(), self.baseline_verdict());
+        let goal = |verdict: Option<(Goal, bool)>| verdict.map(|(goal, _)| goal.to_string());
+        let reached = |verdict: Option<(Goal, bool)>| verdict.map(|(_, reached)| reached);
+        let ratio = |sample: &Sample| json!({ "median": sample.median(), "quartiles": sample.quartiles(), "rounds": sample.rounds });
+        json!({
+            "figure": self.figure, "unit": self.unit,
+            "floor": self.floor, "bridge": self.bridge, "baseline": self.baseline,
+            "bridge_to_floor": self.to_floor.as_ref().map(ratio),
+            "bridge_to_baseline": self.to_baseline.as_ref().map(ratio),
+            "goal": goal(verdict), "reached": reached(verdict),
+            "baseline_goal": goal(baseline_verdict), "baseline_reached": reached(baseline_verdict),
+        })
     }
 }
 
@@ -123,33 +139,22 @@ impl Report {
         for row in &self.rows {
             let _ = writeln!(table, "{}", self.line(row));
         }
-        table += "\nFigures are medians over the rounds; in parentheses the quartiles of the ratio.\n";
+        table += "\nFigures are medians over the rounds. The quartiles of each ratio are in parentheses.\n";
         table
     }
 
     pub fn json(&self) -> Value {
-        let row = |row: &Row| {
-            json!({
-                "figure": row.figure, "unit": row.unit,
-                "floor": row.floor, "bridge": row.bridge, "baseline": row.baseline,
-                "bridge_to_floor": ratio_json(row.to_floor.as_ref()),
-                "bridge_to_baseline": ratio_json(row.to_baseline.as_ref()),
-                "goal": row.goal.map(|goal| goal.to_string()),
-                "reached": row.reached(),
-                "baseline_goal": row.against_baseline().map(|(goal, _)| goal.to_string()),
-                "baseline_reached": row.against_baseline().map(|(_, reached)| reached),
-            })
-        };
-        json!({ "figures": self.rows.iter().map(row).collect::<Vec<_>>() })
+        let date = time::OffsetDateTime::now_utc().date().to_string();
+        json!({ "date": date, "figures": self.rows.iter().map(Row::json).collect::<Vec<_>>() })
     }
 
-    /// The rows beyond their limits.
-    pub fn far_off(&self) -> Vec<String> {
-        let far = |row: &Row| {
-            let limit = row.limit.filter(|limit| !limit.holds(row.judged()))?;
-            Some(format!("{}: {:.2}, and the limit is {limit}", row.figure, row.judged()))
+    /// A description of each row beyond its limit.
+    pub fn limits_exceeded(&self) -> Vec<String> {
+        let describe = |row: &Row| {
+            let limit = row.limit.filter(|limit| !limit.holds(row.value()))?;
+            Some(format!("{}: {:.2}, limit {limit}", row.figure, row.value()))
         };
-        self.rows.iter().filter_map(far).collect()
+        self.rows.iter().filter_map(describe).collect()
     }
 
     fn line(&self, row: &Row) -> String {
@@ -159,47 +164,41 @@ impl Report {
         }
         cells.push(row.unit.to_owned());
         cells.push(ratio(row.to_floor.as_ref()));
-        cells.extend(judgement(row.goal.zip(row.reached())));
+        cells.extend(verdict_cells(row.verdict()));
         if self.has_baseline {
             cells.push(ratio(row.to_baseline.as_ref()));
-            cells.extend(judgement(row.against_baseline()));
+            cells.extend(verdict_cells(row.baseline_verdict()));
         }
         format!("| {} |", cells.join(" | "))
     }
 }
 
 fn number(value: f64) -> String {
-    match value {
-        value if value >= 1000.0 => format!("{value:.0}"),
-        value if value >= 100.0 => format!("{value:.1}"),
-        value => format!("{value:.2}"),
-    }
+    let decimals = match value {
+        value if value >= 1000.0 => 0,
+        value if value >= 100.0 => 1,
+        _ => 2,
+    };
+    format!("{value:.decimals$}")
 }
 
 fn number_or_dash(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), number)
 }
 
-/// Three decimals: the goal against the baseline is within three hundredths.
+/// Three decimals, because the goal for the baseline allows a difference of 0.03.
 fn ratio(sample: Option<&Sample>) -> String {
     sample.map_or_else(
         || "-".to_owned(),
         |sample| {
-            let (low, high) = sample.quartiles();
+            let [low, high] = sample.quartiles();
             format!("{:.3} ({low:.3}..{high:.3})", sample.median())
         },
     )
 }
 
-fn ratio_json(sample: Option<&Sample>) -> Option<Value> {
-    sample.map(|sample| {
-        let (low, high) = sample.quartiles();
-        json!({ "median": sample.median(), "quartiles": [low, high], "rounds": sample.rounds })
-    })
-}
-
-fn judgement(judged: Option<(Goal, bool)>) -> [String; 2] {
-    match judged {
+fn verdict_cells(verdict: Option<(Goal, bool)>) -> [String; 2] {
+    match verdict {
         None => ["-".to_owned(), String::new()],
         Some((goal, reached)) => [goal.to_string(), (if reached { "yes" } else { "no" }).to_owned()],
     }

@@ -1,4 +1,4 @@
-//! Any bytes as an agent card: read, and shown again as v1.0. How to run it: `fuzz/Cargo.toml`.
+//! Parses arbitrary bytes as an agent card and converts the card to v1.0. See `fuzz/Cargo.toml` for how to run it.
 #![no_main]
 
 use a2a_bridge::internal::{Card, Interface};
@@ -15,9 +15,9 @@ fuzz_target!(|data: &[u8]| {
         tenant: None,
         because: String::new(),
     };
-    let shown = card.to_v1(&interface);
-    // What we show can be read again, and says the same.
-    let again = Card::from_value(shown.clone()).expect("our own card");
-    assert_eq!(again.to_v1(&interface), shown);
+    let converted = card.to_v1(&interface);
+    // A converted card parses, and converts to itself.
+    let parsed = Card::from_value(converted.clone()).expect("our own card");
+    assert_eq!(parsed.to_v1(&interface), converted);
     let _ = card.security().to_string();
 });

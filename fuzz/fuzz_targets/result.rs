@@ -1,4 +1,4 @@
-//! Any bytes as the answer to a call, on every wire. How to run it: `fuzz/Cargo.toml`.
+//! Decodes arbitrary bytes as the answer to a call, in the dialects that decode differently. See `fuzz/Cargo.toml` for how to run it.
 #![no_main]
 
 use a2a_bridge::internal::{Dialect, RpcError};
@@ -8,7 +8,7 @@ fuzz_target!(|data: &[u8]| {
     for dialect in [Dialect::V01, Dialect::V03, Dialect::V03Rest, Dialect::V1Rest] {
         let answer = dialect.read_answer(data).is_ok();
         let task = dialect.read_task(data).is_ok();
-        assert!(answer || !task, "a task is an answer");
+        assert!(answer || !task, "read_task accepts bytes that read_answer rejects");
     }
     let _ = RpcError::in_body(data);
 });

@@ -1,4 +1,4 @@
-//! The processes: started, looked at in `/proc`, ended.
+//! Starts and stops the processes of a benchmark, and reads their CPU time and memory from `/proc`.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use anyhow::{Context as _, bail, ensure};
 use async_nats::Client;
 use futures_util::StreamExt as _;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A process that ends with its owner.
+/// A process that stops when this value is dropped.
 pub struct Process {
     child: Child,
-    /// The first line that it wrote.
-    pub said: String,
+    /// The first line of its output, if it is a role of the benchmark.
+    first_line: String,
 }
 
 impl Process {
@@ -24,25 +24,25 @@ impl Process {
             .stdin(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start {:?}", command.get_program()))?;
-        Ok(Self { child, said: String::new() })
+        Ok(Self { child, first_line: String::new() })
     }
 
-    /// Starts a part of the benchmark itself, and waits until it says that it is there.
-    fn start_part(mut command: Command, arguments: &[&str]) -> anyhow::Result<Self> {
-        let mut this = Self::start(command.args(arguments).stdout(Stdio::piped()))?;
-        let stdout = this.child.stdout.take().context("no stdout")?;
-        BufReader::new(stdout).read_line(&mut this.said)?;
-        this.said = this.said.trim().to_owned();
-        ensure!(!this.said.is_empty(), "{arguments:?} did not start");
-        Ok(this)
+    /// Starts a role of the benchmark itself, and waits for the line that it prints when it is ready.
+    fn start_role(mut command: Command, arguments: &[&str]) -> anyhow::Result<Self> {
+        let mut process = Self::start(command.args(arguments).stdout(Stdio::piped()))?;
+        let stdout = process.child.stdout.take().context("no stdout")?;
+        BufReader::new(stdout).read_line(&mut process.first_line)?;
+        process.first_line.truncate(process.first_line.trim_end().len());
+        ensure!(!process.first_line.is_empty(), "{arguments:?} did not start");
+        Ok(process)
     }
 
-    /// CPU time so far of all its threads, user and system. `schedstat` counts nanoseconds, where `stat`
-    /// counts hundredths of a second.
+    /// User and system CPU time of all threads so far. `schedstat` counts nanoseconds, `stat` only hundredths of a
+    /// second.
     pub fn cpu(&self) -> anyhow::Result<Duration> {
         let mut nanoseconds = 0;
         for thread in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
-            // A thread that has ended since is no error: worker threads, which do the work, do not end.
+            // A thread may have exited in the meantime. Worker threads, which do the work, do not exit.
             let Ok(stat) = std::fs::read_to_string(thread?.path().join("schedstat")) else { continue };
             nanoseconds += stat.split(' ').next().context("schedstat is empty")?.parse::<u64>()?;
         }
@@ -78,12 +78,12 @@ impl Process {
     }
 }
 
-/// Which executable to run.
+/// The executable to run.
 #[derive(Clone, Copy)]
 pub enum Program {
-    /// The one that was built with the benchmark.
+    /// Built together with the benchmark.
     Bridge,
-    /// The one that it is compared with (`--baseline`).
+    /// The executable to compare with (`--baseline`).
     Baseline,
 }
 
@@ -93,24 +93,25 @@ impl Drop for Process {
     }
 }
 
-/// What all measurements share: a server, an agent, a connection for the callers.
-pub struct Stage {
+/// What all measurements share: a NATS server, an agent, and a connection for the callers.
+pub struct Testbed {
     pub client: Client,
-    pub agent: String,
+    /// The URL of the agent.
+    agent_url: String,
     nats_url: String,
     pub folder: PathBuf,
     program: PathBuf,
     baseline: Option<PathBuf>,
-    /// A command line that is put before those of floor and bridges.
-    wrap: Vec<String>,
-    bridges: std::cell::Cell<u32>,
+    /// A command line in front of those of floor and bridges, such as a profiler.
+    pub wrapper: Vec<String>,
+    bridge_count: std::cell::Cell<u32>,
     _agent: Process,
     _nats: Process,
 }
 
-impl Stage {
+impl Testbed {
     pub async fn start(baseline: Option<PathBuf>) -> anyhow::Result<Self> {
-        let wrap = std::env::var("BENCH_WRAP").unwrap_or_default();
+        let wrapper = std::env::var("BENCH_WRAP").unwrap_or_default();
         let folder = std::env::temp_dir().join(format!("a2a-bench-{}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
         let server = std::env::var("NATS_SERVER_BIN").unwrap_or_else(|_| "nats-server".to_owned());
@@ -120,25 +121,20 @@ impl Stage {
                 .arg(&folder)
                 .stderr(Stdio::null()),
         )?;
-        let nats_url = ports_file(&folder).await?;
-        let agent = Process::start_part(Command::new(std::env::current_exe()?), &["agent"])?;
+        let nats_url = read_nats_url(&folder).await?;
+        let agent = Process::start_role(Command::new(std::env::current_exe()?), &["agent"])?;
         Ok(Self {
             client: async_nats::connect(&nats_url).await?,
-            agent: agent.said.clone(),
+            agent_url: agent.first_line.clone(),
             nats_url,
             folder,
             program: std::env::current_exe()?.with_file_name("a2a-bridge"),
             baseline,
-            wrap: wrap.split_whitespace().map(str::to_owned).collect(),
-            bridges: std::cell::Cell::new(0),
+            wrapper: wrapper.split_whitespace().map(str::to_owned).collect(),
+            bridge_count: std::cell::Cell::new(0),
             _agent: agent,
             _nats: nats,
         })
-    }
-
-    /// Puts a command line before those of floor and bridges that are started from now on.
-    pub fn wrap(&mut self, command: Vec<String>) {
-        self.wrap = command;
     }
 
     /// The bridge, and the baseline if there is one.
@@ -146,21 +142,21 @@ impl Stage {
         if self.baseline.is_some() { &[Program::Bridge, Program::Baseline] } else { &[Program::Bridge] }
     }
 
-    /// A floor to the agent that answers at once.
+    /// A floor in front of the agent that answers immediately.
     pub fn floor(&self, events: u32) -> anyhow::Result<Process> {
-        self.floor_to(&format!("{}/echo/0", self.agent), &format!("{}/stream/{events}", self.agent))
+        self.floor_to(&format!("{}/echo/0", self.agent_url), &format!("{}/stream/{events}", self.agent_url))
     }
 
-    /// A floor to the agent that answers when it is released.
+    /// A floor in front of the agent that answers after a release.
     pub fn slow_floor(&self) -> anyhow::Result<Process> {
-        self.floor_to(&format!("{}/slow/0", self.agent), &format!("{}/stream/1", self.agent))
+        self.floor_to(&format!("{}/slow/0", self.agent_url), &format!("{}/stream/1", self.agent_url))
     }
 
     fn floor_to(&self, call: &str, stream: &str) -> anyhow::Result<Process> {
-        Process::start_part(self.wrapped(&std::env::current_exe()?), &["floor", &self.nats_url, call, stream])
+        Process::start_role(self.command(&std::env::current_exe()?), &["floor", &self.nats_url, call, stream])
     }
 
-    /// A bridge of each program to the agents at these paths.
+    /// A bridge of each program with the agents at these paths.
     pub async fn bridges(&self, paths: &[String]) -> anyhow::Result<Vec<Bridge>> {
         let mut bridges = Vec::new();
         for &program in self.programs() {
@@ -169,13 +165,13 @@ impl Stage {
         Ok(bridges)
     }
 
-    /// A fresh bridge to the agents at these paths, with every action published.
+    /// A new bridge with the agents at these paths; all their actions are published.
     pub async fn bridge(&self, program: Program, paths: &[String]) -> anyhow::Result<Bridge> {
-        let at = |path: &String| format!("url: \"{}{path}\"", self.agent);
-        self.bridge_with(program, &paths.iter().map(at).collect::<Vec<_>>(), "go").await
+        let agent = |path: &String| format!("url: \"{}{path}\"", self.agent_url);
+        self.bridge_with(program, &paths.iter().map(agent).collect::<Vec<_>>(), "go").await
     }
 
-    /// A fresh bridge that runs the demo agent of the new program: its supervisor.
+    /// A new bridge that launches the demo agent of the program under test, for its supervisor skill.
     pub async fn supervisor(&self, program: Program) -> anyhow::Result<Bridge> {
         let agent = format!(
             "command: [\"{}\", demo-agent, --port, \"{{port}}\"], port: auto, url: \"http://127.0.0.1:{{port}}\"",
@@ -184,34 +180,36 @@ impl Stage {
         self.bridge_with(program, &[agent], "supervisor").await
     }
 
-    /// A fresh bridge to agents with these settings, of whose actions one is called.
+    /// A new bridge with agents of these settings. Callers use one `action` of each agent.
     async fn bridge_with(&self, program: Program, agents: &[String], action: &str) -> anyhow::Result<Bridge> {
         let program = match program {
             Program::Bridge => &self.program,
             Program::Baseline => self.baseline.as_ref().context("there is no baseline")?,
         };
-        let number = self.bridges.replace(self.bridges.get() + 1);
+        let number = self.bridge_count.replace(self.bridge_count.get() + 1);
         let prefix = format!("bench{number}");
-        let mut settings =
+        let mut configuration =
             format!("nats: {{url: \"{}\", subject_prefix: {prefix}}}\nagents:\n", self.nats_url);
         for (index, agent) in agents.iter().enumerate() {
-            settings += &format!("  - {{name: agent{index}, max_in_flight: 20000, {agent}}}\n");
+            configuration += &format!("  - {{name: agent{index}, max_in_flight: 20000, {agent}}}\n");
         }
         let file = self.folder.join(format!("{prefix}.yaml"));
-        std::fs::write(&file, settings)?;
+        std::fs::write(&file, configuration)?;
         let mut registry = self.client.subscribe(format!("{prefix}.registry.*")).await?;
         self.client.flush().await?;
         let log = std::fs::File::create(self.folder.join(format!("{prefix}.log")))?;
-        let began = Instant::now();
+        let start = Instant::now();
         let process =
-            Process::start(self.wrapped(program).arg("run").arg("--config").arg(&file).stderr(log))?;
+            Process::start(self.command(program).arg("run").arg("--config").arg(&file).stderr(log))?;
         let mut first_action = None;
         let mut ready = std::collections::HashSet::new();
         while ready.len() < agents.len() {
-            let entry = tokio::time::timeout(PATIENCE, registry.next()).await;
-            let entry = entry.context("the bridge's agents do not get ready")?.context("closed")?;
+            let entry = tokio::time::timeout(START_TIMEOUT, registry.next()).await;
+            let entry = entry
+                .context("the agents of the bridge did not become ready")?
+                .context("the connection is closed")?;
             if serde_json::from_slice::<serde_json::Value>(&entry.payload)?["state"] == "ready" {
-                first_action.get_or_insert_with(|| began.elapsed());
+                first_action.get_or_insert_with(|| start.elapsed());
                 ready.insert(entry.subject.to_string());
             }
         }
@@ -223,36 +221,39 @@ impl Stage {
         })
     }
 
-    fn wrapped(&self, program: &Path) -> Command {
-        match self.wrap.split_first() {
+    fn command(&self, program: &Path) -> Command {
+        match self.wrapper.split_first() {
             None => Command::new(program),
-            Some((first, words)) => {
-                let mut command = Command::new(first);
-                command.args(words).arg(program);
+            Some((wrapper, arguments)) => {
+                let mut command = Command::new(wrapper);
+                command.args(arguments).arg(program);
                 command
             }
         }
     }
 
-    /// How many calls wait at the slow agent.
+    /// The number of calls that wait at the slow agent.
     pub async fn waiting(&self) -> anyhow::Result<usize> {
-        Ok(reqwest::get(format!("{}/waiting", self.agent)).await?.text().await?.parse()?)
+        Ok(reqwest::get(format!("{}/waiting", self.agent_url)).await?.text().await?.parse()?)
     }
 
-    /// Has the slow agent wait.
+    /// Makes calls to the slow agent wait.
     pub async fn hold(&self) -> anyhow::Result<()> {
-        reqwest::Client::new().post(format!("{}/hold", self.agent)).send().await?;
-        Ok(())
+        self.post("hold").await
     }
 
     /// Lets the slow agent answer.
     pub async fn release(&self) -> anyhow::Result<()> {
-        reqwest::Client::new().post(format!("{}/release", self.agent)).send().await?;
+        self.post("release").await
+    }
+
+    async fn post(&self, path: &str) -> anyhow::Result<()> {
+        reqwest::Client::new().post(format!("{}/{path}", self.agent_url)).send().await?;
         Ok(())
     }
 }
 
-impl Drop for Stage {
+impl Drop for Testbed {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.folder);
     }
@@ -263,16 +264,16 @@ pub struct Bridge {
     pub process: Process,
     /// The action of each agent.
     pub subjects: Vec<String>,
-    /// From its start until the first agent's action was published.
+    /// Time from its start until the first agent's action was published.
     pub first_action: Duration,
 }
 
-async fn ports_file(folder: &Path) -> anyhow::Result<String> {
-    let began = Instant::now();
-    while began.elapsed() < PATIENCE {
+async fn read_nats_url(folder: &Path) -> anyhow::Result<String> {
+    let start = Instant::now();
+    while start.elapsed() < START_TIMEOUT {
         for entry in std::fs::read_dir(folder)?.flatten() {
             let text = std::fs::read_to_string(entry.path())?;
-            // It may be half written.
+            // nats-server may not have written all of it yet.
             if let Ok(ports) = serde_json::from_str::<serde_json::Value>(&text)
                 && let Some(url) = ports["nats"][0].as_str()
             {
