@@ -1,5 +1,5 @@
-# Starts a nats-server and a bridge with the demo agent, for scripts/demo and scripts/test-docs. Source it with `root`
-# set to the top folder, then call `start_stage`. Everything that it starts ends with the script.
+# Starts a nats-server and a bridge with the demo agent, for scripts that call the bridge. Source it with `root` set to
+# the top folder, then call `start_stage`, or `start_nats` and `start_bridge FILE`. Everything ends with the script.
 # shellcheck shell=bash
 
 # shellcheck source=scripts/common.sh
@@ -66,8 +66,8 @@ free_port() {
   return 1
 }
 
-# Builds the bridge, starts everything, and exports NATS_URL, DEMO_PORT and PATH.
-start_stage() {
+# Builds the bridge, starts nats-server, and exports NATS_URL and PATH.
+start_nats() {
   # The caller's shell may have these set for another NATS server or bridge.
   unset NATS_CREDS NATS_NKEY NATS_TOKEN NATS_USER NATS_PASSWORD NATS_CA NATS_CERT NATS_KEY
   unset A2A_BRIDGE_CONFIG A2A_BRIDGE_PREFIX A2A_BRIDGE_LOG A2A_BRIDGE_LOG_FORMAT
@@ -93,13 +93,23 @@ start_stage() {
     fail "nats-server did not start"
   fi
   NATS_URL="$(grep -o 'nats://[^"]*' "$work/nats-server_$broker.ports" | head -n 1)"
-  DEMO_PORT="$(free_port)" || fail "no free port"
-  export NATS_URL DEMO_PORT
+  export NATS_URL
+}
 
+# start_bridge FILE: starts the bridge with this configuration.
+start_bridge() {
   set -m
-  a2a-bridge run --config config/demo.yaml >"$work/bridge.log" 2>&1 </dev/null &
+  a2a-bridge run --config "$1" >"$work/bridge.log" 2>&1 </dev/null &
   bridge=$!
   set +m
+}
+
+# Starts everything and waits for the demo agent; exports NATS_URL, DEMO_PORT and PATH.
+start_stage() {
+  start_nats
+  DEMO_PORT="$(free_port)" || fail "no free port"
+  export DEMO_PORT
+  start_bridge config/demo.yaml
   until_true 30 is_ready || fail "the demo agent did not become ready within 30 s"
 }
 

@@ -8,11 +8,19 @@ plain NATS request, as any caller would make it. The exit status is 1 when a cel
 
 Standard library only: the part of the NATS protocol that this needs is a page long.
 """
-import contextlib, json, os, pathlib, socket, subprocess, sys, tempfile, time, uuid
+import contextlib
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
 
-HERE = pathlib.Path(__file__).resolve().parent
-AGENTS = HERE / "agents"
-LIMIT = 30
+AGENTS = pathlib.Path(__file__).resolve().parent / "agents"
+# Seconds.
+CALL_TIMEOUT, READY_TIMEOUT = 30, 60
 
 # name, folder, environment, settings, expected A2A version and binding
 ROWS = [
@@ -35,15 +43,16 @@ ROWS = [
     ("a2a-js-1-rest", "a2a-js-1", {}, {"binding": "rest"}, "1.0 HTTP+JSON"),
 ]
 # Cells that an agent, or its version of the protocol, cannot do.
-NO_FILES, OLD = "the test agent sends no files", "A2A 0.1 has no direct messages"
-NO_MESSAGES = "the SDK answers with tasks only"
+NO_FILES = "the test agent sends no files"
+TASKS_ONLY = "the SDK answers with tasks only"
+V01_MESSAGES = "A2A 0.1 has no direct messages"
 CANNOT = {
-    ("fasta2a-old", "file"): NO_FILES, ("fasta2a-old", "message"): OLD,
-    ("fasta2a-0.6", "file"): NO_FILES, ("fasta2a-0.6", "message"): NO_MESSAGES,
-    ("fasta2a-2", "file"): NO_FILES, ("fasta2a-2", "message"): NO_MESSAGES,
-    ("python-a2a", "file"): NO_FILES, ("python-a2a", "message"): OLD,
-    ("bindu", "file"): NO_FILES, ("bindu", "message"): NO_MESSAGES,
-    ("bindu-stream", "file"): NO_FILES, ("bindu-stream", "message"): NO_MESSAGES,
+    "fasta2a-old": {"file": NO_FILES, "message": V01_MESSAGES},
+    "fasta2a-0.6": {"file": NO_FILES, "message": TASKS_ONLY},
+    "fasta2a-2": {"file": NO_FILES, "message": TASKS_ONLY},
+    "python-a2a": {"file": NO_FILES, "message": V01_MESSAGES},
+    "bindu": {"file": NO_FILES, "message": TASKS_ONLY},
+    "bindu-stream": {"file": NO_FILES, "message": TASKS_ONLY},
 }
 
 
@@ -51,7 +60,7 @@ class Nats:
     """A connection that makes requests, one at a time."""
 
     def __init__(self, port):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT + 5)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=CALL_TIMEOUT + 5)
         self.file = self.socket.makefile("rb")
         self.file.readline()
         self.inbox = f"_INBOX.{uuid.uuid4().hex}"
@@ -62,25 +71,26 @@ class Nats:
     def write(self, text):
         self.socket.sendall(text.encode())
 
-    def message(self):
+    def read_message(self):
+        """The headers and the payload of the next message."""
         while True:
             line = self.file.readline().decode().strip()
             if not line:
-                raise ConnectionError("the broker left")
+                raise ConnectionError("nats-server closed the connection")
             if line == "PING":
                 self.write("PONG\r\n")
             elif line.startswith(("MSG", "HMSG")):
-                words = line.split()
-                total, head = int(words[-1]), int(words[-2]) if words[0] == "HMSG" else 0
+                fields = line.split()
+                total, header_length = int(fields[-1]), int(fields[-2]) if fields[0] == "HMSG" else 0
                 data = self.file.read(total + 2)[:-2]
-                return data[:head].decode(), data[head:]
+                return data[:header_length].decode(), data[header_length:]
 
     def request(self, subject, body, headers=None):
         self.publish(subject, body, headers)
-        status, answer = self.message()
-        if status.startswith("NATS/1.0 503"):
-            return {"status": "NO_RESPONDERS", "message": f"nobody answers at {subject}"}
-        return json.loads(answer)
+        headers, payload = self.read_message()
+        if headers.startswith("NATS/1.0 503"):
+            return {"status": "NO_RESPONDERS", "message": f"no responders at {subject}"}
+        return json.loads(payload)
 
     def publish(self, subject, body, headers=None):
         payload = json.dumps(body).encode()
@@ -91,20 +101,20 @@ class Nats:
         self.socket.sendall(line + head + payload + b"\r\n")
 
     def frames(self, subject, body, headers):
-        """The frames of a stream, to its empty end."""
+        """The frames of a stream, which ends with an empty message."""
         self.publish(subject, body, {"A2A-Reply": "stream"} | headers)
         frames = []
         while True:
-            head, data = self.message()
-            if not data:
+            head, payload = self.read_message()
+            if not payload:
                 if head:
-                    raise Failed(f"nobody answers at {subject}, or the end has headers: {head!r}")
+                    raise Failed(f"no responders at {subject}, or the last message has headers: {head!r}")
                 return frames
             if "A2A-Seq:" not in head:  # a keep-alive
                 continue
             if f"A2A-Seq: {len(frames)}" not in head:
                 raise Failed(f"frame {len(frames)} is out of order: {head!r}")
-            frames.append(json.loads(data))
+            frames.append(json.loads(payload))
 
 
 class Failed(Exception):
@@ -113,38 +123,43 @@ class Failed(Exception):
 
 def expect(reply, status, **wanted):
     if reply.get("status") != status:
-        raise Failed(f"{status} expected, got {json.dumps(reply)[:400]}")
+        raise Failed(f"expected {status}, got {json.dumps(reply)[:400]}")
     for key, value in wanted.items():
         if reply.get(key) != value:
-            raise Failed(f"{key} {value!r} expected, got {json.dumps(reply)[:400]}")
+            raise Failed(f"expected {key} {value!r}, got {json.dumps(reply)[:400]}")
     return reply
 
 
 class Agent:
     def __init__(self, nats, name):
-        self.nats, self.name = nats, name
+        self.nats, self.name, self.skill = nats, token(name), None
 
-    def action(self, action, body, **headers):
-        headers = {"A2A-Timeout": f"{LIMIT}s"} | headers
-        return self.nats.request(f"a2a.action.{token(self.name)}.{action}", body, headers)
+    def call(self, action, body, timeout=CALL_TIMEOUT):
+        return self.nats.request(self.subject(action), body, {"A2A-Timeout": f"{timeout}s"})
 
-    def skill(self, prompt):
-        return self.action(self.skill_token, {"prompt": prompt})
+    def prompt(self, text, **options):
+        return self.call(self.skill, {"prompt": text}, **options)
 
-    def prepare(self):
-        """Waits until the agent is ready; gives its registry object."""
-        deadline = time.monotonic() + 60
+    def stream(self, text):
+        return self.nats.frames(self.subject(self.skill), {"prompt": text}, {"A2A-Timeout": f"{CALL_TIMEOUT}s"})
+
+    def subject(self, action):
+        return f"a2a.action.{self.name}.{action}"
+
+    def wait_until_ready(self):
+        """Finds the agent's first skill; returns the metadata of its NATS service."""
+        deadline = time.monotonic() + READY_TIMEOUT
         while time.monotonic() < deadline:
-            info = self.nats.request(f"$SRV.INFO.{token(self.name)}", {})
+            info = self.nats.request(f"$SRV.INFO.{self.name}", {})
             endpoints = info.get("endpoints", [])
-            actions = [e for e in endpoints if e["metadata"].get("a2a.skill")]
-            # A card without skills is called as a whole.
-            actions = actions or [e for e in endpoints if e["name"] == "prompt"]
-            if actions:
-                self.skill_token = actions[0]["name"]
+            skills = [endpoint["name"] for endpoint in endpoints if endpoint["metadata"].get("a2a.skill")]
+            # The bridge publishes the action `prompt` for a card without skills.
+            skills = skills or [endpoint["name"] for endpoint in endpoints if endpoint["name"] == "prompt"]
+            if skills:
+                self.skill = skills[0]
                 return info["metadata"]
             time.sleep(0.2)
-        raise Failed("it did not become ready")
+        raise Failed(f"the agent did not become ready within {READY_TIMEOUT} s")
 
 
 def token(name):
@@ -154,71 +169,70 @@ def token(name):
 
 def echo(agent):
     """text there and back, with characters outside ASCII"""
-    reply = expect(agent.skill("echo hello é你 world"), "COMPLETED", success=True)
+    reply = expect(agent.prompt("echo hello é你 world"), "COMPLETED", success=True)
     if not reply["message"].endswith("echo hello é你 world"):
         raise Failed(f"unexpected text: {reply['message']!r}")
 
 
 def ask(agent):
     """the agent asks, the answer completes the task, a second answer is refused"""
-    reply = expect(agent.skill("ask me"), "INPUT_REQUIRED", success=False, message="which colour?")
+    reply = expect(agent.prompt("ask me"), "INPUT_REQUIRED", success=False, message="which colour?")
     answer = {"follow_up_id": reply["data"]["follow_up_id"], "user_response": "blue"}
-    reply = expect(agent.action("provide_required_input", answer), "COMPLETED")
+    reply = expect(agent.call("provide_required_input", answer), "COMPLETED")
     if reply["message"] not in ("you said blue", "echo: blue"):
         raise Failed(f"unexpected answer: {reply['message']!r}")
-    again = agent.action("provide_required_input", answer)
+    again = agent.call("provide_required_input", answer)
     if again.get("error_info", {}).get("code") != "follow_up_used":
         raise Failed(f"a second answer was accepted: {json.dumps(again)[:300]}")
 
 
 def fail(agent):
     """the task fails, with its reason"""
-    reply = expect(agent.skill("fail please"), "FAILED", success=False)
+    reply = expect(agent.prompt("fail please"), "FAILED", success=False)
     if reply["error_info"]["code"] != "task_failed":
         raise Failed(f"unexpected code: {reply['error_info']}")
 
 
 def file(agent):
     """the agent sends a file and a data part"""
-    reply = expect(agent.skill("file please"), "COMPLETED")
-    [given] = reply["files"]
-    if given.get("bytes") != "iVBORwAB" or given.get("mime_type") != "image/png" or given.get("size") != 6:
-        raise Failed(f"unexpected file: {given}")
+    reply = expect(agent.prompt("file please"), "COMPLETED")
+    [received] = reply["files"]
+    if received.get("bytes") != "iVBORwAB" or received.get("mime_type") != "image/png" or received.get("size") != 6:
+        raise Failed(f"unexpected file: {received}")
     if (reply["data"] or {}).get("n") != 1:
         raise Failed(f"unexpected data: {reply['data']}")
 
 
 def message(agent):
     """the agent answers with a direct message instead of a task"""
-    reply = expect(agent.skill("message please"), "COMPLETED", message="direct reply")
+    reply = expect(agent.prompt("message please"), "COMPLETED", message="direct reply")
     if reply["task"]["id"] is not None:
         raise Failed(f"unexpected task: {reply['task']}")
 
 
 def cancel(agent):
     """cancel a task that waits for an answer"""
-    reply = expect(agent.skill("ask me"), "INPUT_REQUIRED")
-    expect(agent.action("cancel_task", {"task_id": reply["task"]["id"]}), "CANCELED", success=True)
+    reply = expect(agent.prompt("ask me"), "INPUT_REQUIRED")
+    expect(agent.call("cancel_task", {"task_id": reply["task"]["id"]}), "CANCELED", success=True)
 
 
 def unknown(agent):
     """look up a task that does not exist"""
-    reply = expect(agent.action("get_task", {"task_id": str(uuid.uuid4())}), "ERROR")
+    reply = expect(agent.call("get_task", {"task_id": str(uuid.uuid4())}), "ERROR")
     if reply["error_info"]["code"] != "not_found":
         raise Failed(f"unexpected code: {reply['error_info']}")
 
 
 def crash(agent):
     """the agent raises an exception: one reply, and no success"""
-    reply = agent.action(agent.skill_token, {"prompt": "crash please"}, **{"A2A-Timeout": "3s"})
+    reply = agent.prompt("crash please", timeout=3)
     if reply.get("success") is not False or reply["status"] not in ("FAILED", "ERROR"):
         raise Failed(f"unexpected reply to a crash: {json.dumps(reply)[:300]}")
 
 
 def stream(agent):
     """the streamed text matches the text of the result"""
-    frames = agent.nats.frames(f"a2a.action.{token(agent.name)}.{agent.skill_token}", {"prompt": "stream please"},
-                               {"A2A-Timeout": f"{LIMIT}s"})
+    frames = agent.stream("stream please")
     if frames[0] != {"type": "status", "data": "ack"}:
         raise Failed(f"the first frame is {frames[0]}")
     reply = expect(frames[-1]["data"], "COMPLETED", success=True)
@@ -227,16 +241,14 @@ def stream(agent):
         raise Failed(f"streamed {streamed!r}, then {reply['message']!r}")
 
 
-BEHAVIOURS = [
-    ("echo", echo), ("ask", ask), ("fail", fail), ("file", file), ("message", message),
-    ("stream", stream), ("cancel", cancel), ("unknown", unknown), ("crash", crash),
-]
+# The columns of the table: the name of a function is the name of its column, its description is on the page.
+CHECKS = {check.__name__: check for check in (echo, ask, fail, file, message, stream, cancel, unknown, crash)}
 
 
 def free_ports(count):
-    """Different ports: they are all held until the last is found."""
-    with contextlib.ExitStack() as held:
-        listeners = [held.enter_context(socket.socket()) for _ in range(count)]
+    """Distinct ports: all stay bound until the last is found."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
         for listener in listeners:
             listener.bind(("127.0.0.1", 0))
         return [listener.getsockname()[1] for listener in listeners]
@@ -248,68 +260,70 @@ def command(folder, installed):
     return [str(installed / folder / "bin" / "python"), str(installed / folder / "agent.py")]
 
 
-def settings(rows, installed, nats_port):
+def configuration(rows, installed, nats_port):
     agents = []
-    for (name, folder, environment, extra, _), port in zip(rows, free_ports(len(rows))):
+    for (name, folder, environment, settings, _), port in zip(rows, free_ports(len(rows))):
         agents.append({
             "name": token(name), "url": f"http://127.0.0.1:{port}", "command": command(folder, installed),
-            "env": {"PORT": str(port), **environment}, "startup_timeout": "60s", **extra,
+            "env": {"PORT": str(port), **environment}, "startup_timeout": f"{READY_TIMEOUT}s", **settings,
         })
     # JSON is YAML.
     return json.dumps({"nats": {"url": f"nats://127.0.0.1:{nats_port}"}, "agents": agents}, indent=1)
 
 
-def start_broker(program, folder):
+def start_nats(program, folder):
     [port] = free_ports(1)
-    broker = subprocess.Popen([program, "-a", "127.0.0.1", "-p", str(port)], stderr=open(folder / "nats.log", "wb"))
+    process = subprocess.Popen([program, "-a", "127.0.0.1", "-p", str(port)], stderr=open(folder / "nats.log", "wb"))
     for _ in range(100):
         try:
-            return broker, port, Nats(port)
+            return process, port, Nats(port)
         except OSError:
             time.sleep(0.05)
-    raise SystemExit("the broker does not start")
+    raise SystemExit("nats-server did not start")
+
+
+def problem_with(check, agent):
+    """None if the check passes."""
+    try:
+        check(agent)
+    except Failed as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def run(rows, bridge, nats_server, installed, folder):
-    """Gives {name: (wire, because, {behaviour: None or why not})}."""
-    broker, port, nats = start_broker(nats_server, folder)
-    (folder / "bridge.yaml").write_text(settings(rows, installed, port))
+    """Returns {name: (A2A version and binding, why the bridge chose them, {check: None or the problem})}."""
+    nats_process, port, nats = start_nats(nats_server, folder)
+    (folder / "bridge.yaml").write_text(configuration(rows, installed, port))
     log = open(folder / "bridge.log", "wb")
     process = subprocess.Popen([bridge, "run", "--config", str(folder / "bridge.yaml")], stdout=log, stderr=log)
     results = {}
     try:
-        for name, _, _, _, _ in rows:
+        for name, *_ in rows:
             if process.poll() is not None:
-                raise SystemExit(f"the bridge has ended:\n{(folder / 'bridge.log').read_text()}")
-            agent, cells = Agent(nats, name), {}
+                raise SystemExit(f"the bridge exited:\n{(folder / 'bridge.log').read_text()}")
+            agent = Agent(nats, name)
             try:
-                facts = agent.prepare()
+                metadata = agent.wait_until_ready()
             except (Failed, ConnectionError) as error:
-                results[name] = ("-", str(error), {behaviour: str(error) for behaviour, _ in BEHAVIOURS})
+                results[name] = ("-", str(error), dict.fromkeys(CHECKS, str(error)))
                 continue
-            for behaviour, check in BEHAVIOURS:
-                try:
-                    check(agent)
-                    cells[behaviour] = None
-                except Failed as error:
-                    cells[behaviour] = str(error)
-                except Exception as error:
-                    cells[behaviour] = f"{type(error).__name__}: {error}"
-            wire = f"{facts.get('a2a.protocol_version')} {facts.get('a2a.binding')}"
-            results[name] = (wire, facts.get("a2a.chosen_because", ""), cells)
+            problems = {column: problem_with(check, agent) for column, check in CHECKS.items()}
+            protocol = f"{metadata.get('a2a.protocol_version')} {metadata.get('a2a.binding')}"
+            results[name] = (protocol, metadata.get("a2a.chosen_because", ""), problems)
     finally:
         process.terminate()
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
-        broker.terminate()
-        broker.wait(10)
+        nats_process.terminate()
+        nats_process.wait(10)
     return results
 
 
 def page(rows, results):
-    names = [behaviour for behaviour, _ in BEHAVIOURS]
     lines = [
         "# Interoperability",
         "",
@@ -320,28 +334,27 @@ def page(rows, results):
         "",
         "| column | what the call does |",
         "| --- | --- |",
-        *(f"| {behaviour} | {check.__doc__} |" for behaviour, check in BEHAVIOURS),
+        *(f"| {name} | {check.__doc__} |" for name, check in CHECKS.items()),
         "",
-        f"| agent | A2A | {' | '.join(names)} |",
-        f"| --- | --- | {' | '.join('---' for _ in names)} |",
+        f"| agent | A2A | {' | '.join(CHECKS)} |",
+        f"| --- | --- | {' | '.join('---' for _ in CHECKS)} |",
     ]
     notes, failures = [], []
-    for name, _, _, _, expected in rows:
-        wire, because, cells = results[name]
-        marks = []
-        if wire != expected:
-            failures.append(f"{name}: the bridge speaks {wire}, not {expected} ({because})")
-        for behaviour in names:
-            problem, reason = cells[behaviour], CANNOT.get((name, behaviour))
-            if reason:
-                marks.append("–")
-                notes.append(f"- {name}, {behaviour}: {reason}.")
+    for name, *_, expected in rows:
+        protocol, because, problems = results[name]
+        if protocol != expected:
+            failures.append(f"{name}: the bridge speaks {protocol}, not {expected} ({because})")
+        cells = []
+        for check, problem in problems.items():
+            if reason := CANNOT.get(name, {}).get(check):
+                cells.append("–")
+                notes.append(f"- {name}, {check}: {reason}.")
             elif problem:
-                marks.append("FAILED")
-                failures.append(f"{name}, {behaviour}: {problem}")
+                cells.append("FAILED")
+                failures.append(f"{name}, {check}: {problem}")
             else:
-                marks.append("ok")
-        lines.append(f"| {name} | {wire} | {' | '.join(marks)} |")
+                cells.append("ok")
+        lines.append(f"| {name} | {protocol} | {' | '.join(cells)} |")
     lines += ["", "## What an agent cannot do", "", *notes]
     return "\n".join(lines) + "\n", failures
 

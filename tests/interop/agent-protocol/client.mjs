@@ -1,58 +1,52 @@
-// The TypeScript client SDK of the Synadia Agent Protocol against one agent behind the bridge.
-// Environment, checks and output are those of client.py.
+// Tests the bridge with the TypeScript client SDK of the Synadia Agent Protocol and one agent behind the bridge.
+// Environment, checks and output are the same as in client.py.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
+import { readFileSync } from "node:fs";
 import { connect } from "@nats-io/transport-node";
 import { Agents, ServiceError } from "@synadia-ai/agents";
 
 const AGENT = process.env.AGENT;
-const SOON = 30_000;
-const QUESTIONS = {
-  demo: [["report about tides", ["on paper", "as PDF"]]],
-  "a2a-sdk-1": [["ask me", ["blue"]], ["ask me", ["green"]]],
-}[AGENT];
-const ANSWERS = { demo: ["Report: report about tides"], "a2a-sdk-1": ["you said blue", "you said green"] }[AGENT];
-const STREAM = {
-  demo: ["stream one two three", ["one ", "two ", "three"]],
-  "a2a-sdk-1": ["stream", ["chunk 0 ", "chunk 1 ", "chunk 2 "]],
-}[AGENT];
+const EXPECTED = JSON.parse(readFileSync(process.env.EXPECTATIONS))[AGENT];
+const TIMEOUT = 30_000;
 
 function startAgent() {
-  const [program, ...rest] = JSON.parse(process.env.AGENT_COMMAND);
-  return spawn(program, rest, { stdio: ["ignore", "ignore", "inherit"] });
+  const [program, ...parameters] = JSON.parse(process.env.AGENT_COMMAND);
+  return spawn(program, parameters, { stdio: ["ignore", "ignore", "inherit"] });
 }
 
-async function until(look) {
-  const deadline = Date.now() + SOON;
+async function waitFor(condition) {
+  const deadline = Date.now() + TIMEOUT;
   while (Date.now() < deadline) {
-    const found = await look();
-    if (found) return found;
-    await new Promise((wake) => setTimeout(wake, 50));
+    const result = await condition();
+    if (result) return result;
+    await new Promise((resolve) => setTimeout(resolve, 50));
   }
-  throw new Error("it did not become true in time");
+  throw new Error(`${condition.name} did not become true within ${TIMEOUT} ms`);
 }
 
 const nc = await connect({ servers: process.env.NATS_URL });
 const agents = new Agents({ nc });
-// Before the agent: its first heartbeat is to be heard.
+// Subscribes before the agent starts, to receive its first heartbeat.
 await agents.startTracking();
 let child = startAgent();
 let agent;
 
-async function found() {
-  const all = await agents.discover({ timeoutMs: 500 });
-  return all.find((one) => one.name === AGENT && one.endpoints.some((e) => e.name === "status"));
+async function findAgent() {
+  const discovered = await agents.discover({ timeoutMs: 500 });
+  return discovered.find(({ name, endpoints }) => name === AGENT && endpoints.some((endpoint) => endpoint.name === "status"));
 }
 
-async function ask(prompt, answers = [], options = {}) {
-  const left = [...answers];
+// Returns the texts, questions and attachments of one prompt.
+async function send(prompt, answers = [], options = {}) {
+  const remaining = [...answers];
   const [texts, questions, attachments] = [[], [], []];
   for await (const message of await agent.prompt(prompt, options)) {
     if (message.type === "query") {
       questions.push(message.prompt);
-      const answer = left.shift();
-      // Once as text, once as an envelope.
+      const answer = remaining.shift();
+      // The first answer is text, the second an envelope.
       await message.reply(questions.length % 2 === 0 ? { prompt: answer } : answer);
     } else if (message.type === "response") {
       if (message.text) texts.push(message.text);
@@ -64,84 +58,86 @@ async function ask(prompt, answers = [], options = {}) {
 
 const checks = {
   async discover() {
-    agent = await until(found);
+    agent = await waitFor(findAgent);
     assert.deepEqual([agent.agent, agent.owner, agent.protocolVersion], ["a2a", "interop", "0.3"]);
     assert.equal(agent.promptEndpoint.maxPayloadBytes, 1 << 20);
     assert.equal(agent.promptEndpoint.attachmentsOk, true);
     return agent.promptSubject;
   },
   async prompt() {
-    const { texts } = await ask("hello there");
+    const { texts } = await send("hello there");
     assert.equal(texts.join(""), "hello there");
     return texts.join("");
   },
   async stream() {
-    const [prompt, expected] = STREAM;
-    const { texts } = await ask(prompt);
-    assert.deepEqual(texts, expected);
+    const { texts } = await send(EXPECTED.stream.prompt);
+    assert.deepEqual(texts, EXPECTED.stream.chunks);
     return `${texts.length} chunks`;
   },
   async two_questions() {
-    const [seen, told] = [[], []];
-    for (const [prompt, answers] of QUESTIONS) {
-      const { texts, questions } = await ask(prompt, answers);
+    let answered = 0;
+    for (const { prompt, answers, reply } of EXPECTED.questions) {
+      const { texts, questions } = await send(prompt, answers);
       assert.equal(questions.length, answers.length);
-      seen.push(...questions);
-      told.push(texts.join(""));
+      assert.equal(texts.join(""), reply);
+      answered += questions.length;
     }
-    assert.equal(seen.length, 2);
-    assert.deepEqual(told, ANSWERS);
-    return `${seen.length} answered`;
+    assert.equal(answered, 2);
+    return `${answered} answered`;
   },
   async attachments() {
     const content = Uint8Array.from({ length: 256 }, (_, n) => n);
     const sent = { attachments: [{ filename: "sent.bin", content }] };
-    const { texts, attachments: back } = await ask("here is a file", [], sent);
+    const { texts, attachments: echoed } = await send("here is a file", [], sent);
     assert.equal(texts.join(""), "here is a file");
     if (AGENT === "demo") {
-      assert.equal(back[0].filename, "sent.bin");
-      assert.deepEqual(new Uint8Array(Buffer.from(back[0].content, "base64")), content);
+      assert.equal(echoed[0].filename, "sent.bin");
+      assert.deepEqual(new Uint8Array(Buffer.from(echoed[0].content, "base64")), content);
     }
-    const { attachments: got } = await ask("file please");
-    const png = got.find((one) => one.filename === "a.png");
+    const { attachments: received } = await send("file please");
+    const png = received.find((file) => file.filename === "a.png");
     assert.equal(Buffer.from(png.content, "base64").toString("hex"), "89504e470001");
-    return `sent 1, received ${back.length + got.length}`;
+    return `sent 1, received ${echoed.length + received.length}`;
   },
   async error() {
     try {
-      await ask("fail as planned");
+      await send("fail as planned");
     } catch (error) {
       assert.ok(error instanceof ServiceError, String(error));
       assert.equal(error.code, 500);
       assert.match(error.message, /planned failure/);
       return error.message;
     }
-    throw new Error("no error");
+    throw new Error("the prompt did not fail");
   },
   async liveness() {
     const first = agent.instanceId;
     assert.ok(await agents.ping(first));
     child.kill("SIGKILL");
-    await until(async () => !(await agents.ping(first)));
-    assert.equal(await found(), undefined);
+    await waitFor(async function isOffline() {
+      return !(await agents.ping(first));
+    });
+    assert.equal(await findAgent(), undefined);
     child = startAgent();
-    agent = await until(found);
+    agent = await waitFor(findAgent);
     assert.notEqual(agent.instanceId, first);
     assert.ok(await agents.ping(agent.instanceId));
-    await until(async () => agents.liveness(agent.instanceId)?.isOnline);
-    return "went and came";
+    await waitFor(async function isOnline() {
+      return agents.liveness(agent.instanceId)?.isOnline;
+    });
+    return "stopped and restarted";
   },
 };
 
 let failed = false;
 for (const [name, check] of Object.entries(checks)) {
-  let verdict = "ok";
-  const seen = await check().catch((problem) => {
-    verdict = "FAILED";
+  let result = "ok";
+  const details = await check().catch((problem) => {
+    result = "FAILED";
     failed = true;
     return `${problem.name}: ${problem.message}`;
   });
-  console.log(`${name}\t${verdict}\t${String(seen).split(/\s+/).join(" ")}`);
+  console.log([name, result, String(details).split(/\s+/).join(" ")].join("\t"));
 }
 child.kill("SIGKILL");
 await agents.close();

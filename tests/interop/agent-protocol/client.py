@@ -1,13 +1,14 @@
-"""The Python client SDK of the Synadia Agent Protocol against one agent behind the bridge.
+"""Tests the bridge with the Python client SDK of the Synadia Agent Protocol and one agent behind the bridge.
 
-Environment: NATS_URL; AGENT, the agent's name in the bridge's settings; AGENT_COMMAND, a JSON list
-that starts it. The agent is started here, and ended and started again to see its liveness. Prints one
-line for each check: name, tab, `ok` or `FAILED`, tab, what was seen.
+Environment: NATS_URL; AGENT, the agent's name in the bridge's configuration; AGENT_COMMAND, a JSON list
+that starts it; EXPECTATIONS, the path of expectations.json. This program starts the agent, and restarts it
+for the check of liveness. Prints one line for each check: name, tab, `ok` or `FAILED`, tab, details.
 """
 
 import asyncio
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -16,51 +17,42 @@ import nats
 from synadia_ai.agents import Agents, Attachment, Envelope, ProtocolError, Query, ResponseChunk
 
 AGENT = os.environ["AGENT"]
-SOON = 30.0
-# What the agents do depends on the first word: a prompt that asks, and the answers to its questions.
-QUESTIONS = {
-    "demo": [("report about tides", ["on paper", "as PDF"])],
-    "a2a-sdk-1": [("ask me", ["blue"]), ("ask me", ["green"])],
-}[AGENT]
-ANSWERS = {"demo": ["Report: report about tides"], "a2a-sdk-1": ["you said blue", "you said green"]}[AGENT]
-STREAM = {
-    "demo": ("stream one two three", ["one ", "two ", "three"]),
-    "a2a-sdk-1": ("stream", ["chunk 0 ", "chunk 1 ", "chunk 2 "]),
-}[AGENT]
+EXPECTED = json.loads(pathlib.Path(os.environ["EXPECTATIONS"]).read_text())[AGENT]
+TIMEOUT = 30.0
 
 
 def start_agent():
     return subprocess.Popen(json.loads(os.environ["AGENT_COMMAND"]), stdout=subprocess.DEVNULL)
 
 
-async def until(look):
-    """The first answer that is true."""
-    deadline = time.monotonic() + SOON
+async def wait_for(condition):
+    """Polls until the condition returns something true; returns that."""
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
-        if found := await look():
-            return found
+        if result := await condition():
+            return result
         await asyncio.sleep(0.05)
-    raise TimeoutError("it did not become true in time")
+    raise TimeoutError(f"{condition.__name__} did not become true within {TIMEOUT} s")
 
 
-class Run:
+class Checks:
     def __init__(self, agents, process):
         self.agents, self.process = agents, process
 
-    async def found(self):
+    async def find_agent(self):
         for agent in await self.agents.discover(timeout=0.5):
-            if agent.session_name == AGENT and any(e.name == "status" for e in agent.endpoints):
+            if agent.session_name == AGENT and any(endpoint.name == "status" for endpoint in agent.endpoints):
                 return agent
         return None
 
-    async def ask(self, prompt, answers=(), **options):
-        """Texts, questions and attachments of one prompt."""
+    async def send(self, prompt, answers=(), **options):
+        """Returns the texts, questions and attachments of one prompt."""
         answers, texts, questions, attachments = list(answers), [], [], []
         async for message in self.agent.prompt(prompt, **options):
             if isinstance(message, Query):
                 questions.append(message.prompt)
                 answer = answers.pop(0)
-                # Once as text, once as an envelope.
+                # The first answer is text, the second an envelope.
                 await message.reply(Envelope(prompt=answer) if len(questions) % 2 == 0 else answer)
             elif isinstance(message, ResponseChunk):
                 if message.text:
@@ -69,7 +61,7 @@ class Run:
         return texts, questions, attachments
 
     async def discover(self):
-        self.agent = await until(self.found)
+        self.agent = await wait_for(self.find_agent)
         agent = self.agent
         assert (agent.agent, agent.owner, agent.protocol_version) == ("a2a", "interop", "0.3")
         assert agent.prompt_endpoint.max_payload_bytes == 1 << 20, agent.prompt_endpoint
@@ -78,44 +70,43 @@ class Run:
         return agent.prompt_subject
 
     async def prompt(self):
-        texts, _, _ = await self.ask("hello there")
+        texts, _, _ = await self.send("hello there")
         assert "".join(texts) == "hello there", texts
         return "".join(texts)
 
     async def stream(self):
-        prompt, expected = STREAM
-        texts, _, _ = await self.ask(prompt)
-        assert texts == expected, texts
+        texts, _, _ = await self.send(EXPECTED["stream"]["prompt"])
+        assert texts == EXPECTED["stream"]["chunks"], texts
         return f"{len(texts)} chunks"
 
     async def two_questions(self):
-        seen, told = [], []
-        for prompt, answers in QUESTIONS:
-            texts, questions, _ = await self.ask(prompt, answers)
-            assert len(questions) == len(answers), questions
-            seen += questions
-            told.append("".join(texts))
-        assert len(seen) == 2 and told == ANSWERS, (seen, told)
-        return f"{len(seen)} answered"
+        answered = 0
+        for expected in EXPECTED["questions"]:
+            texts, questions, _ = await self.send(expected["prompt"], expected["answers"])
+            assert len(questions) == len(expected["answers"]), questions
+            assert "".join(texts) == expected["reply"], texts
+            answered += len(questions)
+        assert answered == 2, answered
+        return f"{answered} answered"
 
     async def attachments(self):
         sent = Attachment.from_bytes("sent.bin", bytes(range(256)))
-        texts, _, back = await self.ask("here is a file", attachments=[sent])
+        texts, _, echoed = await self.send("here is a file", attachments=[sent])
         assert "".join(texts) == "here is a file", texts
         if AGENT == "demo":
-            assert [(a.filename, a.to_bytes()) for a in back] == [("sent.bin", bytes(range(256)))]
-        _, _, got = await self.ask("file please")
-        png = next(a for a in got if a.filename == "a.png")
+            assert [(file.filename, file.to_bytes()) for file in echoed] == [("sent.bin", bytes(range(256)))]
+        _, _, received = await self.send("file please")
+        png = next(file for file in received if file.filename == "a.png")
         assert png.to_bytes() == b"\x89PNG\x00\x01"
-        return f"sent 1, received {len(back) + len(got)}"
+        return f"sent 1, received {len(echoed) + len(received)}"
 
     async def error(self):
         try:
-            await self.ask("fail as planned")
+            await self.send("fail as planned")
         except ProtocolError as error:
             assert "500" in str(error) and "planned failure" in str(error), error
             return str(error)
-        raise AssertionError("no error")
+        raise AssertionError("the prompt did not fail")
 
     async def liveness(self):
         first = self.agent.instance_id
@@ -123,13 +114,13 @@ class Run:
         self.process.kill()
         self.process.wait()
 
-        async def is_gone():
+        async def is_offline():
             return not await self.agents.ping(first)
 
-        await until(is_gone)
-        assert await self.found() is None
+        await wait_for(is_offline)
+        assert await self.find_agent() is None
         self.process = start_agent()
-        self.agent = await until(self.found)
+        self.agent = await wait_for(self.find_agent)
         second = self.agent.instance_id
         assert second != first and await self.agents.ping(second)
 
@@ -137,27 +128,26 @@ class Run:
             liveness = self.agents.liveness(second)
             return liveness and liveness.is_online
 
-        await until(is_online)
-        return "went and came"
+        await wait_for(is_online)
+        return "stopped and restarted"
 
 
 async def main():
     connection = await nats.connect(os.environ["NATS_URL"])
     agents = Agents(nc=connection)
-    # Before the agent: its first heartbeat is to be heard.
+    # Subscribes before the agent starts, to receive its first heartbeat.
     await agents.start_tracking()
-    run = Run(agents, start_agent())
+    checks = Checks(agents, start_agent())
     failed = False
     try:
         for check in ("discover", "prompt", "stream", "two_questions", "attachments", "error", "liveness"):
             try:
-                seen, verdict = await getattr(run, check)(), "ok"
-            except Exception as problem:  # noqa: BLE001: every check is to be tried
-                seen, verdict, failed = f"{type(problem).__name__}: {problem}", "FAILED", True
-            line = " ".join(str(seen).split())
-            print(f"{check}\t{verdict}\t{line}", flush=True)
+                details, result = await getattr(checks, check)(), "ok"
+            except Exception as problem:  # noqa: BLE001: a failed check must not stop the others
+                details, result, failed = f"{type(problem).__name__}: {problem}", "FAILED", True
+            print(check, result, " ".join(str(details).split()), sep="\t", flush=True)
     finally:
-        run.process.kill()
+        checks.process.kill()
         await agents.close()
         await connection.close()
     return int(failed)
