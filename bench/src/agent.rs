@@ -5,7 +5,7 @@
 //! | `/echo/<any>` | a completed task with one artifact, immediately |
 //! | `/stream/<n>` | server-sent events: a task, `n` chunks of an artifact, the completed state |
 //! | `/ask/<any>` | a task that requires input |
-//! | `/slow/<any>` | a completed task, as soon as `POST /release` allows it; `POST /hold` makes calls wait again |
+//! | `/slow/<any>` | a completed task, after `POST /release`; `POST /hold` makes calls wait again |
 //!
 //! `GET /waiting` returns the number of calls that wait for the release.
 

@@ -1,5 +1,5 @@
-//! The floor: the least that any bridge can do. It POSTs each NATS request and publishes the response, or each
-//! event of a stream. It does not parse, check or store anything.
+//! The floor: the least that any bridge can do. It POSTs each NATS request and publishes the response, or
+//! each event of a stream. It does not parse, check or store anything.
 
 use std::io::Write as _;
 use std::time::Duration;

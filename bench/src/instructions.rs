@@ -1,5 +1,5 @@
-//! Counts the instructions of a call with callgrind. Unlike times, they do not depend on the load of the machine.
-//! Callgrind counts user space only, not the kernel.
+//! Counts the instructions of a call with callgrind. Unlike times, they do not depend on the load of the
+//! machine. Callgrind counts user space only, not the kernel.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use crate::measure::{NO_WORSE, PROMPT, a2a_request};
 use crate::report::{Report, Row, Sample};
 use crate::testbed::{Process, Program, Testbed};
 
-/// Calls of the shorter and of the longer run. The difference of the two runs excludes the start and the stop of
-/// the process, and the first calls, which open connections.
+/// Calls of the shorter and of the longer run. The difference of the two runs excludes the start and the
+/// stop of the process, and the first calls, which open connections.
 const FEW: u64 = 500;
 const MANY: u64 = 2_500;
 

@@ -1,5 +1,5 @@
-//! The measurements. The sides of a comparison take turns within one run, because the load of a machine changes
-//! from run to run.
+//! The measurements. The sides of a comparison take turns within one run, because the load of a machine
+//! changes from run to run.
 
 use std::time::Duration;
 
@@ -393,8 +393,8 @@ async fn burst(testbed: &Testbed, plan: &Plan, report: &mut Report) -> anyhow::R
     Ok(())
 }
 
-/// Returns the memory of a process while `count` calls wait at the slow agent, and how many calls succeed after
-/// their release.
+/// Returns the memory of a process while `count` calls wait at the slow agent, and how many calls succeed
+/// after their release.
 async fn send_burst(
     testbed: &Testbed,
     process: &Process,

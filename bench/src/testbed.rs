@@ -37,8 +37,8 @@ impl Process {
         Ok(process)
     }
 
-    /// User and system CPU time of all threads so far. `schedstat` counts nanoseconds, `stat` only hundredths of a
-    /// second.
+    /// User and system CPU time of all threads so far. `schedstat` counts nanoseconds, `stat` only
+    /// hundredths of a second.
     pub fn cpu(&self) -> anyhow::Result<Duration> {
         let mut nanoseconds = 0;
         for thread in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
@@ -78,6 +78,12 @@ impl Process {
     }
 }
 
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 /// The executable to run.
 #[derive(Clone, Copy)]
 pub enum Program {
@@ -85,12 +91,6 @@ pub enum Program {
     Bridge,
     /// The executable to compare with (`--baseline`).
     Baseline,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.stop();
-    }
 }
 
 /// What all measurements share: a NATS server, an agent, and a connection for the callers.

@@ -1,4 +1,5 @@
-//! Parses arbitrary bytes as an agent card and converts the card to v1.0. See `fuzz/Cargo.toml` for how to run it.
+//! Parses arbitrary bytes as an agent card and converts the card to v1.0.
+//! See `fuzz/Cargo.toml` for how to run it.
 #![no_main]
 
 use a2a_bridge::internal::{Card, Interface};

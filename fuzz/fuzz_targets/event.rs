@@ -1,4 +1,5 @@
-//! Decodes arbitrary bytes as the data of a stream event, in the dialects that decode differently. See `fuzz/Cargo.toml` for how to run it.
+//! Decodes arbitrary bytes as the data of a stream event, in the dialects that decode differently.
+//! See `fuzz/Cargo.toml` for how to run it.
 #![no_main]
 
 use a2a_bridge::internal::Dialect;

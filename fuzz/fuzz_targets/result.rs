@@ -1,4 +1,5 @@
-//! Decodes arbitrary bytes as the answer to a call, in the dialects that decode differently. See `fuzz/Cargo.toml` for how to run it.
+//! Decodes arbitrary bytes as the answer to a call, in the dialects that decode differently.
+//! See `fuzz/Cargo.toml` for how to run it.
 #![no_main]
 
 use a2a_bridge::internal::{Dialect, RpcError};
