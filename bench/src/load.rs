@@ -63,17 +63,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Adds the calls of `other`, but not the time that they took.
-    fn add_calls(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         self.latencies.extend(other.latencies);
+        self.elapsed += other.elapsed;
         self.messages += other.messages;
         self.chunks += other.chunks;
-    }
-
-    /// Adds a later run.
-    pub fn add(&mut self, other: Self) {
-        self.elapsed += other.elapsed;
-        self.add_calls(other);
     }
 }
 
@@ -89,8 +83,9 @@ pub async fn call(
     let callers = (0..in_flight).map(|_| call_in_sequence(client, target, &next, start, stop));
     let mut total = Outcome::default();
     for outcome in try_join_all(callers).await? {
-        total.add_calls(outcome);
+        total.add(outcome);
     }
+    // The callers run at the same time.
     total.elapsed = start.elapsed();
     ensure!(!total.latencies.is_empty(), "no call was answered");
     Ok(total)
