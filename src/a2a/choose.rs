@@ -36,7 +36,7 @@ pub struct Chooser {
     plain_http: reqwest::Client,
     keyring: Keyring,
     places: Places,
-    protocol: Option<config::Protocol>,
+    protocol: Option<config::A2aVersion>,
     binding: Option<config::Binding>,
     max_response: u64,
     // Held while probing, so that many calls that fail at once probe once.

@@ -50,14 +50,13 @@ fn is_refusal(kind: ConnectErrorKind) -> bool {
 
 /// Connects, trying for a while; afterwards the client reconnects by itself for ever.
 pub(crate) async fn connect(settings: &config::NatsConfig) -> Result<Client, ConnectError> {
-    let servers: Vec<String> = settings.url.iter().map(|url| config::without_user_info(url)).collect();
+    let servers: Vec<String> = settings.url.iter().map(config::without_user_info).collect();
     let servers = servers.join(", ");
-    let addresses: Vec<&str> = settings.url.iter().map(|url| url.as_str()).collect();
     let give_up = tokio::time::Instant::now() + PATIENCE;
     let mut pause = PAUSE;
     loop {
         let options = options(settings).await?;
-        let source = match options.connect(&addresses).await {
+        let source = match options.connect(&settings.url).await {
             Ok(client) => {
                 tracing::info!(server = %client.server_info().server_name, version = %client.server_info().version, "connected to NATS");
                 return Ok(client);

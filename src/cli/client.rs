@@ -84,7 +84,7 @@ impl Connection {
             )
         })?;
         let settings = self.settings()?;
-        let servers: Vec<_> = settings.url.iter().map(|url| without_user_info(url)).collect();
+        let servers: Vec<_> = settings.url.iter().map(without_user_info).collect();
         let servers = servers.join(", ");
         let (refused, refusals) = watch::channel(None);
         let options = connect::options(&settings).await.map_err(|error| {
@@ -134,7 +134,7 @@ impl Connection {
         };
         Ok(config::NatsConfig {
             agent_protocol: None,
-            url: self.nats.split(',').map(|url| url.trim().to_owned()).collect(),
+            url: self.nats.split(',').map(|url| config::NatsUrl(url.trim().to_owned())).collect(),
             credentials: self.creds.clone(),
             nkey: self.nkey.as_ref().map(seed).transpose()?,
             token: self.token.clone().map(Into::into),

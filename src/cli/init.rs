@@ -200,7 +200,7 @@ mod tests {
         let blank = settings("demo", "http://127.0.0.1:9000", &BLANK);
         let config = config::parse(&blank, "a2a-bridge.yaml", &|_| None).unwrap();
         assert_eq!(config.agents[0].name, "demo");
-        assert_eq!(config.nats.url, ["nats://127.0.0.1:4222"]);
+        assert_eq!(config.nats.url[0].as_ref(), "nats://127.0.0.1:4222");
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! Expansion happens in the tree, after the file was split into keys and values: whatever a variable
 //! holds, it cannot add keys, and it is never parsed as YAML. No message repeats it.
 
-use super::node::{Node, Value};
-use super::problem::Report;
+use super::node::{Node, NodeValue};
+use super::problems::Problems;
 
 /// All variables together; far above any use, and still no danger to memory.
 const MOST_BYTES: usize = 8 << 20;
@@ -20,36 +20,36 @@ pub(super) struct Failure {
 }
 
 /// Expands every value below `node`. Keys stay as they are.
-pub(super) fn expand(node: &mut Node, env: Env<'_>, report: &mut Report<'_>) {
+pub(super) fn expand(node: &mut Node, env: Env<'_>, problems: &mut Problems<'_>) {
     let mut left = MOST_BYTES;
-    expand_node(node, env, report, &mut left);
+    expand_node(node, env, problems, &mut left);
 }
 
-fn expand_node(node: &mut Node, env: Env<'_>, report: &mut Report<'_>, left: &mut usize) {
+fn expand_node(node: &mut Node, env: Env<'_>, problems: &mut Problems<'_>, left: &mut usize) {
     match &mut node.value {
-        Value::Reported => {}
-        Value::List(items) => items.iter_mut().for_each(|item| expand_node(item, env, report, left)),
-        Value::Map(entries) => {
-            entries.iter_mut().for_each(|entry| expand_node(&mut entry.value, env, report, left));
+        NodeValue::Reported => {}
+        NodeValue::List(items) => items.iter_mut().for_each(|item| expand_node(item, env, problems, left)),
+        NodeValue::Map(entries) => {
+            entries.iter_mut().for_each(|entry| expand_node(&mut entry.value, env, problems, left));
         }
-        Value::Scalar(scalar) if !scalar.text.contains('$') => {}
-        Value::Scalar(scalar) => match expand_text(&scalar.text, env) {
+        NodeValue::Scalar(scalar) if !scalar.text.contains('$') => {}
+        NodeValue::Scalar(scalar) => match expand_text(&scalar.text, env) {
             Ok((text, expanded)) if text.len() <= *left => {
                 *left -= text.len();
                 scalar.text = text;
                 scalar.expanded = expanded;
             }
             Ok(_) => {
-                report.add(node.at.start, "the variables of this file hold too much text");
-                node.value = Value::Reported;
+                problems.add(node.at.start, "the variables of this file hold too much text");
+                node.value = NodeValue::Reported;
             }
             Err(failures) => {
                 for failure in failures {
-                    let raw = report.text().get(node.at.clone()).unwrap_or_default();
+                    let raw = problems.text().get(node.at.clone()).unwrap_or_default();
                     let offset = raw.find(&failure.starts).unwrap_or_default();
-                    report.add_with_hint(node.at.start + offset, failure.message, failure.hint);
+                    problems.add_with_hint(node.at.start + offset, failure.message, failure.hint);
                 }
-                node.value = Value::Reported;
+                node.value = NodeValue::Reported;
             }
         },
     }

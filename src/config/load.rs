@@ -11,9 +11,10 @@ use std::path::Path;
 use serde_yaml::granit_parser::{Event, Options, Parser, ScalarStyle, ScanError, Span, options};
 
 use super::expand::{Env, expand};
-use super::node::{Entry, Node, Scalar, Value, settle};
-use super::problem::Report;
-use super::{Config, ConfigError, mask, read, schema};
+use super::node::{KeyValue, Node, NodeValue, Scalar, settle};
+use super::problems::Problems;
+use super::setting::{Scope, Setting as _};
+use super::{Config, ConfigError, mask, settings};
 
 const MOST_BYTES: usize = 1 << 20;
 const MOST_NODES: usize = 100_000;
@@ -23,7 +24,7 @@ const DEEPEST: usize = 64;
 
 /// Reads and checks a settings file, with the variables of this process.
 ///
-/// Relative paths in the file are relative to its folder; in the result they are absolute.
+/// Relative paths in the file are relative to its directory; in the result they are absolute.
 ///
 /// # Errors
 ///
@@ -35,26 +36,26 @@ pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let name = path.display().to_string();
     let env = |name: &str| std::env::var(name).ok();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let folder = std::path::absolute(folder).map_err(unreadable)?;
-    let parse = |text: &str| parse_in(Some(&folder), text, &name, &env);
+    let directory =
+        path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = std::path::absolute(directory).map_err(unreadable)?;
+    let parse = |text: &str| parse_in(Some(&directory), text, &name, &env);
     let mut config = match str::from_utf8(&bytes) {
         Ok(text) => parse(text)?,
         // A file cut at the limit may end inside a letter; it is too long either way.
         Err(_) if bytes.len() > MOST_BYTES => parse(&String::from_utf8_lossy(&bytes))?,
         Err(error) => return Err(not_text(&bytes, error.valid_up_to(), &name)),
     };
-    config.resolve_paths(&folder);
     config.file = Some(path.to_owned());
     Ok(config)
 }
 
 fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {
     let text = String::from_utf8_lossy(bytes.get(..valid).unwrap_or_default());
-    let mut report = Report::new(&text);
-    report.cover(vec![report.line_range(valid)]);
-    report.add_with_hint(valid, "this is not UTF-8 text", "save the file in UTF-8");
-    ConfigError::Problems(report.into_problems(file))
+    let mut problems = Problems::new(&text);
+    problems.cover(vec![problems.line_range(valid)]);
+    problems.add_with_hint(valid, "this is not UTF-8 text", "save the file in UTF-8");
+    ConfigError::Problems(problems.into_problems(file))
 }
 
 /// Checks the text of a settings file. `file` is its name in messages, `env` gives the variables.
@@ -66,45 +67,53 @@ pub fn parse(text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError
     parse_in(None, text, file, env)
 }
 
-/// As [`parse`]; files that the settings name are read if there is a folder where they start.
-fn parse_in(folder: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError> {
+/// As [`parse`]; files that the settings name are read if there is a directory where they start.
+fn parse_in(directory: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut report = Report::new(text).in_folder(folder);
-    let config = tree(text, &mut report).and_then(|mut root| {
-        report.cover(mask::secrets(&root, text, schema::keys()));
-        settle(&mut root, &mut report);
-        expand(&mut root, env, &mut report);
-        read::config(&root, &mut report)
+    let mut problems = Problems::new(text).in_directory(directory);
+    let config = tree(text, &mut problems).and_then(|mut root| {
+        problems.cover(mask::secrets(&root, text, &settings::keys()));
+        settle(&mut root, &mut problems);
+        expand(&mut root, env, &mut problems);
+        config(&root, &mut problems)
     });
     match config {
-        Some(config) if report.is_empty() => Ok(config),
-        _ => Err(ConfigError::Problems(report.into_problems(file))),
+        Some(config) if problems.is_empty() => Ok(config),
+        _ => Err(ConfigError::Problems(problems.into_problems(file))),
     }
 }
 
+fn config(root: &Node, problems: &mut Problems<'_>) -> Option<Config> {
+    if root.is_null() {
+        problems.add_with_hint(root.at.start, "the file is empty", "the minimum is `agents: []`");
+        return None;
+    }
+    Config::read(root, &mut Scope::root(problems))
+}
+
 /// Nothing, if the text is no YAML at all; then that is the only problem.
-fn tree(text: &str, report: &mut Report<'_>) -> Option<Node> {
+fn tree(text: &str, problems: &mut Problems<'_>) -> Option<Node> {
     let mut tree = Tree::default();
     if text.len() > MOST_BYTES {
-        tree.give_up(Stop::new(0, "the file is larger than 1 MiB"), report);
+        tree.give_up(Stop::new(0, "the file is larger than 1 MiB"), problems);
         return None;
     }
     let options: Options = options! { emit_unresolved_aliases: true, emit_comments: false };
     for event in Parser::new_from_str_with_options(text, options) {
         let step = match event {
-            Ok((event, span)) => tree.add(event, &bytes(span), report),
+            Ok((event, span)) => tree.add(event, &bytes(span), problems),
             Err(error) => Err(Stop::syntax(&error, text)),
         };
         if let Err(stop) = step {
-            tree.give_up(stop, report);
+            tree.give_up(stop, problems);
             return None;
         }
     }
     for (at, message) in tree.problems {
-        report.add(at, message);
+        problems.add(at, message);
     }
     let nothing = Scalar { text: String::new(), plain: true, expanded: false };
-    Some(tree.root.unwrap_or(Node { at: 0..0, value: Value::Scalar(nothing) }))
+    Some(tree.root.unwrap_or(Node { at: 0..0, value: NodeValue::Scalar(nothing) }))
 }
 
 fn bytes(span: Span) -> Range<usize> {
@@ -165,11 +174,11 @@ struct Open {
     anchor: usize,
     before: Size,
     key: Option<Node>,
-    value: Value,
+    value: NodeValue,
 }
 
 impl Tree {
-    fn add(&mut self, event: Event<'_>, at: &Range<usize>, report: &Report<'_>) -> Result<(), Stop> {
+    fn add(&mut self, event: Event<'_>, at: &Range<usize>, problems: &Problems<'_>) -> Result<(), Stop> {
         if event.tag().is_some() {
             self.problems.push((at.start, "tags (`!…`) are not supported"));
         }
@@ -186,29 +195,29 @@ impl Tree {
                 let before = self.size;
                 self.size.text += text.len();
                 let text = text.into_owned();
-                let value = Value::Scalar(Scalar { text, plain, expanded: false });
+                let value = NodeValue::Scalar(Scalar { text, plain, expanded: false });
                 self.node(Node { at: at.clone(), value }, anchor, before)
             }
-            Event::SequenceStart(_, anchor, _) => self.open(at.start, anchor, Value::List(Vec::new())),
-            Event::MappingStart(_, anchor, _) => self.open(at.start, anchor, Value::Map(Vec::new())),
+            Event::SequenceStart(_, anchor, _) => self.open(at.start, anchor, NodeValue::List(Vec::new())),
+            Event::MappingStart(_, anchor, _) => self.open(at.start, anchor, NodeValue::Map(Vec::new())),
             Event::SequenceEnd | Event::MappingEnd => {
                 let Some(open) = self.open.pop() else {
                     return Ok(());
                 };
-                let end = trimmed_end(report.text(), open.start, at.end);
+                let end = trimmed_end(problems.text(), open.start, at.end);
                 let node = Node { at: open.start..end, value: open.value };
                 self.node(node, open.anchor, open.before)
             }
             Event::Alias(anchor) => self.alias(anchor, at),
             Event::UnresolvedAlias(_) => {
                 self.problems.push((at.start, "this alias (`*…`) has no anchor (`&…`) before it"));
-                self.node(Node { at: at.clone(), value: Value::Reported }, 0, self.size)
+                self.node(Node { at: at.clone(), value: NodeValue::Reported }, 0, self.size)
             }
             _ => Ok(()),
         }
     }
 
-    fn open(&mut self, start: usize, anchor: usize, value: Value) -> Result<(), Stop> {
+    fn open(&mut self, start: usize, anchor: usize, value: NodeValue) -> Result<(), Stop> {
         if self.open.len() >= DEEPEST {
             return Err(Stop::new(start, "lists and mappings are nested more than 64 deep"));
         }
@@ -219,7 +228,7 @@ impl Tree {
     fn alias(&mut self, anchor: usize, at: &Range<usize>) -> Result<(), Stop> {
         let Some((node, size)) = self.anchors.get(&anchor) else {
             self.problems.push((at.start, "this alias (`*…`) stands inside its own anchor (`&…`)"));
-            return self.node(Node { at: at.clone(), value: Value::Reported }, 0, self.size);
+            return self.node(Node { at: at.clone(), value: NodeValue::Reported }, 0, self.size);
         };
         let before = self.size;
         self.size.nodes += size.nodes;
@@ -252,25 +261,25 @@ impl Tree {
         }
         match self.open.last_mut() {
             None => self.root = Some(node),
-            Some(Open { value: Value::List(items), .. }) => items.push(node),
-            Some(Open { value: Value::Map(entries), key, .. }) => match key.take() {
+            Some(Open { value: NodeValue::List(items), .. }) => items.push(node),
+            Some(Open { value: NodeValue::Map(entries), key, .. }) => match key.take() {
                 None => *key = Some(node),
-                Some(key) => entries.push(Entry { key, value: node }),
+                Some(key) => entries.push(KeyValue { key, value: node }),
             },
-            Some(Open { value: Value::Scalar(_) | Value::Reported, .. }) => {}
+            Some(Open { value: NodeValue::Scalar(_) | NodeValue::Reported, .. }) => {}
         }
         Ok(())
     }
 
     /// Reports the reason; without a tree, what may be shown of the line is decided by its looks.
-    fn give_up(&self, stop: Stop, report: &mut Report<'_>) {
-        let line = report.line_range(stop.at);
-        let shown = report.text().get(line.clone()).unwrap_or_default();
-        let mask = mask::unparsed_line(shown, schema::keys(), &self.open_keys());
-        report.cover(mask.into_iter().map(|mask| line.start + mask.start..line.start + mask.end).collect());
+    fn give_up(&self, stop: Stop, problems: &mut Problems<'_>) {
+        let line = problems.line_range(stop.at);
+        let shown = problems.text().get(line.clone()).unwrap_or_default();
+        let mask = mask::unparsed_line(shown, &settings::keys(), &self.open_keys());
+        problems.cover(mask.into_iter().map(|mask| line.start + mask.start..line.start + mask.end).collect());
         match stop.hint {
-            Some(hint) => report.add_with_hint(stop.at, stop.message, hint),
-            None => report.add(stop.at, stop.message),
+            Some(hint) => problems.add_with_hint(stop.at, stop.message, hint),
+            None => problems.add(stop.at, stop.message),
         }
     }
 

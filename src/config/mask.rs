@@ -7,9 +7,21 @@
 
 use std::ops::Range;
 
-use super::node::{Entry, Node, Value};
+use super::node::{KeyValue, Node, NodeValue};
 
 const SECRET_WORDS: [&str; 7] = ["token", "secret", "pass", "key", "credential", "auth", "bearer"];
+
+/// Whether the value of an environment variable is a secret, by the name of the variable.
+///
+/// Stricter than [`SECRET_WORDS`], because the bridge redacts the value wherever it occurs in output: with
+/// `AUTH_MODE=none`, every "none" would go, and `KEYCLOAK_URL` is no key.
+pub(super) fn names_secret(variable: &str) -> bool {
+    let name = variable.to_ascii_lowercase();
+    let is_key = |word: &str| word.ends_with("key") || word.ends_with("keys");
+    ["token", "secret", "password", "credential"].iter().any(|word| name.contains(word))
+        || name.split(|c: char| !c.is_alphanumeric()).any(is_key)
+}
+
 /// Below these, keys are the user's own.
 const FREE: [&str; 2] = ["card", "rename"];
 
@@ -23,7 +35,7 @@ enum Holds {
     Secrets,
 }
 
-fn holds(key: &str, parent: &str, known: &[String]) -> Holds {
+fn holds(key: &str, parent: &str, known: &[&str]) -> Holds {
     let letters = letters(key);
     if (parent, key) == ("tls", "key") || (parent, key) == ("nats", "credentials") {
         // Paths, which help more than they harm.
@@ -32,7 +44,7 @@ fn holds(key: &str, parent: &str, known: &[String]) -> Holds {
         Holds::Secret
     } else if letters == "env" || letters.contains("header") {
         Holds::Secrets
-    } else if FREE.contains(&parent) || key == "<<" || known.iter().any(|known| known == key) {
+    } else if FREE.contains(&parent) || key == "<<" || known.contains(&key) {
         Holds::Harmless
     } else {
         match nearest(&letters, known) {
@@ -43,10 +55,10 @@ fn holds(key: &str, parent: &str, known: &[String]) -> Holds {
 }
 
 /// The key that was meant, if one is close.
-fn nearest<'k>(letters: &str, known: &'k [String]) -> Option<&'k str> {
-    let likeness = |name: &&String| strsim::jaro_winkler(name, letters);
+fn nearest<'k>(letters: &str, known: &[&'k str]) -> Option<&'k str> {
+    let likeness = |name: &&str| strsim::jaro_winkler(name, letters);
     let best = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
-    (likeness(&best) > 0.84).then_some(best)
+    (likeness(best) > 0.84).then_some(best)
 }
 
 /// A key without the marks that a slip of the finger brings in; cut, as comparing takes its time.
@@ -56,23 +68,23 @@ fn letters(key: &str) -> String {
 }
 
 /// The bytes of `text` that hold secrets, in no order. `known` are the keys of the settings.
-pub(super) fn secrets(node: &Node, text: &str, known: &[String]) -> Vec<Range<usize>> {
+pub(super) fn secrets(node: &Node, text: &str, known: &[&str]) -> Vec<Range<usize>> {
     let mut masks = passwords_in_urls(text);
     masks.extend(comments(text));
     walk(node, "", text, known, &mut masks);
     masks
 }
 
-fn walk(node: &Node, parent: &str, text: &str, known: &[String], masks: &mut Vec<Range<usize>>) {
+fn walk(node: &Node, parent: &str, text: &str, known: &[&str], masks: &mut Vec<Range<usize>>) {
     match &node.value {
-        Value::Reported => {}
+        NodeValue::Reported => {}
         // A slip has made a text of settings, and these may be secrets.
-        Value::Scalar(_) if parent.is_empty() || swallows_settings(node, text) => cover(node, masks),
-        Value::Scalar(_) => masks.extend(user_info(node, parent, text)),
-        Value::List(items) => items.iter().for_each(|item| walk(item, parent, text, known, masks)),
+        NodeValue::Scalar(_) if parent.is_empty() || swallows_settings(node, text) => cover(node, masks),
+        NodeValue::Scalar(_) => masks.extend(user_info(node, parent, text)),
+        NodeValue::List(items) => items.iter().for_each(|item| walk(item, parent, text, known, masks)),
         // A blank after a colon has made a mapping of an address, and of its password a value.
-        Value::Map(_) if parent.ends_with("url") => cover(node, masks),
-        Value::Map(entries) => {
+        NodeValue::Map(_) if parent.ends_with("url") => cover(node, masks),
+        NodeValue::Map(entries) => {
             for entry in entries {
                 // A mapping or list as a key is no setting at all; nobody knows what is in it.
                 let Some(key) = entry.key.text() else {
@@ -86,7 +98,7 @@ fn walk(node: &Node, parent: &str, text: &str, known: &[String], masks: &mut Vec
                         walk(&entry.value, parent, text, known, masks);
                     }
                     (Holds::Harmless, _) => walk(&entry.value, key, text, known, masks),
-                    (Holds::Secrets, Value::Map(inner)) => inner.iter().for_each(|entry| {
+                    (Holds::Secrets, NodeValue::Map(inner)) => inner.iter().for_each(|entry| {
                         cover_bare(entry, text, masks);
                         cover_entry(entry, text, masks);
                     }),
@@ -105,7 +117,7 @@ fn swallows_settings(node: &Node, text: &str) -> bool {
 
 /// A key with no colon after it: in `{password: a,b}` the `b` is a key to YAML and a part of the
 /// password to its owner.
-fn cover_bare(entry: &Entry, text: &str, masks: &mut Vec<Range<usize>>) {
+fn cover_bare(entry: &KeyValue, text: &str, masks: &mut Vec<Range<usize>>) {
     let after = text.get(entry.key.at.end..).unwrap_or_default();
     if entry.value.is_null() && !after.trim_start().starts_with(':') {
         masks.push(entry.key.at.clone());
@@ -114,7 +126,7 @@ fn cover_bare(entry: &Entry, text: &str, masks: &mut Vec<Range<usize>>) {
 
 /// From the colon to the end of the value, with a comment behind it: to its owner, `a #b` is one
 /// password.
-fn cover_entry(entry: &Entry, text: &str, masks: &mut Vec<Range<usize>>) {
+fn cover_entry(entry: &KeyValue, text: &str, masks: &mut Vec<Range<usize>>) {
     cover(&entry.value, masks);
     let end = entry.value.at.end.max(entry.key.at.end);
     let after = text.get(entry.key.at.end..).unwrap_or_default();
@@ -131,9 +143,9 @@ fn cover_entry(entry: &Entry, text: &str, masks: &mut Vec<Range<usize>>) {
 fn cover(node: &Node, masks: &mut Vec<Range<usize>>) {
     masks.push(node.at.clone());
     match &node.value {
-        Value::Scalar(_) | Value::Reported => {}
-        Value::List(items) => items.iter().for_each(|item| cover(item, masks)),
-        Value::Map(entries) => entries.iter().for_each(|entry| {
+        NodeValue::Scalar(_) | NodeValue::Reported => {}
+        NodeValue::List(items) => items.iter().for_each(|item| cover(item, masks)),
+        NodeValue::Map(entries) => entries.iter().for_each(|entry| {
             cover(&entry.key, masks);
             cover(&entry.value, masks);
         }),
@@ -193,7 +205,7 @@ fn user_info(node: &Node, key: &str, text: &str) -> Option<Range<usize>> {
 /// What to cover in a line of a file that is no YAML.
 ///
 /// `known` are the keys of the settings; `open` are the keys whose values were being read.
-pub(super) fn unparsed_line(line: &str, known: &[String], open: &[String]) -> Option<Range<usize>> {
+pub(super) fn unparsed_line(line: &str, known: &[&str], open: &[String]) -> Option<Range<usize>> {
     let content = line.len() - line.trim_start_matches([' ', '\t', '-']).len();
     let all = Some(content..line.len());
     let Some((key, value)) = line.get(content..).and_then(|content| content.split_once(':')) else {
@@ -203,7 +215,7 @@ pub(super) fn unparsed_line(line: &str, known: &[String], open: &[String]) -> Op
     let parent = if key == "credentials" { "nats" } else { "" };
     let secret = |key: &str| holds(key, parent, known) != Holds::Harmless;
     let inside = open.iter().any(|open| open != key && secret(open));
-    if !known.iter().any(|known| known == key) || inside {
+    if !known.contains(&key) || inside {
         return all;
     }
     let lower = value.to_ascii_lowercase();

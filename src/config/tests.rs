@@ -1,13 +1,14 @@
-//! Tests of the settings. `tests/fixtures/config` has files with problems and what is said of them;
-//! `UPDATE_EXPECTED=1` writes the expectations anew.
+//! Tests of the configuration. `tests/fixtures/config` has files with problems and the expected messages;
+//! `UPDATE_EXPECTED=1` writes the messages.
 
 mod agreement;
+mod documents;
 mod hostile;
 mod reading;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::schema::full_yaml;
 use super::*;
 
 const SECRETS: [&str; 4] = ["t0p", "s3cret", "t0ps3cret", "notaport@"];
@@ -54,7 +55,7 @@ fn assert_file(path: &Path, generated: &str, variable: &str) {
     let name = path.strip_prefix(root()).unwrap_or(path).display();
     assert!(
         committed == generated,
-        "{name} is out of date; `{variable}=1 cargo test --lib config` writes it anew.\n\n{generated}"
+        "{name} is out of date; `{variable}=1 cargo test --lib config` updates it.\n\n{generated}"
     );
 }
 
@@ -80,53 +81,6 @@ fn every_broken_file_gets_its_messages_and_no_secret_is_in_them() {
         }
         assert_file(&file.with_extension("expected"), &shown, "UPDATE_EXPECTED");
     }
-}
-
-#[test]
-fn full_yaml_is_what_the_doc_comments_say() {
-    assert_file(&root().join("config/full.yaml"), &full_yaml(), "UPDATE_FULL_YAML");
-}
-
-#[test]
-fn full_yaml_says_the_defaults_that_hold_without_it() {
-    let full = parsed(&full_yaml());
-    let least = parsed("agents: [{ name: weather, url: 'http://127.0.0.1:9000' }]");
-    assert_eq!(format!("{full:#?}"), format!("{least:#?}"));
-}
-
-#[test]
-fn the_examples_behind_a_hash_in_full_yaml_work_as_well() {
-    let text = full_yaml();
-    let one_of: [&str; 3] = ["credentials:", "nkey:", "token:"];
-    let lines = text.lines().map(|line| {
-        let indent = line.len() - line.trim_start().len();
-        let content = line.trim_start();
-        // Explanations start with a capital letter or a second `#`, examples with a key.
-        let example = content.strip_prefix("# ").filter(|rest| {
-            let word = rest.trim_start();
-            word.split_once(':')
-                .is_some_and(|(key, _)| key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'))
-                && !one_of.iter().any(|key| word.starts_with(key))
-        });
-        match example {
-            Some(example) => format!("{}{example}\n", " ".repeat(indent)),
-            None => format!("{line}\n"),
-        }
-    });
-    let text: String = lines.collect();
-    let config = parse(&text, "full.yaml", &|name| Some(name.to_owned()))
-        .unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let agent = &config.agents[0];
-    assert!(agent.command.is_some() && agent.bearer_token.is_some() && agent.card.is_some());
-    let tls = config.nats.tls.unwrap();
-    assert!(tls.ca.is_some() && tls.cert.is_some() && tls.key.is_some());
-    assert!(config.nats.user.is_some() && config.nats.password.is_some());
-}
-
-#[test]
-fn the_schema_that_editors_read_is_the_one_of_the_settings() {
-    let text = format!("{}\n", serde_json::to_string_pretty(&schema()).unwrap());
-    assert_file(&root().join("config/schema.json"), &text, "UPDATE_FULL_YAML");
 }
 
 #[test]

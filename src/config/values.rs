@@ -3,14 +3,16 @@
 //! Nothing here knows of files or positions. An error says what was expected and never repeats the
 //! text, which may be a secret or come from the environment.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use url::Url;
 
-use super::{Binding, Protocol};
+use super::kinds::{A2aVersion, Binding};
 
-const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// The longest duration that a setting may have.
+pub(super) const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Reads `30s`, `500ms`, `2m`, `1h30m`, `1d`, or a plain number of seconds (`30`, `1.5`).
 ///
@@ -174,12 +176,12 @@ pub(super) fn host(text: &str) -> Result<String, String> {
     }
 }
 
-pub(super) fn protocol(text: &str) -> Result<Protocol, String> {
+pub(super) fn a2a_version(text: &str) -> Result<A2aVersion, String> {
     match text {
-        "0.1" => Ok(Protocol::V01),
-        "0.2" => Ok(Protocol::V02),
-        "0.3" => Ok(Protocol::V03),
-        "1.0" | "1" => Ok(Protocol::V1),
+        "0.1" => Ok(A2aVersion::V01),
+        "0.2" => Ok(A2aVersion::V02),
+        "0.3" => Ok(A2aVersion::V03),
+        "1.0" | "1" => Ok(A2aVersion::V1),
         _ => Err("expected `0.1`, `0.2`, `0.3` or `1.0`".into()),
     }
 }
@@ -297,7 +299,20 @@ pub(super) fn header_value(text: &str) -> Result<String, String> {
     }
 }
 
-/// Why a header cannot be set, if it cannot.
+pub(super) fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected an address with a port, such as `127.0.0.1:9464`".into())
+}
+
+pub(super) fn user_name(text: &str) -> Result<String, String> {
+    // RFC 7617, section 2: the colon separates user name and password.
+    if text.contains(':') { Err("a user name has no colon here".into()) } else { filled(text) }
+}
+
+pub(super) fn api_key_name(text: &str) -> Result<String, String> {
+    header_name(text).map(|()| text.to_owned()).map_err(|reason| format!("this name {reason}"))
+}
+
+/// Says why a header cannot be set, if it cannot.
 pub(super) fn header_name(name: &str) -> Result<(), &'static str> {
     // RFC 9110 section 5.6.2: what a token is made of; 7.6.1: headers of one connection only.
     const MARKS: &str = "!#$%&'*+-.^_`|~";

@@ -5,7 +5,7 @@ use url::Url;
 use crate::a2a::address::Places;
 use crate::a2a::card::{Card, CardError, Interface, Offer};
 use crate::a2a::dialect::Dialect;
-use crate::config::{Binding, Protocol};
+use crate::config::{A2aVersion, Binding};
 
 /// One wire at one address.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,7 +42,7 @@ pub(super) struct Plan {
 pub(super) fn plan(
     card: &Card,
     places: &Places,
-    protocol: Option<Protocol>,
+    protocol: Option<A2aVersion>,
     binding: Option<Binding>,
 ) -> Result<Plan, CardError> {
     let is_wanted = |dialect: Dialect| {
@@ -105,13 +105,13 @@ fn add(list: &mut Vec<Candidate>, candidate: Candidate) {
     }
 }
 
-fn speaks(dialect: Dialect, protocol: Protocol) -> bool {
+fn speaks(dialect: Dialect, protocol: A2aVersion) -> bool {
     match protocol {
-        Protocol::V01 => matches!(dialect, Dialect::V01 | Dialect::V01Paths),
+        A2aVersion::V01 => matches!(dialect, Dialect::V01 | Dialect::V01Paths),
         // The same wire, and cards of v0.2 often do not say their version.
-        Protocol::V02 => matches!(dialect, Dialect::V02 | Dialect::V03 | Dialect::V03Ids),
-        Protocol::V03 => matches!(dialect, Dialect::V03 | Dialect::V03Ids | Dialect::V03Rest),
-        Protocol::V1 => matches!(dialect, Dialect::V1 | Dialect::V1Rest),
+        A2aVersion::V02 => matches!(dialect, Dialect::V02 | Dialect::V03 | Dialect::V03Ids),
+        A2aVersion::V03 => matches!(dialect, Dialect::V03 | Dialect::V03Ids | Dialect::V03Rest),
+        A2aVersion::V1 => matches!(dialect, Dialect::V1 | Dialect::V1Rest),
     }
 }
 

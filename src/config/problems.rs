@@ -1,6 +1,6 @@
 //! Problems: collected while reading, shown once, with the line they are about.
 //!
-//! [`Report`] gathers problems by byte position and renders them at the end. What must not be shown
+//! [`Problems`] gathers problems by byte position and renders them at the end. What must not be shown
 //! (see `mask.rs`) is covered with `***` before a line leaves this file.
 
 use std::fmt;
@@ -82,22 +82,22 @@ impl fmt::Display for Listed<'_> {
 }
 
 /// The problems of one file so far.
-pub(super) struct Report<'a> {
+pub(super) struct Problems<'a> {
     text: &'a str,
     line_starts: Vec<usize>,
     masks: Vec<Range<usize>>,
-    found: Vec<Found>,
-    folder: Option<PathBuf>,
+    found: Vec<Finding>,
+    directory: Option<PathBuf>,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Found {
+struct Finding {
     at: usize,
     message: String,
     hint: Option<String>,
 }
 
-impl<'a> Report<'a> {
+impl<'a> Problems<'a> {
     pub(super) fn new(text: &'a str) -> Self {
         let breaks = text.bytes().enumerate().filter(|(at, byte)| match byte {
             b'\n' => true,
@@ -105,16 +105,16 @@ impl<'a> Report<'a> {
             _ => false,
         });
         let line_starts = std::iter::once(0).chain(breaks.map(|(at, _)| at + 1)).collect();
-        Self { text, line_starts, masks: Vec::new(), found: Vec::new(), folder: None }
+        Self { text, line_starts, masks: Vec::new(), found: Vec::new(), directory: None }
     }
 
-    /// The folder of the file, if there is a file: paths in it start there.
-    pub(super) fn folder(&self) -> Option<&Path> {
-        self.folder.as_deref()
+    /// The directory of the file, if there is a file: paths in it start there.
+    pub(super) fn directory(&self) -> Option<&Path> {
+        self.directory.as_deref()
     }
 
-    pub(super) fn in_folder(mut self, folder: Option<&Path>) -> Self {
-        self.folder = folder.map(Path::to_owned);
+    pub(super) fn in_directory(mut self, directory: Option<&Path>) -> Self {
+        self.directory = directory.map(Path::to_owned);
         self
     }
 
@@ -141,11 +141,11 @@ impl<'a> Report<'a> {
     }
 
     pub(super) fn add(&mut self, at: usize, message: impl Into<String>) {
-        self.found.push(Found { at, message: message.into(), hint: None });
+        self.found.push(Finding { at, message: message.into(), hint: None });
     }
 
     pub(super) fn add_with_hint(&mut self, at: usize, message: impl Into<String>, hint: impl Into<String>) {
-        self.found.push(Found { at, message: message.into(), hint: Some(hint.into()) });
+        self.found.push(Finding { at, message: message.into(), hint: Some(hint.into()) });
     }
 
     /// A key as a message may name it: a key inside something secret is not named.
@@ -190,8 +190,8 @@ impl<'a> Report<'a> {
         problems
     }
 
-    fn problem(&self, file: &str, found: Found) -> Problem {
-        let Found { at, message, hint } = found;
+    fn problem(&self, file: &str, found: Finding) -> Problem {
+        let Finding { at, message, hint } = found;
         let range = self.line_range(at);
         let before = self.text.get(range.start..at.min(range.end)).unwrap_or_default();
         let (source_line, caret) = self.shown_line(&range, at);

@@ -1,0 +1,348 @@
+//! The settings of an agent that depend on each other (address and port, command and shell, environment),
+//! and what the rest of the bridge derives from an agent's settings.
+
+use std::fmt;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::str::FromStr as _;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use nix::sys::signal::Signal;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use url::Url;
+use url::form_urlencoded::byte_serialize;
+
+use super::kinds::{AnyText, Restart, Text, read_list, read_text, url_schema};
+use super::mask::names_secret;
+use super::node::{Node, NodeValue};
+use super::rules::Taken;
+use super::setting::{Field, Scope, Setting};
+use super::settings::{AgentConfig, BasicAuth, OAuth2};
+use super::values;
+use crate::secrets::Secrets;
+
+/// Stands for the port in `command`, `env` and `url`.
+const PORT: &str = "{port}";
+/// What `stop_signal` may be. A fixed list, so that the schema is the same on every system. A system that
+/// does not know a signal rejects it when the file is read.
+pub(super) const STOP_SIGNALS: [&str; 31] = [
+    "SIGTERM",
+    "SIGINT",
+    "SIGHUP",
+    "SIGQUIT",
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGILL",
+    "SIGIO",
+    "SIGPIPE",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+const MAX_ENV_FILE: u64 = 1 << 20;
+
+/// The port of a launched agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Port {
+    /// A free one at every start.
+    Auto,
+    Fixed(u16),
+}
+
+pub(super) fn port(text: &str) -> Result<Port, String> {
+    if text == "auto" {
+        return Ok(Port::Auto);
+    }
+    let fixed = text.parse().ok().filter(|port| *port > 0).map(Port::Fixed);
+    fixed.ok_or_else(|| "expected `auto` or a port from 1 to 65535".into())
+}
+
+pub(super) fn signal(text: &str) -> Result<Signal, String> {
+    let name = text.to_ascii_uppercase();
+    let name = if name.starts_with("SIG") { name } else { format!("SIG{name}") };
+    let known = STOP_SIGNALS.contains(&name.as_str()).then(|| Signal::from_str(&name).ok()).flatten();
+    known.ok_or_else(|| "expected the name of a signal, such as `SIGTERM` or `SIGINT`".into())
+}
+
+/// The URL of an agent. Port 0 stands for a port that is not known yet.
+pub(crate) enum AgentUrl {}
+
+impl AgentUrl {
+    pub(super) fn parse(text: &str, port: Option<Port>) -> Result<Url, String> {
+        let number = match port {
+            Some(Port::Fixed(port)) => port,
+            Some(Port::Auto) => 0,
+            None if text.contains(PORT) => {
+                return Err("`{port}` in a URL needs the setting `port`: add it, or write a number".into());
+            }
+            None => return values::agent_url(text),
+        };
+        let mut url = values::agent_url(&text.replace(PORT, &number.to_string()))?;
+        if !text.contains(PORT) && url.port().is_some_and(|given| given != number) {
+            return Err(
+                "this URL and the setting `port` differ: write `{port}` as the port of the URL".into()
+            );
+        }
+        // Always possible for http and https.
+        let _ = url.set_port(Some(number));
+        Ok(url)
+    }
+
+    pub(super) fn port(scope: &Scope<'_, '_>) -> Option<Port> {
+        port(scope.text("port")?).ok()
+    }
+}
+
+impl Setting for AgentUrl {
+    type Value = Url;
+    const TYPE: &'static str = "a URL";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Url> {
+        let port = Self::port(scope);
+        read_text(node, scope, Self::TYPE, |text| Self::parse(text, port))
+    }
+
+    fn schema() -> Value {
+        url_schema()
+    }
+}
+
+/// The words of a command: a list, a line to split like a shell does, or with `shell` the whole line.
+pub(crate) enum CommandLine {}
+
+impl Setting for CommandLine {
+    type Value = Vec<String>;
+    const TYPE: &'static str = "text or a list of text";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<String>> {
+        let is_shell = scope.text("shell") == Some("true");
+        if matches!(node.value, NodeValue::List(_)) {
+            if is_shell {
+                scope.problems.add(node.at.start, "with `shell: true` the command is one line, not a list");
+            }
+            let words = Vec::<AnyText>::read(node, scope)?;
+            return values::command(words).map_err(|message| scope.problems.add(node.at.start, message)).ok();
+        }
+        if is_shell {
+            return read_text(node, scope, Self::TYPE, values::filled).map(|line| vec![line]);
+        }
+        read_text(node, scope, Self::TYPE, values::command_line)
+    }
+
+    fn schema() -> Value {
+        json!({
+            "type": ["string", "array", "number", "boolean"], "pattern": r"\S",
+            "minItems": 1, "prefixItems": [Text::schema()], "items": AnyText::schema(),
+        })
+    }
+}
+
+/// A file with environment variables, read together with the settings.
+pub(crate) enum EnvFile {}
+
+impl Setting for EnvFile {
+    type Value = Vec<(String, SecretString)>;
+    const TYPE: &'static str = "a path";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
+        let path = PathBuf::read(node, scope)?;
+        // Settings that do not come from a file have no directory for the path to start at.
+        if scope.problems.directory().is_none() {
+            return Some(Vec::new());
+        }
+        let report = |message| scope.problems.add(node.at.start, format!("{}: {message}", path.display()));
+        read_env_file(&path).map_err(report).ok()
+    }
+
+    fn schema() -> Value {
+        PathBuf::schema()
+    }
+}
+
+/// Reads `NAME=value` lines. Empty lines and lines with `#` are left out; a value may be in quotes.
+fn read_env_file(path: &Path) -> Result<Vec<(String, SecretString)>, String> {
+    let mut text = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_ENV_FILE).read_to_string(&mut text))
+        .map_err(|error| format!("cannot read this file: {error}"))?;
+    let mut variables = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let assignment = line.strip_prefix("export ").unwrap_or(line);
+        let (name, value) = assignment
+            .split_once('=')
+            .map(|(name, value)| (name.trim(), value.trim()))
+            .filter(|(name, value)| values::is_env_name(name) && !value.contains('\0'))
+            .ok_or_else(|| format!("line {} is not `NAME=value`", index + 1))?;
+        let quoted = |quote| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
+        let value = quoted('"').or_else(|| quoted('\'')).unwrap_or(value);
+        variables.push((name.to_owned(), SecretString::from(value)));
+    }
+    Ok(variables)
+}
+
+/// The agents: names and ports must not occur twice.
+pub(crate) enum Agents {}
+
+impl Setting for Agents {
+    type Value = Vec<AgentConfig>;
+    const TYPE: &'static str = "a list of mappings";
+    const FIELDS: Option<fn() -> Vec<Field>> = AgentConfig::FIELDS;
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<AgentConfig>> {
+        let mut taken = Taken::default();
+        read_list(node, scope, |item, scope| {
+            let agent = AgentConfig::read(item, scope);
+            taken.add(item, scope);
+            Some(agent?.complete(item))
+        })
+    }
+
+    fn schema() -> Value {
+        Vec::<AgentConfig>::schema()
+    }
+}
+
+/// A hash of an agent's settings. It covers the secrets but does not reveal them.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SettingsDigest([u8; 32]);
+
+impl fmt::Debug for SettingsDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SettingsDigest")
+    }
+}
+
+impl SettingsDigest {
+    fn of(node: &Node, variables: &[(String, SecretString)]) -> Self {
+        let mut hash = Sha256::new();
+        hash_node(node, &mut hash);
+        for (name, value) in variables {
+            for text in [name, value.expose_secret()] {
+                hash.update(text);
+                hash.update([0]);
+            }
+        }
+        Self(hash.finalize().into())
+    }
+}
+
+fn hash_node(node: &Node, hash: &mut Sha256) {
+    match &node.value {
+        NodeValue::Reported => {}
+        NodeValue::Scalar(scalar) => {
+            hash.update(scalar.text.len().to_le_bytes());
+            hash.update(&scalar.text);
+            hash.update([u8::from(scalar.plain)]);
+        }
+        NodeValue::List(items) => {
+            hash.update(b"[");
+            items.iter().for_each(|item| hash_node(item, hash));
+            hash.update(b"]");
+        }
+        NodeValue::Map(entries) => {
+            hash.update(b"{");
+            for entry in entries {
+                hash_node(&entry.key, hash);
+                hash_node(&entry.value, hash);
+            }
+            hash.update(b"}");
+        }
+    }
+}
+
+impl AgentConfig {
+    /// Fills in what follows from several settings together.
+    fn complete(mut self, node: &Node) -> Self {
+        let variables = self.env_file.take().unwrap_or_default();
+        self.digest = SettingsDigest::of(node, &variables);
+        for (name, value) in variables {
+            self.env.entry(name).or_insert(value);
+        }
+        if let Some(command) = self.command.as_mut().filter(|_| self.shell) {
+            command.splice(0..0, ["/bin/sh".to_owned(), "-c".to_owned()]);
+        }
+        if !self.restart_on_crash {
+            self.restart = Restart::Never;
+        }
+        self
+    }
+
+    /// The same agent with `{port}` filled in.
+    pub(crate) fn at_port(&self, port: u16) -> Self {
+        let mut agent = self.clone();
+        let number = port.to_string();
+        // Always possible for http and https.
+        let _ = agent.url.set_port(Some(port));
+        for word in agent.command.iter_mut().flatten() {
+            *word = word.replace(PORT, &number);
+        }
+        for value in agent.env.values_mut() {
+            if value.expose_secret().contains(PORT) {
+                *value = SecretString::from(value.expose_secret().replace(PORT, &number));
+            }
+        }
+        agent
+    }
+
+    /// The credentials in the agent's settings, to redact in its output and in errors.
+    pub(crate) fn secrets(&self) -> Secrets {
+        let is_harmless = |name: &str| {
+            let name = name.to_ascii_lowercase();
+            ["accept", "content-", "user-agent", "a2a-"].iter().any(|start| name.starts_with(start))
+        };
+        let headers = self.headers.iter().filter(|(name, _)| !is_harmless(name)).map(|(_, value)| value);
+        // An agent may repeat a token without its scheme.
+        let without_scheme = headers
+            .clone()
+            .filter_map(|value| value.expose_secret().split_once(' '))
+            .map(|(_, value)| SecretString::from(value));
+        let variables = self.env.iter().filter(|(name, _)| names_secret(name));
+        let auth = self.auth.iter().chain(&self.card_auth).flatten();
+        // On the wire, a password is part of an encoded pair.
+        let pair =
+            |user: &str, password: &str| SecretString::from(STANDARD.encode(format!("{user}:{password}")));
+        let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
+        let pairs = auth.clone().filter_map(|auth| match (&auth.basic, &auth.oauth2) {
+            (Some(BasicAuth { user, password }), _) => Some(pair(user, password.expose_secret())),
+            (None, Some(OAuth2 { client_id, client_secret, .. })) => {
+                Some(pair(&encoded(client_id), &encoded(client_secret.expose_secret())))
+            }
+            (None, None) => None,
+        });
+        let auth = auth.flat_map(|auth| {
+            let key = auth.api_key.iter().map(|key| &key.value);
+            let password = auth.basic.iter().map(|basic| &basic.password);
+            let client = auth.oauth2.iter().map(|oauth| &oauth.client_secret);
+            auth.bearer.iter().chain(key).chain(password).chain(client)
+        });
+        let values = headers.chain(variables.map(|(_, value)| value));
+        let values = self.bearer_token.iter().chain(auth).chain(values).cloned();
+        Secrets::new(values.chain(without_scheme).chain(pairs))
+    }
+}

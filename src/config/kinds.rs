@@ -1,0 +1,519 @@
+//! The kinds of values: how each is read, and its JSON schema beside it.
+//!
+//! The schema accepts what `a2a-bridge check` accepts, where one value is enough to tell: a text may look
+//! like a number or a boolean, and words of a fixed set are checked. Only `check` decides what needs more
+//! than a pattern: whether a URL, host or command line is well formed, whether a duration or size in text
+//! is in its range, and rules across keys. A value with a variable passes, as its content is unknown.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use secrecy::SecretString;
+use serde_json::{Value, json};
+use url::Url;
+
+use super::agent::{Port, STOP_SIGNALS, port, signal};
+use super::node::{KeyValue, Node, NodeValue, Scalar};
+use super::setting::{Field, Scope, Setting, merged};
+use super::settings::Auth;
+use super::{rules, values};
+
+/// Declares kinds of settings that are one text.
+///
+/// A line has the kind, its Rust type (the kind itself, if there is none), its name for users, the parser
+/// and the JSON schema.
+macro_rules! text_kinds {
+    (@marker $kind:ident) => {};
+    (@marker $kind:ident $value:ty) => { pub(crate) enum $kind {} };
+    (@value $kind:ident) => { $kind };
+    (@value $kind:ident $value:ty) => { $value };
+    ($($kind:ident $(-> $value:ty)?: $type:literal, $parse:expr, $schema:expr;)*) => {$(
+        text_kinds!(@marker $kind $($value)?);
+
+        impl Setting for $kind {
+            type Value = text_kinds!(@value $kind $($value)?);
+            const TYPE: &'static str = $type;
+
+            fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
+                read_text(node, scope, $type, $parse)
+            }
+
+            fn schema() -> Value {
+                $schema
+            }
+        }
+    )*};
+}
+
+text_kinds! {
+    AnyText -> String: "text", |text| Ok(text.to_owned()), json!({ "type": TEXT });
+    Text -> String: "text", values::filled, text_schema(r"\S");
+    NatsUrls -> Vec<String>: "text", values::nats_urls, text_schema(r"\S");
+    AuthToken -> String: "a token", values::bearer_token, text_schema("^[!-~]+$");
+    AgentName -> String: "a name", values::agent_name,
+        json!({ "type": TEXT, "pattern": r"\S", "maxLength": 256 });
+    UserName -> String: "text", values::user_name, text_schema(r"^[^:]*[^:\s][^:]*$");
+    HeaderName -> String: "a header name", values::api_key_name, text_schema(HEADER_NAME);
+    HeaderValue -> String: "text", values::header_value, text_schema(r"^[ -~\t]*$");
+    EnvValue -> String: "text", values::env_value, json!({ "type": TEXT });
+    SubjectPrefix -> String: "a subject", values::subject_prefix,
+        text_schema(r"^(?=.{1,128}$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$");
+    SubjectPattern -> String: "a subject", values::subject_pattern,
+        text_schema(r"^((\*|[^\s.*>]+)\.)*((\*|[^\s.*>]+)|>)$");
+    OwnerName -> String: "a name", values::owner,
+        strict_schema(&["string", "integer", "boolean"], "^[a-z0-9_-]{1,64}$");
+    HostPort -> String: "a host", values::host, text_schema(r"\S");
+    UrlPath -> String: "a URL path", values::card_path, strict_schema(&["string"], r"^/(?![/\\])\S*$");
+    TokenUrl -> Url: "a URL", values::token_url, url_schema();
+    SocketAddr: "an address with a port", values::socket_address, strict_schema(&["string"], r":\d+$");
+    Count -> usize: "a whole number", values::count,
+        number_schema(json!({ "minimum": 1, "maximum": 100_000 }), r"^\+?0*([1-9]\d{0,4}|100000)$");
+    Size -> u64: "a size", values::response_size, number_schema(
+        json!({ "minimum": 1024, "maximum": 1 << 30 }),
+        &format!(r"^\s*\d+\s*{}?\s*$", any_case(["b", "kb", "kib", "mb", "mib", "gb", "gib"])),
+    );
+    Duration: "a duration", values::parse_duration, duration_schema();
+    Port: "a port", port, number_schema(
+        json!({ "minimum": 1, "maximum": 65535 }),
+        r"^(auto|\+?0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5]))$",
+    );
+    Signal: "a signal", signal, {
+        let names = STOP_SIGNALS.iter().map(|name| name.trim_start_matches("SIG"));
+        words_schema(&STOP_SIGNALS, &format!("^{}?{}$", any_case(["sig"]), any_case(names)))
+    };
+    Binding: "a word", values::binding,
+        words_schema(&["jsonrpc", "rest"], &format!("^{}$", any_case(["jsonrpc", "rest", "http+json"])));
+    A2aVersion: "a version", values::a2a_version, json!({
+        "type": ["string", "number"],
+        "anyOf": [
+            { "enum": ["0.1", "0.2", "0.3", "1.0", "1", 0.1, 0.2, 0.3, 1] },
+            { "type": "string", "pattern": VARIABLE },
+        ],
+    });
+}
+
+/// RFC 9110 section 5.6.2, as in `values::header_name`.
+const HEADER_NAME: &str = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
+const VARIABLE: &str = r"\$\{";
+
+/// YAML needs no quotes around most texts, so a text may look like a number or a boolean.
+const TEXT: [&str; 3] = ["string", "number", "boolean"];
+
+/// Text that matches `pattern` or holds a variable.
+fn text_schema(pattern: &str) -> Value {
+    strict_schema(&TEXT, pattern)
+}
+
+/// As [`text_schema`], of these JSON types.
+fn strict_schema(types: &[&str], pattern: &str) -> Value {
+    json!({ "type": types, "pattern": format!("{pattern}|{VARIABLE}") })
+}
+
+pub(super) fn url_schema() -> Value {
+    strict_schema(&["string"], r"^\s*[hH][tT][tT][pP][sS]?:")
+}
+
+/// A whole number in a range, or text.
+fn number_schema(range: Value, pattern: &str) -> Value {
+    merged(strict_schema(&["integer", "string"], pattern), range)
+}
+
+fn duration_schema() -> Value {
+    let number = r"(\d+\.?\d*|\.\d+)";
+    let pattern = format!(r"^\s*({number}|({number}(ms|s|m|h|d))+)\s*$|{VARIABLE}");
+    let longest = values::LONGEST.as_secs();
+    json!({ "type": ["string", "number"], "exclusiveMinimum": 0, "maximum": longest, "pattern": pattern })
+}
+
+/// One of these words, which editors offer, or a text that matches the pattern.
+fn words_schema(words: &[&str], pattern: &str) -> Value {
+    json!({ "type": "string", "anyOf": [{ "enum": words }, strict_schema(&["string"], pattern)] })
+}
+
+/// A pattern for one of the words in upper or lower case, as patterns in JSON schemas have no flags.
+fn any_case<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let word = |word: &str| {
+        let letter = |c: char| match (c.to_ascii_lowercase(), c.to_ascii_uppercase()) {
+            (lower, upper) if lower != upper => format!("[{lower}{upper}]"),
+            (other, _) if other.is_ascii_alphanumeric() => other.to_string(),
+            (other, _) => format!("[{other}]"),
+        };
+        word.chars().map(letter).collect::<String>()
+    };
+    format!("({})", words.into_iter().map(word).collect::<Vec<_>>().join("|"))
+}
+
+/// Declares enums whose values are words in the file.
+macro_rules! word_kinds {
+    ($(
+        $(#[$attribute:meta])*
+        $vis:vis enum $name:ident { $($(#[$on_variant:meta])* $variant:ident = $word:literal,)* }
+    )*) => {$(
+        $(#[$attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        $vis enum $name { $($(#[$on_variant])* $variant,)* }
+
+        impl $name {
+            const ALL: &[Self] = &[$(Self::$variant),*];
+
+            pub(crate) fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)*
+                }
+            }
+
+            pub(crate) fn parse(text: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|one| one.as_str() == text)
+            }
+
+            fn words() -> Vec<&'static str> {
+                Self::ALL.iter().map(|one| one.as_str()).collect()
+            }
+        }
+
+        impl Setting for $name {
+            type Value = Self;
+            const TYPE: &'static str = "a word";
+
+            fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self> {
+                let expected = || format!("expected one of `{}`", Self::words().join("`, `"));
+                read_text(node, scope, Self::TYPE, |text| Self::parse(text).ok_or_else(expected))
+            }
+
+            fn schema() -> Value {
+                words_schema(&Self::words(), &format!("^({})$", Self::words().join("|")))
+            }
+        }
+    )*};
+}
+
+word_kinds! {
+    /// When the supervisor restarts an agent that exited on its own.
+    pub(crate) enum Restart {
+        Always = "always",
+        OnFailure = "on-failure",
+        Never = "never",
+    }
+
+    /// Where an API key goes.
+    #[derive(Default)]
+    pub enum KeyPlace {
+        #[default]
+        Header = "header",
+        Query = "query",
+        Cookie = "cookie",
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum A2aVersion {
+    V01,
+    V02,
+    V03,
+    V1,
+}
+
+/// How A2A is carried over HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Binding {
+    JsonRpc,
+    /// REST, which A2A calls HTTP+JSON.
+    Rest,
+}
+
+fn scalar<'n>(node: &'n Node, scope: &mut Scope<'_, '_>, expected: &str) -> Option<&'n Scalar> {
+    match &node.value {
+        NodeValue::Scalar(scalar) if !scalar.is_null() => Some(scalar),
+        _ => scope.unexpected(node, expected),
+    }
+}
+
+pub(super) fn read_text<T>(
+    node: &Node,
+    scope: &mut Scope<'_, '_>,
+    expected: &str,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Option<T> {
+    let text = &scalar(node, scope, expected)?.text;
+    parse(text).map_err(|message| scope.problems.add(node.at.start, message)).ok()
+}
+
+/// `true` or `false`: in quotes they are text, unless they came from the environment.
+impl Setting for bool {
+    type Value = Self;
+    const TYPE: &'static str = "`true` or `false`";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self> {
+        let scalar = scalar(node, scope, Self::TYPE)?;
+        let value = scalar.text.parse().ok().filter(|_| scalar.plain || scalar.expanded);
+        if value.is_none() {
+            scope.problems.add(node.at.start, "expected `true` or `false`, without quotes");
+        }
+        value
+    }
+
+    fn schema() -> Value {
+        json!({ "type": ["boolean", "string"], "pattern": VARIABLE })
+    }
+}
+
+/// A relative path starts at the directory of the file.
+impl Setting for PathBuf {
+    type Value = Self;
+    const TYPE: &'static str = "a path";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self> {
+        let path = read_text(node, scope, Self::TYPE, values::path)?;
+        Some(scope.problems.directory().map(|directory| directory.join(&path)).unwrap_or(path))
+    }
+
+    fn schema() -> Value {
+        json!({ "type": TEXT, "minLength": 1 })
+    }
+}
+
+/// Text that does not show in messages and in `Debug` output.
+pub(crate) struct Secret<K>(K);
+
+impl<K: Setting<Value = String>> Setting for Secret<K> {
+    type Value = SecretString;
+    const TYPE: &'static str = K::TYPE;
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<SecretString> {
+        K::read(node, scope).map(SecretString::from)
+    }
+
+    fn schema() -> Value {
+        K::schema()
+    }
+}
+
+/// Reads every item; absent ones (an empty variable) are left out.
+pub(super) fn read_list<T>(
+    node: &Node,
+    scope: &mut Scope<'_, '_>,
+    mut read: impl FnMut(&Node, &mut Scope<'_, '_>) -> Option<T>,
+) -> Option<Vec<T>> {
+    let NodeValue::List(items) = &node.value else {
+        return scope.unexpected(node, "a list");
+    };
+    let given = items.iter().filter(|item| !item.is_absent());
+    Some(given.filter_map(|item| read(item, scope)).collect())
+}
+
+impl<K: Setting> Setting for Vec<K> {
+    type Value = Vec<K::Value>;
+    const TYPE: &'static str = "a list";
+    const FIELDS: Option<fn() -> Vec<Field>> = K::FIELDS;
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
+        read_list(node, scope, K::read)
+    }
+
+    fn schema() -> Value {
+        json!({ "type": "array", "items": K::schema() })
+    }
+}
+
+/// A list that is not empty.
+pub(crate) struct AtLeastOne<K>(K);
+
+impl<K: Setting> Setting for AtLeastOne<K> {
+    type Value = Vec<K::Value>;
+    const TYPE: &'static str = "a list";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
+        if matches!(&node.value, NodeValue::List(items) if items.iter().all(Node::is_absent)) {
+            scope.problems.add(node.at.start, "this list is empty; give at least one item");
+        }
+        Vec::<K>::read(node, scope)
+    }
+
+    fn schema() -> Value {
+        json!({ "type": "array", "minItems": 1, "items": K::schema() })
+    }
+}
+
+/// Reads a mapping whose keys the user chooses; absent values are left out with their keys.
+fn read_names<T>(
+    node: &Node,
+    scope: &mut Scope<'_, '_>,
+    mut read: impl FnMut(&Node, &Node, &mut Scope<'_, '_>) -> Option<T>,
+) -> Option<BTreeMap<String, T>> {
+    let mut names = BTreeMap::new();
+    for KeyValue { key, value } in scope.entries_of(node)?.iter().filter(|entry| !entry.value.is_absent()) {
+        if value.is_null() {
+            let message = format!("{} has no value", scope.problems.name(key));
+            scope.problems.add_with_hint(key.at.start, message, "write `\"\"` for an empty text");
+        } else if let (Some(value), Some(key)) = (read(key, value, scope), key.text()) {
+            names.insert(key.to_owned(), value);
+        }
+    }
+    Some(names)
+}
+
+/// Environment variables.
+pub(crate) enum EnvVars {}
+
+impl Setting for EnvVars {
+    type Value = BTreeMap<String, SecretString>;
+    const TYPE: &'static str = "a mapping of names to text";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
+        read_names(node, scope, |key, value, scope| {
+            if !key.text().is_some_and(values::is_env_name) {
+                scope.problems.add(key.at.start, "expected the name of a variable, without `=`");
+            }
+            Secret::<EnvValue>::read(value, scope)
+        })
+    }
+
+    fn schema() -> Value {
+        json!({
+            "type": "object", "propertyNames": { "pattern": "^[^=]+$" }, "additionalProperties": EnvValue::schema(),
+        })
+    }
+}
+
+/// HTTP headers.
+pub(crate) enum HeaderLines {}
+
+impl Setting for HeaderLines {
+    type Value = BTreeMap<String, SecretString>;
+    const TYPE: &'static str = "a mapping of names to text";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
+        let mut seen = BTreeMap::new();
+        read_names(node, scope, |key, value, scope| {
+            let name = key.text().unwrap_or_default();
+            let shown = scope.problems.name(key);
+            if let Err(reason) = values::header_name(name) {
+                scope.problems.add(key.at.start, format!("{shown} {reason}"));
+            } else if let Some(first) = seen.insert(name.to_ascii_lowercase(), key.at.start) {
+                let first = scope.problems.line(first);
+                scope.problems.add(key.at.start, format!("{shown} is given twice, first on line {first}"));
+            }
+            Secret::<HeaderValue>::read(value, scope)
+        })
+    }
+
+    fn schema() -> Value {
+        json!({
+            "type": "object", "propertyNames": { "pattern": HEADER_NAME }, "additionalProperties": HeaderValue::schema(),
+        })
+    }
+}
+
+/// New names of skills.
+pub(crate) enum Renames {}
+
+impl Setting for Renames {
+    type Value = BTreeMap<String, String>;
+    const TYPE: &'static str = "a mapping of names to names";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
+        let mut seen = BTreeMap::new();
+        read_names(node, scope, |_, value, scope| {
+            let name = Text::read(value, scope)?;
+            rules::rename(&name, value.at.start, &mut seen, scope.problems);
+            Some(name)
+        })
+    }
+
+    fn schema() -> Value {
+        json!({ "type": "object", "additionalProperties": Text::schema() })
+    }
+}
+
+/// A NATS URL; it may hold a password, which `Debug` does not show.
+#[derive(Clone)]
+pub(crate) struct NatsUrl(pub(crate) String);
+
+impl AsRef<str> for NatsUrl {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for NatsUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&without_user_info(self))
+    }
+}
+
+/// A NATS URL to show: user and password are `***`.
+pub(crate) fn without_user_info(url: impl AsRef<str>) -> String {
+    let url = url.as_ref();
+    match url.rsplit_once('@') {
+        None => url.to_owned(),
+        Some((before, host)) => match before.split_once("://") {
+            Some((scheme, _)) => format!("{scheme}://***@{host}"),
+            None => format!("***@{host}"),
+        },
+    }
+}
+
+/// NATS servers: one text with commas between them, or a list.
+pub(crate) enum Servers {}
+
+impl Setting for Servers {
+    type Value = Vec<NatsUrl>;
+    const TYPE: &'static str = "a URL or a list of URLs";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
+        let urls = match &node.value {
+            NodeValue::List(_) => AtLeastOne::<NatsUrls>::read(node, scope)?.concat(),
+            _ => NatsUrls::read(node, scope)?,
+        };
+        Some(urls.into_iter().map(NatsUrl).collect())
+    }
+
+    fn schema() -> Value {
+        let types = ["string", "array", "number", "boolean"];
+        json!({ "type": types, "minItems": 1, "pattern": r"\S", "items": Text::schema() })
+    }
+}
+
+/// Any mapping.
+pub(crate) enum JsonObject {}
+
+impl Setting for JsonObject {
+    type Value = Value;
+    const TYPE: &'static str = "a mapping";
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Value> {
+        scope.entries_of(node)?;
+        node.to_json()
+    }
+
+    fn schema() -> Value {
+        json!({ "type": "object" })
+    }
+}
+
+/// A list of authentication methods, or a single one.
+pub(crate) enum AuthMethods {}
+
+impl Setting for AuthMethods {
+    type Value = Vec<Auth>;
+    const TYPE: &'static str = "a list of mappings, or one mapping";
+    const FIELDS: Option<fn() -> Vec<Field>> = Auth::FIELDS;
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<Auth>> {
+        match &node.value {
+            NodeValue::List(_) => Vec::<Auth>::read(node, scope),
+            _ => Auth::read(node, scope).map(|auth| vec![auth]),
+        }
+    }
+
+    fn schema() -> Value {
+        let is_given =
+            |key: &str| json!({ "required": [key], "properties": { key: { "not": { "type": "null" } } } });
+        let auth = merged(Auth::schema(), json!({ "oneOf": rules::AUTH_METHODS.map(is_given) }));
+        json!({ "type": ["array", "object"], "anyOf": [{ "type": "array", "items": auth }, auth] })
+    }
+}

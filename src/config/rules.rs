@@ -1,0 +1,150 @@
+//! Rules across keys: which settings need or exclude each other, and which must be unique.
+
+use std::collections::BTreeMap;
+
+use url::Host;
+
+use super::agent::AgentUrl;
+use super::node::{KeyValue, Node};
+use super::problems::Problems;
+use super::setting::Scope;
+use super::settings::AgentConfig;
+
+/// The keys of an authentication method, of which exactly one has a value.
+pub(super) const AUTH_METHODS: [&str; 4] = ["bearer", "api_key", "basic", "oauth2"];
+
+pub(super) fn nats(scope: &mut Scope<'_, '_>) {
+    let mut logins: Vec<_> = ["credentials", "nkey", "token", "user"]
+        .into_iter()
+        .filter_map(|key| scope.position(key).map(|at| (at, key)))
+        .collect();
+    logins.sort_unstable();
+    if let [(_, first), others @ ..] = logins.as_slice() {
+        for (at, key) in others {
+            scope
+                .problems
+                .add(*at, format!("`{key}` and `{first}` exclude each other; keep one way to log in"));
+        }
+    }
+    needs(scope, "password", "user");
+}
+
+pub(super) fn tls(scope: &mut Scope<'_, '_>) {
+    needs(scope, "cert", "key");
+    needs(scope, "key", "cert");
+}
+
+pub(super) fn auth(scope: &mut Scope<'_, '_>) {
+    let given: Vec<_> = AUTH_METHODS.into_iter().filter_map(|key| scope.position(key)).collect();
+    match given.as_slice() {
+        [] => scope.problems.add(scope.start, "expected one of `bearer`, `api_key`, `basic` and `oauth2`"),
+        [_] => {}
+        [_, second, ..] => scope.problems.add_with_hint(
+            *second,
+            "an entry has only one authentication method",
+            "start a new entry of the list with `-`",
+        ),
+    }
+}
+
+pub(super) fn agent(scope: &mut Scope<'_, '_>) {
+    for key in ["working_dir", "env_file", "port"] {
+        needs(scope, key, "command");
+    }
+    if scope.entries("env").iter().any(|entry| !entry.value.is_absent()) {
+        needs(scope, "env", "command");
+    }
+    let is_authorization =
+        |entry: &KeyValue| entry.key.text().is_some_and(|name| name.eq_ignore_ascii_case("authorization"));
+    if let Some(at) = scope.position("bearer_token")
+        && scope.entries("headers").iter().any(is_authorization)
+    {
+        scope
+            .problems
+            .add(at, "`bearer_token` and the header `Authorization` exclude each other; remove one");
+    }
+    if let Some(at) = scope.position("restart")
+        && matches!(scope.text("restart"), Some("always" | "on-failure"))
+        && scope.text("restart_on_crash") == Some("false")
+    {
+        scope.problems.add(at, "`restart` contradicts `restart_on_crash: false`; remove `restart_on_crash`");
+    }
+}
+
+fn needs(scope: &mut Scope<'_, '_>, key: &str, other: &str) {
+    if let (Some(at), None) = (scope.position(key), scope.position(other)) {
+        scope.problems.add(at, format!("`{key}` needs `{other}`"));
+    }
+}
+
+/// What only one agent can have, and where it occurred first.
+#[derive(Default)]
+pub(super) struct Taken {
+    names: BTreeMap<String, usize>,
+    addresses: BTreeMap<(String, u16), usize>,
+}
+
+impl Taken {
+    /// Reports the name of an agent, or the port of a launched one, if another agent has it already.
+    pub(super) fn add(&mut self, agent: &Node, scope: &mut Scope<'_, '_>) {
+        let Some(scope) = scope.enter(agent, AgentConfig::NAMES) else {
+            return;
+        };
+        // What an alias or a merge key brings is written elsewhere; then the agent itself is the place.
+        let start = agent.at.start;
+        if let Some(name) = scope.value("name").filter(|name| name.text().is_some()) {
+            let what = ("two agents have the same name", "give each agent a name of its own");
+            once(
+                &mut self.names,
+                name.text().unwrap_or_default().to_owned(),
+                name.at.start.max(start),
+                what,
+                scope.problems,
+            );
+        }
+        let port = AgentUrl::port(&scope);
+        let url = scope.text("url").filter(|_| scope.value("command").is_some());
+        let Some(Ok(url)) = url.map(|url| AgentUrl::parse(url, port)) else {
+            return;
+        };
+        let host = match url.host() {
+            Some(Host::Domain("localhost")) => "127.0.0.1".to_owned(),
+            Some(Host::Ipv6(address)) if address.is_loopback() => "127.0.0.1".to_owned(),
+            host => host.map(|host| host.to_string()).unwrap_or_default(),
+        };
+        // Port 0 is a free one at every start.
+        if let Some(port) = url.port_or_known_default().filter(|port| *port > 0) {
+            let at = scope.position("port").or_else(|| scope.position("url")).unwrap_or_default();
+            let what =
+                ("two launched agents have the same port", "give each a port of its own, or `port: auto`");
+            once(&mut self.addresses, (host, port), at.max(start), what, scope.problems);
+        }
+    }
+}
+
+/// Two skills of one agent cannot be one action.
+pub(super) fn rename(
+    name: &str,
+    at: usize,
+    names: &mut BTreeMap<String, usize>,
+    problems: &mut Problems<'_>,
+) {
+    let what = ("two skills get the same name", "the bridge can publish only one of them");
+    once(names, name.to_owned(), at, what, problems);
+}
+
+/// Reports a value that occurs a second time, with a hint.
+fn once<K: Ord>(
+    seen: &mut BTreeMap<K, usize>,
+    key: K,
+    at: usize,
+    (what, hint): (&str, &str),
+    problems: &mut Problems<'_>,
+) {
+    if let Some(first) = seen.get(&key) {
+        let (first, second) = (problems.line(*first), problems.line(at));
+        problems.add_with_hint(at, format!("{what}, on lines {first} and {second}"), hint);
+    } else {
+        seen.insert(key, at);
+    }
+}

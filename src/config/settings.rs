@@ -1,0 +1,299 @@
+//! Every setting, declared once: key, other names, kind, default, example, and the text that users read.
+//!
+//! To add a setting, add it here. [`settings!`] makes the struct, the reader and the JSON schema of it;
+//! `config/full.yaml`, `config/schema.json` and the settings reference of the manual follow
+//! (`UPDATE_SETTINGS=1 cargo test --lib config`).
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use super::agent::{AgentUrl, Agents, CommandLine, EnvFile, Port, SettingsDigest};
+use super::kinds::{
+    A2aVersion, AgentName, AnyText, AtLeastOne, AuthMethods, AuthToken, Binding, Count, EnvVars, HeaderLines,
+    HeaderName, HeaderValue, HostPort, JsonObject, KeyPlace, OwnerName, Renames, Restart, Secret, Servers,
+    Size, SubjectPattern, SubjectPrefix, Text, TokenUrl, UrlPath, UserName,
+};
+use super::node::Node;
+use super::rules;
+use super::setting::{Field, Scope, Setting, joined, merged, object_schema, settings};
+
+settings! {
+    /// Configuration of one bridge.
+    pub struct Config {
+        nats: NatsConfig, default {};
+        /// Agents to bridge; `[]` for none yet.
+        agents: Agents;
+        /// Grace period for calls in flight after SIGTERM or Ctrl-C.
+        shutdown_grace: Duration, default "8s";
+        metrics: Option<MetricsConfig>;
+        + file: Option<PathBuf>;
+    }
+
+    /// HTTP endpoint with metrics for Prometheus and with the health checks `/healthz` and `/readyz`.
+    pub(crate) struct MetricsConfig {
+        /// Address and port to listen on.
+        listen: SocketAddr, example "127.0.0.1:9464";
+    }
+
+    /// Connection to NATS, and the subjects that the bridge uses there.
+    pub(crate) struct NatsConfig, check rules::nats {
+        /// NATS server. For several servers of one cluster, write a list, or put commas between them.
+        url: Servers, default "nats://127.0.0.1:4222";
+        /// Log in with a `.creds` file (JWT and nkey seed). The path is relative to the directory of this file.
+        credentials: Option<PathBuf>, example "bridge.creds";
+        /// Log in with an nkey seed.
+        nkey: Option<Secret<AuthToken>>, example "${NATS_NKEY_SEED}";
+        /// Log in with a token.
+        token: Option<Secret<Text>>, example "${NATS_TOKEN}";
+        /// Log in with this user name and `password`.
+        user: Option<Text>, example "bridge";
+        /// Password of `user`.
+        password: Option<Secret<AnyText>>, example "${NATS_PASSWORD}";
+        tls: Option<TlsFiles>;
+        /// Prefix of every subject of the bridge: tokens of letters, digits, `_` and `-`, with dots between them.
+        subject_prefix: SubjectPrefix, default "a2a";
+        /// Reply subjects to which the bridge sends replies; `*` matches one token, `>` all tokens that follow.
+        reply_prefixes: AtLeastOne<SubjectPattern>, default ["_INBOX.>", "_R_.>"];
+        agent_protocol: Option<AgentProtocolConfig>;
+    }
+
+    /// TLS with certificates of your own. Paths are relative to the directory of this file.
+    pub(crate) struct TlsFiles, check rules::tls {
+        /// PEM file with the certificate authorities to trust instead of the system's.
+        ca: Option<PathBuf>, example "tls/ca.pem";
+        /// PEM file with the client certificate; needs `key`.
+        cert: Option<PathBuf>, example "tls/client.pem";
+        /// PEM file with the private key of the client certificate; needs `cert`.
+        key: Option<PathBuf>, example "tls/client.key";
+        /// Refuse connections without TLS.
+        required: bool, default false;
+    }
+
+    /// Offer the agents to clients of the Synadia Agent Protocol for NATS, too.
+    pub(crate) struct AgentProtocolConfig {
+        /// Owner of the agents, as those clients see it: lower-case letters, digits, `_` and `-`.
+        owner: OwnerName, example "acme";
+    }
+
+    /// One agent.
+    pub struct AgentConfig, check rules::agent {
+        /// Name of the agent on the mesh, unique in this file.
+        name | agent_name: AgentName, example "weather";
+        /// Base URL of the agent: scheme, host, port, and the path above its card, if there is one. `{port}`
+        /// stands for `port`.
+        url | a2a_server_url: AgentUrl, example "http://127.0.0.1:9000";
+        /// Program and arguments that start the agent, as one line or as a list. The bridge runs them without
+        /// a shell unless `shell` is true. Without `command`, the bridge attaches to an agent that is already
+        /// running.
+        command | a2a_server_command: Option<CommandLine>, example "python -m weather_agent --port 9000";
+        /// Pass `command`, which must be one line, to `/bin/sh -c`.
+        shell: bool, default false;
+        /// Port of a launched agent; `auto` picks a free port at every start. It replaces `{port}` in `command`,
+        /// `env` and `url`.
+        port: Option<Port>, example 9000;
+        /// Send requests to a launched agent only if the port of `url` was free before the start, and one of the
+        /// agent's own processes listens on it afterwards. Set it to false if another process listens for the
+        /// agent, as with `docker run -p`.
+        verify_port: bool, default true;
+        /// Working directory of `command`, relative to the directory of this file.
+        working_dir: Option<PathBuf>, example "agents/weather";
+        /// Environment variables of `command`. From the environment of the bridge, it inherits only PATH, HOME,
+        /// USER, LANG, LC_*, TZ and TMPDIR.
+        env: EnvVars, default {};
+        /// File with more environment variables of `command`, one `NAME=value` per line; `env` takes precedence.
+        /// The path is relative to the directory of this file.
+        env_file: Option<EnvFile>, example "weather.env";
+        /// Time limit for a launched agent to serve its card.
+        startup_timeout | a2a_server_startup_timeout: Duration, default "30s";
+        startup: Startup, default {};
+        readiness: Readiness, default {};
+        liveness: Liveness, default {};
+        /// When to restart a launched agent that exits on its own: `always`, `on-failure` (unless it exits with
+        /// code 0) or `never`. The back-off starts at 1 s and doubles up to 60 s.
+        restart: Restart, default "on-failure";
+        /// `false` means the same as `restart: never`.
+        restart_on_crash | a2a_server_restart_on_crash: bool, default true;
+        /// Number of restarts within `restart_window` after which the agent counts as failed; the bridge does
+        /// not restart it again.
+        max_restarts: Count, default 15;
+        /// Period over which `max_restarts` counts.
+        restart_window: Duration, default "15m";
+        /// Time that an agent must stay ready until the back-off starts at 1 s again.
+        stable_after: Duration, default "60s";
+        /// Signal that asks a launched agent to exit; all its processes receive it.
+        stop_signal: Signal, default "SIGTERM";
+        /// Grace period for a launched agent to exit before it receives SIGKILL.
+        stop_grace: Duration, default "10s";
+        /// Token to send as `Authorization: Bearer …`, only to the origin of `url` and to `allowed_hosts`.
+        bearer_token | a2a_bearer_token: Option<Secret<AuthToken>>, example "${WEATHER_TOKEN}";
+        /// Other authentication methods, from which the card chooses: `bearer`, `api_key` (`name`, `in`, `value`),
+        /// `basic` (`user`, `password`) or `oauth2` (`token_url`, `client_id`, `client_secret`, `scopes`). With
+        /// `scheme`, a method is only for the card's security scheme of that name. With `[]`, the bridge ignores
+        /// what the card requires.
+        auth: Option<AuthMethods>, example [{ "api_key": { "name": "X-API-Key", "value": "${WEATHER_KEY}" } }];
+        /// Authentication methods for reading the card, if they differ from those for calls.
+        card_auth: Option<AuthMethods>, example [{ "basic": { "user": "bridge", "password": "${CARD_PASSWORD}" } }];
+        tls: Option<AgentTls>;
+        /// More headers for every request to the origin of `url` and to `allowed_hosts`.
+        headers: HeaderLines, default {};
+        /// A2A version to use (`0.1`, `0.2`, `0.3` or `1.0`), if the bridge detects the wrong one.
+        protocol: Option<A2aVersion>, example "0.3";
+        /// Binding to use, `jsonrpc` or `rest`, instead of the one that the card prefers.
+        binding: Option<Binding>, example "jsonrpc";
+        /// Call the agent at the host and port that its card names instead of those in `url`. The bridge sends
+        /// credentials there only if `allowed_hosts` contains them.
+        use_card_url: bool, default false;
+        /// Other hosts, as `host` or `host:port`, that the card may name. The bridge sends the agent's credentials
+        /// there, too.
+        allowed_hosts: Vec<HostPort>, default [];
+        /// Path of the card, instead of the two well-known paths.
+        card_path: Option<UrlPath>, example "/agent/card.json";
+        /// The card itself, for an agent that serves none.
+        card: Option<JsonObject>,
+            example { "name": "Weather", "skills": [{ "id": "forecast", "name": "Forecast" }] };
+        /// Interval at which the bridge reads the card again.
+        card_refresh: Duration, default "60s";
+        skills: Skills, default {};
+        /// Time limit of a whole call in reply mode `final`.
+        request_timeout: Duration, default "300s";
+        /// Time limit between two events of a stream.
+        stream_idle_timeout: Duration, default "300s";
+        /// Time limit of a submitted task.
+        task_timeout: Duration, default "24h";
+        /// Time for which a finished task and its result are kept.
+        task_ttl: Duration, default "24h";
+        /// Time without an event after which a stream sends a keep-alive.
+        stream_keepalive: Duration, default "15s";
+        /// Use the agent's stream in reply mode `final`, too. The task id is then known early, so that a call can
+        /// be cancelled.
+        prefer_stream: bool, default false;
+        /// Time within which a caller can answer a question of the agent.
+        input_required_ttl: Duration, default "300s";
+        /// Number of calls at the same time, 1 to 100000; the bridge rejects more with `busy`.
+        max_in_flight: Count, default 256;
+        /// Size limit of a response from the agent, 1KiB to 1GiB.
+        max_response_size: Size, default "16MiB";
+        /// Names of artifacts that are part of the answer; `*` matches any characters.
+        answer_artifacts: Vec<Text>, default ["*"];
+        /// Names of artifacts that are notices, which `message` leaves out; `*` matches any characters.
+        notice_artifacts: Vec<Text>, default ["execution_plan_*", "tool_notification_*", "tool_result"];
+        + digest: SettingsDigest;
+    }
+
+    /// How the bridge polls a launched agent until it serves its card, for `startup_timeout` at most.
+    pub(crate) struct Startup {
+        /// Longest poll interval; the first polls follow each other faster.
+        interval: Duration, default "250ms";
+        /// Time limit of one poll.
+        timeout: Duration, default "5s";
+    }
+
+    /// When a running agent leaves the mesh: its card, which the bridge reads every `card_refresh`, cannot be
+    /// read or used. The agent returns with the first good card.
+    pub(crate) struct Readiness {
+        /// Time limit of one health check.
+        timeout: Duration, default "10s";
+        /// Number of health checks in a row that fail before the agent leaves the mesh.
+        failures: Count, default 3;
+    }
+
+    /// When the bridge restarts a launched agent that hangs: the agent does not respond, and no call in flight
+    /// explains it. The bridge always restarts an agent that a signal has stopped (SIGSTOP).
+    pub(crate) struct Liveness {
+        /// Interval between two health checks.
+        interval: Duration, default "10s";
+        /// Time limit of one health check.
+        timeout: Duration, default "5s";
+        /// Number of health checks in a row that fail before the bridge restarts the agent.
+        failures: Count, default 3;
+    }
+
+    /// Which skills the bridge publishes, and under which names. Refer to a skill by its id or its name.
+    pub(crate) struct Skills {
+        /// Publish only these skills; `[]` means all. An agent has at most 500 actions: if it has more skills,
+        /// the bridge publishes the first ones.
+        allow: Vec<Text>, default [];
+        /// Do not publish these skills.
+        deny: Vec<Text>, default [];
+        /// Publish skills under other action names, as in `{ forecast: weather_forecast }`.
+        rename: Renames, default {};
+    }
+
+    /// TLS with certificates of your own. Paths are relative to the directory of this file.
+    pub(crate) struct AgentTls, check rules::tls {
+        /// PEM file with the certificate authorities to trust instead of the system's.
+        ca: Option<PathBuf>, example "tls/ca.pem";
+        /// PEM file with the client certificate; needs `key`.
+        cert: Option<PathBuf>, example "tls/client.pem";
+        /// PEM file with the private key of the client certificate; needs `cert`.
+        key: Option<PathBuf>, example "tls/client.key";
+    }
+
+    /// One authentication method: exactly one of `bearer`, `api_key`, `basic` and `oauth2`.
+    pub(crate) struct Auth, check rules::auth {
+        /// Name of the card's security scheme that this method is for; by default, every scheme of its kind.
+        scheme: Option<Text>, example "corporate";
+        /// Token to send as `Authorization: Bearer …`.
+        bearer: Option<Secret<AuthToken>>, example "${TOKEN}";
+        api_key: Option<ApiKey>;
+        basic: Option<BasicAuth>;
+        oauth2: Option<OAuth2>;
+    }
+
+    /// API key to send under a name.
+    pub(crate) struct ApiKey {
+        /// Name of the header, query parameter or cookie.
+        name: HeaderName, example "X-API-Key";
+        /// Where to send the key: `header`, `query` or `cookie`.
+        place = "in": KeyPlace, default "header";
+        /// The key.
+        value: Secret<HeaderValue>, example "${API_KEY}";
+    }
+
+    /// User name and password.
+    pub(crate) struct BasicAuth {
+        /// User name; it must not contain a colon.
+        user: UserName;
+        /// Password.
+        password: Secret<AnyText>;
+    }
+
+    /// OAuth2 client credentials.
+    pub(crate) struct OAuth2 {
+        /// URL of the token endpoint; its host may differ from the agent's.
+        token_url: TokenUrl, example "https://login.example.org/token";
+        /// Client id.
+        client_id: Text;
+        /// Client secret.
+        client_secret: Secret<Text>, example "${CLIENT_SECRET}";
+        /// Scopes to request.
+        scopes: Vec<Text>, default [];
+        /// Audience to request, if the server requires one.
+        audience: Option<Text>;
+    }
+}
+
+/// The JSON Schema of a settings file (draft 2020-12).
+pub(crate) fn schema() -> Value {
+    let head = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Settings of a2a-bridge",
+    });
+    merged(head, Config::schema())
+}
+
+/// Every key, at any depth, with all its names.
+pub(super) fn keys() -> Vec<&'static str> {
+    fn collect(fields: Option<fn() -> Vec<Field>>, keys: &mut Vec<&'static str>) {
+        for field in fields.map(|fields| fields()).unwrap_or_default() {
+            keys.extend(field.names);
+            collect(field.fields, keys);
+        }
+    }
+    let mut keys = Vec::new();
+    collect(Config::FIELDS, &mut keys);
+    keys
+}
