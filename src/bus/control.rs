@@ -350,7 +350,7 @@ fn report(agent: &Agent, instance: &str) -> Report {
         pid: status.pid,
         started_ms: status.started.map(unix_millis),
         restarts: status.restarts,
-        restart: config.command.as_ref().map(|_| config.restart.as_str().to_owned()),
+        restart: config.command.as_ref().map(|_| config.restart.to_string()),
         next_try_ms: status.next_try.map(unix_millis),
         last_error: status.last_error,
         advice: status.advice,

@@ -10,12 +10,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::Signal;
 use secrecy::{ExposeSecret as _, SecretString};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use url::Url;
 use url::form_urlencoded::byte_serialize;
 
-use super::kinds::{AnyText, Restart, Text, read_list, read_text, url_schema};
+use super::kinds::{AgentUrl, AnyText, CommandLine, Restart, read_list, read_text};
 use super::mask::names_secret;
 use super::node::{Node, NodeValue};
 use super::rules::Taken;
@@ -29,37 +29,9 @@ const PORT: &str = "{port}";
 /// What `stop_signal` may be. A fixed list, so that the schema is the same on every system. A system that
 /// does not know a signal rejects it when the file is read.
 pub(super) const STOP_SIGNALS: [&str; 31] = [
-    "SIGTERM",
-    "SIGINT",
-    "SIGHUP",
-    "SIGQUIT",
-    "SIGKILL",
-    "SIGUSR1",
-    "SIGUSR2",
-    "SIGABRT",
-    "SIGALRM",
-    "SIGBUS",
-    "SIGCHLD",
-    "SIGCONT",
-    "SIGFPE",
-    "SIGILL",
-    "SIGIO",
-    "SIGPIPE",
-    "SIGPROF",
-    "SIGPWR",
-    "SIGSEGV",
-    "SIGSTKFLT",
-    "SIGSTOP",
-    "SIGSYS",
-    "SIGTRAP",
-    "SIGTSTP",
-    "SIGTTIN",
-    "SIGTTOU",
-    "SIGURG",
-    "SIGVTALRM",
-    "SIGWINCH",
-    "SIGXCPU",
-    "SIGXFSZ",
+    "TERM", "INT", "HUP", "QUIT", "KILL", "USR1", "USR2", "ABRT", "ALRM", "BUS", "CHLD", "CONT", "FPE",
+    "ILL", "IO", "PIPE", "PROF", "PWR", "SEGV", "STKFLT", "STOP", "SYS", "TRAP", "TSTP", "TTIN", "TTOU",
+    "URG", "VTALRM", "WINCH", "XCPU", "XFSZ",
 ];
 const MAX_ENV_FILE: u64 = 1 << 20;
 
@@ -81,108 +53,69 @@ pub(super) fn port(text: &str) -> Result<Port, String> {
 
 pub(super) fn signal(text: &str) -> Result<Signal, String> {
     let name = text.to_ascii_uppercase();
-    let name = if name.starts_with("SIG") { name } else { format!("SIG{name}") };
-    let known = STOP_SIGNALS.contains(&name.as_str()).then(|| Signal::from_str(&name).ok()).flatten();
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    let known = STOP_SIGNALS.contains(&name).then(|| Signal::from_str(&format!("SIG{name}")).ok()).flatten();
     known.ok_or_else(|| "expected the name of a signal, such as `SIGTERM` or `SIGINT`".into())
 }
 
-/// The URL of an agent. Port 0 stands for a port that is not known yet.
-pub(crate) enum AgentUrl {}
-
-impl AgentUrl {
-    pub(super) fn parse(text: &str, port: Option<Port>) -> Result<Url, String> {
-        let number = match port {
-            Some(Port::Fixed(port)) => port,
-            Some(Port::Auto) => 0,
-            None if text.contains(PORT) => {
-                return Err("`{port}` in a URL needs the setting `port`: add it, or write a number".into());
-            }
-            None => return values::agent_url(text),
-        };
-        let mut url = values::agent_url(&text.replace(PORT, &number.to_string()))?;
-        if !text.contains(PORT) && url.port().is_some_and(|given| given != number) {
-            return Err(
-                "this URL and the setting `port` differ: write `{port}` as the port of the URL".into()
-            );
-        }
-        // Always possible for http and https.
-        let _ = url.set_port(Some(number));
-        Ok(url)
-    }
-
-    pub(super) fn port(scope: &Scope<'_, '_>) -> Option<Port> {
-        port(scope.text("port")?).ok()
-    }
+/// The `port` of the agent, if it is a valid one.
+pub(super) fn port_in(scope: &Scope<'_, '_>) -> Option<Port> {
+    port(scope.text("port")?).ok()
 }
 
-impl Setting for AgentUrl {
-    type Value = Url;
-    const TYPE: &'static str = "a URL";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Url> {
-        let port = Self::port(scope);
-        read_text(node, scope, Self::TYPE, |text| Self::parse(text, port))
+/// The URL of an agent with its port filled in. Port 0 stands for a port that is not known yet.
+pub(super) fn url(text: &str, port: Option<Port>) -> Result<Url, String> {
+    let number = match port {
+        Some(Port::Fixed(port)) => port,
+        Some(Port::Auto) => 0,
+        None if text.contains(PORT) => {
+            return Err("`{port}` in a URL needs the setting `port`: add it, or write a number".into());
+        }
+        None => return values::agent_url(text),
+    };
+    let mut url = values::agent_url(&text.replace(PORT, &number.to_string()))?;
+    if !text.contains(PORT) && url.port().is_some_and(|given| given != number) {
+        return Err("this URL and the setting `port` differ: write `{port}` as the port of the URL".into());
     }
+    // Always possible for http and https.
+    let _ = url.set_port(Some(number));
+    Ok(url)
+}
 
-    fn schema() -> Value {
-        url_schema()
-    }
+pub(super) fn read_url(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Url> {
+    let port = port_in(scope);
+    read_text(node, scope, AgentUrl::TYPE, |text| url(text, port))
 }
 
 /// The words of a command: a list, a line to split like a shell does, or with `shell` the whole line.
-pub(crate) enum CommandLine {}
-
-impl Setting for CommandLine {
-    type Value = Vec<String>;
-    const TYPE: &'static str = "text or a list of text";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<String>> {
-        let is_shell = scope.text("shell") == Some("true");
-        if matches!(node.value, NodeValue::List(_)) {
-            if is_shell {
-                scope.problems.add(node.at.start, "with `shell: true` the command is one line, not a list");
-            }
-            let words = Vec::<AnyText>::read(node, scope)?;
-            return values::command(words).map_err(|message| scope.problems.add(node.at.start, message)).ok();
-        }
+pub(super) fn read_command(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<String>> {
+    let is_shell = scope.text("shell") == Some("true");
+    if matches!(node.value, NodeValue::List(_)) {
         if is_shell {
-            return read_text(node, scope, Self::TYPE, values::filled).map(|line| vec![line]);
+            scope.problems.add(node.at.start, "with `shell: true` the command is one line, not a list");
         }
-        read_text(node, scope, Self::TYPE, values::command_line)
+        let words = Vec::<AnyText>::read(node, scope)?;
+        return values::command(words).map_err(|message| scope.problems.add(node.at.start, message)).ok();
     }
-
-    fn schema() -> Value {
-        json!({
-            "type": ["string", "array", "number", "boolean"], "pattern": r"\S",
-            "minItems": 1, "prefixItems": [Text::schema()], "items": AnyText::schema(),
-        })
+    if is_shell {
+        return read_text(node, scope, CommandLine::TYPE, values::filled).map(|line| vec![line]);
     }
+    read_text(node, scope, CommandLine::TYPE, values::command_line)
 }
 
-/// A file with environment variables, read together with the settings.
-pub(crate) enum EnvFile {}
-
-impl Setting for EnvFile {
-    type Value = Vec<(String, SecretString)>;
-    const TYPE: &'static str = "a path";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
-        let path = PathBuf::read(node, scope)?;
-        // Settings that do not come from a file have no directory for the path to start at.
-        if scope.problems.directory().is_none() {
-            return Some(Vec::new());
-        }
-        let report = |message| scope.problems.add(node.at.start, format!("{}: {message}", path.display()));
-        read_env_file(&path).map_err(report).ok()
+/// The variables in a file that a setting names.
+pub(super) fn read_env_file(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<(String, SecretString)>> {
+    let path = PathBuf::read(node, scope)?;
+    // Settings that do not come from a file have no directory for the path to start at.
+    if scope.problems.directory.is_none() {
+        return Some(Vec::new());
     }
-
-    fn schema() -> Value {
-        PathBuf::schema()
-    }
+    let report = |message| scope.problems.add(node.at.start, format!("{}: {message}", path.display()));
+    read_variables(&path).map_err(report).ok()
 }
 
 /// Reads `NAME=value` lines. Empty lines and lines with `#` are left out; a value may be in quotes.
-fn read_env_file(path: &Path) -> Result<Vec<(String, SecretString)>, String> {
+fn read_variables(path: &Path) -> Result<Vec<(String, SecretString)>, String> {
     let mut text = String::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_ENV_FILE).read_to_string(&mut text))

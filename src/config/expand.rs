@@ -12,7 +12,7 @@ const MOST_BYTES: usize = 8 << 20;
 pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct BadReference {
     /// How the reference starts, to find its column.
     starts: String,
     message: String,
@@ -45,7 +45,7 @@ fn expand_node(node: &mut Node, env: Env<'_>, problems: &mut Problems<'_>, left:
             }
             Err(failures) => {
                 for failure in failures {
-                    let raw = problems.text().get(node.at.clone()).unwrap_or_default();
+                    let raw = problems.text.get(node.at.clone()).unwrap_or_default();
                     let offset = raw.find(&failure.starts).unwrap_or_default();
                     problems.add_with_hint(node.at.start + offset, failure.message, failure.hint);
                 }
@@ -56,7 +56,7 @@ fn expand_node(node: &mut Node, env: Env<'_>, problems: &mut Problems<'_>, left:
 }
 
 /// The text with its references replaced, and whether there were any.
-pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Vec<Failure>> {
+pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Vec<BadReference>> {
     let mut out = String::with_capacity(text.len());
     let mut expanded = false;
     let mut failures = Vec::new();
@@ -68,7 +68,7 @@ pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Ve
             rest = after;
         } else if let Some(after) = after.strip_prefix('{') {
             let Some((reference, after)) = after.split_once('}') else {
-                failures.push(Failure {
+                failures.push(BadReference {
                     starts: "${".into(),
                     message: "`${` without a closing `}`".into(),
                     hint: "write `$${` for the two characters themselves".into(),
@@ -92,14 +92,15 @@ pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Ve
 }
 
 /// What stands between `${` and the first `}`.
-fn resolve(reference: &str, env: Env<'_>) -> Result<String, Failure> {
+fn resolve(reference: &str, env: Env<'_>) -> Result<String, BadReference> {
     let end = reference.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
     let (name, operation) = reference.split_at(end);
-    let failure = |message: String, hint: String| Failure { starts: format!("${{{name}"), message, hint };
+    let failure =
+        |message: String, hint: String| BadReference { starts: format!("${{{name}"), message, hint };
     let forms = || "the forms are `${NAME}`, `${NAME:-default}` and `${NAME:?hint}`; `$$` is a plain `$`";
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
         let message = "expected the name of a variable after `${`: letters, digits and `_`";
-        return Err(Failure { starts: "${".into(), message: message.into(), hint: forms().into() });
+        return Err(BadReference { starts: "${".into(), message: message.into(), hint: forms().into() });
     }
     let word = operation.get(2..).unwrap_or_default();
     if word.replace("$$", "").contains("${") {

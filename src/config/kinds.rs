@@ -6,40 +6,42 @@
 //! is in its range, and rules across keys. A value with a variable passes, as its content is unknown.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use secrecy::SecretString;
+use serde::Serialize;
 use serde_json::{Value, json};
 use url::Url;
 
-use super::agent::{Port, STOP_SIGNALS, port, signal};
+use super::agent::Port;
 use super::node::{KeyValue, Node, NodeValue, Scalar};
 use super::setting::{Field, Scope, Setting, merged};
 use super::settings::Auth;
-use super::{rules, values};
+use super::{agent, rules, values};
 
-/// Declares kinds of settings that are one text.
-///
-/// A line has the kind, its Rust type (the kind itself, if there is none), its name for users, the parser
-/// and the JSON schema.
-macro_rules! text_kinds {
+/// Declares kinds of settings. A line has the kind, its Rust type (the kind itself, if none is given), its
+/// name for users, the function that reads the value (`parse` gets its text, `read` the node), and the JSON
+/// schema.
+macro_rules! kinds {
     (@marker $kind:ident) => {};
     (@marker $kind:ident $value:ty) => { pub(crate) enum $kind {} };
     (@value $kind:ident) => { $kind };
     (@value $kind:ident $value:ty) => { $value };
-    ($($kind:ident $(-> $value:ty)?: $type:literal, $parse:expr, $schema:expr;)*) => {$(
-        text_kinds!(@marker $kind $($value)?);
+    (@read parse $parse:expr, $node:ident, $scope:ident) => { read_text($node, $scope, Self::TYPE, $parse) };
+    (@read read $read:expr, $node:ident, $scope:ident) => { $read($node, $scope) };
+    ($($kind:ident $(-> $value:ty)?: $type:literal, $how:ident $reader:expr, $schema:expr;)*) => {$(
+        kinds!(@marker $kind $($value)?);
 
         impl Setting for $kind {
-            type Value = text_kinds!(@value $kind $($value)?);
+            type Value = kinds!(@value $kind $($value)?);
             const TYPE: &'static str = $type;
 
             fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
-                read_text(node, scope, $type, $parse)
+                kinds!(@read $how $reader, node, scope)
             }
 
             fn schema() -> Value {
@@ -49,45 +51,74 @@ macro_rules! text_kinds {
     )*};
 }
 
-text_kinds! {
-    AnyText -> String: "text", |text| Ok(text.to_owned()), json!({ "type": TEXT });
-    Text -> String: "text", values::filled, text_schema(r"\S");
-    NatsUrls -> Vec<String>: "text", values::nats_urls, text_schema(r"\S");
-    AuthToken -> String: "a token", values::bearer_token, text_schema("^[!-~]+$");
-    AgentName -> String: "a name", values::agent_name,
+kinds! {
+    AnyText -> String: "text", parse |text| Ok(text.to_owned()), json!({ "type": TEXT });
+    Text -> String: "text", parse values::filled, text_schema(r"\S");
+    AuthToken -> String: "a token", parse values::bearer_token, text_schema("^[!-~]+$");
+    AgentName -> String: "a name", parse values::agent_name,
         json!({ "type": TEXT, "pattern": r"\S", "maxLength": 256 });
-    UserName -> String: "text", values::user_name, text_schema(r"^[^:]*[^:\s][^:]*$");
-    HeaderName -> String: "a header name", values::api_key_name, text_schema(HEADER_NAME);
-    HeaderValue -> String: "text", values::header_value, text_schema(r"^[ -~\t]*$");
-    EnvValue -> String: "text", values::env_value, json!({ "type": TEXT });
-    SubjectPrefix -> String: "a subject", values::subject_prefix,
+    UserName -> String: "text", parse values::user_name, text_schema(r"^[^:]*[^:\s][^:]*$");
+    HeaderName -> String: "a header name", parse values::api_key_name, text_schema(HEADER_NAME);
+    HeaderValue -> String: "text", parse values::header_value, text_schema(r"^[ -~\t]*$");
+    HeaderLines -> BTreeMap<String, SecretString>: "a mapping of names to text", read read_headers, json!({
+        "type": "object",
+        "propertyNames": { "pattern": HEADER_NAME },
+        "additionalProperties": HeaderValue::schema(),
+    });
+    EnvVars -> BTreeMap<String, SecretString>: "a mapping of names to text", read read_env, json!({
+        "type": "object", "propertyNames": { "pattern": "^[^=]+$" }, "additionalProperties": { "type": TEXT },
+    });
+    EnvFile -> Vec<(String, SecretString)>: "a path", read agent::read_env_file, PathBuf::schema();
+    Renames -> BTreeMap<String, String>: "a mapping of names to names", read read_renames,
+        json!({ "type": "object", "additionalProperties": Text::schema() });
+    JsonObject -> Value: "a mapping", read read_object, json!({ "type": "object" });
+    SubjectPrefix -> String: "a subject", parse values::subject_prefix,
         text_schema(r"^(?=.{1,128}$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$");
-    SubjectPattern -> String: "a subject", values::subject_pattern,
+    SubjectPattern -> String: "a subject", parse values::subject_pattern,
         text_schema(r"^((\*|[^\s.*>]+)\.)*((\*|[^\s.*>]+)|>)$");
-    OwnerName -> String: "a name", values::owner,
+    SubjectPatterns -> Vec<String>: "a list", read read_filled_list::<SubjectPattern>,
+        json!({ "type": "array", "minItems": 1, "items": SubjectPattern::schema() });
+    OwnerName -> String: "a name", parse values::owner,
         strict_schema(&["string", "integer", "boolean"], "^[a-z0-9_-]{1,64}$");
-    HostPort -> String: "a host", values::host, text_schema(r"\S");
-    UrlPath -> String: "a URL path", values::card_path, strict_schema(&["string"], r"^/(?![/\\])\S*$");
-    TokenUrl -> Url: "a URL", values::token_url, url_schema();
-    SocketAddr: "an address with a port", values::socket_address, strict_schema(&["string"], r":\d+$");
-    Count -> usize: "a whole number", values::count,
+    HostPort -> String: "a host", parse values::host, text_schema(r"\S");
+    UrlPath -> String: "a URL path", parse values::card_path, strict_schema(&["string"], r"^/(?![/\\])\S*$");
+    TokenUrl -> Url: "a URL", parse values::token_url, strict_schema(&["string"], HTTP_URL);
+    AgentUrl -> Url: "a URL", read agent::read_url, strict_schema(&["string"], HTTP_URL);
+    NatsUrls -> Vec<String>: "text", parse values::nats_urls, text_schema(r"\S");
+    Servers -> Vec<NatsUrl>: "a URL or a list of URLs", read read_servers, json!({
+        "type": ["string", "array", "number", "boolean"],
+        "minItems": 1, "pattern": r"\S", "items": NatsUrls::schema(),
+    });
+    SocketAddr: "an address with a port", parse values::socket_address, strict_schema(&["string"], r":\d+$");
+    CommandLine -> Vec<String>: "text or a list of text", read agent::read_command, json!({
+        "type": ["string", "array", "number", "boolean"], "pattern": r"\S",
+        "minItems": 1, "prefixItems": [Text::schema()], "items": AnyText::schema(),
+    });
+    PathBuf: "a path", read read_path, json!({ "type": TEXT, "minLength": 1 });
+    bool: "`true` or `false`", read read_bool, json!({ "type": ["boolean", "string"], "pattern": VARIABLE });
+    Count -> usize: "a whole number", parse values::count,
         number_schema(json!({ "minimum": 1, "maximum": 100_000 }), r"^\+?0*([1-9]\d{0,4}|100000)$");
-    Size -> u64: "a size", values::response_size, number_schema(
+    Size -> u64: "a size", parse values::response_size, number_schema(
         json!({ "minimum": 1024, "maximum": 1 << 30 }),
-        &format!(r"^\s*\d+\s*{}?\s*$", any_case(["b", "kb", "kib", "mb", "mib", "gb", "gib"])),
+        &format!(r"^\s*\d+\s*{}?\s*$", any_case(&["b", "kb", "kib", "mb", "mib", "gb", "gib"])),
     );
-    Duration: "a duration", values::parse_duration, duration_schema();
-    Port: "a port", port, number_schema(
+    Duration: "a duration", parse values::parse_duration, merged(
+        strict_schema(&["string", "number"], r"^\s*(N|(N(ms|s|m|h|d))+)\s*$".replace('N', r"(\d+\.?\d*|\.\d+)")),
+        json!({ "exclusiveMinimum": 0, "maximum": values::LONGEST.as_secs() }),
+    );
+    Port: "a port", parse agent::port, number_schema(
         json!({ "minimum": 1, "maximum": 65535 }),
         r"^(auto|\+?0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5]))$",
     );
-    Signal: "a signal", signal, {
-        let names = STOP_SIGNALS.iter().map(|name| name.trim_start_matches("SIG"));
-        words_schema(&STOP_SIGNALS, &format!("^{}?{}$", any_case(["sig"]), any_case(names)))
-    };
-    Binding: "a word", values::binding,
-        words_schema(&["jsonrpc", "rest"], &format!("^{}$", any_case(["jsonrpc", "rest", "http+json"])));
-    A2aVersion: "a version", values::a2a_version, json!({
+    Signal: "a signal", parse agent::signal, words_schema(
+        &agent::STOP_SIGNALS.map(|name| format!("SIG{name}")),
+        &format!("^{}?{}$", any_case(&["sig"]), any_case(&agent::STOP_SIGNALS)),
+    );
+    Restart: "a word", parse Restart::parse, words_schema(Restart::WORDS, &one_of(Restart::WORDS));
+    KeyPlace: "a word", parse KeyPlace::parse, words_schema(KeyPlace::WORDS, &one_of(KeyPlace::WORDS));
+    Binding: "a word", parse values::binding,
+        words_schema(&["jsonrpc", "rest"], &format!("^{}$", any_case(&["jsonrpc", "rest", "http+json"])));
+    A2aVersion: "a version", parse values::a2a_version, json!({
         "type": ["string", "number"],
         "anyOf": [
             { "enum": ["0.1", "0.2", "0.3", "1.0", "1", 0.1, 0.2, 0.3, 1] },
@@ -98,6 +129,7 @@ text_kinds! {
 
 /// RFC 9110 section 5.6.2, as in `values::header_name`.
 const HEADER_NAME: &str = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
+const HTTP_URL: &str = r"^\s*[hH][tT][tT][pP][sS]?:";
 const VARIABLE: &str = r"\$\{";
 
 /// YAML needs no quotes around most texts, so a text may look like a number or a boolean.
@@ -109,12 +141,8 @@ fn text_schema(pattern: &str) -> Value {
 }
 
 /// As [`text_schema`], of these JSON types.
-fn strict_schema(types: &[&str], pattern: &str) -> Value {
+fn strict_schema(types: &[&str], pattern: impl Display) -> Value {
     json!({ "type": types, "pattern": format!("{pattern}|{VARIABLE}") })
-}
-
-pub(super) fn url_schema() -> Value {
-    strict_schema(&["string"], r"^\s*[hH][tT][tT][pP][sS]?:")
 }
 
 /// A whole number in a range, or text.
@@ -122,29 +150,23 @@ fn number_schema(range: Value, pattern: &str) -> Value {
     merged(strict_schema(&["integer", "string"], pattern), range)
 }
 
-fn duration_schema() -> Value {
-    let number = r"(\d+\.?\d*|\.\d+)";
-    let pattern = format!(r"^\s*({number}|({number}(ms|s|m|h|d))+)\s*$|{VARIABLE}");
-    let longest = values::LONGEST.as_secs();
-    json!({ "type": ["string", "number"], "exclusiveMinimum": 0, "maximum": longest, "pattern": pattern })
-}
-
 /// One of these words, which editors offer, or a text that matches the pattern.
-fn words_schema(words: &[&str], pattern: &str) -> Value {
+fn words_schema(words: &[impl Serialize], pattern: &str) -> Value {
     json!({ "type": "string", "anyOf": [{ "enum": words }, strict_schema(&["string"], pattern)] })
 }
 
 /// A pattern for one of the words in upper or lower case, as patterns in JSON schemas have no flags.
-fn any_case<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
-    let word = |word: &str| {
-        let letter = |c: char| match (c.to_ascii_lowercase(), c.to_ascii_uppercase()) {
-            (lower, upper) if lower != upper => format!("[{lower}{upper}]"),
-            (other, _) if other.is_ascii_alphanumeric() => other.to_string(),
-            (other, _) => format!("[{other}]"),
-        };
-        word.chars().map(letter).collect::<String>()
+fn any_case(words: &[&str]) -> String {
+    let letter = |c: char| match (c.to_ascii_lowercase(), c.to_ascii_uppercase()) {
+        (lower, upper) if lower != upper => format!("[{lower}{upper}]"),
+        (other, _) if other.is_ascii_alphanumeric() || other == '|' => other.to_string(),
+        (other, _) => format!("[{other}]"),
     };
-    format!("({})", words.into_iter().map(word).collect::<Vec<_>>().join("|"))
+    format!("({})", words.join("|").chars().map(letter).collect::<String>())
+}
+
+fn one_of(words: &[&str]) -> String {
+    format!("^({})$", words.join("|"))
 }
 
 /// Declares enums whose values are words in the file.
@@ -158,34 +180,19 @@ macro_rules! word_kinds {
         $vis enum $name { $($(#[$on_variant])* $variant,)* }
 
         impl $name {
-            const ALL: &[Self] = &[$(Self::$variant),*];
+            const WORDS: &[&str] = &[$($word),*];
 
-            pub(crate) fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $word,)*
+            pub(crate) fn parse(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word => Ok(Self::$variant),)*
+                    _ => Err(format!("expected one of `{}`", Self::WORDS.join("`, `"))),
                 }
-            }
-
-            pub(crate) fn parse(text: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|one| one.as_str() == text)
-            }
-
-            fn words() -> Vec<&'static str> {
-                Self::ALL.iter().map(|one| one.as_str()).collect()
             }
         }
 
-        impl Setting for $name {
-            type Value = Self;
-            const TYPE: &'static str = "a word";
-
-            fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self> {
-                let expected = || format!("expected one of `{}`", Self::words().join("`, `"));
-                read_text(node, scope, Self::TYPE, |text| Self::parse(text).ok_or_else(expected))
-            }
-
-            fn schema() -> Value {
-                words_schema(&Self::words(), &format!("^({})$", Self::words().join("|")))
+        impl Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$variant => $word,)* })
             }
         }
     )*};
@@ -242,38 +249,20 @@ pub(super) fn read_text<T>(
     parse(text).map_err(|message| scope.problems.add(node.at.start, message)).ok()
 }
 
-/// `true` or `false`: in quotes they are text, unless they came from the environment.
-impl Setting for bool {
-    type Value = Self;
-    const TYPE: &'static str = "`true` or `false`";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self> {
-        let scalar = scalar(node, scope, Self::TYPE)?;
-        let value = scalar.text.parse().ok().filter(|_| scalar.plain || scalar.expanded);
-        if value.is_none() {
-            scope.problems.add(node.at.start, "expected `true` or `false`, without quotes");
-        }
-        value
+/// `true` and `false` in quotes are text, unless they came from the environment.
+fn read_bool(node: &Node, scope: &mut Scope<'_, '_>) -> Option<bool> {
+    let scalar = scalar(node, scope, bool::TYPE)?;
+    let value = scalar.text.parse().ok().filter(|_| scalar.plain || scalar.expanded);
+    if value.is_none() {
+        scope.problems.add(node.at.start, "expected `true` or `false`, without quotes");
     }
-
-    fn schema() -> Value {
-        json!({ "type": ["boolean", "string"], "pattern": VARIABLE })
-    }
+    value
 }
 
 /// A relative path starts at the directory of the file.
-impl Setting for PathBuf {
-    type Value = Self;
-    const TYPE: &'static str = "a path";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self> {
-        let path = read_text(node, scope, Self::TYPE, values::path)?;
-        Some(scope.problems.directory().map(|directory| directory.join(&path)).unwrap_or(path))
-    }
-
-    fn schema() -> Value {
-        json!({ "type": TEXT, "minLength": 1 })
-    }
+fn read_path(node: &Node, scope: &mut Scope<'_, '_>) -> Option<PathBuf> {
+    let path = read_text(node, scope, PathBuf::TYPE, values::path)?;
+    Some(scope.problems.directory.map(|directory| directory.join(&path)).unwrap_or(path))
 }
 
 /// Text that does not show in messages and in `Debug` output.
@@ -319,23 +308,12 @@ impl<K: Setting> Setting for Vec<K> {
     }
 }
 
-/// A list that is not empty.
-pub(crate) struct AtLeastOne<K>(K);
-
-impl<K: Setting> Setting for AtLeastOne<K> {
-    type Value = Vec<K::Value>;
-    const TYPE: &'static str = "a list";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
-        if matches!(&node.value, NodeValue::List(items) if items.iter().all(Node::is_absent)) {
-            scope.problems.add(node.at.start, "this list is empty; give at least one item");
-        }
-        Vec::<K>::read(node, scope)
+/// Reads a list that must not be empty.
+fn read_filled_list<K: Setting>(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<K::Value>> {
+    if matches!(&node.value, NodeValue::List(items) if items.iter().all(Node::is_absent)) {
+        scope.problems.add(node.at.start, "this list is empty; give at least one item");
     }
-
-    fn schema() -> Value {
-        json!({ "type": "array", "minItems": 1, "items": K::schema() })
-    }
+    Vec::<K>::read(node, scope)
 }
 
 /// Reads a mapping whose keys the user chooses; absent values are left out with their keys.
@@ -356,77 +334,53 @@ fn read_names<T>(
     Some(names)
 }
 
-/// Environment variables.
-pub(crate) enum EnvVars {}
-
-impl Setting for EnvVars {
-    type Value = BTreeMap<String, SecretString>;
-    const TYPE: &'static str = "a mapping of names to text";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
-        read_names(node, scope, |key, value, scope| {
-            if !key.text().is_some_and(values::is_env_name) {
-                scope.problems.add(key.at.start, "expected the name of a variable, without `=`");
-            }
-            Secret::<EnvValue>::read(value, scope)
-        })
-    }
-
-    fn schema() -> Value {
-        json!({
-            "type": "object", "propertyNames": { "pattern": "^[^=]+$" }, "additionalProperties": EnvValue::schema(),
-        })
-    }
+fn read_env(node: &Node, scope: &mut Scope<'_, '_>) -> Option<BTreeMap<String, SecretString>> {
+    read_names(node, scope, |key, value, scope| {
+        if !key.text().is_some_and(values::is_env_name) {
+            scope.problems.add(key.at.start, "expected the name of a variable, without `=`");
+        }
+        read_text(value, scope, "text", values::env_value).map(SecretString::from)
+    })
 }
 
-/// HTTP headers.
-pub(crate) enum HeaderLines {}
-
-impl Setting for HeaderLines {
-    type Value = BTreeMap<String, SecretString>;
-    const TYPE: &'static str = "a mapping of names to text";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
-        let mut seen = BTreeMap::new();
-        read_names(node, scope, |key, value, scope| {
-            let name = key.text().unwrap_or_default();
-            let shown = scope.problems.name(key);
-            if let Err(reason) = values::header_name(name) {
-                scope.problems.add(key.at.start, format!("{shown} {reason}"));
-            } else if let Some(first) = seen.insert(name.to_ascii_lowercase(), key.at.start) {
-                let first = scope.problems.line(first);
-                scope.problems.add(key.at.start, format!("{shown} is given twice, first on line {first}"));
-            }
-            Secret::<HeaderValue>::read(value, scope)
-        })
-    }
-
-    fn schema() -> Value {
-        json!({
-            "type": "object", "propertyNames": { "pattern": HEADER_NAME }, "additionalProperties": HeaderValue::schema(),
-        })
-    }
+fn read_headers(node: &Node, scope: &mut Scope<'_, '_>) -> Option<BTreeMap<String, SecretString>> {
+    let mut seen = BTreeMap::new();
+    read_names(node, scope, |key, value, scope| {
+        let name = key.text().unwrap_or_default();
+        let shown = scope.problems.name(key);
+        if let Err(reason) = values::header_name(name) {
+            scope.problems.add(key.at.start, format!("{shown} {reason}"));
+        } else if let Some(first) = seen.insert(name.to_ascii_lowercase(), key.at.start) {
+            let first = scope.problems.line(first);
+            scope.problems.add(key.at.start, format!("{shown} is given twice, first on line {first}"));
+        }
+        Secret::<HeaderValue>::read(value, scope)
+    })
 }
 
-/// New names of skills.
-pub(crate) enum Renames {}
+/// Two skills of one agent cannot be one action.
+fn read_renames(node: &Node, scope: &mut Scope<'_, '_>) -> Option<BTreeMap<String, String>> {
+    let mut seen = BTreeMap::new();
+    read_names(node, scope, |_, value, scope| {
+        let name = Text::read(value, scope)?;
+        let what = ("two skills get the same name", "the bridge can publish only one of them");
+        rules::once(&mut seen, name.clone(), value.at.start, what, scope.problems);
+        Some(name)
+    })
+}
 
-impl Setting for Renames {
-    type Value = BTreeMap<String, String>;
-    const TYPE: &'static str = "a mapping of names to names";
+fn read_object(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Value> {
+    scope.entries_of(node)?;
+    node.to_json()
+}
 
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
-        let mut seen = BTreeMap::new();
-        read_names(node, scope, |_, value, scope| {
-            let name = Text::read(value, scope)?;
-            rules::rename(&name, value.at.start, &mut seen, scope.problems);
-            Some(name)
-        })
-    }
-
-    fn schema() -> Value {
-        json!({ "type": "object", "additionalProperties": Text::schema() })
-    }
+/// NATS servers: one text with commas between them, or a list.
+fn read_servers(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<NatsUrl>> {
+    let urls = match &node.value {
+        NodeValue::List(_) => read_filled_list::<NatsUrls>(node, scope)?.concat(),
+        _ => NatsUrls::read(node, scope)?,
+    };
+    Some(urls.into_iter().map(NatsUrl).collect())
 }
 
 /// A NATS URL; it may hold a password, which `Debug` does not show.
@@ -454,44 +408,6 @@ pub(crate) fn without_user_info(url: impl AsRef<str>) -> String {
             Some((scheme, _)) => format!("{scheme}://***@{host}"),
             None => format!("***@{host}"),
         },
-    }
-}
-
-/// NATS servers: one text with commas between them, or a list.
-pub(crate) enum Servers {}
-
-impl Setting for Servers {
-    type Value = Vec<NatsUrl>;
-    const TYPE: &'static str = "a URL or a list of URLs";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
-        let urls = match &node.value {
-            NodeValue::List(_) => AtLeastOne::<NatsUrls>::read(node, scope)?.concat(),
-            _ => NatsUrls::read(node, scope)?,
-        };
-        Some(urls.into_iter().map(NatsUrl).collect())
-    }
-
-    fn schema() -> Value {
-        let types = ["string", "array", "number", "boolean"];
-        json!({ "type": types, "minItems": 1, "pattern": r"\S", "items": Text::schema() })
-    }
-}
-
-/// Any mapping.
-pub(crate) enum JsonObject {}
-
-impl Setting for JsonObject {
-    type Value = Value;
-    const TYPE: &'static str = "a mapping";
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Value> {
-        scope.entries_of(node)?;
-        node.to_json()
-    }
-
-    fn schema() -> Value {
-        json!({ "type": "object" })
     }
 }
 

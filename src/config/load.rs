@@ -52,7 +52,7 @@ pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
 
 fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {
     let text = String::from_utf8_lossy(bytes.get(..valid).unwrap_or_default());
-    let mut problems = Problems::new(&text);
+    let mut problems = Problems::new(&text, None);
     problems.cover(vec![problems.line_range(valid)]);
     problems.add_with_hint(valid, "this is not UTF-8 text", "save the file in UTF-8");
     ConfigError::Problems(problems.into_problems(file))
@@ -70,7 +70,7 @@ pub fn parse(text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError
 /// As [`parse`]; files that the settings name are read if there is a directory where they start.
 fn parse_in(directory: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut problems = Problems::new(text).in_directory(directory);
+    let mut problems = Problems::new(text, directory);
     let config = tree(text, &mut problems).and_then(|mut root| {
         problems.cover(mask::secrets(&root, text, &settings::keys()));
         settle(&mut root, &mut problems);
@@ -204,7 +204,7 @@ impl Tree {
                 let Some(open) = self.open.pop() else {
                     return Ok(());
                 };
-                let end = trimmed_end(problems.text(), open.start, at.end);
+                let end = trimmed_end(problems.text, open.start, at.end);
                 let node = Node { at: open.start..end, value: open.value };
                 self.node(node, open.anchor, open.before)
             }
@@ -274,7 +274,7 @@ impl Tree {
     /// Reports the reason; without a tree, what may be shown of the line is decided by its looks.
     fn give_up(&self, stop: Stop, problems: &mut Problems<'_>) {
         let line = problems.line_range(stop.at);
-        let shown = problems.text().get(line.clone()).unwrap_or_default();
+        let shown = problems.text.get(line.clone()).unwrap_or_default();
         let mask = mask::unparsed_line(shown, &settings::keys(), &self.open_keys());
         problems.cover(mask.into_iter().map(|mask| line.start + mask.start..line.start + mask.end).collect());
         match stop.hint {

@@ -30,7 +30,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file was read, but cannot be used. In the order of the file; never empty.
-    #[error("{}", Listed(.0))]
+    #[error("{}", listed(.0))]
     Problems(Vec<Problem>),
 }
 
@@ -69,25 +69,18 @@ impl fmt::Display for Problem {
     }
 }
 
-struct Listed<'a>(&'a [Problem]);
-
-impl fmt::Display for Listed<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.0.iter().enumerate() {
-            let gap = if index == 0 { "" } else { "\n" };
-            write!(f, "{gap}{problem}")?;
-        }
-        Ok(())
-    }
+fn listed(problems: &[Problem]) -> String {
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
 }
 
 /// The problems of one file so far.
 pub(super) struct Problems<'a> {
-    text: &'a str,
+    pub(super) text: &'a str,
+    /// The directory of the file, where relative paths start; nothing if the text is not from a file.
+    pub(super) directory: Option<&'a Path>,
     line_starts: Vec<usize>,
     masks: Vec<Range<usize>>,
     found: Vec<Finding>,
-    directory: Option<PathBuf>,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -98,28 +91,14 @@ struct Finding {
 }
 
 impl<'a> Problems<'a> {
-    pub(super) fn new(text: &'a str) -> Self {
+    pub(super) fn new(text: &'a str, directory: Option<&'a Path>) -> Self {
         let breaks = text.bytes().enumerate().filter(|(at, byte)| match byte {
             b'\n' => true,
             b'\r' => text.as_bytes().get(at + 1) != Some(&b'\n'),
             _ => false,
         });
         let line_starts = std::iter::once(0).chain(breaks.map(|(at, _)| at + 1)).collect();
-        Self { text, line_starts, masks: Vec::new(), found: Vec::new(), directory: None }
-    }
-
-    /// The directory of the file, if there is a file: paths in it start there.
-    pub(super) fn directory(&self) -> Option<&Path> {
-        self.directory.as_deref()
-    }
-
-    pub(super) fn in_directory(mut self, directory: Option<&Path>) -> Self {
-        self.directory = directory.map(Path::to_owned);
-        self
-    }
-
-    pub(super) fn text(&self) -> &'a str {
-        self.text
+        Self { text, directory, line_starts, masks: Vec::new(), found: Vec::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {

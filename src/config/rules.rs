@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use url::Host;
 
-use super::agent::AgentUrl;
+use super::agent;
 use super::node::{KeyValue, Node};
 use super::problems::Problems;
 use super::setting::Scope;
@@ -102,9 +102,9 @@ impl Taken {
                 scope.problems,
             );
         }
-        let port = AgentUrl::port(&scope);
+        let port = agent::port_in(&scope);
         let url = scope.text("url").filter(|_| scope.value("command").is_some());
-        let Some(Ok(url)) = url.map(|url| AgentUrl::parse(url, port)) else {
+        let Some(Ok(url)) = url.map(|url| agent::url(url, port)) else {
             return;
         };
         let host = match url.host() {
@@ -122,19 +122,8 @@ impl Taken {
     }
 }
 
-/// Two skills of one agent cannot be one action.
-pub(super) fn rename(
-    name: &str,
-    at: usize,
-    names: &mut BTreeMap<String, usize>,
-    problems: &mut Problems<'_>,
-) {
-    let what = ("two skills get the same name", "the bridge can publish only one of them");
-    once(names, name.to_owned(), at, what, problems);
-}
-
 /// Reports a value that occurs a second time, with a hint.
-fn once<K: Ord>(
+pub(super) fn once<K: Ord>(
     seen: &mut BTreeMap<K, usize>,
     key: K,
     at: usize,

@@ -11,11 +11,11 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::agent::{AgentUrl, Agents, CommandLine, EnvFile, Port, SettingsDigest};
+use super::agent::{Agents, Port, SettingsDigest};
 use super::kinds::{
-    A2aVersion, AgentName, AnyText, AtLeastOne, AuthMethods, AuthToken, Binding, Count, EnvVars, HeaderLines,
-    HeaderName, HeaderValue, HostPort, JsonObject, KeyPlace, OwnerName, Renames, Restart, Secret, Servers,
-    Size, SubjectPattern, SubjectPrefix, Text, TokenUrl, UrlPath, UserName,
+    A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, CommandLine, Count, EnvFile,
+    EnvVars, HeaderLines, HeaderName, HeaderValue, HostPort, JsonObject, KeyPlace, OwnerName, Renames,
+    Restart, Secret, Servers, Size, SubjectPatterns, SubjectPrefix, Text, TokenUrl, UrlPath, UserName,
 };
 use super::node::Node;
 use super::rules;
@@ -57,7 +57,7 @@ settings! {
         /// Prefix of every subject of the bridge: tokens of letters, digits, `_` and `-`, with dots between them.
         subject_prefix: SubjectPrefix, default "a2a";
         /// Reply subjects to which the bridge sends replies; `*` matches one token, `>` all tokens that follow.
-        reply_prefixes: AtLeastOne<SubjectPattern>, default ["_INBOX.>", "_R_.>"];
+        reply_prefixes: SubjectPatterns, default ["_INBOX.>", "_R_.>"];
         agent_protocol: Option<AgentProtocolConfig>;
     }
 
