@@ -1,26 +1,26 @@
-//! File -> tree -> settings. The only file that names the YAML crate.
+//! From the file to the configuration. No other file uses the YAML crate.
 //!
-//! The crate gives events with places; [`Tree`] makes them a [`Node`] under limits, so no file can
-//! make the bridge hang or run out of memory: size, depth, and how far aliases multiply.
+//! The crate returns events with positions. [`Tree`] builds a [`Node`] from them under limits (size, depth,
+//! and how far aliases multiply), so that no file can make the bridge hang or run out of memory.
 
 use std::collections::HashMap;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 
-use serde_yaml::granit_parser::{Event, Options, Parser, ScalarStyle, ScanError, Span, options};
+use serde_yaml::granit_parser::{Event, Options, Parser, ScalarStyle, ScanError, options};
 
 use super::expand::{Env, expand};
 use super::node::{KeyValue, Node, NodeValue, Scalar, settle};
-use super::problems::Problems;
+use super::problems::{Finding, Problems};
 use super::setting::{Scope, Setting as _};
 use super::{Config, ConfigError, mask, settings};
 
-const MOST_BYTES: usize = 1 << 20;
-const MOST_NODES: usize = 100_000;
-/// Text that aliases stand for, all together.
-const MOST_TEXT: usize = 4 << 20;
-const DEEPEST: usize = 64;
+const MAX_BYTES: usize = 1 << 20;
+const MAX_NODES: usize = 100_000;
+/// All text, with the text that aliases stand for.
+const MAX_TEXT: usize = 4 << 20;
+const MAX_DEPTH: usize = 64;
 
 /// Reads and checks a settings file, with the variables of this process.
 ///
@@ -33,17 +33,16 @@ pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
     let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;
-    file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let name = path.display().to_string();
     let env = |name: &str| std::env::var(name).ok();
-    let directory =
-        path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let directory = std::path::absolute(directory).map_err(unreadable)?;
+    let mut directory = std::path::absolute(path).map_err(unreadable)?;
+    directory.pop();
     let parse = |text: &str| parse_in(Some(&directory), text, &name, &env);
     let mut config = match str::from_utf8(&bytes) {
         Ok(text) => parse(text)?,
-        // A file cut at the limit may end inside a letter; it is too long either way.
-        Err(_) if bytes.len() > MOST_BYTES => parse(&String::from_utf8_lossy(&bytes))?,
+        // A file cut at the limit may end inside a character; it is too long in any case.
+        Err(_) if bytes.len() > MAX_BYTES => parse(&String::from_utf8_lossy(&bytes))?,
         Err(error) => return Err(not_text(&bytes, error.valid_up_to(), &name)),
     };
     config.file = Some(path.to_owned());
@@ -55,7 +54,7 @@ fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {
     let mut problems = Problems::new(&text, None);
     problems.cover(vec![problems.line_range(valid)]);
     problems.add_with_hint(valid, "this is not UTF-8 text", "save the file in UTF-8");
-    ConfigError::Problems(problems.into_problems(file))
+    problems.into_error(file)
 }
 
 /// Checks the text of a settings file. `file` is its name in messages, `env` gives the variables.
@@ -67,19 +66,20 @@ pub fn parse(text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError
     parse_in(None, text, file, env)
 }
 
-/// As [`parse`]; files that the settings name are read if there is a directory where they start.
+/// As [`parse`]. Relative paths start at `directory`; without one, files that the settings name are not read.
 fn parse_in(directory: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut problems = Problems::new(text, directory);
-    let config = tree(text, &mut problems).and_then(|mut root| {
-        problems.cover(mask::secrets(&root, text, &settings::keys()));
+    let keys = settings::keys();
+    let config = tree(text, &keys, &mut problems).and_then(|mut root| {
+        problems.cover(mask::secrets(&root, text, &keys));
         settle(&mut root, &mut problems);
         expand(&mut root, env, &mut problems);
         config(&root, &mut problems)
     });
     match config {
         Some(config) if problems.is_empty() => Ok(config),
-        _ => Err(ConfigError::Problems(problems.into_problems(file))),
+        _ => Err(problems.into_error(file)),
     }
 }
 
@@ -91,67 +91,44 @@ fn config(root: &Node, problems: &mut Problems<'_>) -> Option<Config> {
     Config::read(root, &mut Scope::root(problems))
 }
 
-/// Nothing, if the text is no YAML at all; then that is the only problem.
-fn tree(text: &str, problems: &mut Problems<'_>) -> Option<Node> {
+/// Nothing, if the text is not valid YAML; then that is the only problem.
+fn tree(text: &str, keys: &[&str], problems: &mut Problems<'_>) -> Option<Node> {
     let mut tree = Tree::default();
-    if text.len() > MOST_BYTES {
-        tree.give_up(Stop::new(0, "the file is larger than 1 MiB"), problems);
-        return None;
-    }
-    let options: Options = options! { emit_unresolved_aliases: true, emit_comments: false };
-    for event in Parser::new_from_str_with_options(text, options) {
-        let step = match event {
-            Ok((event, span)) => tree.add(event, &bytes(span), problems),
-            Err(error) => Err(Stop::syntax(&error, text)),
-        };
-        if let Err(stop) = step {
-            tree.give_up(stop, problems);
+    match tree.read(text) {
+        Ok(()) => tree.problems.into_iter().for_each(|problem| problems.push(problem)),
+        Err(problem) => {
+            // Without a tree, only the text of the line can tell whether it holds a secret.
+            let line = problems.line_range(problem.at);
+            let shown = text.get(line.clone()).unwrap_or_default();
+            let mask = mask::unparsed_line(shown, keys, &tree.open_keys());
+            problems.cover(mask.iter().map(|mask| line.start + mask.start..line.start + mask.end).collect());
+            problems.push(problem);
             return None;
         }
-    }
-    for (at, message) in tree.problems {
-        problems.add(at, message);
     }
     let nothing = Scalar { text: String::new(), plain: true, expanded: false };
     Some(tree.root.unwrap_or(Node { at: 0..0, value: NodeValue::Scalar(nothing) }))
 }
 
-fn bytes(span: Span) -> Range<usize> {
-    span.byte_range().unwrap_or_default()
+fn syntax_error(error: &ScanError, text: &str) -> Finding {
+    let at = error.marker().byte_offset().unwrap_or_default().min(text.len());
+    let before = text.get(..at).unwrap_or_default().rsplit('\n').next().unwrap_or_default();
+    let after = text.get(at..).unwrap_or_default().split('\n').next().unwrap_or_default();
+    let line = format!("{before}{after}");
+    let hint = if line.contains("${") {
+        "put quotes around a value with `${…}` in it"
+    } else if line.contains('\t') {
+        "indent with spaces, not with tabs"
+    } else {
+        "check indentation and quotes here and in the line before"
+    };
+    // An unexpected character may belong to a secret; all other texts are fixed ones.
+    let message = error.info();
+    let message = message.split(": `").next().unwrap_or_default();
+    Finding { at, message: format!("this is not valid YAML: {message}"), hint: Some(hint.into()) }
 }
 
-/// Why the file is given up.
-struct Stop {
-    at: usize,
-    message: String,
-    hint: Option<&'static str>,
-}
-
-impl Stop {
-    fn new(at: usize, message: &str) -> Self {
-        Self { at, message: message.into(), hint: None }
-    }
-
-    fn syntax(error: &ScanError, text: &str) -> Self {
-        let at = error.marker().byte_offset().unwrap_or_default().min(text.len());
-        let before = text.get(..at).unwrap_or_default().rsplit('\n').next().unwrap_or_default();
-        let after = text.get(at..).unwrap_or_default().split('\n').next().unwrap_or_default();
-        let line = format!("{before}{after}");
-        let hint = if line.contains("${") {
-            Some("put quotes around a value with `${…}` in it")
-        } else if line.contains('\t') {
-            Some("indent with spaces, not with tabs")
-        } else {
-            Some("check indentation and quotes here and in the line before")
-        };
-        // An unexpected character may belong to a secret; all other texts are fixed ones.
-        let message = error.info();
-        let message = message.split(": `").next().unwrap_or_default();
-        Self { at, message: format!("this is not valid YAML: {message}"), hint }
-    }
-}
-
-/// Events becoming a tree.
+/// The tree of nodes, built from events.
 #[derive(Default)]
 struct Tree {
     root: Option<Node>,
@@ -159,7 +136,7 @@ struct Tree {
     anchors: HashMap<usize, (Node, Size)>,
     size: Size,
     documents: usize,
-    problems: Vec<(usize, &'static str)>,
+    problems: Vec<Finding>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -168,7 +145,7 @@ struct Size {
     text: usize,
 }
 
-/// A list or mapping whose end was not seen yet.
+/// A list or mapping whose end has not been read yet.
 struct Open {
     start: usize,
     anchor: usize,
@@ -178,85 +155,91 @@ struct Open {
 }
 
 impl Tree {
-    fn add(&mut self, event: Event<'_>, at: &Range<usize>, problems: &Problems<'_>) -> Result<(), Stop> {
+    fn read(&mut self, text: &str) -> Result<(), Finding> {
+        if text.len() > MAX_BYTES {
+            return Err(Finding::new(0, "the file is larger than 1 MiB"));
+        }
+        let options: Options = options! { emit_unresolved_aliases: true, emit_comments: false };
+        for event in Parser::new_from_str_with_options(text, options) {
+            let (event, span) = event.map_err(|error| syntax_error(&error, text))?;
+            self.add(event, span.byte_range().unwrap_or_default(), text)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, event: Event<'_>, at: Range<usize>, text: &str) -> Result<(), Finding> {
         if event.tag().is_some() {
-            self.problems.push((at.start, "tags (`!…`) are not supported"));
+            self.problems.push(Finding::new(at.start, "tags (`!…`) are not supported"));
         }
         match event {
             Event::DocumentStart(..) => {
                 self.documents += 1;
                 if self.documents > 1 {
-                    return Err(Stop::new(at.start, "expected one document; a second one starts here"));
+                    return Err(Finding::new(at.start, "expected one document; a second one starts here"));
                 }
                 Ok(())
             }
             Event::Scalar(text, style, anchor, _) => {
-                let plain = style == ScalarStyle::Plain;
                 let before = self.size;
                 self.size.text += text.len();
-                let text = text.into_owned();
-                let value = NodeValue::Scalar(Scalar { text, plain, expanded: false });
-                self.node(Node { at: at.clone(), value }, anchor, before)
+                let plain = style == ScalarStyle::Plain;
+                let scalar = Scalar { text: text.into_owned(), plain, expanded: false };
+                self.node(Node { at, value: NodeValue::Scalar(scalar) }, anchor, before)
             }
             Event::SequenceStart(_, anchor, _) => self.open(at.start, anchor, NodeValue::List(Vec::new())),
             Event::MappingStart(_, anchor, _) => self.open(at.start, anchor, NodeValue::Map(Vec::new())),
             Event::SequenceEnd | Event::MappingEnd => {
-                let Some(open) = self.open.pop() else {
+                let Some(Open { start, anchor, before, value, .. }) = self.open.pop() else {
                     return Ok(());
                 };
-                let end = trimmed_end(problems.text, open.start, at.end);
-                let node = Node { at: open.start..end, value: open.value };
-                self.node(node, open.anchor, open.before)
+                // To the parser, a block ends where the next token starts.
+                let end = text.get(start..at.end).map_or(at.end, |block| start + block.trim_end().len());
+                self.node(Node { at: start..end, value }, anchor, before)
             }
             Event::Alias(anchor) => self.alias(anchor, at),
             Event::UnresolvedAlias(_) => {
-                self.problems.push((at.start, "this alias (`*…`) has no anchor (`&…`) before it"));
-                self.node(Node { at: at.clone(), value: NodeValue::Reported }, 0, self.size)
+                self.bad_alias(at, "this alias (`*…`) has no anchor (`&…`) before it")
             }
             _ => Ok(()),
         }
     }
 
-    fn open(&mut self, start: usize, anchor: usize, value: NodeValue) -> Result<(), Stop> {
-        if self.open.len() >= DEEPEST {
-            return Err(Stop::new(start, "lists and mappings are nested more than 64 deep"));
-        }
+    fn open(&mut self, start: usize, anchor: usize, value: NodeValue) -> Result<(), Finding> {
+        check_depth(start, self.open.len() + 1)?;
         self.open.push(Open { start, anchor, before: self.size, key: None, value });
         Ok(())
     }
 
-    fn alias(&mut self, anchor: usize, at: &Range<usize>) -> Result<(), Stop> {
+    fn alias(&mut self, anchor: usize, at: Range<usize>) -> Result<(), Finding> {
         let Some((node, size)) = self.anchors.get(&anchor) else {
-            self.problems.push((at.start, "this alias (`*…`) stands inside its own anchor (`&…`)"));
-            return self.node(Node { at: at.clone(), value: NodeValue::Reported }, 0, self.size);
+            return self.bad_alias(at, "this alias (`*…`) is inside its own anchor (`&…`)");
         };
-        let before = self.size;
-        self.size.nodes += size.nodes;
-        self.size.text += size.text;
-        if self.size.nodes > MOST_NODES || self.size.text > MOST_TEXT {
-            return Err(Stop::new(at.start, "aliases (`*…`) make this file too large"));
-        }
-        if self.open.len() + node.height() > DEEPEST {
-            return Err(Stop::new(at.start, "lists and mappings are nested more than 64 deep"));
-        }
-        let node = node.clone();
+        let (node, size, before) = (node.clone(), *size, self.size);
+        self.grow(size, at.start, "aliases (`*…`) make this file too large")?;
+        check_depth(at.start, self.open.len() + node.height())?;
         self.node(node, 0, before)
     }
 
-    /// Puts a finished node where it belongs.
-    fn node(&mut self, node: Node, anchor: usize, before: Size) -> Result<(), Stop> {
-        self.size.nodes += 1;
-        if self.size.nodes > MOST_NODES {
-            return Err(Stop::new(node.at.start, "the file has more than 100000 values"));
-        }
+    fn bad_alias(&mut self, at: Range<usize>, message: &str) -> Result<(), Finding> {
+        self.problems.push(Finding::new(at.start, message));
+        self.node(Node { at, value: NodeValue::Reported }, 0, self.size)
+    }
+
+    fn grow(&mut self, more: Size, at: usize, message: &str) -> Result<(), Finding> {
+        self.size.nodes += more.nodes;
+        self.size.text += more.text;
+        let is_too_large = self.size.nodes > MAX_NODES || self.size.text > MAX_TEXT;
+        if is_too_large { Err(Finding::new(at, message)) } else { Ok(()) }
+    }
+
+    /// Adds a finished node to the list or mapping around it.
+    fn node(&mut self, node: Node, anchor: usize, before: Size) -> Result<(), Finding> {
+        let one = Size { nodes: 1, text: 0 };
+        self.grow(one, node.at.start, "the file has more than 100000 values")?;
         if anchor > 0 {
             let size = Size { nodes: self.size.nodes - before.nodes, text: self.size.text - before.text };
-            // An anchored node is kept twice, and so it counts twice.
-            self.size.nodes += size.nodes;
-            self.size.text += size.text;
-            if self.size.nodes > MOST_NODES || self.size.text > MOST_TEXT {
-                return Err(Stop::new(node.at.start, "anchors (`&…`) make this file too large"));
-            }
+            // An anchored node is kept twice, so it counts twice.
+            self.grow(size, node.at.start, "anchors (`&…`) make this file too large")?;
             self.anchors.insert(anchor, (node.clone(), size));
         }
         match self.open.last_mut() {
@@ -271,26 +254,13 @@ impl Tree {
         Ok(())
     }
 
-    /// Reports the reason; without a tree, what may be shown of the line is decided by its looks.
-    fn give_up(&self, stop: Stop, problems: &mut Problems<'_>) {
-        let line = problems.line_range(stop.at);
-        let shown = problems.text.get(line.clone()).unwrap_or_default();
-        let mask = mask::unparsed_line(shown, &settings::keys(), &self.open_keys());
-        problems.cover(mask.into_iter().map(|mask| line.start + mask.start..line.start + mask.end).collect());
-        match stop.hint {
-            Some(hint) => problems.add_with_hint(stop.at, stop.message, hint),
-            None => problems.add(stop.at, stop.message),
-        }
-    }
-
     /// The keys whose values are being read, outermost first.
-    fn open_keys(&self) -> Vec<String> {
-        let keys = self.open.iter().filter_map(|open| open.key.as_ref());
-        keys.filter_map(|key| key.text().map(str::to_owned)).collect()
+    fn open_keys(&self) -> Vec<&str> {
+        self.open.iter().filter_map(|open| open.key.as_ref()?.text()).collect()
     }
 }
 
-/// A block ends, to the parser, where the next thing starts; take off the space between.
-fn trimmed_end(text: &str, start: usize, end: usize) -> usize {
-    text.get(start..end).map_or(end, |block| start + block.trim_end().len())
+fn check_depth(at: usize, depth: usize) -> Result<(), Finding> {
+    let message = "lists and mappings are nested more than 64 deep";
+    if depth > MAX_DEPTH { Err(Finding::new(at, message)) } else { Ok(()) }
 }

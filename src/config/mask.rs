@@ -205,7 +205,7 @@ fn user_info(node: &Node, key: &str, text: &str) -> Option<Range<usize>> {
 /// What to cover in a line of a file that is no YAML.
 ///
 /// `known` are the keys of the settings; `open` are the keys whose values were being read.
-pub(super) fn unparsed_line(line: &str, known: &[&str], open: &[String]) -> Option<Range<usize>> {
+pub(super) fn unparsed_line(line: &str, known: &[&str], open: &[&str]) -> Option<Range<usize>> {
     let content = line.len() - line.trim_start_matches([' ', '\t', '-']).len();
     let all = Some(content..line.len());
     let Some((key, value)) = line.get(content..).and_then(|content| content.split_once(':')) else {
@@ -214,7 +214,7 @@ pub(super) fn unparsed_line(line: &str, known: &[&str], open: &[String]) -> Opti
     let key = key.trim_end();
     let parent = if key == "credentials" { "nats" } else { "" };
     let secret = |key: &str| holds(key, parent, known) != Holds::Harmless;
-    let inside = open.iter().any(|open| open != key && secret(open));
+    let inside = open.iter().any(|open| *open != key && secret(open));
     if !known.contains(&key) || inside {
         return all;
     }

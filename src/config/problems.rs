@@ -1,76 +1,30 @@
-//! Problems: collected while reading, shown once, with the line they are about.
+//! Problems of a file: collected while it is read, and shown together, each with its line.
 //!
-//! [`Problems`] gathers problems by byte position and renders them at the end. What must not be shown
-//! (see `mask.rs`) is covered with `***` before a line leaves this file.
+//! [`Problems`] collects them by byte position and renders them at the end. It replaces secrets (see
+//! `mask.rs`) with `***` before a line leaves this file.
 
-use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::node::Node;
 
-/// More than this is no help to anyone.
-const MOST_PROBLEMS: usize = 100;
+/// A longer list helps no one.
+const MAX_PROBLEMS: usize = 100;
 /// Longer lines are cut around the caret.
 const LINE_WIDTH: usize = 160;
 
-/// Why there are no settings.
+/// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
     #[error(
-        "cannot read the settings file {}\n    hint: `a2a-bridge init` writes a first one (`config/minimal.yaml` is \
-         such a file); name another with `--config FILE` or in `A2A_BRIDGE_CONFIG`",
+        "cannot read the settings file {}\n    hint: create one with `a2a-bridge init` (`config/minimal.yaml` is an \
+         example), or name another with `--config FILE` or `A2A_BRIDGE_CONFIG`",
         path.display()
     )]
-    Read {
-        /// The file that was tried.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The file was read, but cannot be used. In the order of the file; never empty.
-    #[error("{}", listed(.0))]
-    Problems(Vec<Problem>),
-}
-
-/// One thing to change in the file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
-    /// The file, as the user named it.
-    pub file: String,
-    /// Line, from 1.
-    pub line: usize,
-    /// Column in characters, from 1.
-    pub column: usize,
-    /// What is wrong, without a full stop.
-    pub message: String,
-    /// What to try.
-    pub hint: Option<String>,
-    /// The line itself, secrets covered.
-    pub source_line: String,
-    /// Characters before the caret in `source_line`.
-    caret: usize,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, line, column, message, hint, source_line, caret } = self;
-        write!(f, "{file}:{line}:{column}: {message}")?;
-        if !source_line.is_empty() {
-            let number = line.to_string();
-            let margin = " ".repeat(number.len());
-            write!(f, "\n  {number} | {source_line}\n  {margin} | {}^", " ".repeat(*caret))?;
-        }
-        match hint {
-            Some(hint) => write!(f, "\n    hint: {hint}"),
-            None => Ok(()),
-        }
-    }
-}
-
-fn listed(problems: &[Problem]) -> String {
-    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
+    Read { path: PathBuf, source: std::io::Error },
+    /// All problems of the file, in its order.
+    #[error("{0}")]
+    Invalid(String),
 }
 
 /// The problems of one file so far.
@@ -83,11 +37,18 @@ pub(super) struct Problems<'a> {
     found: Vec<Finding>,
 }
 
+/// A problem at a byte position.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
-    at: usize,
-    message: String,
-    hint: Option<String>,
+pub(super) struct Finding {
+    pub(super) at: usize,
+    pub(super) message: String,
+    pub(super) hint: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn new(at: usize, message: impl Into<String>) -> Self {
+        Self { at, message: message.into(), hint: None }
+    }
 }
 
 impl<'a> Problems<'a> {
@@ -105,7 +66,7 @@ impl<'a> Problems<'a> {
         self.found.is_empty()
     }
 
-    /// Byte ranges of the file that are never shown.
+    /// Sets the byte ranges of the file that are never shown.
     pub(super) fn cover(&mut self, mut masks: Vec<Range<usize>>) {
         masks.retain(|mask| mask.start < mask.end);
         masks.sort_by_key(|mask| mask.start);
@@ -119,15 +80,19 @@ impl<'a> Problems<'a> {
         self.masks = masks;
     }
 
+    pub(super) fn push(&mut self, finding: Finding) {
+        self.found.push(finding);
+    }
+
     pub(super) fn add(&mut self, at: usize, message: impl Into<String>) {
-        self.found.push(Finding { at, message: message.into(), hint: None });
+        self.push(Finding::new(at, message));
     }
 
     pub(super) fn add_with_hint(&mut self, at: usize, message: impl Into<String>, hint: impl Into<String>) {
-        self.found.push(Finding { at, message: message.into(), hint: Some(hint.into()) });
+        self.push(Finding { at, message: message.into(), hint: Some(hint.into()) });
     }
 
-    /// A key as a message may name it: a key inside something secret is not named.
+    /// How a message names a key; a key inside a secret is not named.
     pub(super) fn name(&self, key: &Node) -> String {
         match key.text() {
             Some(text) if !self.is_covered(key.at.start) => format!("`{}`", text.escape_debug()),
@@ -140,7 +105,7 @@ impl<'a> Problems<'a> {
         before > 0 && self.masks.get(before - 1).is_some_and(|mask| mask.contains(&at))
     }
 
-    /// The number of the line, from 1.
+    /// The line number, from 1.
     pub(super) fn line(&self, at: usize) -> usize {
         self.line_starts.partition_point(|start| *start <= at)
     }
@@ -154,31 +119,38 @@ impl<'a> Problems<'a> {
         start..start + line.trim_end_matches(['\r', '\n']).len()
     }
 
-    pub(super) fn into_problems(mut self, file: &str) -> Vec<Problem> {
+    pub(super) fn into_error(mut self, file: &str) -> ConfigError {
         let mut found = std::mem::take(&mut self.found);
         found.sort();
         found.dedup();
-        let more = found.len().saturating_sub(MOST_PROBLEMS);
-        found.truncate(MOST_PROBLEMS);
-        let mut problems: Vec<_> = found.into_iter().map(|found| self.problem(file, found)).collect();
+        let more = found.len().saturating_sub(MAX_PROBLEMS);
+        found.truncate(MAX_PROBLEMS);
         if more > 0
-            && let Some(last) = problems.last_mut()
+            && let Some(last) = found.last_mut()
         {
             last.hint = Some(format!("there are {more} more problems"));
         }
-        problems
+        let shown: Vec<_> = found.iter().map(|finding| self.show(file, finding)).collect();
+        ConfigError::Invalid(shown.join("\n"))
     }
 
-    fn problem(&self, file: &str, found: Finding) -> Problem {
-        let Finding { at, message, hint } = found;
-        let range = self.line_range(at);
-        let before = self.text.get(range.start..at.min(range.end)).unwrap_or_default();
-        let (source_line, caret) = self.shown_line(&range, at);
-        let (line, column) = (self.line(at), before.chars().count() + 1);
-        Problem { file: file.into(), line, column, message, hint, source_line, caret }
+    fn show(&self, file: &str, Finding { at, message, hint }: &Finding) -> String {
+        let range = self.line_range(*at);
+        let before = self.text.get(range.start..(*at).min(range.end)).unwrap_or_default();
+        let (line, column) = (self.line(*at).to_string(), before.chars().count() + 1);
+        let mut shown = format!("{file}:{line}:{column}: {message}");
+        let (source, caret) = self.shown_line(&range, *at);
+        if !source.is_empty() {
+            let (margin, caret) = (" ".repeat(line.len()), " ".repeat(caret));
+            shown += &format!("\n  {line} | {source}\n  {margin} | {caret}^");
+        }
+        if let Some(hint) = hint {
+            shown += &format!("\n    hint: {hint}");
+        }
+        shown
     }
 
-    /// The line with secrets covered, and where its caret goes.
+    /// The line with secrets replaced, and the position of its caret.
     fn shown_line(&self, range: &Range<usize>, at: usize) -> (String, usize) {
         let mut shown = Vec::new();
         let mut caret = None;
@@ -196,7 +168,7 @@ impl<'a> Problems<'a> {
             if secret && !covered {
                 shown.extend(['*'; 3]);
             } else if !secret {
-                // A terminal acts upon control characters; and a tab would shift the caret.
+                // A terminal interprets control characters, and a tab would shift the caret.
                 shown.push(if c.is_control() { ' ' } else { c });
             }
             covered = secret;

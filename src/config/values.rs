@@ -1,7 +1,7 @@
 //! Single values: text in, checked value out.
 //!
-//! Nothing here knows of files or positions. An error says what was expected and never repeats the
-//! text, which may be a secret or come from the environment.
+//! Parsers know no files and positions. An error says what was expected and never repeats the text, which
+//! may be a secret or come from the environment.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,10 +17,6 @@ pub(super) const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Reads `30s`, `500ms`, `2m`, `1h30m`, `1d`, or a plain number of seconds (`30`, `1.5`).
 ///
 /// The result is above zero and at most 30 days.
-///
-/// # Errors
-///
-/// A sentence that says what was expected; it does not contain the text.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse_capped_duration(text)? {
         duration if duration <= LONGEST => Ok(duration),
@@ -28,12 +24,8 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The same for a limit that somebody else caps: every length is accepted, and what is too long for a
-/// [`Duration`] is the longest one.
-///
-/// # Errors
-///
-/// A sentence that says what was expected; it does not contain the text.
+/// As [`parse_duration`], for a limit that the caller caps: it accepts every length. A length that exceeds a
+/// [`Duration`] becomes the longest one.
 pub(crate) fn parse_capped_duration(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text.trim())
         .ok_or("expected a duration such as `30s`, `500ms`, `2m`, `1h30m` or a number of seconds")?;
@@ -71,10 +63,6 @@ fn is_number(byte: u8) -> bool {
 }
 
 /// Reads `4MiB`, `64KB` or a plain number of bytes.
-///
-/// # Errors
-///
-/// A sentence that says what was expected; it does not contain the text.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let (number, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
@@ -112,12 +100,17 @@ pub(super) fn count(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected a whole number from 1 to 100000".into())
 }
 
+/// The text, if it is as expected.
+fn checked(text: &str, is_valid: bool, expected: &str) -> Result<String, String> {
+    if is_valid { Ok(text.into()) } else { Err(expected.into()) }
+}
+
 pub(super) fn filled(text: &str) -> Result<String, String> {
-    if text.trim().is_empty() { Err("expected some text, found none".into()) } else { Ok(text.into()) }
+    checked(text, !text.trim().is_empty(), "expected text, found none")
 }
 
 pub(super) fn path(text: &str) -> Result<PathBuf, String> {
-    if text.is_empty() || text.contains('\0') { Err("expected a path".into()) } else { Ok(text.into()) }
+    checked(text, !text.is_empty() && !text.contains('\0'), "expected a path").map(PathBuf::from)
 }
 
 pub(super) fn agent_name(text: &str) -> Result<String, String> {
@@ -145,7 +138,6 @@ pub(super) fn agent_url(text: &str) -> Result<Url, String> {
     }
 }
 
-/// The address of a token endpoint.
 pub(super) fn token_url(text: &str) -> Result<Url, String> {
     let expected = "expected a URL such as `https://login.example.org/token`";
     let url = Url::parse(text).map_err(|_| expected)?;
@@ -217,12 +209,11 @@ pub(super) fn subject_prefix(text: &str) -> Result<String, String> {
         !token.is_empty()
             && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
     };
-    if text.len() <= 128 && text.split('.').all(token) {
-        Ok(text.into())
-    } else {
-        Err("expected words of letters, digits, `_` and `-` with dots between them, at most 128 characters"
-            .into())
-    }
+    checked(
+        text,
+        text.len() <= 128 && text.split('.').all(token),
+        "expected tokens of letters, digits, `_` and `-` with dots between them, at most 128 characters",
+    )
 }
 
 pub(super) fn subject_pattern(text: &str) -> Result<String, String> {
@@ -233,34 +224,27 @@ pub(super) fn subject_pattern(text: &str) -> Result<String, String> {
         ">" => index == last,
         _ => !token.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '*' | '>')),
     };
-    if text.split('.').enumerate().all(token) {
-        Ok(text.into())
-    } else {
-        Err("expected a subject pattern such as `_INBOX.>`: `*` stands for a whole word, `>` comes last"
-            .into())
-    }
+    checked(
+        text,
+        text.split('.').enumerate().all(token),
+        "expected a subject pattern such as `_INBOX.>`: `*` is a whole token, and `>` comes last",
+    )
 }
 
 pub(super) fn owner(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-');
-    if (1..=64).contains(&text.len()) && text.bytes().all(plain) {
-        Ok(text.into())
-    } else {
-        Err("expected 1 to 64 lower-case letters, digits, `_` and `-`".into())
-    }
+    let is_valid = (1..=64).contains(&text.len()) && text.bytes().all(plain);
+    checked(text, is_valid, "expected 1 to 64 lower-case letters, digits, `_` and `-`")
 }
 
 pub(super) fn card_path(text: &str) -> Result<String, String> {
-    // `//host` and `/\\host` would be another host, and be sent this agent's token.
-    let host = text.get(1..).is_some_and(|rest| rest.starts_with(['/', '\\']));
-    if text.starts_with('/') && !host && !text.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        Ok(text.into())
-    } else {
-        Err("expected a path that starts with one `/`".into())
-    }
+    // `//host` and `/\\host` name another host, which would receive this agent's token.
+    let is_host = text.get(1..).is_some_and(|rest| rest.starts_with(['/', '\\']));
+    let has_blank = text.chars().any(|c| c.is_whitespace() || c.is_control());
+    checked(text, text.starts_with('/') && !is_host && !has_blank, "expected a path that starts with one `/`")
 }
 
-/// Splits a command line as a shell would, without a shell.
+/// Splits a command line like a shell does, without a shell.
 pub(super) fn command_line(text: &str) -> Result<Vec<String>, String> {
     command(shlex::split(text).ok_or("a quote in this command is not closed")?)
 }
@@ -269,14 +253,14 @@ pub(super) fn command(words: Vec<String>) -> Result<Vec<String>, String> {
     if words.first().is_none_or(|program| program.trim().is_empty()) {
         Err("expected a program and its arguments".into())
     } else if words.iter().any(|word| word.contains('\0')) {
-        Err("a command holds no zero characters".into())
+        Err("expected a command without zero characters".into())
     } else {
         Ok(words)
     }
 }
 
 pub(super) fn env_value(text: &str) -> Result<String, String> {
-    if text.contains('\0') { Err("a variable holds no zero characters".into()) } else { Ok(text.into()) }
+    checked(text, !text.contains('\0'), "expected text without zero characters")
 }
 
 pub(super) fn is_env_name(name: &str) -> bool {
@@ -284,19 +268,13 @@ pub(super) fn is_env_name(name: &str) -> bool {
 }
 
 pub(super) fn bearer_token(text: &str) -> Result<String, String> {
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
-        Ok(text.into())
-    } else {
-        Err("expected a token without spaces, line breaks or letters beyond ASCII".into())
-    }
+    let is_valid = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+    checked(text, is_valid, "expected a token of ASCII characters without spaces and line breaks")
 }
 
 pub(super) fn header_value(text: &str) -> Result<String, String> {
-    if text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t')) {
-        Ok(text.into())
-    } else {
-        Err("expected a header value without line breaks or letters beyond ASCII".into())
-    }
+    let is_valid = text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
+    checked(text, is_valid, "expected a header value of ASCII characters without line breaks")
 }
 
 pub(super) fn socket_address(text: &str) -> Result<SocketAddr, String> {
@@ -316,7 +294,7 @@ pub(super) fn api_key_name(text: &str) -> Result<String, String> {
 pub(super) fn header_name(name: &str) -> Result<(), &'static str> {
     // RFC 9110 section 5.6.2: what a token is made of; 7.6.1: headers of one connection only.
     const MARKS: &str = "!#$%&'*+-.^_`|~";
-    const OWN: [&str; 12] = [
+    const RESERVED: [&str; 12] = [
         "connection",
         "content-length",
         "content-type",
@@ -332,7 +310,7 @@ pub(super) fn header_name(name: &str) -> Result<(), &'static str> {
     ];
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || MARKS.contains(c)) {
         Err("is not a valid header name")
-    } else if OWN.contains(&name.to_ascii_lowercase().as_str()) {
+    } else if RESERVED.contains(&name.to_ascii_lowercase().as_str()) {
         Err("is set by the bridge itself")
     } else {
         Ok(())

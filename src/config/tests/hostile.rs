@@ -51,7 +51,7 @@ proptest! {
                 prop_assert_eq!(&config.agents[0].command.as_ref().unwrap()[1], &value);
             }
             // A name with a line break is refused, at the place where it was written.
-            Err(ConfigError::Problems(problems)) => prop_assert!(!problems.is_empty()),
+            Err(ConfigError::Invalid(problems)) => prop_assert!(!problems.is_empty()),
             Err(error) => return Err(TestCaseError::fail(error.to_string())),
         }
     }
