@@ -1,19 +1,19 @@
 //! `${NAME}`, `${NAME:-default}`, `${NAME:?hint}` and `$$` in values.
 //!
-//! Expansion happens in the tree, after the file was split into keys and values: whatever a variable
-//! holds, it cannot add keys, and it is never parsed as YAML. No message repeats it.
+//! Expansion works on the tree, after the file was split into keys and values. The value of a variable can
+//! therefore not add keys, and is never parsed as YAML. No message repeats it.
 
 use super::node::{Node, NodeValue};
 use super::problems::Problems;
 
-/// All variables together; far above any use, and still no danger to memory.
-const MOST_BYTES: usize = 8 << 20;
+/// Limit of all expanded text, far above any real use.
+const MAX_BYTES: usize = 8 << 20;
 
 pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BadReference {
-    /// How the reference starts, to find its column.
+    /// The start of the reference, to find its column.
     starts: String,
     message: String,
     hint: String,
@@ -21,7 +21,7 @@ pub(super) struct BadReference {
 
 /// Expands every value below `node`. Keys stay as they are.
 pub(super) fn expand(node: &mut Node, env: Env<'_>, problems: &mut Problems<'_>) {
-    let mut left = MOST_BYTES;
+    let mut left = MAX_BYTES;
     expand_node(node, env, problems, &mut left);
 }
 
@@ -40,7 +40,7 @@ fn expand_node(node: &mut Node, env: Env<'_>, problems: &mut Problems<'_>, left:
                 scalar.expanded = expanded;
             }
             Ok(_) => {
-                problems.add(node.at.start, "the variables of this file hold too much text");
+                problems.add(node.at.start, "the variables of this file expand to more than 8 MiB");
                 node.value = NodeValue::Reported;
             }
             Err(failures) => {
@@ -71,7 +71,7 @@ pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Ve
                 failures.push(BadReference {
                     starts: "${".into(),
                     message: "`${` without a closing `}`".into(),
-                    hint: "write `$${` for the two characters themselves".into(),
+                    hint: "write `$${` for a literal `${`".into(),
                 });
                 rest = "";
                 continue;
@@ -91,7 +91,7 @@ pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Ve
     if failures.is_empty() { Ok((out, expanded)) } else { Err(failures) }
 }
 
-/// What stands between `${` and the first `}`.
+/// The value of a reference: the text between `${` and the first `}`.
 fn resolve(reference: &str, env: Env<'_>) -> Result<String, BadReference> {
     let end = reference.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
     let (name, operation) = reference.split_at(end);
@@ -119,8 +119,8 @@ fn resolve(reference: &str, env: Env<'_>) -> Result<String, BadReference> {
         Some(":-") => Ok(filled.unwrap_or_else(|| word.replace("$$", "$"))),
         Some(":?") => filled.ok_or_else(|| {
             let hint = if word.is_empty() { format!("set `{name}`") } else { word.to_owned() };
-            failure(format!("the variable `{name}` is not set or empty"), hint)
+            failure(format!("the variable `{name}` is not set or is empty"), hint)
         }),
-        _ => Err(failure(format!("`${{{name}` goes on in a way that is not supported"), forms().into())),
+        _ => Err(failure(format!("`${{{name}` is followed by unsupported characters"), forms().into())),
     }
 }

@@ -5,7 +5,7 @@
 //! than a pattern: whether a URL, host or command line is well formed, whether a duration or size in text
 //! is in its range, and rules across keys. A value with a variable passes, as its content is unknown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -344,15 +344,14 @@ fn read_env(node: &Node, scope: &mut Scope<'_, '_>) -> Option<BTreeMap<String, S
 }
 
 fn read_headers(node: &Node, scope: &mut Scope<'_, '_>) -> Option<BTreeMap<String, SecretString>> {
-    let mut seen = BTreeMap::new();
+    let mut seen = HashMap::new();
     read_names(node, scope, |key, value, scope| {
         let name = key.text().unwrap_or_default();
-        let shown = scope.problems.name(key);
         if let Err(reason) = values::header_name(name) {
-            scope.problems.add(key.at.start, format!("{shown} {reason}"));
-        } else if let Some(first) = seen.insert(name.to_ascii_lowercase(), key.at.start) {
-            let first = scope.problems.line(first);
-            scope.problems.add(key.at.start, format!("{shown} is given twice, first on line {first}"));
+            let message = format!("{} {reason}", scope.problems.name(key));
+            scope.problems.add(key.at.start, message);
+        } else {
+            scope.problems.is_new(&mut seen, &name.to_ascii_lowercase(), key);
         }
         Secret::<HeaderValue>::read(value, scope)
     })

@@ -1,9 +1,9 @@
-//! What a message must not show: the places of secrets in the file.
+//! Where the secrets of a file are, so that no message shows them.
 //!
-//! [`secrets`] goes by the names of keys. The value of a key that is not known is shown only if the key
-//! looks like a misspelt harmless one. [`unparsed_line`] decides for a file that is no YAML, where there
-//! are no keys to go by; there, a line is shown only if it is plainly harmless. Covering too much is
-//! fine, too little is not.
+//! [`secrets`] decides by the names of keys. It leaves the value of an unknown key visible only if the key
+//! looks like a misspelt harmless one. [`unparsed_line`] is for a file that is not valid YAML and has no
+//! keys to decide by; it leaves a line visible only if it is plainly harmless. Masking too much does no
+//! harm, masking too little does.
 
 use std::ops::Range;
 
@@ -22,14 +22,14 @@ pub(super) fn names_secret(variable: &str) -> bool {
         || name.split(|c: char| !c.is_alphanumeric()).any(is_key)
 }
 
-/// Below these, keys are the user's own.
+/// The user chooses the keys below these.
 const FREE: [&str; 2] = ["card", "rename"];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holds {
-    /// Something to show, or keys to look at.
+    /// Nothing secret, or keys that decide for themselves.
     Harmless,
-    /// A secret, whatever its shape.
+    /// A secret of any type.
     Secret,
     /// A mapping of names to secrets.
     Secrets,
@@ -38,7 +38,7 @@ enum Holds {
 fn holds(key: &str, parent: &str, known: &[&str]) -> Holds {
     let letters = letters(key);
     if (parent, key) == ("tls", "key") || (parent, key) == ("nats", "credentials") {
-        // Paths, which help more than they harm.
+        // Paths are no secrets, and help to find the problem.
         Holds::Harmless
     } else if SECRET_WORDS.iter().any(|word| letters.contains(word)) {
         Holds::Secret
@@ -54,20 +54,20 @@ fn holds(key: &str, parent: &str, known: &[&str]) -> Holds {
     }
 }
 
-/// The key that was meant, if one is close.
+/// The known key that is most similar, if it is similar enough.
 fn nearest<'k>(letters: &str, known: &[&'k str]) -> Option<&'k str> {
-    let likeness = |name: &&str| strsim::jaro_winkler(name, letters);
-    let best = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
-    (likeness(best) > 0.84).then_some(best)
+    let similarity = |name: &&str| strsim::jaro_winkler(name, letters);
+    let best = known.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;
+    (similarity(best) > 0.84).then_some(best)
 }
 
-/// A key without the marks that a slip of the finger brings in; cut, as comparing takes its time.
+/// A key without stray punctuation, in lower case; cut, because comparing long keys is slow.
 fn letters(key: &str) -> String {
     let letters = key.chars().filter(|c| c.is_alphanumeric() || *c == '_').take(28);
     letters.collect::<String>().to_ascii_lowercase()
 }
 
-/// The bytes of `text` that hold secrets, in no order. `known` are the keys of the settings.
+/// The byte ranges of `text` that hold secrets, in no order. `known` are the keys of the settings.
 pub(super) fn secrets(node: &Node, text: &str, known: &[&str]) -> Vec<Range<usize>> {
     let mut masks = passwords_in_urls(text);
     masks.extend(comments(text));
@@ -78,15 +78,15 @@ pub(super) fn secrets(node: &Node, text: &str, known: &[&str]) -> Vec<Range<usiz
 fn walk(node: &Node, parent: &str, text: &str, known: &[&str], masks: &mut Vec<Range<usize>>) {
     match &node.value {
         NodeValue::Reported => {}
-        // A slip has made a text of settings, and these may be secrets.
+        // A typo turned settings into text, and they may be secrets.
         NodeValue::Scalar(_) if parent.is_empty() || swallows_settings(node, text) => cover(node, masks),
         NodeValue::Scalar(_) => masks.extend(user_info(node, parent, text)),
         NodeValue::List(items) => items.iter().for_each(|item| walk(item, parent, text, known, masks)),
-        // A blank after a colon has made a mapping of an address, and of its password a value.
+        // A space after a colon turned a URL into a mapping, and its password into a value.
         NodeValue::Map(_) if parent.ends_with("url") => cover(node, masks),
         NodeValue::Map(entries) => {
             for entry in entries {
-                // A mapping or list as a key is no setting at all; nobody knows what is in it.
+                // A mapping or list as a key is not a setting, so its content is unknown.
                 let Some(key) = entry.key.text() else {
                     cover(&entry.key, masks);
                     cover_entry(entry, text, masks);
@@ -109,14 +109,14 @@ fn walk(node: &Node, parent: &str, text: &str, known: &[&str], masks: &mut Vec<R
     }
 }
 
-/// Whether a text goes over several lines, or has what looks like a setting in it.
+/// Whether a text has several lines, or contains what looks like a setting.
 fn swallows_settings(node: &Node, text: &str) -> bool {
     let raw = text.get(node.at.clone()).unwrap_or_default();
     raw.contains(['\n', '\r']) || raw.contains(": ")
 }
 
-/// A key with no colon after it: in `{password: a,b}` the `b` is a key to YAML and a part of the
-/// password to its owner.
+/// Covers a key without a colon: in `{password: a,b}`, `b` is a key to YAML but part of the password to the
+/// user.
 fn cover_bare(entry: &KeyValue, text: &str, masks: &mut Vec<Range<usize>>) {
     let after = text.get(entry.key.at.end..).unwrap_or_default();
     if entry.value.is_null() && !after.trim_start().starts_with(':') {
@@ -124,8 +124,8 @@ fn cover_bare(entry: &KeyValue, text: &str, masks: &mut Vec<Range<usize>>) {
     }
 }
 
-/// From the colon to the end of the value, with a comment behind it: to its owner, `a #b` is one
-/// password.
+/// Covers everything from the colon to the end of the value, and a comment after it: to the user, `a #b` is
+/// one password.
 fn cover_entry(entry: &KeyValue, text: &str, masks: &mut Vec<Range<usize>>) {
     cover(&entry.value, masks);
     let end = entry.value.at.end.max(entry.key.at.end);
@@ -139,20 +139,13 @@ fn cover_entry(entry: &KeyValue, text: &str, masks: &mut Vec<Range<usize>>) {
     masks.push(start..if comment { end + line.len() } else { end });
 }
 
-/// The node where it is written, and everything in it: an alias stands elsewhere.
+/// Covers the node and everything in it, as the target of an alias is written elsewhere.
 fn cover(node: &Node, masks: &mut Vec<Range<usize>>) {
     masks.push(node.at.clone());
-    match &node.value {
-        NodeValue::Scalar(_) | NodeValue::Reported => {}
-        NodeValue::List(items) => items.iter().for_each(|item| cover(item, masks)),
-        NodeValue::Map(entries) => entries.iter().for_each(|entry| {
-            cover(&entry.key, masks);
-            cover(&entry.value, masks);
-        }),
-    }
+    node.children().for_each(|child| cover(child, masks));
 }
 
-/// Everything behind a `#` that may begin a comment: it may be what a line said before.
+/// Everything after a `#` that may start a comment, because it may be a setting with a secret.
 fn comments(text: &str) -> impl Iterator<Item = Range<usize>> {
     let mut at = 0;
     text.split_inclusive(['\n', '\r']).filter_map(move |line| {
@@ -165,17 +158,17 @@ fn comments(text: &str) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Users and passwords of URLs wherever they stand, be it in a comment or in a key.
+/// Users and passwords of URLs anywhere, even in comments and keys.
 fn passwords_in_urls(text: &str) -> Vec<Range<usize>> {
     let mut at = 0;
     let mut masks = Vec::new();
     for word in text.split_inclusive(char::is_whitespace) {
-        // A blank may have got between the scheme and the rest.
+        // There may be a space between the scheme and the rest.
         if let Some((scheme, rest)) = word.split_once("//") {
             let start = scheme.len() + 2;
             match rest.rfind('@') {
                 Some(end) => masks.push(at + start..at + start + end),
-                // A line break may have got before the `@`; a port has digits, or is a variable.
+                // There may be a line break before the `@`; a port has digits, or is a variable.
                 None if rest.split_once(':').is_some_and(|(_, port)| {
                     port.starts_with(|c: char| !c.is_ascii_digit() && !"${/".contains(c))
                 }) =>
@@ -190,7 +183,7 @@ fn passwords_in_urls(text: &str) -> Vec<Range<usize>> {
     masks
 }
 
-/// The user and password of a URL as a value, which may lack the scheme or go over several lines.
+/// The user and password of a URL that is a value; it may lack the scheme or have several lines.
 fn user_info(node: &Node, key: &str, text: &str) -> Option<Range<usize>> {
     let raw = text.get(node.at.clone())?;
     let end = raw.rfind('@')?;
@@ -202,7 +195,7 @@ fn user_info(node: &Node, key: &str, text: &str) -> Option<Range<usize>> {
     Some(node.at.start + start..node.at.start + end)
 }
 
-/// What to cover in a line of a file that is no YAML.
+/// What to cover in a line of a file that is not valid YAML.
 ///
 /// `known` are the keys of the settings; `open` are the keys whose values were being read.
 pub(super) fn unparsed_line(line: &str, known: &[&str], open: &[&str]) -> Option<Range<usize>> {

@@ -1,9 +1,9 @@
-//! The file as a tree: text, lists and mappings, each with its place in the file.
+//! The file as a tree: text, lists and mappings, each with its position in the file.
 //!
-//! `load.rs` makes the tree, [`settle`] takes out duplicate keys and works in merge keys, and
-//! `read.rs` turns it into settings. What a text means (number, duration, …) is decided there.
+//! `load.rs` builds the tree, and [`settle`] reports duplicate keys and resolves merge keys. What a text
+//! means (number, duration, …) is for the readers of settings to decide.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use serde_json::{Map, Number, Value};
@@ -12,7 +12,7 @@ use super::problems::Problems;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
-    /// Bytes in the file. What an alias stands for keeps the place where it was written.
+    /// Byte range in the file. The target of an alias keeps the position where it is written.
     pub(super) at: Range<usize>,
     pub(super) value: NodeValue,
 }
@@ -22,7 +22,7 @@ pub(super) enum NodeValue {
     Scalar(Scalar),
     List(Vec<Node>),
     Map(Vec<KeyValue>),
-    /// A problem was reported already; whoever reads this says no more.
+    /// A problem was reported here; readers report no other.
     Reported,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Scalar {
     pub(super) text: String,
     /// Written without quotes.
     pub(super) plain: bool,
-    /// Holds something from the environment.
+    /// Contains the value of a variable.
     pub(super) expanded: bool,
 }
 
@@ -49,12 +49,12 @@ impl Node {
         }
     }
 
-    /// Nothing was written, or a variable without quotes came out empty.
+    /// Whether nothing is written, or only a variable without quotes that is empty.
     pub(super) fn is_null(&self) -> bool {
         matches!(&self.value, NodeValue::Scalar(scalar) if scalar.is_null())
     }
 
-    /// A variable without quotes came out empty: the user wants the thing to be absent.
+    /// Whether only a variable without quotes is written, and it is empty: the user wants no value.
     pub(super) fn is_absent(&self) -> bool {
         matches!(&self.value, NodeValue::Scalar(scalar) if scalar.is_null() && scalar.expanded)
     }
@@ -69,19 +69,24 @@ impl Node {
         }
     }
 
+    /// The items of a list, or the keys and values of a mapping.
+    pub(super) fn children(&self) -> impl Iterator<Item = &Self> {
+        let (items, entries): (&[Self], &[KeyValue]) = match &self.value {
+            NodeValue::Scalar(_) | NodeValue::Reported => (&[], &[]),
+            NodeValue::List(items) => (items, &[]),
+            NodeValue::Map(entries) => (&[], entries),
+        };
+        items.iter().chain(entries.iter().flat_map(|entry| [&entry.key, &entry.value]))
+    }
+
+    /// How deep lists and mappings are nested.
     pub(super) fn height(&self) -> usize {
         match &self.value {
             NodeValue::Scalar(_) | NodeValue::Reported => 0,
-            NodeValue::List(items) => 1 + items.iter().map(Self::height).max().unwrap_or_default(),
-            NodeValue::Map(entries) => {
-                let heights = entries.iter().map(|entry| entry.key.height().max(entry.value.height()));
-                1 + heights.max().unwrap_or_default()
-            }
+            _ => 1 + self.children().map(Self::height).max().unwrap_or_default(),
         }
     }
-}
 
-impl Node {
     /// A default, as if it were written at `at`.
     pub(super) fn from_json(value: Value, at: usize) -> Self {
         let scalar = |text, plain| NodeValue::Scalar(Scalar { text, plain, expanded: false });
@@ -150,8 +155,8 @@ fn number(text: &str) -> Option<Number> {
     whole.ok().or_else(|| Number::from_f64(digits.parse().ok()?))
 }
 
-/// Takes out what YAML allows and settings do not: keys that are not text, and keys given twice.
-/// Merge keys (`<<`) become the keys they bring.
+/// Removes and reports what YAML allows and settings do not: keys that are not text, and duplicate keys.
+/// Replaces merge keys (`<<`) with the keys of their mappings.
 pub(super) fn settle(node: &mut Node, problems: &mut Problems<'_>) {
     match &mut node.value {
         NodeValue::Scalar(_) | NodeValue::Reported => {}
@@ -166,7 +171,7 @@ pub(super) fn settle(node: &mut Node, problems: &mut Problems<'_>) {
                 } else if entry.key.text().is_some() {
                     own.push(entry);
                 } else if !matches!(entry.key.value, NodeValue::Reported) {
-                    problems.add(entry.key.at.start, "expected a word as a key");
+                    problems.add(entry.key.at.start, "expected text as a key");
                 }
             }
             *entries = unique(own, merged, problems);
@@ -190,27 +195,14 @@ fn merge(entry: KeyValue, merged: &mut Vec<KeyValue>, problems: &mut Problems<'_
     }
 }
 
-/// Own keys may be given once; of merged ones the first counts, and an own key goes before.
+/// A mapping's own keys must not repeat. They take precedence over merged ones, of which the first counts.
 fn unique(own: Vec<KeyValue>, merged: Vec<KeyValue>, problems: &mut Problems<'_>) -> Vec<KeyValue> {
-    let mut seen = std::collections::HashMap::new();
-    let mut kept = Vec::with_capacity(own.len());
-    for entry in own {
-        let Some(key) = entry.key.text().map(str::to_owned) else {
-            continue;
-        };
-        if let Some(first) = seen.get(&key) {
-            let first = problems.line(*first);
-            let name = problems.name(&entry.key);
-            problems.add(entry.key.at.start, format!("{name} is given twice, first on line {first}"));
-        } else {
-            seen.insert(key, entry.key.at.start);
-            kept.push(entry);
-        }
-    }
+    let mut seen = HashMap::new();
+    let mut kept = own;
+    kept.retain(|entry| problems.is_new(&mut seen, entry.key.text().unwrap_or_default(), &entry.key));
     let mut names: HashSet<String> = seen.into_keys().collect();
-    kept.extend(merged.into_iter().filter(|entry| match entry.key.text() {
-        Some(key) => names.insert(key.to_owned()),
-        None => false,
-    }));
+    kept.extend(
+        merged.into_iter().filter(|entry| names.insert(entry.key.text().unwrap_or_default().to_owned())),
+    );
     kept
 }

@@ -3,6 +3,7 @@
 //! [`Problems`] collects them by byte position and renders them at the end. It replaces secrets (see
 //! `mask.rs`) with `***` before a line leaves this file.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -98,6 +99,17 @@ impl<'a> Problems<'a> {
             Some(text) if !self.is_covered(key.at.start) => format!("`{}`", text.escape_debug()),
             _ => "this key".into(),
         }
+    }
+
+    /// Whether `name`, which `key` gives, is not in `seen` yet; if it is, reports it.
+    pub(super) fn is_new(&mut self, seen: &mut HashMap<String, usize>, name: &str, key: &Node) -> bool {
+        if let Some(first) = seen.get(name) {
+            let first = self.line(*first);
+            self.add(key.at.start, format!("{} is given twice, first on line {first}", self.name(key)));
+            return false;
+        }
+        seen.insert(name.to_owned(), key.at.start);
+        true
     }
 
     fn is_covered(&self, at: usize) -> bool {

@@ -124,29 +124,25 @@ pub(super) fn agent_name(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn agent_url(text: &str) -> Result<Url, String> {
-    let url = Url::parse(text).map_err(|_| "expected a URL such as `http://127.0.0.1:9000`")?;
+    let url = http_url(text, "`http://127.0.0.1:9000`", "`bearer_token` or `headers`")?;
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("expected a URL without `?` and `#`".into());
+    }
+    Ok(url)
+}
+
+pub(super) fn token_url(text: &str) -> Result<Url, String> {
+    http_url(text, "`https://login.example.org/token`", "`client_id` and `client_secret`")
+}
+
+fn http_url(text: &str, example: &str, instead: &str) -> Result<Url, String> {
+    let url = Url::parse(text).map_err(|_| format!("expected a URL such as {example}"))?;
     if !matches!(url.scheme(), "http" | "https") {
         Err("expected a URL that starts with `http://` or `https://`".into())
     } else if url.host_str().is_none_or(str::is_empty) {
         Err("expected a URL with a host".into())
     } else if !url.username().is_empty() || url.password().is_some() {
-        Err("a URL holds no user or password here; use `bearer_token` or `headers`".into())
-    } else if url.query().is_some() || url.fragment().is_some() {
-        Err("expected a URL without `?` and `#`".into())
-    } else {
-        Ok(url)
-    }
-}
-
-pub(super) fn token_url(text: &str) -> Result<Url, String> {
-    let expected = "expected a URL such as `https://login.example.org/token`";
-    let url = Url::parse(text).map_err(|_| expected)?;
-    let is_http =
-        matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty());
-    if !is_http {
-        Err(expected.into())
-    } else if !url.username().is_empty() || url.password().is_some() {
-        Err("a URL holds no user or password here; use `client_id` and `client_secret`".into())
+        Err(format!("expected a URL without user and password; use {instead}"))
     } else {
         Ok(url)
     }
@@ -292,25 +288,13 @@ pub(super) fn api_key_name(text: &str) -> Result<String, String> {
 
 /// Says why a header cannot be set, if it cannot.
 pub(super) fn header_name(name: &str) -> Result<(), &'static str> {
-    // RFC 9110 section 5.6.2: what a token is made of; 7.6.1: headers of one connection only.
+    // RFC 9110 section 5.6.2: the characters of a token; 7.6.1: headers of one connection only.
     const MARKS: &str = "!#$%&'*+-.^_`|~";
-    const RESERVED: [&str; 12] = [
-        "connection",
-        "content-length",
-        "content-type",
-        "host",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ];
+    const RESERVED: &str = "connection content-length content-type host keep-alive proxy-authenticate \
+                            proxy-authorization proxy-connection te trailer transfer-encoding upgrade";
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || MARKS.contains(c)) {
         Err("is not a valid header name")
-    } else if RESERVED.contains(&name.to_ascii_lowercase().as_str()) {
+    } else if RESERVED.split(' ').any(|reserved| reserved.eq_ignore_ascii_case(name)) {
         Err("is set by the bridge itself")
     } else {
         Ok(())
