@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use self::departures::Departures;
 use self::served::Served;
-use crate::a2a::{self, auth::AuthError};
+use crate::a2a::{self, HttpClient, auth::AuthError};
 use crate::action::actions::{Actions, Limits, Stop};
 use crate::action::assemble::ArtifactRules;
 use crate::agent::{Agent, AgentState, Predecessors};
@@ -90,7 +90,7 @@ pub enum BridgeError {
 pub struct Bridge {
     mesh: Mesh,
     subjects: Subjects,
-    http: reqwest::Client,
+    http: HttpClient,
     state: Arc<State>,
     host: Host,
     tasks: Tasks,

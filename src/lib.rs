@@ -74,7 +74,7 @@
 //! | an answer claims its follow-up id | `Actions::answer` in `action/answer.rs`, by `FollowUps::claim` in `state/follow_ups.rs` |
 //! | a call counts as in flight, so that its agent is not taken for hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/watch.rs` asks |
 //! | a message may be sent again | `Retry` in `a2a/retry.rs`, which also lists who sends it |
-//! | a credential is withheld from a host | `Chooser::client` in `a2a/choose.rs`, by `Places::is_trusted` in `a2a/address.rs` |
+//! | a credential is withheld from a host | `Chooser::client` in `a2a/choose.rs`, by `AddressPolicy::is_trusted` in `a2a/address.rs` |
 //! | a credential is redacted in an error | `Dispatcher::guarded` in `dispatch/mod.rs`, by `ActionError::redacted` in `reply/error.rs` (`secrets.rs` knows what is a secret) |
 //! | a credential is redacted in the reason of a failed task | `CallRun::record` in `action/run/observe.rs`, and `CallRun::tell` in `action/run/mod.rs` for streams |
 //! | a stream that was cut off goes on | `action/run/stream.rs` |
@@ -132,7 +132,6 @@ pub use process::guard;
 pub mod internal {
     pub use crate::a2a::card::{Card, Interface};
     pub use crate::a2a::dialect::{Dialect, RpcError};
-    pub use crate::a2a::http_client;
     pub use crate::bridge::Bridge;
     pub use crate::bus::control::Report;
     pub use crate::bus::service;

@@ -9,13 +9,13 @@ use url::{Host, Url};
 use crate::config;
 
 #[derive(Debug, Clone)]
-pub(super) struct Places {
+pub(super) struct AddressPolicy {
     base: Url,
     use_card_url: bool,
     allowed_hosts: Vec<String>,
 }
 
-impl Places {
+impl AddressPolicy {
     /// Takes them from an agent's settings.
     pub(super) fn new(config: &config::AgentConfig) -> Self {
         Self {
@@ -29,7 +29,7 @@ impl Places {
         &self.base
     }
 
-    /// Where to call an interface that the card places at `card_url`.
+    /// Where to call an interface that the card addresses at `card_url`.
     pub(super) fn resolve(&self, card_url: &str) -> Url {
         match parse(card_url) {
             Some(mut card) if self.use_card_url || self.is_listed(&card) => {
@@ -121,8 +121,8 @@ pub(super) fn other_slash(url: &Url) -> Option<Url> {
 mod tests {
     use super::*;
 
-    fn places(base: &str, use_card_url: bool, allowed: &[&str]) -> Places {
-        Places {
+    fn addresses(base: &str, use_card_url: bool, allowed: &[&str]) -> AddressPolicy {
+        AddressPolicy {
             base: Url::parse(base).unwrap(),
             use_card_url,
             allowed_hosts: allowed.iter().map(|host| (*host).to_owned()).collect(),
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_configured_host_wins_and_the_cards_path_is_kept() {
-        let places = places("http://127.0.0.1:9000/", false, &[]);
+        let addresses = addresses("http://127.0.0.1:9000/", false, &[]);
         for (card, expected) in [
             ("http://0.0.0.0:8080/", "http://127.0.0.1:9000/"),
             ("http://[::]:9000/rpc", "http://127.0.0.1:9000/rpc"),
@@ -144,13 +144,13 @@ mod tests {
             ("file:///etc/passwd", "http://127.0.0.1:9000/"),
             ("grpc://x:1", "http://127.0.0.1:9000/"),
         ] {
-            assert_eq!(places.resolve(card).as_str(), expected, "{card}");
+            assert_eq!(addresses.resolve(card).as_str(), expected, "{card}");
         }
     }
 
     #[test]
     fn other_hosts_are_followed_when_allowed_and_trusted_only_when_listed() {
-        let listed = places("http://127.0.0.1:9000", false, &["agents.example", "10.0.0.7:81"]);
+        let listed = addresses("http://127.0.0.1:9000", false, &["agents.example", "10.0.0.7:81"]);
         for (card, expected, trusted) in [
             ("http://agents.example:5/a", "http://agents.example:5/a", true),
             ("http://10.0.0.7:81/", "http://10.0.0.7:81/", true),
@@ -159,12 +159,12 @@ mod tests {
             let url = listed.resolve(card);
             assert_eq!((url.as_str(), listed.is_trusted(&url)), (expected, trusted));
         }
-        let open = places("http://127.0.0.1:9000", true, &[]);
+        let open = addresses("http://127.0.0.1:9000", true, &[]);
         let url = open.resolve("http://u:p@elsewhere.example:5/a");
         assert_eq!((url.as_str(), open.is_trusted(&url)), ("http://elsewhere.example:5/a", false));
         let url = open.resolve("http://0.0.0.0:9001/");
         assert_eq!((url.as_str(), open.is_trusted(&url)), ("http://127.0.0.1:9001/", false));
-        let secure = places("https://a.example", false, &["a.example"]);
+        let secure = addresses("https://a.example", false, &["a.example"]);
         assert_eq!(secure.resolve("http://a.example/x").as_str(), "https://a.example/x");
     }
 

@@ -46,7 +46,7 @@ pub enum CardError {
     TooLarge { url: String, limit: u64 },
     /// Nobody accepts connections, so a card from the settings is of no use.
     #[error("nobody accepts connections at {url}")]
-    NobodyThere { url: String },
+    NotListening { url: String },
     /// The agent refuses, or has nothing there.
     #[error("no agent card: {0}")]
     Status(String),
@@ -70,15 +70,15 @@ impl CardError {
             Self::Status(text) | Self::Invalid(text) | Self::Unsupported(text) | Self::Auth(text) => {
                 secrets.redact(text);
             }
-            Self::Timeout { .. } | Self::TooLarge { .. } | Self::NobodyThere { .. } => {}
+            Self::Timeout { .. } | Self::TooLarge { .. } | Self::NotListening { .. } => {}
         }
         self
     }
 
     /// Whether there is no agent at all, rather than one without a usable card.
-    pub fn is_nobody_there(&self) -> bool {
+    pub fn is_unreachable(&self) -> bool {
         match self {
-            Self::NobodyThere { .. } => true,
+            Self::NotListening { .. } => true,
             Self::Fetch { source, .. } => matches!(**source, ClientError::Unreachable(_)),
             _ => false,
         }
@@ -128,9 +128,9 @@ pub struct Interface {
     pub dialect: Dialect,
     /// The tenant that calls are for (v1.0).
     pub tenant: Option<String>,
-    pub because: String,
+    pub reason: String,
     /// Whether the agent has answered a probe there, in this wire.
-    pub is_proven: bool,
+    pub is_confirmed: bool,
 }
 
 /// One interface as the card offers it; nothing of it is believed yet.

@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use url::Url;
 
-use super::address::{Places, other_slash};
+use super::address::{AddressPolicy, other_slash};
 use super::auth::{Credentials, Keyring};
 use super::card::{Card, CardError, Interface};
 use super::client::Client;
 use super::dialect::Dialect;
+use super::http::HttpClient;
 use crate::config;
 use candidates::Candidate;
 use probe::Verdict;
@@ -31,11 +32,11 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Chooses for one agent and remembers.
 #[derive(Debug)]
 pub struct Chooser {
-    http: reqwest::Client,
+    http: HttpClient,
     // Without the client certificate.
-    plain_http: reqwest::Client,
+    plain_http: HttpClient,
     keyring: Keyring,
-    places: Places,
+    addresses: AddressPolicy,
     protocol: Option<config::A2aVersion>,
     binding: Option<config::Binding>,
     max_response: u64,
@@ -53,19 +54,19 @@ struct Memory {
 }
 
 impl Chooser {
-    /// For the agent of these settings. `plain_http` is for places that shall not see the
+    /// For the agent of these settings. `plain_http` is for addresses that shall not see the
     /// agent's client certificate.
     pub fn new(
         config: &config::AgentConfig,
-        http: reqwest::Client,
-        plain_http: reqwest::Client,
+        http: HttpClient,
+        plain_http: HttpClient,
         keyring: Keyring,
     ) -> Self {
         Self {
             http,
             plain_http,
             keyring,
-            places: Places::new(config),
+            addresses: AddressPolicy::new(config),
             protocol: config.protocol,
             binding: config.binding,
             max_response: config.max_response_size,
@@ -75,7 +76,7 @@ impl Chooser {
     }
 
     /// The HTTP client that reaches the agent.
-    pub fn http(&self) -> &reqwest::Client {
+    pub fn http(&self) -> &HttpClient {
         &self.http
     }
 
@@ -107,7 +108,7 @@ impl Chooser {
         if self.lock().in_vain.as_ref().is_some_and(is_too_soon) {
             return None;
         }
-        let plan = candidates::plan(card, &self.places, self.protocol, self.binding).ok()?;
+        let plan = candidates::plan(card, &self.addresses, self.protocol, self.binding).ok()?;
         let probing = self.probe(card, &plan, Some(failed));
         let found = tokio::time::timeout(LIMIT, probing).await.ok().flatten();
         match found.filter(|found| is_other(found, failed)) {
@@ -126,12 +127,12 @@ impl Chooser {
 
     /// A client for an interface that was chosen.
     pub fn client(&self, card: &Card, interface: &Interface) -> Result<Client, CardError> {
-        let (http, credentials) = if self.places.is_trusted(&interface.url) {
+        let (http, credentials) = if self.addresses.is_trusted(&interface.url) {
             (&self.http, self.credentials(card)?)
         } else {
             (&self.plain_http, Credentials::default())
         };
-        Ok(Client::new(http.clone(), interface, credentials, self.max_response))
+        Ok(Client::new(http, interface, credentials, self.max_response))
     }
 
     fn credentials(&self, card: &Card) -> Result<Credentials, CardError> {
@@ -145,7 +146,7 @@ impl Chooser {
     }
 
     fn remember(&self, card: &Card, interface: Interface) -> Interface {
-        if !self.places.is_trusted(&interface.url) && !self.keyring.is_empty() {
+        if !self.addresses.is_trusted(&interface.url) && !self.keyring.is_empty() {
             tracing::warn!(
                 endpoint = %interface.url,
                 "the agent is called without its credentials: `allowed_hosts` does not have this host"
@@ -162,7 +163,7 @@ impl Chooser {
     }
 
     async fn look(&self, card: &Card) -> Result<Interface, CardError> {
-        let plan = candidates::plan(card, &self.places, self.protocol, self.binding)?;
+        let plan = candidates::plan(card, &self.addresses, self.protocol, self.binding)?;
         let Some(claim) = plan.claimed.first().cloned() else {
             return Err(CardError::Unsupported(card.offered()));
         };
@@ -206,7 +207,7 @@ impl Chooser {
                 wants_ids |= verdict == Verdict::WantsIds;
                 let found = |why: String| Interface { url: url.clone(), ..candidate.interface(why) };
                 match verdict {
-                    Verdict::Yes => return Some(Interface { is_proven: true, ..found(why) }),
+                    Verdict::Yes => return Some(Interface { is_confirmed: true, ..found(why) }),
                     Verdict::Perhaps | Verdict::WantsIds if perhaps.is_none() => perhaps = Some(found(why)),
                     Verdict::NoAnswer => return perhaps,
                     Verdict::Perhaps | Verdict::WantsIds | Verdict::No | Verdict::WrongAddress => {}

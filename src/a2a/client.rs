@@ -20,7 +20,7 @@ use super::auth::Credentials;
 use super::card::Interface;
 use super::choose::DialectFallback;
 use super::dialect::{Dialect, HttpCall, OutgoingMessage};
-use super::http::{Endpoint, Response};
+use super::http::{Endpoint, HttpClient, Response};
 use super::model::{Answer, Task};
 use super::retry::{Retries, Retry};
 use super::stream::EventStream;
@@ -40,13 +40,13 @@ pub struct Client {
     max_response: u64,
     second_thoughts: Option<DialectFallback>,
     // Whether the agent has ever answered in this wire.
-    is_proven: Arc<AtomicBool>,
+    is_confirmed: Arc<AtomicBool>,
 }
 
 impl Client {
     /// `credentials` go to the interface's address and nowhere else.
     pub fn new(
-        http: reqwest::Client,
+        http: &HttpClient,
         interface: &Interface,
         credentials: Credentials,
         max_response: u64,
@@ -58,12 +58,12 @@ impl Client {
             credentials,
             max_response,
             second_thoughts: None,
-            is_proven: Arc::new(AtomicBool::new(interface.is_proven)),
+            is_confirmed: Arc::new(AtomicBool::new(interface.is_confirmed)),
         }
     }
 
     /// The same client, which looks for another wire when the agent refuses this one.
-    pub fn reconsidering(mut self, second_thoughts: DialectFallback) -> Self {
+    pub fn with_fallback(mut self, second_thoughts: DialectFallback) -> Self {
         self.second_thoughts = Some(second_thoughts);
         self
     }
@@ -140,7 +140,7 @@ impl Client {
     /// Looks for another wire after an error that may mean that this is the wrong one, but proves nothing: the
     /// message is not sent again, and the next one may go elsewhere.
     async fn reconsider(&self, error: &ClientError) {
-        if error.is_wrong_address() && !self.is_proven.load(Ordering::Relaxed) {
+        if error.is_wrong_address() && !self.is_confirmed.load(Ordering::Relaxed) {
             let _ = Box::pin(self.on_another_wire()).await;
         }
     }
@@ -174,8 +174,8 @@ impl Client {
             Ok(_) => true,
             Err(error) => error.rpc_code().is_some() && !error.is_wrong_wire(),
         };
-        if is_answer && !self.is_proven.load(Ordering::Relaxed) {
-            self.is_proven.store(true, Ordering::Relaxed);
+        if is_answer && !self.is_confirmed.load(Ordering::Relaxed) {
+            self.is_confirmed.store(true, Ordering::Relaxed);
         }
         result
     }
@@ -229,8 +229,8 @@ impl Client {
             url: self.endpoint().clone(),
             dialect: self.dialect,
             tenant: self.tenant.clone(),
-            because: String::new(),
-            is_proven: self.is_proven.load(Ordering::Relaxed),
+            reason: String::new(),
+            is_confirmed: self.is_confirmed.load(Ordering::Relaxed),
         }
     }
 

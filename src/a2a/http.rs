@@ -17,7 +17,7 @@ use reqwest::{Method, StatusCode};
 use url::Url;
 
 use super::client::ClientError;
-use plain::Origin;
+use plain::{ConnectionPool, ConnectionPools};
 
 /// What the bridge calls itself.
 const NAME: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
@@ -54,6 +54,21 @@ pub(super) fn builder() -> reqwest::ClientBuilder {
         .tcp_nodelay(true)
 }
 
+/// What agents are called through; clones share their connections.
+#[derive(Debug, Clone)]
+pub struct HttpClient {
+    /// For cards, tokens and agents behind TLS.
+    pub(super) reqwest: reqwest::Client,
+    /// For agents without TLS.
+    pub(super) pools: Arc<ConnectionPools>,
+}
+
+impl HttpClient {
+    pub(super) fn with_tls(&self, reqwest: reqwest::Client) -> Self {
+        Self { reqwest, pools: Arc::clone(&self.pools) }
+    }
+}
+
 /// The way to one endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Endpoint {
@@ -63,16 +78,15 @@ pub(super) struct Endpoint {
 
 #[derive(Debug, Clone)]
 enum Transport {
-    Plain { origin: Arc<Origin>, target: Uri },
+    Plain { pool: Arc<ConnectionPool>, target: Uri },
     Common(reqwest::Client),
 }
 
 impl Endpoint {
-    /// `common` is for an endpoint that wants TLS.
-    pub(super) fn new(url: Url, common: reqwest::Client) -> Self {
-        let transport = match (Origin::of(&url), plain::target(&url)) {
-            (Some(origin), Ok(target)) => Transport::Plain { origin, target },
-            _ => Transport::Common(common),
+    pub(super) fn new(url: Url, http: &HttpClient) -> Self {
+        let transport = match (http.pools.pool(&url), plain::target(&url)) {
+            (Some(pool), Ok(target)) => Transport::Plain { pool, target },
+            _ => Transport::Common(http.reqwest.clone()),
         };
         Self { url, transport }
     }
@@ -90,14 +104,14 @@ impl Endpoint {
         body: Option<Bytes>,
     ) -> Result<Response, ClientError> {
         match &self.transport {
-            Transport::Plain { origin, target } => {
+            Transport::Plain { pool, target } => {
                 let target = match url {
                     Some(url) => plain::target(&url).map_err(ClientError::Unreachable)?,
                     None => target.clone(),
                 };
                 headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(NAME));
                 headers.entry(ACCEPT_ENCODING).or_insert(ENCODING);
-                origin.send(method, target, headers, body).await.map(Response::Plain)
+                pool.send(method, target, headers, body).await.map(Response::Plain)
             }
             Transport::Common(client) => {
                 let mut request = reqwest::Request::new(method, url.unwrap_or_else(|| self.url.clone()));
@@ -140,7 +154,7 @@ impl Response {
             let encoding = value.trim();
             let is_compression = |name: &str| COMPRESSIONS.iter().any(|one| one.eq_ignore_ascii_case(name));
             if encoding.split(',').map(str::trim).any(is_compression) {
-                return Err(ClientError::Encoded { encoding: crate::text::shorten(encoding, 80) });
+                return Err(ClientError::Compressed { encoding: crate::text::shorten(encoding, 80) });
             }
         }
         Ok(())

@@ -31,6 +31,7 @@ use crate::config;
 use crate::secrets::Secrets;
 use auth::{AuthError, Keyring};
 use choose::Chooser;
+pub(crate) use http::HttpClient;
 
 /// A running agent that has shown its card: what a call needs to reach it.
 #[derive(Debug)]
@@ -39,26 +40,25 @@ pub struct Instance {
     pub card: Arc<card::Card>,
     /// Where and how it is called.
     pub interface: card::Interface,
-    /// Cancelled when the process behind it is gone, and its tasks with it.
-    pub gone: CancellationToken,
+    /// Cancelled when the agent's process has ended, and its tasks with it.
+    pub terminated: CancellationToken,
 }
 
-/// The HTTP client that agents without certificates of their own share.
-pub fn http_client() -> reqwest::Result<reqwest::Client> {
-    http::builder().build()
+pub(crate) fn http_client() -> reqwest::Result<HttpClient> {
+    Ok(HttpClient { reqwest: http::builder().build()?, pools: Arc::default() })
 }
 
-/// Everything that is needed to look at an agent and to call it, from its settings.
+/// Sets up everything that is needed to probe an agent and to call it.
 ///
-/// `http` is the shared client; an agent with certificates of its own gets one of its own. `secrets` learns the
-/// access tokens.
+/// An agent with `tls` settings gets a client of its own in place of `http`. `secrets` learns the access tokens, so
+/// that they are redacted.
 pub(crate) fn chooser(
     config: &config::AgentConfig,
-    http: &reqwest::Client,
+    http: &HttpClient,
     secrets: &Secrets,
 ) -> Result<Chooser, AuthError> {
     let Some(tls) = &config.tls else {
-        let keyring = Keyring::new(config, http, secrets)?;
+        let keyring = Keyring::new(config, &http.reqwest, secrets)?;
         return Ok(Chooser::new(config, http.clone(), http.clone(), keyring));
     };
     let authorities = || -> Result<reqwest::ClientBuilder, AuthError> {
@@ -81,9 +81,9 @@ pub(crate) fn chooser(
         own = own.identity(reqwest::Identity::from_pem(&pem).map_err(|e| tls_error(cert, e.into()))?);
     }
     // The client certificate is for the agent, not for the token endpoint.
-    let plain = authorities()?.build()?;
-    let keyring = Keyring::new(config, &plain, secrets)?;
-    Ok(Chooser::new(config, own.build()?, plain, keyring))
+    let without_identity = http.with_tls(authorities()?.build()?);
+    let keyring = Keyring::new(config, &without_identity.reqwest, secrets)?;
+    Ok(Chooser::new(config, http.with_tls(own.build()?), without_identity, keyring))
 }
 
 fn tls_error(path: &Path, source: Box<dyn std::error::Error + Send + Sync>) -> AuthError {

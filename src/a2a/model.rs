@@ -92,12 +92,12 @@ pub struct Artifact {
     pub name: Option<String>,
     pub parts: Vec<Part>,
     /// What else the agent says about it. Few do, and replies do not need it.
-    pub extras: Option<Box<Extras>>,
+    pub extras: Option<Box<ArtifactExtras>>,
 }
 
 /// What an artifact may have beside its content, as it was written.
 #[derive(Debug, Clone)]
-pub struct Extras {
+pub struct ArtifactExtras {
     pub description: Option<Box<RawValue>>,
     pub metadata: Option<Box<RawValue>>,
     /// Which extensions of A2A it makes use of.
@@ -119,7 +119,7 @@ pub struct PartExtras {
     pub metadata: Option<Box<RawValue>>,
 }
 
-impl Extras {
+impl ArtifactExtras {
     pub fn is_empty(&self) -> bool {
         let raw = [&self.description, &self.metadata, &self.extensions, &self.update_metadata];
         raw.iter().all(|raw| raw.is_none()) && self.parts.is_empty()
@@ -135,12 +135,12 @@ pub enum Part {
 }
 
 /// What the allocator needs for a small block beside its content.
-pub(crate) const ALLOCATION: usize = 32;
+pub(crate) const ALLOCATION_OVERHEAD: usize = 32;
 
 impl Part {
     /// The bytes that it holds in memory.
     pub fn allocated(&self) -> usize {
-        let text = |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION + text.len());
+        let text = |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION_OVERHEAD + text.len());
         let content = match self {
             Self::Text(text) => text.len(),
             Self::Data(data) => data.get().len(),
@@ -149,7 +149,7 @@ impl Part {
                 bytes.len() + text(name) + text(media_type)
             }
         };
-        size_of::<Self>() + ALLOCATION + content
+        size_of::<Self>() + ALLOCATION_OVERHEAD + content
     }
 }
 
@@ -296,7 +296,7 @@ impl Part {
 /// Standard base64 of what `text` says in any of the alphabets in use, and the number of bytes.
 ///
 /// Protobuf's JSON may use the URL-safe alphabet, and some agents leave the padding out.
-pub(crate) fn normal_base64(text: &str) -> Option<(String, usize)> {
+pub(crate) fn normalize_base64(text: &str) -> Option<(String, usize)> {
     let text = text.trim();
     if let Ok(bytes) = STANDARD.decode(text) {
         return Some((text.to_owned(), bytes.len()));

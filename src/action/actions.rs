@@ -20,7 +20,7 @@ use super::run::{
 };
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
-use crate::a2a::dialect::{OutgoingMessage, Wait};
+use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Task, TaskState};
 use crate::a2a::retry::Retries;
 use crate::reply::Reply;
@@ -178,7 +178,7 @@ impl Actions {
             parts: &parts,
             skill_id: skill.id.as_deref(),
             output_modes: &output_modes,
-            wait: Wait::UntilSettled,
+            blocking: true,
             retries: &retries,
         };
         match CallRun::new(self, instance, call, progress).deliver(&message).await {

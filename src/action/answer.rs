@@ -14,7 +14,7 @@ use super::run::{
     Call, CallRun, Failure, Pace, Polled, Poller, Purpose, Question, about_known_task, question_of,
 };
 use crate::a2a::client::ClientError;
-use crate::a2a::dialect::{OutgoingMessage, Wait};
+use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Event, Task};
 use crate::a2a::retry::Retries;
 use crate::reply::Reply;
@@ -58,7 +58,7 @@ impl Actions {
             parts: &answer.parts,
             skill_id: waiting.skill.as_deref(),
             output_modes: &waiting.output_modes,
-            wait: Wait::UntilSettled,
+            blocking: true,
             retries: &retries,
         };
         let mut run = CallRun::new(self, instance, call, progress);
@@ -198,7 +198,7 @@ impl Actions {
 /// instead, or something broke inside.
 fn may_be_taken(error: &ClientError) -> bool {
     match error {
-        ClientError::Broken(_) | ClientError::NotA2a { .. } | ClientError::Encoded { .. } => true,
+        ClientError::Broken(_) | ClientError::NotA2a { .. } | ClientError::Compressed { .. } => true,
         ClientError::Refused { code: Some(code), .. } => BROKE_INSIDE.contains(code),
         ClientError::Refused { code: None, http_status, .. } => {
             matches!(http_status, Some(500 | 502 | 503 | 504))

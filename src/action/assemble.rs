@@ -16,7 +16,7 @@ use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher as _;
 
-use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normal_base64};
+use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normalize_base64};
 use crate::reply::outcome::{ArtifactRef, Content, ReplyFile};
 use crate::text::shorten;
 
@@ -308,7 +308,7 @@ fn reply_file(file: &File) -> Result<ReplyFile, String> {
     match &file.content {
         FileContent::Uri(uri) => reply.url = Some(uri.clone()),
         FileContent::Base64(text) => {
-            let (bytes, size) = normal_base64(text).ok_or_else(|| {
+            let (bytes, size) = normalize_base64(text).ok_or_else(|| {
                 let name = file.name.as_deref().unwrap_or("without a name");
                 format!("its file `{}` is not base64", shorten(name, 80))
             })?;

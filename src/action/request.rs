@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::params::Template;
-use crate::a2a::model::{File, FileContent, Part, normal_base64};
+use crate::a2a::model::{File, FileContent, Part, normalize_base64};
 use crate::json;
 use crate::json::RawObject;
 use crate::reply::error::ActionError;
@@ -348,7 +348,7 @@ fn file(name: &str, raw: &RawValue) -> Result<File, ActionError> {
     let mut fields = Fields(object);
     let bytes = fields.take("bytes").ok_or_else(|| missing(&format!("{name}.bytes")))?;
     let bytes = string(&format!("{name}.bytes"), &bytes)?;
-    let (bytes, _) = normal_base64(&bytes).ok_or_else(|| wrong(&format!("{name}.bytes"), "base64"))?;
+    let (bytes, _) = normalize_base64(&bytes).ok_or_else(|| wrong(&format!("{name}.bytes"), "base64"))?;
     let mut text = |key: &str| fields.take(key).map(|raw| string(&format!("{name}.{key}"), &raw)).transpose();
     let (file_name, media_type) = (text("name")?, text("mime_type")?);
     if let Some((key, _)) = fields.0.0.first() {

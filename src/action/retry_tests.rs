@@ -10,7 +10,9 @@ use super::progress::Silent;
 use super::request::{CallOptions, FollowUpAnswer, ReplyMode};
 use super::wire_tests::{actions, actions_with, invoke, invoke_in, reply, task};
 use crate::a2a::model::Part;
-use crate::a2a::tests::fake::{Answer, Fake, Seen, bindu, error, not_there, ok, v1, v03};
+use crate::a2a::tests::fake::{
+    FakeAgent, FakeResponse, ReceivedRequest, bindu, error, not_found, ok, v1, v03,
+};
 
 fn streaming_card() -> Value {
     json!({"name": "fake", "protocolVersion": "0.3", "capabilities": {"streaming": true}})
@@ -20,18 +22,20 @@ fn plain_card() -> Value {
     json!({"name": "fake", "protocolVersion": "0.3"})
 }
 
-fn messages(fake: &Fake) -> Vec<Value> {
-    let is_send = |seen: &Seen| ["message/", "Send"].iter().any(|begin| seen.rpc_method().starts_with(begin));
-    let sends = fake.seen().into_iter().filter(is_send);
+fn messages(fake: &FakeAgent) -> Vec<Value> {
+    let is_send = |seen: &ReceivedRequest| {
+        ["message/", "Send"].iter().any(|begin| seen.rpc_method().starts_with(begin))
+    };
+    let sends = fake.received().into_iter().filter(is_send);
     sends.map(|seen| seen.json()["params"]["message"].clone()).filter(Value::is_object).collect()
 }
 
-fn sent(fake: &Fake) -> usize {
+fn sent(fake: &FakeAgent) -> usize {
     messages(fake).len()
 }
 
 /// How often the one message went out, under one id each time.
-fn sent_as_one(fake: &Fake) -> usize {
+fn sent_as_one(fake: &FakeAgent) -> usize {
     let messages = messages(fake);
     let id = &messages[0]["messageId"];
     assert!(uuid::Uuid::try_parse(id.as_str().unwrap()).is_ok(), "{id}");
@@ -39,13 +43,13 @@ fn sent_as_one(fake: &Fake) -> usize {
     messages.len()
 }
 
-fn as_event(answer: &Answer) -> Answer {
+fn as_event(answer: &FakeResponse) -> FakeResponse {
     (200, "text/event-stream", format!("data: {}\n\n", answer.2))
 }
 
 /// An agent that answers a stream call with `answer`, and would run a send.
-async fn refusing_streams(answer: impl Fn() -> Answer + Send + Sync + 'static) -> Fake {
-    Fake::start(move |request| match request.rpc_method().as_str() {
+async fn refusing_streams(answer: impl Fn() -> FakeResponse + Send + Sync + 'static) -> FakeAgent {
+    FakeAgent::start(move |request| match request.rpc_method().as_str() {
         "message/stream" => answer(),
         _ => v03(request),
     })
@@ -60,7 +64,9 @@ async fn refusing_streams(answer: impl Fn() -> Answer + Send + Sync + 'static) -
 #[case::a_method_that_the_agent_called(|| as_event(&error(-32601, "Method not found")))]
 #[case::http_500(|| (500, "text/plain", "streaming is not supported".to_owned()))]
 #[tokio::test]
-async fn an_error_that_proves_nothing_does_not_turn_a_stream_into_a_send(#[case] answer: fn() -> Answer) {
+async fn an_error_that_proves_nothing_does_not_turn_a_stream_into_a_send(
+    #[case] answer: fn() -> FakeResponse,
+) {
     let fake = refusing_streams(answer).await;
     let actions = actions(&fake, &streaming_card()).await;
     let reply = invoke_in(ReplyMode::Stream, &actions, None, &CallOptions::default()).await;
@@ -90,7 +96,7 @@ async fn an_agent_that_does_not_stream_gets_the_message_once_more_and_the_reply_
 async fn the_reply_has_a_reason_for_each_time_the_message_went_out_again() {
     let is_new = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_new);
-    let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+    let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
         _ if !switch.load(Ordering::Relaxed) => v03(request),
         "message/stream" | "message/send" => error(-32601, "no"),
         _ => v1(request),
@@ -114,9 +120,9 @@ async fn the_reply_has_a_reason_for_each_time_the_message_went_out_again() {
 #[case::internal(|| error(-32603, "contextId is wrong"))]
 #[tokio::test]
 async fn an_error_that_does_not_refuse_the_context_field_is_no_reason_to_send_again(
-    #[case] answer: fn() -> Answer,
+    #[case] answer: fn() -> FakeResponse,
 ) {
-    let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+    let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
         "message/send" => answer(),
         _ => v03(request),
     })
@@ -138,7 +144,7 @@ async fn invalid_parameters_that_name_the_context_leave_it_out_once(
     #[case] data: Value,
     #[case] message: &'static str,
 ) {
-    let fake = Fake::start(move |request| {
+    let fake = FakeAgent::start(move |request| {
         let context = request.json()["params"]["message"]["contextId"].clone();
         match request.rpc_method().as_str() {
             "message/send" if context.is_string() => {
@@ -155,10 +161,10 @@ async fn invalid_parameters_that_name_the_context_leave_it_out_once(
 }
 
 /// An agent whose probes are all refused, so that nothing is proven, and which then answers the message.
-async fn unproven(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Fake, Arc<AtomicBool>) {
+async fn unproven(answer: impl Fn() -> FakeResponse + Send + Sync + 'static) -> (FakeAgent, Arc<AtomicBool>) {
     let is_open = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_open);
-    let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+    let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
         _ if !switch.load(Ordering::Relaxed) => (403, "text/plain", "not yet".to_owned()),
         "message/send" => answer(),
         _ => v1(request),
@@ -172,11 +178,11 @@ async fn unproven(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Fake,
 #[case::a_message_of_the_agent(|| (404, "application/json", json!({"message": "no such page"}).to_string()))]
 #[case::found(|| (302, "text/html", "see the result there".to_owned()))]
 #[case::gone(|| (410, "text/plain", "Gone".to_owned()))]
-#[case::router(not_there)]
+#[case::router(not_found)]
 #[case::framework(|| (405, "application/json", json!({"detail": "Method Not Allowed"}).to_string()))]
 #[case::moved(|| (307, "text/plain", String::new()))]
 #[tokio::test]
-async fn a_bare_http_status_proves_nothing(#[case] answer: fn() -> Answer) {
+async fn a_bare_http_status_proves_nothing(#[case] answer: fn() -> FakeResponse) {
     let (fake, is_open) = unproven(answer).await;
     let actions = actions(&fake, &plain_card()).await;
     is_open.store(true, Ordering::Relaxed);
@@ -189,7 +195,7 @@ async fn a_bare_http_status_proves_nothing(#[case] answer: fn() -> Answer) {
 #[case::version(|| error(-32009, "version not supported"), "version_not_supported")]
 #[tokio::test]
 async fn an_agent_that_speaks_another_wire_gets_the_message_there_and_the_reply_says_so(
-    #[case] answer: fn() -> Answer,
+    #[case] answer: fn() -> FakeResponse,
     #[case] reason: &str,
 ) {
     let (fake, is_open) = unproven(answer).await;
@@ -204,10 +210,10 @@ async fn an_agent_that_speaks_another_wire_gets_the_message_there_and_the_reply_
 #[tokio::test]
 async fn a_renewed_token_is_in_the_reply() {
     let tokens =
-        Fake::start(|_| ok(&json!({"access_token": uuid::Uuid::new_v4(), "expires_in": 3600}))).await;
+        FakeAgent::start(|_| ok(&json!({"access_token": uuid::Uuid::new_v4(), "expires_in": 3600}))).await;
     let is_over = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_over);
-    let agent = Fake::start(move |request| match request.rpc_method().as_str() {
+    let agent = FakeAgent::start(move |request| match request.rpc_method().as_str() {
         // The first message finds its token revoked.
         "message/send" if switch.swap(false, Ordering::Relaxed) => (401, "text/plain", String::new()),
         _ => v03(request),
@@ -226,7 +232,7 @@ async fn a_renewed_token_is_in_the_reply() {
 
 #[tokio::test]
 async fn an_error_after_a_retry_says_so_too() {
-    let fake = Fake::start(|request| {
+    let fake = FakeAgent::start(|request| {
         let context = request.json()["params"]["message"]["contextId"].clone();
         match request.rpc_method().as_str() {
             "message/send" if context.is_string() => error(-32602, "unknown contextId"),
@@ -243,8 +249,8 @@ async fn an_error_after_a_retry_says_so_too() {
 
 #[tokio::test]
 async fn the_cards_host_is_obeyed_when_it_wants_credentials_and_gets_none_of_ours() {
-    let elsewhere = Fake::start(|_| (401, "text/plain", "Unauthorized".to_owned())).await;
-    let fake = Fake::start(|request| match request.path.as_str() {
+    let elsewhere = FakeAgent::start(|_| (401, "text/plain", "Unauthorized".to_owned())).await;
+    let fake = FakeAgent::start(|request| match request.path.as_str() {
         "/token" => ok(&json!({"access_token": "t0ken", "expires_in": 3600})),
         _ => v03(request),
     })
@@ -260,7 +266,7 @@ async fn the_cards_host_is_obeyed_when_it_wants_credentials_and_gets_none_of_our
         assert_eq!(reply["error_info"]["http_status"], 401, "{reply}");
         assert_eq!((sent(&fake), sent(&elsewhere)), (0, before + 1));
     }
-    for seen in elsewhere.seen() {
+    for seen in elsewhere.received() {
         assert_eq!((seen.header("authorization"), seen.header("x-api-key")), (None, None), "{seen:?}");
     }
 }
@@ -269,27 +275,27 @@ async fn the_cards_host_is_obeyed_when_it_wants_credentials_and_gets_none_of_our
 async fn a_retry_takes_no_credentials_to_another_host() {
     let is_new = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_new);
-    let elsewhere = Fake::start(move |request| match switch.load(Ordering::Relaxed) {
+    let elsewhere = FakeAgent::start(move |request| match switch.load(Ordering::Relaxed) {
         true => v1(request),
         false => v03(request),
     })
     .await;
-    let fake = Fake::start(v03).await;
+    let fake = FakeAgent::start(v03).await;
     let card = json!({"name": "fake", "protocolVersion": "0.3.0", "url": elsewhere.url});
     let lines = "use_card_url: true\nbearer_token: t0ken\nheaders: { X-API-Key: k }";
     let actions = actions_with(lines, &fake, &card).await;
     is_new.store(true, Ordering::Relaxed);
     let reply = invoke(&actions, None, &CallOptions::default()).await;
     assert_eq!(reply["metadata"], json!({"retries": ["version_not_supported"]}), "{reply}");
-    assert_eq!((sent(&elsewhere), fake.seen().len()), (2, 0));
-    for seen in elsewhere.seen() {
+    assert_eq!((sent(&elsewhere), fake.received().len()), (2, 0));
+    for seen in elsewhere.received() {
         assert_eq!((seen.header("authorization"), seen.header("x-api-key")), (None, None), "{seen:?}");
     }
 }
 
 #[tokio::test]
 async fn an_agent_that_wants_all_ids_is_found_by_its_errors_and_works() {
-    let fake = Fake::start(bindu()).await;
+    let fake = FakeAgent::start(bindu()).await;
     let card = json!({"name": "fake", "protocolVersion": "1.0.0", "capabilities": {"streaming": false}});
     let actions = actions(&fake, &card).await;
     let options = CallOptions::default();
@@ -308,7 +314,7 @@ async fn an_agent_that_wants_all_ids_is_found_by_its_errors_and_works() {
 async fn an_agent_that_turns_out_to_want_all_ids_gets_them() {
     let is_open = Arc::new(AtomicBool::new(false));
     let (switch, agent) = (Arc::clone(&is_open), bindu());
-    let fake = Fake::start(move |request| match switch.load(Ordering::Relaxed) {
+    let fake = FakeAgent::start(move |request| match switch.load(Ordering::Relaxed) {
         true => agent(request),
         false => (403, "text/plain", "not yet".to_owned()),
     })
@@ -323,7 +329,7 @@ async fn an_agent_that_turns_out_to_want_all_ids_gets_them() {
 
 #[tokio::test]
 async fn a_question_and_a_failure_that_are_only_in_the_history_are_told() {
-    let fake = Fake::start(bindu()).await;
+    let fake = FakeAgent::start(bindu()).await;
     let actions = actions(&fake, &json!({"name": "fake", "protocolVersion": "1.0.0"})).await;
     let asked = say(&actions, "ask me").await;
     assert_eq!((&asked["status"], &asked["message"]), (&json!("INPUT_REQUIRED"), &json!("which colour?")));
@@ -348,7 +354,7 @@ async fn a_question_and_a_failure_that_are_only_in_the_history_are_told() {
 
 #[tokio::test]
 async fn a_stream_that_completes_before_its_artifact_has_the_artifact() {
-    let fake = Fake::start(bindu()).await;
+    let fake = FakeAgent::start(bindu()).await;
     let card = json!({"name": "fake", "protocolVersion": "1.0.0", "capabilities": {"streaming": true}});
     let actions = actions(&fake, &card).await;
     let reply = invoke_in(ReplyMode::Stream, &actions, Some("s"), &CallOptions::default()).await;
@@ -367,7 +373,7 @@ async fn say(actions: &super::actions::Actions, text: &str) -> Value {
 
 #[tokio::test]
 async fn a_call_without_a_retry_has_no_metadata() {
-    let fake = Fake::start(|request| match request.rpc_method().as_str() {
+    let fake = FakeAgent::start(|request| match request.rpc_method().as_str() {
         "message/send" => ok(&task("completed", &json!("c"), "done")),
         _ => v03(request),
     })

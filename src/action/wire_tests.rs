@@ -15,23 +15,23 @@ use super::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::a2a::Instance;
 use crate::a2a::card::Card;
 use crate::a2a::model::Part;
-use crate::a2a::tests::fake::{Fake, NEVER, error, ok, v01};
+use crate::a2a::tests::fake::{FakeAgent, NO_RESPONSE, error, ok, v01};
 use crate::reply::Reply;
 use crate::secrets::Secrets;
 
 /// The actions of a fake agent that shows this card.
-pub(super) async fn actions(fake: &Fake, card: &Value) -> Actions {
+pub(super) async fn actions(fake: &FakeAgent, card: &Value) -> Actions {
     actions_with("", fake, card).await
 }
 
 /// The same, with further lines in the agent's settings.
-pub(super) async fn actions_with(lines: &str, fake: &Fake, card: &Value) -> Actions {
+pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) -> Actions {
     let (client, interface) = fake.client(lines, card).await;
     let instance = Instance {
         client,
         card: Arc::new(Card::from_value(card.clone()).unwrap()),
         interface,
-        gone: CancellationToken::new(),
+        terminated: CancellationToken::new(),
     };
     let (_, live) = watch::channel(Some(Arc::new(instance)));
     let limits = Limits {
@@ -81,7 +81,7 @@ pub(super) fn task(state: &str, context: &Value, text: &str) -> Value {
 
 #[tokio::test]
 async fn a_refused_conversation_is_left_out_once_and_the_agents_own_is_followed() {
-    let fake = Fake::start(|request| {
+    let fake = FakeAgent::start(|request| {
         let message = request.json()["params"]["message"].clone();
         match (request.rpc_method().as_str(), message["contextId"].as_str()) {
             ("message/send", None) => ok(&task("completed", &json!("its-own"), "done")),
@@ -101,7 +101,7 @@ async fn a_refused_conversation_is_left_out_once_and_the_agents_own_is_followed(
 
 #[tokio::test]
 async fn an_error_that_may_have_run_is_not_a_refused_conversation() {
-    let fake = Fake::start(|request| match request.rpc_method().as_str() {
+    let fake = FakeAgent::start(|request| match request.rpc_method().as_str() {
         "message/send" => error(-32603, "the session of the database broke"),
         _ => error(-32001, "Task not found"),
     })
@@ -117,7 +117,7 @@ async fn the_old_question_after_an_answer_is_not_a_new_one() {
     // As fasta2a does: the answer is taken, and the task shown as it was.
     let looks = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&looks);
-    let fake = Fake::start(move |request| match request.rpc_method().as_str() {
+    let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
         "message/send" => ok(&task("input-required", &json!("c"), "which colour?")),
         "tasks/get" if request.json()["params"]["id"] != "t" => error(-32001, "Task not found"),
         "tasks/get" if count.fetch_add(1, Ordering::Relaxed) < 2 => {
@@ -142,8 +142,8 @@ async fn the_old_question_after_an_answer_is_not_a_new_one() {
 async fn an_id_made_here_can_be_cancelled_when_the_agent_does_not_answer() {
     let cancelled: Arc<Mutex<Vec<Value>>> = Arc::default();
     let log = Arc::clone(&cancelled);
-    let fake = Fake::start(move |request| match request.rpc_method().as_str() {
-        "tasks/send" => NEVER,
+    let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
+        "tasks/send" => NO_RESPONSE,
         "tasks/cancel" => {
             let id = request.json()["params"]["id"].clone();
             log.lock().unwrap().push(id.clone());
@@ -158,6 +158,6 @@ async fn an_id_made_here_can_be_cancelled_when_the_agent_does_not_answer() {
     assert_eq!(reply["error_info"]["code"], "timeout");
     assert_eq!(reply["error_info"]["cancelled"], true);
     assert_eq!(*cancelled.lock().unwrap(), [reply["task"]["id"].clone()]);
-    let sent = fake.seen().into_iter().find(|seen| seen.rpc_method() == "tasks/send").unwrap();
+    let sent = fake.received().into_iter().find(|seen| seen.rpc_method() == "tasks/send").unwrap();
     assert_eq!(sent.json()["params"]["id"], reply["task"]["id"]);
 }

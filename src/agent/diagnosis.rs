@@ -43,7 +43,7 @@ impl ProbeError {
     pub(super) fn is_unreachable(&self) -> bool {
         match self {
             Self::Foreign { .. } | Self::NotListening { .. } => true,
-            Self::Card(error) => error.is_nobody_there(),
+            Self::Card(error) => error.is_unreachable(),
         }
     }
 
@@ -54,7 +54,7 @@ impl ProbeError {
             Self::Card(CardError::Timeout { .. }) => true,
             // Without an access token, no request was sent.
             Self::Card(CardError::Fetch { source, .. }) if matches!(**source, ClientError::Token(_)) => false,
-            Self::Card(error @ CardError::Fetch { .. }) => !error.is_nobody_there(),
+            Self::Card(error @ CardError::Fetch { .. }) => !error.is_unreachable(),
             Self::Card(_) => false,
         }
     }
@@ -202,7 +202,7 @@ impl Diagnosis {
             CardError::Fetch { source, .. } if matches!(**source, ClientError::Token(_)) => {
                 "check that the token endpoint responds, and correct `oauth2` under `auth`".to_owned()
             }
-            CardError::Fetch { source, .. } if matches!(**source, ClientError::Encoded { .. }) => {
+            CardError::Fetch { source, .. } if matches!(**source, ClientError::Compressed { .. }) => {
                 "make the agent, or the proxy in front of it, honor `Accept-Encoding: identity`".to_owned()
             }
             CardError::Timeout { .. } => {

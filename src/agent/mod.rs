@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch as channel};
 use tokio_util::sync::CancellationToken;
 
 use crate::a2a::auth::AuthError;
-use crate::a2a::{self, Instance};
+use crate::a2a::{self, HttpClient, Instance};
 use crate::config;
 use crate::process::child::Host;
 use crate::process::output::Output;
@@ -58,7 +58,7 @@ impl Agent {
     /// Starts supervising the agent. Cancelling `skip_grace` kills its process without a grace period.
     pub fn start(
         config: config::AgentConfig,
-        http: &reqwest::Client,
+        http: &HttpClient,
         host: &Host,
         skip_grace: CancellationToken,
         predecessors: Predecessors,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use url::Url;
 
+use crate::a2a::HttpClient;
 use crate::a2a::auth::Credentials;
 use crate::a2a::card::{self, Card, CardError};
 use crate::config;
@@ -27,14 +28,14 @@ pub(super) async fn accepts_connections(url: &Url) -> bool {
 /// Reads the agent's card, or uses the configured card if the agent accepts connections.
 pub(super) async fn read_card(
     config: &config::AgentConfig,
-    http: &reqwest::Client,
+    http: &HttpClient,
     credentials: &Credentials,
 ) -> Result<Card, CardError> {
     match &config.card {
         None => card::fetch(http, &config.url, config.card_path.as_deref(), credentials).await,
         Some(card) => {
             if !accepts_connections(&config.url).await {
-                return Err(CardError::NobodyThere { url: config.url.to_string() });
+                return Err(CardError::NotListening { url: config.url.to_string() });
             }
             Card::from_value(card.clone())
         }

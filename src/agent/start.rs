@@ -10,9 +10,9 @@ use super::diagnosis::{Diagnosis, ProbeError};
 use super::lifecycle::AgentEvent;
 use super::probe;
 use super::status::KnownCard;
-use crate::a2a;
 use crate::a2a::card::CardError;
 use crate::a2a::choose::Chooser;
+use crate::a2a::{self, HttpClient};
 use crate::config::{self, Port};
 use crate::process::ports::{self, LocalPort, PortOwner};
 use crate::secrets::Secrets;
@@ -36,7 +36,7 @@ pub(super) struct Start {
 impl Start {
     pub(super) fn attached(
         config: &Arc<config::AgentConfig>,
-        http: &reqwest::Client,
+        http: &HttpClient,
         secrets: &Secrets,
     ) -> Result<Self, Diagnosis> {
         Self::new(Arc::clone(config), http, secrets, None)
@@ -46,7 +46,7 @@ impl Start {
     /// Cancel-safe.
     pub(super) async fn launched(
         config: &Arc<config::AgentConfig>,
-        http: &reqwest::Client,
+        http: &HttpClient,
         secrets: &Secrets,
         last_port: Option<u16>,
     ) -> Result<Self, Diagnosis> {
@@ -77,7 +77,7 @@ impl Start {
 
     fn new(
         config: Arc<config::AgentConfig>,
-        http: &reqwest::Client,
+        http: &HttpClient,
         secrets: &Secrets,
         port: Option<LocalPort>,
     ) -> Result<Self, Diagnosis> {
@@ -119,7 +119,7 @@ async fn is_free(config: &config::AgentConfig, port: u16) -> bool {
 
 fn chooser(
     config: &config::AgentConfig,
-    http: &reqwest::Client,
+    http: &HttpClient,
     secrets: &Secrets,
 ) -> Result<Arc<Chooser>, Diagnosis> {
     let chooser = a2a::chooser(config, http, secrets).map_err(|error| Diagnosis {
@@ -175,7 +175,7 @@ impl StartupProbe {
                 Err(error) => self.last = Some(error),
             }
             if Instant::now() + self.pause >= self.deadline {
-                let unreachable = ProbeError::Card(CardError::NobodyThere { url: config.url.to_string() });
+                let unreachable = ProbeError::Card(CardError::NotListening { url: config.url.to_string() });
                 let error = self.last.take().unwrap_or(unreachable);
                 return AgentEvent::NotStarted(Diagnosis::slow_start(&error, config));
             }

@@ -13,9 +13,9 @@ use super::health_check::HealthCheck;
 use super::lifecycle::{AgentEvent, DesiredState, LaunchedProcess, Lifecycle, Step};
 use super::start::{Start, StartupProbe};
 use super::status::{AgentState, AgentStatus, KnownCard};
-use crate::a2a::Instance;
 use crate::a2a::card::Card;
 use crate::a2a::choose::DialectFallback;
+use crate::a2a::{HttpClient, Instance};
 use crate::config;
 use crate::process::child::{Child, Exit, Host, Spec};
 use crate::process::output::Output;
@@ -28,7 +28,7 @@ const STARTED: &str = "the lifecycle asks for this step only after a start";
 pub(super) struct Supervisor {
     pub(super) config: Arc<config::AgentConfig>,
     pub(super) name: Arc<str>,
-    pub(super) http: reqwest::Client,
+    pub(super) http: HttpClient,
     pub(super) host: Host,
     pub(super) output: Output,
     pub(super) secrets: Secrets,
@@ -156,7 +156,7 @@ impl Supervisor {
         }
         let started = self.started.as_ref().expect(STARTED);
         let client = match started.start.chooser.client(&known.card, &known.interface) {
-            Ok(client) => client.reconsidering(DialectFallback {
+            Ok(client) => client.with_fallback(DialectFallback {
                 chooser: Arc::clone(&started.start.chooser),
                 card: Arc::clone(&known.card),
                 changed: Arc::clone(&self.recheck),
@@ -171,7 +171,7 @@ impl Supervisor {
             skills = known.card.skills.len(),
             protocol = known.interface.dialect.protocol_version(),
             binding = known.interface.dialect.binding(),
-            because = known.interface.because,
+            because = known.interface.reason,
             endpoint = %known.interface.url,
             "agent ready"
         );
@@ -179,7 +179,7 @@ impl Supervisor {
             client,
             card: Arc::clone(&known.card),
             interface: known.interface.clone(),
-            gone: started.exited.clone(),
+            terminated: started.exited.clone(),
         };
         (AgentEvent::Found(known), Some(Arc::new(instance)))
     }

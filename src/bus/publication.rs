@@ -222,7 +222,7 @@ fn describe(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Descripti
         let dialect = known.interface.dialect;
         metadata.insert("a2a.protocol_version".to_owned(), dialect.protocol_version().to_owned());
         metadata.insert("a2a.binding".to_owned(), dialect.binding().to_owned());
-        metadata.insert("a2a.chosen_because".to_owned(), known.interface.because.clone());
+        metadata.insert("a2a.chosen_because".to_owned(), known.interface.reason.clone());
         metadata.insert("a2a.card_hash".to_owned(), known.card.hash().to_owned());
         version = semver_or_zero(&known.card.version).to_owned();
         description = shorten(&known.card.description, MAX_DESCRIPTION);
@@ -294,7 +294,7 @@ impl Registry {
             last_error: status.last_error.as_deref(),
             protocol_version: dialect.map(|dialect| dialect.protocol_version()),
             binding: dialect.map(|dialect| dialect.binding()),
-            chosen_because: status.known.as_ref().map(|known| known.interface.because.as_str()),
+            chosen_because: status.known.as_ref().map(|known| known.interface.reason.as_str()),
             interval_s: INTERVAL.as_secs(),
         };
         let written = || {

@@ -49,7 +49,7 @@ pub(super) async fn check(file: &Path, config: Config, offline: bool) -> Result<
     Ok(ExitCode::from(code))
 }
 
-async fn look(agent: &config::AgentConfig, http: &reqwest::Client) -> Result<String, String> {
+async fn look(agent: &config::AgentConfig, http: &a2a::HttpClient) -> Result<String, String> {
     if let Some(command) = &agent.command {
         let program = command.first().map(String::as_str).unwrap_or_default();
         if let Some(dir) = agent.working_dir.as_deref().filter(|dir| !dir.is_dir()) {

@@ -208,12 +208,12 @@ impl ActionError {
 
     /// What a failed call to the agent means to the caller.
     pub(crate) fn from_client(error: ClientError) -> Self {
-        let reached_agent = error.is_delivered();
+        let reached_agent = error.may_have_reached_agent();
         let code = match &error {
             ClientError::Unreachable(_) | ClientError::Token(_) => Code::AgentUnavailable,
             ClientError::Broken(_) => Code::OutcomeUnknown,
             ClientError::TooLarge { .. } => Code::TooLarge,
-            ClientError::Refused { .. } | ClientError::NotA2a { .. } | ClientError::Encoded { .. } => {
+            ClientError::Refused { .. } | ClientError::NotA2a { .. } | ClientError::Compressed { .. } => {
                 Code::AgentError
             }
         };

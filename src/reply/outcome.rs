@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::error::{Code, ErrorInfo};
-use crate::a2a::model::{ALLOCATION, TaskState};
+use crate::a2a::model::{ALLOCATION_OVERHEAD, TaskState};
 use crate::a2a::retry::{Retries, Retry};
 use crate::json;
 
@@ -172,7 +172,8 @@ impl Outcome {
 
     /// The bytes that it holds in memory.
     pub(crate) fn allocated(&self) -> usize {
-        let text = |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION + text.capacity());
+        let text =
+            |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION_OVERHEAD + text.capacity());
         let Content { message, files, data, artifacts } = &self.content;
         let file =
             |file: &ReplyFile| text(&file.name) + text(&file.mime_type) + text(&file.url) + text(&file.bytes);
@@ -182,7 +183,7 @@ impl Outcome {
             + files.capacity() * size_of::<ReplyFile>()
             + files.iter().map(file).sum::<usize>()
             + data.capacity() * size_of::<Box<RawValue>>()
-            + data.iter().map(|data| ALLOCATION + data.get().len()).sum::<usize>()
+            + data.iter().map(|data| ALLOCATION_OVERHEAD + data.get().len()).sum::<usize>()
             + artifacts.capacity() * size_of::<ArtifactRef>()
             + artifacts.iter().map(artifact).sum::<usize>()
             + text(&self.task.id)

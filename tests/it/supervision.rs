@@ -417,7 +417,7 @@ async fn metrics_and_health_are_served() {
     site.start();
     until_published(&site, "a").await;
     site.client.request("a2a.action.a.echo", "hello".into()).await.unwrap();
-    let http = a2a_bridge::internal::http_client().unwrap();
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let get = async |path: &str| {
         let reply = http.get(format!("http://127.0.0.1:{port}{path}")).send().await.unwrap();
         (reply.status().as_u16(), reply.text().await.unwrap())

@@ -230,13 +230,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::a2a::tests::fake::{Fake, ok};
+    use crate::a2a::tests::fake::{FakeAgent, ok};
 
     /// A token endpoint that gives this many tokens and then fails, and what counts its requests.
     async fn endpoint(tokens: usize) -> (OAuth, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&asked);
-        let fake = Fake::start(move |_| match count.fetch_add(1, Ordering::Relaxed) {
+        let fake = FakeAgent::start(move |_| match count.fetch_add(1, Ordering::Relaxed) {
             number if number < tokens => ok(&json!({"access_token": "t0ken", "expires_in": 3600})),
             number => (503, "application/json", json!({"error": format!("no. {number}")}).to_string()),
         })
@@ -246,7 +246,7 @@ mod tests {
             "auth:\n  - oauth2: {{ token_url: '{url}/token', client_id: me, client_secret: s3cret }}"
         );
         let auth = fake.config(&lines).auth.unwrap().remove(0).oauth2.unwrap();
-        let http = crate::a2a::http_client().unwrap();
+        let http = crate::a2a::http_client().unwrap().reqwest;
         (OAuth::new(auth, http, Secrets::default()), asked)
     }
 

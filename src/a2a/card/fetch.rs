@@ -9,7 +9,7 @@ use url::Url;
 use super::{Card, CardError};
 use crate::a2a::auth::Credentials;
 use crate::a2a::client::ClientError;
-use crate::a2a::http::{Response, connection_error};
+use crate::a2a::http::{HttpClient, Response, connection_error};
 
 /// Largest card that is read.
 const MAX_CARD: u64 = 1 << 20;
@@ -19,7 +19,7 @@ const WELL_KNOWN: [&str; 2] = ["/.well-known/agent-card.json", "/.well-known/age
 
 /// Reads the card of the agent at `base`, from `card_path` or from the well-known paths.
 pub(crate) async fn fetch(
-    http: &reqwest::Client,
+    http: &HttpClient,
     base: &Url,
     card_path: Option<&str>,
     credentials: &Credentials,
@@ -55,7 +55,7 @@ fn hint(status: reqwest::StatusCode) -> &'static str {
 }
 
 async fn get(
-    http: &reqwest::Client,
+    http: &HttpClient,
     url: &Url,
     credentials: &Credentials,
 ) -> Result<(reqwest::StatusCode, bytes::Bytes), ClientError> {
@@ -65,7 +65,7 @@ async fn get(
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         credentials.put_into(&mut headers);
         credentials.put_into_url(&mut url);
-        (http.get(url).headers(headers.clone()), headers)
+        (http.reqwest.get(url).headers(headers.clone()), headers)
     };
     let (first, sent) = request();
     let mut response = first.send().await.map_err(connection_error)?;

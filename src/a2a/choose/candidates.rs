@@ -2,7 +2,7 @@
 
 use url::Url;
 
-use crate::a2a::address::Places;
+use crate::a2a::address::AddressPolicy;
 use crate::a2a::card::{Card, CardError, Interface, Offer};
 use crate::a2a::dialect::Dialect;
 use crate::config::{A2aVersion, Binding};
@@ -18,13 +18,13 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn interface(&self, because: String) -> Interface {
+    pub(super) fn interface(&self, reason: String) -> Interface {
         Interface {
             url: self.url.clone(),
             dialect: self.dialect,
             tenant: self.tenant.clone(),
-            because,
-            is_proven: false,
+            reason,
+            is_confirmed: false,
         }
     }
 }
@@ -41,7 +41,7 @@ pub(super) struct Plan {
 
 pub(super) fn plan(
     card: &Card,
-    places: &Places,
+    addresses: &AddressPolicy,
     protocol: Option<A2aVersion>,
     binding: Option<Binding>,
 ) -> Result<Plan, CardError> {
@@ -55,7 +55,7 @@ pub(super) fn plan(
     for offer in &offers {
         for (dialect, is_certain) in claims(offer) {
             if is_wanted(dialect) {
-                add(&mut claimed, candidate(offer, places, dialect, is_certain || protocol.is_some()));
+                add(&mut claimed, candidate(offer, addresses, dialect, is_certain || protocol.is_some()));
             }
         }
     }
@@ -67,7 +67,7 @@ pub(super) fn plan(
             // unless the user asks for it.
             let is_near = (Carrier::of(&offer.binding) == Some(Carrier::Rest)) == dialect.is_rest();
             if is_wanted(dialect) && (is_near || binding.is_some()) {
-                let candidate = candidate(offer, places, dialect, protocol.is_some());
+                let candidate = candidate(offer, addresses, dialect, protocol.is_some());
                 if !has(&claimed, &candidate) {
                     add(&mut others, candidate);
                 }
@@ -78,9 +78,9 @@ pub(super) fn plan(
     // let the card name is obeyed: the agent is there even if it wants credentials that it does not get.
     let elsewhere: Vec<_> = claimed
         .iter()
-        .filter(|candidate| candidate.url != *places.base())
-        .filter(|candidate| !places.obeys_card(&candidate.url))
-        .map(|candidate| Candidate { url: places.base().clone(), ..candidate.clone() })
+        .filter(|candidate| candidate.url != *addresses.base())
+        .filter(|candidate| !addresses.obeys_card(&candidate.url))
+        .map(|candidate| Candidate { url: addresses.base().clone(), ..candidate.clone() })
         .collect();
     elsewhere.into_iter().for_each(|candidate| add(&mut others, candidate));
     let is_pinned = protocol.is_some() || binding.is_some();
@@ -154,8 +154,8 @@ fn claims(offer: &Offer) -> Vec<(Dialect, bool)> {
     }
 }
 
-fn candidate(offer: &Offer, places: &Places, dialect: Dialect, is_certain: bool) -> Candidate {
-    let mut url = places.resolve(&offer.url);
+fn candidate(offer: &Offer, addresses: &AddressPolicy, dialect: Dialect, is_certain: bool) -> Candidate {
+    let mut url = addresses.resolve(&offer.url);
     // The calls of v0.3 begin with `/v1`, which some cards have in the address already.
     if dialect == Dialect::V03Rest
         && let Some(path) = url.path().trim_end_matches('/').strip_suffix("/v1")

@@ -48,7 +48,7 @@ fn judge(error: &ClientError, dialect: Dialect) -> Verdict {
     }
     match error {
         ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::Token(_) => Verdict::NoAnswer,
-        ClientError::NotA2a { .. } | ClientError::Encoded { .. } | ClientError::TooLarge { .. } => {
+        ClientError::NotA2a { .. } | ClientError::Compressed { .. } | ClientError::TooLarge { .. } => {
             Verdict::No
         }
         ClientError::Refused { http_status, code, .. } => match (http_status, code) {

@@ -38,7 +38,7 @@ impl Body {
         let status = response.status();
         let bytes = match response.body(limit).await {
             // The status says most of it.
-            Err(error @ ClientError::Encoded { .. }) if !status.is_success() => error.to_string().into(),
+            Err(error @ ClientError::Compressed { .. }) if !status.is_success() => error.to_string().into(),
             read => read?,
         };
         Ok(Self { came, status, bytes })

@@ -75,7 +75,7 @@ pub enum ClientError {
         "the agent's answer is compressed (`Content-Encoding: {encoding}`), which the bridge does not read \
          and does not ask for"
     )]
-    Encoded {
+    Compressed {
         /// The agent's name for it.
         encoding: String,
     },
@@ -105,13 +105,13 @@ impl ClientError {
                 secrets.redact(reason);
                 secrets.redact(snippet);
             }
-            Self::Encoded { encoding } => secrets.redact(encoding),
+            Self::Compressed { encoding } => secrets.redact(encoding),
             Self::Unreachable(_) | Self::Broken(_) | Self::Token(_) | Self::TooLarge { .. } => {}
         }
     }
 
     /// Whether the agent may have begun to work on the call.
-    pub fn is_delivered(&self) -> bool {
+    pub fn may_have_reached_agent(&self) -> bool {
         !matches!(self, Self::Unreachable(_) | Self::Token(_))
     }
 

@@ -13,7 +13,7 @@ mod v03_rest;
 mod v1;
 mod v1_rest;
 
-pub(crate) use v1::{WirePart as V1Part, part as v1_part};
+pub(crate) use v1::V1Part;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -46,15 +46,6 @@ pub enum Dialect {
     V1Rest,
 }
 
-/// When an agent shall answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// When the task has ended, or needs the caller.
-    UntilSettled,
-    /// As soon as the task has an id.
-    No,
-}
-
 /// A message to send, independent of the wire.
 #[derive(Debug, Clone, Copy)]
 pub struct OutgoingMessage<'a> {
@@ -72,8 +63,8 @@ pub struct OutgoingMessage<'a> {
     pub skill_id: Option<&'a str>,
     /// Media types that the caller takes.
     pub output_modes: &'a [String],
-    /// When the agent shall answer; a stream answers at once anyway.
-    pub wait: Wait,
+    /// Whether the agent answers only when the task has settled, not as soon as the task exists. Streams ignore it.
+    pub blocking: bool,
     /// Records why the message went out more than once.
     pub retries: &'a Retries,
 }
@@ -100,7 +91,7 @@ impl Dialect {
     }
 
     /// Whether the client makes the ids of tasks, so that an id is known before the agent answers.
-    pub fn has_client_made_ids(self) -> bool {
+    pub fn client_assigns_task_ids(self) -> bool {
         matches!(self, Self::V01 | Self::V01Paths | Self::V03Ids)
     }
 
@@ -273,7 +264,7 @@ mod tests {
             parts: &[],
             skill_id: None,
             output_modes: &[],
-            wait: Wait::UntilSettled,
+            blocking: true,
             retries: &Retries::new(&"agent".into()),
         };
         // Up to v0.1 messages have no ids.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{OutgoingMessage, Wait, v1::Metadata};
+use super::{OutgoingMessage, v1::Metadata};
 use crate::a2a::model::{File, FileContent, Part};
 
 #[derive(Serialize)]
@@ -89,7 +89,7 @@ pub(super) fn send_params<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a> {
             } else {
                 modes.iter().map(String::as_str).collect()
             },
-            blocking: message.wait == Wait::UntilSettled,
+            blocking: message.blocking,
         },
     }
 }

@@ -58,7 +58,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::a2a::dialect::{Dialect, Wait};
+    use crate::a2a::dialect::Dialect;
     use crate::a2a::model::{File, FileContent, Part};
     use crate::a2a::retry::Retries;
 
@@ -79,7 +79,7 @@ mod tests {
             parts: &parts,
             skill_id: None,
             output_modes: &[],
-            wait: Wait::UntilSettled,
+            blocking: true,
             retries: &Retries::new(&"agent".into()),
         };
         let body = |call: crate::a2a::dialect::HttpCall| -> Value {

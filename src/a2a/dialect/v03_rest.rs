@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::v01::MessageMetadata;
-use super::{HttpCall, OutgoingMessage, Wait};
-use crate::a2a::model::{Answer, Artifact, Event, FileContent, Message, Part, Task, normal_base64};
+use super::{HttpCall, OutgoingMessage};
+use crate::a2a::model::{Answer, Artifact, Event, FileContent, Message, Part, Task, normalize_base64};
 
 const JSON: &str = "application/json";
 
@@ -96,7 +96,7 @@ fn send_params<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a> {
         },
         configuration: Configuration {
             accepted_output_modes: message.output_modes,
-            blocking: message.wait == Wait::UntilSettled,
+            blocking: message.blocking,
         },
     }
 }
@@ -188,7 +188,7 @@ fn encoded_twice(text: &str, media_type: Option<&str>) -> Option<String> {
     if !is_json && !is_binary(&media_type) {
         return None;
     }
-    let (text, _) = normal_base64(text)?;
+    let (text, _) = normalize_base64(text)?;
     let outer = STANDARD.decode(text).ok()?;
     let inner = std::str::from_utf8(&outer).ok()?;
     let content = STANDARD.decode(inner).ok().filter(|content| !content.is_empty())?;

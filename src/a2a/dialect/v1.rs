@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{OutgoingMessage, Wait};
+use super::OutgoingMessage;
 use crate::a2a::model::{FileContent, Part};
 
 #[derive(Serialize)]
@@ -18,7 +18,7 @@ pub(super) struct SendParams<'a> {
 struct Message<'a> {
     message_id: uuid::Uuid,
     role: &'static str,
-    parts: Vec<WirePart<'a>>,
+    parts: Vec<V1Part<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     task_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,7 +52,7 @@ impl Configuration<'_> {
 /// A part, exactly as v1.0 has it.
 #[derive(Debug, Serialize, Default)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct WirePart<'a> {
+pub(crate) struct V1Part<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<&'a str>,
     /// A file's bytes, in base64.
@@ -75,7 +75,7 @@ pub(super) fn send_params<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a> {
         message: Message {
             message_id: message.message_id,
             role: "ROLE_USER",
-            parts: message.parts.iter().map(part).collect(),
+            parts: message.parts.iter().map(V1Part::from).collect(),
             task_id: message.task_id,
             context_id: message.context_id,
             reference_task_ids: message.reference_task_ids,
@@ -83,27 +83,28 @@ pub(super) fn send_params<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a> {
         },
         configuration: Configuration {
             accepted_output_modes: message.output_modes,
-            return_immediately: message.wait == Wait::No,
+            return_immediately: !message.blocking,
         },
     }
 }
 
-/// A part in v1.0's shape, which is also how the mesh sees it.
-pub(crate) fn part(part: &Part) -> WirePart<'_> {
-    match part {
-        Part::Text(text) => WirePart { text: Some(text), ..WirePart::default() },
-        Part::Data(data) => WirePart { data: Some(data), ..WirePart::default() },
-        Part::File(file) => {
-            let (raw, url) = match &file.content {
-                FileContent::Base64(bytes) => (Some(bytes.as_str()), None),
-                FileContent::Uri(uri) => (None, Some(uri.as_str())),
-            };
-            WirePart {
-                raw,
-                url,
-                filename: file.name.as_deref(),
-                media_type: file.media_type.as_deref(),
-                ..WirePart::default()
+impl<'a> From<&'a Part> for V1Part<'a> {
+    fn from(part: &'a Part) -> Self {
+        match part {
+            Part::Text(text) => Self { text: Some(text), ..Self::default() },
+            Part::Data(data) => Self { data: Some(data), ..Self::default() },
+            Part::File(file) => {
+                let (raw, url) = match &file.content {
+                    FileContent::Base64(bytes) => (Some(bytes.as_str()), None),
+                    FileContent::Uri(uri) => (None, Some(uri.as_str())),
+                };
+                Self {
+                    raw,
+                    url,
+                    filename: file.name.as_deref(),
+                    media_type: file.media_type.as_deref(),
+                    ..Self::default()
+                }
             }
         }
     }

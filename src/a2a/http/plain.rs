@@ -44,9 +44,31 @@ const PROBE: Duration = Duration::from_secs(15);
 
 type Body = Full<Bytes>;
 
-/// One host and port, and the connections to it.
+/// The pools of all hosts that are called without TLS.
+#[derive(Debug, Default)]
+pub(in crate::a2a) struct ConnectionPools(Mutex<BTreeMap<String, Weak<ConnectionPool>>>);
+
+impl ConnectionPools {
+    /// The pool for the host and port of `url`, unless it needs TLS. All clients of one host share its connections.
+    pub(super) fn pool(&self, url: &Url) -> Option<Arc<ConnectionPool>> {
+        if url.scheme() != "http" {
+            return None;
+        }
+        let name = &url[Position::BeforeHost..Position::AfterPort];
+        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(name).and_then(Weak::upgrade) {
+            return Some(pool);
+        }
+        let pool = Arc::new(ConnectionPool::new(url)?);
+        pools.retain(|_, pool| pool.strong_count() > 0);
+        pools.insert(name.to_owned(), Arc::downgrade(&pool));
+        Some(pool)
+    }
+}
+
+/// The connections to one host and port.
 #[derive(Debug)]
-pub(super) struct Origin {
+pub(super) struct ConnectionPool {
     host: String,
     port: u16,
     host_header: HeaderValue,
@@ -77,24 +99,7 @@ struct Connection {
     is_in_doubt: Arc<AtomicBool>,
 }
 
-impl Origin {
-    /// The origin of `url`, unless it wants TLS. All who call the same one share its connections.
-    pub(super) fn of(url: &Url) -> Option<Arc<Self>> {
-        static ORIGINS: Mutex<BTreeMap<String, Weak<Origin>>> = Mutex::new(BTreeMap::new());
-        if url.scheme() != "http" {
-            return None;
-        }
-        let name = &url[Position::BeforeHost..Position::AfterPort];
-        let mut origins = ORIGINS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(origin) = origins.get(name).and_then(Weak::upgrade) {
-            return Some(origin);
-        }
-        let origin = Arc::new(Self::new(url)?);
-        origins.retain(|_, origin| origin.strong_count() > 0);
-        origins.insert(name.to_owned(), Arc::downgrade(&origin));
-        Some(origin)
-    }
-
+impl ConnectionPool {
     fn new(url: &Url) -> Option<Self> {
         Some(Self {
             // Brackets belong to the text of an IPv6 address, not to the address.
@@ -210,11 +215,11 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Closes what was not used for long, until nothing is left.
-async fn tidy(origin: Weak<Origin>) {
+async fn tidy(pool: Weak<ConnectionPool>) {
     loop {
         tokio::time::sleep(IDLE).await;
-        let Some(origin) = origin.upgrade() else { return };
-        let mut kept = origin.lock();
+        let Some(pool) = pool.upgrade() else { return };
+        let mut kept = pool.lock();
         let old = kept.idle.partition_point(|idle| idle.since.elapsed() >= IDLE);
         let closed: Vec<_> = kept.idle.drain(..old).collect();
         kept.is_tidied = !kept.idle.is_empty();
@@ -262,7 +267,7 @@ pub(in crate::a2a) struct Response {
     status: StatusCode,
     headers: HeaderMap,
     body: Incoming,
-    way_back: Option<(Arc<Origin>, Box<Connection>)>,
+    way_back: Option<(Arc<ConnectionPool>, Box<Connection>)>,
 }
 
 impl Response {
@@ -288,8 +293,8 @@ impl Response {
                 None => break,
             }
         }
-        if let Some((origin, connection)) = self.way_back.take() {
-            origin.keep(connection);
+        if let Some((pool, connection)) = self.way_back.take() {
+            pool.keep(connection);
         }
         Ok(None)
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use super::fake::{Answer, Fake, Seen, ok, v03};
+use super::fake::{FakeAgent, FakeResponse, ReceivedRequest, ok, v03};
 use crate::a2a::card::{self, Card, CardError};
 use crate::telemetry::trace_context::TraceContext;
 
@@ -16,14 +16,14 @@ fn card(security: &Value, schemes: &Value) -> Value {
 }
 
 /// What the agent sees of a call with these settings.
-async fn seen(lines: &str, card: &Value) -> Result<Seen, CardError> {
-    let fake = Fake::start(v03).await;
+async fn seen(lines: &str, card: &Value) -> Result<ReceivedRequest, CardError> {
+    let fake = FakeAgent::start(v03).await;
     let chooser = fake.chooser(lines);
     let card = Card::from_value(card.clone()).unwrap();
     let interface = chooser.choose(&card).await?;
     let client = chooser.client(&card, &interface)?;
     let _ = client.get("t", &TraceContext::default()).await;
-    Ok(fake.seen().pop().unwrap())
+    Ok(fake.received().pop().unwrap())
 }
 
 const SEVERAL: &str = r"auth:
@@ -46,7 +46,7 @@ async fn the_card_chooses_among_several_ways() {
         "special": {"type": "http", "scheme": "bearer"},
         "mtls": {"type": "mutualTLS"},
     });
-    let header = |seen: &Seen, name: &str| seen.header(name).map(str::to_owned);
+    let header = |seen: &ReceivedRequest, name: &str| seen.header(name).map(str::to_owned);
     for (security, authorization, key, query, cookie) in [
         (json!([{"b": []}]), Some("Bearer t0ken"), None, None, None),
         (json!([{"u": []}]), Some("Basic dTpw"), None, None, None),
@@ -100,42 +100,42 @@ async fn an_optional_demand_is_none() {
 
 #[tokio::test]
 async fn the_card_can_have_credentials_of_its_own() {
-    let fake = Fake::start(|_| ok(&json!({"name": "fake"}))).await;
+    let fake = FakeAgent::start(|_| ok(&json!({"name": "fake"}))).await;
     for (lines, expected) in [
         ("bearer_token: tasks", "Bearer tasks"),
         ("bearer_token: tasks\ncard_auth: { bearer: card }", "Bearer card"),
     ] {
         let (config, chooser) = (fake.config(lines), fake.chooser(lines));
         card::fetch(chooser.http(), &config.url, None, &chooser.card_credentials()).await.unwrap();
-        assert_eq!(fake.seen().pop().unwrap().header("authorization"), Some(expected));
+        assert_eq!(fake.received().pop().unwrap().header("authorization"), Some(expected));
     }
 }
 
 #[tokio::test]
 async fn credentials_go_nowhere_that_only_a_card_names() {
-    let elsewhere = Fake::start(v03).await;
-    let fake = Fake::start(v03).await;
+    let elsewhere = FakeAgent::start(v03).await;
+    let fake = FakeAgent::start(v03).await;
     let card = json!({"name": "fake", "protocolVersion": "0.3.0", "url": elsewhere.url});
     let lines = "bearer_token: t\nheaders: { X-API-Key: k }";
     let (_, interface) = fake.client(lines, &card).await;
     assert_eq!(interface.url.as_str(), format!("{}/", fake.url));
-    assert!(elsewhere.seen().is_empty());
+    assert!(elsewhere.received().is_empty());
     // The address is followed if the settings say so, but without credentials.
     fake.client(&format!("use_card_url: true\n{lines}"), &card).await;
-    let seen = elsewhere.seen().pop().unwrap();
+    let seen = elsewhere.received().pop().unwrap();
     assert_eq!((seen.header("authorization"), seen.header("x-api-key")), (None, None));
     // A host that is listed gets them.
     let host = elsewhere.url.trim_start_matches("http://");
     fake.client(&format!("allowed_hosts: ['{host}']\n{lines}"), &card).await;
-    let seen = elsewhere.seen().pop().unwrap();
+    let seen = elsewhere.received().pop().unwrap();
     assert_eq!((seen.header("authorization"), seen.header("x-api-key")), (Some("Bearer t"), Some("k")));
 }
 
 /// A token endpoint that numbers its tokens, and an agent that takes those from `first` on.
-async fn guarded(expires_in: Value, first: usize) -> (Fake, Arc<AtomicUsize>) {
+async fn guarded(expires_in: Value, first: usize) -> (FakeAgent, Arc<AtomicUsize>) {
     let given = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&given);
-    let fake = Fake::start(move |request| -> Answer {
+    let fake = FakeAgent::start(move |request| -> FakeResponse {
         if request.path == "/token" {
             if request.header("authorization") != Some("Basic bWU6czNjcmV0") {
                 return (401, "application/json", r#"{"error":"invalid_client"}"#.into());
@@ -153,7 +153,7 @@ async fn guarded(expires_in: Value, first: usize) -> (Fake, Arc<AtomicUsize>) {
     (fake, given)
 }
 
-fn oauth(fake: &Fake) -> String {
+fn oauth(fake: &FakeAgent) -> String {
     let url = &fake.url;
     format!(
         "auth:\n  - oauth2: {{ token_url: '{url}/token', client_id: me, client_secret: s3cret, scopes: [a, b] }}"
@@ -170,7 +170,7 @@ async fn many_calls_ask_for_one_token_and_use_it_while_it_lasts() {
         assert!(result.unwrap_err().is_task_not_found());
     }
     assert_eq!(given.load(Ordering::Relaxed), 1);
-    let form = fake.seen().iter().find(|seen| seen.path == "/token").unwrap().text.clone();
+    let form = fake.received().iter().find(|seen| seen.path == "/token").unwrap().text.clone();
     assert_eq!(form, "grant_type=client_credentials&scope=a+b");
 }
 
@@ -200,7 +200,7 @@ async fn a_refused_client_is_told_without_its_secret() {
     let lines = oauth(&fake).replace("s3cret", "wr0ng");
     let (client, _) = fake.client(&lines, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
     let error = client.get("t", &TraceContext::default()).await.unwrap_err();
-    assert!(!error.is_delivered());
+    assert!(!error.may_have_reached_agent());
     let shown = error_chain(&error);
     assert!(shown.contains("HTTP status 401 invalid_client"), "{shown}");
     for text in [shown, format!("{error:?}"), format!("{client:?}"), format!("{:?}", fake.config(&lines))] {

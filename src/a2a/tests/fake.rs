@@ -16,7 +16,7 @@ use crate::config;
 
 /// A request as the agent saw it.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     pub(crate) method: Method,
     pub(crate) path: String,
     pub(crate) query: Option<String>,
@@ -24,7 +24,7 @@ pub(crate) struct Seen {
     pub(crate) text: String,
 }
 
-impl Seen {
+impl ReceivedRequest {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_default()
     }
@@ -38,37 +38,39 @@ impl Seen {
     }
 }
 
-pub(crate) type Answer = (u16, &'static str, String);
+pub(crate) type FakeResponse = (u16, &'static str, String);
 
 /// It does not answer at all.
-pub(crate) const NEVER: Answer = (0, "", String::new());
+pub(crate) const NO_RESPONSE: FakeResponse = (0, "", String::new());
 
-pub(crate) fn ok(body: &Value) -> Answer {
+pub(crate) fn ok(body: &Value) -> FakeResponse {
     (200, "application/json", body.to_string())
 }
 
-pub(crate) fn error(code: i64, message: &str) -> Answer {
+pub(crate) fn error(code: i64, message: &str) -> FakeResponse {
     ok(&json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}}))
 }
 
-pub(crate) fn not_there() -> Answer {
+pub(crate) fn not_found() -> FakeResponse {
     (404, "text/plain", "Not Found".to_owned())
 }
 
 /// The running agent; it ends with the test's runtime.
-pub(crate) struct Fake {
+pub(crate) struct FakeAgent {
     pub(crate) url: String,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
-impl Fake {
-    pub(crate) async fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
+impl FakeAgent {
+    pub(crate) async fn start(
+        answer: impl Fn(&ReceivedRequest) -> FakeResponse + Send + Sync + 'static,
+    ) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let seen: Arc<Mutex<Vec<ReceivedRequest>>> = Arc::default();
         let (log, answer) = (Arc::clone(&seen), Arc::new(answer));
         let handle = move |method: Method, uri: Uri, headers: HeaderMap, body: Bytes| {
-            let request = Seen {
+            let request = ReceivedRequest {
                 method,
                 path: uri.path().to_owned(),
                 query: uri.query().map(str::to_owned),
@@ -89,13 +91,13 @@ impl Fake {
         Self { url, seen }
     }
 
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn received(&self) -> Vec<ReceivedRequest> {
         self.seen.lock().unwrap().clone()
     }
 
     /// How often a JSON-RPC method was called.
     pub(crate) fn count(&self, method: &str) -> usize {
-        self.seen().iter().filter(|seen| seen.rpc_method() == method).count()
+        self.received().iter().filter(|seen| seen.rpc_method() == method).count()
     }
 
     /// The settings of this agent, with these lines more.
@@ -118,13 +120,13 @@ impl Fake {
         let card = Arc::new(Card::from_value(card.clone()).unwrap());
         let interface = chooser.choose(&card).await.unwrap();
         let client = chooser.client(&card, &interface).unwrap();
-        let client = client.reconsidering(DialectFallback { chooser, card, changed: Arc::default() });
+        let client = client.with_fallback(DialectFallback { chooser, card, changed: Arc::default() });
         (client, interface)
     }
 }
 
 /// Speaks v0.3 over JSON-RPC at any address.
-pub(crate) fn v03(request: &Seen) -> Answer {
+pub(crate) fn v03(request: &ReceivedRequest) -> FakeResponse {
     let json = request.json();
     match request.rpc_method().as_str() {
         "message/send" if json["params"]["message"].is_object() => ok(&json!({
@@ -139,7 +141,7 @@ pub(crate) fn v03(request: &Seen) -> Answer {
 }
 
 /// Speaks v0.1 at any address and fails on what it does not know, as an old framework does.
-pub(crate) fn v01(request: &Seen) -> Answer {
+pub(crate) fn v01(request: &ReceivedRequest) -> FakeResponse {
     let json = request.json();
     match request.rpc_method().as_str() {
         "tasks/send" => ok(&json!({
@@ -154,7 +156,7 @@ pub(crate) fn v01(request: &Seen) -> Answer {
 }
 
 /// Speaks v1.0 over JSON-RPC at any address, and wants its version header.
-pub(crate) fn v1(request: &Seen) -> Answer {
+pub(crate) fn v1(request: &ReceivedRequest) -> FakeResponse {
     if request.header("a2a-version") != Some("1.0") {
         return error(-32009, "version not supported");
     }
@@ -170,7 +172,7 @@ pub(crate) fn v1(request: &Seen) -> Answer {
 }
 
 /// Behaves as Bindu 2026.36.7 does: v0.3 with all ids from the client, `taskId`, snake_case, answers at once.
-pub(crate) fn bindu() -> impl Fn(&Seen) -> Answer + Send + Sync + 'static {
+pub(crate) fn bindu() -> impl Fn(&ReceivedRequest) -> FakeResponse + Send + Sync + 'static {
     let tasks: Mutex<std::collections::BTreeMap<String, Value>> = Mutex::default();
     move |request| {
         let json = request.json();

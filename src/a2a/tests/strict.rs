@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use url::Url;
 
 use crate::a2a::card::{Card, Interface};
-use crate::a2a::dialect::{Dialect, HttpCall, OutgoingMessage, Wait};
+use crate::a2a::dialect::{Dialect, HttpCall, OutgoingMessage};
 use crate::a2a::model::{File, FileContent, Part};
 use crate::a2a::retry::Retries;
 
@@ -66,7 +66,7 @@ fn calls_are_exactly_v1() {
     let references = ["t-0".to_owned()];
     let full = OutgoingMessage {
         message_id: uuid::Uuid::new_v4(),
-        wait: Wait::UntilSettled,
+        blocking: true,
         task_id: Some("t-1"),
         new_task_id: Some("not in v1.0"),
         context_id: Some("c-1"),
@@ -113,8 +113,8 @@ fn the_card_that_the_bridge_shows_is_exactly_v1() {
         url: Url::parse("http://127.0.0.1:9000/").unwrap(),
         dialect: Dialect::V02,
         tenant: Some("acme".to_owned()),
-        because: String::new(),
-        is_proven: true,
+        reason: String::new(),
+        is_confirmed: true,
     };
     assert_strict::<a2a::AgentCard>(&{
         let old = Card::from_value(old).unwrap();

@@ -5,7 +5,7 @@ use serde::de::Error as _;
 use serde_json::value::RawValue;
 
 use super::Id;
-use crate::a2a::model::{Artifact, Extras, File, FileContent, Part, PartExtras};
+use crate::a2a::model::{Artifact, ArtifactExtras, File, FileContent, Part, PartExtras};
 use crate::json::null_is_default;
 
 #[derive(Deserialize)]
@@ -86,7 +86,7 @@ impl WireArtifact {
                 parts.push(part);
             }
         }
-        let extras = Extras {
+        let extras = ArtifactExtras {
             description: self.description,
             metadata: self.metadata,
             extensions: self.extensions,

@@ -33,7 +33,7 @@ use super::request::ReplyMode;
 use super::task_builder::{TaskBuilder, TooMuch};
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
-use crate::a2a::dialect::{OutgoingMessage, Wait};
+use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Answer, Event, Task, TaskState};
 use crate::a2a::retry::{Retries, Retry};
 use crate::a2a::stream::EventStream;
@@ -220,8 +220,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn send_blocking(&mut self, message: &OutgoingMessage<'_>) -> Result<Answer, Failure> {
-        let wait = if self.call.mode == ReplyMode::Final { Wait::UntilSettled } else { Wait::No };
-        let message = OutgoingMessage { wait, ..*message };
+        let blocking = self.call.mode == ReplyMode::Final;
+        let message = OutgoingMessage { blocking, ..*message };
         let instance = Arc::clone(&self.instance);
         match self.within(Box::pin(instance.client.send(&message, self.call.trace))).await {
             Ok(Ok(Answer::Task(task))) if self.answers(&task) => {
@@ -262,7 +262,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// The task of a message whose id does not depend on the agent's answer.
     fn named_by_us(&self, message: &OutgoingMessage<'_>) -> Option<TaskRef> {
-        let made = message.new_task_id.filter(|_| self.instance.client.dialect().has_client_made_ids());
+        let made = message.new_task_id.filter(|_| self.instance.client.dialect().client_assigns_task_ids());
         let id = message.task_id.or(made)?;
         Some(self.task_ref(Some(id.to_owned()), message.context_id.map(str::to_owned)))
     }

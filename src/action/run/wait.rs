@@ -63,7 +63,7 @@ impl<P: Progress> CallRun<'_, P> {
         let (actions, instance) = (self.actions, Arc::clone(&self.instance));
         // Nobody waits for a submitted task, so neither does a stop.
         let is_left = self.call.mode == ReplyMode::Submit && self.is_named;
-        let mut gone = pin!(instance.gone.cancelled());
+        let mut gone = pin!(instance.terminated.cancelled());
         let mut hurry = pin!(actions.stop.hurry.cancelled());
         let mut leave = pin!(actions.stop.leave.cancelled());
         let mut end = pin!(tokio::time::sleep_until(until));

@@ -37,8 +37,8 @@ fn card(name: &str) -> KnownCard {
         url: "http://127.0.0.1:9000".parse().unwrap(),
         dialect: crate::a2a::dialect::Dialect::V1,
         tenant: None,
-        because: String::new(),
-        is_proven: true,
+        reason: String::new(),
+        is_confirmed: true,
     };
     KnownCard { card: Arc::new(card), interface }
 }
@@ -67,7 +67,7 @@ fn silence() -> AgentEvent {
 }
 
 fn nobody() -> AgentEvent {
-    let error = CardError::NobodyThere { url: "http://127.0.0.1:9000".to_owned() };
+    let error = CardError::NotListening { url: "http://127.0.0.1:9000".to_owned() };
     AgentEvent::Unanswered { error: ProbeError::Card(error), busy: false }
 }
 

@@ -213,7 +213,7 @@ impl Prompts {
             tokio::select! {
                 biased;
                 answer = self.answer(answers) => answer,
-                () = instance.gone.cancelled() => {
+                () = instance.terminated.cancelled() => {
                     let message = "the agent ended while it waited for the answer";
                     Err(ActionError::new(Code::TaskLost, message))
                 }

@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::Body;
-use crate::a2a::dialect::{V1Part as WirePart, v1_part};
-use crate::a2a::model::{ArtifactUpdate, Extras, Part, PartExtras};
+use crate::a2a::dialect::V1Part;
+use crate::a2a::model::{ArtifactExtras, ArtifactUpdate, Part, PartExtras};
 use crate::json;
 
 /// What a part costs beside its text.
@@ -35,7 +35,7 @@ struct Data<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Piece<'a> {
-    Part(WirePart<'a>),
+    Part(V1Part<'a>),
     /// What cannot be cut and does not fit is told without its content, and the stream goes on.
     Omitted {
         filename: Option<Cow<'a, str>>,
@@ -55,7 +55,7 @@ impl<'a> Piece<'a> {
 
     fn without_metadata(self) -> Self {
         match self {
-            Self::Part(part) => Self::Part(WirePart { metadata: None, ..part }),
+            Self::Part(part) => Self::Part(V1Part { metadata: None, ..part }),
             omitted @ Self::Omitted { .. } => omitted,
         }
     }
@@ -63,8 +63,8 @@ impl<'a> Piece<'a> {
     /// The least that can be said of it.
     fn least(self, room: usize) -> Self {
         let (filename, size) = match self {
-            Self::Part(WirePart { text: Some(text), .. }) => {
-                return Self::Part(WirePart { text: Some(text), ..WirePart::default() });
+            Self::Part(V1Part { text: Some(text), .. }) => {
+                return Self::Part(V1Part { text: Some(text), ..V1Part::default() });
             }
             Self::Part(part) => {
                 let data = part.data.map(RawValue::get);
@@ -109,7 +109,8 @@ impl<'a> Telling<'a> {
     pub(super) fn whole(&self) -> Bytes {
         let Self { update, .. } = self;
         let extras = update.artifact.extras.as_deref();
-        let mut parts: Vec<_> = update.artifact.parts.iter().map(|part| Piece::Part(v1_part(part))).collect();
+        let mut parts: Vec<_> =
+            update.artifact.parts.iter().map(|part| Piece::Part(V1Part::from(part))).collect();
         for (place, extras) in extras.into_iter().flat_map(|extras| &extras.parts) {
             parts.get_mut(*place).into_iter().for_each(|part| part.put(extras));
         }
@@ -169,7 +170,13 @@ impl<'a> Telling<'a> {
         })
     }
 
-    fn body(&self, extras: Option<&Extras>, parts: &[Piece<'_>], append: bool, last_chunk: bool) -> Bytes {
+    fn body(
+        &self,
+        extras: Option<&ArtifactExtras>,
+        parts: &[Piece<'_>],
+        append: bool,
+        last_chunk: bool,
+    ) -> Bytes {
         let data = Data {
             artifact_id: self.id.as_deref(),
             name: self.name.as_deref(),
@@ -195,12 +202,12 @@ fn split(part: &Part, room: usize) -> Vec<Piece<'_>> {
             let mut rest = text.as_str();
             while !rest.is_empty() {
                 let head = crate::text::head(rest, text_room.max(4));
-                pieces.push(Piece::Part(WirePart { text: Some(head), ..WirePart::default() }));
+                pieces.push(Piece::Part(V1Part { text: Some(head), ..V1Part::default() }));
                 rest = rest.get(head.len()..).unwrap_or_default();
             }
             pieces
         }
-        other => vec![Piece::Part(v1_part(other))],
+        other => vec![Piece::Part(V1Part::from(other))],
     }
 }
 

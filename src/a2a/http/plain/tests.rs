@@ -22,14 +22,14 @@ fn answer_once(listener: &TcpListener) -> JoinHandle<std::net::TcpStream> {
     })
 }
 
-fn origin(listener: &TcpListener) -> Arc<Origin> {
+fn pool(listener: &TcpListener) -> Arc<ConnectionPool> {
     let url = format!("http://{}", listener.local_addr().unwrap());
-    Origin::of(&url.parse().unwrap()).unwrap()
+    ConnectionPools::default().pool(&url.parse().unwrap()).unwrap()
 }
 
-async fn call(origin: &Arc<Origin>) -> Result<(), ClientError> {
+async fn call(pool: &Arc<ConnectionPool>) -> Result<(), ClientError> {
     let (target, body) = (Uri::from_static("/"), Bytes::from_static(b"hello"));
-    let mut response = origin.send(Method::POST, target, HeaderMap::new(), Some(body)).await?;
+    let mut response = pool.send(Method::POST, target, HeaderMap::new(), Some(body)).await?;
     while response.chunk().await?.is_some() {}
     Ok(())
 }
@@ -37,27 +37,27 @@ async fn call(origin: &Arc<Origin>) -> Result<(), ClientError> {
 #[tokio::test]
 async fn a_connection_that_was_idle_for_half_a_second_is_not_used_again() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (origin, agent) = (origin(&listener), answer_once(&listener));
-    call(&origin).await.unwrap();
+    let (pool, agent) = (pool(&listener), answer_once(&listener));
+    call(&pool).await.unwrap();
     let _open = agent.join().unwrap();
     // However long this has taken.
-    origin.lock().idle[0].since = Instant::now();
-    let mut fresh = origin.reuse().await.expect("it was used just now");
+    pool.lock().idle[0].since = Instant::now();
+    let mut fresh = pool.reuse().await.expect("it was used just now");
     assert!(fresh.is_usable().await);
-    origin.keep(fresh);
-    origin.lock().idle[0].since -= Duration::from_millis(500);
-    assert!(origin.reuse().await.is_none());
+    pool.keep(fresh);
+    pool.lock().idle[0].since -= Duration::from_millis(500);
+    assert!(pool.reuse().await.is_none());
 }
 
 #[tokio::test]
 async fn a_close_is_seen_even_before_the_runtime_has_heard_of_it() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (origin, agent) = (origin(&listener), answer_once(&listener));
-    call(&origin).await.unwrap();
+    let (pool, agent) = (pool(&listener), answer_once(&listener));
+    call(&pool).await.unwrap();
     let open = agent.join().unwrap();
     // Its close returns when the other side has it.
     socket2::SockRef::from(&open).set_linger(Some(Duration::from_secs(10))).unwrap();
     // Nothing is awaited between the close and the look, so the runtime has had no turn.
     drop(open);
-    assert!(origin.reuse().await.is_none());
+    assert!(pool.reuse().await.is_none());
 }
