@@ -1,4 +1,4 @@
-//! The credentials of one agent, and how they are kept out of what others can read.
+//! Redacts the credentials of an agent in logs, errors and replies.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
@@ -11,55 +11,56 @@ use memchr::memmem;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
-/// A shorter value may be any word, and is not taken for a secret.
-const SHORTEST: usize = 8;
-/// How many access tokens of an agent are redacted, the newest ones; a token may be valid for longer than others that
-/// came after it.
+/// A shorter value may be an ordinary word and is not redacted.
+const MIN_LENGTH: usize = 8;
+/// How many access tokens of an agent are redacted. Not only the newest: a token may be valid for longer than tokens
+/// that were issued after it.
 const MAX_TOKENS: usize = 32;
-const HIDDEN: &str = "***";
-/// What [`shorten`](crate::text::shorten) and others put where they cut a text.
-const CUT: &str = "…";
+const REDACTED: &str = "***";
+/// What [`shorten`](crate::text::shorten) and others write in place of the rest of a text.
+const ELLIPSIS: &str = "…";
 
-/// A handle: clones share what they know.
+/// The secrets of one agent. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Secrets(Arc<Shared>);
+pub struct Secrets(Arc<KnownSecrets>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    configured: Forms,
-    /// Access tokens, which the bridge learns when it requests them.
-    tokens: RwLock<Tokens>,
+struct KnownSecrets {
+    configured: SecretForms,
+    tokens: RwLock<AccessTokens>,
 }
 
 #[derive(Debug, Default)]
-struct Tokens {
+struct AccessTokens {
+    /// The oldest first.
     all: VecDeque<SecretString>,
-    forms: Forms,
+    forms: SecretForms,
 }
 
-/// Secrets in all the forms in which they are looked for.
+/// Secrets in all forms in which they can occur in a text.
 #[derive(Default)]
-struct Forms {
-    /// The longest first: of one that begins with another, the rest would remain.
+struct SecretForms {
+    /// The longest first: if one begins with another, its end must not remain.
     all: Vec<SecretString>,
-    /// How they begin. Nearly every text has none of these, and so no secret, whole or cut off.
-    beginnings: Vec<memmem::Finder<'static>>,
+    /// The first bytes of each. Nearly every text has none of these, and so no secret, whole or truncated.
+    prefixes: Vec<memmem::Finder<'static>>,
 }
 
 impl Secrets {
-    /// A secret of several lines, such as a key in PEM form, is redacted line by line: output comes in lines.
+    /// A secret of several lines, such as a PEM key, is redacted line by line, because output is read in lines.
     pub fn new(secrets: impl IntoIterator<Item = SecretString>) -> Self {
         let secrets: Vec<SecretString> = secrets.into_iter().collect();
         let lines = secrets.iter().flat_map(|secret| secret.expose_secret().lines().map(str::trim));
-        Self(Arc::new(Shared { configured: Forms::of(lines), tokens: RwLock::default() }))
+        Self(Arc::new(KnownSecrets { configured: SecretForms::new(lines), tokens: RwLock::default() }))
     }
 
+    /// Adds an access token.
     pub fn learn(&self, token: &str) {
-        if token.len() < SHORTEST {
+        if token.len() < MIN_LENGTH {
             return;
         }
         let mut tokens = self.0.tokens.write().unwrap_or_else(PoisonError::into_inner);
-        // Some token endpoints hand out the same token while it is valid.
+        // Some token endpoints issue the same token again while it is valid.
         if tokens.all.iter().any(|known| known.expose_secret() == token) {
             return;
         }
@@ -67,23 +68,23 @@ impl Secrets {
             tokens.all.pop_front();
         }
         tokens.all.push_back(token.into());
-        tokens.forms = Forms::of(tokens.all.iter().map(ExposeSecret::expose_secret));
+        tokens.forms = SecretForms::new(tokens.all.iter().map(ExposeSecret::expose_secret));
     }
 
-    /// Replaces every secret in a text, also one that is cut off: by the end of the text, or by the mark of a cut.
+    /// Replaces every secret in a text, including one that the end of the text or an ellipsis truncates.
     pub fn redact(&self, text: &mut String) {
         self.0.configured.redact(text);
         self.0.tokens.read().unwrap_or_else(PoisonError::into_inner).forms.redact(text);
     }
 
-    /// The same JSON without secrets in its keys and strings, however they are escaped there; everything else stays
-    /// as it was written. What comes out is no JSON if a number was a secret.
+    /// Redacts the keys and strings of a JSON text, in whatever way they are escaped; everything else stays as it is.
+    /// The result is not valid JSON if a number is a secret.
     pub fn redact_json(&self, json: &str) -> String {
         let mut redacted = String::with_capacity(json.len());
-        // What has no escapes is redacted in one go.
+        // `plain` is the text since the last string with escapes; it is redacted in one pass.
         let (mut plain, mut rest) = (json, json);
         while let Some((literal, after)) = next_string(rest) {
-            if literal.len() >= SHORTEST && literal.contains('\\') {
+            if literal.len() >= MIN_LENGTH && literal.contains('\\') {
                 let length = plain.len() - after.len() - literal.len();
                 redacted.push_str(&self.redacted(plain.get(..length).unwrap_or_default()));
                 redacted.push_str(&self.redacted_literal(literal));
@@ -102,50 +103,49 @@ impl Secrets {
     }
 
     fn redacted_literal<'a>(&self, literal: &'a str) -> Cow<'a, str> {
-        // Half a surrogate pair is no text, so nobody knows what else is in it.
+        // A string that cannot be decoded (half a surrogate pair) may contain a secret.
         let Ok(text) = serde_json::from_str::<String>(literal) else {
-            return format!("\"{HIDDEN}\"").into();
+            return format!("\"{REDACTED}\"").into();
         };
         let redacted = self.redacted(&text);
         if redacted == text { literal.into() } else { Value::from(redacted).to_string().into() }
     }
 }
 
-impl Forms {
-    fn of<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Self {
-        let secrets = secrets.into_iter().filter(|secret| secret.len() >= SHORTEST);
+impl SecretForms {
+    fn new<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Self {
+        let secrets = secrets.into_iter().filter(|secret| secret.len() >= MIN_LENGTH);
         let mut all: Vec<String> = secrets.flat_map(forms).collect();
         all.sort_by(|one, other| other.len().cmp(&one.len()).then_with(|| one.cmp(other)));
         all.dedup();
-        let beginnings: BTreeSet<_> = all.iter().filter_map(|form| form.as_bytes().get(..SHORTEST)).collect();
-        let beginnings =
-            beginnings.into_iter().map(|bytes| memmem::Finder::new(bytes).into_owned()).collect();
-        Self { all: all.into_iter().map(SecretString::from).collect(), beginnings }
+        let prefixes: BTreeSet<_> = all.iter().filter_map(|form| form.as_bytes().get(..MIN_LENGTH)).collect();
+        let prefixes = prefixes.into_iter().map(|bytes| memmem::Finder::new(bytes).into_owned()).collect();
+        Self { all: all.into_iter().map(SecretString::from).collect(), prefixes }
     }
 
     fn redact(&self, text: &mut String) {
-        if self.beginnings.iter().all(|beginning| beginning.find(text.as_bytes()).is_none()) {
+        if self.prefixes.iter().all(|prefix| prefix.find(text.as_bytes()).is_none()) {
             return;
         }
         for secret in &self.all {
             let secret = secret.expose_secret();
             if text.contains(secret) {
-                *text = text.replace(secret, HIDDEN);
+                *text = text.replace(secret, REDACTED);
             }
-            if let Some(covered) = without_beginnings(text, secret) {
-                *text = covered;
+            if let Some(redacted) = redact_truncated(text, secret) {
+                *text = redacted;
             }
         }
     }
 }
 
-impl fmt::Debug for Forms {
+impl fmt::Debug for SecretForms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Forms").finish_non_exhaustive()
+        f.debug_struct("SecretForms").finish_non_exhaustive()
     }
 }
 
-/// The forms in which a secret goes out, or comes back from an agent that repeats it; most are the same.
+/// The forms in which a secret is sent, or comes back from an agent that repeats it. Most of them are usually equal.
 fn forms(secret: &str) -> [String; 11] {
     let quoted = Value::from(secret).to_string();
     let in_json = quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned();
@@ -154,10 +154,10 @@ fn forms(secret: &str) -> [String; 11] {
     [
         secret.to_owned(),
         in_json.replace('/', "\\/"),
-        for_html(&in_json, |c| format!("\\u{c:04X}")),
-        for_html(&in_json, |c| format!("\\u{c:04x}")),
+        escape_html(&in_json, |c| format!("\\u{c:04X}")),
+        escape_html(&in_json, |c| format!("\\u{c:04x}")),
         in_json,
-        with_small_digits(&in_path),
+        with_lowercase_escapes(&in_path),
         in_form,
         in_path,
         STANDARD.encode(secret),
@@ -166,24 +166,24 @@ fn forms(secret: &str) -> [String; 11] {
     ]
 }
 
-/// As JSON that is safe in HTML has it: .NET escapes these with large digits, Go with small ones.
-fn for_html(in_json: &str, escaped: impl Fn(u32) -> String) -> String {
+/// Escapes JSON so that it is safe in HTML: .NET uses uppercase digits, Go lowercase ones.
+fn escape_html(in_json: &str, escaped: impl Fn(u32) -> String) -> String {
     let escape = |c: char| if "+&<>'".contains(c) { escaped(u32::from(c)) } else { c.to_string() };
     in_json.chars().map(escape).collect()
 }
 
 /// `%2f` for `%2F`.
-fn with_small_digits(in_path: &str) -> String {
+fn with_lowercase_escapes(in_path: &str) -> String {
     let mut pieces = in_path.split('%');
-    let mut small = pieces.next().unwrap_or_default().to_owned();
+    let mut lowercase = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
         let (digits, rest) = piece.split_at_checked(2).unwrap_or((piece, ""));
-        small.extend(["%", &digits.to_ascii_lowercase(), rest]);
+        lowercase.extend(["%", &digits.to_ascii_lowercase(), rest]);
     }
-    small
+    lowercase
 }
 
-/// The next string of a JSON text with its quotes, and what is behind it.
+/// The next string of a JSON text with its quotes, and the rest of the text.
 fn next_string(json: &str) -> Option<(&str, &str)> {
     let start = memchr::memchr(b'"', json.as_bytes())?;
     let mut end = start + 1;
@@ -197,25 +197,24 @@ fn next_string(json: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// A text in which pieces end with the beginning of a secret, without those: every ellipsis marks a cut, and what
-/// was cut may go on behind it.
-fn without_beginnings(text: &str, secret: &str) -> Option<String> {
-    memmem::find(text.as_bytes(), secret.as_bytes().get(..SHORTEST)?)?;
-    let covered = |piece| match cut_off(piece, secret) {
-        Some(head) => format!("{head}{HIDDEN}").into(),
+/// Replaces the beginning of a secret at the end of the text and before each ellipsis.
+fn redact_truncated(text: &str, secret: &str) -> Option<String> {
+    memmem::find(text.as_bytes(), secret.as_bytes().get(..MIN_LENGTH)?)?;
+    let redact = |piece| match before_truncated(piece, secret) {
+        Some(head) => format!("{head}{REDACTED}").into(),
         None => Cow::Borrowed(piece),
     };
-    Some(text.split(CUT).map(covered).collect::<Vec<_>>().join(CUT))
+    Some(text.split(ELLIPSIS).map(redact).collect::<Vec<_>>().join(ELLIPSIS))
 }
 
-/// What a text has before the beginning of a secret that it ends with.
-fn cut_off<'a>(text: &'a str, secret: &str) -> Option<&'a str> {
+/// The text without the beginning of a secret at its end; `None` if there is none.
+fn before_truncated<'a>(text: &'a str, secret: &str) -> Option<&'a str> {
     let (bytes, secret) = (text.as_bytes(), secret.as_bytes());
     let from = bytes.len().saturating_sub(secret.len() - 1);
     let tail = bytes.get(from..)?;
-    // What begins within another beginning counts as well.
+    // From the left, so that the longest match counts.
     let fits = |start: &usize| tail.get(*start..).is_some_and(|rest| secret.starts_with(rest));
-    let last = (tail.len() + 1).checked_sub(SHORTEST)?;
+    let last = (tail.len() + 1).checked_sub(MIN_LENGTH)?;
     (0..last).find(fits).and_then(|start| text.get(..from + start))
 }
 
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_secret_is_replaced_and_short_values_are_not_secrets() {
+    fn every_secret_is_redacted_and_short_values_are_not_secrets() {
         let secrets = ["t0ps3cret", "t0ps3cret-and-more", "word"];
         assert_eq!(redacted(&secrets, "t0ps3cret t0ps3cret-and-more, a word"), "*** ***, a word");
         assert_eq!(redacted(&secrets, ""), "");
@@ -243,12 +242,12 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_found_within_json() {
+    fn a_secret_is_redacted_within_json() {
         assert_eq!(redacted(&["t0p\\s3cret"], r#"{"sent": ["t0p\\s3cret"]}"#), r#"{"sent": ["***"]}"#);
     }
 
     #[test]
-    fn a_secret_is_found_in_the_forms_that_it_has_on_the_wire() {
+    fn a_secret_is_redacted_in_every_form_that_is_sent() {
         let secret = "t0p s3/cr+t~*é?";
         for form in [
             "t0p s3\\/cr+t~*é?",
@@ -262,10 +261,7 @@ mod tests {
             secrets.learn(secret);
             assert_eq!(secrets.redacted(&format!("a={form}&b")), "a=***&b");
         }
-        assert!(
-            !format!("{:?}", Secrets::new([SecretString::from(secret)])).contains("116"),
-            "it shows bytes"
-        );
+        assert!(!format!("{:?}", Secrets::new([SecretString::from(secret)])).contains("116"), "shows bytes");
     }
 
     #[test]
@@ -284,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_found_as_json_for_html_has_it_and_with_small_digits() {
+    fn a_secret_is_redacted_with_html_escapes_and_lowercase_escapes() {
         let forms =
             [r"t0p\u002Bs3cret\u003C", r"t0p\u002bs3cret\u003c", "t0p%2bs3cret%3c", "dDBwK3MzY3JldDw"];
         for form in forms {
@@ -293,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_handed_out_again_takes_no_place_of_another() {
+    fn a_token_that_is_issued_again_does_not_evict_another() {
         let secrets = Secrets::default();
         secrets.learn("access-token-of-the-card");
         (0..=MAX_TOKENS).for_each(|_| secrets.learn("access-token-of-tasks"));
@@ -303,24 +299,24 @@ mod tests {
     }
 
     #[test]
-    fn an_access_token_is_redacted_by_every_handle_until_newer_ones_have_come() {
+    fn an_access_token_is_redacted_by_every_clone_until_newer_tokens_evict_it() {
         let secrets = Secrets::default();
-        let handle = secrets.clone();
+        let clone = secrets.clone();
         (0..=MAX_TOKENS).for_each(|number| secrets.learn(&format!("access-token-{number:03}")));
         let mut text = format!("access-token-000 access-token-{MAX_TOKENS:03}");
-        handle.redact(&mut text);
+        clone.redact(&mut text);
         assert_eq!(text, "access-token-000 ***");
     }
 
     #[test]
-    fn a_secret_at_the_end_of_a_text_that_was_cut_is_replaced_too() {
+    fn a_truncated_secret_is_redacted() {
         let secrets = ["t0ps3cret-ünd-more"];
         assert_eq!(redacted(&secrets, "it begins with: t0ps3cret-ü"), "it begins with: ***");
         assert_eq!(redacted(&secrets, "it begins with: t0ps3cret…"), "it begins with: ***…");
         assert_eq!(redacted(&secrets, "as t0ps3cret…; t0ps3cret-…; or…"), "as ***…; ***…; or…");
         assert_eq!(redacted(&secrets, "t0ps3cret goes on … here"), "t0ps3cret goes on … here");
         assert_eq!(redacted(&secrets, "t0ps3cret is the beginning"), "t0ps3cret is the beginning");
-        assert_eq!(redacted(&secrets, "t0ps3c"), "t0ps3c", "too little to be a secret");
+        assert_eq!(redacted(&secrets, "t0ps3c"), "t0ps3c", "too short for a secret");
         assert_eq!(redacted(&["abababababab"], "abababababab ababababab"), "*** ***");
         assert_eq!(redacted(&["ababababab-more"], "it is abababababab"), "it is ab***");
     }

@@ -1,8 +1,8 @@
-//! Where an agent is called: the card's address, held against the settings.
+//! The URL at which an agent is called, and whether it may get the agent's credentials.
 //!
-//! Cards often name a host that only the agent itself can reach (`0.0.0.0`, a container's port),
-//! and credentials must not go where a card points. So the configured scheme, host and port hold,
-//! with the card's path, unless the settings allow more.
+//! Cards often name a host that only the agent itself can reach (`0.0.0.0`, a container's port), and a card must not
+//! decide where credentials go. So the bridge combines the configured scheme, host and port with the path of the card,
+//! unless the configuration allows other hosts.
 
 use url::{Host, Url};
 
@@ -16,7 +16,6 @@ pub(super) struct AddressPolicy {
 }
 
 impl AddressPolicy {
-    /// Takes them from an agent's settings.
     pub(super) fn new(config: &config::AgentConfig) -> Self {
         Self {
             base: config.url.clone(),
@@ -29,11 +28,11 @@ impl AddressPolicy {
         &self.base
     }
 
-    /// Where to call an interface that the card addresses at `card_url`.
+    /// The URL for an interface that the card declares at `card_url`.
     pub(super) fn resolve(&self, card_url: &str) -> Url {
         match parse(card_url) {
             Some(mut card) if self.use_card_url || self.is_listed(&card) => {
-                // No address to call, only one to listen at.
+                // An address to listen at, which cannot be called.
                 if is_unspecified(&card) {
                     let _ = card.set_host(self.base.host_str());
                 }
@@ -58,8 +57,8 @@ impl AddressPolicy {
         }
     }
 
-    /// Whether `url` is elsewhere because the card says so and the settings want that obeyed.
-    pub(super) fn obeys_card(&self, url: &Url) -> bool {
+    /// Whether `url` is on another host, which the card declares and `use_card_url` allows.
+    pub(super) fn is_elsewhere_by_card(&self, url: &Url) -> bool {
         self.use_card_url && url.origin() != self.base.origin()
     }
 
@@ -72,7 +71,7 @@ impl AddressPolicy {
         let Some(host) = url.host_str() else {
             return false;
         };
-        // Not to a plain-text address of a host that is configured with TLS.
+        // An agent that is configured with TLS never gets its credentials without TLS.
         if self.base.scheme() == "https" && url.scheme() != "https" {
             return false;
         }
@@ -82,7 +81,7 @@ impl AddressPolicy {
     }
 }
 
-/// Reads a card's address; some leave the scheme out.
+/// Parses a URL of a card; some cards omit the scheme.
 fn parse(text: &str) -> Option<Url> {
     let text = text.trim();
     let is_http = |url: &Url| matches!(url.scheme(), "http" | "https") && url.has_host();
@@ -103,9 +102,8 @@ fn is_unspecified(url: &Url) -> bool {
     }
 }
 
-/// The same address with the slash at its end taken off or put on; `None` for the root, which
-/// always has one.
-pub(super) fn other_slash(url: &Url) -> Option<Url> {
+/// Removes or adds the trailing slash; `None` for the root, which always has one.
+pub(super) fn toggle_trailing_slash(url: &Url) -> Option<Url> {
     let path = url.path();
     let other = match path.strip_suffix('/') {
         Some("") => return None,
@@ -149,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn other_hosts_are_followed_when_allowed_and_trusted_only_when_listed() {
+    fn other_hosts_are_used_if_allowed_and_trusted_only_if_listed() {
         let listed = addresses("http://127.0.0.1:9000", false, &["agents.example", "10.0.0.7:81"]);
         for (card, expected, trusted) in [
             ("http://agents.example:5/a", "http://agents.example:5/a", true),
@@ -169,10 +167,10 @@ mod tests {
     }
 
     #[test]
-    fn the_slash_at_the_end_is_toggled() {
-        let other = |url: &str| other_slash(&Url::parse(url).unwrap()).map(String::from);
-        assert_eq!(other("http://h/a").as_deref(), Some("http://h/a/"));
-        assert_eq!(other("http://h/a/").as_deref(), Some("http://h/a"));
-        assert_eq!(other("http://h/"), None);
+    fn the_trailing_slash_is_toggled() {
+        let toggled = |url: &str| toggle_trailing_slash(&Url::parse(url).unwrap()).map(String::from);
+        assert_eq!(toggled("http://h/a").as_deref(), Some("http://h/a/"));
+        assert_eq!(toggled("http://h/a/").as_deref(), Some("http://h/a"));
+        assert_eq!(toggled("http://h/"), None);
     }
 }

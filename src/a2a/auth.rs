@@ -1,11 +1,12 @@
-//! Credentials for one agent: what is sent with every request. Where it may be sent is up to `a2a::address`.
+//! Credentials for one agent. `a2a::address` decides which hosts may get them.
 //!
-//! [`Keyring::for_card`] and [`Keyring::for_tasks`] pick from the settings; the latter by
-//! what the card asks for (see [`super::security`]). Whoever sends a request calls
-//! [`Credentials::ready`] first, which gets an OAuth2 token if one is needed and none is at hand,
-//! then [`Credentials::put_into`].
+//! [`Keyring::for_card`] and [`Keyring::for_tasks`] select from the configuration; the latter by the demands of the card
+//! (see [`super::security`]). Before each request call [`Credentials::ready`], which gets an OAuth2 token if one is
+//! needed and there is none, and then [`Credentials::add_to_headers`].
 
 mod oauth;
+
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -13,37 +14,33 @@ use reqwest::header::{
     AUTHORIZATION, COOKIE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderName, InvalidHeaderValue,
 };
 use secrecy::{ExposeSecret as _, SecretString};
-use std::sync::Arc;
 use url::Url;
 
-use super::security::{Kind, Place, Security};
-use crate::config;
+use super::security::{Security, SecurityScheme};
+use crate::config::{self, KeyPlace};
 use crate::secrets::Secrets;
 use oauth::OAuth;
 pub(crate) use oauth::TokenError;
 
-/// Why credentials cannot be sent.
+/// Why the credentials of an agent cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
     #[error("`{0}` is not a header name")]
     Name(String, #[source] InvalidHeaderName),
-    /// A value that no header can have; it is not shown.
-    #[error("the value of header `{0}` has characters that a header cannot have")]
+    /// The message does not show the value.
+    #[error("the value of header `{0}` has characters that are not allowed in a header")]
     Value(String, #[source] InvalidHeaderValue),
-    /// A certificate or key that cannot be used.
-    #[error("cannot use `tls`: {path}")]
+    #[error("cannot use the certificate or key in `tls`: {path}")]
     Tls {
         path: String,
-        /// What is wrong with it.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The HTTP client could not be made.
-    #[error("cannot set up HTTP for this agent")]
+    #[error("cannot set up the HTTP client for this agent")]
     Http(#[from] reqwest::Error),
 }
 
-/// What goes with a request. Values are marked sensitive, so that nothing below prints them.
+/// The credentials of one request. Header values are marked sensitive, so that HTTP libraries do not print them.
 #[derive(Debug, Clone, Default)]
 pub struct Credentials {
     headers: HeaderMap,
@@ -51,19 +48,20 @@ pub struct Credentials {
     oauth: Option<Arc<OAuth>>,
 }
 
-/// Everything that the settings have for one agent.
+/// All credentials that the configuration has for one agent.
 #[derive(Debug, Clone)]
 pub struct Keyring {
     headers: HeaderMap,
-    ways: Vec<Way>,
-    card_ways: Option<Vec<Way>>,
-    /// Whether the card's demands are looked at: `auth: []` says that they are not.
-    is_checked: bool,
+    methods: Vec<AuthMethod>,
+    card_methods: Option<Vec<AuthMethod>>,
+    /// False for `auth: []`.
+    obeys_card: bool,
     has_certificate: bool,
 }
 
 #[derive(Debug, Clone)]
-struct Way {
+struct AuthMethod {
+    /// The name of the scheme in the card that it is for; by default any that it satisfies.
     scheme: Option<String>,
     secret: Secret,
 }
@@ -72,12 +70,12 @@ struct Way {
 enum Secret {
     Bearer(HeaderValue),
     Basic(HeaderValue),
-    ApiKey { name: String, place: Place, value: SecretString },
+    ApiKey { name: String, place: KeyPlace, value: SecretString },
     OAuth(Arc<OAuth>),
 }
 
 impl Keyring {
-    /// Reads the settings. `http` is for token endpoints, which may be anywhere; `secrets` learns their tokens.
+    /// `http` is for token endpoints, which may be on any host. `secrets` learns the tokens.
     pub fn new(
         config: &config::AgentConfig,
         http: &reqwest::Client,
@@ -86,127 +84,121 @@ impl Keyring {
         let mut headers = HeaderMap::new();
         for (name, secret) in &config.headers {
             let header = HeaderName::try_from(name).map_err(|e| AuthError::Name(name.clone(), e))?;
-            headers.insert(header, value(name, secret.expose_secret())?);
+            headers.insert(header, sensitive(name, secret.expose_secret())?);
         }
-        let ways = |list: &[config::Auth]| -> Result<Vec<Way>, AuthError> {
-            list.iter().filter_map(|auth| way(auth, http, secrets).transpose()).collect()
+        let parse = |list: &[config::Auth]| -> Result<Vec<AuthMethod>, AuthError> {
+            list.iter().filter_map(|auth| AuthMethod::new(auth, http, secrets).transpose()).collect()
         };
-        let mut tasks = ways(config.auth.as_deref().unwrap_or_default())?;
+        let mut methods = parse(config.auth.as_deref().unwrap_or_default())?;
         if let Some(token) = &config.bearer_token {
             let secret = Secret::Bearer(bearer(token.expose_secret())?);
-            tasks.insert(0, Way { scheme: None, secret });
+            methods.insert(0, AuthMethod { scheme: None, secret });
         }
         Ok(Self {
             headers,
-            ways: tasks,
-            card_ways: config.card_auth.as_deref().map(ways).transpose()?,
-            is_checked: config.auth.as_ref().is_none_or(|auth| !auth.is_empty()),
+            methods,
+            card_methods: config.card_auth.as_deref().map(parse).transpose()?,
+            obeys_card: config.auth.as_ref().is_none_or(|auth| !auth.is_empty()),
             has_certificate: config.tls.as_ref().is_some_and(|tls| tls.cert.is_some()),
         })
     }
 
-    /// Whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
-        self.headers.is_empty() && self.ways.is_empty()
+        self.headers.is_empty() && self.methods.is_empty()
     }
 
-    /// What goes with the request for the card, which cannot be asked yet what it wants.
+    /// All credentials for the card, because its demands are not known yet.
     pub fn for_card(&self) -> Credentials {
-        let mut credentials = self.bare();
-        for way in self.card_ways.as_ref().unwrap_or(&self.ways) {
-            credentials.add(&way.secret);
-        }
-        credentials
+        self.credentials(
+            self.card_methods.as_ref().unwrap_or(&self.methods).iter().map(|method| &method.secret),
+        )
     }
 
-    /// What goes with calls: the first of the card's alternatives that the settings can meet.
+    /// The credentials for the first alternative in the card that the configuration can satisfy. The error is what the
+    /// card demands.
     pub fn for_tasks(&self, security: &Security) -> Result<Credentials, String> {
-        let mut credentials = self.bare();
-        if security.alternatives.is_empty() || !self.is_checked {
-            for way in &self.ways {
-                credentials.add(&way.secret);
-            }
-            return Ok(credentials);
+        if security.alternatives.is_empty() || !self.obeys_card {
+            return Ok(self.credentials(self.methods.iter().map(|method| &method.secret)));
         }
-        for alternative in &security.alternatives {
-            let met: Option<Vec<_>> = alternative.iter().map(|(name, kind)| self.meet(name, kind)).collect();
-            if let Some(secrets) = met {
-                secrets.into_iter().flatten().for_each(|secret| credentials.add(secret));
-                return Ok(credentials);
-            }
-        }
-        Err(security.to_string())
-    }
-
-    /// What answers to one scheme of the card; `Some(None)` if the connection itself or an extra
-    /// header does.
-    fn meet(&self, name: &str, kind: &Kind) -> Option<Option<&Secret>> {
-        let named = self.ways.iter().find(|way| way.scheme.as_deref() == Some(name));
-        let unnamed = || self.ways.iter().find(|way| way.scheme.is_none() && way.secret.answers(kind));
-        if let Some(way) = named.or_else(unnamed) {
-            return Some(Some(&way.secret));
-        }
-        let by_header = match kind {
-            Kind::Bearer | Kind::Basic | Kind::OAuth2 | Kind::Other(_) => {
-                self.headers.contains_key(AUTHORIZATION)
-            }
-            Kind::ApiKey { name, place: Place::Header } => self.headers.contains_key(name.as_str()),
-            Kind::ApiKey { place: Place::Cookie, .. } => self.headers.contains_key(COOKIE),
-            Kind::ApiKey { .. } => false,
-            Kind::MutualTls => self.has_certificate,
+        let satisfy = |alternative: &Vec<(String, SecurityScheme)>| {
+            alternative.iter().map(|(name, scheme)| self.satisfy(name, scheme)).collect::<Option<Vec<_>>>()
         };
-        by_header.then_some(None)
+        let secrets = security.alternatives.iter().find_map(satisfy).ok_or_else(|| security.to_string())?;
+        Ok(self.credentials(secrets.into_iter().flatten()))
     }
 
-    fn bare(&self) -> Credentials {
-        Credentials { headers: self.headers.clone(), ..Credentials::default() }
+    /// The secret that satisfies a scheme of the card; `Some(None)` if a configured header or certificate does.
+    fn satisfy(&self, name: &str, scheme: &SecurityScheme) -> Option<Option<&Secret>> {
+        let named = self.methods.iter().find(|method| method.scheme.as_deref() == Some(name));
+        let is_unnamed = |method: &&AuthMethod| method.scheme.is_none() && method.secret.satisfies(scheme);
+        if let Some(method) = named.or_else(|| self.methods.iter().find(is_unnamed)) {
+            return Some(Some(&method.secret));
+        }
+        let is_configured = match scheme {
+            SecurityScheme::Bearer
+            | SecurityScheme::Basic
+            | SecurityScheme::OAuth2
+            | SecurityScheme::Unknown(_) => self.headers.contains_key(AUTHORIZATION),
+            SecurityScheme::ApiKey { name, place: KeyPlace::Header } => {
+                self.headers.contains_key(name.as_str())
+            }
+            SecurityScheme::ApiKey { place: KeyPlace::Cookie, .. } => self.headers.contains_key(COOKIE),
+            SecurityScheme::ApiKey { place: KeyPlace::Query, .. } => false,
+            SecurityScheme::MutualTls => self.has_certificate,
+        };
+        is_configured.then_some(None)
+    }
+
+    fn credentials<'a>(&self, secrets: impl IntoIterator<Item = &'a Secret>) -> Credentials {
+        let mut credentials = Credentials { headers: self.headers.clone(), ..Credentials::default() };
+        secrets.into_iter().for_each(|secret| credentials.add(secret));
+        credentials
     }
 }
 
 impl Secret {
-    fn answers(&self, kind: &Kind) -> bool {
-        match (self, kind) {
-            (Self::Bearer(_) | Self::OAuth(_), Kind::Bearer | Kind::OAuth2)
-            | (Self::Basic(_), Kind::Basic) => true,
-            (Self::ApiKey { name, place, .. }, Kind::ApiKey { name: wanted, place: there }) => {
-                place == there && name.eq_ignore_ascii_case(wanted)
-            }
+    fn satisfies(&self, scheme: &SecurityScheme) -> bool {
+        match (self, scheme) {
+            (Self::Bearer(_) | Self::OAuth(_), SecurityScheme::Bearer | SecurityScheme::OAuth2)
+            | (Self::Basic(_), SecurityScheme::Basic) => true,
+            (
+                Self::ApiKey { name, place, .. },
+                SecurityScheme::ApiKey { name: demanded_name, place: demanded_place },
+            ) => place == demanded_place && name.eq_ignore_ascii_case(demanded_name),
             _ => false,
         }
     }
 }
 
 impl Credentials {
-    /// Adds a secret, unless its place is taken: what is given first counts.
+    /// Adds a secret, unless there already is one in its place.
     fn add(&mut self, secret: &Secret) {
-        let is_taken = self.headers.contains_key(AUTHORIZATION) || self.oauth.is_some();
+        let has_authorization = self.headers.contains_key(AUTHORIZATION) || self.oauth.is_some();
         match secret {
-            Secret::Bearer(value) | Secret::Basic(value) if !is_taken => {
+            Secret::Bearer(value) | Secret::Basic(value) if !has_authorization => {
                 self.headers.insert(AUTHORIZATION, value.clone());
             }
-            Secret::OAuth(oauth) if !is_taken => self.oauth = Some(Arc::clone(oauth)),
+            Secret::OAuth(oauth) if !has_authorization => self.oauth = Some(Arc::clone(oauth)),
             Secret::Bearer(_) | Secret::Basic(_) | Secret::OAuth(_) => {}
             Secret::ApiKey { name, place, value } => {
                 let text = value.expose_secret();
                 let (name, text) = match place {
-                    Place::Query => {
+                    KeyPlace::Query => {
                         self.query.push((name.clone(), value.clone()));
                         return;
                     }
-                    Place::Header => (name.as_str(), text.to_owned()),
-                    Place::Cookie => (COOKIE.as_str(), format!("{name}={text}")),
+                    KeyPlace::Header => (name.as_str(), text.to_owned()),
+                    KeyPlace::Cookie => (COOKIE.as_str(), format!("{name}={text}")),
                 };
-                // Both were checked with the settings.
-                if let (Ok(name), Ok(mut value)) = (HeaderName::try_from(name), HeaderValue::from_str(&text))
-                {
-                    value.set_sensitive(true);
-                    self.headers.entry(name).or_insert(value);
+                // The configuration has checked both.
+                if let (Ok(header), Ok(value)) = (HeaderName::try_from(name), sensitive(name, &text)) {
+                    self.headers.entry(header).or_insert(value);
                 }
             }
         }
     }
 
-    /// Makes sure that everything is at hand.
+    /// Gets an access token if one is needed.
     pub async fn ready(&self) -> Result<(), TokenError> {
         match &self.oauth {
             Some(oauth) => Box::pin(oauth.ready()).await,
@@ -214,7 +206,7 @@ impl Credentials {
         }
     }
 
-    /// After a 401: gets a new token if there is one to get. `sent` is the authorization that was refused.
+    /// Gets a new access token after a 401, if tokens are in use. `sent` is the rejected authorization.
     pub async fn renew(&self, sent: Option<&HeaderValue>) -> bool {
         match &self.oauth {
             Some(oauth) => Box::pin(oauth.renew(sent)).await.is_ok(),
@@ -222,13 +214,11 @@ impl Credentials {
         }
     }
 
-    /// Whether some of them belong into the address.
     pub fn are_in_url(&self) -> bool {
         !self.query.is_empty()
     }
 
-    /// Puts those that are headers into a request.
-    pub fn put_into(&self, headers: &mut HeaderMap) {
+    pub fn add_to_headers(&self, headers: &mut HeaderMap) {
         if !self.headers.is_empty() {
             headers.extend(self.headers.clone());
         }
@@ -237,36 +227,40 @@ impl Credentials {
         }
     }
 
-    /// Puts those that belong into the address there.
-    pub fn put_into_url(&self, url: &mut Url) {
+    pub fn add_to_url(&self, url: &mut Url) {
         for (name, value) in &self.query {
             url.query_pairs_mut().append_pair(name, value.expose_secret());
         }
     }
 }
 
-fn way(auth: &config::Auth, http: &reqwest::Client, secrets: &Secrets) -> Result<Option<Way>, AuthError> {
-    let secret = if let Some(token) = &auth.bearer {
-        Secret::Bearer(bearer(token.expose_secret())?)
-    } else if let Some(basic) = &auth.basic {
-        let pair = format!("{}:{}", basic.user, basic.password.expose_secret());
-        Secret::Basic(value("Authorization", &format!("Basic {}", STANDARD.encode(pair)))?)
-    } else if let Some(key) = &auth.api_key {
-        Secret::ApiKey { name: key.name.clone(), place: key.place, value: key.value.clone() }
-    } else if let Some(oauth) = &auth.oauth2 {
-        Secret::OAuth(Arc::new(OAuth::new(oauth.clone(), http.clone(), secrets.clone())))
-    } else {
-        return Ok(None);
-    };
-    let scheme = auth.scheme.clone();
-    Ok(Some(Way { scheme, secret }))
+impl AuthMethod {
+    fn new(
+        auth: &config::Auth,
+        http: &reqwest::Client,
+        secrets: &Secrets,
+    ) -> Result<Option<Self>, AuthError> {
+        let secret = if let Some(token) = &auth.bearer {
+            Secret::Bearer(bearer(token.expose_secret())?)
+        } else if let Some(basic) = &auth.basic {
+            let pair = format!("{}:{}", basic.user, basic.password.expose_secret());
+            Secret::Basic(sensitive("Authorization", &format!("Basic {}", STANDARD.encode(pair)))?)
+        } else if let Some(key) = &auth.api_key {
+            Secret::ApiKey { name: key.name.clone(), place: key.place, value: key.value.clone() }
+        } else if let Some(oauth) = &auth.oauth2 {
+            Secret::OAuth(Arc::new(OAuth::new(oauth.clone(), http.clone(), secrets.clone())))
+        } else {
+            return Ok(None);
+        };
+        Ok(Some(Self { scheme: auth.scheme.clone(), secret }))
+    }
 }
 
 fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
-    value("Authorization", &format!("Bearer {token}"))
+    sensitive("Authorization", &format!("Bearer {token}"))
 }
 
-fn value(name: &str, text: &str) -> Result<HeaderValue, AuthError> {
+fn sensitive(name: &str, text: &str) -> Result<HeaderValue, AuthError> {
     let mut value = HeaderValue::from_str(text).map_err(|e| AuthError::Value(name.to_owned(), e))?;
     value.set_sensitive(true);
     Ok(value)

@@ -1,14 +1,14 @@
-//! The agent card: found, read, and understood.
+//! The agent card of every version of A2A.
 //!
-//! A card is untrusted text. It names skills and the path and dialect of the interface; host,
-//! port and credentials come from the settings. Reading takes every version's card.
+//! A card is untrusted text. It declares skills and the path and dialect of interfaces; host, port and credentials come
+//! from the configuration.
 
 mod fetch;
 
 use std::collections::HashSet;
-use std::fmt::Write as _;
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use url::Url;
@@ -17,52 +17,41 @@ use super::client::ClientError;
 use super::dialect::Dialect;
 use super::security::Security;
 use crate::secrets::Secrets;
-use crate::text::{shorten, snippet};
+use crate::text::{hex, shorten, snippet};
 pub(crate) use fetch::fetch;
 
-/// Most problems of skills that are logged for one card.
+/// Most warnings about skills of one card.
 const MAX_SKILL_WARNINGS: usize = 20;
-/// Most interfaces that are taken from one card.
-const MAX_OFFERS: usize = 16;
+/// Most interfaces of one card that the bridge considers.
+const MAX_INTERFACES: usize = 16;
 
-/// Why there is no card.
+/// Why the bridge cannot use an agent's card.
 #[derive(Debug, thiserror::Error)]
 pub enum CardError {
     #[error("cannot read the agent card from {url}")]
     Fetch {
-        /// Where it was looked for.
         url: String,
         #[source]
         source: Box<ClientError>,
     },
     #[error("no answer within {limit:?} from {url}")]
-    Timeout {
-        /// Where it was looked for.
-        url: String,
-        limit: Duration,
-    },
-    /// The card is larger than any card needs to be.
-    #[error("the agent card at {url} is larger than {limit} bytes, which is the most that is read")]
+    Timeout { url: String, limit: Duration },
+    #[error("the agent card at {url} is larger than the limit of {limit} bytes")]
     TooLarge { url: String, limit: u64 },
-    /// Nobody accepts connections, so a card from the settings is of no use.
-    #[error("nobody accepts connections at {url}")]
+    /// The card is in the configuration, but the agent does not listen.
+    #[error("the agent does not accept connections at {url}")]
     NotListening { url: String },
-    /// The agent refuses, or has nothing there.
     #[error("no agent card: {0}")]
     Status(String),
-    /// What is there is not a card.
     #[error("not an agent card: {0}")]
     Invalid(String),
-    /// The agent speaks only what the bridge does not.
-    #[error("the agent offers only {0}; this bridge speaks A2A v0.1 to v1.0 over JSON-RPC and REST")]
+    #[error("the card declares only {0}; the bridge speaks A2A v0.1 to v1.0 over JSON-RPC and REST")]
     Unsupported(String),
-    /// The card asks for credentials that the settings do not have.
-    #[error("the card asks for {0}; add it to `auth` (or `auth: []` to try without)")]
+    #[error("the card asks for {0}; add it to `auth`, or set `auth: []` to call the agent without it")]
     Auth(String),
 }
 
 impl CardError {
-    /// The same without the agent's credentials.
     #[must_use]
     pub fn redacted(mut self, secrets: &Secrets) -> Self {
         match &mut self {
@@ -75,7 +64,7 @@ impl CardError {
         self
     }
 
-    /// Whether there is no agent at all, rather than one without a usable card.
+    /// Whether the agent does not listen at all, in contrast to an agent without a usable card.
     pub fn is_unreachable(&self) -> bool {
         match self {
             Self::NotListening { .. } => true,
@@ -87,74 +76,77 @@ impl CardError {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Card {
-    /// The agent's name for itself.
     pub name: String,
-    /// What it says it is.
     pub description: String,
     pub version: String,
     pub streaming: bool,
-    /// Media types it answers with, unless a skill says otherwise.
+    /// The default for skills without output modes of their own.
     pub output_modes: Vec<String>,
     pub input_modes: Vec<String>,
     pub skills: Vec<Skill>,
-    /// Things about the card that are worth a warning.
     pub warnings: Vec<String>,
     security: Security,
     hash: String,
     raw: Map<String, Value>,
 }
 
-/// One skill of a card.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Skill {
-    /// The agent's id of it.
     pub id: String,
     pub name: String,
-    /// What it does; `{identifier}` in it names a parameter.
+    /// `{identifier}` in it is a parameter.
     pub description: String,
     pub tags: Vec<String>,
-    /// Prompts that it is good for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub examples: Vec<String>,
-    /// Media types it takes; empty means the card's.
+    /// Empty means those of the card.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub input_modes: Vec<String>,
-    /// Media types it answers with; empty means the card's.
+    /// Empty means those of the card.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub output_modes: Vec<String>,
 }
 
-/// Where and how the agent is called.
+/// The URL and dialect that were chosen for an agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Interface {
     pub url: Url,
     pub dialect: Dialect,
-    /// The tenant that calls are for (v1.0).
+    /// Only in v1.0.
     pub tenant: Option<String>,
+    /// Why it was chosen, for people.
     pub reason: String,
-    /// Whether the agent has answered a probe there, in this wire.
+    /// Whether the agent has answered a probe there, in this dialect.
     pub is_confirmed: bool,
 }
 
-/// One interface as the card offers it; nothing of it is believed yet.
+impl Interface {
+    pub(super) fn is_same(&self, dialect: Dialect, url: &Url) -> bool {
+        self.dialect == dialect && self.url == *url
+    }
+}
+
+/// An interface as the card declares it, before it is checked.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Offer {
+pub(super) struct DeclaredInterface {
     pub(super) url: String,
     pub(super) binding: String,
     pub(super) version: String,
     pub(super) tenant: Option<String>,
-    /// Whether it is among `supportedInterfaces`, which only v1.0 has.
-    pub(super) is_v1_shape: bool,
-    /// Whether the card has what only v0.1 has.
-    pub(super) is_v01_shape: bool,
+    /// Whether it is in `supportedInterfaces`, which only v1.0 has.
+    pub(super) is_v1_form: bool,
+    /// Whether the card has a field that only v0.1 has.
+    pub(super) has_v01_field: bool,
 }
 
 impl Card {
-    /// Reads a card from its JSON text.
     pub fn parse(json: &[u8]) -> Result<Self, CardError> {
         let value: Value = serde_json::from_slice(json)
             .map_err(|e| CardError::Invalid(format!("{e}; it begins with: {}", snippet(json, 80))))?;
         Self::from_value(value)
     }
 
-    /// Reads a card from a JSON value, such as one from the settings.
     pub fn from_value(value: Value) -> Result<Self, CardError> {
         let Value::Object(mut raw) = value else {
             return Err(CardError::Invalid("it is not a JSON object".to_owned()));
@@ -182,35 +174,33 @@ impl Card {
             security: Security::of_card(&raw),
             hash: hash(&raw),
             raw: {
-                // They are the bulk of a card, and read already.
+                // They are most of a card, and already parsed.
                 raw.remove("skills");
                 raw
             },
         })
     }
 
-    /// Changes when the card does, whatever order its keys come in.
+    /// Changes when the card does, but not with the order of its keys.
     pub fn hash(&self) -> &str {
         &self.hash
     }
 
-    /// What the card asks callers to show.
     pub fn security(&self) -> &Security {
         &self.security
     }
 
-    /// The interfaces in words, for people.
-    pub(super) fn offered(&self) -> String {
-        let offers = self.offers();
-        let words = offers.iter().take(8).map(|offer| {
-            let words = format!("{} {}", offer.binding, offer.version);
-            shorten(words.trim(), 64)
+    pub(super) fn describe_interfaces(&self) -> String {
+        let interfaces = self.declared_interfaces();
+        let names = interfaces.iter().take(8).map(|interface| {
+            let name = format!("{} {}", interface.binding, interface.version);
+            shorten(name.trim(), 64)
         });
-        words.collect::<Vec<_>>().join(", ")
+        names.collect::<Vec<_>>().join(", ")
     }
 
-    /// Every interface of the card, the preferred one first.
-    pub(super) fn offers(&self) -> Vec<Offer> {
+    /// All interfaces, the preferred one first.
+    pub(super) fn declared_interfaces(&self) -> Vec<DeclaredInterface> {
         let get = |map: &Map<String, Value>, key: &str, snake: &str| {
             text(map, key).or_else(|| text(map, snake)).filter(|text| !text.is_empty())
         };
@@ -221,95 +211,72 @@ impl Card {
                 .into_iter()
                 .flatten()
                 .filter_map(Value::as_object)
-                .take(MAX_OFFERS)
+                .take(MAX_INTERFACES)
         };
-        let is_v01_shape = self.raw.contains_key("authentication");
-        let mut offers: Vec<_> = list("supportedInterfaces", "supported_interfaces")
-            .map(|i| Offer {
+        let has_v01_field = self.raw.contains_key("authentication");
+        let mut interfaces: Vec<_> = list("supportedInterfaces", "supported_interfaces")
+            .map(|i| DeclaredInterface {
                 url: text(i, "url").unwrap_or_default(),
                 binding: get(i, "protocolBinding", "protocol_binding")
                     .or_else(|| text(i, "transport"))
                     .unwrap_or_default(),
                 version: get(i, "protocolVersion", "protocol_version").unwrap_or_default(),
                 tenant: get(i, "tenant", "tenant"),
-                is_v1_shape: true,
-                is_v01_shape: false,
+                is_v1_form: true,
+                has_v01_field: false,
             })
             .collect();
-        // Cards before v1, and the older half of a merged one.
-        let older = |url: String, binding: Option<String>| Offer {
+        // Cards before v1.0, and cards that declare both forms.
+        let older = |url: String, binding: Option<String>| DeclaredInterface {
             url,
             binding: binding.unwrap_or_default(),
             version: get(&self.raw, "protocolVersion", "protocol_version").unwrap_or_default(),
             tenant: None,
-            is_v1_shape: false,
-            is_v01_shape,
+            is_v1_form: false,
+            has_v01_field,
         };
-        if offers.is_empty() || self.raw.contains_key("url") {
+        if interfaces.is_empty() || self.raw.contains_key("url") {
             let url = text(&self.raw, "url").unwrap_or_default();
-            offers.push(older(url, get(&self.raw, "preferredTransport", "preferred_transport")));
+            interfaces.push(older(url, get(&self.raw, "preferredTransport", "preferred_transport")));
         }
         let additional = list("additionalInterfaces", "additional_interfaces");
-        offers.extend(additional.map(|i| older(text(i, "url").unwrap_or_default(), text(i, "transport"))));
-        offers
+        interfaces
+            .extend(additional.map(|i| older(text(i, "url").unwrap_or_default(), text(i, "transport"))));
+        interfaces
     }
 
-    /// The card as the bridge uses it, in v1.0 form, with these of its skills.
+    /// The card in the form of v1.0, with the chosen interface and these skills.
     pub fn to_v1<'a>(&self, interface: &Interface, skills: impl IntoIterator<Item = &'a Skill>) -> Value {
-        let mut card = Map::new();
-        card.insert("name".into(), json!(self.name));
-        card.insert("description".into(), json!(self.description));
-        card.insert(
-            "supportedInterfaces".into(),
-            json!([{
-                "url": interface.url.as_str(),
-                "protocolBinding": interface.dialect.binding(),
-                "protocolVersion": interface.dialect.protocol_version(),
-            }]),
-        );
-        if let Some(tenant) = &interface.tenant
-            && let Some(first) = card.get_mut("supportedInterfaces").and_then(|list| list.get_mut(0))
-        {
-            first["tenant"] = json!(tenant);
-        }
-        for key in ["provider", "documentationUrl", "iconUrl"] {
-            if let Some(value) = self.raw.get(key).filter(|value| !value.is_null()) {
-                card.insert(key.to_owned(), value.clone());
-            }
-        }
-        card.insert("version".into(), json!(self.version));
-        card.insert("capabilities".into(), json!({ "streaming": self.streaming }));
-        card.insert("defaultInputModes".into(), json!(self.input_modes));
-        card.insert("defaultOutputModes".into(), json!(self.output_modes));
-        card.insert("skills".into(), skills.into_iter().map(Skill::to_v1).collect());
-        Value::Object(card)
+        let chosen = without_nulls(json!({
+            "url": interface.url.as_str(),
+            "protocolBinding": interface.dialect.binding(),
+            "protocolVersion": interface.dialect.protocol_version(),
+            "tenant": interface.tenant,
+        }));
+        without_nulls(json!({
+            "name": self.name,
+            "description": self.description,
+            "supportedInterfaces": [chosen],
+            "provider": self.raw.get("provider"),
+            "documentationUrl": self.raw.get("documentationUrl"),
+            "iconUrl": self.raw.get("iconUrl"),
+            "version": self.version,
+            "capabilities": { "streaming": self.streaming },
+            "defaultInputModes": self.input_modes,
+            "defaultOutputModes": self.output_modes,
+            "skills": skills.into_iter().collect::<Vec<_>>(),
+        }))
     }
 }
 
-impl Skill {
-    fn to_v1(&self) -> Value {
-        let mut skill = json!({
-            "id": self.id, "name": self.name, "description": self.description, "tags": self.tags,
-        });
-        let Some(object) = skill.as_object_mut() else {
-            return skill;
-        };
-        let lists = [
-            ("examples", &self.examples),
-            ("inputModes", &self.input_modes),
-            ("outputModes", &self.output_modes),
-        ];
-        for (key, list) in lists {
-            if !list.is_empty() {
-                object.insert(key.to_owned(), json!(list));
-            }
-        }
-        skill
+fn without_nulls(mut object: Value) -> Value {
+    if let Value::Object(fields) = &mut object {
+        fields.retain(|_, value| !value.is_null());
     }
+    object
 }
 
-/// All skills of a card, as which of them are published is for the settings to say. Their number is
-/// bounded by the size of a card.
+/// All skills of a card; the configuration decides which of them are published. The size of a card bounds their number.
 fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
     let mut skills: Vec<Skill> = Vec::new();
     let mut ids = HashSet::new();
@@ -318,27 +285,27 @@ fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
         match skill(index, value) {
             Err(problem) => problems.push(problem),
             Ok(skill) if !ids.insert(skill.id.clone()) => {
-                problems.push(format!("a second skill with the id `{}` is left out", shorten(&skill.id, 80)));
+                problems.push(format!("ignoring a second skill with the id `{}`", shorten(&skill.id, 80)));
             }
             Ok(skill) => skills.push(skill),
         }
     }
-    let unsaid = problems.len().saturating_sub(MAX_SKILL_WARNINGS);
+    let omitted = problems.len().saturating_sub(MAX_SKILL_WARNINGS);
     problems.truncate(MAX_SKILL_WARNINGS);
     warnings.append(&mut problems);
-    if unsaid > 0 {
-        warnings.push(format!("{unsaid} more skills are left out for such reasons"));
+    if omitted > 0 {
+        warnings.push(format!("ignoring {omitted} more skills for similar reasons"));
     }
     skills
 }
 
-/// The error says why there is no such skill.
+/// The error is a warning.
 fn skill(index: usize, value: &Value) -> Result<Skill, String> {
-    let skill = value.as_object().ok_or_else(|| format!("skill {index} is not an object; it is left out"))?;
+    let skill = value.as_object().ok_or_else(|| format!("ignoring skill {index}, which is not an object"))?;
     let (id, name) = (text(skill, "id"), text(skill, "name"));
     let id = id
         .or_else(|| name.clone())
-        .ok_or_else(|| format!("skill {index} has neither id nor name; it is left out"))?;
+        .ok_or_else(|| format!("ignoring skill {index}, which has neither id nor name"))?;
     Ok(Skill {
         name: name.unwrap_or_else(|| id.clone()),
         id,
@@ -351,27 +318,14 @@ fn skill(index: usize, value: &Value) -> Result<Skill, String> {
 }
 
 fn hash(raw: &Map<String, Value>) -> String {
-    // Sorted by key at every level: an agent that serves its card from a hash map changes
-    // the order at every start.
-    fn sorted(value: &Value) -> Value {
-        match value {
-            Value::Object(map) => {
-                let ordered: std::collections::BTreeMap<_, _> =
-                    map.iter().map(|(k, v)| (k.clone(), sorted(v))).collect();
-                Value::Object(ordered.into_iter().collect())
-            }
-            Value::Array(list) => Value::Array(list.iter().map(sorted).collect()),
-            other => other.clone(),
-        }
-    }
-    let digest = Sha256::digest(sorted(&Value::Object(raw.clone())).to_string());
-    digest.iter().take(16).fold(String::with_capacity(32), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    // An agent that serves its card from a hash map changes the order of keys at every start.
+    let mut sorted = Value::Object(raw.clone());
+    sorted.sort_all_objects();
+    let digest = Sha256::digest(sorted.to_string());
+    hex(digest.get(..16).unwrap_or(&digest))
 }
 
-/// A string field; numbers are written out, because versions and ids sometimes are ones.
+/// A string field; also a number, because some versions and ids are numbers.
 fn text(map: &Map<String, Value>, key: &str) -> Option<String> {
     match map.get(key)? {
         Value::String(text) => Some(text.clone()),

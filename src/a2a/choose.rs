@@ -1,136 +1,137 @@
-//! Which wire an agent is spoken to over: the settings, the card, and a probe where they may be wrong.
+//! Chooses the dialect of an agent by the configuration, the card, and probes.
 //!
-//! The card is asked first, but its `protocolVersion` is often not true, so the wire it names is
-//! tried with a call that has no side effects: a look at a task that nobody has made. The choice
-//! is remembered until the card changes, or until the agent answers a call in a way that says it
-//! does not speak this wire ([`Chooser::again`]).
-
-mod candidates;
-mod probe;
+//! The `protocolVersion` of cards is often wrong, so the bridge probes the dialect that the card declares with a request
+//! without side effects: it asks for a task that does not exist. It remembers the choice until the card changes, or
+//! until the agent's response to a call says that it does not speak this dialect ([`Chooser::choose_other`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use url::Url;
 
-use super::address::{AddressPolicy, other_slash};
+use super::address::{AddressPolicy, toggle_trailing_slash};
 use super::auth::{Credentials, Keyring};
-use super::card::{Card, CardError, Interface};
-use super::client::Client;
+use super::card::{Card, CardError, DeclaredInterface, Interface};
+use super::client::{Client, ClientError, code};
 use super::dialect::Dialect;
 use super::http::HttpClient;
-use crate::config;
-use candidates::Candidate;
-use probe::Verdict;
+use super::retry::Retry;
+use crate::config::{self, A2aVersion, Binding};
+use crate::telemetry::trace_context::TraceContext;
 
-/// How long choosing may take altogether; then the card is believed.
-const LIMIT: Duration = Duration::from_secs(15);
+/// How long choosing may take in all; after that the bridge uses what the card declares.
+const CHOICE_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long one probe may take.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Pause between two searches for another dialect.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long the agent is left alone after choosing again found nothing.
-const PAUSE: Duration = Duration::from_secs(10);
-
-/// Chooses for one agent and remembers.
+/// Chooses the dialect of one agent and remembers it.
 #[derive(Debug)]
 pub struct Chooser {
     http: HttpClient,
-    // Without the client certificate.
-    plain_http: HttpClient,
+    http_without_certificate: HttpClient,
     keyring: Keyring,
     addresses: AddressPolicy,
-    protocol: Option<config::A2aVersion>,
-    binding: Option<config::Binding>,
+    protocol: Option<A2aVersion>,
+    binding: Option<Binding>,
     max_response: u64,
-    // Held while probing, so that many calls that fail at once probe once.
-    flight: tokio::sync::Mutex<()>,
+    /// Held while probing, so that many calls that fail at once probe once.
+    probing: tokio::sync::Mutex<()>,
     memory: Mutex<Memory>,
 }
 
 #[derive(Debug, Default)]
 struct Memory {
-    /// The card's hash and what was chosen for it.
+    /// The hash of a card, and the interface that was chosen for it.
     choice: Option<(String, Interface)>,
-    /// When choosing again last found nothing.
-    in_vain: Option<Instant>,
+    last_failed_search: Option<Instant>,
 }
 
 impl Chooser {
-    /// For the agent of these settings. `plain_http` is for addresses that shall not see the
-    /// agent's client certificate.
+    /// `http_without_certificate` is for hosts that must not see the agent's client certificate.
     pub fn new(
         config: &config::AgentConfig,
         http: HttpClient,
-        plain_http: HttpClient,
+        http_without_certificate: HttpClient,
         keyring: Keyring,
     ) -> Self {
         Self {
             http,
-            plain_http,
+            http_without_certificate,
             keyring,
             addresses: AddressPolicy::new(config),
             protocol: config.protocol,
             binding: config.binding,
             max_response: config.max_response_size,
-            flight: tokio::sync::Mutex::default(),
+            probing: tokio::sync::Mutex::default(),
             memory: Mutex::default(),
         }
     }
 
-    /// The HTTP client that reaches the agent.
     pub fn http(&self) -> &HttpClient {
         &self.http
     }
 
-    /// The credentials for the card itself.
     pub fn card_credentials(&self) -> Credentials {
         self.keyring.for_card()
     }
 
-    /// Where and how to call the agent that shows this card.
     pub async fn choose(&self, card: &Card) -> Result<Interface, CardError> {
         self.credentials(card)?;
         if let Some(interface) = self.remembered(card) {
             return Ok(interface);
         }
-        let _flight = self.flight.lock().await;
-        match self.remembered(card) {
-            Some(interface) => Ok(interface),
-            None => self.look(card).await,
+        let _probing = self.probing.lock().await;
+        if let Some(interface) = self.remembered(card) {
+            return Ok(interface);
         }
+        let candidates = self.candidates(card)?;
+        let Some(declared) = candidates.declared.first() else {
+            return Err(CardError::Unsupported(card.describe_interfaces()));
+        };
+        let source = candidates.source;
+        let interface = match tokio::time::timeout(CHOICE_TIMEOUT, self.probe(card, &candidates, None)).await
+        {
+            Ok(Some(interface)) => interface,
+            Ok(None) => declared.interface(format!("declared by {source}; the agent answered no probe")),
+            Err(_) => declared.interface(format!("declared by {source}; probing timed out")),
+        };
+        Ok(self.remember(card, interface))
     }
 
-    /// Chooses again after the agent refused `failed` as a wire; `None` if it speaks no other.
-    pub async fn again(&self, card: &Card, failed: &Interface) -> Option<Interface> {
-        let _flight = self.flight.lock().await;
-        if let Some(interface) = self.changed_from(card, failed) {
+    /// Chooses another interface after the agent rejected the dialect of `rejected`; `None` if it speaks no other.
+    pub async fn choose_other(&self, card: &Card, rejected: &Interface) -> Option<Interface> {
+        let _probing = self.probing.lock().await;
+        if let Some(interface) = self.chosen_instead_of(card, rejected) {
             return Some(interface);
         }
-        let is_too_soon = |last: &Instant| last.elapsed() < PAUSE;
-        if self.lock().in_vain.as_ref().is_some_and(is_too_soon) {
+        let last_search = self.lock().last_failed_search;
+        if last_search.is_some_and(|last| last.elapsed() < SEARCH_INTERVAL) {
             return None;
         }
-        let plan = candidates::plan(card, &self.addresses, self.protocol, self.binding).ok()?;
-        let probing = self.probe(card, &plan, Some(failed));
-        let found = tokio::time::timeout(LIMIT, probing).await.ok().flatten();
-        match found.filter(|found| is_other(found, failed)) {
+        let candidates = self.candidates(card).ok()?;
+        let probing = self.probe(card, &candidates, Some(rejected));
+        let found = tokio::time::timeout(CHOICE_TIMEOUT, probing).await.ok().flatten();
+        match found.filter(|found| !found.is_same(rejected.dialect, &rejected.url)) {
             Some(interface) => Some(self.remember(card, interface)),
             None => {
-                self.lock().in_vain = Some(Instant::now());
+                self.lock().last_failed_search = Some(Instant::now());
                 None
             }
         }
     }
 
-    /// The interface that was chosen since `old` was, if another one was.
-    pub fn changed_from(&self, card: &Card, old: &Interface) -> Option<Interface> {
-        self.remembered(card).filter(|interface| is_other(interface, old))
+    /// The current choice, if it differs from `old`.
+    pub fn chosen_instead_of(&self, card: &Card, old: &Interface) -> Option<Interface> {
+        self.remembered(card).filter(|interface| !interface.is_same(old.dialect, &old.url))
     }
 
-    /// A client for an interface that was chosen.
     pub fn client(&self, card: &Card, interface: &Interface) -> Result<Client, CardError> {
         let (http, credentials) = if self.addresses.is_trusted(&interface.url) {
             (&self.http, self.credentials(card)?)
         } else {
-            (&self.plain_http, Credentials::default())
+            (&self.http_without_certificate, Credentials::default())
         };
         Ok(Client::new(http, interface, credentials, self.max_response))
     }
@@ -149,12 +150,12 @@ impl Chooser {
         if !self.addresses.is_trusted(&interface.url) && !self.keyring.is_empty() {
             tracing::warn!(
                 endpoint = %interface.url,
-                "the agent is called without its credentials: `allowed_hosts` does not have this host"
+                "calling the agent without its credentials: the host of its card is not in `allowed_hosts`"
             );
         }
         let mut memory = self.lock();
         memory.choice = Some((card.hash().to_owned(), interface.clone()));
-        memory.in_vain = None;
+        memory.last_failed_search = None;
         interface
     }
 
@@ -162,115 +163,328 @@ impl Chooser {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn look(&self, card: &Card) -> Result<Interface, CardError> {
-        let plan = candidates::plan(card, &self.addresses, self.protocol, self.binding)?;
-        let Some(claim) = plan.claimed.first().cloned() else {
-            return Err(CardError::Unsupported(card.offered()));
-        };
-        let probing = self.probe(card, &plan, None);
-        let interface = match tokio::time::timeout(LIMIT, probing).await {
-            Ok(Some(interface)) => interface,
-            Ok(None) => claim.interface(format!("{} so; no probe was answered", plan.who_says)),
-            Err(_) => claim.interface(format!("{} so; probing took too long", plan.who_says)),
-        };
-        Ok(self.remember(card, interface))
+    fn candidates(&self, card: &Card) -> Result<Candidates, CardError> {
+        Candidates::new(card, &self.addresses, self.protocol, self.binding)
     }
 
-    /// Tries the claimed wires, then the others, and takes the first that is surely spoken, else
-    /// the first that may be. `None` if nobody answers, so that nothing can be said.
+    /// Probes the declared candidates, then the others. Returns the first that the agent certainly speaks, otherwise
+    /// the first that it may speak; `None` if the agent does not answer.
     async fn probe(
         &self,
         card: &Card,
-        plan: &candidates::Plan,
-        failed: Option<&Interface>,
+        candidates: &Candidates,
+        rejected: Option<&Interface>,
     ) -> Option<Interface> {
-        let mut perhaps: Option<Interface> = None;
-        // Most agents need not be asked whether they want all ids: it shows in what they refuse.
-        let mut wants_ids =
-            failed.is_some_and(|failed| matches!(failed.dialect, Dialect::V02 | Dialect::V03));
-        for (list, is_claimed) in [(&plan.claimed, true), (&plan.others, false)] {
+        let mut maybe: Option<Interface> = None;
+        // Only agents that reject v0.2 or v0.3 for missing ids need a probe of the dialect with ids.
+        let mut demands_ids =
+            rejected.is_some_and(|rejected| matches!(rejected.dialect, Dialect::V02 | Dialect::V03));
+        for (list, is_declared) in [(&candidates.declared, true), (&candidates.others, false)] {
             for candidate in list {
-                if failed
-                    .is_some_and(|failed| candidate.dialect == failed.dialect && candidate.url == failed.url)
-                {
+                if rejected.is_some_and(|rejected| rejected.is_same(candidate.dialect, &candidate.url)) {
                     continue;
                 }
-                if candidate.dialect == Dialect::V03Ids && !wants_ids {
+                if candidate.dialect == Dialect::V03Ids && !demands_ids {
                     continue;
                 }
-                let (verdict, url) = self.try_out(card, candidate).await;
-                let why = if is_claimed {
-                    format!("{} so, and a probe agrees", plan.who_says)
-                } else {
-                    format!("a probe found it; {} otherwise", plan.who_says)
+                let (verdict, url) = self.probe_candidate(card, candidate).await;
+                demands_ids |= verdict == Verdict::DemandsIds;
+                let found = || {
+                    let source = candidates.source;
+                    let reason = if is_declared {
+                        format!("declared by {source} and confirmed by a probe")
+                    } else {
+                        format!("found by a probe; {source} declares another")
+                    };
+                    Interface { url, is_confirmed: verdict == Verdict::Yes, ..candidate.interface(reason) }
                 };
-                wants_ids |= verdict == Verdict::WantsIds;
-                let found = |why: String| Interface { url: url.clone(), ..candidate.interface(why) };
                 match verdict {
-                    Verdict::Yes => return Some(Interface { is_confirmed: true, ..found(why) }),
-                    Verdict::Perhaps | Verdict::WantsIds if perhaps.is_none() => perhaps = Some(found(why)),
-                    Verdict::NoAnswer => return perhaps,
-                    Verdict::Perhaps | Verdict::WantsIds | Verdict::No | Verdict::WrongAddress => {}
+                    Verdict::Yes => return Some(found()),
+                    Verdict::Maybe | Verdict::DemandsIds => maybe = maybe.or_else(|| Some(found())),
+                    Verdict::NoAnswer => return maybe,
+                    Verdict::No | Verdict::WrongAddress => {}
                 }
             }
         }
-        perhaps
+        maybe
     }
 
-    /// Probes a candidate where the card says, and with the other slash at the end if nobody is there.
-    async fn try_out(&self, card: &Card, candidate: &Candidate) -> (Verdict, Url) {
-        let first = self.verdict(card, candidate, candidate.url.clone()).await;
-        // REST addresses are built below the interface's, where the slash makes no difference.
-        let other = other_slash(&candidate.url).filter(|_| !candidate.dialect.is_rest());
-        match (first, other) {
-            (Verdict::WrongAddress, Some(other)) => {
-                (self.verdict(card, candidate, other.clone()).await, other)
-            }
-            (verdict, _) => (verdict, candidate.url.clone()),
+    /// Probes a candidate at its URL, and with or without the trailing slash if there is no agent at that URL.
+    async fn probe_candidate(&self, card: &Card, candidate: &Candidate) -> (Verdict, Url) {
+        let url = candidate.url.clone();
+        let verdict = self.probe_url(card, candidate, url.clone()).await;
+        // REST appends its paths to the URL, so there the slash makes no difference.
+        let toggled = toggle_trailing_slash(&url).filter(|_| !candidate.dialect.is_rest());
+        match (verdict, toggled) {
+            (Verdict::WrongAddress, Some(url)) => (self.probe_url(card, candidate, url.clone()).await, url),
+            (verdict, _) => (verdict, url),
         }
     }
 
-    async fn verdict(&self, card: &Card, candidate: &Candidate, url: Url) -> Verdict {
+    async fn probe_url(&self, card: &Card, candidate: &Candidate, url: Url) -> Verdict {
         let interface = Interface { url, ..candidate.interface(String::new()) };
         let Ok(client) = self.client(card, &interface) else {
             return Verdict::No;
         };
-        let looked = probe::look_at_no_task(&client).await;
-        // Any JSON-RPC agent may answer the call with an error of some kind.
-        if candidate.dialect == Dialect::V03Ids && looked != Verdict::Yes {
+        let verdict = get_unknown_task(&client).await;
+        // Any JSON-RPC agent may answer this request with some error.
+        if candidate.dialect == Dialect::V03Ids && verdict != Verdict::Yes {
             return Verdict::No;
         }
         let is_v01 = candidate.dialect == Dialect::V01;
         if !is_v01 && !matches!(candidate.dialect, Dialect::V02 | Dialect::V03) {
-            return looked;
+            return verdict;
         }
-        match looked {
-            // A look at a task is the same in v0.1 to v0.3, and the card does not settle it.
-            Verdict::Yes | Verdict::Perhaps if !candidate.is_certain => {
-                match probe::knows_message_send(&client).await {
-                    Some(knows) if knows == is_v01 => Verdict::No,
-                    _ => looked,
-                }
-            }
-            // An agent may leave looking out and still take messages.
-            Verdict::No if !is_v01 && probe::knows_message_send(&client).await == Some(true) => {
-                Verdict::Perhaps
-            }
-            _ => looked,
+        match verdict {
+            // `tasks/get` is the same from v0.1 to v0.3, and the card leaves the version open.
+            Verdict::Yes | Verdict::Maybe if !candidate.is_exact => match knows_message_send(&client).await {
+                Some(knows) if knows == is_v01 => Verdict::No,
+                _ => verdict,
+            },
+            // An agent may accept messages without having `tasks/get`.
+            Verdict::No if !is_v01 && knows_message_send(&client).await == Some(true) => Verdict::Maybe,
+            _ => verdict,
         }
     }
 }
 
-fn is_other(one: &Interface, other: &Interface) -> bool {
-    (one.dialect, &one.url) != (other.dialect, &other.url)
-}
-
-/// How a client gets another wire when the agent refuses the one it has.
+/// What a client needs to choose another dialect when the agent rejects the current one.
 #[derive(Debug, Clone)]
 pub struct DialectFallback {
     pub chooser: Arc<Chooser>,
-    /// The card that the choice was made for.
+    /// The card for which the dialect was chosen.
     pub card: Arc<Card>,
-    /// Told when the choice has changed.
+    /// Notified when the choice has changed.
     pub changed: Arc<tokio::sync::Notify>,
+}
+
+/// The result of a probe: whether the agent speaks the dialect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Yes,
+    Maybe,
+    /// The agent answered, and requires all ids from the client.
+    DemandsIds,
+    No,
+    /// There is no agent at this URL.
+    WrongAddress,
+    NoAnswer,
+}
+
+/// Asks for a task that does not exist. Nearly all agents answer that they do not know it.
+async fn get_unknown_task(client: &Client) -> Verdict {
+    let (dialect, trace) = (client.dialect(), TraceContext::default());
+    let call = dialect.get(&uuid::Uuid::new_v4().to_string());
+    let got = client.call(call, &trace, None, Dialect::read_task);
+    match tokio::time::timeout(PROBE_TIMEOUT, got).await {
+        Err(_) => Verdict::NoAnswer,
+        // One SDK returns a task for any id.
+        Ok(Ok(_)) => Verdict::Yes,
+        Ok(Err(error)) => verdict_of(&error, dialect),
+    }
+}
+
+fn verdict_of(error: &ClientError, dialect: Dialect) -> Verdict {
+    if error.is_task_not_found() {
+        return Verdict::Yes;
+    }
+    if Retry::in_another_dialect(error, Some(dialect)) == Some(Retry::MissingIds) {
+        return Verdict::DemandsIds;
+    }
+    match error {
+        ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::Token(_) => Verdict::NoAnswer,
+        ClientError::NotA2a { .. } | ClientError::Compressed { .. } | ClientError::TooLarge { .. } => {
+            Verdict::No
+        }
+        ClientError::Refused { http_status, code, .. } => match (http_status, code) {
+            (Some(401 | 403 | 429 | 503), _) => Verdict::Maybe,
+            (_, Some(code::METHOD_NOT_FOUND | code::VERSION_NOT_SUPPORTED)) => Verdict::No,
+            // a2a-sdk (Python) 0.2 uses these for methods that it does not know.
+            (_, Some(code::INVALID_REQUEST | code::PARSE_ERROR)) => Verdict::No,
+            (_, Some(_)) if !dialect.is_rest() => Verdict::Maybe,
+            (Some(300..=399 | 404 | 405 | 501), _) => Verdict::WrongAddress,
+            (Some(400..=499), _) if dialect.is_rest() => Verdict::Maybe,
+            _ => Verdict::No,
+        },
+    }
+}
+
+/// Whether the agent knows `message/send`, which v0.1 does not have. The probe has no message, so agents of other
+/// versions reject its parameters. `None` if the response leaves it open.
+async fn knows_message_send(client: &Client) -> Option<bool> {
+    let trace = TraceContext::default();
+    let sent = client.call(Dialect::empty_send(), &trace, None, Dialect::read_answer);
+    match tokio::time::timeout(PROBE_TIMEOUT, sent).await.ok()? {
+        Ok(_) => Some(true),
+        Err(ClientError::Refused { http_status, code, .. }) => match (http_status, code) {
+            (_, Some(code::METHOD_NOT_FOUND)) => Some(false),
+            (_, Some(_)) => Some(true),
+            // Some frameworks fail on an unknown method instead of reporting it.
+            (Some(400 | 404 | 405 | 422 | 500 | 501), None) => Some(false),
+            _ => None,
+        },
+        Err(_) => None,
+    }
+}
+
+/// The dialects worth probing for a card, in order.
+#[derive(Debug)]
+struct Candidates {
+    /// What the configuration and the card declare, the preferred one first.
+    declared: Vec<Candidate>,
+    /// What else an agent may speak at the same URLs.
+    others: Vec<Candidate>,
+    /// Who declares it, for messages.
+    source: &'static str,
+}
+
+/// One dialect at one URL.
+#[derive(Debug, Clone)]
+struct Candidate {
+    url: Url,
+    dialect: Dialect,
+    tenant: Option<String>,
+    /// Whether the configuration or the card declares exactly this version, so that v0.1 need not be distinguished
+    /// from v0.2.
+    is_exact: bool,
+}
+
+impl Candidates {
+    fn new(
+        card: &Card,
+        addresses: &AddressPolicy,
+        protocol: Option<A2aVersion>,
+        binding: Option<Binding>,
+    ) -> Result<Self, CardError> {
+        let is_allowed = |dialect: Dialect| {
+            protocol.is_none_or(|protocol| is_version(dialect, protocol))
+                && binding.is_none_or(|binding| (binding == Binding::Rest) == dialect.is_rest())
+        };
+        let interfaces = card.declared_interfaces();
+        let mut declared: Vec<Candidate> = Vec::new();
+        let mut others: Vec<Candidate> = Vec::new();
+        for interface in &interfaces {
+            for (dialect, is_exact) in declared_dialects(interface) {
+                if is_allowed(dialect) {
+                    let is_exact = is_exact || protocol.is_some();
+                    add(&mut declared, Candidate::new(interface, addresses, dialect, is_exact));
+                }
+            }
+        }
+        for interface in &interfaces {
+            use Dialect::{V01, V1, V01Paths, V1Rest, V03, V03Ids, V03Rest};
+            let Some(declared_binding) = parse_binding(&interface.binding) else {
+                continue;
+            };
+            for dialect in [V1, V03, V03Ids, V01, V01Paths, V1Rest, V03Rest] {
+                // A URL for JSON-RPC says nothing about the URL for REST, and vice versa, unless the configuration
+                // asks for the other binding.
+                let is_same_binding = (declared_binding == Binding::Rest) == dialect.is_rest();
+                if is_allowed(dialect) && (is_same_binding || binding.is_some()) {
+                    let candidate = Candidate::new(interface, addresses, dialect, protocol.is_some());
+                    if !contains(&declared, &candidate) {
+                        add(&mut others, candidate);
+                    }
+                }
+            }
+        }
+        // The path of the card may be wrong where the configured URL is right. But where `use_card_url` allows another
+        // host, the agent is there, even if it demands credentials that it does not get.
+        for candidate in &declared {
+            if candidate.url != *addresses.base() && !addresses.is_elsewhere_by_card(&candidate.url) {
+                add(&mut others, Candidate { url: addresses.base().clone(), ..candidate.clone() });
+            }
+        }
+        let is_configured = protocol.is_some() || binding.is_some();
+        if declared.is_empty() && is_configured {
+            declared = std::mem::take(&mut others);
+        }
+        if declared.is_empty() {
+            return Err(CardError::Unsupported(card.describe_interfaces()));
+        }
+        let source = if is_configured { "the configuration" } else { "the card" };
+        Ok(Self { declared, others, source })
+    }
+}
+
+impl Candidate {
+    fn new(
+        interface: &DeclaredInterface,
+        addresses: &AddressPolicy,
+        dialect: Dialect,
+        is_exact: bool,
+    ) -> Self {
+        let mut url = addresses.resolve(&interface.url);
+        // The paths of v0.3 begin with `/v1`, which some cards already have in the URL.
+        if dialect == Dialect::V03Rest
+            && let Some(path) = url.path().trim_end_matches('/').strip_suffix("/v1")
+        {
+            let path = path.to_owned();
+            url.set_path(&path);
+        }
+        let has_tenants = matches!(dialect, Dialect::V1 | Dialect::V1Rest);
+        Self { url, dialect, tenant: interface.tenant.clone().filter(|_| has_tenants), is_exact }
+    }
+
+    fn interface(&self, reason: String) -> Interface {
+        Interface {
+            url: self.url.clone(),
+            dialect: self.dialect,
+            tenant: self.tenant.clone(),
+            reason,
+            is_confirmed: false,
+        }
+    }
+}
+
+fn contains(list: &[Candidate], candidate: &Candidate) -> bool {
+    list.iter().any(|other| other.dialect == candidate.dialect && other.url == candidate.url)
+}
+
+fn add(list: &mut Vec<Candidate>, candidate: Candidate) {
+    if !contains(list, &candidate) {
+        list.push(candidate);
+    }
+}
+
+fn is_version(dialect: Dialect, protocol: A2aVersion) -> bool {
+    match protocol {
+        A2aVersion::V01 => matches!(dialect, Dialect::V01 | Dialect::V01Paths),
+        // Both have the same form, and cards of v0.2 often have no version.
+        A2aVersion::V02 => matches!(dialect, Dialect::V02 | Dialect::V03 | Dialect::V03Ids),
+        A2aVersion::V03 => matches!(dialect, Dialect::V03 | Dialect::V03Ids | Dialect::V03Rest),
+        A2aVersion::V1 => matches!(dialect, Dialect::V1 | Dialect::V1Rest),
+    }
+}
+
+/// Reads the binding in a card; `None` for one that the bridge does not have.
+fn parse_binding(text: &str) -> Option<Binding> {
+    let letters: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
+    match letters.to_ascii_uppercase().as_str() {
+        "JSONRPC" | "JSONRPC20" | "JSONRPC2" | "" => Some(Binding::JsonRpc),
+        "HTTPJSON" | "REST" | "HTTP" | "HTTPREST" => Some(Binding::Rest),
+        _ => None,
+    }
+}
+
+/// The dialects that an interface of a card may mean, and whether the card names exactly that version.
+fn declared_dialects(interface: &DeclaredInterface) -> Vec<(Dialect, bool)> {
+    use Dialect::{V01, V1, V1Rest, V02, V03, V03Rest};
+    let Some(binding) = parse_binding(&interface.binding) else {
+        return Vec::new();
+    };
+    let is_rest = binding == Binding::Rest;
+    let version = interface.version.trim_start_matches(['v', 'V']);
+    let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(0), Some(1)) => vec![(V01, true)],
+        (Some(0), Some(2)) if !is_rest => vec![(V02, true)],
+        (Some(0), _) => vec![(if is_rest { V03Rest } else { V03 }, true)],
+        (Some(1), _) => vec![(if is_rest { V1Rest } else { V1 }, true)],
+        _ if interface.is_v1_form => vec![(if is_rest { V1Rest } else { V1 }, true)],
+        _ if is_rest => vec![(V03Rest, true)],
+        // Before v0.2.5 cards had no version. A field that only v0.1 has makes v0.1 likelier.
+        _ if interface.has_v01_field => vec![(V01, false), (V03, false)],
+        _ => vec![(V03, false), (V01, false)],
+    }
 }

@@ -1,17 +1,17 @@
-//! Calls to one agent over whichever dialect its card gave: send, get, cancel.
+//! Requests to one agent in the dialect that was chosen for it: send, stream, get, cancel.
 //!
-//! A client has credentials only if its address is one that the settings trust (see `a2a::address`), and sends
-//! them nowhere else: it follows no redirect and asks no proxy. It sends a message again only if the agent's answer
-//! proves that nothing ran (see [`super::retry`]). Once a request may have reached the agent, an error says so ([`ClientError::is_delivered`]).
+//! A client has credentials only if the configuration trusts its address (see `a2a::address`), and sends them nowhere
+//! else: it follows no redirects and uses no proxy. It repeats a message only if the agent's response proves that
+//! nothing ran (see [`super::retry`]). If a request may have reached the agent, the error says so
+//! ([`ClientError::may_have_reached_agent`]).
 
-mod body;
 mod error;
 
-use crate::telemetry::trace_context::TraceContext;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::Bytes;
 use reqwest::StatusCode;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use url::Url;
@@ -19,32 +19,37 @@ use url::Url;
 use super::auth::Credentials;
 use super::card::Interface;
 use super::choose::DialectFallback;
-use super::dialect::{Dialect, HttpCall, OutgoingMessage};
-use super::http::{Endpoint, HttpClient, Response};
+use super::dialect::{Dialect, HttpCall, OutgoingMessage, ReadError, RpcError};
+use super::http::{HttpClient, HttpEndpoint, HttpResponse};
 use super::model::{Answer, Task};
 use super::retry::{Retries, Retry};
 use super::stream::EventStream;
-pub(super) use body::Body;
-pub(crate) use error::{ClientError, Origin, code};
+use crate::json;
+use crate::telemetry::trace_context::TraceContext;
+use crate::text::{shorten, snippet};
+pub(crate) use error::{ClientError, ErrorOrigin, code};
 
-/// Room for the headers that nearly all requests have, those of the HTTP client included.
+/// Capacity for the headers that nearly all requests have, including those of the HTTP client.
 const HEADERS: usize = 8;
+/// How much of a body that is not A2A an error shows.
+const MAX_SNIPPET: usize = 200;
+/// Longest reason why a body is not A2A; it may quote the body.
+const MAX_REASON: usize = 400;
 
-/// The way to one agent.
 #[derive(Debug, Clone)]
 pub struct Client {
-    endpoint: Endpoint,
+    endpoint: HttpEndpoint,
     dialect: Dialect,
     tenant: Option<String>,
     credentials: Credentials,
     max_response: u64,
-    second_thoughts: Option<DialectFallback>,
-    // Whether the agent has ever answered in this wire.
+    fallback: Option<DialectFallback>,
+    /// Whether the agent has ever answered in this dialect.
     is_confirmed: Arc<AtomicBool>,
 }
 
 impl Client {
-    /// `credentials` go to the interface's address and nowhere else.
+    /// `credentials` are sent to the URL of the interface and nowhere else.
     pub fn new(
         http: &HttpClient,
         interface: &Interface,
@@ -52,23 +57,22 @@ impl Client {
         max_response: u64,
     ) -> Self {
         Self {
-            endpoint: Endpoint::new(interface.url.clone(), http),
+            endpoint: HttpEndpoint::new(interface.url.clone(), http),
             dialect: interface.dialect,
             tenant: interface.tenant.clone(),
             credentials,
             max_response,
-            second_thoughts: None,
+            fallback: None,
             is_confirmed: Arc::new(AtomicBool::new(interface.is_confirmed)),
         }
     }
 
-    /// The same client, which looks for another wire when the agent refuses this one.
-    pub fn with_fallback(mut self, second_thoughts: DialectFallback) -> Self {
-        self.second_thoughts = Some(second_thoughts);
+    /// Lets the client search for another dialect when the agent rejects this one.
+    pub fn with_fallback(mut self, fallback: DialectFallback) -> Self {
+        self.fallback = Some(fallback);
         self
     }
 
-    /// The wire that is spoken.
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
@@ -87,44 +91,30 @@ impl Client {
             Err(error) => error,
             sent => return sent,
         };
-        let Some(proof) = Retry::on_another_wire(&error, Some(self.dialect)) else {
-            self.reconsider(&error).await;
+        let Some(proof) = Retry::in_another_dialect(&error, Some(self.dialect)) else {
+            self.recheck_dialect(&error).await;
             return Err(error);
         };
-        let Some(other) = Box::pin(self.on_another_wire()).await else {
+        let Some(other) = Box::pin(self.find_other_dialect()).await else {
             return Err(error);
         };
         message.retries.record(proof);
         match Box::pin(other.send_once(message, trace)).await {
-            // That was not it either, so the first error is the one that says something.
-            Err(later) if later.is_wrong_wire() => Err(error),
+            // The other dialect is wrong too, so the first error says more.
+            Err(later) if later.is_wrong_dialect() => Err(error),
             sent => sent,
         }
     }
 
-    /// Asks what became of a task.
     pub async fn get(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
-        match self.get_once(task_id, trace).await {
-            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
-                Some(other) => Box::pin(other.get_once(task_id, trace)).await,
-                None => Err(error),
-            },
-            result => result,
-        }
+        self.call_task(Dialect::get, task_id, trace).await
     }
 
-    /// Asks to cancel a task.
     pub async fn cancel(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
-        match self.cancel_once(task_id, trace).await {
-            Err(error) if error.is_wrong_wire() => match self.on_the_new_wire() {
-                Some(other) => Box::pin(other.cancel_once(task_id, trace)).await,
-                None => Err(error),
-            },
-            result => result,
-        }
+        self.call_task(Dialect::cancel, task_id, trace).await
     }
 
-    /// Sends a message and takes the events of its answer as they come.
+    /// Sends a message and receives the events of its task as they occur.
     pub async fn stream(
         &self,
         message: &OutgoingMessage<'_>,
@@ -132,20 +122,12 @@ impl Client {
     ) -> Result<EventStream, ClientError> {
         let opened = self.events(self.dialect.stream(message), trace, Some(message.retries)).await;
         if let Err(error) = &opened {
-            self.reconsider(error).await;
+            self.recheck_dialect(error).await;
         }
         opened
     }
 
-    /// Looks for another wire after an error that may mean that this is the wrong one, but proves nothing: the
-    /// message is not sent again, and the next one may go elsewhere.
-    async fn reconsider(&self, error: &ClientError) {
-        if error.is_wrong_address() && !self.is_confirmed.load(Ordering::Relaxed) {
-            let _ = Box::pin(self.on_another_wire()).await;
-        }
-    }
-
-    /// Takes the events of a task that is under way.
+    /// Receives the further events of a task.
     pub async fn subscribe(&self, task_id: &str, trace: &TraceContext) -> Result<EventStream, ClientError> {
         self.events(self.dialect.subscribe(task_id), trace, None).await
     }
@@ -157,32 +139,12 @@ impl Client {
         retries: Option<&Retries>,
     ) -> Result<EventStream, ClientError> {
         let response = self.exchange(call, "text/event-stream, application/json", trace, retries).await?;
-        if response.status().is_success() {
-            let events = EventStream::open(response, self.dialect, self.max_response).await;
-            return self.noted(events);
-        }
-        let body = Body::read(response, self.max_response).await?;
-        self.noted(Err(body
-            .check()
-            .err()
-            .unwrap_or_else(|| unreachable!("an error status is never let pass"))))
-    }
-
-    /// Remembers whether the agent has answered in this wire.
-    fn noted<T>(&self, result: Result<T, ClientError>) -> Result<T, ClientError> {
-        let is_answer = match &result {
-            Ok(_) => true,
-            Err(error) => error.rpc_code().is_some() && !error.is_wrong_wire(),
+        let events = if response.status.is_success() {
+            EventStream::open(response, self.dialect, self.max_response).await
+        } else {
+            Err(ResponseBody::read(response, self.max_response).await?.into_error())
         };
-        if is_answer && !self.is_confirmed.load(Ordering::Relaxed) {
-            self.is_confirmed.store(true, Ordering::Relaxed);
-        }
-        result
-    }
-
-    async fn cancel_once(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
-        let body = self.call(self.dialect.cancel(task_id), trace, None).await?;
-        self.noted(self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem)))
+        self.confirm_dialect(events)
     }
 
     async fn send_once(
@@ -190,37 +152,46 @@ impl Client {
         message: &OutgoingMessage<'_>,
         trace: &TraceContext,
     ) -> Result<Answer, ClientError> {
-        let body = self.call(self.dialect.send(message), trace, Some(message.retries)).await?;
-        self.noted(self.dialect.read_answer(&body.bytes).map_err(|problem| body.explain(problem)))
+        self.call(self.dialect.send(message), trace, Some(message.retries), Dialect::read_answer).await
     }
 
-    pub(super) async fn get_once(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
-        let body = self.call(self.dialect.get(task_id), trace, None).await?;
-        self.noted(self.dialect.read_task(&body.bytes).map_err(|problem| body.explain(problem)))
-    }
-
-    /// Makes a call for the sake of the error that it gives.
-    pub(super) async fn call_once(&self, call: HttpCall, trace: &TraceContext) -> Result<(), ClientError> {
-        let body = self.call(call, trace, None).await?;
-        match self.dialect.read_answer(&body.bytes) {
-            Ok(_) => Ok(()),
-            Err(problem) => Err(body.explain(problem)),
+    async fn call_task(
+        &self,
+        call: fn(Dialect, &str) -> HttpCall,
+        task_id: &str,
+        trace: &TraceContext,
+    ) -> Result<Task, ClientError> {
+        let call_once = |client: &Self| call(client.dialect, task_id);
+        match self.call(call_once(self), trace, None, Dialect::read_task).await {
+            Err(error) if error.is_wrong_dialect() => match self.with_changed_dialect() {
+                Some(other) => Box::pin(other.call(call_once(&other), trace, None, Dialect::read_task)).await,
+                None => Err(error),
+            },
+            result => result,
         }
     }
 
-    /// A client for another wire that the agent speaks, after it has refused this one.
-    pub(super) async fn on_another_wire(&self) -> Option<Self> {
-        let thoughts = self.second_thoughts.as_ref()?;
-        let other = thoughts.chooser.again(&thoughts.card, &self.interface()).await?;
-        thoughts.changed.notify_one();
-        thoughts.chooser.client(&thoughts.card, &other).ok()
+    /// Searches for another dialect after an error that suggests the wrong one without proof. The client does not
+    /// repeat the message, but the next one may use another dialect.
+    async fn recheck_dialect(&self, error: &ClientError) {
+        if error.is_wrong_address() && !self.is_confirmed.load(Ordering::Relaxed) {
+            let _ = Box::pin(self.find_other_dialect()).await;
+        }
     }
 
-    /// A client for the wire that was found since this one was made. An agent may lack a method to
-    /// look or to cancel, so that alone is no reason to search for a wire.
-    fn on_the_new_wire(&self) -> Option<Self> {
-        let DialectFallback { chooser, card, .. } = self.second_thoughts.as_ref()?;
-        let other = chooser.changed_from(card, &self.interface())?;
+    /// Searches for another dialect after the agent has rejected this one.
+    async fn find_other_dialect(&self) -> Option<Self> {
+        let DialectFallback { chooser, card, changed } = self.fallback.as_ref()?;
+        let other = chooser.choose_other(card, &self.interface()).await?;
+        changed.notify_one();
+        chooser.client(card, &other).ok()
+    }
+
+    /// A client for the dialect that was chosen since this client was made. An agent may lack the methods to get or
+    /// cancel a task, so their failure alone is no reason to search for another dialect.
+    fn with_changed_dialect(&self) -> Option<Self> {
+        let DialectFallback { chooser, card, .. } = self.fallback.as_ref()?;
+        let other = chooser.chosen_instead_of(card, &self.interface())?;
         chooser.client(card, &other).ok()
     }
 
@@ -234,14 +205,71 @@ impl Client {
         }
     }
 
-    /// Sends a call with the credentials that are at hand, which `authorization` remembers.
+    /// Remembers that the agent has answered in this dialect.
+    fn confirm_dialect<T>(&self, result: Result<T, ClientError>) -> Result<T, ClientError> {
+        let is_answer = match &result {
+            Ok(_) => true,
+            Err(error) => error.rpc_code().is_some() && !error.is_wrong_dialect(),
+        };
+        if is_answer && !self.is_confirmed.load(Ordering::Relaxed) {
+            self.is_confirmed.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    pub(super) async fn call<T>(
+        &self,
+        call: HttpCall,
+        trace: &TraceContext,
+        retries: Option<&Retries>,
+        read: fn(Dialect, &[u8]) -> Result<T, ReadError>,
+    ) -> Result<T, ClientError> {
+        let accept = if call.content_type == "application/json" {
+            "application/json"
+        } else {
+            "application/a2a+json, application/json"
+        };
+        let response = self.exchange(call, accept, trace, retries).await?;
+        let body = ResponseBody::read(response, self.max_response).await?.check()?;
+        self.confirm_dialect(body.decode(self.dialect, read))
+    }
+
+    /// Sends a request. Repeats it only after a status which says that the request was not applied: those of
+    /// [`Retry::after_status`], and 405 for GET on a subscription. `retries` records the repetition of a message.
+    async fn exchange(
+        &self,
+        mut call: HttpCall,
+        accept: &'static str,
+        trace: &TraceContext,
+        retries: Option<&Retries>,
+    ) -> Result<HttpResponse, ClientError> {
+        self.credentials.ready().await.map_err(ClientError::Token)?;
+        let mut sent = None;
+        let response = self.send_call(&call, accept, trace, &mut sent).await?;
+        let proof = Retry::after_status(response.status);
+        let is_repeated = match proof {
+            Some(Retry::TokenRenewed) => self.credentials.renew(sent.as_ref()).await,
+            Some(Retry::MediaType) => call.use_plain_json(),
+            _ => response.status == StatusCode::METHOD_NOT_ALLOWED && call.subscribe_with_post(),
+        };
+        if !is_repeated {
+            return Ok(response);
+        }
+        if let (Some(retries), Some(proof)) = (retries, proof) {
+            retries.record(proof);
+        }
+        drop(response);
+        Box::pin(self.send_call(&call, accept, trace, &mut sent)).await
+    }
+
+    /// Sends a request with the current credentials, and stores its `Authorization` in `authorization`.
     async fn send_call(
         &self,
         call: &HttpCall,
         accept: &'static str,
         trace: &TraceContext,
         authorization: &mut Option<HeaderValue>,
-    ) -> Result<Response, ClientError> {
+    ) -> Result<HttpResponse, ClientError> {
         let call = match &self.tenant {
             Some(tenant) => Cow::Owned(call.clone().for_tenant(tenant)),
             None => Cow::Borrowed(call),
@@ -253,9 +281,9 @@ impl Client {
         {
             segments.pop_if_empty().extend(&call.path);
         }
-        self.credentials.put_into(&mut headers);
+        self.credentials.add_to_headers(&mut headers);
         if self.credentials.are_in_url() {
-            self.credentials.put_into_url(url.get_or_insert_with(|| self.endpoint().clone()));
+            self.credentials.add_to_url(url.get_or_insert_with(|| self.endpoint().clone()));
         }
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(call.content_type));
@@ -271,53 +299,108 @@ impl Client {
         *authorization = headers.get(AUTHORIZATION).cloned();
         self.endpoint.send(call.method.clone(), url, headers, call.body()).await
     }
+}
 
-    /// Sends a call. It goes out a second time only after a status which says that the request was not applied:
-    /// those of [`Retry::after_status`], and 405 for GET on a subscription. `retries` records it for a message.
-    pub(super) async fn exchange(
-        &self,
-        mut call: HttpCall,
-        accept: &'static str,
-        trace: &TraceContext,
-        retries: Option<&Retries>,
-    ) -> Result<Response, ClientError> {
-        self.credentials.ready().await.map_err(ClientError::Token)?;
-        let mut sent = None;
-        let response = self.send_call(&call, accept, trace, &mut sent).await?;
-        let proof = Retry::after_status(response.status());
-        let is_again = match proof {
-            Some(Retry::TokenRenewed) => self.credentials.renew(sent.as_ref()).await,
-            Some(Retry::MediaType) => call.in_plain_json(),
-            _ => response.status() == StatusCode::METHOD_NOT_ALLOWED && call.subscribe_with_post(),
+/// The body of a response, or the data of one event, before it is decoded.
+#[derive(Debug)]
+pub(super) struct ResponseBody {
+    source: BodySource,
+    status: StatusCode,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum BodySource {
+    Response { content_type: Option<String> },
+    StreamEvent,
+}
+
+impl ResponseBody {
+    pub(super) async fn read(response: HttpResponse, limit: u64) -> Result<Self, ClientError> {
+        let content_type = response.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let source = BodySource::Response { content_type: content_type.map(|value| shorten(value, 80)) };
+        let status = response.status;
+        let bytes = match response.body(limit).await {
+            // The status says more than the compression.
+            Err(error @ ClientError::Compressed { .. }) if !status.is_success() => error.to_string().into(),
+            read => read?,
         };
-        if !is_again {
-            return Ok(response);
-        }
-        if let (Some(retries), Some(proof)) = (retries, proof) {
-            retries.record(proof);
-        }
-        drop(response);
-        Box::pin(self.send_call(&call, accept, trace, &mut sent)).await
+        Ok(Self { source, status, bytes })
     }
 
-    async fn call(
-        &self,
-        call: HttpCall,
-        trace: &TraceContext,
-        retries: Option<&Retries>,
-    ) -> Result<Body, ClientError> {
-        let accept = if call.content_type == "application/json" {
-            "application/json"
+    pub(super) fn of_event(bytes: Bytes) -> Self {
+        Self { source: BodySource::StreamEvent, status: StatusCode::OK, bytes }
+    }
+
+    /// Returns the body if it can be decoded: its status is a success, and it is not nested too deeply.
+    pub(super) fn check(self) -> Result<Self, ClientError> {
+        if self.status.is_success() && json::is_shallow(&self.bytes) {
+            Ok(self)
         } else {
-            "application/a2a+json, application/json"
+            Err(self.into_error())
+        }
+    }
+
+    /// The error that the status or the nesting means. A body with an error status may contain an error object, which
+    /// says more; a result with an error status is still an error. A body that is nested too deeply is not parsed.
+    fn into_error(self) -> ClientError {
+        let is_shallow = json::is_shallow(&self.bytes);
+        if self.status.is_success() {
+            return self.not_a2a(&format!("it is nested more than {} levels deep", json::MAX_DEPTH));
+        }
+        match is_shallow.then(|| RpcError::in_body(&self.bytes)).flatten() {
+            Some(error) => self.error(ReadError::Agent(error)),
+            None => ClientError::Refused {
+                http_status: Some(self.status.as_u16()),
+                code: None,
+                message: snippet(&self.bytes, MAX_SNIPPET),
+                data: None,
+                origin: ErrorOrigin::Server,
+            },
+        }
+    }
+
+    pub(super) fn decode<T>(
+        &self,
+        dialect: Dialect,
+        read: fn(Dialect, &[u8]) -> Result<T, ReadError>,
+    ) -> Result<T, ClientError> {
+        read(dialect, &self.bytes).map_err(|error| self.error(error))
+    }
+
+    fn error(&self, error: ReadError) -> ClientError {
+        match error {
+            ReadError::Agent(error) => ClientError::Refused {
+                http_status: Some(self.status.as_u16()).filter(|_| !self.status.is_success()),
+                code: error.code,
+                message: shorten(&error.message, 4096),
+                data: error.data,
+                origin: match self.source {
+                    BodySource::StreamEvent => ErrorOrigin::Stream,
+                    BodySource::Response { .. } if error.is_from_framework => ErrorOrigin::Server,
+                    BodySource::Response { .. } => ErrorOrigin::Agent,
+                },
+            },
+            ReadError::NotA2a(reason) => self.not_a2a(&reason),
+        }
+    }
+
+    fn not_a2a(&self, reason: &str) -> ClientError {
+        let reason = shorten(reason, MAX_REASON);
+        let reason = match &self.source {
+            BodySource::Response { content_type: None } => format!("{reason}; there is no content type"),
+            BodySource::Response { content_type: Some(content_type) }
+                if !content_type.to_ascii_lowercase().contains("json") =>
+            {
+                format!("{reason}; the content type is {content_type}")
+            }
+            BodySource::Response { .. } | BodySource::StreamEvent => reason,
         };
-        let response = self.exchange(call, accept, trace, retries).await?;
-        let body = Body::read(response, self.max_response).await?;
-        body.check()
+        ClientError::NotA2a { reason, snippet: snippet(&self.bytes, MAX_SNIPPET) }
     }
 }
 
-/// Reads an answer as [`Client::send`] would, from a recording.
+/// Reads a recorded response as [`Client::send`] would.
 #[cfg(test)]
 pub(super) fn read_recorded(
     dialect: Dialect,
@@ -325,7 +408,10 @@ pub(super) fn read_recorded(
     content_type: Option<&str>,
     bytes: &[u8],
 ) -> Result<Answer, ClientError> {
-    let body = Body::recorded(status, content_type, bytes);
-    let body = body.check()?;
-    dialect.read_answer(&body.bytes).map_err(|problem| body.explain(problem))
+    let body = ResponseBody {
+        source: BodySource::Response { content_type: content_type.map(str::to_owned) },
+        status: StatusCode::from_u16(status).expect("recordings have a status"),
+        bytes: Bytes::copy_from_slice(bytes),
+    };
+    body.check()?.decode(dialect, Dialect::read_answer)
 }

@@ -1,9 +1,9 @@
-//! HTTP to one agent: with TLS through the common client, without it on connections of our own.
+//! HTTP to agents: with TLS through reqwest, without TLS through [connection pools](pool) of our own.
 //!
-//! Nearly all agents that a bridge starts listen on the loopback without TLS, and there the common
-//! client costs more than the call: see [`plain`].
+//! Nearly all agents that a bridge starts listen on the loopback interface without TLS, where reqwest costs more than
+//! the request itself.
 
-mod plain;
+mod pool;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,47 +17,43 @@ use reqwest::{Method, StatusCode};
 use url::Url;
 
 use super::client::ClientError;
-use plain::{ConnectionPool, ConnectionPools};
+use pool::{ConnectionPool, ConnectionPools, PooledBody};
 
-/// What the bridge calls itself.
-const NAME: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
-/// Compressed answers are not read. To say nothing of it would allow them.
-const ENCODING: HeaderValue = HeaderValue::from_static("identity");
-/// What no body can be read through.
+const USER_AGENT_VALUE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
+/// The bridge does not decompress. Without this header servers may compress.
+const NO_COMPRESSION: HeaderValue = HeaderValue::from_static("identity");
 const COMPRESSIONS: [&str; 7] = ["gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"];
-/// How long it may take to reach an agent.
-const CONNECT: Duration = Duration::from_secs(10);
-/// How long a connection is kept for the next call. A call on one that is just being closed has an
-/// unknown outcome, and servers close theirs after five seconds, two (gunicorn) or even one: half of
-/// that leaves time for a slow machine, and a new connection costs little to those who call so rarely.
-const IDLE: Duration = Duration::from_millis(500);
-/// The same over TLS, where a new connection costs more, and mostly proxies answer, which keep theirs for
-/// a minute.
-const IDLE_TLS: Duration = Duration::from_secs(4);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection without TLS is kept for the next request. A request on a connection that the server is just
+/// closing has an unknown outcome, and servers close idle connections after five seconds, two (gunicorn) or even one.
+/// Half of that leaves time for a slow machine, and a new connection costs little where requests are that rare.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
+/// The same with TLS, where a new connection costs more, and the server is usually a proxy that keeps connections for a
+/// minute.
+const IDLE_TIMEOUT_TLS: Duration = Duration::from_secs(4);
 
 /// The byte order mark of UTF-8.
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// Why there is no answer, or no more of it.
 pub(super) type HttpError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The client for cards, tokens and agents behind TLS. Redirects are not followed and proxy variables
-/// not read: credentials belong to the address that they were configured for.
+/// The client for cards, tokens and agents with TLS. It follows no redirects and reads no proxy variables: credentials
+/// are only for the address that they are configured for.
 pub(super) fn builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
-        .user_agent(NAME)
-        .default_headers(HeaderMap::from_iter([(ACCEPT_ENCODING, ENCODING)]))
+        .user_agent(USER_AGENT_VALUE)
+        .default_headers(HeaderMap::from_iter([(ACCEPT_ENCODING, NO_COMPRESSION)]))
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
-        .connect_timeout(CONNECT)
-        .pool_idle_timeout(IDLE_TLS)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(IDLE_TIMEOUT_TLS)
         .tcp_nodelay(true)
 }
 
-/// What agents are called through; clones share their connections.
+/// Sends all requests to agents. Clones share their connections.
 #[derive(Debug, Clone)]
 pub struct HttpClient {
-    /// For cards, tokens and agents behind TLS.
+    /// For cards, tokens and agents with TLS.
     pub(super) reqwest: reqwest::Client,
     /// For agents without TLS.
     pub(super) pools: Arc<ConnectionPools>,
@@ -69,24 +65,23 @@ impl HttpClient {
     }
 }
 
-/// The way to one endpoint.
 #[derive(Debug, Clone)]
-pub(super) struct Endpoint {
+pub(super) struct HttpEndpoint {
     url: Url,
     transport: Transport,
 }
 
 #[derive(Debug, Clone)]
 enum Transport {
-    Plain { pool: Arc<ConnectionPool>, target: Uri },
-    Common(reqwest::Client),
+    Pooled { pool: Arc<ConnectionPool>, target: Uri },
+    Reqwest(reqwest::Client),
 }
 
-impl Endpoint {
+impl HttpEndpoint {
     pub(super) fn new(url: Url, http: &HttpClient) -> Self {
-        let transport = match (http.pools.pool(&url), plain::target(&url)) {
-            (Some(pool), Ok(target)) => Transport::Plain { pool, target },
-            _ => Transport::Common(http.reqwest.clone()),
+        let transport = match (http.pools.pool(&url), pool::target(&url)) {
+            (Some(pool), Ok(target)) => Transport::Pooled { pool, target },
+            _ => Transport::Reqwest(http.reqwest.clone()),
         };
         Self { url, transport }
     }
@@ -95,61 +90,60 @@ impl Endpoint {
         &self.url
     }
 
-    /// Sends a request, to `url` where it is not the endpoint itself.
+    /// Sends a request to `url`, by default the endpoint's own.
     pub(super) async fn send(
         &self,
         method: Method,
         url: Option<Url>,
         mut headers: HeaderMap,
         body: Option<Bytes>,
-    ) -> Result<Response, ClientError> {
+    ) -> Result<HttpResponse, ClientError> {
         match &self.transport {
-            Transport::Plain { pool, target } => {
+            Transport::Pooled { pool, target } => {
                 let target = match url {
-                    Some(url) => plain::target(&url).map_err(ClientError::Unreachable)?,
+                    Some(url) => pool::target(&url).map_err(ClientError::Unreachable)?,
                     None => target.clone(),
                 };
-                headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(NAME));
-                headers.entry(ACCEPT_ENCODING).or_insert(ENCODING);
-                pool.send(method, target, headers, body).await.map(Response::Plain)
+                headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(USER_AGENT_VALUE));
+                headers.entry(ACCEPT_ENCODING).or_insert(NO_COMPRESSION);
+                pool.send(method, target, headers, body).await
             }
-            Transport::Common(client) => {
+            Transport::Reqwest(client) => {
                 let mut request = reqwest::Request::new(method, url.unwrap_or_else(|| self.url.clone()));
                 *request.headers_mut() = headers;
                 *request.body_mut() = body.map(Into::into);
                 let sent = Box::pin(client.execute(request)).await;
-                sent.map(Response::Common).map_err(connection_error)
+                sent.map(HttpResponse::from).map_err(connection_error)
             }
         }
     }
 }
 
-/// The head of an answer, and its body as it comes.
+/// The status and headers of a response, and its body as it arrives.
 #[derive(Debug)]
-pub(super) enum Response {
-    Plain(plain::Response),
-    Common(reqwest::Response),
+pub(super) struct HttpResponse {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    body: HttpBody,
 }
 
-impl Response {
-    pub(super) fn status(&self) -> StatusCode {
-        match self {
-            Self::Plain(response) => response.status(),
-            Self::Common(response) => response.status(),
-        }
-    }
+#[derive(Debug)]
+enum HttpBody {
+    Pooled(PooledBody),
+    Reqwest(reqwest::Response),
+}
 
-    pub(super) fn headers(&self) -> &HeaderMap {
-        match self {
-            Self::Plain(response) => response.headers(),
-            Self::Common(response) => response.headers(),
-        }
+impl From<reqwest::Response> for HttpResponse {
+    fn from(mut response: reqwest::Response) -> Self {
+        let headers = std::mem::take(response.headers_mut());
+        Self { status: response.status(), headers, body: HttpBody::Reqwest(response) }
     }
+}
 
-    /// Makes sure that the body can be read as it comes. What is no compression is let pass: some servers
-    /// write `utf-8` there.
+impl HttpResponse {
+    /// Fails if the body is compressed. Any other value passes: some servers write `utf-8` there.
     pub(super) fn check_encoding(&self) -> Result<(), ClientError> {
-        for value in self.headers().get_all(CONTENT_ENCODING) {
+        for value in self.headers.get_all(CONTENT_ENCODING) {
             let value = String::from_utf8_lossy(value.as_bytes());
             let encoding = value.trim();
             let is_compression = |name: &str| COMPRESSIONS.iter().any(|one| one.eq_ignore_ascii_case(name));
@@ -162,9 +156,9 @@ impl Response {
 
     /// The next bytes of the body; `None` at its end.
     pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
-        match self {
-            Self::Plain(response) => response.chunk().await,
-            Self::Common(response) => {
+        match &mut self.body {
+            HttpBody::Pooled(body) => body.chunk().await,
+            HttpBody::Reqwest(response) => {
                 response.chunk().await.map_err(|error| ClientError::Broken(error.without_url().into()))
             }
         }
@@ -174,7 +168,7 @@ impl Response {
     pub(super) async fn body(mut self, limit: u64) -> Result<Bytes, ClientError> {
         self.check_encoding()?;
         let too_large = || ClientError::TooLarge { limit };
-        let length = self.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let length = self.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if length.is_some_and(|length: u64| length > limit) {
             return Err(too_large());
         }
@@ -185,7 +179,7 @@ impl Response {
             if (so_far + chunk.len()) as u64 > limit {
                 return Err(too_large());
             }
-            // Most answers are one chunk, which needs no copy.
+            // Most responses have one chunk, which needs no copy.
             match &first {
                 None => first = Some(chunk),
                 Some(begin) => {
@@ -198,17 +192,17 @@ impl Response {
             }
         }
         let body = if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() };
-        // Some put it before their JSON, where no reader of JSON takes it.
+        // Some agents put it before their JSON, and JSON parsers reject it.
         Ok(if body.starts_with(BOM) { body.slice(BOM.len()..) } else { body })
     }
 }
 
-/// Tells a request that never left from one that may have arrived.
+/// Distinguishes a request that was never sent from one that may have arrived.
 pub(super) fn connection_error(error: reqwest::Error) -> ClientError {
-    // The URL may hold what an operator considers private, and every message names the agent anyway.
+    // The URL may contain private data, and every message names the agent anyway.
     let error = error.without_url();
     if error.is_connect() {
-        return ClientError::Unreachable(cause(&error).into());
+        return ClientError::Unreachable(root_cause(&error).into());
     }
     if error.is_builder() {
         ClientError::Unreachable(error.into())
@@ -217,7 +211,7 @@ pub(super) fn connection_error(error: reqwest::Error) -> ClientError {
     }
 }
 
-/// What is at the bottom of an error; the layers above only say that something was tried.
-fn cause(error: &dyn std::error::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), cause)
+/// The innermost error; those around it only say what was attempted.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), root_cause)
 }

@@ -1,9 +1,9 @@
-//! One agent's HTTP face: its card, its dialect, calls to it. Nothing about NATS.
+//! The client side of A2A: an agent's card, its dialect, and requests to it. Knows nothing of NATS.
 //!
 //! ```text
 //! card::fetch ──> Card ──Chooser::choose──> Interface ──Chooser::client──> Client
-//!                                                     │ send / get / cancel
-//! Outgoing ──Dialect::send──> HTTP ──Dialect::read──> Answer (Task | Message)
+//!                                                                            │ send / stream / get / cancel
+//! OutgoingMessage ──Dialect::send──> HTTP ──Dialect::read_answer──> Answer (Task | Message)
 //! ```
 
 mod address;
@@ -11,7 +11,9 @@ pub(crate) mod auth;
 pub(crate) mod card;
 pub(crate) mod choose;
 pub(crate) mod client;
+mod decode;
 pub(crate) mod dialect;
+mod error_text;
 mod http;
 pub(crate) mod model;
 pub(crate) mod retry;
@@ -20,7 +22,6 @@ mod sse;
 pub(crate) mod stream;
 #[cfg(test)]
 pub(crate) mod tests;
-mod wire;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,12 +34,11 @@ use auth::{AuthError, Keyring};
 use choose::Chooser;
 pub(crate) use http::HttpClient;
 
-/// A running agent that has shown its card: what a call needs to reach it.
+/// A running agent whose card is known, as calls see it.
 #[derive(Debug)]
 pub struct Instance {
     pub client: client::Client,
     pub card: Arc<card::Card>,
-    /// Where and how it is called.
     pub interface: card::Interface,
     /// Cancelled when the agent's process has ended, and its tasks with it.
     pub terminated: CancellationToken,
@@ -61,29 +61,30 @@ pub(crate) fn chooser(
         let keyring = Keyring::new(config, &http.reqwest, secrets)?;
         return Ok(Chooser::new(config, http.clone(), http.clone(), keyring));
     };
-    let authorities = || -> Result<reqwest::ClientBuilder, AuthError> {
+    let with_authorities = || -> Result<reqwest::ClientBuilder, AuthError> {
         let Some(ca) = &tls.ca else {
             return Ok(http::builder());
         };
-        let wrong = |source| tls_error(ca, source);
-        let pem = std::fs::read(ca).map_err(|e| wrong(e.into()))?;
-        let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| wrong(e.into()))?;
+        let pem = std::fs::read(ca).map_err(|e| tls_error(ca, e.into()))?;
+        let certificates =
+            reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| tls_error(ca, e.into()))?;
         if certificates.is_empty() {
-            return Err(wrong("there is no certificate in it".into()));
+            return Err(tls_error(ca, "the file contains no certificate".into()));
         }
         Ok(http::builder().tls_certs_only(certificates))
     };
-    let mut own = authorities()?;
+    let mut with_identity = with_authorities()?;
     if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {
         let mut pem = std::fs::read(cert).map_err(|e| tls_error(cert, e.into()))?;
         pem.push(b'\n');
         pem.extend(std::fs::read(key).map_err(|e| tls_error(key, e.into()))?);
-        own = own.identity(reqwest::Identity::from_pem(&pem).map_err(|e| tls_error(cert, e.into()))?);
+        with_identity =
+            with_identity.identity(reqwest::Identity::from_pem(&pem).map_err(|e| tls_error(cert, e.into()))?);
     }
     // The client certificate is for the agent, not for the token endpoint.
-    let without_identity = http.with_tls(authorities()?.build()?);
+    let without_identity = http.with_tls(with_authorities()?.build()?);
     let keyring = Keyring::new(config, &without_identity.reqwest, secrets)?;
-    Ok(Chooser::new(config, http.with_tls(own.build()?), without_identity, keyring))
+    Ok(Chooser::new(config, http.with_tls(with_identity.build()?), without_identity, keyring))
 }
 
 fn tls_error(path: &Path, source: Box<dyn std::error::Error + Send + Sync>) -> AuthError {

@@ -1,8 +1,8 @@
-//! The one lenient model of A2A content that everyone else uses, whatever wire it came over.
+//! The model of A2A content, independent of the dialect.
 //!
-//! Reading takes every version's spelling at once: unknown fields are ignored, unknown states
-//! are kept, `null` is absent, snake_case is understood, data keeps its text (so `1` stays `1`),
-//! timestamps are not looked at. Writing is the dialects' business.
+//! [`super::decode`] accepts the spellings of every version at once: it ignores unknown fields and timestamps, keeps
+//! unknown states, treats `null` as absent, accepts snake_case, and keeps the text of data (so `1.0` stays `1.0`). The
+//! [dialects](super::dialect) write.
 
 use std::fmt;
 
@@ -11,111 +11,92 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_S
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// What an agent answered to a message.
+/// An agent's answer to a message.
 #[derive(Debug, Clone)]
 pub enum Answer {
-    /// A task, finished or not.
     Task(Task),
-    /// A direct message without a task.
+    /// There is no task.
     Message(Message),
 }
 
-/// What an agent tells, while it works or at once.
+/// An event of a stream, or the result of a request.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// The whole task as it stands.
+    /// The current state of the whole task.
     Task(Task),
-    /// A direct message: there is no task.
+    /// There is no task.
     Message(Message),
-    /// The task's state has changed.
     Status(StatusUpdate),
-    /// A result, or a piece of one.
     Artifact(ArtifactUpdate),
 }
 
-/// A change of a task's state.
 #[derive(Debug, Clone)]
 pub struct StatusUpdate {
     pub task_id: Option<String>,
     pub context_id: Option<String>,
     pub state: TaskState,
-    /// What the agent says about it.
     pub message: Option<Message>,
-    /// Whether the agent says that nothing follows. v1.0 has no word for it.
+    /// Whether the agent declares that no event follows (`final`, which v1.0 does not have).
     pub is_last: bool,
 }
 
-/// A result, or a piece of one.
+/// An artifact, or a piece of one.
 #[derive(Debug, Clone)]
 pub struct ArtifactUpdate {
     pub task_id: Option<String>,
     pub context_id: Option<String>,
     pub artifact: Artifact,
-    /// Whether its parts continue those of the artifact with the same id.
+    /// Whether its parts follow those of the artifact with the same id.
     pub append: bool,
-    /// Whether the artifact is complete with it.
     pub last_chunk: bool,
 }
 
-/// A task as the agent last told it.
 #[derive(Debug, Clone)]
 pub struct Task {
-    /// The agent's id of the task.
     pub id: String,
-    /// The conversation it belongs to.
     pub context_id: Option<String>,
     pub state: TaskState,
-    /// What the agent says about that.
     pub status_message: Option<Message>,
     pub artifacts: Vec<Artifact>,
     pub history: Vec<Message>,
 }
 
-/// A message of either side.
 #[derive(Debug, Clone, Default)]
 pub struct Message {
-    /// The id that its sender gave it.
     pub id: Option<String>,
-    /// Whether the user, not the agent, said it.
     pub from_user: bool,
-    /// The conversation it belongs to.
     pub context_id: Option<String>,
     pub parts: Vec<Part>,
 }
 
-/// One result of a task.
 #[derive(Debug, Clone)]
 pub struct Artifact {
-    /// The agent's id of it.
     pub id: Option<String>,
-    /// The agent's name for it.
     pub name: Option<String>,
     pub parts: Vec<Part>,
-    /// What else the agent says about it. Few do, and replies do not need it.
+    /// Boxed, because few agents send any.
     pub extras: Option<Box<ArtifactExtras>>,
 }
 
-/// What an artifact may have beside its content, as it was written.
+/// Fields of an artifact that replies do not use, with their original text.
 #[derive(Debug, Clone)]
 pub struct ArtifactExtras {
     pub description: Option<Box<RawValue>>,
     pub metadata: Option<Box<RawValue>>,
-    /// Which extensions of A2A it makes use of.
     pub extensions: Option<Box<RawValue>>,
-    /// What the agent says about the update that brought the artifact.
+    /// The metadata of the update that contained the artifact.
     pub update_metadata: Option<Box<RawValue>>,
-    /// The same for parts, with their place.
+    /// The same for parts, by their index.
     pub parts: Vec<(usize, PartExtras)>,
 }
 
-/// What a part may have beside what [`Part`] holds.
+/// Fields of a part that [`Part`] does not have.
 #[derive(Debug, Clone)]
 pub struct PartExtras {
-    /// The name of what is not a file.
+    /// Only if the part is not a file.
     pub filename: Option<String>,
-    /// The media type of what is not a file.
+    /// Only if the part is not a file.
     pub media_type: Option<String>,
-    /// The agent's own, as it was written.
     pub metadata: Option<Box<RawValue>>,
 }
 
@@ -130,15 +111,15 @@ impl ArtifactExtras {
 pub enum Part {
     Text(String),
     File(File),
-    /// Structured data, exactly as it was written.
+    /// JSON with its original text.
     Data(Box<RawValue>),
 }
 
-/// What the allocator needs for a small block beside its content.
+/// What the allocator needs in addition to the content of a small block.
 pub(crate) const ALLOCATION_OVERHEAD: usize = 32;
 
 impl Part {
-    /// The bytes that it holds in memory.
+    /// The memory that it takes, in bytes.
     pub fn allocated(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION_OVERHEAD + text.len());
         let content = match self {
@@ -151,27 +132,38 @@ impl Part {
         };
         size_of::<Self>() + ALLOCATION_OVERHEAD + content
     }
+
+    pub fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::File(_) | Self::Data(_) => None,
+        }
+    }
 }
 
-/// A file, inline or elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// Its name, as the sender says.
     pub name: Option<String>,
-    /// Its media type, as the sender says.
     pub media_type: Option<String>,
     pub content: FileContent,
 }
 
-/// Where a file's bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileContent {
-    /// Here, in base64 with the standard alphabet and padding.
+    /// In any alphabet, as the agent sent it; [`normalize_base64`] converts it.
     Base64(String),
     Uri(String),
 }
 
-/// The states of a task.
+impl FileContent {
+    pub(super) fn as_bytes_or_uri(&self) -> (Option<&str>, Option<&str>) {
+        match self {
+            Self::Base64(bytes) => (Some(bytes), None),
+            Self::Uri(uri) => (None, Some(uri)),
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskState {
     Submitted,
@@ -182,14 +174,14 @@ pub enum TaskState {
     Failed,
     Canceled,
     Rejected,
-    /// Something that no known version has, or `unknown` itself: taken as not finished.
+    /// A state that no known version has, or `unknown` itself; counts as not finished.
     Unknown(String),
 }
 
 impl TaskState {
-    /// Reads any version's spelling: `input-required`, `TASK_STATE_INPUT_REQUIRED`, `cancelled`.
+    /// Accepts the spelling of any version: `input-required`, `TASK_STATE_INPUT_REQUIRED`, `cancelled`.
     pub fn parse(text: &str) -> Self {
-        // The two that nearly all answers have.
+        // Nearly all responses have one of these two.
         match text {
             "TASK_STATE_COMPLETED" | "completed" => return Self::Completed,
             "TASK_STATE_WORKING" | "working" => return Self::Working,
@@ -209,8 +201,8 @@ impl TaskState {
         }
     }
 
-    /// Reads the number that protobuf has for it: its JSON allows that in place of the name.
-    fn numbered(number: u64) -> Self {
+    /// The JSON of protobuf allows the number of a state in place of its name.
+    fn from_number(number: u64) -> Self {
         match number {
             1 => Self::Submitted,
             2 => Self::Working,
@@ -224,22 +216,20 @@ impl TaskState {
         }
     }
 
-    /// Whether nothing can change any more.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Canceled | Self::Rejected)
     }
 
-    /// Whether what the agent says in this state is why it has no result.
+    /// Whether the status message explains why there is no result.
     pub fn is_failure(&self) -> bool {
         matches!(self, Self::Failed | Self::Rejected)
     }
 
-    /// Whether the agent waits for the caller.
     pub fn is_waiting(&self) -> bool {
         matches!(self, Self::InputRequired | Self::AuthRequired)
     }
 
-    /// Whether a task in this state does not go on by itself.
+    /// Whether a task in this state does not continue by itself.
     pub fn is_settled(&self) -> bool {
         self.is_final() || self.is_waiting()
     }
@@ -268,7 +258,7 @@ impl<'de> Deserialize<'de> for TaskState {
             type Value = TaskState;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a state")
+                f.write_str("a task state")
             }
 
             fn visit_str<E>(self, text: &str) -> Result<TaskState, E> {
@@ -276,26 +266,16 @@ impl<'de> Deserialize<'de> for TaskState {
             }
 
             fn visit_u64<E>(self, number: u64) -> Result<TaskState, E> {
-                Ok(TaskState::numbered(number))
+                Ok(TaskState::from_number(number))
             }
         }
         deserializer.deserialize_any(Visitor)
     }
 }
 
-impl Part {
-    /// The text, if this is one.
-    pub fn as_text(&self) -> Option<&str> {
-        match self {
-            Self::Text(text) => Some(text),
-            Self::File(_) | Self::Data(_) => None,
-        }
-    }
-}
-
-/// Standard base64 of what `text` says in any of the alphabets in use, and the number of bytes.
+/// Converts base64 of any alphabet to the standard one with padding; also returns the number of bytes.
 ///
-/// Protobuf's JSON may use the URL-safe alphabet, and some agents leave the padding out.
+/// Protobuf's JSON may use the URL-safe alphabet, and some agents omit the padding.
 pub(crate) fn normalize_base64(text: &str) -> Option<(String, usize)> {
     let text = text.trim();
     if let Ok(bytes) = STANDARD.decode(text) {

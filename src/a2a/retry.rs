@@ -1,88 +1,82 @@
-//! Whether a message may go to an agent a second time, and why it did.
+//! When the bridge may send a message to an agent a second time.
 //!
-//! An agent must not run a message twice, so a message goes out again only after an answer which
-//! proves that nothing ran. Each [`Retry`] names one such proof, and all proofs are accepted here. What proves
-//! nothing: free text in an internal error, a bare 404 or 5xx, a connection that broke after the request was
-//! written. (A kept connection that turns out to be closed before the first byte is written is simply replaced.)
+//! An agent must not run a message twice, so the bridge repeats a message only after a response which proves that
+//! nothing ran. Each [`Retry`] is one such proof; this file has all of them. No proof: free text in an internal error, a
+//! bare 404 or 5xx, a connection that broke after the request was written. (The connection pool replaces a kept
+//! connection that turns out to be closed before the first byte is written.)
 //!
-//! | the message is sent again | after | by |
+//! | the message is repeated | after | by |
 //! | --- | --- | --- |
-//! | in another dialect of A2A | [`Retry::on_another_wire`] | `Client::send` |
+//! | in another dialect of A2A | [`Retry::in_another_dialect`] | `Client::send` |
 //! | without streaming | [`Retry::without_streaming`] | `CallRun::send` |
-//! | without its conversation id | [`Retry::without_context`] | `CallRun::deliver` |
+//! | without its context id | [`Retry::without_context`] | `CallRun::deliver` |
 //! | with a new token, or as plain JSON | [`Retry::after_status`] | `Client::exchange` |
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use reqwest::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
-use super::client::{ClientError, Origin, code};
+use super::client::{ClientError, ErrorOrigin, code};
 use super::dialect::Dialect;
+use super::error_text;
 
-/// Most bytes of an error's message and data that are searched for the names of fields.
-const SEARCHED: usize = 16 << 10;
-
-/// What an agent's answer proved. Names are public interface: replies show them.
+/// Why a message was repeated. Replies show these names, so they are a public interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Retry {
-    /// The parameters are invalid because of the conversation id; sent again without it.
+    /// The context id makes the parameters invalid; repeated without it.
     ContextRefused,
-    /// The agent does not stream (`UnsupportedOperationError`); sent again without streaming.
+    /// The agent does not stream (`UnsupportedOperationError`); repeated without streaming.
     StreamingUnsupported,
-    /// The agent has no such method; sent again with another one.
+    /// The agent does not have the method; repeated with another one.
     MethodNotFound,
-    /// The agent does not speak this version of A2A; sent again in another one.
+    /// The agent does not support this version of A2A; repeated in another one.
     VersionNotSupported,
-    /// The access token was no longer valid (401); sent again with a new one.
+    /// The access token was no longer valid (401); repeated with a new one.
     TokenRenewed,
-    /// The media type is not accepted (415); sent again as `application/json`.
+    /// The agent does not accept the media type (415); repeated as `application/json`.
     MediaType,
-    /// The agent wants the client to make all ids; sent again with them.
+    /// The agent requires ids from the client; repeated with them.
     MissingIds,
 }
 
 impl Retry {
-    /// The agent does not speak the wire of the message. `dialect` is what the message was sent in, if that is
-    /// known. Only the agent's own error codes prove it: a bare HTTP status may come from anywhere.
-    pub fn on_another_wire(error: &ClientError, dialect: Option<Dialect>) -> Option<Self> {
+    /// The agent does not speak the dialect of the message, which is `dialect` if that is known. Only an error code of
+    /// the agent proves it: a bare HTTP status may come from any server on the way.
+    pub fn in_another_dialect(error: &ClientError, dialect: Option<Dialect>) -> Option<Self> {
         match error {
-            // The agent had accepted the message, so the code may be that of something it called itself.
-            ClientError::Refused { origin: Origin::Stream, .. } => None,
+            // The agent had accepted the message, so the code may come from a service that the agent called.
+            ClientError::Refused { origin: ErrorOrigin::Stream, .. } => None,
             ClientError::Refused { code: Some(code::METHOD_NOT_FOUND), .. } => Some(Self::MethodNotFound),
             ClientError::Refused { code: Some(code::VERSION_NOT_SUPPORTED), .. } => {
                 Some(Self::VersionNotSupported)
             }
-            // Only these have a form in which the client makes all ids.
+            // Only these have a variant in which the client assigns all ids.
             _ if matches!(dialect, None | Some(Dialect::V02 | Dialect::V03)) => {
-                wants_ids(error).then_some(Self::MissingIds)
+                demands_ids(error).then_some(Self::MissingIds)
             }
             _ => None,
         }
     }
 
-    /// The agent does not stream. `UnsupportedOperationError` is what A2A prescribes for a stream call to an
-    /// agent without streaming: the operation was not performed.
+    /// The agent does not stream: A2A prescribes `UnsupportedOperationError` for that case.
     pub fn without_streaming(error: &ClientError, dialect: Dialect) -> Option<Self> {
         let is_refused = matches!(
             error,
-            ClientError::Refused { code: Some(code::UNSUPPORTED_OPERATION), origin: Origin::Agent, .. }
+            ClientError::Refused { code: Some(code::UNSUPPORTED_OPERATION), origin: ErrorOrigin::Agent, .. }
         );
         let refused = is_refused.then_some(Self::StreamingUnsupported);
-        refused.or_else(|| Self::on_another_wire(error, Some(dialect)))
+        refused.or_else(|| Self::in_another_dialect(error, Some(dialect)))
     }
 
-    /// The agent refuses the conversation id that came with a new task: its parameters are invalid, and the
-    /// error names the field.
+    /// The agent rejects the context id of a new task: the parameters are invalid, and the error names the field.
     pub fn without_context(error: &ClientError) -> Option<Self> {
-        let is_refused = is_invalid(error, &[code::INVALID_PARAMS, code::INVALID_REQUEST])
-            && any_text(error, |text| names_id(text, "context") || names_id(text, "session"));
-        is_refused.then_some(Self::ContextRefused)
+        let codes = [code::INVALID_PARAMS, code::INVALID_REQUEST];
+        is_invalid(error, &codes, error_text::names_context_id).then_some(Self::ContextRefused)
     }
 
-    /// A status which by its definition (RFC 9110) says that the request was not applied.
+    /// RFC 9110 defines that a request with one of these statuses was not applied.
     pub fn after_status(status: StatusCode) -> Option<Self> {
         match status {
             StatusCode::UNAUTHORIZED => Some(Self::TokenRenewed),
@@ -104,10 +98,10 @@ impl Retry {
     }
 }
 
-/// The retries of one message to an agent, in order. Allocates nothing until there is one.
+/// The retries of one message, in order. Allocates nothing until there is one.
 ///
-/// There are eleven at most. A message is tried as a stream, without streaming and in one other dialect, each of
-/// these once more after a status, and all of it once more without its conversation id: twelve requests.
+/// There are at most eleven: the bridge sends a message as a stream, without streaming and in one other dialect, each
+/// of these once more after a status, and all of that once more without its context id, which makes twelve requests.
 #[derive(Debug)]
 pub struct Retries {
     agent: Arc<str>,
@@ -119,14 +113,13 @@ impl Retries {
         Self { agent: Arc::clone(agent), list: Mutex::default() }
     }
 
-    /// Records that the message is about to go out again.
+    /// Call this before the message is repeated.
     pub fn record(&self, retry: Retry) {
         let (agent, reason) = (&self.agent, retry.name());
-        tracing::info!(%agent, reason, "sending the message again: the agent did not run it");
+        tracing::info!(%agent, reason, "repeating the message, which the agent did not run");
         self.lock().push(retry);
     }
 
-    /// All so far, one for each time the message went out again.
     pub fn list(&self) -> Vec<Retry> {
         self.lock().clone()
     }
@@ -136,37 +129,20 @@ impl Retries {
     }
 }
 
-/// Whether the agent wants the client to make the ids of task and conversation, as UUIDs. The request failed
-/// its validation, so nothing ran.
-fn wants_ids(error: &ClientError) -> bool {
-    is_invalid(error, &[code::PARSE_ERROR, code::INVALID_PARAMS, code::INVALID_REQUEST])
-        && any_text(error, |text| {
-            let is_demand = ["required", "missing", "uuid"].iter().any(|word| text.contains(word));
-            // Some validators list the fields of all methods when the method is what is wrong.
-            let is_of_method = text.contains("\"method\"");
-            is_demand && !is_of_method && (names_id(text, "task") || names_id(text, "context"))
-        })
+/// Whether the agent requires ids of task and context from the client, as UUIDs. The request failed its validation,
+/// so nothing ran.
+fn demands_ids(error: &ClientError) -> bool {
+    let codes = [code::PARSE_ERROR, code::INVALID_PARAMS, code::INVALID_REQUEST];
+    is_invalid(error, &codes, error_text::demands_ids)
 }
 
-fn is_invalid(error: &ClientError, codes: &[i64]) -> bool {
-    matches!(error, ClientError::Refused { code: Some(code), origin: Origin::Agent, .. } if codes.contains(code))
-}
-
-/// Whether message or data satisfy `test`, in lower case.
-fn any_text(error: &ClientError, test: impl Fn(&str) -> bool) -> bool {
-    let ClientError::Refused { message, data, .. } = error else {
-        return false;
-    };
-    let texts = [Some(message.as_str()), data.as_deref().map(RawValue::get)];
-    texts.into_iter().flatten().any(|text| test(&crate::text::shorten(text, SEARCHED).to_ascii_lowercase()))
-}
-
-/// Whether `text`, in lower case, names the id of `what` as a field: `contextid`, `context_id`, `context id`.
-fn names_id(text: &str, what: &str) -> bool {
-    text.match_indices(what).any(|(at, _)| {
-        let rest = text.get(at + what.len()..).unwrap_or_default();
-        let rest = rest.strip_prefix(['_', '-', ' ']).unwrap_or(rest);
-        let after = rest.strip_prefix("id");
-        after.is_some_and(|after| !after.starts_with(|c: char| c.is_alphanumeric()))
-    })
+/// Whether the agent reports invalid parameters with one of `codes`, and the message or the data says why.
+fn is_invalid(error: &ClientError, codes: &[i64], says_why: fn(&str) -> bool) -> bool {
+    match error {
+        ClientError::Refused { code: Some(code), origin: ErrorOrigin::Agent, message, data, .. } => {
+            codes.contains(code)
+                && (says_why(message) || data.as_ref().is_some_and(|data| says_why(data.get())))
+        }
+        _ => false,
+    }
 }

@@ -1,44 +1,45 @@
-//! Server-sent events: bytes in any pieces to the data of whole events, with limits.
+//! A parser for server-sent events: from chunks of bytes to the data of whole events, with limits.
 //!
-//! Takes LF, CRLF and CR, comments, data over several lines and event names. An event that the
-//! end of the stream cuts off before its blank line still counts: some servers leave it out.
+//! It accepts LF, CRLF and CR, comments, event names, and data of several lines. An event without its final blank line
+//! at the end of the stream counts: some servers leave that line out.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
-/// The stream has an event that is larger than allowed.
+/// An event is larger than the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooLarge;
 
 #[derive(Debug)]
-pub(super) struct Parser {
+pub(super) struct SseParser {
     buffer: BytesMut,
-    // How much of the buffer is known to hold no line end.
+    /// Length of the beginning of the buffer that has no line end.
     searched: usize,
-    data: Data,
-    started: bool,
+    data: EventData,
+    /// Whether a byte order mark can no longer follow.
+    is_started: bool,
     max_event: usize,
 }
 
-/// The data lines of the event so far. Nearly all events have one, which needs no copy.
+/// The data lines of the current event. Nearly all events have one, which needs no copy.
 #[derive(Debug, Default)]
-enum Data {
+enum EventData {
     #[default]
     None,
     One(Bytes),
     Many(BytesMut),
 }
 
-impl Parser {
-    /// No event, and no line, may be larger than `max_event` bytes.
+impl SseParser {
+    /// No event and no line may be larger than `max_event` bytes.
     pub(super) fn new(max_event: usize) -> Self {
-        Self { buffer: BytesMut::new(), searched: 0, data: Data::None, started: false, max_event }
+        Self { buffer: BytesMut::new(), searched: 0, data: EventData::None, is_started: false, max_event }
     }
 
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The data of the next whole event.
+    /// The data of the next complete event.
     pub(super) fn next_event(&mut self) -> Result<Option<Bytes>, TooLarge> {
         while let Some(line) = self.line()? {
             if line.is_empty() {
@@ -52,7 +53,7 @@ impl Parser {
         Ok(None)
     }
 
-    /// What is left when no more bytes come.
+    /// The data of the remaining events after the end of the stream.
     pub(super) fn finish(&mut self) -> Result<Option<Bytes>, TooLarge> {
         if let Some(event) = self.next_event()? {
             return Ok(Some(event));
@@ -69,7 +70,7 @@ impl Parser {
     }
 
     fn line(&mut self) -> Result<Option<Bytes>, TooLarge> {
-        if !self.started && !self.buffer.is_empty() {
+        if !self.is_started && !self.buffer.is_empty() {
             const BOM: &[u8] = b"\xEF\xBB\xBF";
             if self.buffer.len() < BOM.len() && BOM.starts_with(&self.buffer) {
                 return Ok(None);
@@ -77,7 +78,7 @@ impl Parser {
             if self.buffer.starts_with(BOM) {
                 self.buffer.advance(BOM.len());
             }
-            self.started = true;
+            self.is_started = true;
         }
         let unsearched = self.buffer.get(self.searched..).unwrap_or_default();
         let Some(found) = memchr::memchr2(b'\n', b'\r', unsearched) else {
@@ -85,7 +86,7 @@ impl Parser {
             return if self.searched > self.max_event { Err(TooLarge) } else { Ok(None) };
         };
         let end = self.searched + found;
-        // Whether CR is a line end of its own shows only with the next byte.
+        // Whether CR alone ends the line depends on the next byte.
         let ending = match (self.buffer.get(end), self.buffer.get(end + 1)) {
             (Some(b'\r'), Some(b'\n')) => 2,
             (Some(b'\r'), None) => {
@@ -104,8 +105,7 @@ impl Parser {
     }
 
     fn field(&mut self, line: &Bytes) -> Result<(), TooLarge> {
-        // Comments, ids, names and retry times say nothing here: an `error` event has its error in
-        // its data like any other.
+        // Comments, ids, names and retry times are ignored: an `error` event has its error in its data.
         let Some(rest) = line.strip_prefix(b"data") else {
             return Ok(());
         };
@@ -121,22 +121,19 @@ impl Parser {
     }
 }
 
-impl Data {
+impl EventData {
     fn push(&mut self, line: Bytes) {
-        *self = match std::mem::take(self) {
-            Self::None => Self::One(line),
-            Self::One(first) => {
-                let mut all = BytesMut::from(first.as_ref());
-                all.extend_from_slice(b"\n");
-                all.extend_from_slice(&line);
-                Self::Many(all)
+        let mut all = match std::mem::take(self) {
+            Self::None => {
+                *self = Self::One(line);
+                return;
             }
-            Self::Many(mut all) => {
-                all.extend_from_slice(b"\n");
-                all.extend_from_slice(&line);
-                Self::Many(all)
-            }
+            Self::One(first) => BytesMut::from(first.as_ref()),
+            Self::Many(all) => all,
         };
+        all.extend_from_slice(b"\n");
+        all.extend_from_slice(&line);
+        *self = Self::Many(all);
     }
 
     fn len(&self) -> usize {
@@ -147,7 +144,7 @@ impl Data {
         }
     }
 
-    /// The data of an event that is over; one without any is no event.
+    /// The data of a complete event; an event without data does not count.
     fn take(&mut self) -> Option<Bytes> {
         let data = match std::mem::take(self) {
             Self::None => return None,
@@ -162,11 +159,11 @@ impl Data {
 mod tests {
     use super::*;
 
-    fn events(text: &[u8], piece: usize) -> Vec<String> {
-        let mut parser = Parser::new(1 << 20);
+    fn events(text: &[u8], chunk: usize) -> Vec<String> {
+        let mut parser = SseParser::new(1 << 20);
         let mut events = Vec::new();
         let mut push = |data: Bytes| events.push(String::from_utf8(data.to_vec()).unwrap());
-        for bytes in text.chunks(piece) {
+        for bytes in text.chunks(chunk) {
             parser.feed(bytes);
             while let Some(data) = parser.next_event().unwrap() {
                 push(data);
@@ -179,21 +176,21 @@ mod tests {
     }
 
     #[test]
-    fn all_line_ends_comments_names_and_long_data_are_understood_in_any_pieces() {
+    fn all_line_ends_comments_names_and_long_data_are_parsed_in_chunks_of_any_size() {
         let text = "\u{FEFF}: hello\n\ndata: one\n\n: ping\r\n\r\nevent: x\r\nid: 7\r\ndata:two\r\ndata:  three\r\n\r\n\
                     data: four\r\rretry: 5\ndata\ndata: \n\nevent: ping\ndata:\n\ndatum: no\n\ndata: {\ndata: }\n\ndata: last";
         let expected = ["one", "two\n three", "four", "\n", "{\n}", "last"];
-        for piece in [1, 2, 3, 7, 64 << 10] {
-            assert_eq!(events(text.as_bytes(), piece), expected, "in pieces of {piece}");
+        for chunk in [1, 2, 3, 7, 64 << 10] {
+            assert_eq!(events(text.as_bytes(), chunk), expected, "in chunks of {chunk}");
         }
     }
 
     #[test]
-    fn an_endless_line_and_an_endless_event_are_refused() {
-        let mut parser = Parser::new(1000);
+    fn an_endless_line_and_an_endless_event_exceed_the_limit() {
+        let mut parser = SseParser::new(1000);
         parser.feed(&[b'x'; 1001]);
         assert_eq!(parser.next_event(), Err(TooLarge));
-        let mut parser = Parser::new(1000);
+        let mut parser = SseParser::new(1000);
         let mut refused = false;
         for _ in 0..200 {
             parser.feed(b"data: 0123456789\n");
@@ -204,17 +201,17 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn pieces_make_no_difference(text in "(data: ?[a-z]{0,5}|:[a-z]{0,3}|event: x|)(\n|\r\n|\r)".prop_map_repeat(), piece in 1_usize..9) {
-            proptest::prop_assert_eq!(events(text.as_bytes(), piece), events(text.as_bytes(), usize::MAX));
+        fn the_size_of_chunks_makes_no_difference(text in "(data: ?[a-z]{0,5}|:[a-z]{0,3}|event: x|)(\n|\r\n|\r)".repeated(), chunk in 1_usize..9) {
+            proptest::prop_assert_eq!(events(text.as_bytes(), chunk), events(text.as_bytes(), usize::MAX));
         }
     }
 
     trait Repeated {
-        fn prop_map_repeat(self) -> proptest::strategy::BoxedStrategy<String>;
+        fn repeated(self) -> proptest::strategy::BoxedStrategy<String>;
     }
 
     impl Repeated for &'static str {
-        fn prop_map_repeat(self) -> proptest::strategy::BoxedStrategy<String> {
+        fn repeated(self) -> proptest::strategy::BoxedStrategy<String> {
             use proptest::strategy::Strategy as _;
             let line = proptest::string::string_regex(self).unwrap();
             proptest::collection::vec(line, 0..12).prop_map(|lines| lines.concat()).boxed()

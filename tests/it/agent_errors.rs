@@ -82,7 +82,7 @@ async fn a_page_where_a2a_was_expected_is_told_with_its_type(
         "stream" => call.stream().await.result,
         _ => call.header("A2A-Reply", mode).only_reply().await,
     };
-    reply.expect_error("agent_error").saying("it came as text/html");
+    reply.expect_error("agent_error").saying("the content type is text/html");
 }
 
 #[rstest]
@@ -288,5 +288,5 @@ async fn an_id_longer_than_is_kept_is_an_agent_error(
     });
     let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
     let reply = bridge.prompt("peer.ask", "x").only_reply().await.expect_error("agent_error");
-    reply.saying(&format!("its {what} id has 1025 bytes, and 1024 is the most"));
+    reply.saying(&format!("the {what} id has 1025 bytes; the limit is 1024"));
 }

@@ -154,7 +154,7 @@ async fn an_agent_that_does_not_start_says_why_and_one_that_may_not_restart_has_
 #[case("invalid-json", "not an agent card")]
 #[case("html", "not an agent card")]
 #[case("empty", "name")]
-#[case("huge", "larger than 1048576 bytes, which is the most that is read")]
+#[case("huge", "larger than the limit of 1048576 bytes")]
 #[case("redirect", "redirects are not followed")]
 #[case("404", "404")]
 #[tokio::test]

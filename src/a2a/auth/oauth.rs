@@ -1,4 +1,4 @@
-//! OAuth2 client credentials (RFC 6749, section 4.4): one token at a time, renewed before it ends.
+//! OAuth2 client credentials (RFC 6749, section 4.4): one token at a time, renewed before it expires.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,47 +10,41 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::a2a::client::ClientError;
-use crate::a2a::http::{Response, connection_error};
+use crate::a2a::http::{HttpResponse, connection_error};
 use crate::config;
 use crate::secrets::Secrets;
 use crate::text::shorten;
 
-/// How long the token endpoint may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest answer that is read.
-const MAX_ANSWER: u64 = 1 << 20;
-/// How long a token counts that does not say how long it counts.
-const DEFAULT_LIFE: Duration = Duration::from_secs(3600);
-/// How long before its end a token is renewed, at most; a fifth of a short life.
+const MAX_RESPONSE: u64 = 1 << 20;
+/// Lifetime of a token without `expires_in`.
+const DEFAULT_LIFETIME: Duration = Duration::from_secs(3600);
+/// How long before it expires a token is renewed; for a short-lived token, a fifth of its lifetime.
 const MARGIN: Duration = Duration::from_secs(30);
 
-/// Why there is no access token.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TokenError {
-    /// The token endpoint was not reached.
     #[error("cannot reach the token endpoint (`token_url`)")]
     Unreachable(#[source] Arc<ClientError>),
     #[error("no answer from the token endpoint (`token_url`) within {}s", TIMEOUT.as_secs())]
     Timeout,
-    /// It refused, or answered with something else.
-    #[error("the token endpoint (`token_url`) gave no token: {0}")]
+    #[error("the token endpoint (`token_url`) issued no token: {0}")]
     Refused(String),
 }
 
-/// A client and its current token.
 #[derive(Debug)]
 pub(super) struct OAuth {
     config: config::OAuth2,
     http: reqwest::Client,
     secrets: Secrets,
     token: Mutex<Option<Token>>,
-    // Held while a token is being got, so that many calls ask for one only.
-    flight: tokio::sync::Mutex<()>,
+    /// Held while a token is requested, so that many calls request one token.
+    requesting: tokio::sync::Mutex<()>,
     failures: Mutex<Failures>,
 }
 
-/// Requests for a token that gave none. Whoever waited for one of them shares its failure: to ask again one
-/// after the other would make each wait for all those before.
+/// Failed requests for a token. All calls that waited for one of them share its failure: if each tried again in turn,
+/// each would wait for all those before it.
 #[derive(Debug, Default)]
 struct Failures {
     count: u64,
@@ -64,7 +58,7 @@ struct Token {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct TokenResponse {
     access_token: Option<String>,
     expires_in: Option<Value>,
     error: Option<String>,
@@ -77,7 +71,7 @@ impl Failures {
         self.last = Some(error.clone());
     }
 
-    /// The last one, if there have been more than `count`.
+    /// The last failure, if there are more than `count`.
     fn since(&self, count: u64) -> Option<TokenError> {
         self.last.clone().filter(|_| self.count > count)
     }
@@ -90,12 +84,12 @@ impl OAuth {
             http,
             secrets,
             token: Mutex::default(),
-            flight: tokio::sync::Mutex::default(),
+            requesting: tokio::sync::Mutex::default(),
             failures: Mutex::default(),
         }
     }
 
-    /// The current token as a header.
+    /// The `Authorization` header with the current token.
     pub(super) fn current(&self) -> Option<HeaderValue> {
         self.token().map(|token| token.header)
     }
@@ -104,7 +98,7 @@ impl OAuth {
         self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes sure that there is a token with some life left.
+    /// Gets a token unless there is one that does not expire soon.
     pub(super) async fn ready(&self) -> Result<(), TokenError> {
         let is_fresh = || self.token().is_some_and(|token| Instant::now() < token.renew_at);
         if is_fresh() {
@@ -113,16 +107,16 @@ impl OAuth {
         self.obtain_unless(is_fresh).await
     }
 
-    /// Gets a new token in place of one that the agent refused, unless somebody did already.
-    pub(super) async fn renew(&self, refused: Option<&HeaderValue>) -> Result<(), TokenError> {
-        self.obtain_unless(|| self.current().is_some_and(|current| Some(&current) != refused)).await
+    /// Replaces a token that the agent rejected, unless another call has done so.
+    pub(super) async fn renew(&self, rejected: Option<&HeaderValue>) -> Result<(), TokenError> {
+        self.obtain_unless(|| self.current().is_some_and(|current| Some(&current) != rejected)).await
     }
 
-    /// Gets a token. Many callers ask for one only, and learn of its failure together.
-    async fn obtain_unless(&self, is_there: impl Fn() -> bool) -> Result<(), TokenError> {
+    /// Requests a token, once for all concurrent calls.
+    async fn obtain_unless(&self, is_available: impl Fn() -> bool) -> Result<(), TokenError> {
         let before = self.failures().count;
-        let _flight = self.flight.lock().await;
-        if is_there() {
+        let _requesting = self.requesting.lock().await;
+        if is_available() {
             return Ok(());
         }
         if let Some(error) = self.failures().since(before) {
@@ -140,41 +134,42 @@ impl OAuth {
     }
 
     async fn obtain(&self) -> Result<(), TokenError> {
-        let asked_at = Instant::now();
-        // RFC 6749, section 2.3.1: HTTP Basic is what every server takes; some take only the body.
-        let mut answer = self.ask(true).await?;
-        if matches!(&answer, (400 | 401, _)) {
-            answer = self.ask(false).await?;
+        let requested_at = Instant::now();
+        // RFC 6749, section 2.3.1: every server supports HTTP Basic. Some nevertheless accept only the body.
+        let mut response = self.request(true).await?;
+        if matches!(&response, (400 | 401, _)) {
+            response = self.request(false).await?;
         }
-        let (status, body) = answer;
-        let parsed: Option<Answer> = serde_json::from_slice(&body).ok();
+        let (status, body) = response;
+        let parsed: Option<TokenResponse> = serde_json::from_slice(&body).ok();
         let refused = |why: String| Err(TokenError::Refused(why));
         let Some(parsed) = parsed else {
-            return refused(format!("HTTP status {status}, and the body is no JSON object"));
+            return refused(format!("HTTP status {status}, and the body is not a JSON object"));
         };
-        // The body is not shown: it may hold the token.
+        // The message does not show the body, which may contain the token.
         let Some(token) = parsed.access_token.filter(|_| (200..300).contains(&status)) else {
-            let words = [parsed.error, parsed.error_description];
-            let words: Vec<_> = words.into_iter().flatten().collect();
-            let mut words = shorten(&format!("HTTP status {status} {}", words.join(": ")), 300);
-            self.secrets.redact(&mut words);
-            return refused(words);
+            let texts = [parsed.error, parsed.error_description];
+            let texts: Vec<_> = texts.into_iter().flatten().collect();
+            let mut reason = shorten(&format!("HTTP status {status} {}", texts.join(": ")), 300);
+            self.secrets.redact(&mut reason);
+            return refused(reason);
         };
         let Ok(mut header) = HeaderValue::from_str(&format!("Bearer {token}")) else {
-            return refused("the token has characters that a header cannot have".to_owned());
+            return refused("the token has characters that are not allowed in a header".to_owned());
         };
         header.set_sensitive(true);
         self.secrets.learn(&token);
-        let life = match parsed.expires_in {
+        let lifetime = match parsed.expires_in {
             Some(Value::Number(seconds)) => seconds.as_f64(),
             Some(Value::String(seconds)) => seconds.trim().parse().ok(),
             _ => None,
         };
-        let life = life
+        let lifetime = lifetime
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .unwrap_or(DEFAULT_LIFE)
+            .unwrap_or(DEFAULT_LIFETIME)
             .min(Duration::from_secs(30 * 24 * 3600));
-        let token = Token { header, renew_at: asked_at + life.saturating_sub(MARGIN.min(life / 5)) };
+        let token =
+            Token { header, renew_at: requested_at + lifetime.saturating_sub(MARGIN.min(lifetime / 5)) };
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
         Ok(())
     }
@@ -196,7 +191,7 @@ impl OAuth {
         form.finish()
     }
 
-    async fn ask(&self, with_basic: bool) -> Result<(u16, bytes::Bytes), TokenError> {
+    async fn request(&self, with_basic: bool) -> Result<(u16, bytes::Bytes), TokenError> {
         let config = &self.config;
         let secret = config.client_secret.expose_secret();
         let form = self.form(with_basic);
@@ -211,14 +206,14 @@ impl OAuth {
             request = request.basic_auth(encoded(&config.client_id), Some(encoded(secret)));
         }
         let unreachable = |error| TokenError::Unreachable(Arc::new(error));
-        let ask = async {
+        let exchange = async {
             let sent = request.body(form).send().await;
             let response = sent.map_err(|error| unreachable(connection_error(error)))?;
             let status = response.status().as_u16();
-            let body = Response::Common(response).body(MAX_ANSWER).await.map_err(unreachable)?;
+            let body = HttpResponse::from(response).body(MAX_RESPONSE).await.map_err(unreachable)?;
             Ok((status, body))
         };
-        tokio::time::timeout(TIMEOUT, ask).await.unwrap_or(Err(TokenError::Timeout))
+        tokio::time::timeout(TIMEOUT, exchange).await.unwrap_or(Err(TokenError::Timeout))
     }
 }
 
@@ -232,10 +227,10 @@ mod tests {
     use super::*;
     use crate::a2a::tests::fake::{FakeAgent, ok};
 
-    /// A token endpoint that gives this many tokens and then fails, and what counts its requests.
+    /// A token endpoint that issues this many tokens and then fails, and the number of its requests.
     async fn endpoint(tokens: usize) -> (OAuth, Arc<AtomicUsize>) {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&asked);
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&requests);
         let fake = FakeAgent::start(move |_| match count.fetch_add(1, Ordering::Relaxed) {
             number if number < tokens => ok(&json!({"access_token": "t0ken", "expires_in": 3600})),
             number => (503, "application/json", json!({"error": format!("no. {number}")}).to_string()),
@@ -247,7 +242,7 @@ mod tests {
         );
         let auth = fake.config(&lines).auth.unwrap().remove(0).oauth2.unwrap();
         let http = crate::a2a::http_client().unwrap().reqwest;
-        (OAuth::new(auth, http, Secrets::default()), asked)
+        (OAuth::new(auth, http, Secrets::default()), requests)
     }
 
     fn failure(result: &Result<(), TokenError>) -> String {
@@ -255,23 +250,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_wait_for_a_token_share_its_failure_and_who_comes_later_tries_again() {
-        let (oauth, asked) = endpoint(0).await;
+    async fn concurrent_calls_share_the_failure_to_get_a_token_and_later_calls_try_again() {
+        let (oauth, requests) = endpoint(0).await;
         let results = join_all((0..20).map(|_| oauth.ready())).await;
         assert!(failure(&results[0]).contains("no. 0"), "{results:?}");
         assert!(results.iter().all(|result| failure(result) == failure(&results[0])), "{results:?}");
-        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        assert_eq!(requests.load(Ordering::Relaxed), 1);
         assert!(failure(&oauth.ready().await).contains("no. 1"));
     }
 
     #[tokio::test]
-    async fn those_who_wait_for_a_new_token_share_its_failure_too() {
-        let (oauth, asked) = endpoint(1).await;
+    async fn concurrent_calls_share_the_failure_to_renew_a_token() {
+        let (oauth, requests) = endpoint(1).await;
         oauth.ready().await.unwrap();
-        let refused = oauth.current();
-        let results = join_all((0..20).map(|_| oauth.renew(refused.as_ref()))).await;
+        let rejected = oauth.current();
+        let results = join_all((0..20).map(|_| oauth.renew(rejected.as_ref()))).await;
         assert!(results.iter().all(|result| failure(result).contains("no. 1")), "{results:?}");
-        assert_eq!(asked.load(Ordering::Relaxed), 2);
-        assert!(failure(&oauth.renew(refused.as_ref()).await).contains("no. 2"));
+        assert_eq!(requests.load(Ordering::Relaxed), 2);
+        assert!(failure(&oauth.renew(rejected.as_ref()).await).contains("no. 2"));
     }
 }

@@ -1,6 +1,5 @@
-//! Where a card is looked for, and what is said when it is not there.
+//! Fetches the card of an agent.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
@@ -9,22 +8,22 @@ use url::Url;
 use super::{Card, CardError};
 use crate::a2a::auth::Credentials;
 use crate::a2a::client::ClientError;
-use crate::a2a::http::{HttpClient, Response, connection_error};
+use crate::a2a::http::{HttpClient, HttpResponse, connection_error};
 
-/// Largest card that is read.
+/// Size limit of a card.
 const MAX_CARD: u64 = 1 << 20;
-/// How long one attempt to read a card may take.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for one URL.
+const TIMEOUT: Duration = Duration::from_secs(10);
 const WELL_KNOWN: [&str; 2] = ["/.well-known/agent-card.json", "/.well-known/agent.json"];
 
-/// Reads the card of the agent at `base`, from `card_path` or from the well-known paths.
+/// Fetches the card of the agent at `base` from `card_path`, or from the well-known paths.
 pub(crate) async fn fetch(
     http: &HttpClient,
     base: &Url,
     card_path: Option<&str>,
     credentials: &Credentials,
 ) -> Result<Card, CardError> {
-    let mut refusals = String::new();
+    let mut refusals = Vec::new();
     for url in candidates(base, card_path) {
         match tokio::time::timeout(TIMEOUT, get(http, &url, credentials)).await {
             Err(_) => {
@@ -38,18 +37,17 @@ pub(crate) async fn fetch(
             }
             Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
             Ok(Ok((status, _))) => {
-                let separator = if refusals.is_empty() { "" } else { ", " };
-                let _ = write!(refusals, "{separator}{url} answers {}{}", status.as_u16(), hint(status));
+                refusals.push(format!("{url} answers {}{}", status.as_u16(), hint(status)));
             }
         }
     }
-    Err(CardError::Status(refusals))
+    Err(CardError::Status(refusals.join(", ")))
 }
 
 fn hint(status: reqwest::StatusCode) -> &'static str {
     match status.as_u16() {
         401 | 403 => " (check `bearer_token`, `auth`, `card_auth` or `headers`)",
-        300..=399 => " (redirects are not followed; set `url` to the place it leads to)",
+        300..=399 => " (the bridge does not follow redirects; set `url` to the target)",
         _ => "",
     }
 }
@@ -63,8 +61,8 @@ async fn get(
     let request = || {
         let (mut headers, mut url) = (HeaderMap::new(), url.clone());
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-        credentials.put_into(&mut headers);
-        credentials.put_into_url(&mut url);
+        credentials.add_to_headers(&mut headers);
+        credentials.add_to_url(&mut url);
         (http.reqwest.get(url).headers(headers.clone()), headers)
     };
     let (first, sent) = request();
@@ -76,15 +74,15 @@ async fn get(
     }
     let status = response.status();
     let body = if status.is_success() {
-        Response::Common(response).body(MAX_CARD).await?
+        HttpResponse::from(response).body(MAX_CARD).await?
     } else {
         bytes::Bytes::new()
     };
     Ok((status, body))
 }
 
-/// Below the configured path first; a user may also have given the address of the endpoint
-/// itself, so the root comes second.
+/// The URLs to try: below the configured path first, then at the root, because the configured URL may be that of the
+/// endpoint itself.
 fn candidates(base: &Url, card_path: Option<&str>) -> Vec<Url> {
     let at = |path: &str| {
         let mut url = base.clone();

@@ -1,19 +1,15 @@
-//! The wires: how a call is written for one version of A2A, and what comes back.
+//! The dialects of A2A: how a request is written for one version and binding, and how its response is read.
 //!
-//! Each dialect is a file with its own exact shapes. They share one lenient reading (see
-//! [`super::model`]), because agents mix the versions' spellings. A new wire is a new variant of
-//! [`Dialect`], a file that writes its calls, and the rules in [`super::choose`] that choose it.
+//! Every dialect writes exactly its own form. Reading is lenient and common to all ([`super::decode`]), because agents
+//! mix the spellings of several versions. A new dialect is a new variant of [`Dialect`], its parameters in [`send`],
+//! and the rules in [`super::choose`] that choose it.
 
-mod call;
-mod error;
-mod v01;
-mod v03;
-mod v03_ids;
+mod http_call;
+mod rpc_error;
+mod send;
 mod v03_rest;
-mod v1;
-mod v1_rest;
 
-pub(crate) use v1::V1Part;
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -21,22 +17,23 @@ use uuid::Uuid;
 
 use super::model::{Answer, Event, Part, Task};
 use super::retry::Retries;
-pub(crate) use call::HttpCall;
-pub(crate) use error::NotAResult;
-pub use error::RpcError;
+pub(crate) use http_call::HttpCall;
+pub(crate) use rpc_error::ReadError;
+pub use rpc_error::RpcError;
+pub(crate) use send::V1Part;
 
 /// A version of A2A together with its binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// v0.1 over JSON-RPC.
     V01,
-    /// v0.1 over JSON-RPC with an address for each method, as python-a2a has it.
+    /// v0.1 over JSON-RPC with a path for each method, as in python-a2a.
     V01Paths,
-    /// v0.2 over JSON-RPC; the same wire as v0.3.
+    /// v0.2 over JSON-RPC, which the bridge writes like v0.3.
     V02,
     /// v0.3 over JSON-RPC.
     V03,
-    /// v0.3 over JSON-RPC where the client makes every id, as Bindu has it.
+    /// v0.3 over JSON-RPC where the client assigns every id, as in Bindu.
     V03Ids,
     /// v0.3 over REST.
     V03Rest,
@@ -46,31 +43,37 @@ pub enum Dialect {
     V1Rest,
 }
 
-/// A message to send, independent of the wire.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Send,
+    Stream,
+    Subscribe,
+    Get,
+    Cancel,
+}
+
+/// A message to send, independent of the dialect.
 #[derive(Debug, Clone, Copy)]
 pub struct OutgoingMessage<'a> {
-    /// Names the message. It is the same each time the message goes out, so that an agent can recognise a
-    /// repeat.
+    /// The same each time the message is sent, so that an agent can recognise a repeat.
     pub message_id: Uuid,
     pub task_id: Option<&'a str>,
-    /// The id for a new task, on wires where the client makes it.
+    /// The id for a new task, in dialects where the client assigns it.
     pub new_task_id: Option<&'a str>,
     pub context_id: Option<&'a str>,
-    /// Tasks that the message refers to.
     pub reference_task_ids: &'a [String],
     pub parts: &'a [Part],
-    /// The skill that the caller chose.
     pub skill_id: Option<&'a str>,
-    /// Media types that the caller takes.
+    /// The media types that the caller accepts.
     pub output_modes: &'a [String],
     /// Whether the agent answers only when the task has settled, not as soon as the task exists. Streams ignore it.
     pub blocking: bool,
-    /// Records why the message went out more than once.
+    /// Records why the message was sent more than once.
     pub retries: &'a Retries,
 }
 
 impl Dialect {
-    /// The protocol version as registry and metadata show it.
+    /// The protocol version as the registry and metadata show it.
     pub fn protocol_version(self) -> &'static str {
         match self {
             Self::V01 | Self::V01Paths => "0.1",
@@ -80,167 +83,201 @@ impl Dialect {
         }
     }
 
-    /// The binding as registry and metadata show it.
+    /// The binding as the registry and metadata show it.
     pub fn binding(self) -> &'static str {
         if self.is_rest() { "HTTP+JSON" } else { "JSONRPC" }
     }
 
-    /// Whether calls have addresses of their own rather than a JSON-RPC envelope.
     pub fn is_rest(self) -> bool {
         matches!(self, Self::V03Rest | Self::V1Rest)
     }
 
-    /// Whether the client makes the ids of tasks, so that an id is known before the agent answers.
+    /// Whether the id of a new task is known before the agent answers.
     pub fn client_assigns_task_ids(self) -> bool {
         matches!(self, Self::V01 | Self::V01Paths | Self::V03Ids)
     }
 
-    /// The value of `A2A-Version`. Older agents refuse a version that they do not know.
+    /// The value of `A2A-Version`. Agents of older versions reject a version that they do not know.
     pub fn version_header(self) -> Option<&'static str> {
         matches!(self, Self::V1 | Self::V1Rest).then_some("1.0")
     }
 
     pub fn send(self, message: &OutgoingMessage<'_>) -> HttpCall {
-        match self {
-            Self::V01 => HttpCall::rpc("tasks/send", &v01::send_params(message)),
-            Self::V01Paths => {
-                HttpCall::rpc("tasks/send", &v01::send_params(message)).below(&["tasks", "send"])
-            }
-            Self::V02 | Self::V03 => HttpCall::rpc("message/send", &v03::send_params(message)),
-            Self::V03Ids => HttpCall::rpc("message/send", &v03_ids::send_params(message)),
-            Self::V03Rest => v03_rest::message("send", message),
-            Self::V1 => HttpCall::rpc("SendMessage", &v1::send_params(message)),
-            Self::V1Rest => v1_rest::message("send", message),
-        }
+        self.message_call(Operation::Send, message)
     }
 
-    /// A send whose answer comes as a stream of events.
+    /// A send whose response is a stream of events.
     pub fn stream(self, message: &OutgoingMessage<'_>) -> HttpCall {
-        match self {
-            Self::V01 => HttpCall::rpc("tasks/sendSubscribe", &v01::send_params(message)),
-            Self::V01Paths => {
-                HttpCall::rpc("tasks/sendSubscribe", &v01::send_params(message)).below(&["tasks", "stream"])
-            }
-            Self::V02 | Self::V03 => HttpCall::rpc("message/stream", &v03::send_params(message)),
-            Self::V03Ids => HttpCall::rpc("message/stream", &v03_ids::send_params(message)),
-            Self::V03Rest => v03_rest::message("stream", message),
-            Self::V1 => HttpCall::rpc("SendStreamingMessage", &v1::send_params(message)),
-            Self::V1Rest => v1_rest::message("stream", message),
-        }
+        self.message_call(Operation::Stream, message)
     }
 
-    /// Asks for the events of a task that is under way.
+    /// Requests the further events of a task.
     pub fn subscribe(self, task_id: &str) -> HttpCall {
-        let params = TaskParams { id: task_id };
-        match self {
-            Self::V01 | Self::V02 | Self::V03 => HttpCall::rpc("tasks/resubscribe", &params),
-            Self::V03Ids => HttpCall::rpc("tasks/resubscribe", &v03_ids::TaskParams { task_id }),
-            Self::V01Paths => HttpCall::rpc("tasks/resubscribe", &params).below(&["tasks", "stream"]),
-            Self::V03Rest => v03_rest::task(task_id, Some("subscribe")),
-            Self::V1 => HttpCall::rpc("SubscribeToTask", &params),
-            Self::V1Rest => v1_rest::task(task_id, Some("subscribe")),
-        }
+        self.task_call(Operation::Subscribe, task_id)
     }
 
     pub fn get(self, task_id: &str) -> HttpCall {
-        let params = TaskParams { id: task_id };
-        match self {
-            Self::V01 | Self::V02 | Self::V03 => HttpCall::rpc("tasks/get", &params),
-            Self::V03Ids => HttpCall::rpc("tasks/get", &v03_ids::TaskParams { task_id }),
-            Self::V01Paths => HttpCall::rpc("tasks/get", &params).below(&["tasks", "get"]),
-            Self::V03Rest => v03_rest::task(task_id, None),
-            Self::V1 => HttpCall::rpc("GetTask", &params),
-            Self::V1Rest => v1_rest::task(task_id, None),
-        }
+        self.task_call(Operation::Get, task_id)
     }
 
-    /// Asks to cancel a task.
     pub fn cancel(self, task_id: &str) -> HttpCall {
-        let params = TaskParams { id: task_id };
-        match self {
-            Self::V01 | Self::V02 | Self::V03 => HttpCall::rpc("tasks/cancel", &params),
-            Self::V03Ids => HttpCall::rpc("tasks/cancel", &v03_ids::TaskParams { task_id }),
-            Self::V01Paths => HttpCall::rpc("tasks/cancel", &params).below(&["tasks", "cancel"]),
-            Self::V03Rest => v03_rest::task(task_id, Some("cancel")),
-            Self::V1 => HttpCall::rpc("CancelTask", &params),
-            Self::V1Rest => v1_rest::task(task_id, Some("cancel")),
-        }
+        self.task_call(Operation::Cancel, task_id)
     }
 
-    /// A call that tells v0.1 from v0.2 and does nothing: a send without a message.
+    /// A send without a message, which no agent runs. It distinguishes v0.1 from v0.2.
     pub(super) fn empty_send() -> HttpCall {
         HttpCall::rpc("message/send", &serde_json::Map::new())
     }
 
-    /// Reads the answer to [`Dialect::send`].
-    pub fn read_answer(self, body: &[u8]) -> Result<Answer, NotAResult> {
-        let mut answer = self.read(body, Answer::try_from)?;
-        if self == Self::V03Rest {
-            v03_rest::unwrap_answer(&mut answer);
+    fn message_call(self, operation: Operation, message: &OutgoingMessage<'_>) -> HttpCall {
+        match self {
+            Self::V01 | Self::V01Paths => self.rpc_call(operation, &send::v01(message)),
+            Self::V02 | Self::V03 => self.rpc_call(operation, &send::v03(message)),
+            Self::V03Ids => self.rpc_call(operation, &send::v03_ids(message)),
+            Self::V1 => self.rpc_call(operation, &send::v1(message)),
+            Self::V03Rest | Self::V1Rest => {
+                let path = self.rest_path([format!("message:{}", operation.rest_verb())]);
+                match self {
+                    Self::V03Rest => HttpCall::post(path, self.media_type(), &send::v03_rest(message)),
+                    _ => HttpCall::post(path, self.media_type(), &send::v1(message)),
+                }
+            }
         }
-        Ok(answer)
     }
 
-    /// Reads one event of [`Dialect::stream`] and [`Dialect::subscribe`]: the data of one SSE event.
-    pub fn read_event(self, data: &[u8]) -> Result<Event, NotAResult> {
-        let mut event = self.read(data, Ok)?;
-        if self == Self::V03Rest {
-            v03_rest::unwrap_event(&mut event);
+    fn task_call(self, operation: Operation, task_id: &str) -> HttpCall {
+        if !self.is_rest() {
+            let key = if self == Self::V03Ids { "taskId" } else { "id" };
+            return self.rpc_call(operation, &BTreeMap::from([(key, task_id)]));
         }
-        Ok(event)
+        let task = match operation {
+            Operation::Get => task_id.to_owned(),
+            _ => format!("{task_id}:{}", operation.rest_verb()),
+        };
+        let path = self.rest_path(["tasks".to_owned(), task]);
+        match operation {
+            Operation::Cancel => HttpCall::post(path, self.media_type(), &serde_json::Map::new()),
+            // The specification has GET in one place and POST in another for `:subscribe`; agents accept GET.
+            _ => HttpCall::get(path, self.media_type()),
+        }
     }
 
-    /// Reads the answer to [`Dialect::get`] and [`Dialect::cancel`].
-    pub fn read_task(self, body: &[u8]) -> Result<Task, NotAResult> {
-        let mut task = self.read(body, Task::try_from)?;
-        if self == Self::V03Rest {
-            v03_rest::unwrap_task(&mut task);
+    fn rpc_call(self, operation: Operation, params: &impl Serialize) -> HttpCall {
+        let call = HttpCall::rpc(operation.rpc_method(self), params);
+        match self {
+            Self::V01Paths => call.at(["tasks".to_owned(), operation.python_a2a_path().to_owned()]),
+            _ => call,
         }
-        Ok(task)
     }
 
-    /// Reads a body. What is not a JSON-RPC response with a result is looked at once more: it may be
-    /// an error, or a result without the envelope, or there is a reason why it is neither.
-    fn read<T>(self, body: &[u8], take: fn(Event) -> Result<T, serde_json::Error>) -> Result<T, NotAResult> {
+    fn rest_path(self, segments: impl IntoIterator<Item = String>) -> Vec<String> {
+        let version = (self == Self::V03Rest).then(|| "v1".to_owned());
+        version.into_iter().chain(segments).collect()
+    }
+
+    fn media_type(self) -> &'static str {
+        if self == Self::V1Rest { "application/a2a+json" } else { http_call::JSON }
+    }
+
+    /// Reads the response to [`Dialect::send`].
+    pub fn read_answer(self, body: &[u8]) -> Result<Answer, ReadError> {
+        self.read(body, Answer::try_from)
+    }
+
+    /// Reads the data of one SSE event in the response to [`Dialect::stream`] or [`Dialect::subscribe`].
+    pub fn read_event(self, data: &[u8]) -> Result<Event, ReadError> {
+        self.read(data, Ok)
+    }
+
+    /// Reads the response to [`Dialect::get`] or [`Dialect::cancel`].
+    pub fn read_task(self, body: &[u8]) -> Result<Task, ReadError> {
+        self.read(body, Task::try_from)
+    }
+
+    /// Tries the usual case first, a JSON-RPC response with a result. A second pass finds the error, the result
+    /// without its envelope, or the reason why the body is neither.
+    fn read<T>(
+        self,
+        body: &[u8],
+        convert: fn(Event) -> Result<T, serde_json::Error>,
+    ) -> Result<T, ReadError> {
         let in_envelope = if self.is_rest() { None } else { Event::decode_response(body) };
         let event = match in_envelope {
             Some(event) => Ok(event),
             None => Event::decode(result(body)?),
         };
-        event.and_then(take).map_err(|error| match RpcError::bare(body) {
-            Some(error) => NotAResult::Error(error),
-            None => NotAResult::NotA2a(error.to_string()),
+        let converted = event.and_then(|mut event| {
+            if self == Self::V03Rest {
+                v03_rest::unwrap_parts(&mut event);
+            }
+            convert(event)
+        });
+        converted.map_err(|error| match RpcError::bare(body) {
+            Some(error) => ReadError::Agent(error),
+            None => ReadError::NotA2a(error.to_string()),
         })
     }
 }
 
-#[derive(Serialize)]
-struct TaskParams<'a> {
-    id: &'a str,
+impl Operation {
+    fn rpc_method(self, dialect: Dialect) -> &'static str {
+        use Dialect::{V01, V1, V01Paths};
+        match (self, dialect) {
+            (Self::Send, V1) => "SendMessage",
+            (Self::Stream, V1) => "SendStreamingMessage",
+            (Self::Subscribe, V1) => "SubscribeToTask",
+            (Self::Get, V1) => "GetTask",
+            (Self::Cancel, V1) => "CancelTask",
+            (Self::Send, V01 | V01Paths) => "tasks/send",
+            (Self::Stream, V01 | V01Paths) => "tasks/sendSubscribe",
+            (Self::Send, _) => "message/send",
+            (Self::Stream, _) => "message/stream",
+            (Self::Subscribe, _) => "tasks/resubscribe",
+            (Self::Get, _) => "tasks/get",
+            (Self::Cancel, _) => "tasks/cancel",
+        }
+    }
+
+    fn rest_verb(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Stream => "stream",
+            Self::Subscribe => "subscribe",
+            Self::Get => "get",
+            Self::Cancel => "cancel",
+        }
+    }
+
+    /// The last segment of the path that python-a2a has for each method.
+    fn python_a2a_path(self) -> &'static str {
+        match self {
+            Self::Subscribe => "stream",
+            other => other.rest_verb(),
+        }
+    }
 }
 
-/// The `result` of a JSON-RPC response, whatever its id says: some agents answer with one of their
-/// own. A body without the envelope is the result itself: so it is in REST, and some agents that
-/// should send the envelope leave it out.
-fn result(body: &[u8]) -> Result<&str, NotAResult> {
+/// The `result` of a JSON-RPC response, whatever its id: some agents answer with an id of their own. A body without
+/// the envelope is the result itself: that is how REST works, and some JSON-RPC agents leave the envelope out.
+fn result(body: &[u8]) -> Result<&str, ReadError> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object")]
-    struct Response<'a> {
+    struct RpcResponse<'a> {
         #[serde(borrow)]
         result: Option<&'a RawValue>,
         #[serde(borrow)]
         error: Option<&'a RawValue>,
     }
-    let text = std::str::from_utf8(body).map_err(|e| NotAResult::NotA2a(e.to_string()))?;
+    let text = std::str::from_utf8(body).map_err(|e| ReadError::NotA2a(e.to_string()))?;
     if text.trim().is_empty() {
-        return Err(NotAResult::NotA2a("the body is empty".to_owned()));
+        return Err(ReadError::NotA2a("the body is empty".to_owned()));
     }
-    let response: Response<'_> =
-        serde_json::from_str(text).map_err(|e| NotAResult::NotA2a(format!("not a JSON object: {e}")))?;
+    let response: RpcResponse<'_> =
+        serde_json::from_str(text).map_err(|e| ReadError::NotA2a(format!("not a JSON object: {e}")))?;
     match (response.error, response.result) {
         (Some(error), _) => Err(match RpcError::read(error.get()) {
-            Some(error) => NotAResult::Error(error),
-            None => NotAResult::NotA2a("an error that is neither an object nor text".to_owned()),
+            Some(error) => ReadError::Agent(error),
+            None => ReadError::NotA2a("`error` is neither an object nor a string".to_owned()),
         }),
         (None, Some(result)) => Ok(result.get()),
         (None, None) => Ok(text),
@@ -254,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_has_the_same_id_each_time_it_goes_out_in_any_dialect() {
+    fn a_message_keeps_its_id_each_time_it_is_sent_in_every_dialect() {
         let message = OutgoingMessage {
             message_id: Uuid::new_v4(),
             task_id: None,
@@ -267,7 +304,7 @@ mod tests {
             blocking: true,
             retries: &Retries::new(&"agent".into()),
         };
-        // Up to v0.1 messages have no ids.
+        // v0.1 has no message ids.
         for dialect in
             [Dialect::V02, Dialect::V03, Dialect::V03Ids, Dialect::V03Rest, Dialect::V1, Dialect::V1Rest]
         {

@@ -1,4 +1,4 @@
-//! Which wire is chosen for agents whose cards are wrong, silent, or out of date.
+//! Which dialect is chosen for agents whose cards are wrong, incomplete, or out of date.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,26 +51,26 @@ fn card_v1(url: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_card_that_tells_the_truth_costs_one_probe() {
+async fn a_correct_card_costs_one_probe() {
     let fake = FakeAgent::start(v03).await;
     let (client, interface) = fake.client("", &card_v03(&fake.url)).await;
     assert_eq!(interface.dialect, Dialect::V03);
-    assert_eq!(interface.reason, "the card says so, and a probe agrees");
+    assert_eq!(interface.reason, "declared by the card and confirmed by a probe");
     assert_eq!((fake.count("tasks/get"), fake.received().len()), (1, 1));
     assert_eq!(text(&client).await, "done in 0.3");
 }
 
 #[tokio::test]
-async fn a_card_that_says_1_0_where_the_wire_is_0_3() {
+async fn a_card_declares_1_0_and_the_agent_speaks_0_3() {
     let fake = FakeAgent::start(v03).await;
     let (client, interface) = fake.client("", &card_v1(&fake.url)).await;
     assert_eq!(interface.dialect, Dialect::V03);
-    assert_eq!(interface.reason, "a probe found it; the card says otherwise");
+    assert_eq!(interface.reason, "found by a probe; the card declares another");
     assert_eq!(text(&client).await, "done in 0.3");
 }
 
 #[tokio::test]
-async fn a_card_that_says_0_3_where_the_wire_is_1_0() {
+async fn a_card_declares_0_3_and_the_agent_speaks_1_0() {
     let fake = FakeAgent::start(v1).await;
     let (client, interface) = fake.client("", &card_v03(&fake.url)).await;
     assert_eq!(interface.dialect, Dialect::V1);
@@ -78,7 +78,7 @@ async fn a_card_that_says_0_3_where_the_wire_is_1_0() {
 }
 
 #[tokio::test]
-async fn a_card_without_a_version_is_probed_for_0_1_too() {
+async fn a_card_without_a_version_is_also_probed_for_0_1() {
     for (card, fields) in [
         (json!({"name": "fake", "skills": []}), "nothing"),
         (json!({"name": "fake", "authentication": {"schemes": []}}), "a v0.1 field"),
@@ -95,7 +95,7 @@ async fn a_card_without_a_version_is_probed_for_0_1_too() {
 }
 
 #[tokio::test]
-async fn settings_come_before_the_card() {
+async fn the_configuration_takes_precedence_over_the_card() {
     let fake = FakeAgent::start(|request| match request.rpc_method().as_str() {
         "GetTask" | "SendMessage" => v1(request),
         _ => v03(request),
@@ -103,12 +103,12 @@ async fn settings_come_before_the_card() {
     .await;
     let (client, interface) = fake.client("protocol: 0.3", &card_v1(&fake.url)).await;
     assert_eq!(interface.dialect, Dialect::V03);
-    assert!(interface.reason.starts_with("the settings say so"), "{}", interface.reason);
+    assert!(interface.reason.starts_with("declared by the configuration"), "{}", interface.reason);
     assert_eq!(text(&client).await, "done in 0.3");
 }
 
 #[tokio::test]
-async fn an_agent_without_a_way_to_look_at_tasks_is_still_found() {
+async fn an_agent_without_tasks_get_is_still_found() {
     let fake = FakeAgent::start(|request| match request.rpc_method().as_str() {
         "tasks/get" => error(-32601, "Method not found"),
         _ => v03(request),
@@ -120,7 +120,7 @@ async fn an_agent_without_a_way_to_look_at_tasks_is_still_found() {
 }
 
 #[tokio::test]
-async fn unusable_addresses_and_slashes_just_work() {
+async fn unusable_addresses_and_wrong_slashes_are_corrected() {
     for (card_url, served) in [
         ("http://0.0.0.0:1/", "/"),
         ("http://[::]:8080/a2a", "/a2a"),
@@ -143,7 +143,7 @@ async fn unusable_addresses_and_slashes_just_work() {
 }
 
 #[tokio::test]
-async fn a_clear_version_error_makes_it_choose_again_and_send_once() {
+async fn a_version_error_makes_the_client_choose_again_and_send_once() {
     let is_new = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_new);
     let fake = FakeAgent::start(move |request| match switch.load(Ordering::Relaxed) {
@@ -156,13 +156,13 @@ async fn a_clear_version_error_makes_it_choose_again_and_send_once() {
     is_new.store(true, Ordering::Relaxed);
     assert_eq!(text(&client).await, "done in 1.0");
     assert_eq!(fake.count("SendMessage"), 1);
-    // The old client now looks for tasks over the new wire.
+    // The old client now gets tasks in the new dialect.
     let lost = client.get("t", &TraceContext::default()).await.unwrap_err();
     assert!(lost.is_task_not_found(), "{lost}");
 }
 
 #[tokio::test]
-async fn other_errors_are_never_a_reason_to_send_again() {
+async fn other_errors_are_never_a_reason_to_repeat_a_message() {
     for (status, content_type, body) in [
         (500, "text/plain", "Internal Server Error"),
         (200, "application/json", r#"{"error": {"code": -32603, "message": "boom"}}"#),
@@ -181,11 +181,11 @@ async fn other_errors_are_never_a_reason_to_send_again() {
 }
 
 #[tokio::test]
-async fn an_address_that_has_answered_before_is_not_the_wrong_one() {
+async fn an_address_that_has_answered_before_is_never_the_wrong_one() {
     for status in [404, 405, 302] {
         let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
             "message/send" | "SendMessage" => (status, "text/plain", "nope".to_owned()),
-            // Speaks everything else of two wires, so that there would be another one to try.
+            // Speaks everything else of two dialects, so that there is another one to try.
             "GetTask" => v1(request),
             _ => v03(request),
         })
@@ -194,7 +194,7 @@ async fn an_address_that_has_answered_before_is_not_the_wrong_one() {
         assert!(interface.is_confirmed);
         let error = send(&client).await.unwrap_err();
         assert!(
-            matches!(error, ClientError::Refused { http_status: Some(seen), .. } if seen == status),
+            matches!(error, ClientError::Refused { http_status: Some(got), .. } if got == status),
             "{error}"
         );
         assert_eq!((fake.count("message/send"), fake.count("SendMessage")), (1, 0));
@@ -202,7 +202,7 @@ async fn an_address_that_has_answered_before_is_not_the_wrong_one() {
 }
 
 #[tokio::test]
-async fn when_the_other_wire_is_wrong_too_the_first_error_is_told() {
+async fn if_the_other_dialect_is_wrong_too_the_first_error_is_reported() {
     let is_new = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_new);
     let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
@@ -216,11 +216,11 @@ async fn when_the_other_wire_is_wrong_too_the_first_error_is_told() {
     is_new.store(true, Ordering::Relaxed);
     let error = send(&client).await.unwrap_err();
     assert!(error.to_string().contains("no such method in 0.3"), "{error}");
-    assert_eq!(fake.count("SendMessage"), 1, "it was tried");
+    assert_eq!(fake.count("SendMessage"), 1, "the other dialect was tried");
 }
 
 #[tokio::test]
-async fn rest_has_its_own_addresses_tenant_and_media_type() {
+async fn rest_has_its_own_paths_tenant_and_media_type() {
     let fake = FakeAgent::start(|request| match (request.method.as_str(), request.path.as_str()) {
         _ if request.header("content-type") == Some("application/a2a+json") => {
             (415, "text/plain", "Unsupported Media Type".to_owned())
@@ -247,26 +247,26 @@ async fn rest_has_its_own_addresses_tenant_and_media_type() {
     let retries = Retries::new(&"agent".into());
     assert!(matches!(send_recording(&client, &retries).await.unwrap(), Answer::Message(_)));
     assert_eq!(retries.list(), [Retry::MediaType]);
-    let sends = fake.received().into_iter().filter(|seen| seen.path.ends_with(":send"));
-    let sent: Vec<Value> = sends.map(|seen| seen.json()["message"]["messageId"].clone()).collect();
+    let sends = fake.received().into_iter().filter(|request| request.path.ends_with(":send"));
+    let sent: Vec<Value> = sends.map(|request| request.json()["message"]["messageId"].clone()).collect();
     assert_eq!(sent.len(), 2, "the second is in plain JSON, after a 415");
     assert_eq!(sent[0], sent[1]);
 }
 
 #[tokio::test]
-async fn a_tenant_of_json_rpc_is_a_parameter() {
+async fn the_tenant_is_a_parameter_in_json_rpc() {
     let fake = FakeAgent::start(v1).await;
     let mut card = card_v1(&fake.url);
     card["supportedInterfaces"][0]["tenant"] = json!("acme");
     let (client, _) = fake.client("", &card).await;
     text(&client).await;
-    for seen in fake.received() {
-        assert_eq!(seen.json()["params"]["tenant"], "acme", "{}", seen.text);
+    for request in fake.received() {
+        assert_eq!(request.json()["params"]["tenant"], "acme", "{}", request.text);
     }
 }
 
 #[tokio::test]
-async fn v0_3_rest_is_not_doubled_below_v1() {
+async fn the_path_v1_of_v0_3_rest_is_not_doubled() {
     let fake = FakeAgent::start(|request| match request.path.as_str() {
         "/v1/message:send" => ok(&json!({"msg": {"role": "ROLE_AGENT", "content": [{"text": "hi"}]}})),
         path if path.starts_with("/v1/tasks/") => {
@@ -279,50 +279,50 @@ async fn v0_3_rest_is_not_doubled_below_v1() {
     card["preferredTransport"] = json!("HTTP+JSON");
     let (client, interface) = fake.client("", &card).await;
     assert_eq!(interface.dialect, Dialect::V03Rest);
-    let Answer::Message(message) = send(&client).await.unwrap() else { panic!("no message") };
+    let Answer::Message(message) = send(&client).await.unwrap() else { panic!("not a message") };
     assert_eq!(message.parts[0].as_text(), Some("hi"));
 }
 
 #[tokio::test]
-async fn grpc_alone_is_not_spoken_and_it_says_so() {
+async fn an_agent_that_speaks_only_grpc_is_unsupported() {
     let fake = FakeAgent::start(v03).await;
     let mut card = card_v03("x:50051");
     card["preferredTransport"] = json!("GRPC");
     let card = Card::from_value(card).unwrap();
     let error = fake.chooser("").choose(&card).await.unwrap_err();
-    assert!(matches!(&error, CardError::Unsupported(offered) if offered == "GRPC 0.3.0"), "{error}");
+    assert!(matches!(&error, CardError::Unsupported(declared) if declared == "GRPC 0.3.0"), "{error}");
     assert!(fake.received().is_empty());
 }
 
 #[tokio::test]
-async fn the_card_is_believed_when_nobody_answers_a_probe() {
+async fn the_card_decides_if_the_agent_answers_no_probe() {
     let fake = FakeAgent::start(v03).await;
     let base = {
-        // A port that nobody listens at.
+        // A port without a listener.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap()
     };
     let card = Card::from_value(card_v03(&format!("http://{base}/"))).unwrap();
     let chooser = fake.chooser("use_card_url: true");
     let interface = chooser.choose(&card).await.unwrap();
-    assert_eq!(interface.reason, "the card says so; no probe was answered");
+    assert_eq!(interface.reason, "declared by the card; the agent answered no probe");
 }
 
 #[tokio::test]
-async fn bodies_that_are_not_a2a_are_told_with_their_first_bytes() {
+async fn the_error_shows_the_beginning_of_a_body_that_is_not_a2a() {
     for (content_type, body, expected) in [
         (
             "text/html",
             "<html><body>Log in</body></html>",
-            "it came as text/html; it begins with: <html><body>Log in",
+            "the content type is text/html; it begins with: <html><body>Log in",
         ),
         ("application/json", "", "the body is empty"),
         ("application/json", r#"{"jsonrpc":"2.0","result":{"id":"t","sta"#, "begins with: {\"jsonrpc\""),
         ("application/json", "[]", "not a JSON object"),
         ("application/json", r#"{"result": {}}"#, "neither a task nor a message"),
         ("application/json", r#"{"result": 7}"#, "begins with: {\"result\": 7}"),
-        ("application/json", r#"{"error": []}"#, "an error that is neither"),
-        ("text/event-stream", "data: {}\n\n", "it came as text/event-stream"),
+        ("application/json", r#"{"error": []}"#, "`error` is neither an object nor a string"),
+        ("text/event-stream", "data: {}\n\n", "the content type is text/event-stream"),
     ] {
         let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
             "message/send" => (200, content_type, body.to_owned()),

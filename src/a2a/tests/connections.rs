@@ -1,4 +1,4 @@
-//! Connections without TLS: used again while they work, never when they do not.
+//! Connections without TLS: reused while they work, and only then.
 
 use crate::text::error_chain;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::a2a::client::{Client, ClientError};
 use crate::config;
 use crate::telemetry::trace_context::TraceContext;
 
-/// How the agent treats a connection after an answer.
+/// What the agent does with a connection after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum After {
-    KeepsIt,
-    ClosesIt,
-    /// Says so, and gives no length.
-    SaysThatItCloses,
-    /// Closes when half of the answer is sent.
+enum AfterResponse {
+    KeepsOpen,
+    Closes,
+    /// With `Connection: close` and without a length.
+    AnnouncesClose,
+    /// After half of the response.
     ClosesHalfway,
-    /// Says something that nobody asked for.
-    Babbles,
+    /// Sends a second response without a request.
+    SendsMore,
 }
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ struct Peer {
 }
 
 impl Peer {
-    async fn start(address: &str, after: After) -> Self {
+    async fn start(address: &str, after: AfterResponse) -> Self {
         let listener = TcpListener::bind((address, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let peer = Self {
@@ -66,7 +66,7 @@ impl Peer {
         peer
     }
 
-    /// Waits until the agent has done what it does after its answer to this many requests.
+    /// Waits until the agent has finished with this many requests.
     async fn settled(&self, requests: usize) {
         self.settled.subscribe().wait_for(|settled| *settled >= requests).await.unwrap();
     }
@@ -78,7 +78,7 @@ impl Peer {
 
 async fn serve(
     stream: TcpStream,
-    after: After,
+    after: AfterResponse,
     requests: &AtomicUsize,
     settled: &watch::Sender<usize>,
 ) -> std::io::Result<()> {
@@ -104,16 +104,18 @@ async fn serve(
             {"kind": "task", "id": "t", "status": {"state": "completed"}}})
         .to_string();
         let (head, rest) = match after {
-            After::SaysThatItCloses => ("Connection: close".to_owned(), body.as_str()),
-            After::ClosesHalfway => (format!("Content-Length: {}", body.len()), &body[..body.len() / 2]),
+            AfterResponse::AnnouncesClose => ("Connection: close".to_owned(), body.as_str()),
+            AfterResponse::ClosesHalfway => {
+                (format!("Content-Length: {}", body.len()), &body[..body.len() / 2])
+            }
             _ => (format!("Content-Length: {}", body.len()), body.as_str()),
         };
         let answer = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{head}\r\n\r\n{rest}");
         stream.write_all(answer.as_bytes()).await?;
         match after {
-            After::KeepsIt => {}
-            After::Babbles => stream.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await?,
-            After::ClosesIt | After::SaysThatItCloses | After::ClosesHalfway => {
+            AfterResponse::KeepsOpen => {}
+            AfterResponse::SendsMore => stream.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await?,
+            AfterResponse::Closes | AfterResponse::AnnouncesClose | AfterResponse::ClosesHalfway => {
                 drop(stream);
                 settled.send_modify(|settled| *settled += 1);
                 return Ok(());
@@ -134,12 +136,12 @@ async fn client(url: &str) -> Client {
 }
 
 #[rstest::rstest]
-#[case::keeps(After::KeepsIt)]
-#[case::closes(After::ClosesIt)]
-#[case::says_that_it_closes(After::SaysThatItCloses)]
-#[case::babbles(After::Babbles)]
+#[case::keeps_open(AfterResponse::KeepsOpen)]
+#[case::closes(AfterResponse::Closes)]
+#[case::announces_close(AfterResponse::AnnouncesClose)]
+#[case::sends_more(AfterResponse::SendsMore)]
 #[tokio::test]
-async fn every_call_is_answered_once_whatever_the_agent_does_after_an_answer(#[case] after: After) {
+async fn every_request_is_sent_once_whatever_the_agent_does_after_a_response(#[case] after: AfterResponse) {
     let peer = Peer::start("127.0.0.1", after).await;
     let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
     let (requests, connections) = (peer.requests(), peer.connections.load(Relaxed));
@@ -149,12 +151,12 @@ async fn every_call_is_answered_once_whatever_the_agent_does_after_an_answer(#[c
     }
     assert_eq!(peer.requests() - requests, 50);
     let used = peer.connections.load(Relaxed) - connections;
-    assert_eq!(used, if after == After::KeepsIt { 1 } else { 50 });
+    assert_eq!(used, if after == AfterResponse::KeepsOpen { 1 } else { 50 });
 }
 
 #[tokio::test]
-async fn an_answer_that_is_cut_off_is_not_asked_for_again() {
-    let peer = Peer::start("127.0.0.1", After::ClosesHalfway).await;
+async fn a_request_whose_response_is_cut_off_is_not_repeated() {
+    let peer = Peer::start("127.0.0.1", AfterResponse::ClosesHalfway).await;
     let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
     let requests = peer.requests();
     let error = client.get("t", &TraceContext::default()).await.unwrap_err();
@@ -163,8 +165,8 @@ async fn an_answer_that_is_cut_off_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn calls_at_the_same_time_have_connections_of_their_own_which_are_closed_when_not_used() {
-    let peer = Peer::start("127.0.0.1", After::KeepsIt).await;
+async fn concurrent_requests_have_their_own_connections_which_are_closed_when_idle() {
+    let peer = Peer::start("127.0.0.1", AfterResponse::KeepsOpen).await;
     let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
     let trace = TraceContext::default();
     let calls = (0..20).map(|_| client.get("t", &trace));
@@ -183,15 +185,15 @@ async fn calls_at_the_same_time_have_connections_of_their_own_which_are_closed_w
 #[tokio::test]
 async fn names_and_ipv6_addresses_are_reached(#[case] address: &str, #[case] host: &str) {
     if let Err(error) = TcpListener::bind((address, 0)).await {
-        panic!("this test needs the loopback address {address}, and it cannot be used here: {error}");
+        panic!("this test needs the loopback address {address}: {error}");
     }
-    let peer = Peer::start(address, After::KeepsIt).await;
+    let peer = Peer::start(address, AfterResponse::KeepsOpen).await;
     let client = client(&format!("http://{host}:{}/at/here", peer.port)).await;
     client.get("t", &TraceContext::default()).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_port_where_nobody_listens_is_told_as_such() {
+async fn a_port_without_a_listener_is_unreachable() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);

@@ -1,4 +1,4 @@
-//! An agent made of one function: every request goes to it, and it says what comes back.
+//! An agent for tests: one function answers every request.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,6 @@ use crate::a2a::choose::{Chooser, DialectFallback};
 use crate::a2a::client::Client;
 use crate::config;
 
-/// A request as the agent saw it.
 #[derive(Debug, Clone)]
 pub(crate) struct ReceivedRequest {
     pub(crate) method: Method,
@@ -40,7 +39,7 @@ impl ReceivedRequest {
 
 pub(crate) type FakeResponse = (u16, &'static str, String);
 
-/// It does not answer at all.
+/// The agent never responds.
 pub(crate) const NO_RESPONSE: FakeResponse = (0, "", String::new());
 
 pub(crate) fn ok(body: &Value) -> FakeResponse {
@@ -55,10 +54,10 @@ pub(crate) fn not_found() -> FakeResponse {
     (404, "text/plain", "Not Found".to_owned())
 }
 
-/// The running agent; it ends with the test's runtime.
+/// A running agent; it stops with the runtime of the test.
 pub(crate) struct FakeAgent {
     pub(crate) url: String,
-    seen: Arc<Mutex<Vec<ReceivedRequest>>>,
+    received: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
 impl FakeAgent {
@@ -67,8 +66,8 @@ impl FakeAgent {
     ) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let seen: Arc<Mutex<Vec<ReceivedRequest>>> = Arc::default();
-        let (log, answer) = (Arc::clone(&seen), Arc::new(answer));
+        let received: Arc<Mutex<Vec<ReceivedRequest>>> = Arc::default();
+        let (log, answer) = (Arc::clone(&received), Arc::new(answer));
         let handle = move |method: Method, uri: Uri, headers: HeaderMap, body: Bytes| {
             let request = ReceivedRequest {
                 method,
@@ -88,19 +87,19 @@ impl FakeAgent {
         };
         let router = Router::new().fallback(handle);
         TaskTracker::new().spawn(async move { axum::serve(listener, router).await });
-        Self { url, seen }
+        Self { url, received }
     }
 
     pub(crate) fn received(&self) -> Vec<ReceivedRequest> {
-        self.seen.lock().unwrap().clone()
+        self.received.lock().unwrap().clone()
     }
 
     /// How often a JSON-RPC method was called.
     pub(crate) fn count(&self, method: &str) -> usize {
-        self.received().iter().filter(|seen| seen.rpc_method() == method).count()
+        self.received().iter().filter(|request| request.rpc_method() == method).count()
     }
 
-    /// The settings of this agent, with these lines more.
+    /// The configuration of this agent, with these additional lines.
     pub(crate) fn config(&self, lines: &str) -> config::AgentConfig {
         let lines: String = lines.lines().map(|line| format!("    {line}\n")).collect();
         let text = format!("agents:\n  - name: fake\n    url: {}\n{lines}", self.url);
@@ -114,7 +113,7 @@ impl FakeAgent {
         Arc::new(crate::a2a::chooser(&config, &http, &config.secrets()).unwrap())
     }
 
-    /// Chooses for this card and gives a client.
+    /// A client for the dialect that is chosen by this card.
     pub(crate) async fn client(&self, lines: &str, card: &Value) -> (Client, Interface) {
         let chooser = self.chooser(lines);
         let card = Arc::new(Card::from_value(card.clone()).unwrap());
@@ -125,7 +124,7 @@ impl FakeAgent {
     }
 }
 
-/// Speaks v0.3 over JSON-RPC at any address.
+/// Speaks v0.3 over JSON-RPC at any path.
 pub(crate) fn v03(request: &ReceivedRequest) -> FakeResponse {
     let json = request.json();
     match request.rpc_method().as_str() {
@@ -140,7 +139,7 @@ pub(crate) fn v03(request: &ReceivedRequest) -> FakeResponse {
     }
 }
 
-/// Speaks v0.1 at any address and fails on what it does not know, as an old framework does.
+/// Speaks v0.1 at any path and fails on unknown methods, like an old framework.
 pub(crate) fn v01(request: &ReceivedRequest) -> FakeResponse {
     let json = request.json();
     match request.rpc_method().as_str() {
@@ -155,7 +154,7 @@ pub(crate) fn v01(request: &ReceivedRequest) -> FakeResponse {
     }
 }
 
-/// Speaks v1.0 over JSON-RPC at any address, and wants its version header.
+/// Speaks v1.0 over JSON-RPC at any path, and requires the version header.
 pub(crate) fn v1(request: &ReceivedRequest) -> FakeResponse {
     if request.header("a2a-version") != Some("1.0") {
         return error(-32009, "version not supported");
@@ -171,27 +170,27 @@ pub(crate) fn v1(request: &ReceivedRequest) -> FakeResponse {
     }
 }
 
-/// Behaves as Bindu 2026.36.7 does: v0.3 with all ids from the client, `taskId`, snake_case, answers at once.
+/// Behaves like Bindu 2026.36.7: v0.3 with all ids from the client, `taskId`, snake_case, and immediate answers.
 pub(crate) fn bindu() -> impl Fn(&ReceivedRequest) -> FakeResponse + Send + Sync + 'static {
     let tasks: Mutex<std::collections::BTreeMap<String, Value>> = Mutex::default();
     move |request| {
         let json = request.json();
         let (method, params) = (request.rpc_method(), &json["params"]);
         let mut missing = String::new();
-        let mut want = |value: &Value, field: &str| {
+        let mut require = |value: &Value, field: &str| {
             if value.as_str().is_none_or(|id| uuid::Uuid::try_parse(id).is_err()) {
                 missing += &format!("{method}.{field}\n  Field required [type=missing]\n");
             }
         };
-        want(&json["id"], "id");
+        require(&json["id"], "id");
         let message = &params["message"];
         match method.as_str() {
             "message/send" | "message/stream" if message.is_object() => {
-                want(&message["messageId"], "params.message.messageId");
-                want(&message["contextId"], "params.message.contextId");
-                want(&message["taskId"], "params.message.taskId");
+                require(&message["messageId"], "params.message.messageId");
+                require(&message["contextId"], "params.message.contextId");
+                require(&message["taskId"], "params.message.taskId");
             }
-            "tasks/get" | "tasks/cancel" => want(&params["taskId"], "params.taskId"),
+            "tasks/get" | "tasks/cancel" => require(&params["taskId"], "params.taskId"),
             other => missing += &format!("Input tag '{other}' does not match, or a field is required\n"),
         }
         if !missing.is_empty() {
@@ -210,7 +209,7 @@ pub(crate) fn bindu() -> impl Fn(&ReceivedRequest) -> FakeResponse + Send + Sync
         }
         let (id, context) = (message["taskId"].as_str().unwrap(), &message["contextId"]);
         let text = message["parts"][0]["text"].as_str().unwrap_or_default();
-        let say = |text: &str| {
+        let agent_message = |text: &str| {
             json!({"role": "agent", "kind": "message", "message_id": uuid::Uuid::new_v4(),
                    "parts": [{"kind": "text", "text": text}]})
         };
@@ -225,7 +224,7 @@ pub(crate) fn bindu() -> impl Fn(&ReceivedRequest) -> FakeResponse + Send + Sync
             Some("fail") => ("failed", "Task execution failed: planned failure".to_owned()),
             _ => ("completed", format!("echo: {text}")),
         };
-        history.push(say(&said));
+        history.push(agent_message(&said));
         let mut task = json!({"id": id, "context_id": context, "kind": "task",
                               "status": {"state": state}, "history": history});
         let artifact = json!({"artifact_id": uuid::Uuid::new_v4(), "name": "result",

@@ -1,5 +1,5 @@
-//! Tests of the wires: recordings of real agents, our output against a strict reader, and agents
-//! that deviate.
+//! Tests of the dialects: recordings of real agents, the bridge's output against a strict parser, and agents that
+//! deviate from the specification.
 
 mod choosing;
 mod connections;

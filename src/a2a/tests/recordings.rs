@@ -1,5 +1,5 @@
-//! Every recording in `tests/fixtures/wire` and what it means. `outcomes.txt` there is the table;
-//! `UPDATE_EXPECTED=1` writes it anew, to be read before it is committed.
+//! Every recording in `tests/fixtures/wire` and its outcome. `outcomes.txt` there has the expected outcomes;
+//! `UPDATE_EXPECTED=1` rewrites that file, for review before it is committed.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use serde_json::value::RawValue;
 
 use crate::a2a::card::Card;
 use crate::a2a::client::{ClientError, read_recorded};
-use crate::a2a::dialect::{Dialect, NotAResult};
+use crate::a2a::dialect::{Dialect, ReadError};
 use crate::a2a::model::{Answer, Event, FileContent, Message, Part};
 
 #[derive(Deserialize)]
 struct Exchange {
-    request: Request,
+    request: RecordedRequest,
     status: String,
     headers: Vec<(String, String)>,
     body: Box<RawValue>,
 }
 
 #[derive(Deserialize)]
-struct Request {
+struct RecordedRequest {
     line: String,
 }
 
@@ -39,12 +39,12 @@ fn dialect(agent: &str) -> Dialect {
         "a2a-sdk-1.3.0-rest" => Dialect::V1Rest,
         "fasta2a-0.2.20" => Dialect::V01,
         "python-a2a-0.5.10" => Dialect::V01Paths,
-        other => panic!("which wire does {other} speak?"),
+        other => panic!("which dialect does {other} speak?"),
     }
 }
 
 #[test]
-fn every_recording_decodes_to_the_right_outcome() {
+fn every_recording_decodes_to_the_expected_outcome() {
     let mut table = String::new();
     for agent in sorted(&folder()).iter().filter(|path| path.is_dir()) {
         let name = agent.file_name().unwrap().to_string_lossy().into_owned();
@@ -63,7 +63,7 @@ fn every_recording_decodes_to_the_right_outcome() {
         assert_eq!(line, expected);
     }
     assert_eq!(table.lines().count(), expected.lines().count());
-    assert!(expected.lines().count() > 300, "the recordings are gone");
+    assert!(expected.lines().count() > 300, "recordings are missing");
 }
 
 fn sorted(folder: &Path) -> Vec<PathBuf> {
@@ -87,7 +87,7 @@ fn outcome(file: &Path, dialect: Dialect) -> String {
                 answer(dialect, status, Some("application/json"), body.trim().as_bytes())
             }
         }
-        other => panic!("what is {other:?}?"),
+        other => panic!("unknown extension {other:?}"),
     }
 }
 
@@ -116,14 +116,14 @@ fn exchange(exchange: &Exchange, dialect: Dialect) -> String {
 fn card(body: &str) -> String {
     let card = Card::parse(body.as_bytes()).unwrap();
     let skills: Vec<_> = card.skills.iter().map(|skill| skill.name.as_str()).collect();
-    format!("card {:?}, skills {skills:?}, offers {:?}", card.name, card.offered())
+    format!("card {:?}, skills {skills:?}, offers {:?}", card.name, card.describe_interfaces())
 }
 
 fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]) -> String {
     match read_recorded(dialect, status, content_type, body) {
         Ok(Answer::Task(task)) => {
             let parts = task.artifacts.iter().map(|artifact| parts(&artifact.parts));
-            let said = task.status_message.as_ref().map(|message| format!(" says {}", words(message)));
+            let said = task.status_message.as_ref().map(|message| format!(" says {}", message_text(message)));
             let agents = task.history.iter().filter(|message| !message.from_user).count();
             assert!(!task.id.is_empty());
             format!(
@@ -134,12 +134,12 @@ fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]
                 task.history.len(),
             )
         }
-        Ok(Answer::Message(message)) => format!("message {}", words(&message)),
+        Ok(Answer::Message(message)) => format!("message {}", message_text(&message)),
         Err(error) => {
             let kind = if error.is_task_not_found() {
                 " (no such task)"
-            } else if error.is_wrong_wire() {
-                " (wrong wire)"
+            } else if error.is_wrong_dialect() {
+                " (wrong dialect)"
             } else {
                 ""
             };
@@ -161,7 +161,7 @@ fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]
     }
 }
 
-fn words(message: &Message) -> String {
+fn message_text(message: &Message) -> String {
     parts(&message.parts)
 }
 
@@ -181,7 +181,7 @@ fn parts(parts: &[Part]) -> String {
     parts.iter().map(part).collect::<Vec<_>>().join(" + ")
 }
 
-/// The data of each event; the reader of sockets has its own tests.
+/// The data of each event; the SSE parser has its own tests.
 fn stream(text: &str, dialect: Dialect) -> String {
     let text = text.replace("\r\n", "\n");
     let data = text.split("\n\n").map(|event| {
@@ -195,17 +195,17 @@ fn stream(text: &str, dialect: Dialect) -> String {
 fn event(data: &str, dialect: Dialect) -> String {
     match dialect.read_event(data.as_bytes()) {
         Ok(Event::Task(task)) => format!("task {}", task.state),
-        Ok(Event::Message(message)) => format!("message {}", words(&message)),
+        Ok(Event::Message(message)) => format!("message {}", message_text(&message)),
         Ok(Event::Status(update)) => {
-            let said = update.message.map(|message| format!(" {}", words(&message)));
+            let said = update.message.map(|message| format!(" {}", message_text(&message)));
             format!("{}{}", update.state, said.unwrap_or_default())
         }
         Ok(Event::Artifact(update)) => {
             let marks = [(update.append, " append"), (update.last_chunk, " last")];
-            let marks: String = marks.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect();
+            let marks: String = marks.iter().filter(|(is_set, _)| *is_set).map(|(_, mark)| *mark).collect();
             format!("artifact {}{marks}", parts(&update.artifact.parts))
         }
-        Err(NotAResult::Error(error)) => format!("error {:?} {:?}", error.code, error.message),
-        Err(NotAResult::NotA2a(reason)) => format!("not A2A: {reason}"),
+        Err(ReadError::Agent(error)) => format!("error {:?} {:?}", error.code, error.message),
+        Err(ReadError::NotA2a(reason)) => format!("not A2A: {reason}"),
     }
 }

@@ -1,4 +1,4 @@
-//! What we write in v1.0, read by the official types: they must take it, and lose nothing of it.
+//! The official types of v1.0 accept everything that the bridge writes, and lose nothing of it.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,7 +11,7 @@ use crate::a2a::dialect::{Dialect, HttpCall, OutgoingMessage};
 use crate::a2a::model::{File, FileContent, Part};
 use crate::a2a::retry::Retries;
 
-/// Reads `ours` as `T` and asserts that everything in it is known to `T`.
+/// Asserts that `T` accepts `ours` and knows all of its fields.
 #[track_caller]
 fn assert_strict<T: DeserializeOwned + Serialize>(ours: &Value) {
     let theirs: T = serde_json::from_value(ours.clone()).unwrap_or_else(|error| panic!("{error}: {ours:#}"));
@@ -24,7 +24,7 @@ fn assert_kept(ours: &Value, theirs: &Value, at: &str) {
     match (ours, theirs) {
         (Value::Object(ours), Value::Object(theirs)) => {
             for (key, value) in ours {
-                // What is empty may be left out.
+                // Empty fields may be missing.
                 let is_empty = value.as_array().is_some_and(Vec::is_empty) || *value == json!("");
                 match theirs.get(key) {
                     Some(other) => assert_kept(value, other, &format!("{at}.{key}")),
@@ -50,7 +50,7 @@ fn params<T: DeserializeOwned + Serialize>(call: &HttpCall, method: &str) {
 }
 
 #[test]
-fn calls_are_exactly_v1() {
+fn requests_are_exactly_v1() {
     let raw = |json: &str| RawValue::from_string(json.to_owned()).unwrap();
     let file = |content| {
         Part::File(File { name: Some("a.png".to_owned()), media_type: Some("image/png".to_owned()), content })
@@ -76,7 +76,7 @@ fn calls_are_exactly_v1() {
         output_modes: &modes,
         retries: &Retries::new(&"agent".into()),
     };
-    let least = OutgoingMessage {
+    let minimal = OutgoingMessage {
         task_id: None,
         context_id: None,
         reference_task_ids: &[],
@@ -84,7 +84,7 @@ fn calls_are_exactly_v1() {
         output_modes: &[],
         ..full
     };
-    for message in [&full, &least] {
+    for message in [&full, &minimal] {
         for tenant in [None, Some("acme")] {
             let of = |call: HttpCall| match tenant {
                 Some(tenant) => call.for_tenant(tenant),
@@ -102,7 +102,7 @@ fn calls_are_exactly_v1() {
 }
 
 #[test]
-fn the_card_that_the_bridge_shows_is_exactly_v1() {
+fn the_card_that_the_bridge_publishes_is_exactly_v1() {
     let old = json!({
         "name": "old", "description": "d", "version": "1", "url": "http://x/", "protocolVersion": "0.2.6",
         "capabilities": {"streaming": true}, "defaultInputModes": ["text/plain"], "iconUrl": "http://x/i",
@@ -120,6 +120,6 @@ fn the_card_that_the_bridge_shows_is_exactly_v1() {
         let old = Card::from_value(old).unwrap();
         old.to_v1(&interface, &old.skills)
     });
-    let least = Card::from_value(json!({"name": "x"})).unwrap();
-    assert_strict::<a2a::AgentCard>(&least.to_v1(&interface, &least.skills));
+    let minimal = Card::from_value(json!({"name": "x"})).unwrap();
+    assert_strict::<a2a::AgentCard>(&minimal.to_v1(&interface, &minimal.skills));
 }

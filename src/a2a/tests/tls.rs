@@ -1,4 +1,4 @@
-//! Agents with certificates of their own, which may want one of the bridge.
+//! Agents with a private certificate authority, which may require a client certificate.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name)
 }
 
-/// Answers every request with "task not found", to whoever shows a certificate of the test's CA.
+/// Answers every request with "task not found" if the client has a certificate of the test's CA.
 async fn start() -> String {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let mut roots = RootCertStore::empty();
@@ -58,17 +58,16 @@ async fn start() -> String {
     url
 }
 
-async fn look(url: &str, tls: &str) -> Result<(), ClientError> {
+async fn get_task(url: &str, tls: &str) -> Result<(), ClientError> {
     let text = format!("agents: [{{ name: a, url: '{url}', protocol: 0.3, tls: {{ {tls} }} }}]");
     let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
     let chooser =
         crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap(), &config.secrets()).unwrap();
     let security = json!([{"m": []}]);
     let schemes = json!({"m": {"type": "mutualTLS"}});
-    let demands = tls.contains("cert").then_some(());
-    let card = match demands {
-        Some(()) => json!({"name": "a", "security": security, "securitySchemes": schemes}),
-        None => json!({"name": "a"}),
+    let card = match tls.contains("cert") {
+        true => json!({"name": "a", "security": security, "securitySchemes": schemes}),
+        false => json!({"name": "a"}),
     };
     let card = Card::from_value(card).unwrap();
     let interface = chooser.choose(&card).await.unwrap();
@@ -81,16 +80,16 @@ async fn the_configured_authority_and_certificate_are_used() {
     let url = start().await;
     let path = |name: &str| fixture(name).display().to_string();
     let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
-    let all = look(&url, &format!("ca: '{ca}', cert: '{cert}', key: '{key}'")).await;
+    let all = get_task(&url, &format!("ca: '{ca}', cert: '{cert}', key: '{key}'")).await;
     assert!(all.as_ref().is_err_and(ClientError::is_task_not_found), "{all:?}");
-    let no_certificate = look(&url, &format!("ca: '{ca}'")).await.unwrap_err();
+    let no_certificate = get_task(&url, &format!("ca: '{ca}'")).await.unwrap_err();
     assert!(!no_certificate.is_task_not_found(), "{no_certificate:?}");
-    let no_authority = look(&url, &format!("cert: '{cert}', key: '{key}'")).await.unwrap_err();
+    let no_authority = get_task(&url, &format!("cert: '{cert}', key: '{key}'")).await.unwrap_err();
     assert!(matches!(no_authority, ClientError::Unreachable(_)), "{no_authority:?}");
 }
 
 #[test]
-fn a_file_that_is_no_certificate_is_named() {
+fn the_error_names_a_file_without_a_certificate() {
     let text = format!(
         "agents: [{{ name: a, url: 'https://127.0.0.1:1', tls: {{ ca: '{}' }} }}]",
         fixture("client.key").display()

@@ -1,4 +1,4 @@
-//! One HTTP request in the making, before it has an address and credentials.
+//! An HTTP request before it has a URL and credentials.
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,20 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::json;
 
-const JSON: &str = "application/json";
+pub(super) const JSON: &str = "application/json";
 
-/// What a dialect wants to be sent; the client knows where to.
 #[derive(Debug, Clone)]
 pub struct HttpCall {
     pub method: Method,
-    /// Segments below the address of the interface; none for the address itself.
+    /// Path segments below the URL of the interface.
     pub path: Vec<String>,
-    /// The media type of the body.
     pub content_type: &'static str,
     rpc_method: Option<&'static str>,
     params: Option<Box<RawValue>>,
 }
 
 impl HttpCall {
-    /// A JSON-RPC call at the interface's own address.
+    /// A JSON-RPC call to the URL of the interface.
     pub(super) fn rpc(method: &'static str, params: &impl Serialize) -> Self {
         Self {
             method: Method::POST,
@@ -35,10 +33,9 @@ impl HttpCall {
         }
     }
 
-    /// The same JSON-RPC call at an address below the interface's own.
-    pub(super) fn below(mut self, path: &[&str]) -> Self {
-        self.path = path.iter().map(|segment| (*segment).to_owned()).collect();
-        self
+    /// The same JSON-RPC call to a path below the URL of the interface.
+    pub(super) fn at(self, path: impl Into<Vec<String>>) -> Self {
+        Self { path: path.into(), ..self }
     }
 
     /// A REST call with a body.
@@ -51,8 +48,8 @@ impl HttpCall {
         Self { method: Method::GET, path, content_type, rpc_method: None, params: None }
     }
 
-    /// The same call for one tenant of the agent: v1.0 has it in the parameters of JSON-RPC, and
-    /// as the first segment of a REST path.
+    /// The same call for one tenant: v1.0 has it in the parameters of JSON-RPC, and as the first segment of a
+    /// REST path.
     pub fn for_tenant(mut self, tenant: &str) -> Self {
         if self.rpc_method.is_none() {
             self.path.insert(0, tenant.to_owned());
@@ -67,14 +64,12 @@ impl HttpCall {
         self
     }
 
-    /// Changes the media type to the one that everybody knows; false if it is that already.
-    pub fn in_plain_json(&mut self) -> bool {
-        let was_other = self.content_type != JSON;
-        self.content_type = JSON;
-        was_other
+    /// Changes the media type to `application/json`; false if it is that already.
+    pub fn use_plain_json(&mut self) -> bool {
+        std::mem::replace(&mut self.content_type, JSON) != JSON
     }
 
-    /// Makes a GET for a stream a POST, which some have instead; false if it is something else.
+    /// Changes GET to POST for a subscription, which some agents require; false if this is any other call.
     pub fn subscribe_with_post(&mut self) -> bool {
         let is_subscribe = self.path.last().is_some_and(|last| last.ends_with(":subscribe"));
         let was_get = is_subscribe && self.method == Method::GET;
@@ -84,12 +79,11 @@ impl HttpCall {
         was_get
     }
 
-    /// The body, if the call has one.
     pub fn body(&self) -> Option<Bytes> {
         #[derive(Serialize)]
-        struct Request<'a> {
+        struct RpcRequest<'a> {
             jsonrpc: &'static str,
-            // Some agents want UUIDs here.
+            // Some agents require a UUID.
             id: uuid::Uuid,
             method: &'static str,
             params: &'a RawValue,
@@ -98,7 +92,7 @@ impl HttpCall {
         let Some(method) = self.rpc_method else {
             return Some(Bytes::copy_from_slice(params.get().as_bytes()));
         };
-        let request = Request { jsonrpc: "2.0", id: uuid::Uuid::new_v4(), method, params };
+        let request = RpcRequest { jsonrpc: "2.0", id: uuid::Uuid::new_v4(), method, params };
         Some(json::to_bytes(&request))
     }
 }

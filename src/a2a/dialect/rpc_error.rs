@@ -1,61 +1,60 @@
-//! Errors in an agent's body: JSON-RPC's object, and the shapes that REST bindings use.
+//! Errors in the body of a response: the error object of JSON-RPC, and the forms that REST bindings use.
 
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// What an agent's body says when it is not a result.
+/// Why a body is no result.
 #[derive(Debug)]
-pub enum NotAResult {
-    Error(RpcError),
-    /// Not A2A at all; the reason.
+pub enum ReadError {
+    /// The agent reports an error.
+    Agent(RpcError),
+    /// The body is not A2A, for this reason.
     NotA2a(String),
 }
 
-/// An error as the agent sent it.
 #[derive(Debug, Clone, Default)]
 pub struct RpcError {
-    /// The agent's JSON-RPC code, or the one that its reason stands for.
+    /// The JSON-RPC code, or the one that corresponds to the `reason` of a REST error.
     pub code: Option<i64>,
     pub message: String,
-    /// Whatever else the agent wants to tell.
     pub data: Option<Box<RawValue>>,
-    /// Whether the web framework wrote it (`{"detail": …}`), not the agent.
-    pub is_of_framework: bool,
+    /// Whether the web framework wrote it, not the agent (`{"detail": …}`).
+    pub is_from_framework: bool,
 }
 
 #[derive(Deserialize)]
-struct Wire {
+struct ErrorObject {
     code: Option<Value>,
     message: Option<Value>,
-    // FastAPI's own errors.
+    // FastAPI's errors.
     detail: Option<Value>,
     data: Option<Box<RawValue>>,
     details: Option<Box<RawValue>>,
 }
 
 impl RpcError {
-    /// Reads the value of an `error` key: an object, or only words.
+    /// Reads the value of an `error` key: an object or a string.
     pub(super) fn read(json: &str) -> Option<Self> {
         if let Ok(message) = serde_json::from_str::<String>(json) {
             return Some(Self { message, ..Self::default() });
         }
-        let wire: Wire = serde_json::from_str(json).ok()?;
-        let data = wire.data.or(wire.details);
-        // REST has the HTTP status here, and the A2A error among the details.
-        let code = match wire.code.as_ref().and_then(integer) {
+        let object: ErrorObject = serde_json::from_str(json).ok()?;
+        let data = object.data.or(object.details);
+        // In REST `code` is the HTTP status, and the A2A error is among the details.
+        let code = match object.code.as_ref().and_then(integer) {
             Some(code) if code < 0 => Some(code),
-            own => reason(data.as_deref()).or(own.filter(|code| !(100..600).contains(code))),
+            own => code_of_reason(data.as_deref()).or(own.filter(|code| !(100..600).contains(code))),
         };
         Some(Self {
             code,
-            message: words(wire.message).or_else(|| words(wire.detail)).unwrap_or_default(),
+            message: as_text(object.message).or_else(|| as_text(object.detail)).unwrap_or_default(),
             data,
-            is_of_framework: false,
+            is_from_framework: false,
         })
     }
 
-    /// Reads an error without anything around it, as some send in an `error` event: a code and words.
+    /// Reads an error object without an envelope, which some agents send in an `error` event.
     pub(super) fn bare(body: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
         struct Bare {
@@ -68,26 +67,26 @@ impl RpcError {
         Self::read(std::str::from_utf8(body).ok()?)
     }
 
-    /// Reads the body of a response with an error status: the error may be under `error` or bare.
+    /// Reads the body of a response with an error status: the error is under `error`, or is the body itself.
     pub fn in_body(body: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
-        struct Body<'a> {
+        struct ErrorBody<'a> {
             #[serde(borrow)]
             error: Option<&'a RawValue>,
             message: Option<Value>,
             detail: Option<Value>,
         }
         let text = std::str::from_utf8(body).ok()?;
-        let wrapped: Body<'_> = serde_json::from_str(text).ok()?;
+        let wrapped: ErrorBody<'_> = serde_json::from_str(text).ok()?;
         match wrapped.error {
             Some(error) => Self::read(error.get()),
             None if wrapped.message.is_some_and(|message| message.is_string()) => Self::read(text),
             None => {
-                // What FastAPI's router says when it finds no handler; any other words are a handler's.
+                // FastAPI's router writes these two when it finds no handler; any other text is from a handler.
                 let detail = wrapped.detail?;
-                let is_router = ["Not Found", "Method Not Allowed"].iter().any(|words| detail == *words);
+                let is_router = ["Not Found", "Method Not Allowed"].iter().any(|text| detail == *text);
                 Self::read(text)
-                    .map(|error| Self { is_of_framework: error.code.is_none() && is_router, ..error })
+                    .map(|error| Self { is_from_framework: error.code.is_none() && is_router, ..error })
             }
         }
     }
@@ -101,7 +100,7 @@ fn integer(value: &Value) -> Option<i64> {
     }
 }
 
-fn words(value: Option<Value>) -> Option<String> {
+fn as_text(value: Option<Value>) -> Option<String> {
     match value? {
         Value::Null => None,
         Value::String(text) => Some(text),
@@ -110,7 +109,7 @@ fn words(value: Option<Value>) -> Option<String> {
 }
 
 /// The JSON-RPC code of the `reason` in a `google.rpc.ErrorInfo` (v1.0, section on error mapping).
-fn reason(details: Option<&RawValue>) -> Option<i64> {
+fn code_of_reason(details: Option<&RawValue>) -> Option<i64> {
     let details: Vec<Value> = serde_json::from_str(details?.get()).ok()?;
     let reason = details.iter().find_map(|detail| detail.get("reason")?.as_str())?;
     Some(match reason {
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shape_of_an_error_is_read() {
+    fn every_form_of_an_error_is_read() {
         for (body, code, message) in [
             (r#"{"message": "Task not found"}"#, None, "Task not found"),
             (r#"{"code": -32002, "message": "no"}"#, Some(-32002), "no"),

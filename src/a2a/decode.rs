@@ -1,0 +1,392 @@
+//! Decodes tasks, messages and updates of every version of A2A into the [model](super::model).
+//!
+//! One set of types accepts all spellings at once. Where some agents send two spellings of a field, both are fields
+//! here, because serde rejects an alias that occurs together with its name as a duplicate.
+
+use serde::Deserialize;
+use serde::de::Error as _;
+use serde_json::value::RawValue;
+
+use super::model::{
+    Answer, Artifact, ArtifactExtras, ArtifactUpdate, Event, File, FileContent, Message, Part, PartExtras,
+    StatusUpdate, Task, TaskState,
+};
+use crate::json::null_is_default;
+
+/// Longest id that an agent may assign. The bridge stores ids, sends them back and uses them in subjects.
+const MAX_ID: usize = 1024;
+
+impl Event {
+    /// Decodes a task, a message or an update, bare or wrapped as in v1.0.
+    pub fn decode(json: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str::<LenientEvent>(json)?.into_checked_event()
+    }
+
+    /// Decodes a JSON-RPC response with such a result, in one pass; `None` if the body is anything else.
+    pub fn decode_response(json: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct RpcResponse {
+            result: Option<Box<LenientEvent>>,
+            error: Option<serde::de::IgnoredAny>,
+        }
+        // One UTF-8 check of the whole text costs less than one of each string in it.
+        let response: RpcResponse = serde_json::from_str(std::str::from_utf8(json).ok()?).ok()?;
+        let result = response.result.filter(|_| response.error.is_none())?;
+        result.into_checked_event().ok()
+    }
+}
+
+impl TryFrom<Event> for Answer {
+    type Error = serde_json::Error;
+
+    fn try_from(event: Event) -> Result<Self, serde_json::Error> {
+        match event {
+            Event::Task(task) => Ok(Self::Task(task)),
+            Event::Message(message) => Ok(Self::Message(message)),
+            // A v0.1 task with nothing but id and status looks like a status update.
+            Event::Status(StatusUpdate { task_id: Some(id), context_id, state, message, .. }) => {
+                let (artifacts, history) = (Vec::new(), Vec::new());
+                Ok(Self::Task(Task { id, context_id, state, status_message: message, artifacts, history }))
+            }
+            Event::Status(_) | Event::Artifact(_) => {
+                Err(serde_json::Error::custom("an update where a task or a message was expected"))
+            }
+        }
+    }
+}
+
+impl TryFrom<Event> for Task {
+    type Error = serde_json::Error;
+
+    fn try_from(event: Event) -> Result<Self, serde_json::Error> {
+        match event.try_into()? {
+            Answer::Task(task) => Ok(task),
+            Answer::Message(_) => Err(serde_json::Error::custom("a message where a task was expected")),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Task {
+    pub fn decode(json: &str) -> Result<Self, serde_json::Error> {
+        Event::decode(json)?.try_into()
+    }
+}
+
+/// The fields of everything that an event or a result can be, filled in one pass over the text. Large fields are
+/// boxed, because most of them are absent, and all are moved.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a task, a message or an update")]
+struct LenientEvent {
+    kind: Option<String>,
+    #[serde(alias = "status_update")]
+    status_update: Option<Box<LenientEvent>>,
+    #[serde(alias = "artifact_update")]
+    artifact_update: Option<Box<LenientEvent>>,
+    task: Option<Box<LenientEvent>>,
+    // Kept raw: in a v0.1 task it can be anything. v0.3's protobuf calls it `msg`.
+    #[serde(alias = "msg")]
+    message: Option<Box<RawValue>>,
+    id: Option<LenientString>,
+    #[serde(alias = "task_id")]
+    task_id: Option<LenientString>,
+    context_id: Option<String>,
+    #[serde(rename = "context_id")]
+    context_id_snake: Option<String>,
+    session_id: Option<String>,
+    status: Option<Box<LenientStatus>>,
+    artifact: Option<Box<LenientArtifact>>,
+    artifacts: Option<Vec<LenientArtifact>>,
+    history: Option<Vec<LenientMessage>>,
+    #[serde(rename = "final")]
+    is_final: Option<bool>,
+    append: Option<bool>,
+    #[serde(alias = "last_chunk")]
+    last_chunk: Option<bool>,
+    #[serde(alias = "message_id")]
+    message_id: Option<LenientString>,
+    role: Option<LenientString>,
+    parts: Option<Vec<LenientPart>>,
+    content: Option<LenientContent>,
+    metadata: Option<Box<RawValue>>,
+}
+
+impl LenientEvent {
+    fn into_checked_event(self) -> Result<Event, serde_json::Error> {
+        let event = self.into_event()?;
+        let (task_id, context_id) = match &event {
+            Event::Task(task) => (Some(&task.id), &task.context_id),
+            Event::Message(message) => (None, &message.context_id),
+            Event::Status(update) => (update.task_id.as_ref(), &update.context_id),
+            Event::Artifact(update) => (update.task_id.as_ref(), &update.context_id),
+        };
+        for (name, id) in [("task", task_id), ("context", context_id.as_ref())] {
+            if let Some(id) = id.filter(|id| id.len() > MAX_ID) {
+                let length = id.len();
+                let reason = format!("the {name} id has {length} bytes; the limit is {MAX_ID}");
+                return Err(serde_json::Error::custom(reason));
+            }
+        }
+        Ok(event)
+    }
+
+    fn into_event(mut self) -> Result<Event, serde_json::Error> {
+        if let Some(update) = self.status_update.take().or_else(|| self.artifact_update.take()) {
+            return update.into_update();
+        }
+        // A v0.1 task may have a `message` key, so whatever has a status is a task or an update.
+        if self.status.is_some() || self.artifact.is_some() {
+            return if self.is_update() { self.into_update() } else { self.into_task() };
+        }
+        if let Some(task) = self.task {
+            return task.into_task();
+        }
+        if let Some(message) = self.message {
+            return Ok(Event::Message(serde_json::from_str::<LenientMessage>(message.get())?.into()));
+        }
+        if self.parts.is_none() && self.content.is_none() {
+            return Err(serde_json::Error::custom("neither a task nor a message"));
+        }
+        let message = LenientMessage {
+            message_id: self.message_id,
+            role: self.role,
+            context_id: self.context_id,
+            context_id_snake: self.context_id_snake,
+            parts: self.parts.unwrap_or_default(),
+            content: self.content,
+        };
+        Ok(Event::Message(message.into()))
+    }
+
+    /// Distinguishes an update from a task: a task has no `final`, and calls its id `id`, which in v0.1 updates do
+    /// too.
+    fn is_update(&self) -> bool {
+        match self.kind.as_deref() {
+            Some("task") => false,
+            Some("status-update" | "artifact-update") => true,
+            _ => {
+                let only_tasks_have = self.artifacts.is_some() || self.history.is_some();
+                self.artifact.is_some() || self.is_final.is_some() || (self.id.is_none() && !only_tasks_have)
+            }
+        }
+    }
+
+    fn into_update(self) -> Result<Event, serde_json::Error> {
+        let task_id = non_empty(self.task_id.or(self.id).map(|id| id.0));
+        let context_id = non_empty(self.context_id.or(self.context_id_snake).or(self.session_id));
+        if let Some(artifact) = self.artifact {
+            // v0.1 has these inside the artifact.
+            let append = self.append.or(artifact.append).unwrap_or(false);
+            let last_chunk = self.last_chunk.or(artifact.last_chunk).unwrap_or(false);
+            let artifact = artifact.with_update_metadata(self.metadata);
+            return Ok(Event::Artifact(ArtifactUpdate { task_id, context_id, artifact, append, last_chunk }));
+        }
+        let Some(LenientStatus { state: Some(state), message }) = self.status.map(|status| *status) else {
+            return Err(serde_json::Error::custom("an update without a state"));
+        };
+        let (message, is_last) = (message.map(Into::into), self.is_final.unwrap_or(false));
+        Ok(Event::Status(StatusUpdate { task_id, context_id, state, message, is_last }))
+    }
+
+    fn into_task(self) -> Result<Event, serde_json::Error> {
+        let missing = |what: &str| serde_json::Error::custom(format!("a task without {what}"));
+        let Some(LenientStatus { state: Some(state), message }) = self.status.map(|status| *status) else {
+            return Err(missing("a status"));
+        };
+        let id = non_empty(self.id.or(self.task_id).map(|id| id.0));
+        Ok(Event::Task(Task {
+            id: id.ok_or_else(|| missing("an id"))?,
+            context_id: non_empty(self.context_id.or(self.context_id_snake).or(self.session_id)),
+            state,
+            status_message: message.map(Into::into),
+            artifacts: self.artifacts.into_iter().flatten().map(Into::into).collect(),
+            history: self.history.into_iter().flatten().map(Into::into).collect(),
+        }))
+    }
+}
+
+fn non_empty(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.is_empty())
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a status")]
+struct LenientStatus {
+    state: Option<TaskState>,
+    message: Option<LenientMessage>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a message")]
+struct LenientMessage {
+    #[serde(alias = "message_id")]
+    message_id: Option<LenientString>,
+    role: Option<LenientString>,
+    context_id: Option<String>,
+    #[serde(rename = "context_id")]
+    context_id_snake: Option<String>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    parts: Vec<LenientPart>,
+    content: Option<LenientContent>,
+}
+
+impl From<LenientMessage> for Message {
+    fn from(message: LenientMessage) -> Self {
+        let content = message.content.map(|content| content.0).unwrap_or_default();
+        let parts = if message.parts.is_empty() { content } else { message.parts };
+        Self {
+            id: message.message_id.map(|id| id.0),
+            // 1 is the number in protobuf.
+            from_user: message.role.is_some_and(|LenientString(role)| {
+                role.eq_ignore_ascii_case("user") || role == "ROLE_USER" || role == "1"
+            }),
+            context_id: non_empty(message.context_id.or(message.context_id_snake)),
+            parts: parts.into_iter().filter_map(LenientPart::into_part).collect(),
+        }
+    }
+}
+
+/// An id or a role, which some agents write as a number.
+#[derive(Deserialize)]
+#[serde(from = "serde_json::Value")]
+struct LenientString(String);
+
+impl From<serde_json::Value> for LenientString {
+    fn from(value: serde_json::Value) -> Self {
+        match value {
+            serde_json::Value::String(text) => Self(text),
+            other => Self(other.to_string()),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an artifact")]
+struct LenientArtifact {
+    #[serde(alias = "artifact_id")]
+    artifact_id: Option<LenientString>,
+    // v0.1 numbers artifacts instead of naming them.
+    index: Option<LenientString>,
+    append: Option<bool>,
+    #[serde(alias = "last_chunk")]
+    last_chunk: Option<bool>,
+    name: Option<String>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    parts: Vec<LenientPart>,
+    description: Option<Box<RawValue>>,
+    metadata: Option<Box<RawValue>>,
+    extensions: Option<Box<RawValue>>,
+}
+
+impl From<LenientArtifact> for Artifact {
+    fn from(artifact: LenientArtifact) -> Self {
+        artifact.with_update_metadata(None)
+    }
+}
+
+impl LenientArtifact {
+    fn with_update_metadata(self, update_metadata: Option<Box<RawValue>>) -> Artifact {
+        let mut parts = Vec::with_capacity(self.parts.len());
+        let mut part_extras = Vec::new();
+        for mut part in self.parts {
+            let extras = part.take_extras();
+            if let Some(part) = part.into_part() {
+                part_extras.extend(extras.map(|extras| (parts.len(), extras)));
+                parts.push(part);
+            }
+        }
+        let extras = ArtifactExtras {
+            description: self.description,
+            metadata: self.metadata,
+            extensions: self.extensions,
+            update_metadata,
+            parts: part_extras,
+        };
+        Artifact {
+            id: self.artifact_id.or(self.index).map(|id| id.0),
+            name: non_empty(self.name),
+            parts,
+            extras: (!extras.is_empty()).then(|| Box::new(extras)),
+        }
+    }
+}
+
+/// What replaces `parts` in v0.3's protobuf (a list) and in python-a2a (one part, or a string).
+struct LenientContent(Vec<LenientPart>);
+
+impl<'de> Deserialize<'de> for LenientContent {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = <&RawValue>::deserialize(deserializer)?.get();
+        let text_part = |text| vec![LenientPart { text: Some(text), ..LenientPart::default() }];
+        let parts = match raw.as_bytes().first() {
+            Some(b'[') => serde_json::from_str(raw),
+            Some(b'{') => serde_json::from_str(raw).map(|part| vec![part]),
+            Some(b'"') => serde_json::from_str(raw).map(text_part),
+            _ => Ok(Vec::new()),
+        };
+        parts.map(Self).map_err(D::Error::custom)
+    }
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", expecting = "a part")]
+struct LenientPart {
+    text: Option<String>,
+    file: Option<Box<LenientFile>>,
+    data: Option<Box<RawValue>>,
+    raw: Option<String>,
+    url: Option<String>,
+    filename: Option<String>,
+    #[serde(alias = "media_type", alias = "mimeType", alias = "mime_type")]
+    media_type: Option<String>,
+    metadata: Option<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a file")]
+struct LenientFile {
+    name: Option<String>,
+    #[serde(alias = "mime_type", alias = "mediaType", alias = "media_type")]
+    mime_type: Option<String>,
+    #[serde(alias = "fileWithBytes", alias = "file_with_bytes")]
+    bytes: Option<String>,
+    #[serde(alias = "url", alias = "fileWithUri", alias = "file_with_uri")]
+    uri: Option<String>,
+}
+
+impl LenientPart {
+    fn take_extras(&mut self) -> Option<PartExtras> {
+        let is_file = self.file.is_some() || self.raw.is_some() || self.url.is_some();
+        let is_file = is_file && !self.is_text();
+        let metadata = self.metadata.take();
+        let (filename, media_type) =
+            if is_file { (None, None) } else { (self.filename.take(), self.media_type.take()) };
+        let is_plain = metadata.is_none() && filename.is_none() && media_type.is_none();
+        (!is_plain).then_some(PartExtras { filename, media_type, metadata })
+    }
+
+    /// Some agents have an empty text in parts of every kind.
+    fn is_text(&self) -> bool {
+        let is_other = self.file.is_some() || self.data.is_some();
+        self.text.as_ref().is_some_and(|text| !text.is_empty() || !is_other)
+    }
+
+    /// `None` for a kind of part that no known version has.
+    fn into_part(self) -> Option<Part> {
+        if self.is_text() {
+            return self.text.map(Part::Text);
+        }
+        let (name, media_type, bytes, uri) = match self.file {
+            Some(file) => (file.name, file.mime_type, file.bytes, file.uri),
+            None => (self.filename, self.media_type, self.raw, self.url),
+        };
+        let content = match (bytes, uri) {
+            // Some agents send both, with the unused one empty.
+            (Some(bytes), Some(uri)) if bytes.is_empty() && !uri.is_empty() => FileContent::Uri(uri),
+            (Some(bytes), _) => FileContent::Base64(bytes),
+            (None, Some(uri)) => FileContent::Uri(uri),
+            (None, None) => return self.data.map(Part::Data),
+        };
+        Some(Part::File(File { name: non_empty(name), media_type: non_empty(media_type), content }))
+    }
+}

@@ -1,0 +1,412 @@
+//! Connections for HTTP/1.1 without TLS, which the calling task polls itself.
+//!
+//! Common clients spawn a task for each connection, with a channel from the caller to it and another one back. That
+//! costs two wake-ups for each request, often on another core, and two tasks for each request in flight. Here the task
+//! that waits for the response also reads and writes. `docs/src/performance.md` has the figures.
+
+use std::collections::BTreeMap;
+use std::future::{Future as _, poll_fn};
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use http_body_util::{BodyExt as _, Full};
+use hyper::Uri;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use reqwest::Method;
+use reqwest::header::{HOST, HeaderMap, HeaderValue};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use url::{Position, Url};
+
+use super::{CONNECT_TIMEOUT, HttpBody, HttpError, HttpResponse, IDLE_TIMEOUT};
+use crate::a2a::client::ClientError;
+
+/// How long each address of a host name has before the next one is tried as well.
+const HEAD_START: Duration = Duration::from_millis(300);
+/// Interval of TCP keep-alive probes.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+type RequestBody = Full<Bytes>;
+
+/// The pools of all hosts that are called without TLS.
+#[derive(Debug, Default)]
+pub(in crate::a2a) struct ConnectionPools(Mutex<BTreeMap<String, Weak<ConnectionPool>>>);
+
+impl ConnectionPools {
+    /// The pool for the host and port of `url`, unless it needs TLS. All clients of one host share its connections.
+    pub(super) fn pool(&self, url: &Url) -> Option<Arc<ConnectionPool>> {
+        if url.scheme() != "http" {
+            return None;
+        }
+        let name = &url[Position::BeforeHost..Position::AfterPort];
+        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(name).and_then(Weak::upgrade) {
+            return Some(pool);
+        }
+        let pool = Arc::new(ConnectionPool::new(url)?);
+        pools.retain(|_, pool| pool.strong_count() > 0);
+        pools.insert(name.to_owned(), Arc::downgrade(&pool));
+        Some(pool)
+    }
+}
+
+/// The connections to one host and port.
+#[derive(Debug)]
+pub(super) struct ConnectionPool {
+    host: String,
+    port: u16,
+    host_header: HeaderValue,
+    idle: Mutex<IdleConnections>,
+}
+
+#[derive(Debug, Default)]
+struct IdleConnections {
+    /// The oldest first.
+    list: Vec<IdleConnection>,
+    /// Whether a task runs that closes expired connections.
+    is_swept: bool,
+}
+
+#[derive(Debug)]
+struct IdleConnection {
+    connection: Box<Connection>,
+    since: Instant,
+}
+
+/// Always boxed, because it is large and often moved.
+#[derive(Debug)]
+struct Connection {
+    sender: http1::SendRequest<RequestBody>,
+    /// `None` once it is closed.
+    io: Option<http1::Connection<TokioIo<Socket>, RequestBody>>,
+    /// Shared with the socket.
+    peeks: Arc<AtomicBool>,
+}
+
+impl ConnectionPool {
+    fn new(url: &Url) -> Option<Self> {
+        Some(Self {
+            // Name resolution does not accept the brackets of an IPv6 address.
+            host: url.host_str()?.trim_matches(['[', ']']).to_owned(),
+            port: url.port_or_known_default()?,
+            host_header: url[Position::BeforeHost..Position::AfterPort].parse().ok()?,
+            idle: Mutex::default(),
+        })
+    }
+
+    /// Sends a request. Repeats it only if a kept connection turns out to be closed before the first byte is written.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        method: Method,
+        target: Uri,
+        mut headers: HeaderMap,
+        body: Option<Bytes>,
+    ) -> Result<HttpResponse, ClientError> {
+        headers.insert(HOST, self.host_header.clone());
+        let mut request = hyper::Request::new(RequestBody::new(body.unwrap_or_default()));
+        *request.method_mut() = method;
+        *request.uri_mut() = target;
+        *request.headers_mut() = headers;
+        loop {
+            let kept = self.reuse().await;
+            let is_kept = kept.is_some();
+            let mut connection = match kept {
+                Some(connection) => connection,
+                None => Box::pin(self.connect()).await.map_err(ClientError::Unreachable)?,
+            };
+            let sent = connection.sender.try_send_request(request);
+            match connection.poll_while(sent).await {
+                Ok(response) => {
+                    let (head, incoming) = response.into_parts();
+                    let source = Some((Arc::clone(self), connection));
+                    let body = HttpBody::Pooled(PooledBody { incoming, source });
+                    return Ok(HttpResponse { status: head.status, headers: head.headers, body });
+                }
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) if is_kept => request = unsent,
+                    Some(_) => return Err(ClientError::Unreachable(error.into_error().into())),
+                    None => return Err(ClientError::Broken(error.into_error().into())),
+                },
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Box<Connection>, HttpError> {
+        let reach = async {
+            let addresses = tokio::net::lookup_host((&*self.host, self.port)).await?.collect();
+            connect_any(addresses).await
+        };
+        let reached = tokio::time::timeout(CONNECT_TIMEOUT, reach).await;
+        let stream = reached.map_err(|_| format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()))??;
+        set_options(&stream)?;
+        let peeks = Arc::new(AtomicBool::new(false));
+        let socket = Socket { stream, peeks: Arc::clone(&peeks) };
+        let (sender, io) = http1::handshake(TokioIo::new(socket)).await?;
+        Ok(Box::new(Connection { sender, io: Some(io), peeks }))
+    }
+
+    /// Takes the most recently used connection that still works.
+    async fn reuse(&self) -> Option<Box<Connection>> {
+        loop {
+            let IdleConnection { mut connection, since } = self.lock().list.pop()?;
+            if since.elapsed() < IDLE_TIMEOUT && connection.is_usable().await {
+                return Some(connection);
+            }
+        }
+    }
+
+    fn keep(self: &Arc<Self>, connection: Box<Connection>) {
+        let mut idle = self.lock();
+        if !std::mem::replace(&mut idle.is_swept, true) {
+            #[expect(clippy::disallowed_methods, reason = "it ends by itself, and nothing depends on it")]
+            tokio::spawn(sweep(Arc::downgrade(self)));
+        }
+        idle.list.push(IdleConnection { connection, since: Instant::now() });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, IdleConnections> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Connects to the first address that answers. Each has a head start before the next one; after a refusal the next one
+/// is tried at once.
+async fn connect_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+    let mut rest = addresses.into_iter();
+    let mut tries = FuturesUnordered::new();
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    loop {
+        tries.extend(rest.next().map(TcpStream::connect));
+        tokio::select! {
+            tried = tries.next() => match tried {
+                Some(Ok(stream)) => return Ok(stream),
+                Some(Err(error)) => last = error,
+                None => return Err(last),
+            },
+            () = tokio::time::sleep(HEAD_START), if rest.len() > 0 => {}
+        }
+    }
+}
+
+/// Sends small requests without delay, and detects a lost machine within a minute.
+fn set_options(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let probes = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE).with_retries(3);
+    socket.set_tcp_keepalive(&probes)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(2 * KEEP_ALIVE))?;
+    Ok(())
+}
+
+/// Closes expired connections until none are left.
+async fn sweep(pool: Weak<ConnectionPool>) {
+    loop {
+        tokio::time::sleep(IDLE_TIMEOUT).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let mut idle = pool.lock();
+        let expired = idle.list.partition_point(|idle| idle.since.elapsed() >= IDLE_TIMEOUT);
+        let expired: Vec<_> = idle.list.drain(..expired).collect();
+        idle.is_swept = !idle.list.is_empty();
+        let is_done = !idle.is_swept;
+        // Closes the connections after the lock is released.
+        drop(idle);
+        drop(expired);
+        if is_done {
+            return;
+        }
+    }
+}
+
+impl Connection {
+    /// Drives the connection until `work` is done.
+    async fn poll_while<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            if let Poll::Ready(done) = work.as_mut().poll(context) {
+                return Poll::Ready(done);
+            }
+            if self.io.as_mut().is_some_and(|io| Pin::new(io).poll(context).is_ready()) {
+                self.io = None;
+            }
+            work.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// Whether the agent has neither closed the connection nor sent anything without a request.
+    async fn is_usable(&mut self) -> bool {
+        poll_fn(|context| {
+            self.peeks.store(true, Relaxed);
+            let is_closed = self.io.as_mut().is_none_or(|io| Pin::new(io).poll(context).is_ready());
+            self.peeks.store(false, Relaxed);
+            Poll::Ready(!is_closed && self.sender.is_ready())
+        })
+        .await
+    }
+}
+
+/// The body of a response as it arrives. Dropping it before its end closes the connection.
+#[derive(Debug)]
+pub(super) struct PooledBody {
+    incoming: Incoming,
+    /// The connection, and the pool to return it to; `None` once the body is complete.
+    source: Option<(Arc<ConnectionPool>, Box<Connection>)>,
+}
+
+impl PooledBody {
+    pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
+        let Some((_, connection)) = &mut self.source else { return Ok(None) };
+        while let Some(frame) = connection.poll_while(self.incoming.frame()).await {
+            let frame = frame.map_err(|error| ClientError::Broken(error.into()))?;
+            // Trailers are ignored.
+            if let Ok(data) = frame.into_data() {
+                return Ok(Some(data));
+            }
+        }
+        if let Some((pool, connection)) = self.source.take() {
+            pool.keep(connection);
+        }
+        Ok(None)
+    }
+}
+
+/// The request target of `url`: path and query.
+pub(super) fn target(url: &Url) -> Result<Uri, HttpError> {
+    Ok(url[Position::BeforePath..Position::AfterQuery].parse()?)
+}
+
+/// A socket that can check its current state. Reads go through the runtime, which learns of a close only when it next
+/// polls all sockets. Whether a kept connection still works must not depend on that, so while `peeks` is set the socket
+/// also asks the kernel.
+#[derive(Debug)]
+struct Socket {
+    stream: TcpStream,
+    peeks: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if read.is_ready() || !self.peeks.load(Relaxed) {
+            return read;
+        }
+        match SockRef::from(&self.stream).peek(&mut [MaybeUninit::uninit()]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            // Closed, broken, or data without a request: the connection is unusable in any case.
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::thread::JoinHandle;
+
+    use super::*;
+
+    /// Accepts one connection, answers one request on it and returns it, still open.
+    fn answer_once(listener: &TcpListener) -> JoinHandle<std::net::TcpStream> {
+        let listener = listener.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\nhello") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.extend(byte);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi").unwrap();
+            stream
+        })
+    }
+
+    fn pool(listener: &TcpListener) -> Arc<ConnectionPool> {
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        ConnectionPools::default().pool(&url.parse().unwrap()).unwrap()
+    }
+
+    async fn call(pool: &Arc<ConnectionPool>) -> Result<(), ClientError> {
+        let (target, body) = (Uri::from_static("/"), Bytes::from_static(b"hello"));
+        let mut response = pool.send(Method::POST, target, HeaderMap::new(), Some(body)).await?;
+        while response.chunk().await?.is_some() {}
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_was_idle_for_half_a_second_is_not_reused() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (pool, agent) = (pool(&listener), answer_once(&listener));
+        call(&pool).await.unwrap();
+        let _open = agent.join().unwrap();
+        // Does not depend on how long this has taken so far.
+        pool.lock().list[0].since = Instant::now();
+        let mut fresh = pool.reuse().await.expect("the connection is fresh");
+        assert!(fresh.is_usable().await);
+        pool.keep(fresh);
+        pool.lock().list[0].since -= Duration::from_millis(500);
+        assert!(pool.reuse().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_close_is_detected_before_the_runtime_learns_of_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (pool, agent) = (pool(&listener), answer_once(&listener));
+        call(&pool).await.unwrap();
+        let open = agent.join().unwrap();
+        // With this option, close returns when the other side has received it.
+        socket2::SockRef::from(&open).set_linger(Some(Duration::from_secs(10))).unwrap();
+        // There is no await between the close and the check, so the runtime has not polled the socket.
+        drop(open);
+        assert!(pool.reuse().await.is_none());
+    }
+}
