@@ -1,7 +1,7 @@
 //! Puts the parts together: the order in which they start, change and end.
 
-mod departures;
-mod served;
+mod draining;
+mod served_agent;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::departures::Departures;
-use self::served::Served;
+use self::draining::DrainingAgents;
+use self::served_agent::ServedAgent;
 use crate::a2a::{self, HttpClient, auth::AuthError};
 use crate::action::actions::{Actions, Limits, Stop};
 use crate::action::assemble::ArtifactRules;
@@ -22,7 +22,7 @@ use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::{ConnectError, connect};
 use crate::bus::control::{Control, ControlError};
 use crate::bus::publication::Publication;
-use crate::bus::service::{Mesh, ServiceError, round_trip};
+use crate::bus::service::{ServiceContext, ServiceError, round_trip};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
 use crate::config::{self, Config};
 use crate::dispatch::Dispatcher;
@@ -60,14 +60,14 @@ pub enum BridgeError {
         #[source]
         source: AuthError,
     },
-    /// An agent could not be put on the mesh.
+    /// An agent could not be put on the context.
     #[error("cannot publish agent `{agent}`")]
     Publish {
         agent: String,
         #[source]
         source: ServiceError,
     },
-    /// An agent could not be put under control from the mesh.
+    /// An agent could not be put under control from the context.
     #[error("cannot listen for orders to agent `{agent}`")]
     Control {
         agent: String,
@@ -88,18 +88,18 @@ pub enum BridgeError {
 
 #[derive(Debug)]
 pub struct Bridge {
-    mesh: Mesh,
+    context: ServiceContext,
     subjects: Subjects,
     http: HttpClient,
     state: Arc<State>,
     host: Host,
     tasks: Tasks,
     /// `None` once the bridge stops. Whoever takes one out sees it to its end.
-    served: Mutex<Option<Vec<Served>>>,
+    served: Mutex<Option<Vec<ServedAgent>>>,
     /// Those that a reload has replaced or removed.
-    departures: Departures,
+    draining: DrainingAgents,
     /// One change of what is served at a time; the stop waits for it.
-    change: tokio::sync::Mutex<Fixed>,
+    change: tokio::sync::Mutex<RestartOnly>,
     /// The bridge stops: whoever waits for a place on the mesh waits no longer.
     closing: CancellationToken,
     metrics: Arc<Metrics>,
@@ -113,9 +113,9 @@ pub struct Bridge {
 
 /// The settings that hold until the bridge is restarted.
 #[derive(Debug)]
-struct Fixed(String);
+struct RestartOnly(String);
 
-impl Fixed {
+impl RestartOnly {
     fn of(config: &Config) -> Self {
         // Secrets are not in it: a changed password is noticed at the next connection.
         Self(format!("{:?} {:?} {:?}", config.nats, config.metrics, config.shutdown_grace))
@@ -125,12 +125,12 @@ impl Fixed {
 /// What a reload changes. It is reported when the new settings are in force; agents that leave, and
 /// processes that are replaced, may still be ending.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Reloaded {
+pub struct ReloadSummary {
     pub added: Vec<String>,
     /// Agents that have other settings than before. An attached one is served without a gap; a launched
     /// one starts when its previous process has ended.
     pub changed: Vec<String>,
-    /// Agents that leave: they are taken off the mesh, and end when their calls have.
+    /// Agents that leave: they are taken off the context, and end when their calls have.
     pub removed: Vec<String>,
     /// Agents that keep their process.
     pub kept: usize,
@@ -153,21 +153,22 @@ impl Bridge {
         let http = a2a::http_client()?;
         let client = connect(&config.nats).await?;
         let tasks = Tasks::default();
-        let mesh = Mesh { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
+        let context =
+            ServiceContext { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
         let state = Arc::new(State::new(&store));
         let metrics = Arc::new(Metrics::new(client, Arc::clone(&state)));
-        let departures = Departures::new(tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
+        let draining = DrainingAgents::new(tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {
-            mesh,
+            context,
             subjects,
             http,
             state,
             host: Host { tasks: tasks.clone(), records: records(config) },
             tasks,
             served: Mutex::new(Some(Vec::new())),
-            departures,
-            change: tokio::sync::Mutex::new(Fixed::of(config)),
+            draining,
+            change: tokio::sync::Mutex::new(RestartOnly::of(config)),
             closing: CancellationToken::new(),
             metrics,
             owner: config.nats.agent_protocol.as_ref().map(|protocol| protocol.owner.clone()),
@@ -204,9 +205,9 @@ impl Bridge {
     }
 
     async fn add(&self, config: config::AgentConfig) -> Result<(), BridgeError> {
-        let before = self.departures.before(&config);
+        let before = self.draining.before(&config);
         let (agent, limits) = self.start(config, before)?;
-        let new = self.placed(&agent, limits).await?;
+        let new = self.serve_or_stop(&agent, limits).await?;
         let late = match &mut *self.served() {
             Some(served) => {
                 served.push(new);
@@ -215,7 +216,7 @@ impl Bridge {
             None => Some(new),
         };
         if let Some(late) = late {
-            self.departures.start(late, None);
+            self.draining.start(late, None);
             return Err(BridgeError::Stopping);
         }
         self.metrics.add(agent);
@@ -229,7 +230,7 @@ impl Bridge {
     async fn replace(&self, config: config::AgentConfig) -> Result<(), BridgeError> {
         let old = self.agents().into_iter().find(|old| *old.name == *config.name);
         let Some(old) = old else { return self.add(config).await };
-        let mut before = self.departures.before(&config);
+        let mut before = self.draining.before(&config);
         before.calls = Arc::clone(&old.calls);
         let is_attached = old.config.command.is_none() && config.command.is_none();
         let (agent, limits) = self.start(config, before)?;
@@ -239,7 +240,7 @@ impl Bridge {
             let settled = status.wait_for(|status| status.state != AgentState::Starting);
             let _ = self.closing.run_until_cancelled(tokio::time::timeout_at(limit, settled)).await;
         }
-        let new = self.placed(&agent, limits).await?;
+        let new = self.serve_or_stop(&agent, limits).await?;
         if is_attached {
             let _ = self.closing.run_until_cancelled(tokio::time::timeout_at(limit, new.shown())).await;
         }
@@ -255,11 +256,11 @@ impl Bridge {
         match replaced {
             Ok(old) => {
                 self.metrics.add(agent);
-                self.departures.start(old, Some(successor));
+                self.draining.start(old, Some(successor));
                 Ok(())
             }
             Err(late) => {
-                self.departures.start(late, None);
+                self.draining.start(late, None);
                 Err(BridgeError::Stopping)
             }
         }
@@ -293,12 +294,12 @@ impl Bridge {
         Ok((agent, limits))
     }
 
-    /// Gives an agent its places on the mesh, or ends it.
-    async fn placed(&self, agent: &Agent, limits: Limits) -> Result<Served, BridgeError> {
+    /// Gives an agent its places on the context, or ends it.
+    async fn serve_or_stop(&self, agent: &Agent, limits: Limits) -> Result<ServedAgent, BridgeError> {
         let placed = tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(BridgeError::Stopping),
-            placed = self.place(agent.clone(), limits) => placed,
+            placed = self.open_front_doors(agent.clone(), limits) => placed,
         };
         if placed.is_err() {
             agent.stop().await;
@@ -306,11 +307,11 @@ impl Bridge {
         placed
     }
 
-    /// Gives an agent its places on the mesh. Cancel-safe: nothing is waited for once there is something
+    /// Gives an agent its places on the context. Cancel-safe: nothing is waited for once there is something
     /// that would have to be taken back.
-    async fn place(&self, agent: Agent, limits: Limits) -> Result<Served, BridgeError> {
+    async fn open_front_doors(&self, agent: Agent, limits: Limits) -> Result<ServedAgent, BridgeError> {
         let name = || agent.name.to_string();
-        let requests = Control::listen(&agent, &self.mesh, &self.subjects).await;
+        let requests = Control::listen(&agent, &self.context, &self.subjects).await;
         let requests = requests.map_err(|source| BridgeError::Control { agent: name(), source })?;
         let (updates, published_updates) = mpsc::channel(UPDATES);
         let stop = self.stop.of_one();
@@ -328,18 +329,18 @@ impl Bridge {
         let published = Publication::start(
             Arc::clone(&dispatcher),
             published_updates,
-            &self.mesh,
+            &self.context,
             &self.subjects,
             &self.tasks,
         )
         .await;
         let publication = published.map_err(|source| BridgeError::Publish { agent: name(), source })?;
         let control =
-            Control::start(requests, agent.clone(), publication.instance(), &self.mesh, &self.tasks);
+            Control::start(requests, agent.clone(), publication.instance(), &self.context, &self.tasks);
         let agent_protocol = self.owner.as_ref().map(|owner| {
-            AgentProtocol::start(owner, dispatcher, &self.mesh, &self.subjects, &stop, &self.tasks)
+            AgentProtocol::start(owner, dispatcher, &self.context, &self.subjects, &stop, &self.tasks)
         });
-        Ok(Served { agent, publication, control, agent_protocol, calls, stop })
+        Ok(ServedAgent { agent, publication, control, agent_protocol, calls, stop })
     }
 
     /// Takes over other settings. Agents that are the same in both keep their process and their calls.
@@ -351,9 +352,12 @@ impl Bridge {
     /// # Errors
     ///
     /// An agent of the new settings cannot be served; the others are, as the new settings say.
-    pub async fn reload(&self, config: Config) -> Result<Reloaded, BridgeError> {
+    pub async fn reload(&self, config: Config) -> Result<ReloadSummary, BridgeError> {
         let fixed = self.change.lock().await;
-        let mut done = Reloaded { needs_restart: fixed.0 != Fixed::of(&config).0, ..Reloaded::default() };
+        let mut done = ReloadSummary {
+            needs_restart: fixed.0 != RestartOnly::of(&config).0,
+            ..ReloadSummary::default()
+        };
         let before = self.agents();
         let names: Vec<String> = config.agents.iter().map(|agent| agent.name.clone()).collect();
         let (same, new): (Vec<_>, Vec<_>) = config.agents.into_iter().partition(|agent| {
@@ -370,19 +374,19 @@ impl Bridge {
         done.kept = same.len();
         done.added = added.iter().map(|agent| agent.name.clone()).collect();
         done.changed = changed.iter().map(|agent| agent.name.clone()).collect();
-        let is_removed = |served: &Served| !names.iter().any(|name| *served.agent.name == **name);
-        let removed: Vec<Served> = match &mut *self.served() {
+        let is_removed = |served: &ServedAgent| !names.iter().any(|name| *served.agent.name == **name);
+        let removed: Vec<ServedAgent> = match &mut *self.served() {
             Some(served) => served.extract_if(.., |served| is_removed(served)).collect(),
             None => return Err(BridgeError::Stopping),
         };
         done.removed = removed.iter().map(|served| served.agent.name.to_string()).collect();
         for served in removed {
-            self.departures.start(served, None);
+            self.draining.start(served, None);
         }
         let mut failed = None;
         let is_changed = |old: &Agent| changed.iter().any(|agent| *old.name == *agent.name);
         let replaced: Vec<Agent> = before.iter().filter(|old| is_changed(old)).cloned().collect();
-        self.departures.expect(replaced);
+        self.draining.expect(replaced);
         for agent in added {
             failed = self.add(agent).await.err().or(failed);
         }
@@ -391,7 +395,7 @@ impl Bridge {
         }
         // What could not be replaced stays.
         for agent in self.agents() {
-            self.departures.keep(&agent);
+            self.draining.keep(&agent);
         }
         match failed {
             None => Ok(done),
@@ -399,7 +403,7 @@ impl Bridge {
         }
     }
 
-    /// Takes all agents off the mesh, lets calls finish, cancels the rest, ends the agents, closes NATS.
+    /// Takes all agents off the context, lets calls finish, cancels the rest, ends the agents, closes NATS.
     ///
     /// A reload under way ends beside it: agents that leave have their grace period, and no new one is
     /// served.
@@ -407,32 +411,32 @@ impl Bridge {
         self.metrics.ends();
         self.closing.cancel();
         let served = self.served().take().unwrap_or_default();
-        let departures = async {
+        let draining = async {
             let change = self.change.lock().await;
-            self.departures.finished().await;
+            self.draining.finished().await;
             drop(change);
         };
-        tokio::join!(departures, self.end(&served));
+        tokio::join!(draining, self.end(&served));
 
         let step = Step::begin("NATS closed");
         for served in &served {
             served.control.stop().await;
         }
         // The connection may only be closed once the last replies have arrived.
-        if let Err(error) = round_trip(&self.mesh.client).await {
+        if let Err(error) = round_trip(&self.context.client).await {
             tracing::warn!(%error, "the last replies may not have reached NATS");
         }
         // Without a connection its queue may be full, and nobody empties it.
-        let _ = tokio::time::timeout(LAST_TASKS, self.mesh.client.drain()).await;
+        let _ = tokio::time::timeout(LAST_TASKS, self.context.client.drain()).await;
         self.tasks.stopping().cancel();
         let _ = tokio::time::timeout(LAST_TASKS, self.tasks.finished()).await;
         step.end();
     }
 
     /// Ends agents and the calls to them.
-    async fn end(&self, served: &[Served]) {
+    async fn end(&self, served: &[ServedAgent]) {
         let step = Step::begin("actions taken off the mesh");
-        join_all(served.iter().map(Served::withdraw)).await;
+        join_all(served.iter().map(ServedAgent::withdraw)).await;
         step.end();
 
         let step = Step::begin("calls finished");
@@ -445,7 +449,7 @@ impl Bridge {
     }
 
     /// Skips every grace period of a [`Bridge::stop`] under way.
-    pub fn hurry(&self) {
+    pub fn skip_grace_periods(&self) {
         self.stop.hurry.cancel();
         self.hurry_agents.cancel();
     }
@@ -455,7 +459,7 @@ impl Bridge {
         self.served().iter().flatten().map(|served| served.agent.clone()).collect()
     }
 
-    fn served(&self) -> std::sync::MutexGuard<'_, Option<Vec<Served>>> {
+    fn served(&self) -> std::sync::MutexGuard<'_, Option<Vec<ServedAgent>>> {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -465,7 +469,7 @@ impl Bridge {
     }
 
     /// Whether it failed by a defect.
-    pub fn has_defect(&self) -> bool {
+    pub fn has_panicked(&self) -> bool {
         self.tasks.has_defect()
     }
 }

@@ -49,7 +49,7 @@
 //!    [`Progress`](action::progress::Progress).
 //! 6. When the task has settled, [`assemble`](action::assemble) makes the message, a question gets a
 //!    follow-up id, and the task goes to the [task store](state::tasks).
-//! 7. The reply stays typed up to the front door, which turns it into bytes ([`bus::outgoing`], [`bus::frames`]).
+//! 7. The reply stays typed up to the front door, which turns it into bytes ([`bus::encoded_reply`], [`bus::frames`]).
 //!
 //! The supervisor of an agent is not on this path. It writes two watch channels. The endpoints of skills exist
 //! only while the agent is ready, so that callers get *no responders* at once instead of a timeout; the built-in
@@ -57,7 +57,7 @@
 //!
 //! # Where things are plugged in
 //!
-//! - A **front door** is an adapter in front of [`dispatch`], whose page lists what it has to do. `Bridge::place` in
+//! - A **front door** is an adapter in front of [`dispatch`], whose page lists what it has to do. `Bridge::open_front_doors` in
 //!   `bridge.rs` gives each agent its front doors.
 //! - A **store** implements [`StateStore`](state::StateStore) in `state/mod.rs`. `Bridge::connect` in `bridge.rs` makes
 //!   one and hands it to [`State::new`](state::State::new).
@@ -68,7 +68,7 @@
 //! | what | where |
 //! | --- | --- |
 //! | a reply subject is refused | `Reader::take` in `bus/service/endpoint.rs`, by `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; orders and discovery ask the same guard |
-//! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; frames obey it in `Frames::in_form` in `bus/frames.rs` |
+//! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; frames obey it in `FrameWriter::in_form` in `bus/frames.rs` |
 //! | a request is `busy` because of `max_in_flight` | `Permits::take` in `dispatch/permits.rs` |
 //! | a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, by `Idempotency::begin` in `state/idempotency.rs` |
 //! | an answer claims its follow-up id | `Actions::answer` in `action/answer.rs`, by `FollowUps::claim` in `state/follow_ups.rs` |
@@ -81,7 +81,7 @@
 //! | an exit leads to a restart or not, and when | `Lifecycle::next` in `agent/lifecycle.rs`; the pause is `Backoff::pause` in `process/restart.rs` |
 //! | state makes room, or refuses | `Table::evict` and `Table::put` in `state/table.rs`; `MemoryStore` in `state/memory.rs` says which kind does what |
 //! | expired state leaves the memory | `State::keep_swept` in `state/mod.rs`, by `Table::sweep_step` in `state/table.rs` |
-//! | a reply becomes bytes, and is cut if it is too large | `bus/outgoing.rs` |
+//! | a reply becomes bytes, and is cut if it is too large | `bus/encoded_reply.rs` |
 //!
 //! # Who owns what
 //!
@@ -133,7 +133,7 @@ pub mod internal {
     pub use crate::a2a::card::{Card, Interface};
     pub use crate::a2a::dialect::{Dialect, RpcError};
     pub use crate::bridge::Bridge;
-    pub use crate::bus::control::Report;
+    pub use crate::bus::control::AgentReport;
     pub use crate::bus::service;
     pub use crate::bus::subject::{ReplyGuard, Subjects, Token};
     pub use crate::config::{Config, parse as parse_config};

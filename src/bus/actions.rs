@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use async_nats::{Client, Message, Subject};
 
-use super::catalog::{self, Action, BuiltIn};
-use super::frames::Frames;
+use super::catalog::{self, Action, BuiltInAction};
+use super::encoded_reply::EncodedReply;
+use super::frames::FrameWriter;
 use super::headers::{self, Headers};
-use super::outgoing::EncodedReply;
-use super::service::{self, Call, Handler};
+use super::service::{self, Accounting, Handler};
 use crate::action::progress::{Frame, Progress};
 use crate::action::request::ReplyMode;
 use crate::dispatch::Dispatcher;
@@ -24,7 +24,7 @@ use crate::telemetry::trace_context::TraceContext;
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
     Skill(Arc<Action>),
-    BuiltIn(BuiltIn),
+    BuiltIn(BuiltInAction),
 }
 
 /// The handler of one endpoint.
@@ -49,11 +49,11 @@ struct Door {
 }
 
 impl Door {
-    async fn serve(self: Arc<Self>, request: service::Request, trace: TraceContext) {
-        let service::Request { message, call } = request;
+    async fn serve(self: Arc<Self>, request: service::ServiceRequest, trace: TraceContext) {
+        let service::ServiceRequest { message, accounting } = request;
         // The service hands on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
-        let mut responder = Responder { door: &self, pending: Some((to, call)) };
+        let mut responder = Responder { door: &self, pending: Some((to, accounting)) };
         let mut read = Headers::read(&message, trace);
         if !self.target.runs_the_agent() {
             // Look-ups have one reply, whatever the caller prefers.
@@ -85,10 +85,10 @@ impl Door {
                 skill: Arc::clone(&action.skill),
                 input: Input::Body(body),
             },
-            Target::BuiltIn(BuiltIn::ProvideRequiredInput) => Operation::Answer(Input::Body(body)),
-            Target::BuiltIn(BuiltIn::CancelTask) => Operation::CancelTask(Input::Body(body)),
-            Target::BuiltIn(BuiltIn::GetTask) => Operation::GetTask(Input::Body(body)),
-            Target::BuiltIn(BuiltIn::Card) => return None,
+            Target::BuiltIn(BuiltInAction::ProvideRequiredInput) => Operation::Answer(Input::Body(body)),
+            Target::BuiltIn(BuiltInAction::CancelTask) => Operation::CancelTask(Input::Body(body)),
+            Target::BuiltIn(BuiltInAction::GetTask) => Operation::GetTask(Input::Body(body)),
+            Target::BuiltIn(BuiltInAction::Card) => return None,
         })
     }
 
@@ -110,7 +110,7 @@ fn complete(headers: Headers, operation: Operation, message: &Message) -> Reques
 }
 
 impl Target {
-    /// The name of the action, as on the mesh.
+    /// The name of the action, as on the context.
     fn name(&self) -> &str {
         match self {
             Self::Skill(action) => &action.label,
@@ -120,8 +120,8 @@ impl Target {
 
     fn runs_the_agent(&self) -> bool {
         match self {
-            Self::Skill(_) | Self::BuiltIn(BuiltIn::ProvideRequiredInput) => true,
-            Self::BuiltIn(BuiltIn::CancelTask | BuiltIn::GetTask | BuiltIn::Card) => false,
+            Self::Skill(_) | Self::BuiltIn(BuiltInAction::ProvideRequiredInput) => true,
+            Self::BuiltIn(BuiltInAction::CancelTask | BuiltInAction::GetTask | BuiltInAction::Card) => false,
         }
     }
 }
@@ -129,7 +129,7 @@ impl Target {
 /// Sends the one reply of a request, when the call ends or, for a submitted task, when it is accepted.
 struct Responder<'a> {
     door: &'a Door,
-    pending: Option<(Subject, Call)>,
+    pending: Option<(Subject, Accounting)>,
 }
 
 impl Responder<'_> {
@@ -138,49 +138,49 @@ impl Responder<'_> {
         if self.pending.is_none() {
             return;
         }
-        let outgoing = EncodedReply::new(&reply, self.door.client.max_payload(), 0);
-        self.publish(outgoing).await;
+        let encoded = EncodedReply::new(&reply, self.door.client.max_payload(), 0);
+        self.publish(encoded).await;
     }
 
     async fn send_card(&mut self) {
         let max_payload = self.door.client.max_payload();
-        let outgoing = match self.door.dispatcher.look_up(|| self.door.card()) {
+        let encoded = match self.door.dispatcher.look_up(|| self.door.card()) {
             Ok(card) => EncodedReply::of_document(card.into(), max_payload),
             Err(error) => EncodedReply::new(&Err(error), max_payload, 0),
         };
-        self.publish(outgoing).await;
+        self.publish(encoded).await;
     }
 
-    async fn publish(&mut self, outgoing: EncodedReply) {
-        let Some((to, call)) = self.pending.take() else { return };
-        let error = outgoing.error;
-        if let Err(error) = outgoing.send(&self.door.client, to).await {
+    async fn publish(&mut self, encoded: EncodedReply) {
+        let Some((to, accounting)) = self.pending.take() else { return };
+        let error = encoded.error;
+        if let Err(error) = encoded.send(&self.door.client, to).await {
             let agent = &self.door.dispatcher.agent().name;
             tracing::warn!(%agent, error = error_chain(&error), "cannot send a reply");
         }
-        call.end(error);
+        accounting.end(error);
     }
 
     async fn stream(mut self, headers: Headers, operation: Operation, message: &Message) {
-        let Some((to, call)) = self.pending.take() else { return };
+        let Some((to, accounting)) = self.pending.take() else { return };
         let mut frames = self.frames(to, Some(&headers));
         let request = complete(headers, operation, message);
         let reply = self.door.dispatcher.call(request, &mut frames).await;
-        call.end(frames.finish(&reply).await);
+        accounting.end(frames.finish(&reply).await);
     }
 
     async fn refuse_stream(mut self, error: ActionError) {
-        let Some((to, call)) = self.pending.take() else { return };
+        let Some((to, accounting)) = self.pending.take() else { return };
         let mut frames = self.frames(to, None);
         let reply = self.door.dispatcher.refuse(error, &mut frames).await;
-        call.end(frames.finish(&reply).await);
+        accounting.end(frames.finish(&reply).await);
     }
 
-    fn frames(&self, to: Subject, headers: Option<&Headers>) -> Frames {
+    fn frames(&self, to: Subject, headers: Option<&Headers>) -> FrameWriter {
         let keepalive = self.door.dispatcher.agent().config.stream_keepalive;
         let form = headers.map(|headers| headers.frames).unwrap_or_default();
         let cancel_on_disconnect = headers.is_some_and(|headers| headers.cancel_on_disconnect);
-        Frames::new(self.door.client.clone(), to, keepalive, form, cancel_on_disconnect)
+        FrameWriter::new(self.door.client.clone(), to, keepalive, form, cancel_on_disconnect)
     }
 }
 

@@ -6,7 +6,7 @@
 //! agent's `max_in_flight` like actions do.
 //!
 //! ```text
-//! agents.prompt.a2a.<owner>.<agent> ──> Envelope ──> Dispatcher::call ──frames──> Chunks ──> caller
+//! agents.prompt.a2a.<owner>.<agent> ──> Envelope ──> Dispatcher::call ──frames──> ChunkWriter ──> caller
 //!                                                      ▲   └ asks ──> query chunk ──────────┐
 //!                                                      └────────────── answer <── reply_subject ┘
 //! ```
@@ -25,7 +25,7 @@
 //! - **Data** of the agent goes out as attachments `data.json`, `data-2.json` and so on.
 //! - **Headers.** `traceparent` and `A2A-Timeout` mean what they mean to actions; there are no reply modes
 //!   and no idempotency here.
-//! - **Names.** See [`AgentSubjects::new`] for agents whose names are not lower case.
+//! - **Names.** See [`AgentProtocolSubjects::new`] for agents whose names are not lower case.
 
 mod chunks;
 mod envelope;
@@ -45,8 +45,10 @@ use tokio_util::sync::CancellationToken;
 
 use self::prompt::Prompts;
 use super::publication::BRIDGE;
-use super::service::{Description, Endpoint, Handler, Mesh, Request, Service, ServiceError, semver_or_zero};
-use super::subject::{AgentSubjects, Subjects, Token};
+use super::service::{
+    EndpointInfo, Handler, Service, ServiceContext, ServiceError, ServiceInfo, ServiceRequest, semver_or_zero,
+};
+use super::subject::{AgentProtocolSubjects, Subjects, Token};
 use crate::action::actions::Stop;
 use crate::agent::{AgentState, AgentStatus};
 use crate::dispatch::Dispatcher;
@@ -74,15 +76,15 @@ impl AgentProtocol {
     pub(crate) fn start(
         owner: &str,
         dispatcher: Arc<Dispatcher>,
-        mesh: &Mesh,
+        context: &ServiceContext,
         subjects: &Subjects,
         stop: &Stop,
         tasks: &Tasks,
     ) -> Self {
-        let own = AgentSubjects::new(owner, &Token::new(&dispatcher.agent().name));
+        let own = AgentProtocolSubjects::new(owner, &Token::new(&dispatcher.agent().name));
         let prompts = Prompts::new(
             Arc::clone(&dispatcher),
-            mesh.client.clone(),
+            context.client.clone(),
             subjects.clone(),
             own.clone(),
             stop.clone(),
@@ -90,7 +92,7 @@ impl AgentProtocol {
         let first = CancellationToken::new();
         let shown = Shown {
             dispatcher,
-            mesh: mesh.clone(),
+            context: context.clone(),
             subjects: own,
             prompts: Arc::new(prompts),
             first: first.clone(),
@@ -119,8 +121,8 @@ impl AgentProtocol {
 
 struct Shown {
     dispatcher: Arc<Dispatcher>,
-    mesh: Mesh,
-    subjects: AgentSubjects,
+    context: ServiceContext,
+    subjects: AgentProtocolSubjects,
     prompts: Arc<Prompts>,
     /// Cancelled when the first state is shown.
     first: CancellationToken,
@@ -199,7 +201,7 @@ impl Shown {
     ) {
         match registered {
             // Another server of the cluster may have another limit.
-            Some(known) if known.max_payload != self.mesh.client.max_payload() => {
+            Some(known) if known.max_payload != self.context.client.max_payload() => {
                 known.service.stop().await;
                 *registered = None;
                 self.show(status, registered, ticks).await;
@@ -210,8 +212,8 @@ impl Shown {
     }
 
     async fn register(&self, status: &AgentStatus) -> Result<Registered, ServiceError> {
-        let max_payload = self.mesh.client.max_payload();
-        let prompt = Endpoint {
+        let max_payload = self.context.client.max_payload();
+        let prompt = EndpointInfo {
             name: "prompt".to_owned(),
             subject: self.subjects.prompt(),
             metadata: BTreeMap::from([
@@ -221,14 +223,14 @@ impl Shown {
         };
         let prompts = Prompts::handler(&self.prompts);
         let service = Service::start(
-            &self.mesh,
+            &self.context,
             Token::new(AGENTS),
             AGENTS,
             self.description(status),
             vec![(prompt, prompts)],
         )
         .await?;
-        let status = Endpoint {
+        let status = EndpointInfo {
             name: "status".to_owned(),
             subject: self.subjects.status(),
             metadata: BTreeMap::new(),
@@ -243,7 +245,7 @@ impl Shown {
         }
     }
 
-    fn description(&self, status: &AgentStatus) -> Description {
+    fn description(&self, status: &AgentStatus) -> ServiceInfo {
         let metadata = [
             ("agent", self.subjects.kind()),
             ("owner", self.subjects.owner()),
@@ -253,7 +255,7 @@ impl Shown {
             ("a2a.agent", &self.dispatcher.agent().name),
         ];
         let card = status.known.as_ref().map(|known| &known.card);
-        Description {
+        ServiceInfo {
             version: card.map_or("0.0.0", |card| semver_or_zero(&card.version)).to_owned(),
             description: card.map(|card| shorten(&card.description, MAX_DESCRIPTION)).unwrap_or_default(),
             metadata: metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
@@ -261,22 +263,22 @@ impl Shown {
     }
 
     fn status(&self, instance_id: &str) -> Handler {
-        let (client, tasks) = (self.mesh.client.clone(), self.mesh.tasks.clone());
+        let (client, tasks) = (self.context.client.clone(), self.context.tasks.clone());
         let (subjects, instance_id) = (self.subjects.clone(), instance_id.to_owned());
-        Arc::new(move |Request { message, call }| {
+        Arc::new(move |ServiceRequest { message, accounting }| {
             let Some(to) = message.reply else { return };
             let (client, heartbeat) = (client.clone(), heartbeat(&subjects, &instance_id));
             tasks.spawn(async move {
                 if let Err(error) = client.publish(to, heartbeat.into()).await {
                     tracing::warn!(error = error_chain(&error), "a status could not be sent");
                 }
-                call.succeed();
+                accounting.succeed();
             });
         })
     }
 
     async fn heartbeat(&self, instance_id: &str) {
-        let client = &self.mesh.client;
+        let client = &self.context.client;
         // While the connection is down publishes pile up, and the news would be old by then.
         if client.connection_state() != Connection::Connected {
             return;
@@ -289,7 +291,7 @@ impl Shown {
     }
 }
 
-fn heartbeat(subjects: &AgentSubjects, instance_id: &str) -> Vec<u8> {
+fn heartbeat(subjects: &AgentProtocolSubjects, instance_id: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Heartbeat<'a> {
         agent: &'a str,
@@ -341,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_heartbeat_says_who_where_and_how_often() {
-        let subjects = AgentSubjects::new("acme", &Token::new("weather"));
+        let subjects = AgentProtocolSubjects::new("acme", &Token::new("weather"));
         let mut beat: serde_json::Value = serde_json::from_slice(&heartbeat(&subjects, "i1")).unwrap();
         let ts = beat["ts"].take();
         assert!(ts.as_str().unwrap().len() == 20 && ts.as_str().unwrap().ends_with('Z'), "{ts}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::service::Endpoint;
+use super::service::EndpointInfo;
 use super::subject::{Subjects, Token};
 use crate::a2a::card::{Card, Interface, Skill};
 use crate::action::actions;
@@ -188,8 +188,8 @@ impl Action {
     }
 
     /// The action as INFO shows it.
-    pub(crate) fn endpoint(&self) -> Endpoint {
-        Endpoint {
+    pub(crate) fn endpoint(&self) -> EndpointInfo {
+        EndpointInfo {
             name: self.token.to_string(),
             subject: self.subject.clone(),
             metadata: self.metadata.clone(),
@@ -197,8 +197,8 @@ impl Action {
     }
 
     /// The action as the registry shows it.
-    pub(crate) fn entry(&self) -> Entry<'_> {
-        Entry {
+    pub(crate) fn entry(&self) -> RegistryEntry<'_> {
+        RegistryEntry {
             action: self.token.as_str(),
             subject: &self.subject,
             skill: self.skill.id.as_deref(),
@@ -211,7 +211,7 @@ impl Action {
 
 /// One action in the registry.
 #[derive(Debug, Serialize)]
-pub(crate) struct Entry<'a> {
+pub(crate) struct RegistryEntry<'a> {
     action: &'a str,
     subject: &'a str,
     skill: Option<&'a str>,
@@ -220,7 +220,7 @@ pub(crate) struct Entry<'a> {
     params: Option<Value>,
 }
 
-impl Entry<'_> {
+impl RegistryEntry<'_> {
     /// Leaves out what is long, for a registry object that would not fit into a message.
     pub(crate) fn without_details(self) -> Self {
         Self { description: "", params: None, ..self }
@@ -229,14 +229,14 @@ impl Entry<'_> {
 
 /// The actions that every agent has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BuiltIn {
+pub(crate) enum BuiltInAction {
     ProvideRequiredInput,
     CancelTask,
     GetTask,
     Card,
 }
 
-impl BuiltIn {
+impl BuiltInAction {
     pub(crate) const ALL: [Self; 4] =
         [Self::ProvideRequiredInput, Self::CancelTask, Self::GetTask, Self::Card];
 
@@ -251,7 +251,7 @@ impl BuiltIn {
     }
 
     /// The built-in action as INFO shows it.
-    pub(crate) fn endpoint(self, subjects: &Subjects, agent: &Token) -> Endpoint {
+    pub(crate) fn endpoint(self, subjects: &Subjects, agent: &Token) -> EndpointInfo {
         let task = serde_json::json!({
             "type": "object", "required": ["task_id"], "additionalProperties": false,
             "properties": {"task_id": {"type": "string"}},
@@ -289,7 +289,7 @@ impl BuiltIn {
                 serde_json::json!({}),
             ),
         };
-        Endpoint { name: name.to_owned(), subject, metadata: metadata(title, description, &params) }
+        EndpointInfo { name: name.to_owned(), subject, metadata: metadata(title, description, &params) }
     }
 }
 

@@ -7,9 +7,9 @@
 //!
 //! | verb | body | reply |
 //! | --- | --- | --- |
-//! | `show` | – | a [`Report`] |
-//! | `start`, `stop`, `restart` | – | a [`Report`], when it is done or has failed, after ten seconds at the latest (`stop`: after the grace) |
-//! | `logs` | [`LogsRequest`] | [`Logs`], one; with `follow_s` more of them as lines come, until `more` is false |
+//! | `show` | – | a [`AgentReport`] |
+//! | `start`, `stop`, `restart` | – | a [`AgentReport`], when it is done or has failed, after ten seconds at the latest (`stop`: after the grace) |
+//! | `logs` | [`LogsRequest`] | [`LogsReply`], one; with `follow_s` more of them as lines come, until `more` is false |
 
 use crate::text::error_chain;
 use crate::text::unix_millis;
@@ -23,8 +23,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::outgoing::EncodedReply;
-use super::service::Mesh;
+use super::encoded_reply::EncodedReply;
+use super::service::ServiceContext;
 use super::subject::{Subjects, Token};
 use crate::agent::{Agent, AgentCommand, AgentState};
 use crate::process::output::{Counts, Line};
@@ -52,7 +52,7 @@ pub struct ControlError {
 /// Everything about one agent at one bridge.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
-pub struct Report {
+pub struct AgentReport {
     /// Its name in the settings.
     pub agent: String,
     pub instance: String,
@@ -139,7 +139,7 @@ pub(crate) struct LogsRequest {
 /// Lines of an agent's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
-pub(crate) struct Logs {
+pub(crate) struct LogsReply {
     pub agent: String,
     pub instance: String,
     pub lines: Vec<Line>,
@@ -167,11 +167,11 @@ impl Control {
     /// When there is no subscription to be had.
     pub(crate) async fn listen(
         agent: &Agent,
-        mesh: &Mesh,
+        context: &ServiceContext,
         subjects: &Subjects,
     ) -> Result<Requests, ControlError> {
         let subject = subjects.control(&Token::new(&agent.name), "*");
-        let asked = mesh.client.subscribe(subject.clone()).await;
+        let asked = context.client.subscribe(subject.clone()).await;
         asked.map(Requests).map_err(|source| ControlError { subject, source })
     }
 
@@ -179,12 +179,12 @@ impl Control {
         Requests(asked): Requests,
         agent: Agent,
         instance: String,
-        mesh: &Mesh,
+        context: &ServiceContext,
         tasks: &Tasks,
     ) -> Self {
         let (stop, stopped) = (CancellationToken::new(), CancellationToken::new());
-        let controller = Controller { agent, instance, client: mesh.client.clone(), stop: stop.clone() };
-        let guard = Arc::clone(&mesh.guard);
+        let controller = Controller { agent, instance, client: context.client.clone(), stop: stop.clone() };
+        let guard = Arc::clone(&context.guard);
         let (done, background) = (stopped.clone().drop_guard(), tasks.clone());
         tasks.spawn("control", OnFailure::StopBridge, async move {
             let allowed = move |reply: &Subject| guard.allows(reply);
@@ -298,7 +298,7 @@ impl Controller {
             let next = lines.last().map_or_else(|| output.next(), |line| line.seq + 1);
             let rest = lines.split_off(lines.len().min(most));
             let more = !rest.is_empty() || Instant::now() < until;
-            let logs = Logs {
+            let logs = LogsReply {
                 agent: self.agent.name.to_string(),
                 instance: self.instance.clone(),
                 next: lines.last().map_or(next, |line| line.seq + 1),
@@ -330,17 +330,17 @@ impl Controller {
     }
 
     async fn refuse(&self, reply: Subject, error: ActionError) {
-        let outgoing = EncodedReply::new(&Err(error), self.client.max_payload(), 0);
-        if let Err(error) = outgoing.send(&self.client, reply).await {
+        let encoded = EncodedReply::new(&Err(error), self.client.max_payload(), 0);
+        if let Err(error) = encoded.send(&self.client, reply).await {
             tracing::warn!(agent = %self.agent.name, error = error_chain(&error), "cannot answer a control request");
         }
     }
 }
 
-fn report(agent: &Agent, instance: &str) -> Report {
+fn report(agent: &Agent, instance: &str) -> AgentReport {
     let status = agent.status.borrow().clone();
     let config = &agent.config;
-    Report {
+    AgentReport {
         agent: agent.name.to_string(),
         instance: instance.to_owned(),
         state: status.state.to_string(),

@@ -12,8 +12,8 @@ use futures_util::StreamExt as _;
 use serde::Serialize;
 
 use self::coalescer::Coalescer;
+use super::encoded_reply::EncodedReply;
 use super::inbox::Inbox;
-use super::outgoing::EncodedReply;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
 use crate::action::progress::{Audience, Frame, Progress};
 use crate::json;
@@ -28,7 +28,7 @@ const PROBE: Duration = Duration::from_millis(300);
 
 /// Which frames a caller wants (`A2A-Frames`). Status, task, state and result always come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum FrameForm {
+pub(crate) enum FrameSelection {
     #[default]
     All,
     /// The text of the answer comes once, as `response`; artifacts only for everything else.
@@ -39,11 +39,11 @@ pub(crate) enum FrameForm {
 
 /// The way to one caller.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub(crate) struct FrameWriter {
     inbox: Inbox,
     sequence: u64,
     keepalive: Duration,
-    form: FrameForm,
+    form: FrameSelection,
     // In the form `Text`: answer artifacts of which something was sent.
     begun: HashSet<Option<String>>,
     probe: Option<Probe>,
@@ -66,13 +66,13 @@ struct Body<'a, T: ?Sized> {
 
 const ACK: Body<'static, &'static str> = Body { r#type: "status", data: &"ack" };
 
-impl Frames {
-    /// Frames go to `to`; after `keepalive` of silence comes a keep-alive.
+impl FrameWriter {
+    /// FrameWriter go to `to`; after `keepalive` of silence comes a keep-alive.
     pub(crate) fn new(
         client: Client,
         to: Subject,
         keepalive: Duration,
-        form: FrameForm,
+        form: FrameSelection,
         cancel_on_disconnect: bool,
     ) -> Self {
         Self {
@@ -214,12 +214,12 @@ struct TaskData {
     context_id: Option<String>,
 }
 
-impl Frames {
+impl FrameWriter {
     /// What is left of a frame in the form that the caller wants.
     fn in_form(&mut self, frame: Frame) -> Option<Frame> {
         match (self.form, frame) {
-            (FrameForm::Artifacts, Frame::Response(_)) => None,
-            (FrameForm::Text, Frame::Artifact { mut update, is_answer: true }) => {
+            (FrameSelection::Artifacts, Frame::Response(_)) => None,
+            (FrameSelection::Text, Frame::Artifact { mut update, is_answer: true }) => {
                 without_text(&mut update.artifact);
                 let has_begun = self.begun.contains(&update.artifact.id);
                 if update.artifact.parts.is_empty() {
@@ -260,7 +260,7 @@ fn without_text(artifact: &mut Artifact) {
     artifact.parts.retain(|part| part.as_text().is_none());
 }
 
-impl Progress for Frames {
+impl Progress for FrameWriter {
     /// The first frame, before the agent is called.
     async fn started(&mut self) {
         self.publish(&ACK).await;

@@ -2,7 +2,7 @@
 
 use async_nats::{HeaderMap, Message};
 
-use super::frames::FrameForm;
+use super::frames::FrameSelection;
 use crate::action::request::{CallOptions, ReplyMode, RequestBody};
 use crate::config::values::parse_capped_duration;
 use crate::reply::error::ActionError;
@@ -20,7 +20,7 @@ pub(crate) struct Headers {
     pub options: CallOptions,
     pub idempotency_key: Option<String>,
     /// Which frames a stream has.
-    pub frames: FrameForm,
+    pub frames: FrameSelection,
     /// Whether the task is cancelled when the caller is gone.
     pub cancel_on_disconnect: bool,
 }
@@ -38,7 +38,11 @@ impl Headers {
         let frames = choice(
             headers,
             "A2A-Frames",
-            &[("all", FrameForm::All), ("text", FrameForm::Text), ("artifacts", FrameForm::Artifacts)],
+            &[
+                ("all", FrameSelection::All),
+                ("text", FrameSelection::Text),
+                ("artifacts", FrameSelection::Artifacts),
+            ],
         )?;
         let cancel_on_disconnect =
             choice(headers, "A2A-On-Disconnect", &[("continue", false), ("cancel", true)])?;

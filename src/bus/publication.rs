@@ -14,9 +14,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::actions::{self, Target};
-use super::catalog::{BuiltIn, Catalog, Entry};
-use super::outgoing::EncodedReply;
-use super::service::{Description, Mesh, Service, ServiceError, semver_or_zero};
+use super::catalog::{BuiltInAction, Catalog, RegistryEntry};
+use super::encoded_reply::EncodedReply;
+use super::service::{Service, ServiceContext, ServiceError, ServiceInfo, semver_or_zero};
 use super::subject::{Subjects, Token};
 use crate::action::actions::TaskUpdate;
 use crate::agent::{Agent, AgentState, AgentStatus};
@@ -35,7 +35,7 @@ const MAX_DESCRIPTION: usize = 2048;
 const MAX_ERROR: usize = 512;
 pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
 
-/// An agent's presence on the mesh.
+/// An agent's presence on the context.
 #[derive(Debug)]
 pub(crate) struct Publication {
     service: Service,
@@ -51,23 +51,23 @@ impl Publication {
     pub(crate) async fn start(
         dispatcher: Arc<Dispatcher>,
         updates: mpsc::Receiver<TaskUpdate>,
-        mesh: &Mesh,
+        context: &ServiceContext,
         subjects: &Subjects,
         tasks: &Tasks,
     ) -> Result<Self, ServiceError> {
         let agent = dispatcher.agent().clone();
         let token = Token::new(&agent.name);
-        let built_ins = BuiltIn::ALL
+        let built_ins = BuiltInAction::ALL
             .iter()
             .map(|&built_in| {
-                let handler = actions::handler(&dispatcher, &mesh.client, Target::BuiltIn(built_in));
+                let handler = actions::handler(&dispatcher, &context.client, Target::BuiltIn(built_in));
                 (built_in.endpoint(subjects, &token), handler)
             })
             .collect();
         let first = describe(&agent, &agent.status.borrow(), &Catalog::default());
-        let service = Service::start(mesh, token.clone(), QUEUE_GROUP, first, built_ins).await?;
+        let service = Service::start(context, token.clone(), QUEUE_GROUP, first, built_ins).await?;
         let registry = Registry {
-            client: mesh.client.clone(),
+            client: context.client.clone(),
             subject: subjects.registry(&token),
             agent: Arc::clone(&agent.name),
             instance: service.id().to_owned(),
@@ -86,7 +86,7 @@ impl Publication {
         let subjects = subjects.clone();
         let shown = Shown { agent, token, subjects, service, dispatcher, registry, state, announce };
         let publisher =
-            publish_updates(mesh.client.clone(), shown.subjects.clone(), shown.token.clone(), updates);
+            publish_updates(context.client.clone(), shown.subjects.clone(), shown.token.clone(), updates);
         tasks.spawn("task updates", OnFailure::StopBridge, publisher);
         let withdrawn = withdrawn.drop_guard();
         tasks.spawn("publication", OnFailure::StopBridge, async move {
@@ -198,15 +198,15 @@ async fn publish_updates(
     while let Some(TaskUpdate { task_id, reply }) = updates.recv().await {
         let subject = subjects.task(&agent, &Token::new(&task_id));
         // Error headers belong to the reply of a request.
-        let outgoing = EncodedReply { headers: None, ..EncodedReply::new(&reply, client.max_payload(), 0) };
-        if let Err(error) = outgoing.send(&client, subject.into()).await {
+        let encoded = EncodedReply { headers: None, ..EncodedReply::new(&reply, client.max_payload(), 0) };
+        if let Err(error) = encoded.send(&client, subject.into()).await {
             tracing::warn!(%agent, task_id, error = error_chain(&error), "cannot publish a change of a task");
         }
     }
 }
 
 /// The service as INFO shows it.
-fn describe(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Description {
+fn describe(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> ServiceInfo {
     let mut metadata = BTreeMap::from([
         ("bridge".to_owned(), BRIDGE.to_owned()),
         ("a2a.agent".to_owned(), agent.name.to_string()),
@@ -236,7 +236,7 @@ fn describe(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Descripti
         description =
             shorten(&format!("{description}{separator}Actions: {}", names.join(", ")), 2 * MAX_DESCRIPTION);
     }
-    Description { version, description, metadata }
+    ServiceInfo { version, description, metadata }
 }
 
 /// The agent's place in the registry.
@@ -255,7 +255,7 @@ struct Announcement<'a> {
     since: String,
     instance: &'a str,
     bridge: &'static str,
-    actions: Vec<Entry<'a>>,
+    actions: Vec<RegistryEntry<'a>>,
     /// How many published actions are not in `actions`, as they do not fit into a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     actions_left_out: Option<usize>,
@@ -305,7 +305,7 @@ impl Registry {
                 return Ok(body);
             }
             let used = serde_json::to_vec(&announcement(Vec::new(), count))?.len();
-            let kept = first_that_fit(entries().map(Entry::without_details).collect(), used, limit)?;
+            let kept = first_that_fit(entries().map(RegistryEntry::without_details).collect(), used, limit)?;
             let unlisted = count - kept.len();
             serde_json::to_vec(&announcement(kept, unlisted))
         };

@@ -25,10 +25,10 @@
 //! number at its word, the endpoint still ends, only as lossy as a plain unsubscribe, and the
 //! tests of rolling restarts tell.
 
-mod call;
 mod discovery;
 mod endpoint;
 mod inner;
+mod request;
 mod round_trip;
 
 use std::collections::BTreeMap;
@@ -39,15 +39,15 @@ use tokio::task::JoinError;
 use tokio_util::task::TaskTracker;
 use tracing::debug;
 
-pub use self::call::{Call, Request};
 pub use self::discovery::semver_or_zero;
 use self::inner::Inner;
+pub use self::request::{Accounting, ServiceRequest};
 pub use self::round_trip::{RoundTripError, round_trip};
 use super::subject::{ReplyGuard, Token};
 
 /// What all services on one connection share.
 #[derive(Debug, Clone)]
-pub struct Mesh {
+pub struct ServiceContext {
     /// The connection. It must not have `no_echo` set.
     pub client: Client,
     /// Which reply subjects are answered.
@@ -58,7 +58,7 @@ pub struct Mesh {
 
 /// What INFO says about the service; all but its name and id may change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Description {
+pub struct ServiceInfo {
     /// A semantic version, see [`semver_or_zero`].
     pub version: String,
     pub description: String,
@@ -67,7 +67,7 @@ pub struct Description {
 
 /// One endpoint as INFO shows it. Its subject is what makes it the same endpoint or another.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct EndpointInfo {
     /// Its name within the service.
     pub name: String,
     pub subject: String,
@@ -76,7 +76,7 @@ pub struct Endpoint {
 
 /// Receives the requests of an endpoint, one after the other. It must not block: what takes longer
 /// than a few microseconds is to be spawned, or the endpoint's requests queue up behind it.
-pub type Handler = Arc<dyn Fn(Request) + Send + Sync>;
+pub type Handler = Arc<dyn Fn(ServiceRequest) + Send + Sync>;
 
 /// Why a service could not be started or changed.
 #[derive(Debug, thiserror::Error)]
@@ -118,13 +118,13 @@ impl Service {
     /// When the client does not accept a subscription. Nothing is left behind then, nor when the future
     /// is dropped.
     pub async fn start(
-        mesh: &Mesh,
+        context: &ServiceContext,
         name: Token,
         queue_group: &'static str,
-        description: Description,
-        permanent: Vec<(Endpoint, Handler)>,
+        description: ServiceInfo,
+        permanent: Vec<(EndpointInfo, Handler)>,
     ) -> Result<Self, ServiceError> {
-        let inner = Inner::start(mesh.clone(), name, queue_group, description, permanent).await?;
+        let inner = Inner::start(context.clone(), name, queue_group, description, permanent).await?;
         Ok(Self { inner })
     }
 
@@ -133,7 +133,7 @@ impl Service {
     }
 
     /// Changes what INFO says about the service.
-    pub fn describe(&self, description: Description) {
+    pub fn describe(&self, description: ServiceInfo) {
         self.inner.describe(description);
     }
 
@@ -147,7 +147,7 @@ impl Service {
     /// # Errors
     ///
     /// When the client does not accept a subscription; then nothing is changed.
-    pub async fn publish(&self, endpoints: Vec<(Endpoint, Handler)>) -> Result<(), ServiceError> {
+    pub async fn publish(&self, endpoints: Vec<(EndpointInfo, Handler)>) -> Result<(), ServiceError> {
         let inner = Arc::clone(&self.inner);
         self.to_the_end(async move { inner.publish(endpoints).await }).await
     }
@@ -170,6 +170,6 @@ impl Service {
         &self,
         change: impl Future<Output = Result<(), ServiceError>> + Send + 'static,
     ) -> Result<(), ServiceError> {
-        self.inner.mesh.tasks.spawn(change).await?
+        self.inner.context.tasks.spawn(change).await?
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-pub(crate) use self::agent_protocol::{AgentSubjects, ROOT as AGENT_PROTOCOL_ROOT};
+pub(crate) use self::agent_protocol::{AgentProtocolSubjects, ROOT as AGENT_PROTOCOL_ROOT};
 pub use self::reply_guard::ReplyGuard;
 
 const TOKEN_MAX: usize = 64;
@@ -173,7 +173,7 @@ impl Subjects {
     }
 
     /// Where a service answers to `verb`: as one of all, as one of its name, and as itself.
-    pub fn srv(verb: Verb, name: &Token, id: &str) -> [String; 3] {
+    pub fn srv(verb: DiscoveryVerb, name: &Token, id: &str) -> [String; 3] {
         let verb = verb.as_str();
         [format!("$SRV.{verb}"), format!("$SRV.{verb}.{name}"), format!("$SRV.{verb}.{name}.{id}")]
     }
@@ -185,13 +185,13 @@ impl Subjects {
 
 /// What the NATS service protocol can be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
+pub enum DiscoveryVerb {
     Ping,
     Info,
     Stats,
 }
 
-impl Verb {
+impl DiscoveryVerb {
     pub const ALL: [Self; 3] = [Self::Ping, Self::Info, Self::Stats];
 
     /// As it stands in a subject.
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(subjects.registry(&agent), "a2a.registry.weather");
         assert_eq!(subjects.task(&agent, &Token::new("t.1")), "a2a.task.weather._xt_2E1");
         assert_eq!(
-            Subjects::srv(Verb::Info, &agent, "i1"),
+            Subjects::srv(DiscoveryVerb::Info, &agent, "i1"),
             ["$SRV.INFO", "$SRV.INFO.weather", "$SRV.INFO.weather.i1"]
         );
     }

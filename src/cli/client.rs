@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::{DEFECT, Failure, UNAVAILABLE, USAGE};
 use crate::bus::connect;
-use crate::bus::subject::{Subjects, Token, Verb};
+use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::config::{self, without_user_info};
 
 /// How long a connection may take.
@@ -237,7 +237,7 @@ impl Mesh {
 
     /// Whether somebody still serves the agent.
     pub(super) async fn is_served(&self, agent: &Token) -> Result<bool, Failure> {
-        let [_, named, _] = Subjects::srv(Verb::Ping, agent, "");
+        let [_, named, _] = Subjects::srv(DiscoveryVerb::Ping, agent, "");
         Ok(!matches!(self.ask(named, Bytes::new()).await?, Err(Silence::NoResponders)))
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::client::{Fields as _, Mesh, Silence};
 use super::output::{nearest, one_line};
 use super::{Failure, UNAVAILABLE};
-use crate::bus::subject::{Subjects, Token, Verb};
+use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::json::null_is_default;
 use crate::text::shorten;
 
@@ -112,7 +112,7 @@ pub(super) struct Found {
 /// Asks who is there: one agent, or all.
 pub(super) async fn discover(mesh: &Mesh, only: Option<&Token>) -> Result<Found, Failure> {
     let name = only.cloned().unwrap_or_else(|| Token::new(""));
-    let [all, named, _] = Subjects::srv(Verb::Info, &name, "");
+    let [all, named, _] = Subjects::srv(DiscoveryVerb::Info, &name, "");
     let subject = if only.is_some() { named } else { all };
     let mut replies = mesh.request(subject, HeaderMap::new(), Bytes::new()).await?;
     let end = Instant::now() + TOTAL;

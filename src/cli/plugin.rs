@@ -9,7 +9,7 @@ use clap::CommandFactory as _;
 use serde_json::{Map, Value, json};
 
 use super::Cli;
-use crate::bus::subject::{Subjects, Token, Verb};
+use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::config;
 
 /// The prefix that subjects have unless the settings say otherwise.
@@ -42,7 +42,7 @@ pub(super) fn manifest() -> String {
         },
         "health": {
             "command": ["a2a-bridge", "agents"],
-            "request": verbs(Verb::Ping),
+            "request": verbs(DiscoveryVerb::Ping),
             "explanation": "The command ends with 0 when at least one agent is served, with 69 otherwise; every agent answers to the request.",
         },
         "environment": environment(),
@@ -60,7 +60,7 @@ pub(super) fn manifest() -> String {
     text
 }
 
-fn verbs(verb: Verb) -> String {
+fn verbs(verb: DiscoveryVerb) -> String {
     let [all, ..] = Subjects::srv(verb, &Token::new("agent"), "");
     all
 }

@@ -47,7 +47,7 @@ pub(super) async fn run(config: Config) -> Result<ExitCode, Failure> {
         () = async { let _ = serving.await; pending().await } => {}
     }
     ended?;
-    Ok(ExitCode::from(if bridge.has_defect() { DEFECT } else { 0 }))
+    Ok(ExitCode::from(if bridge.has_panicked() { DEFECT } else { 0 }))
 }
 
 /// Serves the agents, and reads the settings again whenever somebody asks for it.
@@ -123,7 +123,7 @@ fn look_after_orphans() {
 async fn hurried(stop: &mut StopSignals, bridge: &Bridge) {
     let name = stop.next().await;
     tracing::warn!("{name} again: stopping at once");
-    bridge.hurry();
+    bridge.skip_grace_periods();
     stop.next().await;
 }
 

@@ -16,7 +16,7 @@ use super::client::{Connection, Mesh, Replies, Silence};
 use super::discover::discover;
 use super::output::{Output, print, print_json, remark, say};
 use super::{DEFECT, Failure, TROUBLE, UNAVAILABLE};
-use crate::bus::control::{Logs, LogsRequest, Report};
+use crate::bus::control::{AgentReport, LogsReply, LogsRequest};
 use crate::bus::subject::Token;
 use crate::process::output::{Level, Line};
 
@@ -85,7 +85,7 @@ pub(super) async fn supervise(
         Supervise::Restart { name } => (name, "restart"),
     };
     let limit = if verb == "show" { ANSWER } else { ORDER };
-    let reports: Vec<Report> = mesh.ask(&name, verb, limit).await?;
+    let reports: Vec<AgentReport> = mesh.ask(&name, verb, limit).await?;
     if output.is_json() {
         return print_json(&reports);
     }
@@ -98,7 +98,7 @@ pub(super) async fn supervise(
         })
         .collect();
     print(shown.join("\n").trim_end())?;
-    let well = |report: &Report| match verb {
+    let well = |report: &AgentReport| match verb {
         "start" | "restart" => report.state == "ready",
         "stop" => report.state == "stopped",
         _ => true,
@@ -120,7 +120,7 @@ pub(super) async fn logs(args: LogsArgs) -> Result<ExitCode, Failure> {
     let mut following = Vec::new();
     for name in &names {
         let request = LogsRequest { lines: Some(args.lines), ..LogsRequest::default() };
-        let logs: Vec<Logs> = mesh.ask_with(name, "logs", &request, ANSWER).await?;
+        let logs: Vec<LogsReply> = mesh.ask_with(name, "logs", &request, ANSWER).await?;
         for one in logs {
             // Nothing was ever written: perhaps because there is nobody who could.
             if one.next == 0 && !mesh.is_launched(name, &one.instance).await? {
@@ -186,7 +186,7 @@ impl Site {
     /// Whether this bridge has started the agent, rather than found it running.
     async fn is_launched(&self, agent: &str, instance: &str) -> Result<bool, Failure> {
         let request = LogsRequest { instance: Some(instance.to_owned()), ..LogsRequest::default() };
-        let reports: Vec<Report> = self.ask_with(agent, "show", &request, ANSWER).await?;
+        let reports: Vec<AgentReport> = self.ask_with(agent, "show", &request, ANSWER).await?;
         Ok(reports.iter().any(|report| report.program.is_some()))
     }
 
@@ -234,7 +234,7 @@ impl Site {
                     say(format_args!("{agent}: the bridge {instance} is gone"));
                     return Ok(());
                 };
-                let logs: Logs = read(&message)?;
+                let logs: LogsReply = read(&message)?;
                 for line in &logs.lines {
                     print(&log_line(with_name.then_some(agent), line))?;
                 }
@@ -274,7 +274,7 @@ fn log_line(name: Option<impl AsRef<str>>, line: &Line) -> String {
     format!("{hour:02}:{minute:02}:{second:02}.{:03} {level}{name} {}", at.millisecond(), line.text)
 }
 
-fn brief(report: &Report) -> String {
+fn brief(report: &AgentReport) -> String {
     let mut text = format!("{}: {}", report.agent, report.state);
     if let Some(pid) = report.pid {
         let _ = write!(text, ", pid {pid}");
@@ -288,7 +288,7 @@ fn brief(report: &Report) -> String {
 }
 
 /// The report for people: what is wrong comes first, and what to do next.
-fn show(report: &Report, now: SystemTime) -> String {
+fn show(report: &AgentReport, now: SystemTime) -> String {
     let ago = |at: u64| format!("{} ago", span(now, at));
     let mut rows: Vec<(&str, String)> =
         vec![("Status", format!("{}, for {}", report.state, span(now, report.since_ms)))];

@@ -14,8 +14,8 @@
 //! 2. makes a [`Request`] and hands it to [`Dispatcher::call`], with a [`Progress`] that tells the caller what happens;
 //!    what it cannot read it gives to [`Dispatcher::refuse`], and what needs no agent, such as the card, is read in
 //!    [`Dispatcher::look_up`];
-//! 3. is started for each agent by `Bridge::place` in `bridge.rs`, before anything there that would have to be taken
-//!    back, and kept in the `Served` that this returns (`bridge/served.rs`), whose `withdraw` takes it away again.
+//! 3. is started for each agent by `Bridge::open_front_doors` in `bridge.rs`, before anything there that would have to be taken
+//!    back, and kept in the `ServedAgent` that this returns (`bridge/served_agent.rs`), whose `withdraw` takes it away again.
 //!
 //! A front door whose requests have several steps, such as the agent protocol, also has [`Dispatcher::permit`] and
 //! [`Dispatcher::guarded`] for what happens between two calls.

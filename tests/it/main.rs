@@ -9,12 +9,12 @@
 )]
 
 mod agent_errors;
+mod agent_protocol;
 mod callers;
 mod commands;
 mod discovery;
 #[cfg(target_os = "linux")]
 mod endings;
-mod face;
 mod follow_ups;
 mod idempotency;
 #[cfg(target_os = "linux")]

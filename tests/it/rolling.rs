@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use a2a_bridge::internal::service::{Description, Endpoint, Handler, Mesh, Request, Service, round_trip};
+use a2a_bridge::internal::service::{
+    EndpointInfo, Handler, Service, ServiceContext, ServiceInfo, ServiceRequest, round_trip,
+};
 use a2a_bridge::internal::{ReplyGuard, Token};
 use async_nats::Client;
 use futures_util::StreamExt;
@@ -86,24 +88,25 @@ impl Replica {
             });
             Leave::Drain(leaving)
         } else {
-            let handler: Handler = Arc::new(move |Request { message, call }| {
+            let handler: Handler = Arc::new(move |ServiceRequest { message, accounting }| {
                 run(message);
-                call.succeed();
+                accounting.succeed();
             });
             let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
-            let mesh = Mesh { client: client.clone(), guard, tasks: tasks.clone() };
-            let service = Service::start(&mesh, Token::new("weather"), "a2a", Description::default(), vec![])
-                .await
-                .unwrap();
+            let context = ServiceContext { client: client.clone(), guard, tasks: tasks.clone() };
+            let service =
+                Service::start(&context, Token::new("weather"), "a2a", ServiceInfo::default(), vec![])
+                    .await
+                    .unwrap();
             let endpoint =
-                Endpoint { name: "forecast".into(), subject: SUBJECT.into(), metadata: BTreeMap::new() };
+                EndpointInfo { name: "forecast".into(), subject: SUBJECT.into(), metadata: BTreeMap::new() };
             service.publish(vec![(endpoint, handler)]).await.unwrap();
             Leave::Ours(service)
         };
         Self { client, tasks, work, leave }
     }
 
-    /// Leaves the mesh, finishes what was received, closes the connection. Says how long leaving took.
+    /// Leaves the context, finishes what was received, closes the connection. Says how long leaving took.
     async fn stop(self) -> Duration {
         let began = Instant::now();
         match &self.leave {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use a2a_bridge::internal::service::{Description, Handler, Request, round_trip};
+use a2a_bridge::internal::service::{Handler, ServiceInfo, ServiceRequest, round_trip};
 use async_nats::client::RequestErrorKind;
 use async_nats::{ConnectOptions, HeaderMap};
 use futures_util::StreamExt;
@@ -83,7 +83,7 @@ async fn a_subject_that_is_taken_is_not_served_twice() {
 async fn a_new_description_shows_at_once() {
     let weather = Weather::start().await;
     let metadata = BTreeMap::from([("a2a.state".to_owned(), "ready".to_owned())]);
-    weather.service.describe(Description { version: "2.0.0".into(), description: "New".into(), metadata });
+    weather.service.describe(ServiceInfo { version: "2.0.0".into(), description: "New".into(), metadata });
     let info = weather.question("INFO").await;
     assert_eq!(
         (&info["version"], &info["description"], &info["metadata"]["a2a.state"]),
@@ -94,17 +94,17 @@ async fn a_new_description_shows_at_once() {
 #[tokio::test]
 async fn counts_are_true() {
     let weather = Weather::start().await;
-    let client = weather.mesh.client.clone();
-    let tasks = weather.mesh.tasks.clone();
-    let handler: Handler = Arc::new(move |Request { message, call }| {
+    let client = weather.context.client.clone();
+    let tasks = weather.context.tasks.clone();
+    let handler: Handler = Arc::new(move |ServiceRequest { message, accounting }| {
         let client = client.clone();
         tasks.spawn(async move {
             tokio::time::sleep(Duration::from_millis(2)).await;
             client.publish(message.reply.unwrap(), "".into()).await.unwrap();
             match &message.payload[..] {
-                b"busy" => call.fail(429, "busy"),
-                b"forgotten" => drop(call),
-                _ => call.succeed(),
+                b"busy" => accounting.fail(429, "busy"),
+                b"forgotten" => drop(accounting),
+                _ => accounting.succeed(),
             }
         });
     });
@@ -129,7 +129,7 @@ async fn counts_are_true() {
 #[tokio::test]
 async fn a_handler_that_panics_does_not_take_the_endpoint_along() {
     let weather = Weather::start().await;
-    let fine = answer(&weather.mesh, "fine");
+    let fine = answer(&weather.context, "fine");
     let handler: Handler = Arc::new(move |request| {
         assert_ne!(&request.message.payload[..], b"boom", "the panic that this test is about");
         fine(request);
@@ -175,7 +175,7 @@ async fn a_refused_reply_subject_is_counted_and_never_published_to() {
     let refusals = refused.len() as u64;
     let counts = (refusals, refusals, "403:reply subject refused".to_owned());
     eventually_eq(SOON, counts, || weather.counts("forecast")).await;
-    round_trip(&weather.mesh.client).await.unwrap();
+    round_trip(&weather.context.client).await.unwrap();
     weather.caller.publish("the.end", "".into()).await.unwrap();
     while let Some(message) = overheard.next().await {
         let subject = message.subject.as_str();
@@ -224,12 +224,12 @@ async fn a_stopped_service_leaves_nothing_behind() {
     let weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
     weather.service.stop().await;
-    round_trip(&weather.mesh.client).await.unwrap();
+    round_trip(&weather.context.client).await.unwrap();
     for subject in [FORECAST, "a2a.card.weather", "$SRV.PING", "$SRV.INFO.weather"] {
         assert_eq!(weather.ask(subject).await, Err(RequestErrorKind::NoResponders), "{subject}");
     }
-    weather.mesh.tasks.close();
-    tokio::time::timeout(SOON, weather.mesh.tasks.wait()).await.expect("no task is left");
+    weather.context.tasks.close();
+    tokio::time::timeout(SOON, weather.context.tasks.wait()).await.expect("no task is left");
     assert!(weather.service.publish(vec![]).await.is_err());
     weather.service.stop().await;
 }
@@ -243,7 +243,7 @@ async fn a_service_can_be_stopped_while_the_server_is_away_and_stays_stopped() {
     weather.service.stop().await;
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
     weather.server.restart().await;
-    eventually_eq(SOON, Ok(()), || round_trip(&weather.mesh.client)).await;
+    eventually_eq(SOON, Ok(()), || round_trip(&weather.context.client)).await;
     eventually_eq(SOON, Ok(()), || round_trip(&weather.caller)).await;
     assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
 }
@@ -304,14 +304,14 @@ async fn stats_of_very_many_endpoints_stay_under_the_largest_payload() {
 #[tokio::test]
 async fn a_request_reaches_its_handler_as_it_was_sent() {
     let weather = Weather::start().await;
-    let client = weather.mesh.client.clone();
-    let tasks = weather.mesh.tasks.clone();
-    let echo: Handler = Arc::new(move |Request { message, call }| {
+    let client = weather.context.client.clone();
+    let tasks = weather.context.tasks.clone();
+    let echo: Handler = Arc::new(move |ServiceRequest { message, accounting }| {
         let client = client.clone();
         tasks.spawn(async move {
             let (reply, headers) = (message.reply.unwrap(), message.headers.unwrap_or_default());
             client.publish_with_headers(reply, headers, message.payload).await.unwrap();
-            call.succeed();
+            accounting.succeed();
         });
     });
     weather.service.publish(vec![(endpoint(FORECAST, "forecast"), echo)]).await.unwrap();

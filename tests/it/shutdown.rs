@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use rstest::rstest;
 use serde_json::Value;
 
-use crate::support::face::Scene;
+use crate::support::agent_protocol::Scene;
 use crate::support::{Bridge, DemoAgent, SOON, attached, eventually, launched};
 
 fn is_stopped(object: &Value) -> bool {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use a2a_bridge::internal::Report;
+use a2a_bridge::internal::AgentReport;
 use a2a_bridge::internal::procfs::{self, Stat};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -27,7 +27,7 @@ async fn service_is_published(site: &Site, agent: &str, action: &str) -> bool {
 }
 
 /// Ready, and its skills are on the mesh.
-async fn until_published(site: &Site, agent: &str) -> Report {
+async fn until_published(site: &Site, agent: &str) -> AgentReport {
     let report = site.until_state(agent, "ready").await;
     eventually(SOON, || async { service_is_published(site, agent, "echo").await.then_some(()) }).await;
     report
@@ -225,7 +225,7 @@ async fn a_process_that_exited_or_is_ended_on_an_order_is_never_unhealthy() {
         let subject = format!("a2a.control.a.{verb}");
         let request = async_nats::Request::new().payload("".into()).timeout(Some(SOON));
         let reply = site.client.send_request(subject, request).await.unwrap();
-        serde_json::from_slice::<Report>(&reply.payload).unwrap().state
+        serde_json::from_slice::<AgentReport>(&reply.payload).unwrap().state
     };
     assert_eq!(order("restart").await, "ready");
     assert_eq!(states_until(&mut registry, "ready").await, ["starting", "ready"]);

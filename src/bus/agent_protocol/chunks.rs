@@ -28,7 +28,7 @@ const SHORT_QUESTION: usize = 1024;
 
 /// The way to one caller.
 #[derive(Debug)]
-pub(super) struct Chunks {
+pub(super) struct ChunkWriter {
     inbox: Inbox,
     keepalive: Duration,
     has_started: bool,
@@ -69,7 +69,7 @@ struct Attachment {
     content: String,
 }
 
-impl Chunks {
+impl ChunkWriter {
     pub(super) fn new(client: Client, to: Subject, keepalive: Duration) -> Self {
         Self {
             inbox: Inbox::new(client, to),
@@ -260,7 +260,7 @@ impl Chunks {
     }
 }
 
-impl Progress for Chunks {
+impl Progress for ChunkWriter {
     async fn started(&mut self) {
         // The answer to a question goes on with the same stream.
         if !std::mem::replace(&mut self.has_started, true) {

@@ -8,14 +8,14 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 
-use super::chunks::Chunks;
+use super::chunks::ChunkWriter;
 use super::envelope::Envelope;
 use crate::action::actions::{Skill, Stop};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::bus::catalog;
 use crate::bus::headers::{self, Headers};
 use crate::bus::service::{self, Handler};
-use crate::bus::subject::{AgentSubjects, Subjects, Token};
+use crate::bus::subject::{AgentProtocolSubjects, Subjects, Token};
 use crate::dispatch::Dispatcher;
 use crate::dispatch::request::{Admission, Input, Operation, Permit, Request};
 use crate::reply::Reply;
@@ -37,7 +37,7 @@ pub(super) struct Prompts {
     dispatcher: Arc<Dispatcher>,
     client: Client,
     subjects: Subjects,
-    own: AgentSubjects,
+    own: AgentProtocolSubjects,
     questions: Arc<Semaphore>,
     stop: Stop,
 }
@@ -55,7 +55,7 @@ impl Prompts {
         dispatcher: Arc<Dispatcher>,
         client: Client,
         subjects: Subjects,
-        own: AgentSubjects,
+        own: AgentProtocolSubjects,
         stop: Stop,
     ) -> Self {
         Self { dispatcher, client, subjects, own, questions: Arc::new(Semaphore::new(MAX_QUESTIONS)), stop }
@@ -76,21 +76,21 @@ impl Prompts {
         })
     }
 
-    async fn serve(&self, request: service::Request, trace: TraceContext) {
-        let service::Request { message, call } = request;
+    async fn serve(&self, request: service::ServiceRequest, trace: TraceContext) {
+        let service::ServiceRequest { message, accounting } = request;
         // The service hands on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
         let keepalive = self.dispatcher.agent().config.stream_keepalive;
-        let mut chunks = Chunks::new(self.client.clone(), to, keepalive);
+        let mut chunks = ChunkWriter::new(self.client.clone(), to, keepalive);
         let done = self.dispatcher.guarded(Box::pin(self.run(&message, trace, &mut chunks))).await;
-        call.end(chunks.end(done).await);
+        accounting.end(chunks.end(done).await);
     }
 
     async fn run(
         &self,
         message: &Message,
         trace: TraceContext,
-        chunks: &mut Chunks,
+        chunks: &mut ChunkWriter,
     ) -> Result<(), ActionError> {
         let (operation, options) = match self.read(message, trace) {
             Ok(read) => read,
@@ -196,7 +196,7 @@ impl Prompts {
         follow_up: &FollowUp,
         outcome: &Arc<Outcome>,
         options: &CallOptions,
-        chunks: &mut Chunks,
+        chunks: &mut ChunkWriter,
     ) -> Result<Continuation, ActionError> {
         let agent = self.dispatcher.agent();
         let too_many = |_| ActionError::new(Code::Busy, "too many questions of this agent are open");

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::Description;
+use super::ServiceInfo;
 use super::endpoint::Listed;
 use super::inner::Inner;
-use crate::bus::subject::Verb;
+use crate::bus::subject::DiscoveryVerb;
 use crate::json::first_that_fit;
 
 /// In the metadata of INFO and STATS: how many endpoints are not in it.
@@ -30,15 +30,15 @@ struct Identity<'a> {
 }
 
 #[derive(Serialize)]
-struct Info<'a> {
+struct InfoResponse<'a> {
     #[serde(flatten)]
     identity: Identity<'a>,
     description: String,
-    endpoints: Vec<EndpointInfo<'a>>,
+    endpoints: Vec<InfoEndpoint<'a>>,
 }
 
 #[derive(Serialize)]
-struct EndpointInfo<'a> {
+struct InfoEndpoint<'a> {
     name: &'a str,
     subject: &'a str,
     queue_group: &'static str,
@@ -50,11 +50,11 @@ struct StatsResponse<'a> {
     #[serde(flatten)]
     identity: Identity<'a>,
     started: &'a str,
-    endpoints: Vec<EndpointStats<'a>>,
+    endpoints: Vec<StatsEndpoint<'a>>,
 }
 
 #[derive(Serialize)]
-struct EndpointStats<'a> {
+struct StatsEndpoint<'a> {
     name: &'a str,
     subject: &'a str,
     queue_group: &'static str,
@@ -66,7 +66,11 @@ struct EndpointStats<'a> {
 }
 
 /// The response to `verb`, at most `max_payload` bytes where that can be done.
-pub(super) fn response(verb: Verb, service: &Inner, max_payload: usize) -> serde_json::Result<Vec<u8>> {
+pub(super) fn response(
+    verb: DiscoveryVerb,
+    service: &Inner,
+    max_payload: usize,
+) -> serde_json::Result<Vec<u8>> {
     let (description, listed) = (service.description(), service.listed());
     let identity = |r#type| Identity {
         r#type,
@@ -78,8 +82,8 @@ pub(super) fn response(verb: Verb, service: &Inner, max_payload: usize) -> serde
     // A quarter is left for what other people's tools add on the way.
     let limit = max_payload / 4 * 3;
     match verb {
-        Verb::Ping => serde_json::to_vec(&identity("io.nats.micro.v1.ping_response")),
-        Verb::Stats => {
+        DiscoveryVerb::Ping => serde_json::to_vec(&identity("io.nats.micro.v1.ping_response")),
+        DiscoveryVerb::Stats => {
             let mut stats = StatsResponse {
                 identity: identity("io.nats.micro.v1.stats_response"),
                 started: &service.started,
@@ -92,7 +96,7 @@ pub(super) fn response(verb: Verb, service: &Inner, max_payload: usize) -> serde
             fit_stats(&mut stats, bytes.len(), limit)?;
             serde_json::to_vec(&stats)
         }
-        Verb::Info => {
+        DiscoveryVerb::Info => {
             let mut info =
                 info(identity("io.nats.micro.v1.info_response"), &description, &listed, service.queue_group);
             let bytes = serde_json::to_vec(&info)?;
@@ -107,25 +111,25 @@ pub(super) fn response(verb: Verb, service: &Inner, max_payload: usize) -> serde
 
 fn info<'a>(
     identity: Identity<'a>,
-    description: &Description,
+    description: &ServiceInfo,
     listed: &'a [Listed],
     queue_group: &'static str,
-) -> Info<'a> {
+) -> InfoResponse<'a> {
     let endpoints = listed
         .iter()
-        .map(|Listed { endpoint, .. }| EndpointInfo {
+        .map(|Listed { endpoint, .. }| InfoEndpoint {
             name: &endpoint.name,
             subject: &endpoint.subject,
             queue_group,
             metadata: endpoint.metadata.iter().map(|(key, value)| (key.as_str(), value.clone())).collect(),
         })
         .collect();
-    Info { identity, description: description.description.clone(), endpoints }
+    InfoResponse { identity, description: description.description.clone(), endpoints }
 }
 
-fn endpoint_stats<'a>(listed: &'a Listed, queue_group: &'static str) -> EndpointStats<'a> {
+fn endpoint_stats<'a>(listed: &'a Listed, queue_group: &'static str) -> StatsEndpoint<'a> {
     let counts = listed.stats.counts();
-    EndpointStats {
+    StatsEndpoint {
         name: &listed.endpoint.name,
         subject: &listed.endpoint.subject,
         queue_group,
@@ -140,7 +144,7 @@ fn endpoint_stats<'a>(listed: &'a Listed, queue_group: &'static str) -> Endpoint
 /// Brings an INFO response of `size` bytes down to `limit`: the longest texts are cut first, all to
 /// one length. When not even empty texts are enough, the endpoints lose their metadata altogether, and
 /// then the last of them are left out.
-fn fit(info: &mut Info<'_>, size: usize, limit: usize) -> serde_json::Result<()> {
+fn fit(info: &mut InfoResponse<'_>, size: usize, limit: usize) -> serde_json::Result<()> {
     let texts =
         || info.endpoints.iter().flat_map(|endpoint| endpoint.metadata.values()).chain([&info.description]);
     let lengths: Vec<usize> = texts().map(|text| escaped_len(text)).collect();
@@ -288,8 +292,8 @@ mod tests {
         assert_eq!(semver_or_zero(version), if valid { version } else { "0.0.0" });
     }
 
-    fn sample<'a>(metadata: &'a BTreeMap<String, String>, texts: &[String]) -> Info<'a> {
-        let endpoint = |text: &String| EndpointInfo {
+    fn sample<'a>(metadata: &'a BTreeMap<String, String>, texts: &[String]) -> InfoResponse<'a> {
+        let endpoint = |text: &String| InfoEndpoint {
             name: "forecast",
             subject: "a2a.action.weather.forecast",
             queue_group: "a2a",
@@ -299,7 +303,7 @@ mod tests {
                 ("params", format!("{{\"description\":{text:?}}}")),
             ]),
         };
-        Info {
+        InfoResponse {
             identity: Identity {
                 r#type: "t",
                 name: "weather",
@@ -312,7 +316,7 @@ mod tests {
         }
     }
 
-    fn size(info: &Info<'_>) -> usize {
+    fn size(info: &InfoResponse<'_>) -> usize {
         serde_json::to_vec(info).unwrap().len()
     }
 
@@ -349,7 +353,7 @@ mod tests {
     #[test]
     fn stats_that_are_too_long_leave_out_the_endpoints_that_were_asked_least() {
         let metadata = BTreeMap::new();
-        let endpoint = |num_requests| EndpointStats {
+        let endpoint = |num_requests| StatsEndpoint {
             name: "forecast",
             subject: "a2a.action.weather.forecast",
             queue_group: "a2a",

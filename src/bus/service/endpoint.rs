@@ -10,15 +10,15 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
-use super::call::{Call, Request, Stats};
-use super::{Endpoint, Handler, Mesh};
+use super::request::{Accounting, EndpointStats, ServiceRequest};
+use super::{EndpointInfo, Handler, ServiceContext};
 use crate::bus::subject::ReplyGuard;
 
 /// An endpoint as INFO and STATS show it.
 #[derive(Debug, Clone)]
 pub(super) struct Listed {
-    pub(super) endpoint: Arc<Endpoint>,
-    pub(super) stats: Arc<Stats>,
+    pub(super) endpoint: Arc<EndpointInfo>,
+    pub(super) stats: Arc<EndpointStats>,
 }
 
 enum Order {
@@ -38,21 +38,21 @@ pub(super) struct Running {
 impl Running {
     /// Serves the endpoint, and counts its requests on from `stats`.
     pub(super) fn start(
-        mesh: &Mesh,
-        endpoint: Endpoint,
+        context: &ServiceContext,
+        endpoint: EndpointInfo,
         handler: Handler,
         subscriber: Subscriber,
-        stats: Arc<Stats>,
+        stats: Arc<EndpointStats>,
     ) -> Self {
         let listed = Listed { endpoint: Arc::new(endpoint), stats };
         let reader = Reader {
-            guard: Arc::clone(&mesh.guard),
+            guard: Arc::clone(&context.guard),
             stats: Arc::clone(&listed.stats),
             handler: handler.clone(),
         };
         let (orders, received) = watch::channel(Order::Serve(handler));
         let told = CancellationToken::new();
-        let task = mesh.tasks.spawn(reader.serve(subscriber, received, told.clone()));
+        let task = context.tasks.spawn(reader.serve(subscriber, received, told.clone()));
         Self { listed, orders, told, task }
     }
 
@@ -65,7 +65,7 @@ impl Running {
     }
 
     /// The same subscription and counts, with a new face and a new handler.
-    pub(super) fn swap(&mut self, endpoint: Endpoint, handler: Handler) {
+    pub(super) fn swap(&mut self, endpoint: EndpointInfo, handler: Handler) {
         self.listed.endpoint = Arc::new(endpoint);
         self.orders.send_replace(Order::Serve(handler));
     }
@@ -90,7 +90,7 @@ impl Running {
 
 struct Reader {
     guard: Arc<ReplyGuard>,
-    stats: Arc<Stats>,
+    stats: Arc<EndpointStats>,
     handler: Handler,
 }
 
@@ -144,16 +144,17 @@ impl Reader {
     }
 
     fn take(&self, message: Message) {
-        let call = Call::begin(&self.stats);
+        let accounting = Accounting::begin(&self.stats);
         match &message.reply {
             // Nobody would know what became of it, so it is not run.
-            None => return call.fail(400, "no reply subject"),
-            Some(reply) if !self.guard.allows(reply) => return call.fail(403, "reply subject refused"),
+            None => return accounting.fail(400, "no reply subject"),
+            Some(reply) if !self.guard.allows(reply) => return accounting.fail(403, "reply subject refused"),
             Some(_) => {}
         }
         // A defect in one request must not take the endpoint along: the call counts itself as
         // `internal` when it is dropped, and the panic hook has said what happened.
-        if catch_unwind(AssertUnwindSafe(|| (self.handler)(Request { message, call }))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| (self.handler)(ServiceRequest { message, accounting }))).is_err()
+        {
             error!("a request's handler panicked");
         }
     }

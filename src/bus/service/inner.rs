@@ -14,23 +14,23 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 use uuid::Uuid;
 
-use super::call::Stats;
 use super::endpoint::{Listed, Running};
+use super::request::EndpointStats;
 use super::round_trip::{self, RoundTripError, round_trip};
-use super::{Description, Endpoint, Handler, Mesh, ServiceError, discovery};
-use crate::bus::subject::{Subjects, Token, Verb};
+use super::{EndpointInfo, Handler, ServiceContext, ServiceError, ServiceInfo, discovery};
+use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 
 /// Most endpoints that are away and whose counts are kept: some agents make new ids at every start.
 const MAX_AWAY: usize = 1000;
 
 /// One running service; [`Service`](super::Service) is the handle to it.
 pub(super) struct Inner {
-    pub(super) mesh: Mesh,
+    pub(super) context: ServiceContext,
     pub(super) name: Token,
     pub(super) queue_group: &'static str,
     pub(super) id: String,
     pub(super) started: String,
-    description: RwLock<Arc<Description>>,
+    description: RwLock<Arc<ServiceInfo>>,
     listed: RwLock<Arc<[Listed]>>,
     endpoints: Mutex<Endpoints>,
     ended: CancellationToken,
@@ -47,7 +47,7 @@ struct Endpoints {
 
 /// The counts of endpoints that are not published right now, by subject; the oldest go first.
 #[derive(Default)]
-struct Away(VecDeque<(String, Arc<Stats>)>);
+struct Away(VecDeque<(String, Arc<EndpointStats>)>);
 
 impl Away {
     fn keep(&mut self, gone: &Listed) {
@@ -60,25 +60,25 @@ impl Away {
     }
 
     /// The counts to go on with: those from before, or none.
-    fn take(&mut self, subject: &str) -> Arc<Stats> {
+    fn take(&mut self, subject: &str) -> Arc<EndpointStats> {
         let index = self.0.iter().position(|(away, _)| away == subject);
         index.and_then(|index| self.0.remove(index)).map(|(_, stats)| stats).unwrap_or_default()
     }
 }
 
 /// A question, and what is asked.
-type Questions = SelectAll<BoxStream<'static, (Verb, Message)>>;
+type Questions = SelectAll<BoxStream<'static, (DiscoveryVerb, Message)>>;
 
 impl Inner {
     pub(super) async fn start(
-        mesh: Mesh,
+        context: ServiceContext,
         name: Token,
         queue_group: &'static str,
-        description: Description,
-        permanent: Vec<(Endpoint, Handler)>,
+        description: ServiceInfo,
+        permanent: Vec<(EndpointInfo, Handler)>,
     ) -> Result<Arc<Self>, ServiceError> {
         let inner = Self {
-            mesh,
+            context,
             name,
             queue_group,
             id: Uuid::new_v4().simple().to_string(),
@@ -92,7 +92,7 @@ impl Inner {
         let mut endpoints = Endpoints::default();
         for (endpoint, handler) in distinct(permanent, HashSet::new()) {
             let subscriber = inner.subscribe(&endpoint.subject).await?;
-            let running = Running::start(&inner.mesh, endpoint, handler, subscriber, Arc::default());
+            let running = Running::start(&inner.context, endpoint, handler, subscriber, Arc::default());
             endpoints.permanent.push(running);
         }
         inner.list(&endpoints);
@@ -100,12 +100,12 @@ impl Inner {
         // Only now is there a task that keeps the service alive: if this future is dropped earlier,
         // the endpoints end with it.
         let inner = Arc::new(inner);
-        endpoints.answering = Some(inner.mesh.tasks.spawn(Arc::clone(&inner).answer(questions)));
+        endpoints.answering = Some(inner.context.tasks.spawn(Arc::clone(&inner).answer(questions)));
         *inner.endpoints.lock().await = endpoints;
         Ok(inner)
     }
 
-    pub(super) async fn publish(&self, wanted: Vec<(Endpoint, Handler)>) -> Result<(), ServiceError> {
+    pub(super) async fn publish(&self, wanted: Vec<(EndpointInfo, Handler)>) -> Result<(), ServiceError> {
         let mut endpoints = self.endpoints.lock().await;
         if self.ended.is_cancelled() {
             return Err(ServiceError::Stopped);
@@ -129,7 +129,7 @@ impl Inner {
                 endpoints.published.push(running);
             } else if let Some(subscriber) = added.remove(&endpoint.subject) {
                 let stats = endpoints.away.take(&endpoint.subject);
-                endpoints.published.push(Running::start(&self.mesh, endpoint, handler, subscriber, stats));
+                endpoints.published.push(Running::start(&self.context, endpoint, handler, subscriber, stats));
             }
         }
         present.values().for_each(|gone| endpoints.away.keep(&gone.listed()));
@@ -159,7 +159,7 @@ impl Inner {
             for one in &leaving {
                 one.told().await;
             }
-            round_trip(&self.mesh.client).await
+            round_trip(&self.context.client).await
         };
         let told = tokio::time::timeout(round_trip::LIMIT, told).await;
         if let Err(error) = told.unwrap_or(Err(RoundTripError::TimedOut)) {
@@ -172,7 +172,7 @@ impl Inner {
     }
 
     async fn subscribe(&self, subject: &str) -> Result<Subscriber, ServiceError> {
-        self.mesh
+        self.context
             .client
             .queue_subscribe(subject.to_owned(), self.queue_group.to_owned())
             .await
@@ -183,9 +183,9 @@ impl Inner {
     /// that does not exist gets "no responders".
     async fn subscribe_questions(&self) -> Result<Questions, ServiceError> {
         let mut questions = SelectAll::new();
-        for verb in Verb::ALL {
+        for verb in DiscoveryVerb::ALL {
             for subject in Subjects::srv(verb, &self.name, &self.id) {
-                let asked = self.mesh.client.subscribe(subject.clone()).await;
+                let asked = self.context.client.subscribe(subject.clone()).await;
                 let asked = asked.map_err(|source| ServiceError::Subscribe { subject, source })?;
                 questions.push(asked.map(move |message| (verb, message)).boxed());
             }
@@ -195,10 +195,10 @@ impl Inner {
 
     async fn answer(self: Arc<Self>, mut questions: Questions) {
         while let Some(Some((verb, message))) = self.ended.run_until_cancelled(questions.next()).await {
-            let Some(reply) = message.reply.filter(|reply| self.mesh.guard.allows(reply)) else {
+            let Some(reply) = message.reply.filter(|reply| self.context.guard.allows(reply)) else {
                 continue;
             };
-            let client = &self.mesh.client;
+            let client = &self.context.client;
             let answer = match discovery::response(verb, &self, client.max_payload()) {
                 Ok(answer) => answer,
                 Err(error) => {
@@ -222,18 +222,21 @@ impl Inner {
         Arc::clone(&self.listed.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn describe(&self, description: Description) {
+    pub(super) fn describe(&self, description: ServiceInfo) {
         *self.description.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(description);
     }
 
-    pub(super) fn description(&self) -> Arc<Description> {
+    pub(super) fn description(&self) -> Arc<ServiceInfo> {
         Arc::clone(&self.description.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// The endpoints whose subjects are neither taken nor come twice.
-fn distinct(endpoints: Vec<(Endpoint, Handler)>, mut taken: HashSet<String>) -> Vec<(Endpoint, Handler)> {
-    let is_new = |(endpoint, _): &(Endpoint, Handler)| {
+fn distinct(
+    endpoints: Vec<(EndpointInfo, Handler)>,
+    mut taken: HashSet<String>,
+) -> Vec<(EndpointInfo, Handler)> {
+    let is_new = |(endpoint, _): &(EndpointInfo, Handler)| {
         let new = taken.insert(endpoint.subject.clone());
         if !new {
             warn!(

@@ -11,12 +11,12 @@ const ENCODED: &str = "_u";
 
 /// Where one agent is reached by clients of the protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct AgentSubjects {
+pub(crate) struct AgentProtocolSubjects {
     owner: String,
     session: String,
 }
 
-impl AgentSubjects {
+impl AgentProtocolSubjects {
     /// The subjects of an agent. The owner comes from the settings, which take only what fits.
     ///
     /// The protocol has lower-case tokens only, `[a-z0-9_-]+`. An agent's token that fits is used as
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn subjects_are_those_of_the_protocol() {
-        let subjects = AgentSubjects::new("acme", &Token::new("weather"));
+        let subjects = AgentProtocolSubjects::new("acme", &Token::new("weather"));
         assert_eq!(subjects.prompt(), "agents.prompt.a2a.acme.weather");
         assert_eq!(subjects.status(), "agents.status.a2a.acme.weather");
         assert_eq!(subjects.heartbeat(), "agents.hb.a2a.acme.weather");
@@ -99,7 +99,7 @@ mod tests {
     #[case("two words", "_xtwo_20words")]
     #[case("é", "_u__x___c3___a9")]
     fn a_name_becomes_a_lower_case_token(#[case] name: &str, #[case] session: &str) {
-        assert_eq!(AgentSubjects::new("o", &Token::new(name)).session(), session);
+        assert_eq!(AgentProtocolSubjects::new("o", &Token::new(name)).session(), session);
     }
 
     fn read_back(session: &str) -> String {
@@ -121,7 +121,7 @@ mod tests {
         #[test]
         fn every_name_makes_a_token_of_its_own(name in any::<String>()) {
             let token = Token::new(&name);
-            let subjects = AgentSubjects::new("o", &token);
+            let subjects = AgentProtocolSubjects::new("o", &token);
             let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
             prop_assert!(!subjects.session().is_empty() && subjects.session().bytes().all(plain));
             prop_assert_eq!(read_back(subjects.session()), token.as_str());

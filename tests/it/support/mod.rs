@@ -1,5 +1,6 @@
 //! What the tests stand on: a real server, the real program, real agents, and waiting without sleeping.
 
+pub mod agent_protocol;
 pub mod bridge;
 pub mod caller;
 pub mod cli;
@@ -7,7 +8,6 @@ pub mod cli;
 pub mod collector;
 pub mod demo_agent;
 pub mod eventually;
-pub mod face;
 pub mod frames;
 pub mod nats;
 pub mod peer;

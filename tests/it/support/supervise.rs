@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use a2a_bridge::internal::Report;
+use a2a_bridge::internal::AgentReport;
 use a2a_bridge::internal::procfs::{self, Stat};
 use a2a_bridge::internal::{Subjects, Token};
 use async_nats::Client;
@@ -170,14 +170,19 @@ impl Site {
     }
 
     /// What the bridge says of an agent; `None` before it does.
-    pub async fn show(&self, agent: &str) -> Option<Report> {
+    pub async fn show(&self, agent: &str) -> Option<AgentReport> {
         let subject = Subjects::new("a2a").unwrap().control(&Token::new(agent), "show");
         let reply =
             tokio::time::timeout(Duration::from_secs(2), self.client.request(subject, "".into())).await;
         serde_json::from_slice(&reply.ok()?.ok()?.payload).ok()
     }
 
-    pub async fn until(&self, agent: &str, limit: Duration, is: impl Fn(&Report) -> bool) -> Report {
+    pub async fn until(
+        &self,
+        agent: &str,
+        limit: Duration,
+        is: impl Fn(&AgentReport) -> bool,
+    ) -> AgentReport {
         let began = Instant::now();
         loop {
             let report = self.show(agent).await;
@@ -189,7 +194,7 @@ impl Site {
         }
     }
 
-    pub async fn until_state(&self, agent: &str, state: &str) -> Report {
+    pub async fn until_state(&self, agent: &str, state: &str) -> AgentReport {
         self.until(agent, SOON, |report| report.state == state).await
     }
 

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use a2a_bridge::internal::service::{Description, Endpoint, Handler, Mesh, Request, Service};
+use a2a_bridge::internal::service::{
+    EndpointInfo, Handler, Service, ServiceContext, ServiceInfo, ServiceRequest,
+};
 use a2a_bridge::internal::{ReplyGuard, Token};
 use async_nats::client::RequestErrorKind;
 use async_nats::{Client, ConnectOptions};
@@ -16,7 +18,7 @@ use super::nats::NatsServer;
 pub struct Weather {
     pub server: NatsServer,
     pub caller: Client,
-    pub mesh: Mesh,
+    pub context: ServiceContext,
     pub service: Service,
 }
 
@@ -29,23 +31,23 @@ impl Weather {
         let caller = server.connect().await;
         let client = server.connect_with(options).await;
         let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
-        let mesh = Mesh { client, guard, tasks: TaskTracker::new() };
-        let description = Description {
+        let context = ServiceContext { client, guard, tasks: TaskTracker::new() };
+        let description = ServiceInfo {
             version: "1.2.3".into(),
             description: "Forecasts".into(),
             metadata: BTreeMap::from([("a2a.state".into(), "starting".into())]),
         };
-        let card = (endpoint("a2a.card.weather", "card"), answer(&mesh, "a card"));
+        let card = (endpoint("a2a.card.weather", "card"), answer(&context, "a card"));
         let service =
-            Service::start(&mesh, Token::new("weather"), "a2a", description, vec![card]).await.unwrap();
-        Self { server, caller, mesh, service }
+            Service::start(&context, Token::new("weather"), "a2a", description, vec![card]).await.unwrap();
+        Self { server, caller, context, service }
     }
 
     pub async fn publish(&self, endpoints: &[(&str, &str)]) {
         let endpoints = endpoints.iter().map(|(subject, text)| {
             let mut endpoint = endpoint(subject, subject.rsplit('.').next().unwrap());
             endpoint.metadata.insert("description".into(), (*text).into());
-            (endpoint, answer(&self.mesh, text))
+            (endpoint, answer(&self.context, text))
         });
         self.service.publish(endpoints.collect()).await.unwrap();
     }
@@ -77,17 +79,17 @@ impl Weather {
     }
 }
 
-pub fn endpoint(subject: &str, name: &str) -> Endpoint {
-    Endpoint { name: name.into(), subject: subject.into(), metadata: BTreeMap::new() }
+pub fn endpoint(subject: &str, name: &str) -> EndpointInfo {
+    EndpointInfo { name: name.into(), subject: subject.into(), metadata: BTreeMap::new() }
 }
 
-pub fn answer(mesh: &Mesh, text: &str) -> Handler {
-    let (mesh, text) = (mesh.clone(), text.to_owned());
-    Arc::new(move |Request { message, call }| {
-        let (client, text) = (mesh.client.clone(), text.clone());
-        mesh.tasks.spawn(async move {
+pub fn answer(context: &ServiceContext, text: &str) -> Handler {
+    let (context, text) = (context.clone(), text.to_owned());
+    Arc::new(move |ServiceRequest { message, accounting }| {
+        let (client, text) = (context.client.clone(), text.clone());
+        context.tasks.spawn(async move {
             client.publish(message.reply.unwrap(), text.into()).await.unwrap();
-            call.succeed();
+            accounting.succeed();
         });
     })
 }

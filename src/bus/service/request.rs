@@ -11,26 +11,26 @@ const LAST_ERROR_MAX: usize = 200;
 
 /// A message to be answered: it has a reply subject, and that subject may be published to.
 ///
-/// Take it apart: `let Request { message, call } = request;`, answer, and end the call.
+/// Take it apart: `let ServiceRequest { message, accounting } = request;`, answer, and end the call.
 #[derive(Debug)]
-pub struct Request {
+pub struct ServiceRequest {
     /// The message; its `reply` is `Some` and allowed.
     pub message: async_nats::Message,
     /// Counts the request when it ends.
-    pub call: Call,
+    pub accounting: Accounting,
 }
 
 /// A request that is being worked on. It is counted exactly once, when it ends; one that is dropped
 /// without a word has gone wrong inside the bridge and counts as `500:internal`.
 #[derive(Debug)]
-pub struct Call {
-    stats: Arc<Stats>,
+pub struct Accounting {
+    stats: Arc<EndpointStats>,
     began: Instant,
     counted: bool,
 }
 
-impl Call {
-    pub(super) fn begin(stats: &Arc<Stats>) -> Self {
+impl Accounting {
+    pub(super) fn begin(stats: &Arc<EndpointStats>) -> Self {
         Self { stats: Arc::clone(stats), began: Instant::now(), counted: false }
     }
 
@@ -67,7 +67,7 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for Accounting {
     fn drop(&mut self) {
         if !self.counted {
             self.count(Some((500, "internal")));
@@ -77,7 +77,7 @@ impl Drop for Call {
 
 /// The counts of one endpoint since the service started.
 #[derive(Debug, Default)]
-pub(super) struct Stats {
+pub(super) struct EndpointStats {
     requests: AtomicU64,
     errors: AtomicU64,
     processing_time: AtomicU64,
@@ -93,7 +93,7 @@ pub(super) struct Counts {
     pub(super) last_error: String,
 }
 
-impl Stats {
+impl EndpointStats {
     pub(super) fn counts(&self) -> Counts {
         Counts {
             requests: self.requests.load(Relaxed),
@@ -110,11 +110,11 @@ mod tests {
 
     #[test]
     fn every_call_counts_once_however_it_ends() {
-        let stats = Arc::new(Stats::default());
-        Call::begin(&stats).succeed();
-        Call::begin(&stats).fail(429, "busy");
+        let stats = Arc::new(EndpointStats::default());
+        Accounting::begin(&stats).succeed();
+        Accounting::begin(&stats).fail(429, "busy");
         assert_eq!(stats.counts().last_error, "429:busy");
-        drop(Call::begin(&stats));
+        drop(Accounting::begin(&stats));
         let counts = stats.counts();
         assert_eq!((counts.requests, counts.errors), (3, 2));
         assert_eq!(counts.last_error, "500:internal");

@@ -1,4 +1,4 @@
-//! One agent and its places on the mesh.
+//! One agent and its places on the context.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::bus::publication::Publication;
 const LAST_REPLIES: Duration = Duration::from_secs(4);
 
 #[derive(Debug)]
-pub(super) struct Served {
+pub(super) struct ServedAgent {
     pub(super) agent: Agent,
     pub(super) publication: Publication,
     pub(super) control: Control,
@@ -24,7 +24,7 @@ pub(super) struct Served {
     pub(super) stop: Stop,
 }
 
-impl Served {
+impl ServedAgent {
     /// Waits until the mesh shows the agent's state, and its actions if it is ready.
     pub(super) async fn shown(&self) {
         // An error means that the publication has ended, and then there is nothing to wait for.

@@ -31,32 +31,32 @@ impl EncodedReply {
     pub(crate) fn new(reply: &Reply, max_payload: usize, overhead: usize) -> Self {
         match reply {
             Ok(outcome) => {
-                let outgoing = Self { body: outcome.to_json(), headers: None, error: None };
-                let size = outgoing.size(overhead);
+                let encoded = Self { body: outcome.to_json(), headers: None, error: None };
+                let size = encoded.size(overhead);
                 if size <= max_payload {
-                    return outgoing;
+                    return encoded;
                 }
                 if outcome.follow_up.is_some()
                     && let Some(body) = question::cut(outcome, max_payload.saturating_sub(overhead))
                 {
-                    return Self { body, ..outgoing };
+                    return Self { body, ..encoded };
                 }
                 Self::too_large(size, Some(outcome.task.clone()), max_payload, overhead)
             }
             Err(error) => {
-                let outgoing = Self::of_error(error);
-                let size = outgoing.size(overhead);
+                let encoded = Self::of_error(error);
+                let size = encoded.size(overhead);
                 if size <= max_payload {
-                    return outgoing;
+                    return encoded;
                 }
                 if error.info.a2a_data.is_some() {
                     // The agent's code and text say more than that they came with much data.
                     let mut error = error.clone();
                     error.info.a2a_data = None;
                     error.message += " (its data is too large for a message and left out)";
-                    let outgoing = Self::of_error(&error);
-                    if outgoing.size(overhead) <= max_payload {
-                        return outgoing;
+                    let encoded = Self::of_error(&error);
+                    if encoded.size(overhead) <= max_payload {
+                        return encoded;
                     }
                 }
                 Self::too_large(size, error.task.clone(), max_payload, overhead)
@@ -76,9 +76,9 @@ impl EncodedReply {
         let message =
             format!("the reply has {size} bytes, and the NATS server accepts {max_payload} at most");
         let mut error = ActionError { task, ..ActionError::new(Code::TooLarge, message) };
-        let outgoing = Self::of_error(&error);
-        if outgoing.size(overhead) <= max_payload {
-            return outgoing;
+        let encoded = Self::of_error(&error);
+        if encoded.size(overhead) <= max_payload {
+            return encoded;
         }
         // The ids are too long as well: an error without its task is better than none.
         error.task = None;

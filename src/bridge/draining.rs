@@ -8,14 +8,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::served::Served;
+use super::served_agent::ServedAgent;
 use crate::agent::{Agent, Predecessors};
 use crate::config::{self, Port};
 use crate::metrics::Metrics;
 use crate::tasks::{OnFailure, Tasks};
 
 #[derive(Debug)]
-pub(super) struct Departures {
+pub(super) struct DrainingAgents {
     tasks: Tasks,
     tracker: TaskTracker,
     metrics: Arc<Metrics>,
@@ -23,7 +23,7 @@ pub(super) struct Departures {
     leaving: Arc<Mutex<Vec<Agent>>>,
 }
 
-impl Departures {
+impl DrainingAgents {
     pub(super) fn new(tasks: Tasks, metrics: Arc<Metrics>, grace: Duration) -> Self {
         Self { tasks, tracker: TaskTracker::new(), metrics, grace, leaving: Arc::default() }
     }
@@ -41,7 +41,7 @@ impl Departures {
 
     /// Lets an agent go. One that was replaced has a `successor` that re-announces itself after the old
     /// instance has announced `stopped`.
-    pub(super) fn start(&self, served: Served, successor: Option<Arc<Notify>>) {
+    pub(super) fn start(&self, served: ServedAgent, successor: Option<Arc<Notify>>) {
         let mut leaving = lock(&self.leaving);
         if !leaving.iter().any(|agent| agent.is(&served.agent)) {
             leaving.push(served.agent.clone());

@@ -9,8 +9,8 @@ use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::{Value, json};
 
+use crate::support::agent_protocol::{DemoAgent, Overheard, PROMPT, SOON, Scene, attachment};
 use crate::support::eventually::{eventually, eventually_eq};
-use crate::support::face::{DemoAgent, Overheard, PROMPT, SOON, Scene, attachment};
 use crate::support::nats::NatsServer;
 
 #[tokio::test]
