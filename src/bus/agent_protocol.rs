@@ -130,7 +130,7 @@ struct Shown {
 
 /// A registered service, and the limit that it has told.
 struct Registered {
-    service: Service,
+    service: Arc<Service>,
     max_payload: usize,
 }
 

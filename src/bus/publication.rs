@@ -38,7 +38,7 @@ pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")
 /// An agent's presence on the context.
 #[derive(Debug)]
 pub(crate) struct Publication {
-    service: Service,
+    service: Arc<Service>,
     withdraw: CancellationToken,
     withdrawn: CancellationToken,
     registry: Registry,
@@ -128,7 +128,7 @@ struct Shown {
     agent: Agent,
     token: Token,
     subjects: Subjects,
-    service: Service,
+    service: Arc<Service>,
     dispatcher: Arc<Dispatcher>,
     registry: Registry,
     state: watch::Sender<Option<AgentState>>,

@@ -1,62 +1,72 @@
-//! The NATS service protocol for one agent: endpoints that come and go, true counts, and a stop that
-//! loses nothing.
+//! The NATS service protocol (ADR-32) for one agent.
 //!
-//! A [`Service`] answers `$SRV.PING`, `INFO` and `STATS` (ADR-32) and hands requests to the handlers
-//! of its endpoints. Some endpoints are there for as long as the service is, the others are published
-//! as one whole set, again and again. What a request means and how it is answered is the
-//! handlers' business; which subjects there are is [`subject`](super::subject)'s.
+//! A [`Service`] answers `$SRV.PING`, `INFO` and `STATS` and passes requests to the handlers of its
+//! endpoints. Permanent endpoints exist as long as the service; the others are published as one set, which
+//! replaces the previous set. The handlers decide what a request means and how to answer it;
+//! [`subject`](super::subject) decides which subjects exist.
 //!
 //! # Why not the library's service layer
 //!
 //! It never removes an endpoint from INFO, counts only replies that it sends itself, and loses requests
 //! when it stops.
 //!
-//! # How an endpoint leaves
+//! # Removing an endpoint without losing requests
 //!
-//! A client that unsubscribes forgets the subscription at once, while the server goes on sending until
-//! it has heard of it: these messages are lost, and with them calls that another replica would gladly
-//! have taken. The cure is an order: tell the server, keep reading until it has certainly heard, and
-//! only then forget. The library has no call for "tell the server only", but
-//! `unsubscribe_after(u64::MAX)` is one. The client takes it for a count that is never reached. The
-//! server reads counts of at most nine digits, and takes any other for none, which means at once
-//! (`parseSize` and `processUnsub` in nats-server: since 2.2 by the number of digits, before by
-//! overflow to -1). After a reconnect the client repeats it, so nothing depends on either side's
-//! count of messages. A [`round_trip()`] says that the server has heard. Should a server ever take the
-//! number at its word, the endpoint still ends, only as lossy as a plain unsubscribe, and the
-//! tests of rolling restarts tell.
+//! A client that unsubscribes forgets the subscription at once, while the server keeps sending until it has
+//! processed the command. Those messages are lost, although another replica could have served them. So the
+//! service unsubscribes at the server first, keeps reading until the server has certainly processed the
+//! command, and only then drops the subscription. The library cannot unsubscribe at the server only, but
+//! `unsubscribe_after(u64::MAX)` has that effect: the client waits for a count that it never reaches, and the
+//! server reads counts of at most nine digits and takes a longer one for none, which means "now"
+//! (`parseSize` and `processUnsub` in nats-server: since 2.2 by the number of digits, before that by
+//! overflow to -1). The client repeats the command after a reconnect, so nothing depends on either side's
+//! count of messages. A [`round_trip()`] confirms that the server has processed the command. If a server ever
+//! took the number literally, the endpoint would still end, but lose requests like a plain unsubscribe; the
+//! tests of rolling restarts would fail.
 
 mod discovery;
 mod endpoint;
-mod inner;
 mod request;
 mod round_trip;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::SystemTime;
 
-use async_nats::{Client, SubscribeError};
-use tokio::task::JoinError;
+use async_nats::{Client, Message, SubscribeError, Subscriber};
+use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, SelectAll};
+use serde::Serialize;
+use tokio::sync::{Mutex, watch};
+use tokio::task::{JoinError, JoinHandle};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::debug;
+use tracing::{debug, warn};
+use uuid::Uuid;
 
-pub use self::discovery::semver_or_zero;
-use self::inner::Inner;
+pub(crate) use self::discovery::semver_or_zero;
+use self::endpoint::{EndpointTask, ListedEndpoint};
+use self::request::EndpointStats;
 pub use self::request::{Accounting, ServiceRequest};
 pub use self::round_trip::{RoundTripError, round_trip};
-use super::subject::{ReplyGuard, Token};
+use super::subject::{DiscoveryVerb, ReplyGuard, Subjects, Token};
+use crate::text::rfc3339;
+
+/// Removed endpoints whose statistics are kept. The number is limited because some agents make new skill
+/// ids at every start.
+const MAX_REMOVED_STATS: usize = 1000;
 
 /// What all services on one connection share.
 #[derive(Debug, Clone)]
 pub struct ServiceContext {
     /// The connection. It must not have `no_echo` set.
     pub client: Client,
-    /// Which reply subjects are answered.
     pub guard: Arc<ReplyGuard>,
-    /// Where the services' tasks run.
+    /// Runs the tasks of the services.
     pub tasks: TaskTracker,
 }
 
-/// What INFO says about the service; all but its name and id may change.
+/// The part of INFO that describes the service and may change while it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServiceInfo {
     /// A semantic version, see [`semver_or_zero`].
@@ -65,111 +75,283 @@ pub struct ServiceInfo {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// One endpoint as INFO shows it. Its subject is what makes it the same endpoint or another.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One endpoint as INFO shows it. The subject identifies it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EndpointInfo {
-    /// Its name within the service.
     pub name: String,
     pub subject: String,
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Receives the requests of an endpoint, one after the other. It must not block: what takes longer
-/// than a few microseconds is to be spawned, or the endpoint's requests queue up behind it.
+/// Receives the requests of an endpoint, one after the other. It must not block: requests queue up behind
+/// it, so work that takes longer than a few microseconds belongs into a task of its own.
 pub type Handler = Arc<dyn Fn(ServiceRequest) + Send + Sync>;
 
-/// Why a service could not be started or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// The client is closed, or does not like the subject.
+    /// The client is closed, or does not accept the subject.
     #[error("cannot subscribe to {subject}")]
     Subscribe { subject: String, source: SubscribeError },
-    /// The service has been stopped.
-    #[error("the service has been stopped")]
+    #[error("the service is stopped")]
     Stopped,
-    /// The runtime is shutting down.
-    #[error("the service's task was ended")]
-    Ended(#[from] JoinError),
+    #[error("the runtime ended the service's task")]
+    TaskEnded(#[from] JoinError),
 }
 
-/// A handle to one running service. It runs until [`stop`](Self::stop), also when all handles are
-/// dropped.
-#[derive(Clone)]
+/// One running service. It runs until [`stop`](Self::stop), even if every other reference is dropped.
 pub struct Service {
-    inner: Arc<Inner>,
+    context: ServiceContext,
+    name: Token,
+    queue_group: &'static str,
+    id: String,
+    started: String,
+    info: watch::Sender<ServiceInfo>,
+    /// The endpoints that INFO and STATS show.
+    listed: watch::Sender<Vec<ListedEndpoint>>,
+    endpoints: Mutex<Endpoints>,
+    stopped: CancellationToken,
 }
+
+#[derive(Default)]
+struct Endpoints {
+    permanent: Vec<EndpointTask>,
+    published: Vec<EndpointTask>,
+    /// Statistics of removed endpoints by subject, the oldest first.
+    removed: VecDeque<(String, Arc<EndpointStats>)>,
+    /// Answers PING, INFO and STATS; `None` once the service is stopped.
+    responder: Option<JoinHandle<()>>,
+}
+
+impl Endpoints {
+    fn keep_stats(&mut self, removed: &ListedEndpoint) {
+        self.removed.push_back((removed.info.subject.clone(), Arc::clone(&removed.stats)));
+        while self.removed.len() > MAX_REMOVED_STATS {
+            if let Some((subject, _)) = self.removed.pop_front() {
+                debug!(subject, "dropping the statistics of a removed endpoint");
+            }
+        }
+    }
+
+    /// The statistics that the endpoint had before, or new ones.
+    fn stats_for(&mut self, subject: &str) -> Arc<EndpointStats> {
+        let index = self.removed.iter().position(|(removed, _)| removed == subject);
+        index.and_then(|index| self.removed.remove(index)).map(|(_, stats)| stats).unwrap_or_default()
+    }
+}
+
+type DiscoveryRequests = SelectAll<BoxStream<'static, (DiscoveryVerb, Message)>>;
 
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Service")
-            .field("name", &self.inner.name)
-            .field("id", &self.inner.id)
-            .finish_non_exhaustive()
+        f.debug_struct("Service").field("name", &self.name).field("id", &self.id).finish_non_exhaustive()
     }
 }
 
 impl Service {
-    /// Starts a service with the endpoints that stay for as long as it runs. It can be called when this
-    /// returns; without a connection it returns all the same, and the service is there as soon as
-    /// the connection is.
+    /// Starts a service with its permanent endpoints, which are reachable when this returns. Without a
+    /// connection it returns as well, and the service appears when the connection is up.
     ///
     /// # Errors
     ///
-    /// When the client does not accept a subscription. Nothing is left behind then, nor when the future
-    /// is dropped.
+    /// When the client does not accept a subscription. Neither an error nor dropping the future leaves
+    /// anything behind.
     pub async fn start(
         context: &ServiceContext,
         name: Token,
         queue_group: &'static str,
-        description: ServiceInfo,
+        info: ServiceInfo,
         permanent: Vec<(EndpointInfo, Handler)>,
-    ) -> Result<Self, ServiceError> {
-        let inner = Inner::start(context.clone(), name, queue_group, description, permanent).await?;
-        Ok(Self { inner })
+    ) -> Result<Arc<Self>, ServiceError> {
+        let service = Self {
+            context: context.clone(),
+            name,
+            queue_group,
+            id: Uuid::new_v4().simple().to_string(),
+            started: rfc3339(SystemTime::now()),
+            info: watch::Sender::new(info),
+            listed: watch::Sender::default(),
+            endpoints: Mutex::default(),
+            stopped: CancellationToken::new(),
+        };
+        let discovery = service.subscribe_discovery().await?;
+        let mut endpoints = Endpoints::default();
+        for (info, handler) in distinct(permanent, HashSet::new()) {
+            let subscriber = service.subscribe(&info.subject).await?;
+            endpoints.permanent.push(EndpointTask::start(context, info, handler, subscriber, Arc::default()));
+        }
+        service.list(&endpoints);
+        service.settle(Vec::new()).await;
+        // Up to here no task keeps the service alive: if this future is dropped, the endpoints end with it.
+        let service = Arc::new(service);
+        endpoints.responder = Some(context.tasks.spawn(Arc::clone(&service).answer_discovery(discovery)));
+        *service.endpoints.lock().await = endpoints;
+        Ok(service)
     }
 
     pub fn id(&self) -> &str {
-        &self.inner.id
+        &self.id
     }
 
-    /// Changes what INFO says about the service.
-    pub fn describe(&self, description: ServiceInfo) {
-        self.inner.describe(description);
+    pub fn describe(&self, info: ServiceInfo) {
+        self.info.send_replace(info);
     }
 
-    /// Makes these the endpoints, beside the permanent ones. One that was there before, by its subject,
-    /// is served on without a gap, with the new handler and metadata and the old counts; one that is not
-    /// among them any more is gone from INFO at once, and callers get "no responders" when this returns;
-    /// if it comes back later, it counts on. Of two with the same subject the first is taken.
+    /// Replaces the set of endpoints beside the permanent ones. An endpoint whose subject was published
+    /// before is served without a gap, with the new handler and metadata and the old statistics. A removed
+    /// endpoint disappears from INFO at once, and callers get "no responders" when this returns; if it is
+    /// published again later, it continues its statistics. Of two with the same subject the first is taken.
     ///
-    /// Goes on to its end even if the future is dropped.
+    /// The change completes even if the future is dropped: half of it would leave subscriptions behind that
+    /// nothing refers to.
     ///
     /// # Errors
     ///
-    /// When the client does not accept a subscription; then nothing is changed.
-    pub async fn publish(&self, endpoints: Vec<(EndpointInfo, Handler)>) -> Result<(), ServiceError> {
-        let inner = Arc::clone(&self.inner);
-        self.to_the_end(async move { inner.publish(endpoints).await }).await
+    /// When the client does not accept a subscription; then nothing changes.
+    pub async fn publish(
+        self: &Arc<Self>,
+        endpoints: Vec<(EndpointInfo, Handler)>,
+    ) -> Result<(), ServiceError> {
+        let service = Arc::clone(self);
+        self.context.tasks.spawn(async move { service.replace_endpoints(endpoints).await }).await?
     }
 
-    /// Takes all endpoints off the mesh without losing a request, then the service itself. When this
-    /// returns, all requests have been handed to their handlers; it does not wait for their replies.
-    pub async fn stop(&self) {
-        let inner = Arc::clone(&self.inner);
-        let stopped = self.to_the_end(async move {
-            inner.stop().await;
-            Ok(())
-        });
-        if let Err(error) = stopped.await {
-            debug!(%error, "service ended by force");
+    /// Removes all endpoints without losing a request, then the service itself. When this returns, the
+    /// handlers have received all requests; it does not wait for their replies. Completes even if the
+    /// future is dropped.
+    pub async fn stop(self: &Arc<Self>) {
+        let service = Arc::clone(self);
+        if let Err(error) = self.context.tasks.spawn(async move { service.remove_all().await }).await {
+            debug!(%error, "the runtime ended the service");
         }
     }
 
-    /// Half a change would leave endpoints behind that nobody knows of.
-    async fn to_the_end(
-        &self,
-        change: impl Future<Output = Result<(), ServiceError>> + Send + 'static,
-    ) -> Result<(), ServiceError> {
-        self.inner.context.tasks.spawn(change).await?
+    async fn replace_endpoints(&self, wanted: Vec<(EndpointInfo, Handler)>) -> Result<(), ServiceError> {
+        let mut endpoints = self.endpoints.lock().await;
+        if self.stopped.is_cancelled() {
+            return Err(ServiceError::Stopped);
+        }
+        let taken = endpoints.permanent.iter().map(|endpoint| endpoint.subject().to_owned()).collect();
+        let wanted = distinct(wanted, taken);
+
+        // Subscribing can fail, so it comes before any change.
+        let mut subscribers = HashMap::new();
+        for (info, _) in &wanted {
+            if !endpoints.published.iter().any(|endpoint| endpoint.subject() == info.subject) {
+                subscribers.insert(info.subject.clone(), self.subscribe(&info.subject).await?);
+            }
+        }
+
+        let mut previous: HashMap<String, EndpointTask> =
+            endpoints.published.drain(..).map(|endpoint| (endpoint.subject().to_owned(), endpoint)).collect();
+        for (info, handler) in wanted {
+            if let Some(mut endpoint) = previous.remove(&info.subject) {
+                endpoint.update(info, handler);
+                endpoints.published.push(endpoint);
+            } else if let Some(subscriber) = subscribers.remove(&info.subject) {
+                let stats = endpoints.stats_for(&info.subject);
+                let endpoint = EndpointTask::start(&self.context, info, handler, subscriber, stats);
+                endpoints.published.push(endpoint);
+            }
+        }
+        previous.values().for_each(|removed| endpoints.keep_stats(&removed.listed));
+        self.list(&endpoints);
+        self.settle(previous.into_values().collect()).await;
+        Ok(())
     }
+
+    async fn remove_all(&self) {
+        let mut endpoints = self.endpoints.lock().await;
+        let Endpoints { permanent, published, responder, .. } = std::mem::take(&mut *endpoints);
+        let Some(responder) = responder else { return };
+        self.list(&endpoints);
+        self.settle(permanent.into_iter().chain(published).collect()).await;
+        self.stopped.cancel();
+        if let Err(error) = responder.await {
+            warn!(service = %self.name, %error, "the task that answers PING, INFO and STATS failed");
+        }
+    }
+
+    /// Waits until the server knows all new subscriptions, and until the removed endpoints have read their
+    /// last message. One round trip serves them all.
+    async fn settle(&self, removed: Vec<EndpointTask>) {
+        let settled = CancellationToken::new();
+        removed.iter().for_each(|endpoint| endpoint.drain(&settled));
+        let confirmed = async {
+            for endpoint in &removed {
+                endpoint.unsubscribed().await;
+            }
+            round_trip(&self.context.client).await
+        };
+        let confirmed = tokio::time::timeout(round_trip::TIMEOUT, confirmed).await;
+        if let Err(error) = confirmed.unwrap_or(Err(RoundTripError::TimedOut)) {
+            let removed = removed.len();
+            warn!(service = %self.name, removed, %error, "cannot confirm the change of endpoints; continuing");
+        }
+        settled.cancel();
+        for endpoint in removed {
+            endpoint.ended().await;
+        }
+    }
+
+    async fn subscribe(&self, subject: &str) -> Result<Subscriber, ServiceError> {
+        self.context
+            .client
+            .queue_subscribe(subject.to_owned(), self.queue_group.to_owned())
+            .await
+            .map_err(|source| ServiceError::Subscribe { subject: subject.to_owned(), source })
+    }
+
+    /// Exact subjects and no queue group: every service answers for itself, and a request for a name that
+    /// does not exist gets "no responders".
+    async fn subscribe_discovery(&self) -> Result<DiscoveryRequests, ServiceError> {
+        let mut requests = SelectAll::new();
+        for verb in DiscoveryVerb::ALL {
+            for subject in Subjects::srv(verb, &self.name, &self.id) {
+                let subscriber = self.context.client.subscribe(subject.clone()).await;
+                let subscriber = subscriber.map_err(|source| ServiceError::Subscribe { subject, source })?;
+                requests.push(subscriber.map(move |message| (verb, message)).boxed());
+            }
+        }
+        Ok(requests)
+    }
+
+    async fn answer_discovery(self: Arc<Self>, mut requests: DiscoveryRequests) {
+        while let Some(Some((verb, message))) = self.stopped.run_until_cancelled(requests.next()).await {
+            let Some(reply) = message.reply.filter(|reply| self.context.guard.allows(reply)) else {
+                continue;
+            };
+            let client = &self.context.client;
+            let response = match discovery::response(verb, &self, client.max_payload()) {
+                Ok(response) => response,
+                Err(error) => {
+                    warn!(service = %self.name, %error, "cannot encode the response");
+                    continue;
+                }
+            };
+            let sent = self.stopped.run_until_cancelled(client.publish(reply, response.into())).await;
+            if let Some(Err(error)) = sent {
+                warn!(service = %self.name, verb = verb.as_str(), %error, "cannot send the response");
+            }
+        }
+    }
+
+    fn list(&self, endpoints: &Endpoints) {
+        let all = endpoints.permanent.iter().chain(&endpoints.published);
+        self.listed.send_replace(all.map(|endpoint| endpoint.listed.clone()).collect());
+    }
+}
+
+/// Drops endpoints whose subject is in `taken` or belongs to an earlier one.
+fn distinct(
+    endpoints: Vec<(EndpointInfo, Handler)>,
+    mut taken: HashSet<String>,
+) -> Vec<(EndpointInfo, Handler)> {
+    let is_new = |(info, _): &(EndpointInfo, Handler)| {
+        let new = taken.insert(info.subject.clone());
+        if !new {
+            warn!(subject = info.subject, endpoint = info.name, "subject is taken; ignoring the endpoint");
+        }
+        new
+    };
+    endpoints.into_iter().filter(is_new).collect()
 }

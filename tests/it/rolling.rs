@@ -45,7 +45,7 @@ struct Replica {
 }
 
 enum Leave {
-    Ours(Service),
+    Ours(Arc<Service>),
     Drain(CancellationToken),
 }
 

@@ -1,9 +1,8 @@
-//! What a service says about itself: PING, INFO and STATS of the NATS service protocol (ADR-32).
+//! PING, INFO and STATS responses of the NATS service protocol (ADR-32).
 //!
-//! Everything in an INFO response comes from a card or the configuration and has to fit into one
-//! message, so [`fit`] shortens what people read before it leaves out what programs need. STATS of
-//! very many endpoints may be too long as well; [`fit_stats`] leaves those out that were asked least.
-//! How many are left out is said.
+//! The texts in a response come from a card or the configuration, and the response has to fit into one
+//! message. [`DiscoveryResponse::encode`] shortens texts for people before it leaves out what programs need, and the
+//! metadata says how many endpoints it left out.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -11,13 +10,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::ServiceInfo;
-use super::endpoint::Listed;
-use super::inner::Inner;
+use super::request::StatsSnapshot;
+use super::{EndpointInfo, Service};
 use crate::bus::subject::DiscoveryVerb;
-use crate::json::first_that_fit;
+use crate::json::{first_that_fit, shorten_written, to_bytes};
 
-/// In the metadata of INFO and STATS: how many endpoints are not in it.
+/// Key in the metadata of INFO and STATS: the number of endpoints that did not fit.
 const LEFT_OUT: &str = "a2a.endpoints_left_out";
 
 #[derive(Serialize)]
@@ -29,173 +27,160 @@ struct Identity<'a> {
     metadata: Cow<'a, BTreeMap<String, String>>,
 }
 
+/// An INFO or a STATS response.
 #[derive(Serialize)]
-struct InfoResponse<'a> {
+struct DiscoveryResponse<'a, E> {
     #[serde(flatten)]
     identity: Identity<'a>,
-    description: String,
-    endpoints: Vec<InfoEndpoint<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    started: Option<&'a str>,
+    endpoints: Vec<E>,
 }
 
 #[derive(Serialize)]
-struct InfoEndpoint<'a> {
+struct InfoEntry {
+    #[serde(flatten)]
+    info: EndpointInfo,
+    queue_group: &'static str,
+}
+
+#[derive(Serialize)]
+struct StatsEntry<'a> {
     name: &'a str,
     subject: &'a str,
     queue_group: &'static str,
-    metadata: BTreeMap<&'a str, String>,
-}
-
-#[derive(Serialize)]
-struct StatsResponse<'a> {
     #[serde(flatten)]
-    identity: Identity<'a>,
-    started: &'a str,
-    endpoints: Vec<StatsEndpoint<'a>>,
+    stats: StatsSnapshot,
 }
 
-#[derive(Serialize)]
-struct StatsEndpoint<'a> {
-    name: &'a str,
-    subject: &'a str,
-    queue_group: &'static str,
-    num_requests: u64,
-    num_errors: u64,
-    last_error: String,
-    processing_time: u64,
-    average_processing_time: u64,
-}
-
-/// The response to `verb`, at most `max_payload` bytes where that can be done.
+/// The response to `verb`, in at most `max_payload` bytes where possible.
 pub(super) fn response(
     verb: DiscoveryVerb,
-    service: &Inner,
+    service: &Service,
     max_payload: usize,
 ) -> serde_json::Result<Vec<u8>> {
-    let (description, listed) = (service.description(), service.listed());
+    let (info, listed, queue_group) = (service.info.borrow(), service.listed.borrow(), service.queue_group);
     let identity = |r#type| Identity {
         r#type,
         name: service.name.as_str(),
         id: &service.id,
-        version: &description.version,
-        metadata: Cow::Borrowed(&description.metadata),
+        version: &info.version,
+        metadata: Cow::Borrowed(&info.metadata),
     };
-    // A quarter is left for what other people's tools add on the way.
+    // Leaves a quarter for what other tools add on the way.
     let limit = max_payload / 4 * 3;
     match verb {
         DiscoveryVerb::Ping => serde_json::to_vec(&identity("io.nats.micro.v1.ping_response")),
         DiscoveryVerb::Stats => {
-            let mut stats = StatsResponse {
+            let endpoints = listed.iter().map(|listed| StatsEntry {
+                name: &listed.info.name,
+                subject: &listed.info.subject,
+                queue_group,
+                stats: listed.stats.snapshot(),
+            });
+            let response = DiscoveryResponse {
                 identity: identity("io.nats.micro.v1.stats_response"),
-                started: &service.started,
-                endpoints: listed.iter().map(|listed| endpoint_stats(listed, service.queue_group)).collect(),
+                description: None,
+                started: Some(&service.started),
+                endpoints: endpoints.collect(),
             };
-            let bytes = serde_json::to_vec(&stats)?;
-            if bytes.len() <= limit {
-                return Ok(bytes);
-            }
-            fit_stats(&mut stats, bytes.len(), limit)?;
-            serde_json::to_vec(&stats)
+            response.encode(limit)
         }
         DiscoveryVerb::Info => {
-            let mut info =
-                info(identity("io.nats.micro.v1.info_response"), &description, &listed, service.queue_group);
-            let bytes = serde_json::to_vec(&info)?;
-            if bytes.len() <= limit {
-                return Ok(bytes);
-            }
-            fit(&mut info, bytes.len(), limit)?;
-            serde_json::to_vec(&info)
+            let endpoints =
+                listed.iter().map(|listed| InfoEntry { info: (*listed.info).clone(), queue_group });
+            let response = DiscoveryResponse {
+                identity: identity("io.nats.micro.v1.info_response"),
+                description: Some(info.description.clone()),
+                started: None,
+                endpoints: endpoints.collect(),
+            };
+            response.encode(limit)
         }
     }
 }
 
-fn info<'a>(
-    identity: Identity<'a>,
-    description: &ServiceInfo,
-    listed: &'a [Listed],
-    queue_group: &'static str,
-) -> InfoResponse<'a> {
-    let endpoints = listed
-        .iter()
-        .map(|Listed { endpoint, .. }| InfoEndpoint {
-            name: &endpoint.name,
-            subject: &endpoint.subject,
-            queue_group,
-            metadata: endpoint.metadata.iter().map(|(key, value)| (key.as_str(), value.clone())).collect(),
-        })
-        .collect();
-    InfoResponse { identity, description: description.description.clone(), endpoints }
+/// An endpoint in a response that may have to shrink.
+trait Shrink: Serialize {
+    fn texts(&mut self) -> impl Iterator<Item = &mut String>;
+
+    fn remove_texts(&mut self);
+
+    /// Of endpoints that do not all fit, those with the highest rank stay.
+    fn rank(&self) -> u64;
 }
 
-fn endpoint_stats<'a>(listed: &'a Listed, queue_group: &'static str) -> StatsEndpoint<'a> {
-    let counts = listed.stats.counts();
-    StatsEndpoint {
-        name: &listed.endpoint.name,
-        subject: &listed.endpoint.subject,
-        queue_group,
-        num_requests: counts.requests,
-        num_errors: counts.errors,
-        last_error: counts.last_error,
-        processing_time: counts.processing_time,
-        average_processing_time: counts.processing_time.checked_div(counts.requests).unwrap_or(0),
+impl Shrink for InfoEntry {
+    fn texts(&mut self) -> impl Iterator<Item = &mut String> {
+        self.info.metadata.values_mut()
+    }
+
+    fn remove_texts(&mut self) {
+        self.info.metadata.clear();
+    }
+
+    fn rank(&self) -> u64 {
+        0
     }
 }
 
-/// Brings an INFO response of `size` bytes down to `limit`: the longest texts are cut first, all to
-/// one length. When not even empty texts are enough, the endpoints lose their metadata altogether, and
-/// then the last of them are left out.
-fn fit(info: &mut InfoResponse<'_>, size: usize, limit: usize) -> serde_json::Result<()> {
-    let texts =
-        || info.endpoints.iter().flat_map(|endpoint| endpoint.metadata.values()).chain([&info.description]);
-    let lengths: Vec<usize> = texts().map(|text| escaped_len(text)).collect();
-    let fixed = size.saturating_sub(lengths.iter().sum());
-    let Some(budget) = limit.checked_sub(fixed) else {
-        info.description.clear();
-        info.endpoints.iter_mut().for_each(|endpoint| endpoint.metadata.clear());
-        if serde_json::to_vec(info)?.len() > limit {
-            let all = std::mem::take(&mut info.endpoints);
-            let count = all.len();
-            info.identity.say_left_out(count);
-            info.endpoints = first_that_fit(all, serde_json::to_vec(info)?.len(), limit)?;
-            info.identity.say_left_out(count - info.endpoints.len());
+impl Shrink for StatsEntry<'_> {
+    fn texts(&mut self) -> impl Iterator<Item = &mut String> {
+        std::iter::once(&mut self.stats.last_error)
+    }
+
+    fn remove_texts(&mut self) {
+        self.stats.last_error.clear();
+    }
+
+    fn rank(&self) -> u64 {
+        self.stats.num_requests
+    }
+}
+
+impl<E: Shrink> DiscoveryResponse<'_, E> {
+    /// Writes the response in at most `limit` bytes. If it is too long, the longest texts are cut, all to the
+    /// same length. If even empty texts are not enough, the endpoints lose their texts altogether, and then
+    /// those of the lowest rank are left out.
+    fn encode(mut self, limit: usize) -> serde_json::Result<Vec<u8>> {
+        let bytes = serde_json::to_vec(&self)?;
+        if bytes.len() <= limit {
+            return Ok(bytes);
         }
-        return Ok(());
-    };
-    let length = common_length(&lengths, budget);
-    for text in info.endpoints.iter_mut().flat_map(|endpoint| endpoint.metadata.values_mut()) {
-        shorten(text, length);
+        let lengths: Vec<usize> = self.texts().map(|text| written_len(text)).collect();
+        let fixed = bytes.len().saturating_sub(lengths.iter().sum());
+        if let Some(budget) = limit.checked_sub(fixed) {
+            let length = common_length(&lengths, budget);
+            self.texts().for_each(|text| shorten(text, length));
+            return serde_json::to_vec(&self);
+        }
+        self.description.iter_mut().for_each(String::clear);
+        self.endpoints.iter_mut().for_each(Shrink::remove_texts);
+        let bytes = serde_json::to_vec(&self)?;
+        if bytes.len() <= limit {
+            return Ok(bytes);
+        }
+        let mut all = std::mem::take(&mut self.endpoints);
+        all.sort_by_key(|endpoint| Reverse(endpoint.rank()));
+        let count = all.len();
+        self.set_left_out(count);
+        self.endpoints = first_that_fit(all, serde_json::to_vec(&self)?.len(), limit)?;
+        self.set_left_out(count - self.endpoints.len());
+        serde_json::to_vec(&self)
     }
-    shorten(&mut info.description, length);
-    Ok(())
-}
 
-/// Brings a STATS response of `size` bytes down to `limit`: the texts of errors are cut first, then
-/// the endpoints that were asked least are left out, and their number is said.
-fn fit_stats(stats: &mut StatsResponse<'_>, size: usize, limit: usize) -> serde_json::Result<()> {
-    let lengths: Vec<usize> =
-        stats.endpoints.iter().map(|endpoint| escaped_len(&endpoint.last_error)).collect();
-    let fixed = size.saturating_sub(lengths.iter().sum());
-    let length = common_length(&lengths, limit.saturating_sub(fixed));
-    stats.endpoints.iter_mut().for_each(|endpoint| shorten(&mut endpoint.last_error, length));
-    if fixed <= limit {
-        return Ok(());
+    fn texts(&mut self) -> impl Iterator<Item = &mut String> {
+        self.endpoints.iter_mut().flat_map(Shrink::texts).chain(&mut self.description)
     }
-    let mut all = std::mem::take(&mut stats.endpoints);
-    all.sort_by_key(|endpoint| Reverse(endpoint.num_requests));
-    let count = all.len();
-    stats.identity.say_left_out(count);
-    stats.endpoints = first_that_fit(all, serde_json::to_vec(stats)?.len(), limit)?;
-    stats.identity.say_left_out(count - stats.endpoints.len());
-    Ok(())
-}
 
-impl Identity<'_> {
-    fn say_left_out(&mut self, count: usize) {
-        self.metadata.to_mut().insert(LEFT_OUT.to_owned(), count.to_string());
+    fn set_left_out(&mut self, count: usize) {
+        self.identity.metadata.to_mut().insert(LEFT_OUT.to_owned(), count.to_string());
     }
 }
 
-/// The greatest length to which all can be cut so that together they are at most `budget`.
+/// The greatest length to which all can be cut so that their sum is at most `budget`.
 fn common_length(lengths: &[usize], budget: usize) -> usize {
     let fits = |length: usize| lengths.iter().map(|one| one.min(&length)).sum::<usize>() <= budget;
     let (mut low, mut high) = (0, lengths.iter().copied().max().unwrap_or(0));
@@ -210,66 +195,30 @@ fn common_length(lengths: &[usize], budget: usize) -> usize {
     low
 }
 
-/// Cuts a text to at most `length` bytes of JSON. A list or a schema is left out instead: half of
-/// one would only break its reader.
+/// Cuts a text to at most `length` bytes of JSON. A list or a schema becomes empty instead: a reader could
+/// not parse half of it.
 fn shorten(text: &mut String, length: usize) {
-    const ELLIPSIS: char = '…';
-    if escaped_len(text) <= length {
-        return;
-    }
-    let Some(room) = length.checked_sub(ELLIPSIS.len_utf8()).filter(|_| !text.starts_with(['{', '['])) else {
-        text.clear();
-        return;
-    };
-    let mut used = 0;
-    let end = text.char_indices().find_map(|(at, c)| {
-        used += escaped_char_len(c);
-        (used > room).then_some(at)
-    });
-    text.truncate(end.unwrap_or(text.len()));
-    text.push(ELLIPSIS);
-}
-
-fn escaped_len(text: &str) -> usize {
-    text.chars().map(escaped_char_len).sum()
-}
-
-/// How many bytes serde_json writes for a character of a string.
-fn escaped_char_len(c: char) -> usize {
-    match c {
-        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
-        '\0'..='\x1f' => 6,
-        other => other.len_utf8(),
+    if let Some(short) = shorten_written(text, length) {
+        let can_be_cut = !text.starts_with(['{', '[']) && length >= '…'.len_utf8();
+        *text = if can_be_cut { short } else { String::new() };
     }
 }
 
-/// The version when it is a semantic version, which the service protocol asks for, else `0.0.0`.
-pub fn semver_or_zero(version: &str) -> &str {
-    if is_semver(version) { version } else { "0.0.0" }
+/// The length of a text in JSON, without quotes.
+fn written_len(text: &str) -> usize {
+    to_bytes(&text).len() - 2
 }
 
-fn is_semver(version: &str) -> bool {
-    let numeric = |part: &str| {
-        part.bytes().all(|b| b.is_ascii_digit())
-            && !part.is_empty()
-            && (part == "0" || !part.starts_with('0'))
-    };
-    let word = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-    let (version, build) = version.split_once('+').map_or((version, None), |(v, b)| (v, Some(b)));
-    let (core, pre) = version.split_once('-').map_or((version, None), |(c, p)| (c, Some(p)));
-    core.split('.').count() == 3
-        && core.split('.').all(numeric)
-        && pre.is_none_or(|pre| {
-            pre.split('.')
-                .all(|part| word(part) && (numeric(part) || part.bytes().any(|b| !b.is_ascii_digit())))
-        })
-        && build.is_none_or(|build| build.split('.').all(word))
+/// The version if it is a semantic version, as the service protocol requires, else `0.0.0`.
+pub(crate) fn semver_or_zero(version: &str) -> &str {
+    if semver::Version::parse(version).is_ok() { version } else { "0.0.0" }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
     use rstest::rstest;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -292,114 +241,106 @@ mod tests {
         assert_eq!(semver_or_zero(version), if valid { version } else { "0.0.0" });
     }
 
-    fn sample<'a>(metadata: &'a BTreeMap<String, String>, texts: &[String]) -> InfoResponse<'a> {
-        let endpoint = |text: &String| InfoEndpoint {
-            name: "forecast",
-            subject: "a2a.action.weather.forecast",
-            queue_group: "a2a",
-            metadata: BTreeMap::from([
-                ("a2a.skill", "forecast".to_owned()),
-                ("description", text.clone()),
-                ("params", format!("{{\"description\":{text:?}}}")),
-            ]),
-        };
-        InfoResponse {
-            identity: Identity {
-                r#type: "t",
-                name: "weather",
-                id: "i",
-                version: "0.0.0",
-                metadata: Cow::Borrowed(metadata),
+    fn identity() -> Identity<'static> {
+        let metadata = Cow::Owned(BTreeMap::new());
+        Identity { r#type: "t", name: "weather", id: "i", version: "0.0.0", metadata }
+    }
+
+    fn info(texts: &[String]) -> DiscoveryResponse<'static, InfoEntry> {
+        let entry = |text: &String| InfoEntry {
+            info: EndpointInfo {
+                name: "forecast".to_owned(),
+                subject: "a2a.action.weather.forecast".to_owned(),
+                metadata: BTreeMap::from([
+                    ("a2a.skill".to_owned(), "forecast".to_owned()),
+                    ("description".to_owned(), text.clone()),
+                    ("params".to_owned(), format!("{{\"description\":{text:?}}}")),
+                ]),
             },
-            description: "Forecasts".to_owned(),
-            endpoints: texts.iter().map(endpoint).collect(),
+            queue_group: "a2a",
+        };
+        DiscoveryResponse {
+            identity: identity(),
+            description: Some("Forecasts".to_owned()),
+            started: None,
+            endpoints: texts.iter().map(entry).collect(),
         }
     }
 
-    fn size(info: &InfoResponse<'_>) -> usize {
-        serde_json::to_vec(info).unwrap().len()
+    /// The encoded response, which must fit, and the number of endpoints that were left out.
+    fn encoded<E: Shrink>(response: DiscoveryResponse<'_, E>, limit: usize) -> (Value, Option<usize>) {
+        let bytes = response.encode(limit).unwrap();
+        assert!(bytes.len() <= limit, "{}", bytes.len());
+        let value: Value = serde_json::from_slice(&bytes).unwrap();
+        let left_out = value["metadata"][LEFT_OUT].as_str().map(|text| text.parse().unwrap());
+        (value, left_out)
     }
 
     #[test]
     fn the_longest_texts_are_cut_first_and_a_schema_is_left_out_whole() {
-        let metadata = BTreeMap::new();
-        let mut info = sample(&metadata, &["x".repeat(5000), "short".to_owned()]);
-        let before = size(&info);
-        fit(&mut info, before, 3000).unwrap();
-        assert!(size(&info) <= 3000);
-        assert!(info.endpoints[0].metadata["description"].ends_with('…'));
-        assert!(info.endpoints[0].metadata["description"].len() > 1000);
-        assert_eq!(info.endpoints[0].metadata["params"], "");
-        assert_eq!(info.endpoints[1].metadata["description"], "short");
-        assert_eq!(info.endpoints[1].metadata["params"], "{\"description\":\"short\"}");
-        assert_eq!(info.description, "Forecasts");
+        let (info, _) = encoded(info(&["x".repeat(5000), "short".to_owned()]), 3000);
+        let metadata = |index: usize| info["endpoints"][index]["metadata"].clone();
+        let cut = metadata(0)["description"].as_str().unwrap().to_owned();
+        assert!(cut.ends_with('…') && cut.len() > 1000, "{}", cut.len());
+        assert_eq!(metadata(0)["params"], "");
+        assert_eq!(metadata(1)["description"], "short");
+        assert_eq!(metadata(1)["params"], "{\"description\":\"short\"}");
+        assert_eq!(info["description"], "Forecasts");
     }
 
     #[test]
-    fn metadata_goes_altogether_when_shortening_is_not_enough_and_then_the_last_endpoints() {
-        let metadata = BTreeMap::new();
+    fn metadata_is_removed_when_shortening_is_not_enough_and_then_the_last_endpoints() {
         for (limit, some_left_out) in [(6000, false), (3000, true)] {
-            let mut info = sample(&metadata, &vec!["text".to_owned(); 50]);
-            let before = size(&info);
-            fit(&mut info, before, limit).unwrap();
-            assert!(size(&info) <= limit);
-            assert!(info.endpoints.iter().all(|endpoint| endpoint.metadata.is_empty()));
-            let left_out = info.identity.metadata.get(LEFT_OUT).map(|text| text.parse::<usize>().unwrap());
+            let (info, left_out) = encoded(info(&vec!["text".to_owned(); 50]), limit);
+            let endpoints = info["endpoints"].as_array().unwrap();
+            assert!(endpoints.iter().all(|endpoint| endpoint["metadata"] == json!({})));
             assert_eq!(left_out.is_some(), some_left_out);
-            assert_eq!(info.endpoints.len() + left_out.unwrap_or_default(), 50);
+            assert_eq!(endpoints.len() + left_out.unwrap_or_default(), 50);
         }
     }
 
     #[test]
-    fn stats_that_are_too_long_leave_out_the_endpoints_that_were_asked_least() {
-        let metadata = BTreeMap::new();
-        let endpoint = |num_requests| StatsEndpoint {
+    fn stats_that_are_too_long_leave_out_the_endpoints_with_the_fewest_requests() {
+        let entry = |num_requests| StatsEntry {
             name: "forecast",
             subject: "a2a.action.weather.forecast",
             queue_group: "a2a",
-            num_requests,
-            num_errors: 0,
-            last_error: "502:".to_owned() + &"x".repeat(200),
-            processing_time: 0,
-            average_processing_time: 0,
+            stats: StatsSnapshot {
+                num_requests,
+                last_error: "502:".to_owned() + &"x".repeat(200),
+                ..StatsSnapshot::default()
+            },
         };
         let stats = |limit| {
-            let identity = Identity {
-                r#type: "t",
-                name: "weather",
-                id: "i",
-                version: "0.0.0",
-                metadata: Cow::Borrowed(&metadata),
+            let endpoints = (0..100).map(entry).collect();
+            let response = DiscoveryResponse {
+                identity: identity(),
+                description: None,
+                started: Some("now"),
+                endpoints,
             };
-            let endpoints = (0..100).map(endpoint).collect();
-            let mut stats = StatsResponse { identity, started: "now", endpoints };
-            let size = serde_json::to_vec(&stats).unwrap().len();
-            fit_stats(&mut stats, size, limit).unwrap();
-            assert!(serde_json::to_vec(&stats).unwrap().len() <= limit);
-            let left_out = stats.identity.metadata.get(LEFT_OUT).map(|text| text.parse::<u64>().unwrap());
-            (stats.endpoints.iter().map(|endpoint| endpoint.num_requests).collect::<Vec<_>>(), left_out)
+            let (stats, left_out) = encoded(response, limit);
+            let requests = |endpoint: &Value| endpoint["num_requests"].as_u64().unwrap();
+            (stats["endpoints"].as_array().unwrap().iter().map(requests).collect::<Vec<_>>(), left_out)
         };
         assert_eq!(stats(20_000), ((0..100).collect(), None));
         let (kept, left_out) = stats(10_000);
-        let left_out = left_out.unwrap();
+        let left_out = left_out.unwrap() as u64;
         assert!(left_out > 0 && left_out < 100, "{left_out}");
         assert_eq!(kept, (left_out..100).rev().collect::<Vec<_>>());
     }
 
     proptest! {
         #[test]
-        fn a_fitted_response_is_within_its_limit(
+        fn an_encoded_response_is_within_its_limit(
             texts in prop::collection::vec(any::<String>(), 1..20),
             limit in 0usize..8000,
         ) {
-            let metadata = BTreeMap::new();
-            let mut info = sample(&metadata, &texts);
-            let before = size(&info);
-            fit(&mut info, before, limit).unwrap();
-            let mut least = sample(&metadata, &[]);
-            least.description.clear();
-            least.identity.say_left_out(texts.len());
-            prop_assert!(size(&info) <= limit.max(size(&least)));
+            let size = info(&texts).encode(limit).unwrap().len();
+            let mut least = info(&[]);
+            least.description = Some(String::new());
+            least.set_left_out(texts.len());
+            prop_assert!(size <= limit.max(serde_json::to_vec(&least).unwrap().len()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One endpoint: a subscription, and the task that reads it until it has left without a loss.
+//! One endpoint: a subscription, and the task that reads it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,146 +16,139 @@ use crate::bus::subject::ReplyGuard;
 
 /// An endpoint as INFO and STATS show it.
 #[derive(Debug, Clone)]
-pub(super) struct Listed {
-    pub(super) endpoint: Arc<EndpointInfo>,
+pub(super) struct ListedEndpoint {
+    pub(super) info: Arc<EndpointInfo>,
     pub(super) stats: Arc<EndpointStats>,
 }
 
-enum Order {
+enum ReaderCommand {
     Serve(Handler),
-    /// Tell the server to send nothing more, read on until the token says that it has done so.
-    Leave(CancellationToken),
+    /// Unsubscribe at the server, and keep reading until the token is cancelled.
+    Drain(CancellationToken),
 }
 
-pub(super) struct Running {
-    listed: Listed,
-    orders: watch::Sender<Order>,
-    /// Cancelled when the server has been told to send nothing more (or will never be).
-    told: CancellationToken,
+pub(super) struct EndpointTask {
+    pub(super) listed: ListedEndpoint,
+    commands: watch::Sender<ReaderCommand>,
+    /// Cancelled when the unsubscribe command is on its way to the server, or never will be.
+    unsubscribed: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl Running {
-    /// Serves the endpoint, and counts its requests on from `stats`.
+impl EndpointTask {
+    /// Serves the endpoint, and adds its requests to `stats`.
     pub(super) fn start(
         context: &ServiceContext,
-        endpoint: EndpointInfo,
+        info: EndpointInfo,
         handler: Handler,
         subscriber: Subscriber,
         stats: Arc<EndpointStats>,
     ) -> Self {
-        let listed = Listed { endpoint: Arc::new(endpoint), stats };
-        let reader = Reader {
+        let reader = EndpointReader {
             guard: Arc::clone(&context.guard),
-            stats: Arc::clone(&listed.stats),
+            stats: Arc::clone(&stats),
             handler: handler.clone(),
         };
-        let (orders, received) = watch::channel(Order::Serve(handler));
-        let told = CancellationToken::new();
-        let task = context.tasks.spawn(reader.serve(subscriber, received, told.clone()));
-        Self { listed, orders, told, task }
+        let (commands, received) = watch::channel(ReaderCommand::Serve(handler));
+        let unsubscribed = CancellationToken::new();
+        let task = context.tasks.spawn(reader.run(subscriber, received, unsubscribed.clone()));
+        Self { listed: ListedEndpoint { info: Arc::new(info), stats }, commands, unsubscribed, task }
     }
 
     pub(super) fn subject(&self) -> &str {
-        &self.listed.endpoint.subject
+        &self.listed.info.subject
     }
 
-    pub(super) fn listed(&self) -> Listed {
-        self.listed.clone()
+    /// Changes what INFO shows and who handles requests; the subscription and the statistics stay.
+    pub(super) fn update(&mut self, info: EndpointInfo, handler: Handler) {
+        self.listed.info = Arc::new(info);
+        self.commands.send_replace(ReaderCommand::Serve(handler));
     }
 
-    /// The same subscription and counts, with a new face and a new handler.
-    pub(super) fn swap(&mut self, endpoint: EndpointInfo, handler: Handler) {
-        self.listed.endpoint = Arc::new(endpoint);
-        self.orders.send_replace(Order::Serve(handler));
+    /// Unsubscribes at the server, and keeps reading until `settled` is cancelled.
+    pub(super) fn drain(&self, settled: &CancellationToken) {
+        self.commands.send_replace(ReaderCommand::Drain(settled.clone()));
     }
 
-    /// Has the server told to send nothing more. Goes on reading until `settled`.
-    pub(super) fn leave(&self, settled: &CancellationToken) {
-        self.orders.send_replace(Order::Leave(settled.clone()));
+    /// Resolves when the command of [`drain`](Self::drain) is on its way to the server.
+    pub(super) async fn unsubscribed(&self) {
+        self.unsubscribed.cancelled().await;
     }
 
-    /// Resolves when what [`leave`](Self::leave) ordered is on its way to the server.
-    pub(super) async fn told(&self) {
-        self.told.cancelled().await;
-    }
-
-    /// Resolves when the last message was handed to its handler.
+    /// Resolves when the handler has received the last message.
     pub(super) async fn ended(self) {
         if let Err(error) = self.task.await {
-            error!(subject = self.listed.endpoint.subject, %error, "endpoint task failed");
+            error!(subject = self.listed.info.subject, %error, "endpoint task failed");
         }
     }
 }
 
-struct Reader {
+struct EndpointReader {
     guard: Arc<ReplyGuard>,
     stats: Arc<EndpointStats>,
     handler: Handler,
 }
 
-impl Reader {
-    async fn serve(
+impl EndpointReader {
+    async fn run(
         mut self,
         mut subscriber: Subscriber,
-        mut orders: watch::Receiver<Order>,
-        told: CancellationToken,
+        mut commands: watch::Receiver<ReaderCommand>,
+        unsubscribed: CancellationToken,
     ) {
-        // However this ends, nobody waits for it in vain.
-        let told = told.drop_guard();
+        // Whichever way this task ends, nothing waits for it forever.
+        let unsubscribed = unsubscribed.drop_guard();
         let settled = loop {
             tokio::select! {
                 biased;
-                changed = orders.changed() => match &*orders.borrow_and_update() {
-                    Order::Leave(settled) => break settled.clone(),
-                    Order::Serve(handler) if changed.is_ok() => self.handler = Arc::clone(handler),
-                    // The service is gone without having been stopped.
-                    Order::Serve(_) => return,
+                changed = commands.changed() => match &*commands.borrow_and_update() {
+                    ReaderCommand::Drain(settled) => break settled.clone(),
+                    ReaderCommand::Serve(handler) if changed.is_ok() => self.handler = Arc::clone(handler),
+                    // The service was dropped without a stop.
+                    ReaderCommand::Serve(_) => return,
                 },
                 message = subscriber.next() => match message {
-                    Some(message) => self.take(message),
+                    Some(message) => self.handle(message),
                     None => return,
                 },
             }
         };
 
-        // See the module docs of `service`: the server takes this for "at once", the client for
-        // "never", so that the client still knows the subscription when the last messages come.
-        let asked = settled.run_until_cancelled(subscriber.unsubscribe_after(u64::MAX)).await;
-        if !matches!(asked, Some(Ok(()))) {
-            warn!("endpoint could not be unsubscribed in order; requests under way may be lost");
+        // See the module docs of `service`: for the server this means "now", for the client "never", so the
+        // client still knows the subscription when the last messages arrive.
+        let sent = settled.run_until_cancelled(subscriber.unsubscribe_after(u64::MAX)).await;
+        if !matches!(sent, Some(Ok(()))) {
+            warn!("cannot unsubscribe the endpoint in order; requests on their way may be lost");
         }
-        drop(told);
-        loop {
-            tokio::select! {
-                biased;
-                () = settled.cancelled() => break,
-                message = subscriber.next() => match message {
-                    Some(message) => self.take(message),
-                    None => return,
-                },
+        drop(unsubscribed);
+        while let Some(message) = settled.run_until_cancelled(subscriber.next()).await {
+            match message {
+                Some(message) => self.handle(message),
+                None => return,
             }
         }
-        // Everything is in the buffer by now. Unconstrained, because tokio has a task that read 128
-        // messages in a row believe that there are none, to let others run.
+        // By now every message is in the buffer. Unconstrained, because after 128 messages in a row tokio
+        // reports an empty buffer to let other tasks run.
         while let Some(Some(message)) = tokio::task::unconstrained(subscriber.next()).now_or_never() {
-            self.take(message);
+            self.handle(message);
         }
     }
 
-    fn take(&self, message: Message) {
+    fn handle(&self, message: Message) {
         let accounting = Accounting::begin(&self.stats);
         match &message.reply {
-            // Nobody would know what became of it, so it is not run.
+            // The caller could not learn the result, so the request does not run.
             None => return accounting.fail(400, "no reply subject"),
-            Some(reply) if !self.guard.allows(reply) => return accounting.fail(403, "reply subject refused"),
+            Some(reply) if !self.guard.allows(reply) => {
+                return accounting.fail(403, "reply subject refused");
+            }
             Some(_) => {}
         }
-        // A defect in one request must not take the endpoint along: the call counts itself as
-        // `internal` when it is dropped, and the panic hook has said what happened.
-        if catch_unwind(AssertUnwindSafe(|| (self.handler)(ServiceRequest { message, accounting }))).is_err()
-        {
-            error!("a request's handler panicked");
+        // A panic in one request must not end the endpoint. The request counts itself as `internal` when it
+        // is dropped, and the panic hook has logged the cause.
+        let request = ServiceRequest { message, accounting };
+        if catch_unwind(AssertUnwindSafe(|| (self.handler)(request))).is_err() {
+            error!("a request handler panicked");
         }
     }
 }

@@ -1,27 +1,29 @@
-//! One request and its place in the counts.
+//! One request, and the statistics of its endpoint.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use serde::Serialize;
+
 use crate::telemetry::spans;
 
-/// Longest text of an error in STATS, so that the counts of all endpoints fit into one message.
-const LAST_ERROR_MAX: usize = 200;
+/// Longest error text in STATS, so that the statistics of all endpoints fit into one message.
+const MAX_LAST_ERROR: usize = 200;
 
-/// A message to be answered: it has a reply subject, and that subject may be published to.
+/// A message with a reply subject to which the bridge may publish.
 ///
-/// Take it apart: `let ServiceRequest { message, accounting } = request;`, answer, and end the call.
+/// A handler takes it apart (`let ServiceRequest { message, accounting } = request;`), answers, and ends the
+/// accounting.
 #[derive(Debug)]
 pub struct ServiceRequest {
-    /// The message; its `reply` is `Some` and allowed.
+    /// Its `reply` is `Some` and allowed.
     pub message: async_nats::Message,
-    /// Counts the request when it ends.
     pub accounting: Accounting,
 }
 
-/// A request that is being worked on. It is counted exactly once, when it ends; one that is dropped
-/// without a word has gone wrong inside the bridge and counts as `500:internal`.
+/// Counts one request in the statistics of its endpoint, exactly once, when the request ends. If it is
+/// dropped before, the bridge failed, and the request counts as `500:internal`.
 #[derive(Debug)]
 pub struct Accounting {
     stats: Arc<EndpointStats>,
@@ -38,14 +40,14 @@ impl Accounting {
         self.count(None);
     }
 
-    /// The request was answered with an error. `code` and `text` become the endpoint's
-    /// `last_error`, which everyone on the mesh can read.
+    /// The reply was an error. `code` and `text` become the endpoint's `last_error`, which everyone who may
+    /// request STATS can read.
     pub fn fail(mut self, code: u16, text: &str) {
         self.count(Some((code, text)));
     }
 
-    /// The request was answered, with this error if it is one. Ends the span of the request, too.
-    pub fn end(self, error: Option<(u16, &'static str)>) {
+    /// The request has its reply, `error` if that was one. Also ends the request's span.
+    pub(crate) fn end(self, error: Option<(u16, &'static str)>) {
         spans::ended(error.map(|(_, code)| code));
         match error {
             None => self.succeed(),
@@ -59,7 +61,7 @@ impl Accounting {
         self.stats.processing_time.fetch_add(spent, Relaxed);
         if let Some((code, text)) = error {
             self.stats.errors.fetch_add(1, Relaxed);
-            let text: String = text.chars().take(LAST_ERROR_MAX).collect();
+            let text: String = text.chars().take(MAX_LAST_ERROR).collect();
             let mut last = self.stats.last_error.lock().unwrap_or_else(PoisonError::into_inner);
             *last = format!("{code}:{text}");
         }
@@ -75,7 +77,7 @@ impl Drop for Accounting {
     }
 }
 
-/// The counts of one endpoint since the service started.
+/// The statistics of one endpoint since the service started.
 #[derive(Debug, Default)]
 pub(super) struct EndpointStats {
     requests: AtomicU64,
@@ -84,22 +86,26 @@ pub(super) struct EndpointStats {
     last_error: Mutex<String>,
 }
 
-/// The counts at one moment.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) requests: u64,
-    pub(super) errors: u64,
-    pub(super) processing_time: u64,
+/// The statistics at one moment, as STATS shows them.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct StatsSnapshot {
+    pub(super) num_requests: u64,
+    pub(super) num_errors: u64,
     pub(super) last_error: String,
+    pub(super) processing_time: u64,
+    pub(super) average_processing_time: u64,
 }
 
 impl EndpointStats {
-    pub(super) fn counts(&self) -> Counts {
-        Counts {
-            requests: self.requests.load(Relaxed),
-            errors: self.errors.load(Relaxed),
-            processing_time: self.processing_time.load(Relaxed),
+    pub(super) fn snapshot(&self) -> StatsSnapshot {
+        let num_requests = self.requests.load(Relaxed);
+        let processing_time = self.processing_time.load(Relaxed);
+        StatsSnapshot {
+            num_requests,
+            num_errors: self.errors.load(Relaxed),
             last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            processing_time,
+            average_processing_time: processing_time.checked_div(num_requests).unwrap_or(0),
         }
     }
 }
@@ -109,15 +115,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_counts_once_however_it_ends() {
+    fn every_request_counts_once_however_it_ends() {
         let stats = Arc::new(EndpointStats::default());
         Accounting::begin(&stats).succeed();
         Accounting::begin(&stats).fail(429, "busy");
-        assert_eq!(stats.counts().last_error, "429:busy");
+        assert_eq!(stats.snapshot().last_error, "429:busy");
         drop(Accounting::begin(&stats));
-        let counts = stats.counts();
-        assert_eq!((counts.requests, counts.errors), (3, 2));
-        assert_eq!(counts.last_error, "500:internal");
-        assert!(counts.processing_time > 0);
+        let snapshot = stats.snapshot();
+        assert_eq!((snapshot.num_requests, snapshot.num_errors), (3, 2));
+        assert_eq!(snapshot.last_error, "500:internal");
+        assert!(snapshot.processing_time > 0);
+        assert_eq!(snapshot.average_processing_time, snapshot.processing_time / 3);
     }
 }

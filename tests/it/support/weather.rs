@@ -19,7 +19,7 @@ pub struct Weather {
     pub server: NatsServer,
     pub caller: Client,
     pub context: ServiceContext,
-    pub service: Service,
+    pub service: Arc<Service>,
 }
 
 impl Weather {
