@@ -1,4 +1,4 @@
-//! Puts the parts together: the order in which they start, change and end.
+//! Starts, reloads and stops all parts in the right order.
 
 mod draining;
 mod served_agent;
@@ -24,7 +24,7 @@ use crate::bus::control::{Control, ControlError};
 use crate::bus::publication::Publication;
 use crate::bus::service::{ServiceContext, ServiceError, round_trip};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
-use crate::config::{self, Config};
+use crate::config::{self, AgentConfig, Config};
 use crate::dispatch::Dispatcher;
 use crate::metrics::{self, Metrics};
 use crate::process::child::Host;
@@ -33,51 +33,41 @@ use crate::state::memory::MemoryStore;
 use crate::state::{State, StateStore};
 use crate::tasks::{OnFailure, Tasks};
 
-/// Changes of submitted tasks that wait to be published, for one agent.
-const UPDATES: usize = 256;
-
-/// How long a reload waits for a changed attached agent to be found, before the new settings replace the
-/// old ones all the same.
-const HANDOVER: Duration = Duration::from_secs(3);
+/// Task updates of one agent that wait to be published.
+const UPDATE_QUEUE: usize = 256;
+/// How long a reload waits for a changed attached agent to become ready before it replaces the old one anyway.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the last tasks may take to end.
-const LAST_TASKS: Duration = Duration::from_secs(2);
+const LAST_TASKS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why the bridge did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum BridgeError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// A subject or pattern that NATS does not take.
-    #[error("the names in `nats` cannot be used")]
+    #[error("invalid subject or pattern under `nats`")]
     Subject(#[from] SubjectError),
-    /// The HTTP client could not be made.
-    #[error("cannot set up HTTP")]
+    #[error("cannot set up the HTTP client")]
     Http(#[from] reqwest::Error),
-    /// An agent's credentials cannot be sent.
     #[error("agent `{agent}`")]
     Auth {
         agent: String,
         #[source]
         source: AuthError,
     },
-    /// An agent could not be put on the context.
     #[error("cannot publish agent `{agent}`")]
     Publish {
         agent: String,
         #[source]
         source: ServiceError,
     },
-    /// An agent could not be put under control from the context.
-    #[error("cannot listen for orders to agent `{agent}`")]
+    #[error("cannot receive commands for agent `{agent}`")]
     Control {
         agent: String,
         #[source]
         source: ControlError,
     },
-    /// It was told to stop before it was up.
     #[error("the bridge is stopping")]
     Stopping,
-    /// The port for metrics cannot be had.
     #[error("cannot listen on {listen} (`metrics.listen`)")]
     Metrics {
         listen: std::net::SocketAddr,
@@ -94,56 +84,46 @@ pub struct Bridge {
     state: Arc<State>,
     host: Host,
     tasks: Tasks,
-    /// `None` once the bridge stops. Whoever takes one out sees it to its end.
+    /// `None` once the bridge stops. Code that takes an agent out has to stop it.
     served: Mutex<Option<Vec<ServedAgent>>>,
-    /// Those that a reload has replaced or removed.
     draining: DrainingAgents,
-    /// One change of what is served at a time; the stop waits for it.
-    change: tokio::sync::Mutex<RestartOnly>,
-    /// The bridge stops: whoever waits for a place on the mesh waits no longer.
+    /// Held during a start or a reload; the stop waits for it.
+    change: tokio::sync::Mutex<()>,
+    /// Cancelled when the bridge stops, to interrupt a start or a reload.
     closing: CancellationToken,
     metrics: Arc<Metrics>,
-    // Whose agents they are, for clients of the agent protocol.
+    /// The owner of the agents in the agent protocol; `None` without that protocol.
     owner: Option<String>,
-    // The end of the grace time, for calls and for processes.
     stop: Stop,
-    hurry_agents: CancellationToken,
+    /// Skips the grace period of agent processes.
+    kill_agents: CancellationToken,
     grace: Duration,
+    /// See [`restart_only_settings`].
+    restart_only: String,
 }
 
-/// The settings that hold until the bridge is restarted.
-#[derive(Debug)]
-struct RestartOnly(String);
-
-impl RestartOnly {
-    fn of(config: &Config) -> Self {
-        // Secrets are not in it: a changed password is noticed at the next connection.
-        Self(format!("{:?} {:?} {:?}", config.nats, config.metrics, config.shutdown_grace))
-    }
-}
-
-/// What a reload changes. It is reported when the new settings are in force; agents that leave, and
-/// processes that are replaced, may still be ending.
+/// The changes of a reload, reported when the new configuration is in force. Removed agents and replaced
+/// processes may still be stopping.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ReloadSummary {
     pub added: Vec<String>,
-    /// Agents that have other settings than before. An attached one is served without a gap; a launched
-    /// one starts when its previous process has ended.
+    /// Agents with changed settings. An attached agent is served without a gap; a launched agent starts when
+    /// its previous process has ended.
     pub changed: Vec<String>,
-    /// Agents that leave: they are taken off the context, and end when their calls have.
+    /// Agents that are no longer served; they stop when their calls have ended.
     pub removed: Vec<String>,
-    /// Agents that keep their process.
+    /// Number of unchanged agents, which keep their process.
     pub kept: usize,
-    /// Whether something changed that needs a restart of the bridge.
+    /// Whether a setting changed that takes effect only after a restart of the bridge.
     pub needs_restart: bool,
 }
 
 impl Bridge {
-    /// Connects; nothing is served yet.
+    /// Connects to NATS; no agent is served yet.
     ///
     /// # Errors
     ///
-    /// NATS is not there, or the names in the settings are none of its.
+    /// When NATS is not reachable or does not accept a name in the configuration.
     pub async fn connect(config: &Config) -> Result<Self, BridgeError> {
         let subjects = Subjects::new(&config.nats.subject_prefix)?;
         let mut guard = ReplyGuard::new(&config.nats.reply_prefixes, subjects.prefix())?;
@@ -164,27 +144,28 @@ impl Bridge {
             subjects,
             http,
             state,
-            host: Host { tasks: tasks.clone(), records: records(config) },
+            host: Host { tasks: tasks.clone(), records: open_records(config) },
             tasks,
             served: Mutex::new(Some(Vec::new())),
             draining,
-            change: tokio::sync::Mutex::new(RestartOnly::of(config)),
+            change: tokio::sync::Mutex::default(),
             closing: CancellationToken::new(),
             metrics,
             owner: config.nats.agent_protocol.as_ref().map(|protocol| protocol.owner.clone()),
             stop: Stop::default(),
-            hurry_agents: CancellationToken::new(),
+            kill_agents: CancellationToken::new(),
             grace: config.shutdown_grace,
+            restart_only: restart_only_settings(config),
         })
     }
 
-    /// Begins to serve every agent. Agents that are not there come later.
+    /// Starts to serve every agent. Agents that are not reachable yet follow later.
     ///
-    /// Not cancel-safe, like [`Bridge::reload`]: whoever changes their mind calls [`Bridge::stop`] beside it.
+    /// Not cancel-safe, like [`Bridge::reload`]: to interrupt it, call [`Bridge::stop`] concurrently.
     ///
     /// # Errors
     ///
-    /// Something cannot be served; what can be is, until [`Bridge::stop`].
+    /// When an agent or the metrics cannot be served. The agents before it are served until [`Bridge::stop`].
     pub async fn serve(&self, config: Config) -> Result<(), BridgeError> {
         let _change = self.change.lock().await;
         let (state, stopping) = (Arc::clone(&self.state), self.tasks.stopping().clone());
@@ -204,209 +185,177 @@ impl Bridge {
         Ok(())
     }
 
-    async fn add(&self, config: config::AgentConfig) -> Result<(), BridgeError> {
-        let before = self.draining.before(&config);
-        let (agent, limits) = self.start(config, before)?;
-        let new = self.serve_or_stop(&agent, limits).await?;
-        let late = match &mut *self.served() {
-            Some(served) => {
-                served.push(new);
+    async fn add(&self, config: AgentConfig) -> Result<(), BridgeError> {
+        let predecessors = self.draining.predecessors(&config);
+        let agent = self.start_agent(config, predecessors)?;
+        let new = self.serve_or_stop(agent).await?;
+        self.insert(new, None)
+    }
+
+    /// Replaces an agent whose settings have changed.
+    ///
+    /// The old process has to end before the new one starts, because they may share a port. An attached agent
+    /// has no process, so NATS shows the new one before the old one is withdrawn.
+    async fn replace(&self, config: AgentConfig) -> Result<(), BridgeError> {
+        let old = self.agents().into_iter().find(|old| *old.name == *config.name);
+        let Some(old) = old else { return self.add(config).await };
+        let mut predecessors = self.draining.predecessors(&config);
+        predecessors.calls = Arc::clone(&old.calls);
+        let is_attached = old.config.command.is_none() && config.command.is_none();
+        let agent = self.start_agent(config, predecessors)?;
+        let deadline = Instant::now() + HANDOVER_TIMEOUT;
+        if is_attached {
+            let mut status = agent.status.clone();
+            let started = status.wait_for(|status| status.state != AgentState::Starting);
+            let _ = self.closing.run_until_cancelled(tokio::time::timeout_at(deadline, started)).await;
+        }
+        let new = self.serve_or_stop(agent).await?;
+        if is_attached {
+            let current = tokio::time::timeout_at(deadline, new.until_current());
+            let _ = self.closing.run_until_cancelled(current).await;
+        }
+        self.insert(new, Some(&old))
+    }
+
+    /// Adds an agent to those that are served, in place of `old` if there is one.
+    fn insert(&self, new: ServedAgent, old: Option<&Agent>) -> Result<(), BridgeError> {
+        let (agent, announcer) = (new.agent.clone(), new.publication.announcer());
+        let mut served = self.served();
+        let Some(agents) = &mut *served else {
+            drop(served);
+            self.draining.drain(new, None);
+            return Err(BridgeError::Stopping);
+        };
+        let position = agents.iter_mut().find(|served| old.is_some_and(|old| served.agent.is(old)));
+        let replaced = match position {
+            Some(position) => Some(std::mem::replace(position, new)),
+            None => {
+                agents.push(new);
                 None
             }
-            None => Some(new),
         };
-        if let Some(late) = late {
-            self.draining.start(late, None);
-            return Err(BridgeError::Stopping);
-        }
+        drop(served);
         self.metrics.add(agent);
+        if let Some(replaced) = replaced {
+            self.draining.drain(replaced, Some(announcer));
+        }
         Ok(())
     }
 
-    /// Serves an agent with other settings than before.
-    ///
-    /// The old process has to end before the new one starts, as they may share a port. Attached agents
-    /// have no process, so the new one is on the mesh before the old one leaves it.
-    async fn replace(&self, config: config::AgentConfig) -> Result<(), BridgeError> {
-        let old = self.agents().into_iter().find(|old| *old.name == *config.name);
-        let Some(old) = old else { return self.add(config).await };
-        let mut before = self.draining.before(&config);
-        before.calls = Arc::clone(&old.calls);
-        let is_attached = old.config.command.is_none() && config.command.is_none();
-        let (agent, limits) = self.start(config, before)?;
-        let limit = Instant::now() + HANDOVER;
-        if is_attached {
-            let mut status = agent.status.clone();
-            let settled = status.wait_for(|status| status.state != AgentState::Starting);
-            let _ = self.closing.run_until_cancelled(tokio::time::timeout_at(limit, settled)).await;
-        }
-        let new = self.serve_or_stop(&agent, limits).await?;
-        if is_attached {
-            let _ = self.closing.run_until_cancelled(tokio::time::timeout_at(limit, new.shown())).await;
-        }
-        let successor = new.publication.announcer();
-        let replaced = match &mut *self.served() {
-            Some(served) => match served.iter_mut().find(|served| served.agent.is(&old)) {
-                Some(place) => Ok(std::mem::replace(place, new)),
-                // Only a change removes agents, and there is one change at a time.
-                None => Err(new),
-            },
-            None => Err(new),
-        };
-        match replaced {
-            Ok(old) => {
-                self.metrics.add(agent);
-                self.draining.start(old, Some(successor));
-                Ok(())
-            }
-            Err(late) => {
-                self.draining.start(late, None);
-                Err(BridgeError::Stopping)
-            }
-        }
-    }
-
-    fn start(
-        &self,
-        config: config::AgentConfig,
-        before: Predecessors,
-    ) -> Result<(Agent, Limits), BridgeError> {
+    fn start_agent(&self, config: AgentConfig, predecessors: Predecessors) -> Result<Agent, BridgeError> {
         if self.served().is_none() {
             return Err(BridgeError::Stopping);
         }
-        let limits = Limits {
-            request_timeout: config.request_timeout,
-            stream_idle_timeout: config.stream_idle_timeout,
-            task_timeout: config.task_timeout,
-            task_ttl: config.task_ttl,
-            max_response_size: config.max_response_size,
-            prefer_stream: config.prefer_stream,
-            input_required_ttl: config.input_required_ttl,
-            artifacts: ArtifactRules {
-                answer: config.answer_artifacts.clone(),
-                notice: config.notice_artifacts.clone(),
-            },
-        };
-        let hurry = self.hurry_agents.clone();
-        let name = config.name.clone();
-        let agent = Agent::start(config, &self.http, &self.host, hurry, before);
-        let agent = agent.map_err(|source| BridgeError::Auth { agent: name, source })?;
-        Ok((agent, limits))
+        let (name, kill) = (config.name.clone(), self.kill_agents.clone());
+        Agent::start(config, &self.http, &self.host, kill, predecessors)
+            .map_err(|source| BridgeError::Auth { agent: name, source })
     }
 
-    /// Gives an agent its places on the context, or ends it.
-    async fn serve_or_stop(&self, agent: &Agent, limits: Limits) -> Result<ServedAgent, BridgeError> {
-        let placed = tokio::select! {
+    async fn serve_or_stop(&self, agent: Agent) -> Result<ServedAgent, BridgeError> {
+        let served = tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(BridgeError::Stopping),
-            placed = self.open_front_doors(agent.clone(), limits) => placed,
+            served = self.open_front_doors(agent.clone()) => served,
         };
-        if placed.is_err() {
+        if served.is_err() {
             agent.stop().await;
         }
-        placed
+        served
     }
 
-    /// Gives an agent its places on the context. Cancel-safe: nothing is waited for once there is something
-    /// that would have to be taken back.
-    async fn open_front_doors(&self, agent: Agent, limits: Limits) -> Result<ServedAgent, BridgeError> {
+    /// Starts everything that serves an agent on NATS. Cancel-safe: nothing is awaited after the first step
+    /// that would have to be undone.
+    async fn open_front_doors(&self, agent: Agent) -> Result<ServedAgent, BridgeError> {
         let name = || agent.name.to_string();
-        let requests = Control::listen(&agent, &self.context, &self.subjects).await;
-        let requests = requests.map_err(|source| BridgeError::Control { agent: name(), source })?;
-        let (updates, published_updates) = mpsc::channel(UPDATES);
+        let commands = Control::subscribe(&agent, &self.context, &self.subjects).await;
+        let commands = commands.map_err(|source| BridgeError::Control { agent: name(), source })?;
+        let (update_sender, updates) = mpsc::channel(UPDATE_QUEUE);
         let stop = self.stop.of_one();
         let actions = Actions::new(
             Arc::clone(&agent.name),
-            limits,
+            limits(&agent.config),
             agent.live.clone(),
             Arc::clone(&self.state),
-            updates,
+            update_sender,
             stop.clone(),
             agent.secrets.clone(),
         );
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
-        let published = Publication::start(
-            Arc::clone(&dispatcher),
-            published_updates,
-            &self.context,
-            &self.subjects,
-            &self.tasks,
-        )
-        .await;
-        let publication = published.map_err(|source| BridgeError::Publish { agent: name(), source })?;
-        let control =
-            Control::start(requests, agent.clone(), publication.instance(), &self.context, &self.tasks);
-        let agent_protocol = self.owner.as_ref().map(|owner| {
-            AgentProtocol::start(owner, dispatcher, &self.context, &self.subjects, &stop, &self.tasks)
-        });
+        let (context, subjects, tasks) = (&self.context, &self.subjects, &self.tasks);
+        let publication =
+            Publication::start(Arc::clone(&dispatcher), updates, context, subjects, tasks).await;
+        let publication = publication.map_err(|source| BridgeError::Publish { agent: name(), source })?;
+        let control = Control::start(commands, agent.clone(), publication.instance(), context, tasks);
+        let agent_protocol = self
+            .owner
+            .as_ref()
+            .map(|owner| AgentProtocol::start(owner, dispatcher, context, subjects, &stop, tasks));
         Ok(ServedAgent { agent, publication, control, agent_protocol, calls, stop })
     }
 
-    /// Takes over other settings. Agents that are the same in both keep their process and their calls.
+    /// Applies a new configuration. Unchanged agents keep their process and their calls.
     ///
-    /// Nobody waits for calls: agents that are removed or replaced finish them in the background, and
-    /// [`Bridge::stop`] waits for that. Only an attached agent whose settings have changed is waited for,
-    /// for three seconds at the most, and then the others are served already.
+    /// It does not wait for calls: removed and replaced agents finish them in the background, and
+    /// [`Bridge::stop`] waits for that. It waits for changed attached agents only, for at most three seconds,
+    /// while the other agents are served already.
     ///
     /// # Errors
     ///
-    /// An agent of the new settings cannot be served; the others are, as the new settings say.
+    /// When an agent of the new configuration cannot be served. The new configuration applies to the others.
     pub async fn reload(&self, config: Config) -> Result<ReloadSummary, BridgeError> {
-        let fixed = self.change.lock().await;
-        let mut done = ReloadSummary {
-            needs_restart: fixed.0 != RestartOnly::of(&config).0,
-            ..ReloadSummary::default()
-        };
+        let _change = self.change.lock().await;
+        let needs_restart = self.restart_only != restart_only_settings(&config);
         let before = self.agents();
         let names: Vec<String> = config.agents.iter().map(|agent| agent.name.clone()).collect();
         let (same, new): (Vec<_>, Vec<_>) = config.agents.into_iter().partition(|agent| {
             let is_same = |old: &Agent| *old.name == *agent.name && old.config.digest == agent.digest;
             before.iter().any(is_same)
         });
-        // What cannot be served is found out before anything is changed.
+        // Invalid credentials must be an error before anything changes.
         for agent in &new {
             a2a::chooser(agent, &self.http, &agent.secrets())
                 .map_err(|source| BridgeError::Auth { agent: agent.name.clone(), source })?;
         }
         let (changed, added): (Vec<_>, Vec<_>) =
             new.into_iter().partition(|agent| before.iter().any(|old| *old.name == *agent.name));
-        done.kept = same.len();
-        done.added = added.iter().map(|agent| agent.name.clone()).collect();
-        done.changed = changed.iter().map(|agent| agent.name.clone()).collect();
-        let is_removed = |served: &ServedAgent| !names.iter().any(|name| *served.agent.name == **name);
+        let is_removed = |served: &mut ServedAgent| !names.iter().any(|name| *served.agent.name == **name);
         let removed: Vec<ServedAgent> = match &mut *self.served() {
-            Some(served) => served.extract_if(.., |served| is_removed(served)).collect(),
+            Some(served) => served.extract_if(.., is_removed).collect(),
             None => return Err(BridgeError::Stopping),
         };
-        done.removed = removed.iter().map(|served| served.agent.name.to_string()).collect();
+        let names_of = |agents: &[AgentConfig]| agents.iter().map(|agent| agent.name.clone()).collect();
+        let summary = ReloadSummary {
+            added: names_of(&added),
+            changed: names_of(&changed),
+            removed: removed.iter().map(|served| served.agent.name.to_string()).collect(),
+            kept: same.len(),
+            needs_restart,
+        };
         for served in removed {
-            self.draining.start(served, None);
+            self.draining.drain(served, None);
         }
-        let mut failed = None;
         let is_changed = |old: &Agent| changed.iter().any(|agent| *old.name == *agent.name);
-        let replaced: Vec<Agent> = before.iter().filter(|old| is_changed(old)).cloned().collect();
-        self.draining.expect(replaced);
+        self.draining.expect(before.into_iter().filter(is_changed));
+        let mut failed = None;
         for agent in added {
             failed = self.add(agent).await.err().or(failed);
         }
-        for error in join_all(changed.into_iter().map(|agent| self.replace(agent))).await {
-            failed = error.err().or(failed);
+        for replaced in join_all(changed.into_iter().map(|agent| self.replace(agent))).await {
+            failed = replaced.err().or(failed);
         }
-        // What could not be replaced stays.
+        // An agent that could not be replaced is still served.
         for agent in self.agents() {
-            self.draining.keep(&agent);
+            self.draining.forget(&agent);
         }
-        match failed {
-            None => Ok(done),
-            Some(error) => Err(error),
-        }
+        failed.map_or(Ok(summary), Err)
     }
 
-    /// Takes all agents off the context, lets calls finish, cancels the rest, ends the agents, closes NATS.
+    /// Removes all agents from NATS, waits for their calls, cancels the rest, stops the agents, and closes the
+    /// connection.
     ///
-    /// A reload under way ends beside it: agents that leave have their grace period, and no new one is
-    /// served.
+    /// A concurrent reload ends as well: its draining agents have their grace period, and it serves no new
+    /// agent.
     pub async fn stop(&self) {
         self.metrics.ends();
         self.closing.cancel();
@@ -416,42 +365,35 @@ impl Bridge {
             self.draining.finished().await;
             drop(change);
         };
-        tokio::join!(draining, self.end(&served));
+        tokio::join!(draining, self.stop_agents(&served));
 
-        let step = Step::begin("NATS closed");
-        for served in &served {
-            served.control.stop().await;
-        }
-        // The connection may only be closed once the last replies have arrived.
-        if let Err(error) = round_trip(&self.context.client).await {
-            tracing::warn!(%error, "the last replies may not have reached NATS");
-        }
-        // Without a connection its queue may be full, and nobody empties it.
-        let _ = tokio::time::timeout(LAST_TASKS, self.context.client.drain()).await;
-        self.tasks.stopping().cancel();
-        let _ = tokio::time::timeout(LAST_TASKS, self.tasks.finished()).await;
-        step.end();
+        log_step("NATS closed", async {
+            for served in &served {
+                served.control.stop().await;
+            }
+            // The connection must stay open until the last replies have arrived.
+            if let Err(error) = round_trip(&self.context.client).await {
+                tracing::warn!(%error, "the last replies may not have reached NATS");
+            }
+            // Without a connection the client's queue may be full and never drain.
+            let _ = tokio::time::timeout(LAST_TASKS_TIMEOUT, self.context.client.drain()).await;
+            self.tasks.stopping().cancel();
+            let _ = tokio::time::timeout(LAST_TASKS_TIMEOUT, self.tasks.finished()).await;
+        })
+        .await;
     }
 
-    /// Ends agents and the calls to them.
-    async fn end(&self, served: &[ServedAgent]) {
-        let step = Step::begin("actions taken off the mesh");
-        join_all(served.iter().map(ServedAgent::withdraw)).await;
-        step.end();
-
-        let step = Step::begin("calls finished");
-        join_all(served.iter().map(|served| served.finish_calls(self.grace))).await;
-        step.end();
-
-        let step = Step::begin("agents ended");
-        join_all(served.iter().map(|served| served.agent.stop())).await;
-        step.end();
+    async fn stop_agents(&self, served: &[ServedAgent]) {
+        log_step("actions removed from NATS", join_all(served.iter().map(ServedAgent::withdraw))).await;
+        let finish_calls = served.iter().map(|served| served.finish_calls(self.grace));
+        log_step("calls finished", join_all(finish_calls)).await;
+        log_step("agents stopped", join_all(served.iter().map(|served| served.agent.stop()))).await;
     }
 
-    /// Skips every grace period of a [`Bridge::stop`] under way.
+    /// Ends every grace period of a concurrent [`Bridge::stop`].
     pub fn skip_grace_periods(&self) {
         self.stop.hurry.cancel();
-        self.hurry_agents.cancel();
+        self.kill_agents.cancel();
     }
 
     /// The agents that are served.
@@ -463,43 +405,61 @@ impl Bridge {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Resolves when a task that the bridge cannot do without has failed.
+    /// Resolves when a task that the bridge depends on has failed.
     pub async fn failed(&self) {
         self.tasks.stopping().cancelled().await;
     }
 
-    /// Whether it failed by a defect.
+    /// Whether a task that the bridge depends on has panicked.
     pub fn has_panicked(&self) -> bool {
         self.tasks.has_defect()
     }
 }
 
-/// One step of the stop, with its duration in the log.
-struct Step(&'static str, Instant);
+/// Logs the end of one step of the stop, with its duration.
+async fn log_step<T>(name: &'static str, step: impl Future<Output = T>) {
+    let began = Instant::now();
+    step.await;
+    tracing::info!(took = ?began.elapsed(), "{name}");
+}
 
-impl Step {
-    fn begin(name: &'static str) -> Self {
-        Self(name, Instant::now())
-    }
+/// The settings that take effect only after a restart of the bridge, in a form that can be compared. Secrets
+/// are redacted in it, so a changed password alone goes unnoticed.
+fn restart_only_settings(config: &Config) -> String {
+    format!("{:?} {:?} {:?}", config.nats, config.metrics, config.shutdown_grace)
+}
 
-    fn end(self) {
-        tracing::info!(took = ?self.1.elapsed(), "{}", self.0);
+fn limits(config: &AgentConfig) -> Limits {
+    Limits {
+        request_timeout: config.request_timeout,
+        stream_idle_timeout: config.stream_idle_timeout,
+        task_timeout: config.task_timeout,
+        task_ttl: config.task_ttl,
+        max_response_size: config.max_response_size,
+        prefer_stream: config.prefer_stream,
+        input_required_ttl: config.input_required_ttl,
+        artifacts: ArtifactRules {
+            answer: config.answer_artifacts.clone(),
+            notice: config.notice_artifacts.clone(),
+        },
     }
 }
 
-/// Ends what an earlier bridge of the same settings file has left behind, before anything new starts.
-fn records(config: &Config) -> Option<Arc<Records>> {
+/// Opens the records of agent processes, and ends the processes that an earlier bridge with the same
+/// configuration file left running, before any new process starts.
+fn open_records(config: &Config) -> Option<Arc<Records>> {
     let file = config.file.as_deref()?;
     match Records::open(file) {
         Ok(records) => {
-            let left = records.kill_orphans();
-            if !left.is_empty() {
-                tracing::warn!(processes = left.join(", "), "ended what an earlier bridge has left behind");
+            let ended = records.kill_orphans();
+            if !ended.is_empty() {
+                let processes = ended.join(", ");
+                tracing::warn!(processes, "ended processes that an earlier bridge left running");
             }
             Some(Arc::new(records))
         }
         Err(error) => {
-            tracing::warn!(%error, "agents of a bridge that is killed together with their guards will not be found again");
+            tracing::warn!(%error, "cannot record agent processes; if the bridge and its guards are killed, their agents keep running");
             None
         }
     }

@@ -1,5 +1,5 @@
-//! Agents that a reload has removed or replaced. They finish their calls and end in the background, and
-//! nobody waits for them but a stop of the bridge, and a new agent that needs their port.
+//! Agents that a reload has removed or replaced. They finish their calls and stop in the background; only a
+//! stop of the bridge, and a new agent that needs their port, wait for them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,38 +20,38 @@ pub(super) struct DrainingAgents {
     tracker: TaskTracker,
     metrics: Arc<Metrics>,
     grace: Duration,
-    leaving: Arc<Mutex<Vec<Agent>>>,
+    agents: Arc<Mutex<Vec<Agent>>>,
 }
 
 impl DrainingAgents {
     pub(super) fn new(tasks: Tasks, metrics: Arc<Metrics>, grace: Duration) -> Self {
-        Self { tasks, tracker: TaskTracker::new(), metrics, grace, leaving: Arc::default() }
+        Self { tasks, tracker: TaskTracker::new(), metrics, grace, agents: Arc::default() }
     }
 
-    /// Marks agents that the current reload replaces, before any new one starts: a new agent may need the
-    /// port of any of them.
+    /// Adds the agents that a reload is about to replace, before any new agent starts: a new agent may need
+    /// the port of any of them.
     pub(super) fn expect(&self, replaced: impl IntoIterator<Item = Agent>) {
-        lock(&self.leaving).extend(replaced);
+        lock(&self.agents).extend(replaced);
     }
 
-    /// The agent stays after all.
-    pub(super) fn keep(&self, agent: &Agent) {
-        lock(&self.leaving).retain(|leaving| !leaving.is(agent));
+    /// Removes an agent that was not replaced after all.
+    pub(super) fn forget(&self, agent: &Agent) {
+        lock(&self.agents).retain(|draining| !draining.is(agent));
     }
 
-    /// Lets an agent go. One that was replaced has a `successor` that re-announces itself after the old
-    /// instance has announced `stopped`.
-    pub(super) fn start(&self, served: ServedAgent, successor: Option<Arc<Notify>>) {
-        let mut leaving = lock(&self.leaving);
-        if !leaving.iter().any(|agent| agent.is(&served.agent)) {
-            leaving.push(served.agent.clone());
+    /// Drains an agent in the background. The `successor` of a replaced agent announces itself again after the
+    /// old instance has announced `stopped`.
+    pub(super) fn drain(&self, served: ServedAgent, successor: Option<Arc<Notify>>) {
+        let mut agents = lock(&self.agents);
+        if !agents.iter().any(|agent| agent.is(&served.agent)) {
+            agents.push(served.agent.clone());
         }
-        drop(leaving);
-        let (metrics, leaving, grace) = (Arc::clone(&self.metrics), Arc::clone(&self.leaving), self.grace);
+        drop(agents);
+        let (metrics, agents, grace) = (Arc::clone(&self.metrics), Arc::clone(&self.agents), self.grace);
         let tracked = self.tracker.token();
-        self.tasks.spawn("leaving agent", OnFailure::StopBridge, async move {
+        self.tasks.spawn("draining agent", OnFailure::StopBridge, async move {
             let began = Instant::now();
-            // Orders are for the agent that is served under this name from now on.
+            // From now on, commands are for the new agent with this name.
             served.control.stop().await;
             served.withdraw().await;
             if let Some(successor) = &successor {
@@ -62,39 +62,40 @@ impl DrainingAgents {
             if successor.is_none() {
                 metrics.remove(&served.agent);
             }
-            lock(&leaving).retain(|agent| !agent.is(&served.agent));
-            let agent = &served.agent.name;
-            tracing::info!(%agent, took = ?began.elapsed(), replaced = successor.is_some(), "agent left");
+            lock(&agents).retain(|agent| !agent.is(&served.agent));
+            let (agent, replaced) = (&served.agent.name, successor.is_some());
+            tracing::info!(%agent, took = ?began.elapsed(), replaced, "agent drained");
             drop(tracked);
         });
     }
 
-    /// What an agent with these settings takes over: it starts after those that have its name or its port.
-    pub(super) fn before(&self, config: &config::AgentConfig) -> Predecessors {
-        let leaving = lock(&self.leaving);
+    /// The draining agents that block the start of an agent with this configuration, because they have its
+    /// name or its port, and the call statistics that it continues.
+    pub(super) fn predecessors(&self, config: &config::AgentConfig) -> Predecessors {
+        let agents = lock(&self.agents);
         let same_name = |old: &&Agent| *old.name == *config.name;
-        let calls = leaving.iter().rev().find(same_name).map(|old| Arc::clone(&old.calls));
-        let in_the_way = leaving.iter().filter(|old| {
+        let calls = agents.iter().rev().find(same_name).map(|old| Arc::clone(&old.calls));
+        let blocking = agents.iter().filter(|old| {
             old.config.command.is_some() && (same_name(old) || shares_port(&old.config, config))
         });
         Predecessors {
-            ended: in_the_way.map(|old| old.ended().clone()).collect(),
+            ended: blocking.map(|old| old.ended().clone()).collect(),
             calls: calls.unwrap_or_default(),
         }
     }
 
-    /// Waits until all have left; nobody may start to leave any more.
+    /// Waits until all agents have stopped. No agent may start to drain after this call.
     pub(super) async fn finished(&self) {
         self.tracker.close();
         self.tracker.wait().await;
     }
 }
 
-fn lock(leaving: &Mutex<Vec<Agent>>) -> MutexGuard<'_, Vec<Agent>> {
-    leaving.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(agents: &Mutex<Vec<Agent>>) -> MutexGuard<'_, Vec<Agent>> {
+    agents.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the bridge launches both on the same fixed port of this machine, whatever they call the machine.
+/// Whether the bridge launches both agents on the same fixed port, whatever host name their URLs have.
 fn shares_port(old: &config::AgentConfig, new: &config::AgentConfig) -> bool {
     if old.command.is_none() || new.command.is_none() {
         return false;

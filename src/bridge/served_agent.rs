@@ -1,4 +1,4 @@
-//! One agent and its places on the context.
+//! One agent with everything that serves it on NATS.
 
 use std::time::Duration;
 
@@ -10,31 +10,29 @@ use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::control::Control;
 use crate::bus::publication::Publication;
 
-/// How long calls that were cut off may take to cancel at the agent and to reply.
-const LAST_REPLIES: Duration = Duration::from_secs(4);
+/// How long interrupted calls may take to cancel their tasks and to reply.
+const LAST_REPLIES_TIMEOUT: Duration = Duration::from_secs(4);
 
 #[derive(Debug)]
 pub(super) struct ServedAgent {
     pub(super) agent: Agent,
     pub(super) publication: Publication,
     pub(super) control: Control,
-    /// For clients of the agent protocol.
     pub(super) agent_protocol: Option<AgentProtocol>,
     pub(super) calls: TaskTracker,
     pub(super) stop: Stop,
 }
 
 impl ServedAgent {
-    /// Waits until the mesh shows the agent's state, and its actions if it is ready.
-    pub(super) async fn shown(&self) {
-        // An error means that the publication has ended, and then there is nothing to wait for.
-        let _ = self.publication.shown().wait_for(Option::is_some).await;
+    /// Waits until NATS shows the agent's current state, and its actions if it is ready.
+    pub(super) async fn until_current(&self) {
+        self.publication.until_current().await;
         if let Some(agent_protocol) = &self.agent_protocol {
-            agent_protocol.shown().await;
+            agent_protocol.until_current().await;
         }
     }
 
-    /// Takes the agent off the mesh without losing a request, and announces that in the registry.
+    /// Removes the agent from NATS without losing a request, and announces that in the registry.
     pub(super) async fn withdraw(&self) {
         let agent_protocol = async {
             if let Some(agent_protocol) = &self.agent_protocol {
@@ -43,11 +41,11 @@ impl ServedAgent {
         };
         tokio::join!(self.publication.withdraw(), agent_protocol);
         let status = self.agent.status.borrow().clone();
-        self.publication.farewell(&status).await;
+        self.publication.announce_stopped(&status).await;
     }
 
-    /// Lets calls finish within their grace period; the rest is cancelled at the agent, and its callers
-    /// get an error. Submitted tasks and open questions end at once: nobody waits for their reply here.
+    /// Waits for calls in flight until the grace period ends, then cancels their tasks and replies with an
+    /// error. Submitted tasks and open questions end at once, because no caller waits for their reply.
     pub(super) async fn finish_calls(&self, grace: Duration) {
         self.stop.leave.cancel();
         self.calls.close();
@@ -59,9 +57,9 @@ impl ServedAgent {
         };
         if !in_time {
             let (agent, calls) = (&self.agent.name, self.calls.len());
-            tracing::warn!(%agent, calls, "calls still in flight are cut off");
+            tracing::warn!(%agent, calls, "interrupting calls that are still in flight");
             self.stop.hurry.cancel();
-            let _ = tokio::time::timeout(LAST_REPLIES, self.calls.wait()).await;
+            let _ = tokio::time::timeout(LAST_REPLIES_TIMEOUT, self.calls.wait()).await;
         }
     }
 }

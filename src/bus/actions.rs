@@ -1,15 +1,14 @@
-//! The front door for NATS actions: a message in, a reply message out, or frames.
+//! The front door for NATS actions: turns a message into a request, and its reply into a message or frames.
 
-use crate::text::error_chain;
 use std::sync::Arc;
 
 use async_nats::{Client, Message, Subject};
 
 use super::catalog::{self, Action, BuiltInAction};
 use super::encoded_reply::EncodedReply;
-use super::frames::FrameWriter;
+use super::frames::{FrameSelection, FrameWriter};
 use super::headers::{self, Headers};
-use super::service::{self, Accounting, Handler};
+use super::service::{Accounting, Handler, ServiceRequest};
 use crate::action::progress::{Frame, Progress};
 use crate::action::request::ReplyMode;
 use crate::dispatch::Dispatcher;
@@ -19,8 +18,9 @@ use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
 use crate::telemetry::spans::Arrival;
 use crate::telemetry::trace_context::TraceContext;
+use crate::text::error_chain;
 
-/// What an endpoint stands for.
+/// The action behind an endpoint.
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
     Skill(Arc<Action>),
@@ -29,49 +29,48 @@ pub(crate) enum Target {
 
 /// The handler of one endpoint.
 pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Target) -> Handler {
-    let door = Arc::new(Door { dispatcher: Arc::clone(dispatcher), client: client.clone(), target });
+    let endpoint =
+        Arc::new(ActionEndpoint { dispatcher: Arc::clone(dispatcher), client: client.clone(), target });
     Arc::new(move |request| {
-        let message = &request.message;
-        let agent = &door.dispatcher.agent().name;
-        let subject = message.subject.clone();
-        let arrival = Arrival { agent, action: door.target.name(), subject: &subject };
-        let trace = headers::trace(message);
-        let serving = Arc::clone(&door).serve(request, trace.clone());
-        door.dispatcher.spawn(arrival, &trace, serving);
+        let agent = &endpoint.dispatcher.agent().name;
+        let subject = request.message.subject.clone();
+        let arrival = Arrival { agent, action: endpoint.target.name(), subject: &subject };
+        let trace = headers::trace(&request.message);
+        let serving = Arc::clone(&endpoint).serve(request, trace.clone());
+        endpoint.dispatcher.spawn(arrival, &trace, serving);
     })
 }
 
 #[derive(Debug)]
-struct Door {
+struct ActionEndpoint {
     dispatcher: Arc<Dispatcher>,
     client: Client,
     target: Target,
 }
 
-impl Door {
-    async fn serve(self: Arc<Self>, request: service::ServiceRequest, trace: TraceContext) {
-        let service::ServiceRequest { message, accounting } = request;
-        // The service hands on no request without a reply subject.
+impl ActionEndpoint {
+    async fn serve(self: Arc<Self>, request: ServiceRequest, trace: TraceContext) {
+        let ServiceRequest { message, accounting } = request;
+        // The service passes on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
-        let mut responder = Responder { door: &self, pending: Some((to, accounting)) };
-        let mut read = Headers::read(&message, trace);
-        if !self.target.runs_the_agent() {
-            // Look-ups have one reply, whatever the caller prefers.
-            read = read.map(Headers::with_one_reply);
-        }
-        let reply = match (read, self.operation(&message)) {
+        let headers = Headers::read(&message, trace);
+        let frame_options = match &headers {
+            Ok(headers) => (headers.frames, headers.cancel_on_disconnect),
+            Err(_) => Default::default(),
+        };
+        let mut responder = Responder { endpoint: &self, pending: Some((to, accounting)) };
+        let request = match (headers, self.operation(&message)) {
             (Ok(_), None) => return responder.send_card().await,
-            (Ok(headers), Some(operation)) if headers.options.mode == ReplyMode::Stream => {
-                return Box::pin(responder.stream(headers, operation, &message)).await;
-            }
-            (Ok(headers), Some(operation)) => {
-                let request = complete(headers, operation, &message);
-                self.dispatcher.call(request, &mut responder).await
-            }
-            (Err(error), Some(_)) if self.target.runs_the_agent() && headers::wants_stream(&message) => {
-                return Box::pin(responder.refuse_stream(error)).await;
-            }
-            (Err(error), _) => Box::pin(self.dispatcher.refuse(error, &mut responder)).await,
+            (Ok(headers), Some(operation)) => Ok(self.request(headers, operation, &message)),
+            (Err(error), _) => Err(error),
+        };
+        // A caller that expects frames gets its error as a frame even if the headers are invalid.
+        if self.target.runs_the_agent() && headers::wants_stream(&message) {
+            return Box::pin(responder.stream(request, frame_options)).await;
+        }
+        let reply = match request {
+            Ok(request) => self.dispatcher.call(request, &mut responder).await,
+            Err(error) => Box::pin(self.dispatcher.refuse(error, &mut responder)).await,
         };
         responder.send(reply).await;
     }
@@ -92,6 +91,17 @@ impl Door {
         })
     }
 
+    fn request(&self, headers: Headers, operation: Operation, message: &Message) -> Request {
+        let mut options = headers.options;
+        if !self.target.runs_the_agent() {
+            // Look-ups have one reply, whatever mode the caller asks for.
+            options.mode = ReplyMode::Final;
+        }
+        let key = headers.idempotency_key;
+        let idempotency_key = key.map(|key| IdempotencyKey { key, body: message.payload.clone() });
+        Request { operation, options, idempotency_key, admission: Admission::Try }
+    }
+
     /// The agent's card as the bridge uses it, in v1.0 form.
     fn card(&self) -> Result<String, ActionError> {
         let agent = self.dispatcher.agent();
@@ -103,14 +113,8 @@ impl Door {
     }
 }
 
-fn complete(headers: Headers, operation: Operation, message: &Message) -> Request {
-    let key = headers.idempotency_key;
-    let idempotency_key = key.map(|key| IdempotencyKey { key, body: message.payload.clone() });
-    Request { operation, options: headers.options, idempotency_key, admission: Admission::Try }
-}
-
 impl Target {
-    /// The name of the action, as on the context.
+    /// The name of the action in subjects, spans and logs.
     fn name(&self) -> &str {
         match self {
             Self::Skill(action) => &action.label,
@@ -126,26 +130,24 @@ impl Target {
     }
 }
 
-/// Sends the one reply of a request, when the call ends or, for a submitted task, when it is accepted.
+/// Sends the reply of a request: when the call ends or, for a submitted task, when the agent accepts it.
 struct Responder<'a> {
-    door: &'a Door,
+    endpoint: &'a ActionEndpoint,
+    /// `None` once the reply is sent.
     pending: Option<(Subject, Accounting)>,
 }
 
 impl Responder<'_> {
     async fn send(&mut self, reply: Reply) {
-        // A submitted task has its reply when it is accepted.
-        if self.pending.is_none() {
-            return;
+        if self.pending.is_some() {
+            self.publish(EncodedReply::new(&reply, self.endpoint.client.max_payload(), 0)).await;
         }
-        let encoded = EncodedReply::new(&reply, self.door.client.max_payload(), 0);
-        self.publish(encoded).await;
     }
 
     async fn send_card(&mut self) {
-        let max_payload = self.door.client.max_payload();
-        let encoded = match self.door.dispatcher.look_up(|| self.door.card()) {
-            Ok(card) => EncodedReply::of_document(card.into(), max_payload),
+        let max_payload = self.endpoint.client.max_payload();
+        let encoded = match self.endpoint.dispatcher.look_up(|| self.endpoint.card()) {
+            Ok(card) => EncodedReply::from_document(card.into(), max_payload),
             Err(error) => EncodedReply::new(&Err(error), max_payload, 0),
         };
         self.publish(encoded).await;
@@ -154,33 +156,27 @@ impl Responder<'_> {
     async fn publish(&mut self, encoded: EncodedReply) {
         let Some((to, accounting)) = self.pending.take() else { return };
         let error = encoded.error;
-        if let Err(error) = encoded.send(&self.door.client, to).await {
-            let agent = &self.door.dispatcher.agent().name;
+        if let Err(error) = encoded.send(&self.endpoint.client, to).await {
+            let agent = &self.endpoint.dispatcher.agent().name;
             tracing::warn!(%agent, error = error_chain(&error), "cannot send a reply");
         }
         accounting.end(error);
     }
 
-    async fn stream(mut self, headers: Headers, operation: Operation, message: &Message) {
+    async fn stream(
+        mut self,
+        request: Result<Request, ActionError>,
+        (selection, cancel_on_disconnect): (FrameSelection, bool),
+    ) {
         let Some((to, accounting)) = self.pending.take() else { return };
-        let mut frames = self.frames(to, Some(&headers));
-        let request = complete(headers, operation, message);
-        let reply = self.door.dispatcher.call(request, &mut frames).await;
+        let ActionEndpoint { dispatcher, client, .. } = self.endpoint;
+        let keepalive = dispatcher.agent().config.stream_keepalive;
+        let mut frames = FrameWriter::new(client.clone(), to, keepalive, selection, cancel_on_disconnect);
+        let reply = match request {
+            Ok(request) => dispatcher.call(request, &mut frames).await,
+            Err(error) => dispatcher.refuse(error, &mut frames).await,
+        };
         accounting.end(frames.finish(&reply).await);
-    }
-
-    async fn refuse_stream(mut self, error: ActionError) {
-        let Some((to, accounting)) = self.pending.take() else { return };
-        let mut frames = self.frames(to, None);
-        let reply = self.door.dispatcher.refuse(error, &mut frames).await;
-        accounting.end(frames.finish(&reply).await);
-    }
-
-    fn frames(&self, to: Subject, headers: Option<&Headers>) -> FrameWriter {
-        let keepalive = self.door.dispatcher.agent().config.stream_keepalive;
-        let form = headers.map(|headers| headers.frames).unwrap_or_default();
-        let cancel_on_disconnect = headers.is_some_and(|headers| headers.cancel_on_disconnect);
-        FrameWriter::new(self.door.client.clone(), to, keepalive, form, cancel_on_disconnect)
     }
 }
 

@@ -1,78 +1,72 @@
-//! The same agents for clients of the Synadia Agent Protocol for NATS 0.3.
+//! The front door for clients of the Synadia Agent Protocol for NATS 0.3.
 //!
-//! For each agent, while it is ready, a second micro service named `agents`: the endpoint `prompt`
-//! takes a prompt and streams the answer, `status` reports that the agent is up, and heartbeats
-//! announce it periodically. It is a front door like any other: prompts go through the dispatcher, and count for the
-//! agent's `max_in_flight` like actions do.
+//! While an agent is ready, it has a second micro service named `agents`: the endpoint `prompt` accepts a
+//! prompt and streams the answer, `status` reports that the agent is up, and heartbeats announce it
+//! periodically. Prompts go through the dispatcher and count towards the agent's `max_in_flight`, like actions.
 //!
 //! ```text
 //! agents.prompt.a2a.<owner>.<agent> ──> Envelope ──> Dispatcher::call ──frames──> ChunkWriter ──> caller
-//!                                                      ▲   └ asks ──> query chunk ──────────┐
-//!                                                      └────────────── answer <── reply_subject ┘
+//!                                                      ▲   └ question ──> query chunk ──────────────┐
+//!                                                      └──────────────── answer <── reply_subject ──┘
 //! ```
 //!
 //! # What the protocol leaves open
 //!
-//! - **Session.** The last word of the subject is the session, so all prompts to one agent go on in one
-//!   A2A context, whoever sends them. An extra field `session` in the envelope, any text, names a
-//!   conversation of its own.
-//! - **Skill.** A prompt goes to the agent as a whole; an extra field `skill` chooses one of the
+//! - **Session.** The last token of the subject is the session, so all prompts to one agent share one A2A
+//!   context, whoever sends them. The additional field `session` in the envelope, with any text, selects
+//!   another session.
+//! - **Skill.** A prompt goes to the agent as a whole; the additional field `skill` selects one of the
 //!   published actions, by token, by the skill's id or by its name.
-//! - **Questions.** While one is open the call does not count as in flight. It ends with an error, and
-//!   its task is cancelled, if no answer comes within `input_required_ttl`, if the answer is
-//!   malformed, or if the bridge stops.
-//! - **Sign-in elsewhere.** A task that moves on from `AUTH_REQUIRED` by itself is followed to its end.
-//! - **Data** of the agent goes out as attachments `data.json`, `data-2.json` and so on.
-//! - **Headers.** `traceparent` and `A2A-Timeout` mean what they mean to actions; there are no reply modes
-//!   and no idempotency here.
+//! - **Questions.** While a question is open, the call does not count as in flight. If no answer arrives within
+//!   `input_required_ttl`, if the answer is malformed, or if the bridge stops, the call ends with an error
+//!   and the bridge cancels the task.
+//! - **Sign-in elsewhere.** The bridge follows a task that leaves `AUTH_REQUIRED` without an answer to its end.
+//! - **Data** of the agent becomes attachments `data.json`, `data-2.json` and so on.
+//! - **Headers.** `traceparent` and `A2A-Timeout` have the same meaning as for actions; there are no reply modes
+//!   and no idempotency keys.
 //! - **Names.** See [`AgentProtocolSubjects::new`] for agents whose names are not lower case.
 
 mod chunks;
 mod envelope;
 mod prompt;
 
-use crate::text::error_chain;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use async_nats::connection::State as Connection;
+use bytes::Bytes;
 use serde::Serialize;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use self::prompt::Prompts;
-use super::publication::BRIDGE;
+use self::prompt::PromptEndpoint;
+use super::publication::{BRIDGE, MAX_DESCRIPTION, publish_if_connected};
 use super::service::{
     EndpointInfo, Handler, Service, ServiceContext, ServiceError, ServiceInfo, ServiceRequest, semver_or_zero,
 };
+use super::stoppable_task::StoppableTask;
 use super::subject::{AgentProtocolSubjects, Subjects, Token};
 use crate::action::actions::Stop;
 use crate::agent::{AgentState, AgentStatus};
 use crate::dispatch::Dispatcher;
-use crate::tasks::{OnFailure, Tasks};
-use crate::text::shorten;
+use crate::json::to_bytes;
+use crate::tasks::Tasks;
+use crate::text::{error_chain, rfc3339, shorten};
 
-/// The name of every service of the protocol, and its queue group.
-const AGENTS: &str = "agents";
+/// The name and the queue group of every service of the protocol.
+const SERVICE: &str = "agents";
 const PROTOCOL_VERSION: &str = "0.3";
-/// How often a heartbeat is published.
-const INTERVAL: Duration = Duration::from_secs(30);
-/// Longest description of a service.
-const MAX_DESCRIPTION: usize = 2048;
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// An agent's presence among the agents of the protocol.
+/// The agent protocol's service for one agent.
 #[derive(Debug)]
 pub(crate) struct AgentProtocol {
-    withdraw: CancellationToken,
-    withdrawn: CancellationToken,
-    shown: CancellationToken,
+    registrar: StoppableTask,
+    is_current: CancellationToken,
 }
 
 impl AgentProtocol {
-    /// Shows an agent whenever it is ready.
+    /// Registers the agent's service whenever the agent is ready.
     pub(crate) fn start(
         owner: &str,
         dispatcher: Arc<Dispatcher>,
@@ -81,133 +75,120 @@ impl AgentProtocol {
         stop: &Stop,
         tasks: &Tasks,
     ) -> Self {
-        let own = AgentProtocolSubjects::new(owner, &Token::new(&dispatcher.agent().name));
-        let prompts = Prompts::new(
+        let protocol_subjects = AgentProtocolSubjects::new(owner, &Token::new(&dispatcher.agent().name));
+        let prompts = PromptEndpoint::new(
             Arc::clone(&dispatcher),
             context.client.clone(),
             subjects.clone(),
-            own.clone(),
+            protocol_subjects.clone(),
             stop.clone(),
         );
-        let first = CancellationToken::new();
-        let shown = Shown {
+        let is_current = CancellationToken::new();
+        let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let registrar = Registrar {
             dispatcher,
             context: context.clone(),
-            subjects: own,
+            subjects: protocol_subjects,
             prompts: Arc::new(prompts),
-            first: first.clone(),
+            is_current: is_current.clone(),
+            registered: None,
+            ticks,
         };
-        let (withdraw, withdrawn) = (CancellationToken::new(), CancellationToken::new());
-        let this = Self { withdraw: withdraw.clone(), withdrawn: withdrawn.clone(), shown: first };
-        let withdrawn = withdrawn.drop_guard();
-        tasks.spawn("agent protocol", OnFailure::StopBridge, async move {
-            shown.follow(&withdraw).await;
-            drop(withdrawn);
-        });
-        this
+        Self {
+            registrar: StoppableTask::spawn(tasks, "agent protocol", |stop| registrar.run(stop)),
+            is_current,
+        }
     }
 
-    /// Waits until the agent's first state is shown.
-    pub(crate) async fn shown(&self) {
-        self.shown.cancelled().await;
+    /// Waits until the registration matches the agent's state for the first time.
+    pub(crate) async fn until_current(&self) {
+        self.is_current.cancelled().await;
     }
 
-    /// Takes the agent off without losing a prompt. What was received is still worked on.
+    /// Removes the service without losing a prompt. Prompts that were received still run.
     pub(crate) async fn withdraw(&self) {
-        self.withdraw.cancel();
-        self.withdrawn.cancelled().await;
+        self.registrar.stop().await;
     }
 }
 
-struct Shown {
+/// Registers and removes the service as the agent's state changes.
+struct Registrar {
     dispatcher: Arc<Dispatcher>,
     context: ServiceContext,
     subjects: AgentProtocolSubjects,
-    prompts: Arc<Prompts>,
-    /// Cancelled when the first state is shown.
-    first: CancellationToken,
+    prompts: Arc<PromptEndpoint>,
+    /// Cancelled when the registration matches the agent's state for the first time.
+    is_current: CancellationToken,
+    registered: Option<Registered>,
+    ticks: Interval,
 }
 
-/// A registered service, and the limit that it has told.
 struct Registered {
     service: Arc<Service>,
+    /// The limit that its metadata announces.
     max_payload: usize,
 }
 
-impl Shown {
-    /// Follows the agent's status until told to withdraw.
-    async fn follow(&self, withdraw: &CancellationToken) {
+impl Registrar {
+    async fn run(mut self, stop: CancellationToken) {
         let mut status = self.dispatcher.agent().status.clone();
-        let mut registered = None;
-        let mut ticks = tokio::time::interval(INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let now = status.borrow_and_update().clone();
-            self.show(&now, &mut registered, &mut ticks).await;
-            self.first.cancel();
+            let current = status.borrow_and_update().clone();
+            self.update(&current).await;
+            self.is_current.cancel();
             let changed = loop {
                 tokio::select! {
                     biased;
-                    () = withdraw.cancelled() => break false,
+                    () = stop.cancelled() => break false,
                     changed = status.changed() => break changed.is_ok(),
-                    _ = ticks.tick() => self.tick(&now, &mut registered, &mut ticks).await,
+                    _ = self.ticks.tick() => self.tick(&current).await,
                 }
             };
+            // The owner stops this task, or the agent's supervisor has ended.
             if !changed {
-                // Told to leave, or the agent's loop has ended, and with it the agent.
-                if let Some(Registered { service, .. }) = registered {
-                    service.stop().await;
-                }
-                return;
+                return self.unregister().await;
             }
         }
     }
 
-    /// Registers the agent if it is ready, takes it off if it is not.
-    async fn show(
-        &self,
-        status: &AgentStatus,
-        registered: &mut Option<Registered>,
-        ticks: &mut tokio::time::Interval,
-    ) {
-        match registered {
-            Some(Registered { service, .. }) if status.state == AgentState::Ready => {
-                service.describe(self.description(status));
+    /// Registers the agent if it is ready, and removes it if it is not.
+    async fn update(&mut self, status: &AgentStatus) {
+        if status.state != AgentState::Ready {
+            return self.unregister().await;
+        }
+        if let Some(Registered { service, .. }) = &self.registered {
+            return service.describe(self.service_info(status));
+        }
+        match self.register(status).await {
+            Ok(registered) => {
+                self.publish_heartbeat(registered.service.id()).await;
+                self.ticks.reset();
+                self.registered = Some(registered);
             }
-            Some(Registered { service, .. }) => {
-                service.stop().await;
-                *registered = None;
+            Err(error) => {
+                let agent = &self.dispatcher.agent().name;
+                tracing::error!(%agent, error = error_chain(&error), "cannot register the agent for the agent protocol");
             }
-            None if status.state == AgentState::Ready => match self.register(status).await {
-                Ok(fresh) => {
-                    self.heartbeat(fresh.service.id()).await;
-                    ticks.reset_at(Instant::now() + INTERVAL);
-                    *registered = Some(fresh);
-                }
-                Err(error) => {
-                    let agent = &self.dispatcher.agent().name;
-                    tracing::error!(%agent, error = error_chain(&error), "cannot show the agent to the agent protocol");
-                }
-            },
-            None => {}
         }
     }
 
-    async fn tick(
-        &self,
-        status: &AgentStatus,
-        registered: &mut Option<Registered>,
-        ticks: &mut tokio::time::Interval,
-    ) {
-        match registered {
-            // Another server of the cluster may have another limit.
-            Some(known) if known.max_payload != self.context.client.max_payload() => {
-                known.service.stop().await;
-                *registered = None;
-                self.show(status, registered, ticks).await;
+    async fn unregister(&mut self) {
+        if let Some(Registered { service, .. }) = self.registered.take() {
+            service.stop().await;
+        }
+    }
+
+    async fn tick(&mut self, status: &AgentStatus) {
+        match &self.registered {
+            Some(registered) if registered.max_payload == self.context.client.max_payload() => {
+                self.publish_heartbeat(registered.service.id()).await;
             }
-            Some(known) => self.heartbeat(known.service.id()).await,
-            None => self.show(status, registered, ticks).await,
+            // The first registration failed, or the client has moved to a server with another limit.
+            _ => {
+                self.unregister().await;
+                self.update(status).await;
+            }
         }
     }
 
@@ -217,26 +198,22 @@ impl Shown {
             name: "prompt".to_owned(),
             subject: self.subjects.prompt(),
             metadata: BTreeMap::from([
-                ("max_payload".to_owned(), size(max_payload)),
+                ("max_payload".to_owned(), format_size(max_payload)),
                 ("attachments_ok".to_owned(), "true".to_owned()),
             ]),
         };
-        let prompts = Prompts::handler(&self.prompts);
-        let service = Service::start(
-            &self.context,
-            Token::new(AGENTS),
-            AGENTS,
-            self.description(status),
-            vec![(prompt, prompts)],
-        )
-        .await?;
+        let prompts = PromptEndpoint::handler(&self.prompts);
+        let info = self.service_info(status);
+        let service =
+            Service::start(&self.context, Token::new(SERVICE), SERVICE, info, vec![(prompt, prompts)])
+                .await?;
         let status = EndpointInfo {
             name: "status".to_owned(),
             subject: self.subjects.status(),
             metadata: BTreeMap::new(),
         };
-        let told = service.publish(vec![(status, self.status(service.id()))]).await;
-        match told {
+        // The handler needs the id of the service, so this endpoint is published after the start.
+        match service.publish(vec![(status, self.status_handler(service.id()))]).await {
             Ok(()) => Ok(Registered { service, max_payload }),
             Err(error) => {
                 service.stop().await;
@@ -245,7 +222,7 @@ impl Shown {
         }
     }
 
-    fn description(&self, status: &AgentStatus) -> ServiceInfo {
+    fn service_info(&self, status: &AgentStatus) -> ServiceInfo {
         let metadata = [
             ("agent", self.subjects.kind()),
             ("owner", self.subjects.owner()),
@@ -262,36 +239,29 @@ impl Shown {
         }
     }
 
-    fn status(&self, instance_id: &str) -> Handler {
+    fn status_handler(&self, instance_id: &str) -> Handler {
         let (client, tasks) = (self.context.client.clone(), self.context.tasks.clone());
         let (subjects, instance_id) = (self.subjects.clone(), instance_id.to_owned());
         Arc::new(move |ServiceRequest { message, accounting }| {
             let Some(to) = message.reply else { return };
             let (client, heartbeat) = (client.clone(), heartbeat(&subjects, &instance_id));
             tasks.spawn(async move {
-                if let Err(error) = client.publish(to, heartbeat.into()).await {
-                    tracing::warn!(error = error_chain(&error), "a status could not be sent");
+                if let Err(error) = client.publish(to, heartbeat).await {
+                    tracing::warn!(error = error_chain(&error), "cannot send a status");
                 }
                 accounting.succeed();
             });
         })
     }
 
-    async fn heartbeat(&self, instance_id: &str) {
-        let client = &self.context.client;
-        // While the connection is down publishes pile up, and the news would be old by then.
-        if client.connection_state() != Connection::Connected {
-            return;
-        }
+    async fn publish_heartbeat(&self, instance_id: &str) {
+        let (agent, subject) = (&self.dispatcher.agent().name, self.subjects.heartbeat());
         let heartbeat = heartbeat(&self.subjects, instance_id);
-        if let Err(error) = client.publish(self.subjects.heartbeat(), heartbeat.into()).await {
-            let agent = &self.dispatcher.agent().name;
-            tracing::warn!(%agent, error = error_chain(&error), "a heartbeat could not be sent");
-        }
+        publish_if_connected(&self.context.client, agent, subject, heartbeat).await;
     }
 }
 
-fn heartbeat(subjects: &AgentProtocolSubjects, instance_id: &str) -> Vec<u8> {
+fn heartbeat(subjects: &AgentProtocolSubjects, instance_id: &str) -> Bytes {
     #[derive(Serialize)]
     struct Heartbeat<'a> {
         agent: &'a str,
@@ -301,24 +271,21 @@ fn heartbeat(subjects: &AgentProtocolSubjects, instance_id: &str) -> Vec<u8> {
         ts: String,
         interval_s: u64,
     }
-    let now = OffsetDateTime::now_utc();
-    let now = now.replace_nanosecond(0).unwrap_or(now);
-    let heartbeat = Heartbeat {
+    to_bytes(&Heartbeat {
         agent: subjects.kind(),
         owner: subjects.owner(),
         session: subjects.session(),
         instance_id,
-        ts: now.format(&Rfc3339).unwrap_or_default(),
-        interval_s: INTERVAL.as_secs(),
-    };
-    serde_json::to_vec(&heartbeat).expect("strings and numbers always serialize")
+        ts: rfc3339(SystemTime::now()),
+        interval_s: HEARTBEAT_INTERVAL.as_secs(),
+    })
 }
 
-/// A size as the protocol writes it: `1MB`, in steps of 1024, exact.
-fn size(bytes: usize) -> String {
+/// A size in the largest unit of the protocol that is exact, such as `1MB` for 1024 × 1024 bytes.
+fn format_size(bytes: usize) -> String {
     let units = [("GB", 30), ("MB", 20), ("KB", 10)];
-    let exact = |(_, shift): &(&str, u32)| bytes > 0 && bytes.trailing_zeros() >= *shift;
-    match units.into_iter().find(exact) {
+    let is_exact = |(_, shift): &(&str, u32)| bytes > 0 && bytes.trailing_zeros() >= *shift;
+    match units.into_iter().find(is_exact) {
         Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
         None => format!("{bytes}B"),
     }
@@ -337,12 +304,12 @@ mod tests {
     #[case(3 << 30, "3GB")]
     #[case(1_000_000, "1000000B")]
     #[case(1000, "1000B")]
-    fn a_limit_is_told_in_the_largest_unit_that_is_exact(#[case] bytes: usize, #[case] text: &str) {
-        assert_eq!(size(bytes), text);
+    fn a_limit_has_the_largest_unit_that_is_exact(#[case] bytes: usize, #[case] text: &str) {
+        assert_eq!(format_size(bytes), text);
     }
 
     #[test]
-    fn a_heartbeat_says_who_where_and_how_often() {
+    fn a_heartbeat_identifies_the_agent_and_states_its_interval() {
         let subjects = AgentProtocolSubjects::new("acme", &Token::new("weather"));
         let mut beat: serde_json::Value = serde_json::from_slice(&heartbeat(&subjects, "i1")).unwrap();
         let ts = beat["ts"].take();

@@ -1,11 +1,11 @@
-//! A card's skills as actions: which are published, under which tokens, with which metadata.
+//! The actions of an agent: which skills of its card are published, under which tokens, with which metadata.
 
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::service::EndpointInfo;
 use super::subject::{Subjects, Token};
@@ -15,13 +15,13 @@ use crate::action::params::{Template, files_schema};
 use crate::config;
 use crate::text::shorten;
 
-/// Most actions of one agent beside the built-in ones: each is a subscription and an entry of INFO.
+/// Most actions of one agent beside the built-in ones: each needs a subscription and an entry in INFO.
 pub(crate) const MAX_ACTIONS: usize = 500;
-/// Most clashes of names that are logged for one card.
+/// Most name clashes that are logged for one card.
 const MAX_WARNINGS: usize = 20;
-/// The action of an agent whose card leaves no skill.
+/// The action of an agent without published skills.
 const PROMPT: &str = "prompt";
-/// Longest description in metadata; the whole one is used for placeholders.
+/// Longest description in metadata; placeholders are read from the whole text.
 const MAX_DESCRIPTION: usize = 2048;
 const MAX_NAME: usize = 256;
 
@@ -33,96 +33,96 @@ pub(crate) struct Action {
     pub subject: String,
     /// The same as `token`, for requests to share.
     pub label: Arc<str>,
-    /// The skill behind it, with its parameters.
     pub skill: Arc<actions::Skill>,
     pub name: String,
     pub description: String,
     metadata: BTreeMap<String, String>,
 }
 
-/// The actions of a card, and what was left out on the way.
+/// The published actions of a card.
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
-    /// What is published, [`MAX_ACTIONS`] at the most.
+    /// At most [`MAX_ACTIONS`].
     pub actions: Vec<Arc<Action>>,
-    /// How many skills should be published, going by the settings, and are not.
+    /// Number of skills that the configuration selects but the bridge does not publish.
     pub skills_left_out: usize,
-    /// What to know about those.
+    /// Why skills were left out.
     pub warnings: Vec<String>,
 }
 
 impl Catalog {
-    /// The settings choose and name the skills first; the limit is for what they leave.
+    /// The configuration selects and renames skills first; the limit applies to the rest.
     pub(crate) fn new(card: &Card, rules: &config::Skills, subjects: &Subjects, agent: &Token) -> Self {
-        let rules = Rules::new(rules);
+        let selection = SkillSelection::new(rules);
         let (mut this, mut over_limit) = (Self::default(), 0);
         let mut taken: HashMap<Token, &str> = HashMap::new();
-        for skill in card.skills.iter().filter(|skill| rules.publish(skill)) {
+        for skill in card.skills.iter().filter(|skill| selection.includes(skill)) {
             if this.actions.len() == MAX_ACTIONS {
                 over_limit += 1;
                 continue;
             }
-            let token = Token::action(rules.name(skill));
+            let token = Token::action(selection.action_name(skill));
             match taken.entry(token.clone()) {
                 Occupied(first) => {
                     this.skills_left_out += 1;
                     if this.warnings.len() < MAX_WARNINGS {
                         let (first, second) = (shorten(first.get(), 80), shorten(&skill.id, 80));
                         this.warnings.push(format!(
-                            "skills `{first}` and `{second}` would share the action `{token}`; the second is left out"
+                            "skills `{first}` and `{second}` map to the same action `{token}`; publishing only the first"
                         ));
                     }
                 }
                 Vacant(free) => {
                     free.insert(&skill.id);
-                    this.actions.push(Arc::new(Action::of_skill(skill, card, token, subjects, agent)));
+                    this.actions.push(Arc::new(Action::new(Some(skill), card, token, subjects, agent)));
                 }
             }
         }
         if over_limit > 0 {
             this.skills_left_out += over_limit;
             this.warnings.push(format!(
-                "an agent has at most {MAX_ACTIONS} actions; {over_limit} more skills are left out, choose with `skills.allow`"
+                "an agent can have at most {MAX_ACTIONS} actions; not publishing {over_limit} more skills, select skills with `skills.allow`"
             ));
         }
         if this.actions.is_empty() {
-            this.actions.push(Arc::new(Action::of_agent(card, subjects, agent)));
+            let action = Action::new(None, card, Token::action(PROMPT), subjects, agent);
+            this.actions.push(Arc::new(action));
         }
         this
     }
 }
 
-/// An agent's card in v1.0 form. One with very many skills has the first that the settings allow, because a
-/// message could not hold the others.
+/// An agent's card in v1.0 form. A card with more than [`MAX_ACTIONS`] skills shows the first that the
+/// configuration selects, because the others would not fit into a message.
 pub(crate) fn card(card: &Card, interface: &Interface, rules: &config::Skills) -> Value {
     if card.skills.len() <= MAX_ACTIONS {
         return card.to_v1(interface, &card.skills);
     }
-    let rules = Rules::new(rules);
-    card.to_v1(interface, card.skills.iter().filter(|skill| rules.publish(skill)).take(MAX_ACTIONS))
+    let selection = SkillSelection::new(rules);
+    card.to_v1(interface, card.skills.iter().filter(|skill| selection.includes(skill)).take(MAX_ACTIONS))
 }
 
-/// The settings' choice of skills, for cards and lists of any length.
-struct Rules<'a> {
+/// The setting `skills`, with sets in place of lists: both cards and lists can be long.
+struct SkillSelection<'a> {
     allow: HashSet<&'a str>,
     deny: HashSet<&'a str>,
     rename: &'a BTreeMap<String, String>,
 }
 
-impl<'a> Rules<'a> {
+impl<'a> SkillSelection<'a> {
     fn new(rules: &'a config::Skills) -> Self {
         let set = |list: &'a [String]| list.iter().map(String::as_str).collect();
         Self { allow: set(&rules.allow), deny: set(&rules.deny), rename: &rules.rename }
     }
 
-    fn publish(&self, skill: &Skill) -> bool {
+    fn includes(&self, skill: &Skill) -> bool {
         let names =
             |set: &HashSet<&str>| set.contains(skill.id.as_str()) || set.contains(skill.name.as_str());
         (self.allow.is_empty() || names(&self.allow)) && !names(&self.deny)
     }
 
-    /// The name of the skill's action, before it is made a word of a subject.
-    fn name<'s>(&self, skill: &'s Skill) -> &'s str
+    /// The name of the skill's action, before it becomes a token.
+    fn action_name<'s>(&self, skill: &'s Skill) -> &'s str
     where
         'a: 's,
     {
@@ -130,64 +130,56 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// What to know about new names in the settings that cannot be used as they are.
+/// Warnings about names in `skills.rename` that cannot be used unchanged.
 pub(crate) fn rename_warnings(rules: &config::Skills) -> Vec<String> {
     let escaped = rules.rename.iter().filter_map(|(skill, name)| {
         let token = Token::action(name);
         (token.as_str() != name).then(|| {
             let (skill, name) = (shorten(skill, 80), shorten(name, 80));
-            format!("skill `{skill}` cannot be called `{name}`, which is reserved or no word of a subject; its action is `{token}`")
+            format!("skill `{skill}` cannot be renamed to `{name}`, which is reserved or not a valid subject token; its action is `{token}`")
         })
     });
     escaped.collect()
 }
 
 impl Action {
-    fn of_skill(skill: &Skill, card: &Card, token: Token, subjects: &Subjects, agent: &Token) -> Self {
-        let template = Template::parse(&skill.description);
-        let or_cards = |own: &Vec<String>, cards: &Vec<String>| {
-            if own.is_empty() { cards.clone() } else { own.clone() }
+    /// The action of a skill or, without one, of the agent as a whole.
+    fn new(skill: Option<&Skill>, card: &Card, token: Token, subjects: &Subjects, agent: &Token) -> Self {
+        let (name, description) = match skill {
+            Some(skill) => (&skill.name, &skill.description),
+            None => (&card.name, &card.description),
         };
-        let mut metadata = metadata(&skill.name, &skill.description, &template.schema());
-        metadata.insert("a2a.skill".to_owned(), skill.id.clone());
-        metadata.insert("tags".to_owned(), json(&skill.tags));
-        metadata.insert("input_modes".to_owned(), json(&or_cards(&skill.input_modes, &card.input_modes)));
-        metadata.insert("output_modes".to_owned(), json(&or_cards(&skill.output_modes, &card.output_modes)));
-        metadata.insert("streaming".to_owned(), card.streaming.to_string());
-        Self {
-            subject: subjects.action(agent, &token),
-            label: token.as_str().into(),
-            token,
-            skill: Arc::new(actions::Skill {
+        let called_skill = match skill {
+            Some(skill) => actions::Skill {
                 id: Some(skill.id.as_str().into()),
                 output_modes: skill.output_modes.clone(),
-                template,
-            }),
-            name: shorten(&skill.name, MAX_NAME),
-            description: shorten(&skill.description, MAX_DESCRIPTION),
-            metadata,
+                template: Template::parse(&skill.description),
+            },
+            None => actions::Skill::whole_agent(),
+        };
+        let modes = |own: Option<&Vec<String>>, default| {
+            Value::from(own.filter(|own| !own.is_empty()).unwrap_or(default).as_slice()).to_string()
+        };
+        let mut metadata = metadata(name, description, &called_skill.template.schema());
+        let mut insert = |key: &str, value| metadata.insert(key.to_owned(), value);
+        insert("input_modes", modes(skill.map(|skill| &skill.input_modes), &card.input_modes));
+        insert("output_modes", modes(skill.map(|skill| &skill.output_modes), &card.output_modes));
+        insert("streaming", card.streaming.to_string());
+        if let Some(skill) = skill {
+            insert("a2a.skill", skill.id.clone());
+            insert("tags", Value::from(skill.tags.as_slice()).to_string());
         }
-    }
-
-    fn of_agent(card: &Card, subjects: &Subjects, agent: &Token) -> Self {
-        let token = Token::action(PROMPT);
-        let schema = Template::parse("").schema();
-        let mut metadata = metadata(&card.name, &card.description, &schema);
-        metadata.insert("input_modes".to_owned(), json(&card.input_modes));
-        metadata.insert("output_modes".to_owned(), json(&card.output_modes));
-        metadata.insert("streaming".to_owned(), card.streaming.to_string());
         Self {
             subject: subjects.action(agent, &token),
             label: token.as_str().into(),
             token,
-            skill: Arc::new(actions::Skill::whole_agent()),
-            name: shorten(&card.name, MAX_NAME),
-            description: shorten(&card.description, MAX_DESCRIPTION),
+            skill: Arc::new(called_skill),
+            name: shorten(name, MAX_NAME),
+            description: shorten(description, MAX_DESCRIPTION),
             metadata,
         }
     }
 
-    /// The action as INFO shows it.
     pub(crate) fn endpoint(&self) -> EndpointInfo {
         EndpointInfo {
             name: self.token.to_string(),
@@ -196,8 +188,7 @@ impl Action {
         }
     }
 
-    /// The action as the registry shows it.
-    pub(crate) fn entry(&self) -> RegistryEntry<'_> {
+    pub(crate) fn registry_entry(&self) -> RegistryEntry<'_> {
         RegistryEntry {
             action: self.token.as_str(),
             subject: &self.subject,
@@ -221,7 +212,7 @@ pub(crate) struct RegistryEntry<'a> {
 }
 
 impl RegistryEntry<'_> {
-    /// Leaves out what is long, for a registry object that would not fit into a message.
+    /// Leaves out the long fields, for an announcement that would not fit into a message.
     pub(crate) fn without_details(self) -> Self {
         Self { description: "", params: None, ..self }
     }
@@ -240,7 +231,6 @@ impl BuiltInAction {
     pub(crate) const ALL: [Self; 4] =
         [Self::ProvideRequiredInput, Self::CancelTask, Self::GetTask, Self::Card];
 
-    /// Its name in logs and figures.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ProvideRequiredInput => "provide_required_input",
@@ -250,19 +240,17 @@ impl BuiltInAction {
         }
     }
 
-    /// The built-in action as INFO shows it.
     pub(crate) fn endpoint(self, subjects: &Subjects, agent: &Token) -> EndpointInfo {
-        let task = serde_json::json!({
+        let task_params = json!({
             "type": "object", "required": ["task_id"], "additionalProperties": false,
             "properties": {"task_id": {"type": "string"}},
         });
-        let (name, subject, title, description, params) = match self {
+        let (subject, title, description, params) = match self {
             Self::ProvideRequiredInput => (
-                "provide_required_input",
                 subjects.provide_required_input(agent),
                 "Provide required input",
                 "Answers a question of the agent, by the follow-up id of a reply",
-                serde_json::json!({
+                json!({
                     "type": "object", "required": ["follow_up_id", "user_response"], "additionalProperties": false,
                     "properties": {
                         "follow_up_id": {"type": "string", "format": "uuid"},
@@ -271,25 +259,22 @@ impl BuiltInAction {
                     },
                 }),
             ),
-            Self::CancelTask => (
-                "cancel_task",
-                subjects.cancel_task(agent),
-                "Cancel task",
-                "Cancels a task at the agent",
-                task,
-            ),
-            Self::GetTask => {
-                ("get_task", subjects.get_task(agent), "Get task", "Tells where a task stands", task)
+            Self::CancelTask => {
+                (subjects.cancel_task(agent), "Cancel task", "Cancels a task at the agent", task_params)
             }
+            Self::GetTask => (subjects.get_task(agent), "Get task", "Shows the state of a task", task_params),
             Self::Card => (
-                "card",
                 subjects.card(agent),
                 "Agent card",
                 "The agent's card as the bridge uses it, in A2A v1.0 form",
-                serde_json::json!({}),
+                json!({}),
             ),
         };
-        EndpointInfo { name: name.to_owned(), subject, metadata: metadata(title, description, &params) }
+        EndpointInfo {
+            name: self.name().to_owned(),
+            subject,
+            metadata: metadata(title, description, &params),
+        }
     }
 }
 
@@ -299,8 +284,4 @@ fn metadata(name: &str, description: &str, params: &Value) -> BTreeMap<String, S
         ("description".to_owned(), shorten(description, MAX_DESCRIPTION)),
         ("params".to_owned(), params.to_string()),
     ])
-}
-
-fn json(list: &[String]) -> String {
-    serde_json::to_string(list).unwrap_or_default()
 }

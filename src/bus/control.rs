@@ -1,22 +1,20 @@
-//! Seeing and steering one agent over NATS, for operators.
+//! Lets operators inspect and control one agent over NATS.
 //!
-//! Requests to `<prefix>.control.<agent>.<verb>`, guarded by the permissions of the NATS account: who
-//! may publish to `<prefix>.control.>` may do this, and nobody else should. There is no queue group:
-//! with several bridges for one agent each answers for its own process, and an order reaches all of
-//! them. A body with `"instance"` is for that one alone; the others are silent.
+//! Requests go to `<prefix>.control.<agent>.<verb>`. The permissions of the NATS account protect them: whoever
+//! may publish to `<prefix>.control.>` controls the agents. There is no queue group, so if several replicas
+//! serve one agent, each answers for its own process, and a command reaches all of them. Only the instance
+//! named by `"instance"` in the body answers; without it all do.
 //!
 //! | verb | body | reply |
 //! | --- | --- | --- |
-//! | `show` | – | a [`AgentReport`] |
-//! | `start`, `stop`, `restart` | – | a [`AgentReport`], when it is done or has failed, after ten seconds at the latest (`stop`: after the grace) |
-//! | `logs` | [`LogsRequest`] | [`LogsReply`], one; with `follow_s` more of them as lines come, until `more` is false |
+//! | `show` | – | an [`AgentReport`] |
+//! | `start`, `stop`, `restart` | – | an [`AgentReport`] when the command has succeeded or failed, after ten seconds at the latest (`stop`: after the grace period) |
+//! | `logs` | [`LogsRequest`] | one [`LogsReply`]; with `follow_s` more of them as lines arrive, until `more` is false |
 
-use crate::text::error_chain;
-use crate::text::unix_millis;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::{Client, Message, Subject, SubscribeError, Subscriber};
+use async_nats::{Message, Subject, SubscribeError, Subscriber};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -25,23 +23,24 @@ use tokio_util::sync::CancellationToken;
 
 use super::encoded_reply::EncodedReply;
 use super::service::ServiceContext;
+use super::stoppable_task::StoppableTask;
 use super::subject::{Subjects, Token};
 use crate::agent::{Agent, AgentCommand, AgentState};
+use crate::json::to_bytes;
 use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
 use crate::tasks::{OnFailure, Tasks};
-use crate::text::shorten;
+use crate::text::{error_chain, shorten, unix_millis};
 
-/// Requests at the same time, followers of logs included.
-const MAX_AT_ONCE: usize = 16;
-/// How long the reply to `start` and `restart` waits for the outcome.
-const SETTLE: Duration = Duration::from_secs(10);
-/// Longest time that logs are followed for one request.
+/// Concurrent requests, including those that follow logs.
+const MAX_CONCURRENT: usize = 16;
+/// How long the reply to `start` and `restart` waits for the result.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time that one request follows logs.
 const MAX_FOLLOW: Duration = Duration::from_secs(60);
-/// How many of the last lines a report has.
-const SHOWN_LINES: usize = 10;
+/// Number of output lines in a report.
+const REPORT_LINES: usize = 10;
 
-/// Why an agent cannot be steered.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot subscribe to {subject}")]
 pub struct ControlError {
@@ -49,254 +48,219 @@ pub struct ControlError {
     source: SubscribeError,
 }
 
-/// Everything about one agent at one bridge.
+/// The state of one agent at one bridge. Times are in milliseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct AgentReport {
-    /// Its name in the settings.
+    /// Its name in the configuration.
     pub agent: String,
     pub instance: String,
     pub state: String,
-    /// Since when, in milliseconds since 1970.
     pub since_ms: u64,
-    /// Where it is to listen.
+    /// The URL at which the bridge expects the agent.
     pub url: String,
-    /// The program, when the bridge launches it. Its arguments may hold what is nobody's business.
+    /// The program that the bridge launches, without its arguments, which may contain secrets.
     pub program: Option<String>,
-    /// The process, while there is one.
+    /// `None` while no process runs.
     pub pid: Option<i32>,
-    /// When that was started, in milliseconds since 1970.
     pub started_ms: Option<u64>,
-    /// How often it was started again.
     pub restarts: u32,
-    /// When it is started again.
+    /// The restart policy.
     pub restart: Option<String>,
-    /// When the next try is, in milliseconds since 1970.
+    /// When the bridge retries a backing-off agent.
     pub next_try_ms: Option<u64>,
     pub last_error: Option<String>,
-    /// What to do about it.
+    /// How to fix the last error.
     pub advice: Option<String>,
-    /// How the last process ended.
     pub last_exit: Option<LastExit>,
     pub card: Option<CardSummary>,
     pub in_flight: usize,
-    /// The last call that went wrong.
     pub last_call_error: Option<LastCallError>,
-    /// The last lines of its output.
+    /// The last lines of output.
     pub output: Vec<Line>,
-    /// How much output there was.
     pub counts: Counts,
 }
 
+/// How the last process ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct LastExit {
     pub how: String,
-    /// When, in milliseconds since 1970.
     pub at_ms: u64,
 }
 
-/// A call that went wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct LastCallError {
     pub code: String,
     pub message: String,
-    /// When, in milliseconds since 1970.
     pub at_ms: u64,
 }
 
-/// What a card says, in short.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct CardSummary {
-    /// The agent's name for itself.
+    /// The agent's own name.
     pub name: String,
     pub version: String,
-    /// How many skills it has.
+    /// Number of skills.
     pub skills: usize,
-    /// Changes when the card does.
+    /// Changes when the card changes.
     pub hash: String,
     pub endpoint: String,
     /// The version of A2A.
     pub protocol_version: String,
-    /// The binding of A2A.
     pub binding: String,
 }
 
-/// What is wanted of `logs`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, expecting = "an object")]
 pub(crate) struct LogsRequest {
     pub instance: Option<String>,
-    /// The last so many lines; all that are kept, if not said.
+    /// Number of most recent lines; all that are kept if absent.
     pub lines: Option<usize>,
+    /// The first line to send.
     pub from: u64,
-    /// Send further lines as they come, for so many seconds, 60 at the most.
+    /// Seconds, at most 60, for which to send further lines as they arrive.
     pub follow_s: u64,
 }
 
-/// Lines of an agent's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
 pub(crate) struct LogsReply {
     pub agent: String,
     pub instance: String,
     pub lines: Vec<Line>,
-    /// The number after the last of them.
+    /// The number after the last line.
     pub next: u64,
     pub more: bool,
 }
 
-/// Requests that wait for somebody to answer them. Dropped, it leaves nothing behind.
+/// Answers the control requests of one agent until it is stopped.
 #[derive(Debug)]
-pub(crate) struct Requests(Subscriber);
-
-/// The control of one agent, until stopped.
-#[derive(Debug)]
-pub(crate) struct Control {
-    stop: CancellationToken,
-    stopped: CancellationToken,
-}
+pub(crate) struct Control(StoppableTask);
 
 impl Control {
-    /// Begins to listen. Cancel-safe.
-    ///
-    /// # Errors
-    ///
-    /// When there is no subscription to be had.
-    pub(crate) async fn listen(
+    /// Subscribes to the requests. Cancel-safe: dropping the future or the subscriber leaves nothing behind.
+    pub(crate) async fn subscribe(
         agent: &Agent,
         context: &ServiceContext,
         subjects: &Subjects,
-    ) -> Result<Requests, ControlError> {
+    ) -> Result<Subscriber, ControlError> {
         let subject = subjects.control(&Token::new(&agent.name), "*");
-        let asked = context.client.subscribe(subject.clone()).await;
-        asked.map(Requests).map_err(|source| ControlError { subject, source })
+        let subscriber = context.client.subscribe(subject.clone()).await;
+        subscriber.map_err(|source| ControlError { subject, source })
     }
 
     pub(crate) fn start(
-        Requests(asked): Requests,
+        requests: Subscriber,
         agent: Agent,
         instance: String,
         context: &ServiceContext,
         tasks: &Tasks,
     ) -> Self {
-        let (stop, stopped) = (CancellationToken::new(), CancellationToken::new());
-        let controller = Controller { agent, instance, client: context.client.clone(), stop: stop.clone() };
-        let guard = Arc::clone(&context.guard);
-        let (done, background) = (stopped.clone().drop_guard(), tasks.clone());
-        tasks.spawn("control", OnFailure::StopBridge, async move {
-            let allowed = move |reply: &Subject| guard.allows(reply);
-            Arc::new(controller).listen(asked, allowed, &background).await;
-            drop(done);
-        });
-        Self { stop, stopped }
+        Self(StoppableTask::spawn(tasks, "control", |stop| {
+            let controller = Controller { agent, instance, context: context.clone(), stop };
+            Arc::new(controller).run(requests, tasks.clone())
+        }))
     }
 
     pub(crate) async fn stop(&self) {
-        self.stop.cancel();
-        self.stopped.cancelled().await;
+        self.0.stop().await;
     }
 }
 
 struct Controller {
     agent: Agent,
     instance: String,
-    client: Client,
+    context: ServiceContext,
     stop: CancellationToken,
 }
 
 impl Controller {
-    async fn listen(
-        self: Arc<Self>,
-        mut asked: Subscriber,
-        allowed: impl Fn(&Subject) -> bool,
-        tasks: &Tasks,
-    ) {
-        let at_once = Arc::new(Semaphore::new(MAX_AT_ONCE));
-        while let Some(Some(message)) = self.stop.run_until_cancelled(asked.next()).await {
-            let Some(reply) = message.reply.clone().filter(&allowed) else {
+    async fn run(self: Arc<Self>, mut requests: Subscriber, tasks: Tasks) {
+        let permits = Arc::new(Semaphore::new(MAX_CONCURRENT));
+        while let Some(Some(message)) = self.stop.run_until_cancelled(requests.next()).await {
+            let Some(reply) = message.reply.clone().filter(|reply| self.context.guard.allows(reply)) else {
                 continue;
             };
-            let controller = Arc::clone(&self);
-            match Arc::clone(&at_once).try_acquire_owned() {
-                Ok(permit) => tasks.spawn("control request", OnFailure::Log, async move {
-                    controller.answer(message, reply).await;
-                    drop(permit);
-                }),
+            match Arc::clone(&permits).try_acquire_owned() {
+                Ok(permit) => {
+                    let controller = Arc::clone(&self);
+                    tasks.spawn("control request", OnFailure::Log, async move {
+                        controller.answer(message, reply).await;
+                        drop(permit);
+                    });
+                }
                 Err(_) => {
-                    let text = "too many control requests at the same time; try again";
-                    controller.refuse(reply, ActionError::new(Code::Busy, text)).await;
+                    let text = "too many concurrent control requests; try again";
+                    self.refuse(reply, ActionError::new(Code::Busy, text)).await;
                 }
             }
         }
     }
 
     async fn answer(&self, message: Message, reply: Subject) {
-        let request = if message.payload.is_empty() {
-            LogsRequest::default()
-        } else {
-            match serde_json::from_slice::<LogsRequest>(&message.payload) {
-                Ok(request) => request,
-                Err(error) => {
-                    let why = shorten(&error.to_string(), 300);
-                    let text = format!("the body is not understood: {why}");
-                    return self.refuse(reply, ActionError::invalid(text)).await;
-                }
+        let request = match message.payload.as_ref() {
+            b"" => Ok(LogsRequest::default()),
+            body => serde_json::from_slice::<LogsRequest>(body),
+        };
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => {
+                let text = format!("invalid body: {}", shorten(&error.to_string(), 300));
+                return self.refuse(reply, ActionError::invalid(text)).await;
             }
         };
         if request.instance.as_ref().is_some_and(|wanted| *wanted != self.instance) {
             return;
         }
-        let verb = message.subject.rsplit('.').next().unwrap_or_default();
-        match verb {
-            "show" => self.report(reply).await,
-            "start" => self.order(AgentCommand::Start, reply).await,
-            "stop" => self.order(AgentCommand::Stop, reply).await,
-            "restart" => self.order(AgentCommand::Restart, reply).await,
-            "logs" => self.logs(&request, reply).await,
+        match message.subject.rsplit('.').next().unwrap_or_default() {
+            "show" => self.send_report(reply).await,
+            "start" => self.command(AgentCommand::Start, reply).await,
+            "stop" => self.command(AgentCommand::Stop, reply).await,
+            "restart" => self.command(AgentCommand::Restart, reply).await,
+            "logs" => self.send_logs(&request, reply).await,
             _ => {
-                let text = "the verbs are `show`, `start`, `stop`, `restart` and `logs`";
+                let text = "unknown verb; use one of `show`, `start`, `stop`, `restart`, `logs`";
                 self.refuse(reply, ActionError::invalid(text)).await;
             }
         }
     }
 
-    async fn order(&self, order: AgentCommand, reply: Subject) {
-        tracing::info!(agent = %self.agent.name, ?order, "ordered over NATS");
-        let number = self.agent.command(order);
+    async fn command(&self, command: AgentCommand, reply: Subject) {
+        tracing::info!(agent = %self.agent.name, ?command, "received a command over NATS");
+        let number = self.agent.command(command);
         let mut status = self.agent.status.clone();
-        let limit = match order {
-            AgentCommand::Stop => self.agent.config.stop_grace + SETTLE,
-            AgentCommand::Start | AgentCommand::Restart => SETTLE,
+        let timeout = match command {
+            AgentCommand::Stop => self.agent.config.stop_grace + SETTLE_TIMEOUT,
+            AgentCommand::Start | AgentCommand::Restart => SETTLE_TIMEOUT,
         };
         let settled = status.wait_for(|status| {
-            let done = match order {
+            let is_done = match command {
                 AgentCommand::Stop => status.state == AgentState::Stopped,
                 AgentCommand::Start | AgentCommand::Restart => status.state != AgentState::Starting,
             };
-            status.generation >= number && done
+            status.generation >= number && is_done
         });
-        // Whatever came of it, the report says so.
-        let _ = self.stop.run_until_cancelled(tokio::time::timeout(limit, settled)).await;
-        self.report(reply).await;
+        // The report shows the result, whatever it is.
+        let _ = self.stop.run_until_cancelled(tokio::time::timeout(timeout, settled)).await;
+        self.send_report(reply).await;
     }
 
-    async fn report(&self, reply: Subject) {
-        let report = report(&self.agent, &self.instance);
-        self.send(reply, &report).await;
+    async fn send_report(&self, reply: Subject) {
+        self.send(reply, &report(&self.agent, &self.instance)).await;
     }
 
-    async fn logs(&self, request: &LogsRequest, reply: Subject) {
+    async fn send_logs(&self, request: &LogsRequest, reply: Subject) {
         let output = &self.agent.output;
         let until = Instant::now() + Duration::from_secs(request.follow_s).min(MAX_FOLLOW);
         let mut lines = output.tail(request.from, request.lines.unwrap_or(usize::MAX));
-        // A line is 2 kB at the most, and a payload at least that of the smallest sensible server.
-        let most = (self.client.max_payload() / 4096).max(1);
+        // A line has at most 2 kB, so this leaves room for the fields around it.
+        let max_lines = (self.context.client.max_payload() / 4096).max(1);
         loop {
             let next = lines.last().map_or_else(|| output.next(), |line| line.seq + 1);
-            let rest = lines.split_off(lines.len().min(most));
+            let rest = lines.split_off(lines.len().min(max_lines));
             let more = !rest.is_empty() || Instant::now() < until;
             let logs = LogsReply {
                 agent: self.agent.name.to_string(),
@@ -321,19 +285,21 @@ impl Controller {
     }
 
     async fn send(&self, reply: Subject, body: &impl Serialize) -> bool {
-        let body = serde_json::to_vec(body).expect("strings and numbers always serialize");
-        let sent = self.client.publish(reply, body.into()).await;
-        if let Err(error) = &sent {
-            tracing::warn!(agent = %self.agent.name, error = error_chain(error), "cannot answer a control request");
-        }
-        sent.is_ok()
+        self.publish(reply, EncodedReply { body: to_bytes(body), headers: None, error: None }).await
     }
 
     async fn refuse(&self, reply: Subject, error: ActionError) {
-        let encoded = EncodedReply::new(&Err(error), self.client.max_payload(), 0);
-        if let Err(error) = encoded.send(&self.client, reply).await {
-            tracing::warn!(agent = %self.agent.name, error = error_chain(&error), "cannot answer a control request");
+        self.publish(reply, EncodedReply::new(&Err(error), self.context.client.max_payload(), 0)).await;
+    }
+
+    /// Whether the reply was sent.
+    async fn publish(&self, reply: Subject, encoded: EncodedReply) -> bool {
+        let sent = encoded.send(&self.context.client, reply).await;
+        if let Err(error) = &sent {
+            let agent = &self.agent.name;
+            tracing::warn!(%agent, error = error_chain(error), "cannot answer a control request");
         }
+        sent.is_ok()
     }
 }
 
@@ -370,7 +336,7 @@ fn report(agent: &Agent, instance: &str) -> AgentReport {
             message: error.message,
             at_ms: unix_millis(error.at),
         }),
-        output: agent.output.tail(0, SHOWN_LINES),
+        output: agent.output.tail(0, REPORT_LINES),
         counts: agent.output.counts(),
     }
 }

@@ -1,33 +1,31 @@
 //! A reply as a NATS message.
 
-mod question;
-
 use async_nats::{Client, HeaderMap, HeaderValue, Subject};
 use bytes::Bytes;
 
+use crate::json;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::TaskRef;
+use crate::reply::outcome::{Content, Outcome, TaskRef};
 use crate::text::shorten;
 
 /// Longest `Nats-Service-Error`.
 const MAX_ERROR: usize = 400;
-/// What a message costs beside payload and headers, at the most.
+/// Largest size of a message beside payload and headers.
 const FRAMING: usize = 64;
 
-/// A reply as it goes out: its body, and the headers of an error.
 #[derive(Debug)]
 pub(crate) struct EncodedReply {
     pub body: Bytes,
-    /// The two headers of an error.
+    /// The headers of an error.
     pub headers: Option<HeaderMap>,
-    /// The number and name of the error, for the counts.
+    /// The number and the name of the error, for the statistics.
     pub error: Option<(u16, &'static str)>,
 }
 
 impl EncodedReply {
-    /// Writes a reply. One that does not fit into a message, with `overhead` bytes around it, becomes an
-    /// error that does; a question is cut instead.
+    /// Encodes a reply. If it does not fit into a message with `overhead` bytes around it, it becomes an error
+    /// that does; a question is shortened instead.
     pub(crate) fn new(reply: &Reply, max_payload: usize, overhead: usize) -> Self {
         match reply {
             Ok(outcome) => {
@@ -37,24 +35,24 @@ impl EncodedReply {
                     return encoded;
                 }
                 if outcome.follow_up.is_some()
-                    && let Some(body) = question::cut(outcome, max_payload.saturating_sub(overhead))
+                    && let Some(body) = shorten_question(outcome, max_payload.saturating_sub(overhead))
                 {
                     return Self { body, ..encoded };
                 }
                 Self::too_large(size, Some(outcome.task.clone()), max_payload, overhead)
             }
             Err(error) => {
-                let encoded = Self::of_error(error);
+                let encoded = Self::from_error(error);
                 let size = encoded.size(overhead);
                 if size <= max_payload {
                     return encoded;
                 }
                 if error.info.a2a_data.is_some() {
-                    // The agent's code and text say more than that they came with much data.
+                    // The agent's code and text are worth more than the fact that its data is large.
                     let mut error = error.clone();
                     error.info.a2a_data = None;
-                    error.message += " (its data is too large for a message and left out)";
-                    let encoded = Self::of_error(&error);
+                    error.message += " (the error data is left out because it is too large for a message)";
+                    let encoded = Self::from_error(&error);
                     if encoded.size(overhead) <= max_payload {
                         return encoded;
                     }
@@ -64,8 +62,8 @@ impl EncodedReply {
         }
     }
 
-    /// A document that is no reply object, such as a card.
-    pub(crate) fn of_document(body: Bytes, max_payload: usize) -> Self {
+    /// Encodes a document that is not a reply object, such as a card.
+    pub(crate) fn from_document(body: Bytes, max_payload: usize) -> Self {
         if body.len() <= max_payload {
             return Self { body, headers: None, error: None };
         }
@@ -74,15 +72,15 @@ impl EncodedReply {
 
     fn too_large(size: usize, task: Option<TaskRef>, max_payload: usize, overhead: usize) -> Self {
         let message =
-            format!("the reply has {size} bytes, and the NATS server accepts {max_payload} at most");
+            format!("the reply has {size} bytes, but the NATS server accepts at most {max_payload}");
         let mut error = ActionError { task, ..ActionError::new(Code::TooLarge, message) };
-        let encoded = Self::of_error(&error);
+        let encoded = Self::from_error(&error);
         if encoded.size(overhead) <= max_payload {
             return encoded;
         }
-        // The ids are too long as well: an error without its task is better than none.
+        // The ids are too long as well: an error without its task is better than no error.
         error.task = None;
-        Self::of_error(&error)
+        Self::from_error(&error)
     }
 
     fn size(&self, overhead: usize) -> usize {
@@ -90,12 +88,9 @@ impl EncodedReply {
         self.body.len() + headers + overhead
     }
 
-    fn of_error(error: &ActionError) -> Self {
+    fn from_error(error: &ActionError) -> Self {
         let code = error.info.code;
-        let line: String = error.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let mut headers = HeaderMap::new();
-        headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(code.number())));
-        headers.insert("Nats-Service-Error", shorten(&line, MAX_ERROR).as_str());
+        let headers = error_headers(code.number(), &error.message, MAX_ERROR);
         Self { body: error.to_json(), headers: Some(headers), error: Some((code.number(), code.name())) }
     }
 
@@ -105,4 +100,54 @@ impl EncodedReply {
             None => client.publish(to, self.body).await,
         }
     }
+}
+
+/// The headers of an error, with the message in one line of at most `max` bytes.
+pub(super) fn error_headers(number: u16, message: &str, max: usize) -> HeaderMap {
+    let line = message.replace(char::is_control, " ");
+    let mut headers = HeaderMap::new();
+    headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(number)));
+    headers.insert("Nats-Service-Error", shorten(line.trim(), max).as_str());
+    headers
+}
+
+/// Encodes an agent's question in at most `room` bytes: an error in its place would lose the id with which to
+/// answer it. Leaves out what came with the question, the largest first, and then cuts its text; a note at
+/// the end of the text says so.
+fn shorten_question(question: &Outcome, room: usize) -> Option<Bytes> {
+    let mut short = question.clone();
+    let message = std::mem::take(&mut short.content.message);
+    let mut left_out = Vec::new();
+    loop {
+        let largest = remove_largest(&mut short.content);
+        left_out.push(largest.unwrap_or("the rest of the text"));
+        let is_last = largest.is_none();
+        short.content.message = format!(" … (too large for a message; left out: {})", left_out.join(", "));
+        let text_room = room.checked_sub(short.to_json().len());
+        if is_last && text_room.is_none() {
+            return None;
+        }
+        let text = json::head_written(&message, text_room.unwrap_or_default());
+        if is_last || (text_room.is_some() && text.len() == message.len()) {
+            short.content.message.insert_str(0, text);
+            return Some(short.to_json());
+        }
+    }
+}
+
+/// Empties the list that takes the most bytes.
+fn remove_largest(content: &mut Content) -> Option<&'static str> {
+    let Content { files, data, artifacts, .. } = content;
+    let sizes = [
+        ("files", files.iter().map(|file| json::to_bytes(file).len()).sum::<usize>()),
+        ("data parts", data.iter().map(|data| data.get().len()).sum()),
+        ("artifacts", artifacts.iter().map(|artifact| json::to_bytes(artifact).len()).sum()),
+    ];
+    let (name, _) = sizes.into_iter().filter(|(_, size)| *size > 0).max_by_key(|(_, size)| *size)?;
+    match name {
+        "files" => files.clear(),
+        "data parts" => data.clear(),
+        _ => artifacts.clear(),
+    }
+    Some(name)
 }

@@ -1,4 +1,4 @@
-//! What the headers of a NATS request say.
+//! The headers of a NATS request.
 
 use async_nats::{HeaderMap, Message};
 
@@ -6,22 +6,21 @@ use super::frames::FrameSelection;
 use crate::action::request::{CallOptions, ReplyMode, RequestBody};
 use crate::config::values::parse_capped_duration;
 use crate::reply::error::ActionError;
-use crate::telemetry::trace_context::TraceContext;
-use crate::telemetry::trace_context::Traceparent;
+use crate::telemetry::trace_context::{TraceContext, Traceparent};
 use crate::text::shorten;
 
+/// Longest idempotency key.
 const MAX_KEY: usize = 512;
-/// Longest `tracestate` that is handed on.
+/// Longest `tracestate` that is passed on.
 const MAX_TRACE_STATE: usize = 512;
 
-/// The headers of a request, checked.
+/// The validated headers of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     pub options: CallOptions,
     pub idempotency_key: Option<String>,
-    /// Which frames a stream has.
     pub frames: FrameSelection,
-    /// Whether the task is cancelled when the caller is gone.
+    /// Whether to cancel the task when the caller disconnects.
     pub cancel_on_disconnect: bool,
 }
 
@@ -61,43 +60,37 @@ impl Headers {
             cancel_on_disconnect: cancel_on_disconnect.unwrap_or_default(),
         })
     }
-
-    /// The same for an operation that has exactly one reply.
-    pub(crate) fn with_one_reply(mut self) -> Self {
-        self.options.mode = ReplyMode::Final;
-        self
-    }
 }
 
-/// One of several words, in any case; any other is refused.
+/// The value of a header that accepts a fixed set of values, in upper or lower case.
 fn choice<T: Copy>(headers: &HeaderMap, name: &str, choices: &[(&str, T)]) -> Result<Option<T>, ActionError> {
     let Some(wanted) = header(headers, name) else { return Ok(None) };
-    if let Some((_, choice)) = choices.iter().find(|(word, _)| wanted.eq_ignore_ascii_case(word)) {
+    if let Some((_, choice)) = choices.iter().find(|(value, _)| wanted.eq_ignore_ascii_case(value)) {
         return Ok(Some(*choice));
     }
-    let words: Vec<_> = choices.iter().map(|(word, _)| format!("`{word}`")).collect();
+    let values: Vec<_> = choices.iter().map(|(value, _)| format!("`{value}`")).collect();
     let wanted = shorten(wanted, 40);
-    let message = format!("header `{name}: {wanted}` is not known; use one of {}", words.join(", "));
+    let message = format!("header `{name}: {wanted}` is not supported; use one of {}", values.join(", "));
     Err(ActionError::invalid(message))
 }
 
-/// Whether the caller of a request that is refused expects frames.
+/// Whether the caller expects frames, even if other headers are invalid.
 pub(crate) fn wants_stream(message: &Message) -> bool {
     let mode = message.headers.as_ref().and_then(|headers| header(headers, "A2A-Reply"));
     mode.is_some_and(|mode| mode.eq_ignore_ascii_case("stream"))
 }
 
-/// The body of a request, with what its `Content-Type` declares.
+/// The body of a request, with its declared `Content-Type`.
 pub(crate) fn body(message: &Message) -> RequestBody {
     let content_type = message.headers.as_ref().and_then(|headers| header(headers, "Content-Type"));
     RequestBody::new(message.payload.clone(), content_type)
 }
 
-/// The first value of a header. Its name is compared without case, because HTTP clients and bridges change it.
+/// The first value of a header. Names are compared without case, because HTTP clients and bridges change it.
 ///
-/// The NATS client keeps the order of the values of one spelling, but not the order of two spellings of one
-/// name: of those, `name` as it is documented counts, and otherwise the first in byte order, so that
-/// the same message always means the same.
+/// The NATS client keeps the order of values under one spelling of the name, but not the order of two
+/// spellings. The documented spelling takes precedence, then the first in byte order, so that the same
+/// message always has the same meaning.
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     let spellings = headers.iter().map(|(spelling, values)| (AsRef::<str>::as_ref(spelling), values));
     let (_, values) = spellings
@@ -106,7 +99,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     values.first().map(|value| value.as_str().trim())
 }
 
-/// The caller's trace context. Nothing of an invalid one is handed on: it could be anything.
+/// The caller's trace context. An invalid one is dropped as a whole, because it can contain any text.
 pub(crate) fn trace(message: &Message) -> TraceContext {
     let Some(headers) = &message.headers else { return TraceContext::default() };
     let value = |text| reqwest::header::HeaderValue::from_str(text).ok();

@@ -1,6 +1,5 @@
-//! The inbox of a caller who is told more than once: in order, and at the caller's pace.
+//! Sends a streamed reply to the caller's inbox, in order and at the pace of the connection.
 
-use crate::text::error_chain;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -8,11 +7,17 @@ use std::time::{Duration, Instant};
 use async_nats::{Client, HeaderMap, Subject};
 use bytes::Bytes;
 use futures_util::poll;
+use serde::Serialize;
 
-/// About how much text of an answer is joined into one message while the connection is behind.
-pub(super) const MAX_JOINED: usize = 16 << 10;
+use crate::json::{head_written, to_bytes};
+use crate::text::error_chain;
 
-/// The way to one caller.
+/// Approximate limit of text that is coalesced into one message while the connection is behind.
+pub(super) const MAX_COALESCED: usize = 16 << 10;
+
+/// Size of a streamed message beside its data: the object around it, and its headers.
+pub(super) const OVERHEAD: usize = 256;
+
 #[derive(Debug)]
 pub(super) struct Inbox {
     client: Client,
@@ -34,22 +39,27 @@ impl Inbox {
         self.client.max_payload()
     }
 
-    /// How much of `limit` is left since something was sent.
+    /// The part of the largest payload that is left for data.
+    pub(super) fn data_room(&self) -> usize {
+        self.max_payload().saturating_sub(OVERHEAD)
+    }
+
+    /// The time until `limit` has passed since the last message.
     pub(super) fn silence_left(&self, limit: Duration) -> Duration {
         limit.saturating_sub(self.last_sent.elapsed())
     }
 
-    /// Whether a message had to wait for its turn, as the connection takes less than it is given.
+    /// Whether a message had to wait because the connection accepts less than the bridge sends.
     pub(super) fn is_behind(&self) -> bool {
         self.is_behind
     }
 
-    /// Forgets that, when there is a pause in which the connection can catch up.
+    /// Resets [`is_behind`](Self::is_behind) in a pause during which the connection can catch up.
     pub(super) fn pause(&mut self) {
         self.is_behind = false;
     }
 
-    /// Sends a message, after those before it. `reply` is where the server answers if nobody listens.
+    /// Sends a message after those before it. The server answers to `reply` if no one is subscribed.
     pub(super) async fn send(&mut self, headers: Option<HeaderMap>, reply: Option<Subject>, body: Bytes) {
         self.last_sent = Instant::now();
         let to = self.to.clone();
@@ -63,7 +73,7 @@ impl Inbox {
                 }
             }
         };
-        // Only a full queue may look like one, not a task that has used up its turn.
+        // Unconstrained: only a full queue may be pending, not a task that has used up its budget.
         let mut sending = pin!(tokio::task::unconstrained(sending));
         let sent = poll!(&mut sending);
         self.is_behind |= sent.is_pending();
@@ -72,7 +82,49 @@ impl Inbox {
             Poll::Pending => sending.await,
         };
         if let Err(error) = sent {
-            tracing::warn!(error = error_chain(&error), "a piece of a streamed answer could not be sent");
+            tracing::warn!(error = error_chain(&error), "cannot send a part of a streamed reply");
+        }
+    }
+}
+
+/// The body of a streamed message.
+pub(super) fn typed_body(r#type: &str, data: impl Serialize) -> Bytes {
+    #[derive(Serialize)]
+    struct TypedBody<'a, T> {
+        r#type: &'a str,
+        data: T,
+    }
+    to_bytes(&TypedBody { r#type, data })
+}
+
+/// Splits a text into pieces that take at most `room` bytes of JSON each, without quotes. A piece has at
+/// least one character, even if that does not fit.
+pub(super) fn split_text(mut text: &str, room: usize) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let first = text.chars().next()?;
+        // An escape has at most six bytes, so most texts need no measuring.
+        let fits = text.len().saturating_mul(6) <= room;
+        let end = if fits { text.len() } else { head_written(text, room).len().max(first.len_utf8()) };
+        let (piece, rest) = text.split_at(end);
+        text = rest;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_text_is_split_into_pieces_that_fit_and_add_up() {
+        assert_eq!(split_text("", 100).count(), 0);
+        assert_eq!(split_text("abc", 3).collect::<Vec<_>>(), ["abc"]);
+        assert_eq!(split_text("aé", 0).collect::<Vec<_>>(), ["a", "é"]);
+        for text in ["é\u{1}\"".repeat(500), "x".repeat(1000)] {
+            let pieces: Vec<_> = split_text(&text, 120).collect();
+            assert!(pieces.iter().all(|piece| to_bytes(piece).len() <= 120 + 2));
+            assert!(pieces.len() < text.len() / 10);
+            assert_eq!(pieces.concat(), text);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! NATS and only NATS: the connection, the names, one service per agent, and the front doors.
+//! NATS: the connection, the subjects, one service per agent, and the front doors.
 //!
 //! A front door is an adapter between NATS messages and the [dispatcher](crate::dispatch): [`actions`] and
 //! [`agent_protocol`].
@@ -14,4 +14,5 @@ pub(crate) mod headers;
 mod inbox;
 pub(crate) mod publication;
 pub mod service;
+mod stoppable_task;
 pub(crate) mod subject;

@@ -171,7 +171,7 @@ async fn a_question_without_an_answer_ends_in_an_error_and_its_task_is_cancelled
     stream.chunk_of("query").await;
     let (code, text) = stream.rest().await.error.unwrap();
     assert_eq!(code, 409);
-    assert!(text.starts_with("no answer within 0.3 s"), "{text}");
+    assert!(text.starts_with("no answer within 300ms"), "{text}");
     assert!(overheard.has_said("CancelTask"));
 }
 
@@ -244,7 +244,7 @@ async fn what_is_too_large_for_a_message_is_cut_or_named() {
     let answer = scene.answer(large).await;
     assert!(answer.attachments.is_empty());
     assert!(
-        answer.text.ends_with("large.bin: left out, 12080 bytes are too many for one message"),
+        answer.text.ends_with("large.bin: left out because 12080 bytes are too many for one message"),
         "{}",
         answer.text
     );
@@ -305,7 +305,7 @@ async fn a_prompt_over_the_limit_that_was_told_gets_400() {
 #[case("http 429", 429, "")]
 #[case("http 503", 500, "")]
 #[case("html", 500, "")]
-#[case(r#"{"prompt": "hi", "skill": "none"}"#, 404, "no such skill; there are echo")]
+#[case(r#"{"prompt": "hi", "skill": "none"}"#, 404, "no such skill; available skills: echo")]
 #[tokio::test]
 async fn errors_have_the_codes_of_the_protocol(
     #[case] prompt: &str,

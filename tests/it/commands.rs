@@ -93,7 +93,7 @@ fn a_skill_that_is_given_the_name_of_a_built_in_action_is_warned_of() {
     let output = program(&["check", "--offline", "--config", settings.path()]);
     let report = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{report}");
-    assert!(report.contains("warning: skill `x` cannot be called `get_task`"), "{report}");
+    assert!(report.contains("warning: skill `x` cannot be renamed to `get_task`"), "{report}");
     assert_eq!(report.matches("warning").count(), 1, "{report}");
 }
 

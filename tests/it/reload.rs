@@ -50,10 +50,10 @@ async fn an_added_agent_does_not_wait_for_the_calls_of_one_that_leaves() {
     bridge.prompt("new.echo", "x").await.expect("COMPLETED");
     // The registry does not list what nobody serves.
     bridge.announced("gone", |object| object["state"] == "stopped" && object["actions"] == json!([])).await;
-    assert!(!bridge.log().contains("agent left"), "its call goes on: {}", bridge.log());
+    assert!(!bridge.log().contains("agent drained"), "its call goes on: {}", bridge.log());
     gone.kill();
     long.only_reply().await.expect_error("outcome_unknown");
-    eventually(SOON, || async { bridge.log().contains("agent left").then_some(()) }).await;
+    eventually(SOON, || async { bridge.log().contains("agent drained").then_some(()) }).await;
 }
 
 #[tokio::test]
@@ -197,7 +197,7 @@ async fn agents_that_swap_their_ports_both_start_when_the_ports_are_free() {
         }
     });
     // The first agent has no call and leaves at once, but the second holds the port that is needed next.
-    eventually(SOON, || async { bridge.log().contains("agent left").then_some(()) }).await;
+    eventually(SOON, || async { bridge.log().contains("agent drained").then_some(()) }).await;
     bridge.until_withdrawn("two.echo").await;
     bridge.until("one", "starting").await;
     for pid in bridge.launched().into_iter().filter(|pid| is_named(*pid, "second")) {
@@ -252,7 +252,7 @@ async fn attached_agents_on_the_same_port_of_two_hosts_do_not_wait_for_each_othe
         bridge.until(name, "ready").await;
         bridge.prompt(&format!("{name}.echo"), "x").await.expect("COMPLETED");
     }
-    assert!(!bridge.log().contains("agent left"), "their calls go on: {}", bridge.log());
+    assert!(!bridge.log().contains("agent drained"), "their calls go on: {}", bridge.log());
     agent.kill();
     for call in calls {
         call.only_reply().await.expect_error("outcome_unknown");
@@ -269,5 +269,5 @@ async fn a_stop_waits_for_agents_that_a_reload_has_replaced() {
     eventually(SOON, || async { bridge.log().contains("settings taken over").then_some(()) }).await;
     assert_eq!(bridge.stop().await.code(), Some(0));
     brief.only_reply().await.expect("COMPLETED");
-    assert!(bridge.log().contains("agent left"), "{}", bridge.log());
+    assert!(bridge.log().contains("agent drained"), "{}", bridge.log());
 }

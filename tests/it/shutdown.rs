@@ -140,7 +140,7 @@ async fn a_reload_does_not_wait_for_submitted_tasks_of_an_agent_that_it_removes(
         settings["agents"].as_array_mut().unwrap().remove(0);
     });
     bridge.announced("gone", is_stopped).await;
-    eventually(SOON, || async { bridge.log().contains("agent left").then_some(()) }).await;
+    eventually(SOON, || async { bridge.log().contains("agent drained").then_some(()) }).await;
     assert_eq!(agent.state_of(&task.task_id()).await, "TASK_STATE_WORKING");
     assert!(!bridge.log().contains("cut off"), "{}", bridge.log());
 }

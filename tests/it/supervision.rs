@@ -170,7 +170,7 @@ async fn what_bridge_and_guard_leave_when_killed_together_is_ended_before_the_ne
     site.until_state("a", "ready").await;
     let still: Vec<_> = site.processes().into_iter().filter(|pid| left.contains(pid)).collect();
     assert_eq!(still, Vec::<i32>::new());
-    assert!(site.log().contains("ended what an earlier bridge has left behind"));
+    assert!(site.log().contains("ended processes that an earlier bridge left running"));
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
-//! The chunks of an answer, on their way to the caller's inbox.
+//! Writes the chunks of an answer to the caller's inbox.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
-use async_nats::{Client, HeaderMap, HeaderValue, Subject};
+use async_nats::{Client, Subject};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -11,51 +13,43 @@ use sha2::{Digest as _, Sha256};
 use super::envelope::safe_name;
 use crate::a2a::model::TaskState;
 use crate::action::progress::{Audience, Frame, Progress};
-use crate::bus::inbox::{Inbox, MAX_JOINED};
+use crate::bus::encoded_reply::error_headers;
+use crate::bus::inbox::{Inbox, MAX_COALESCED, split_text, typed_body};
 use crate::json::to_bytes;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Content, Outcome, ReplyStatus};
-use crate::text::{head, shorten};
+use crate::text::shorten;
 
-/// The protocol wants a sign of life at least as often.
-const LONGEST_SILENCE: Duration = Duration::from_secs(30);
-/// What a chunk costs beside its text and attachments.
-const OVERHEAD: usize = 256;
+/// The protocol requires a chunk at least this often.
+const MAX_KEEPALIVE: Duration = Duration::from_secs(30);
 /// Longest `Nats-Service-Error`.
 const MAX_ERROR: usize = 200;
-/// What remains of a question that does not fit into its chunk.
+/// Length of a question in its chunk if the whole question does not fit.
 const SHORT_QUESTION: usize = 1024;
 
-/// The way to one caller.
 #[derive(Debug)]
 pub(super) struct ChunkWriter {
     inbox: Inbox,
     keepalive: Duration,
     has_started: bool,
-    // Whether any text has been sent since the prompt or the last question.
-    has_told: bool,
-    // Text that may be the question or the reason of a failure, which go out in other forms.
+    /// Whether any text was sent since the prompt or the last question.
+    has_sent_text: bool,
+    /// Text that may turn out to be the question or the reason of a failure, which other chunks carry.
     held: Option<Vec<String>>,
-    // Text that waits to be joined with more while the connection is behind.
-    joined: String,
-    // Attachments that were sent: a task tells its files again after each question.
-    sent: HashSet<[u8; 32]>,
+    /// Text that waits for more while the connection is behind.
+    coalesced: String,
+    /// Digests of the attachments that were sent: an agent repeats a task's files after each question.
+    sent_attachments: HashSet<[u8; 32]>,
 }
 
 #[derive(Serialize)]
-struct Chunk<'a, T> {
-    r#type: &'a str,
-    data: T,
-}
-
-#[derive(Serialize)]
-struct Response<'a> {
+struct ResponseData<'a> {
     text: &'a str,
     attachments: &'a [Attachment],
 }
 
 #[derive(Serialize)]
-struct Query<'a> {
+struct QueryData<'a> {
     id: &'a str,
     reply_subject: &'a str,
     prompt: &'a str,
@@ -73,21 +67,21 @@ impl ChunkWriter {
     pub(super) fn new(client: Client, to: Subject, keepalive: Duration) -> Self {
         Self {
             inbox: Inbox::new(client, to),
-            keepalive: keepalive.min(LONGEST_SILENCE),
+            keepalive: keepalive.min(MAX_KEEPALIVE),
             has_started: false,
-            has_told: false,
+            has_sent_text: false,
             held: None,
-            joined: String::new(),
-            sent: HashSet::new(),
+            coalesced: String::new(),
+            sent_attachments: HashSet::new(),
         }
     }
 
-    /// The first chunk, and the keep-alive.
+    /// Sends the first chunk or a keep-alive.
     async fn acknowledge(&mut self) {
-        self.chunk("status", "ack").await;
+        self.send(typed_body("status", "ack")).await;
     }
 
-    /// Waits for something, with signs of life meanwhile.
+    /// Sends keep-alives until `wait` resolves.
     pub(super) async fn keep_alive_during<T>(&mut self, wait: impl Future<Output = T>) -> T {
         tokio::pin!(wait);
         loop {
@@ -100,169 +94,162 @@ impl ChunkWriter {
         }
     }
 
-    /// Asks the caller, who answers to `reply_subject`.
-    pub(super) async fn ask(&mut self, id: &str, reply_subject: &str, outcome: &Outcome) {
-        self.tell_joined().await;
-        let Content { message, .. } = &outcome.content;
-        self.release(message).await;
-        let (mut groups, notes) = self.attachments(&outcome.content);
-        let question = |prompt, attachments: &[Attachment]| {
-            let data = Query { id, reply_subject, prompt, attachments };
-            to_bytes(&Chunk { r#type: "query", data })
+    /// Sends the agent's question; the caller answers to `reply_subject`.
+    pub(super) async fn send_question(&mut self, id: &str, reply_subject: &str, outcome: &Outcome) {
+        self.flush().await;
+        let message = &outcome.content.message;
+        self.release_held(message).await;
+        let Attachments { groups, notes, .. } = self.new_attachments(&outcome.content);
+        let query = |prompt, attachments: &[Attachment]| {
+            typed_body("query", QueryData { id, reply_subject, prompt, attachments })
         };
-        let mut body = question(message, groups.first().map_or(&[], Vec::as_slice));
+        let mut body = query(message, groups.first().map_or(&[], Vec::as_slice));
         if groups.len() > 1 || body.len() > self.inbox.max_payload() {
-            self.give(std::mem::take(&mut groups)).await;
-            body = question(message, &[]);
+            self.send_attachments(groups).await;
+            body = query(message, &[]);
         }
-        self.text(&notes).await;
+        self.send_text(&notes).await;
         if body.len() > self.inbox.max_payload() {
-            self.text(message).await;
-            body = question(&shorten(message, SHORT_QUESTION), &[]);
+            self.send_text(message).await;
+            body = query(&shorten(message, SHORT_QUESTION), &[]);
         }
         self.send(body).await;
-        self.has_told = false;
+        self.has_sent_text = false;
     }
 
-    /// Tells what an outcome holds and has not been told as it came.
-    pub(super) async fn conclude(&mut self, outcome: &Outcome) {
-        self.tell_joined().await;
-        let Content { message, .. } = &outcome.content;
+    /// Sends what is in an outcome and was not streamed before.
+    pub(super) async fn send_outcome(&mut self, outcome: &Outcome) {
+        self.flush().await;
+        let message = &outcome.content.message;
         if outcome.status == ReplyStatus::Completed {
-            self.release("").await;
-            if !self.has_told {
-                self.text(message).await;
+            self.release_held("").await;
+            if !self.has_sent_text {
+                self.send_text(message).await;
             }
         } else {
-            // Its message is the error's.
-            self.release(message).await;
+            // The error carries the message.
+            self.release_held(message).await;
         }
-        let (groups, notes) = self.attachments(&outcome.content);
-        self.give(groups).await;
-        self.text(&notes).await;
+        let Attachments { groups, notes, .. } = self.new_attachments(&outcome.content);
+        self.send_attachments(groups).await;
+        self.send_text(&notes).await;
     }
 
-    /// The error, if there is one, and the empty message that ends the stream; the error's number and
-    /// name, for the counts.
-    pub(super) async fn end(mut self, done: Result<(), ActionError>) -> Option<(u16, &'static str)> {
-        self.tell_joined().await;
-        let error = done.err().map(|error| {
-            let line: Vec<_> = error.message.split(char::is_control).collect();
-            (error_code(&error), error.info.code.name(), line.join(" "))
-        });
-        if let Some((code, _, line)) = &error {
-            let mut headers = HeaderMap::new();
-            headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(*code)));
-            headers.insert("Nats-Service-Error", shorten(line.trim(), MAX_ERROR).as_str());
+    /// Sends the error, if there is one, and the empty message that ends the stream. Returns the number and
+    /// the name of the error.
+    pub(super) async fn finish(mut self, result: Result<(), ActionError>) -> Option<(u16, &'static str)> {
+        self.flush().await;
+        let error = result.err();
+        if let Some(error) = &error {
+            let headers = error_headers(error_code(error), &error.message, MAX_ERROR);
             self.inbox.send(Some(headers), None, Bytes::new()).await;
         }
         self.send(Bytes::new()).await;
-        error.map(|(code, name, _)| (code, name))
-    }
-
-    async fn chunk(&mut self, r#type: &str, data: impl Serialize) {
-        self.send(to_bytes(&Chunk { r#type, data })).await;
+        error.map(|error| (error_code(&error), error.info.code.name()))
     }
 
     async fn send(&mut self, body: Bytes) {
         self.inbox.send(None, None, body).await;
     }
 
-    /// Sends text in as many chunks as it takes.
-    async fn text(&mut self, text: &str) {
-        for piece in pieces(text, self.room()) {
-            self.has_told = true;
-            self.chunk("response", piece).await;
+    /// Sends text in as many chunks as it needs.
+    async fn send_text(&mut self, text: &str) {
+        for piece in split_text(text, self.inbox.data_room()) {
+            self.has_sent_text = true;
+            self.send(typed_body("response", piece)).await;
         }
     }
 
-    /// Sends the text that was joined.
-    async fn tell_joined(&mut self) {
-        let joined = std::mem::take(&mut self.joined);
-        self.text(&joined).await;
+    /// Sends the coalesced text.
+    async fn flush(&mut self) {
+        let coalesced = std::mem::take(&mut self.coalesced);
+        self.send_text(&coalesced).await;
     }
 
-    async fn give(&mut self, groups: Vec<Vec<Attachment>>) {
-        for group in groups {
-            let data = Response { text: "", attachments: &group };
-            self.chunk("response", data).await;
+    async fn send_attachments(&mut self, groups: Vec<Vec<Attachment>>) {
+        for attachments in &groups {
+            self.send(typed_body("response", ResponseData { text: "", attachments })).await;
         }
     }
 
-    /// Sends the texts that were held back, but for `known`, which goes out in another form.
-    async fn release(&mut self, known: &str) {
+    /// Sends the held texts except `skip`, which another chunk carries.
+    async fn release_held(&mut self, skip: &str) {
         for text in self.held.take().unwrap_or_default() {
-            if text != known {
-                self.text(&text).await;
+            if text != skip {
+                self.send_text(&text).await;
             }
         }
     }
 
-    /// Files and data that were not sent before, in groups that fit into a chunk, and a note about
-    /// each file that does not fit or is elsewhere.
-    fn attachments(&mut self, content: &Content) -> (Vec<Vec<Attachment>>, String) {
-        let (mut groups, mut notes) = (Vec::<Vec<Attachment>>::new(), String::new());
-        let (room, mut used) = (self.room(), 0);
-        let mut add = |groups: &mut Vec<Vec<Attachment>>, one: Attachment| {
-            let size = to_bytes(&one).len() + 1;
-            if size > room {
-                return false;
-            }
-            match groups.last_mut() {
-                Some(group) if used + size <= room => {
-                    used += size;
-                    group.push(one);
-                }
-                _ => {
-                    used = size;
-                    groups.push(vec![one]);
-                }
-            }
-            true
-        };
+    /// The files and data that were not sent before.
+    fn new_attachments(&mut self, content: &Content) -> Attachments {
+        let mut attachments = Attachments { room: self.inbox.data_room(), ..Attachments::default() };
         for (index, file) in content.files.iter().enumerate() {
             let filename = safe_name(file.name.as_deref(), &format!("file-{}", index + 1));
-            let place = file.bytes.as_deref().or(file.url.as_deref()).unwrap_or_default();
-            if !self.sent.insert(digest(&filename, place)) {
+            let source = file.bytes.as_deref().or(file.url.as_deref()).unwrap_or_default();
+            if !self.sent_attachments.insert(digest(&filename, source)) {
                 continue;
             }
-            if let Some(url) = &file.url {
-                notes.push_str(&format!("\n{filename}: {url}"));
-            } else if let Some(bytes) = &file.bytes {
-                let one = Attachment { filename: filename.clone(), content: bytes.clone() };
-                if !add(&mut groups, one) {
-                    let size = file.size.unwrap_or_default();
-                    notes.push_str(&format!(
-                        "\n{filename}: left out, {size} bytes are too many for one message"
-                    ));
+            match (&file.url, &file.bytes) {
+                (Some(url), _) => attachments.note(&filename, url),
+                (None, Some(bytes)) => {
+                    attachments.add(filename, bytes.clone(), file.size.unwrap_or_default())
                 }
+                (None, None) => {}
             }
         }
-        for (index, data) in content.data.iter().enumerate() {
+        for (index, data) in content.data.iter().map(|data| data.get()).enumerate() {
             let filename = match index {
                 0 => "data.json".to_owned(),
                 _ => format!("data-{}.json", index + 1),
             };
-            if !self.sent.insert(digest(&filename, data.get())) {
-                continue;
-            }
-            let one = Attachment { filename: filename.clone(), content: base64(data.get()) };
-            if !add(&mut groups, one) {
-                let size = data.get().len();
-                notes.push_str(&format!("\n{filename}: left out, {size} bytes are too many for one message"));
+            if self.sent_attachments.insert(digest(&filename, data)) {
+                attachments.add(filename, STANDARD.encode(data), data.len());
             }
         }
-        (groups, notes)
+        attachments
+    }
+}
+
+/// Attachments in groups that fit into one chunk each.
+#[derive(Debug, Default)]
+struct Attachments {
+    /// Size of a chunk.
+    room: usize,
+    /// Size of the last group.
+    used: usize,
+    groups: Vec<Vec<Attachment>>,
+    /// One line for each file that is too large or has only a URL.
+    notes: String,
+}
+
+impl Attachments {
+    /// Adds a file of `size` bytes with its content in base64.
+    fn add(&mut self, filename: String, content: String, size: usize) {
+        let attachment = Attachment { filename, content };
+        let encoded_size = to_bytes(&attachment).len() + ",".len();
+        if encoded_size > self.room {
+            let note = format!("left out because {size} bytes are too many for one message");
+            return self.note(&attachment.filename, &note);
+        }
+        self.used += encoded_size;
+        match self.groups.last_mut() {
+            Some(group) if self.used <= self.room => group.push(attachment),
+            _ => {
+                self.used = encoded_size;
+                self.groups.push(vec![attachment]);
+            }
+        }
     }
 
-    fn room(&self) -> usize {
-        self.inbox.max_payload().saturating_sub(OVERHEAD)
+    fn note(&mut self, filename: &str, text: &str) {
+        self.notes.push_str(&format!("\n{filename}: {text}"));
     }
 }
 
 impl Progress for ChunkWriter {
     async fn started(&mut self) {
-        // The answer to a question goes on with the same stream.
+        // The answer to a question continues the same stream.
         if !std::mem::replace(&mut self.has_started, true) {
             self.acknowledge().await;
         }
@@ -272,30 +259,30 @@ impl Progress for ChunkWriter {
         match frame {
             Frame::Response(text) => match &mut self.held {
                 Some(held) => held.push(text),
-                None if self.inbox.is_behind() && self.joined.len() < MAX_JOINED => {
-                    self.joined.push_str(&text);
+                None if self.inbox.is_behind() && self.coalesced.len() < MAX_COALESCED => {
+                    self.coalesced.push_str(&text);
                 }
                 None => {
-                    self.tell_joined().await;
-                    self.text(&text).await;
+                    self.flush().await;
+                    self.send_text(&text).await;
                 }
             },
             Frame::State { state, .. } => {
-                self.tell_joined().await;
+                self.flush().await;
                 if state.is_waiting() || (state.is_final() && state != TaskState::Completed) {
                     self.held.get_or_insert_default();
                 } else {
-                    self.release("").await;
+                    self.release_held("").await;
                 }
             }
-            // The protocol has no words for these.
+            // The protocol has no chunks for these.
             Frame::Task { .. } | Frame::Artifact { .. } => {}
         }
     }
 
     async fn catch_up(&mut self) {
         self.inbox.pause();
-        self.tell_joined().await;
+        self.flush().await;
     }
 
     fn patience(&self) -> Option<Duration> {
@@ -316,11 +303,11 @@ fn error_code(error: &ActionError) -> u16 {
         Code::NotFound => 404,
         Code::FollowUpUsed | Code::FollowUpExpired | Code::NotCancelable => 409,
         Code::Busy => 429,
-        // The agent's own refusal, as far as the protocol has a word for it.
+        // The agent's own status, if the protocol has a code for it.
         Code::AgentError => {
             error.info.http_status.filter(|status| matches!(status, 401 | 403 | 429)).unwrap_or(500)
         }
-        // Too large is an answer: a prompt that is too large is an invalid request here.
+        // `TooLarge` is about an answer: a prompt that is too large is an invalid request.
         Code::TooLarge
         | Code::AgentUnavailable
         | Code::TaskLost
@@ -333,29 +320,8 @@ fn error_code(error: &ActionError) -> u16 {
     }
 }
 
-/// A text in pieces that fit into `room` bytes of JSON each.
-fn pieces(text: &str, room: usize) -> Vec<&str> {
-    if to_bytes(&text).len() <= room {
-        return if text.is_empty() { Vec::new() } else { vec![text] };
-    }
-    // Escapes can make a text in JSON six times as long.
-    let room = (room / 6).max(4);
-    let (mut pieces, mut rest) = (Vec::new(), text);
-    while !rest.is_empty() {
-        let piece = head(rest, room);
-        pieces.push(piece);
-        rest = rest.get(piece.len()..).unwrap_or_default();
-    }
-    pieces
-}
-
 fn digest(name: &str, content: &str) -> [u8; 32] {
     Sha256::new().chain_update(name).chain_update([0]).chain_update(content).finalize().into()
-}
-
-fn base64(text: &str) -> String {
-    use base64::Engine as _;
-    base64::engine::general_purpose::STANDARD.encode(text)
 }
 
 #[cfg(test)]
@@ -363,17 +329,6 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-
-    #[test]
-    fn long_text_is_cut_into_pieces_that_fit_and_add_up() {
-        assert_eq!(pieces("", 100), Vec::<&str>::new());
-        assert_eq!(pieces("abc", 5), ["abc"]);
-        for text in ["é\u{1}\"".repeat(500), "x".repeat(1000)] {
-            let pieces = pieces(&text, 120);
-            assert!(pieces.iter().all(|piece| to_bytes(piece).len() <= 120 + 2));
-            assert_eq!(pieces.concat(), text);
-        }
-    }
 
     #[rstest]
     #[case(Code::InvalidRequest, None, 400)]

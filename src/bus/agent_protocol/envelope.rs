@@ -1,4 +1,4 @@
-//! A prompt, or the answer to a question, as clients of the protocol send it.
+//! The body of a prompt, or of the answer to a question.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,30 +9,30 @@ use crate::json::null_is_default;
 use crate::reply::error::ActionError;
 use crate::text::shorten;
 
-/// Most attachments of one message.
 const MAX_ATTACHMENTS: usize = 64;
+/// Longest file name.
 const MAX_NAME: usize = 255;
-/// Longest name of a skill or a session.
+/// Longest `skill` or `session`.
 const MAX_ID: usize = 256;
 
-/// What a caller sent, checked.
+/// A validated message of a caller.
 #[derive(Debug)]
 pub(super) struct Envelope {
-    /// What goes to the agent: the prompt, then the attachments.
+    /// The prompt, then the attachments.
     pub(super) parts: Vec<Part>,
     /// The skill to prompt, instead of the agent as a whole.
     pub(super) skill: Option<String>,
-    /// A conversation of its own.
+    /// A session other than the agent's shared one.
     pub(super) session: Option<String>,
 }
 
-/// Unknown fields are tolerated, as the protocol asks.
+/// Ignores unknown fields, as the protocol requires.
 #[derive(Deserialize)]
 #[serde(expecting = "an envelope")]
-struct Body {
+struct EnvelopeBody {
     prompt: String,
     #[serde(default, deserialize_with = "null_is_default")]
-    attachments: Vec<Attachment>,
+    attachments: Vec<EnvelopeAttachment>,
     #[serde(default)]
     skill: Option<String>,
     #[serde(default)]
@@ -41,30 +41,30 @@ struct Body {
 
 #[derive(Deserialize)]
 #[serde(expecting = "an attachment")]
-struct Attachment {
+struct EnvelopeAttachment {
     filename: String,
     content: String,
 }
 
 impl Envelope {
-    /// Reads a body of at most `limit` bytes. One that begins with `{` is an envelope, anything else
-    /// the prompt as it stands.
+    /// Parses a body of at most `limit` bytes. A body that begins with `{` is an envelope; any other is the
+    /// text of the prompt.
     pub(super) fn parse(body: &[u8], limit: usize) -> Result<Self, ActionError> {
         if body.len() > limit {
-            let message = format!("the prompt has {} bytes, and {limit} are taken at most", body.len());
+            let message = format!("the prompt has {} bytes, but the limit is {limit}", body.len());
             return Err(ActionError::invalid(message));
         }
         let is_envelope = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-        let Body { prompt, attachments, skill, session } = if is_envelope {
+        let EnvelopeBody { prompt, attachments, skill, session } = if is_envelope {
             serde_json::from_slice(body).map_err(|error| {
-                // The error may quote the body.
+                // The error can quote the body.
                 let why = shorten(&error.to_string(), 300);
                 ActionError::invalid(format!("malformed envelope: {why}"))
             })?
         } else {
             let text = std::str::from_utf8(body)
                 .map_err(|_| ActionError::invalid("the prompt is neither an envelope nor UTF-8 text"))?;
-            Body { prompt: text.to_owned(), attachments: Vec::new(), skill: None, session: None }
+            EnvelopeBody { prompt: text.to_owned(), attachments: Vec::new(), skill: None, session: None }
         };
         if prompt.trim().is_empty() {
             return Err(ActionError::invalid("the prompt is empty"));
@@ -74,28 +74,27 @@ impl Envelope {
             return Err(ActionError::invalid(message));
         }
         for (name, value) in [("skill", &skill), ("session", &session)] {
-            let fits = |text: &String| !text.is_empty() && text.len() <= MAX_ID;
-            if !value.as_ref().is_none_or(fits) {
+            if value.as_ref().is_some_and(|text| text.is_empty() || text.len() > MAX_ID) {
                 let message = format!("`{name}` must have 1 to {MAX_ID} bytes");
                 return Err(ActionError::invalid(message));
             }
         }
-        let files = attachments.into_iter().enumerate();
-        let files: Result<Vec<_>, _> = files.map(|(index, one)| one.into_part(index)).collect();
         let mut parts = vec![Part::Text(prompt)];
-        parts.extend(files?);
+        for (index, attachment) in attachments.into_iter().enumerate() {
+            parts.push(attachment.into_part(index)?);
+        }
         Ok(Self { parts, skill, session })
     }
 }
 
-impl Attachment {
+impl EnvelopeAttachment {
     fn into_part(self, index: usize) -> Result<Part, ActionError> {
         if !is_safe(&self.filename) {
             let name = shorten(&self.filename, 60);
             let message = format!("attachments[{index}]: `{name}` is not a plain file name");
             return Err(ActionError::invalid(message));
         }
-        // Standard alphabet, padded, no line breaks: the protocol takes no other.
+        // The protocol accepts only the standard alphabet with padding and without line breaks.
         if STANDARD.decode(&self.content).is_err() {
             let message = format!("attachments[{index}]: the content is not base64");
             return Err(ActionError::invalid(message));
@@ -108,13 +107,13 @@ impl Attachment {
     }
 }
 
-/// A name that stays within the folder it is saved to.
+/// Whether a file saved under this name stays in its folder.
 fn is_safe(name: &str) -> bool {
-    let odd = |c: char| c.is_control() || matches!(c, '/' | '\\');
-    !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME && !name.chars().any(odd)
+    let is_unsafe = |c: char| c.is_control() || matches!(c, '/' | '\\');
+    !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME && !name.chars().any(is_unsafe)
 }
 
-/// A plain file name for a file that the agent calls `name`; `fallback` if nothing is left of it.
+/// A safe form of the file name that the agent uses; `fallback` if nothing is left of it.
 pub(super) fn safe_name(name: Option<&str>, fallback: &str) -> String {
     let last = name.unwrap_or_default().rsplit(['/', '\\']).next().unwrap_or_default();
     let kept: String = last.chars().filter(|c| !c.is_control()).collect();
@@ -122,11 +121,11 @@ pub(super) fn safe_name(name: Option<&str>, fallback: &str) -> String {
     if is_safe(kept) { kept } else { fallback }.to_owned()
 }
 
-/// The protocol names no media types, and many agents go by them. `None` for endings that say
-/// nothing certain.
+/// The protocol has no media types, but many agents depend on them. `None` for extensions with more than one
+/// meaning.
 fn media_type(name: &str) -> Option<&'static str> {
-    let (_, ending) = name.rsplit_once('.')?;
-    Some(match ending.to_ascii_lowercase().as_str() {
+    let (_, extension) = name.rsplit_once('.')?;
+    Some(match extension.to_ascii_lowercase().as_str() {
         "txt" | "log" => "text/plain",
         "md" => "text/markdown",
         "csv" => "text/csv",
@@ -222,8 +221,8 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_refused_and_so_is_too_much() {
-        Envelope::parse(b"\xff\xfe", 1000).expect_err("no text");
+    fn bytes_that_are_not_text_are_refused_and_so_is_a_long_body() {
+        Envelope::parse(b"\xff\xfe", 1000).expect_err("not text");
         Envelope::parse(b"12345", 5).unwrap();
         Envelope::parse(b"123456", 5).expect_err("too long");
     }

@@ -1,4 +1,4 @@
-//! The bodies of `artifact` frames: a result with all that the agent said about it.
+//! The bodies of `artifact` frames: an artifact with everything that the agent sent with it.
 
 use std::borrow::Cow;
 
@@ -6,23 +6,21 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::Body;
+use super::PART_OVERHEAD;
 use crate::a2a::dialect::V1Part;
 use crate::a2a::model::{ArtifactExtras, ArtifactUpdate, Part, PartExtras};
+use crate::bus::inbox::{split_text, typed_body};
 use crate::json;
 
-/// What a part costs beside its text.
-const PART: usize = 16;
-
 #[derive(Serialize)]
-struct Data<'a> {
+struct ArtifactData<'a> {
     artifact_id: Option<&'a str>,
     name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<&'a RawValue>,
     append: bool,
     last_chunk: bool,
-    parts: &'a [Piece<'a>],
+    parts: &'a [FramePart<'a>],
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,12 +29,12 @@ struct Data<'a> {
     update_metadata: Option<&'a RawValue>,
 }
 
-/// A part as the caller sees it, in v1.0's shape.
+/// A part in the form of A2A v1.0, or a note that it was left out.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Piece<'a> {
+enum FramePart<'a> {
     Part(V1Part<'a>),
-    /// What cannot be cut and does not fit is told without its content, and the stream goes on.
+    /// Content that neither fits nor can be split is left out, and the stream continues.
     Omitted {
         filename: Option<Cow<'a, str>>,
         size: usize,
@@ -44,8 +42,8 @@ enum Piece<'a> {
     },
 }
 
-impl<'a> Piece<'a> {
-    fn put(&mut self, extras: &'a PartExtras) {
+impl<'a> FramePart<'a> {
+    fn add_extras(&mut self, extras: &'a PartExtras) {
         if let Self::Part(part) = self {
             part.filename = part.filename.or(extras.filename.as_deref());
             part.media_type = part.media_type.or(extras.media_type.as_deref());
@@ -60,88 +58,84 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// The least that can be said of it.
-    fn least(self, room: usize) -> Self {
+    /// The smallest form of the part: text without anything else, or a note that it was left out.
+    fn smallest(self, room: usize) -> Self {
         let (filename, size) = match self {
             Self::Part(V1Part { text: Some(text), .. }) => {
                 return Self::Part(V1Part { text: Some(text), ..V1Part::default() });
             }
             Self::Part(part) => {
                 let data = part.data.map(RawValue::get);
-                let size = part.raw.map(decoded).or(part.url.or(data).map(str::len));
+                let decoded_size = part.raw.map(|base64| base64.len() / 4 * 3);
+                let size = decoded_size.or(part.url.or(data).map(str::len));
                 (part.filename.map(Cow::Borrowed), size.unwrap_or_default())
             }
             Self::Omitted { filename, size, .. } => (filename, size),
         };
-        let filename = filename.map(|name| label(name, room));
+        let filename = filename.map(|name| shorten_label(name, room));
         Self::Omitted { filename, size, omitted: "too_large" }
     }
 }
 
-/// How many bytes so much base64 stands for.
-fn decoded(base64: &str) -> usize {
-    base64.len() / 4 * 3
-}
-
-/// A name or an id that leaves room for others, always in the same way.
-fn label(text: Cow<'_, str>, room: usize) -> Cow<'_, str> {
+/// Cuts a name or an id so that it leaves room for others. The result depends on nothing else, so that all
+/// frames of one artifact have the same id.
+fn shorten_label(text: Cow<'_, str>, room: usize) -> Cow<'_, str> {
     match json::shorten_written(&text, room / 4) {
         Some(short) => Cow::Owned(short),
         None => text,
     }
 }
 
-/// An update on its way into bodies of at most `room` bytes.
-pub(super) struct Telling<'a> {
+/// Encodes an update in bodies of at most `room` bytes.
+pub(super) struct ArtifactEncoder<'a> {
     update: &'a ArtifactUpdate,
     id: Option<Cow<'a, str>>,
     name: Option<Cow<'a, str>>,
     room: usize,
 }
 
-impl<'a> Telling<'a> {
+impl<'a> ArtifactEncoder<'a> {
     pub(super) fn new(update: &'a ArtifactUpdate, room: usize) -> Self {
-        let short = |text: &'a Option<String>| text.as_deref().map(|text| label(Cow::Borrowed(text), room));
-        Self { update, id: short(&update.artifact.id), name: short(&update.artifact.name), room }
+        let label =
+            |text: &'a Option<String>| text.as_deref().map(|text| shorten_label(Cow::Borrowed(text), room));
+        Self { update, id: label(&update.artifact.id), name: label(&update.artifact.name), room }
     }
 
-    /// The whole update in one body, whether there is room or not.
+    /// The whole update in one body, even if it does not fit.
     pub(super) fn whole(&self) -> Bytes {
         let Self { update, .. } = self;
         let extras = update.artifact.extras.as_deref();
         let mut parts: Vec<_> =
-            update.artifact.parts.iter().map(|part| Piece::Part(V1Part::from(part))).collect();
-        for (place, extras) in extras.into_iter().flat_map(|extras| &extras.parts) {
-            parts.get_mut(*place).into_iter().for_each(|part| part.put(extras));
+            update.artifact.parts.iter().map(|part| FramePart::Part(V1Part::from(part))).collect();
+        for (index, extras) in extras.into_iter().flat_map(|extras| &extras.parts) {
+            parts.get_mut(*index).into_iter().for_each(|part| part.add_extras(extras));
         }
         self.body(extras, &parts, update.append, update.last_chunk)
     }
 
-    /// The update in bodies that append to each other, as many parts in each as there is room for. What the
-    /// agent says about the artifact and about a part comes with the first piece of it, unless it leaves
-    /// no room.
+    /// The update in bodies that append to each other, each with as many parts as fit. The extras of the
+    /// artifact and of a part come with its first piece, unless they leave no room.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Bytes> {
         let Self { update, room, .. } = self;
-        // What is left beside the artifact's id and name.
         let bare = self.body(None, &[], update.append, update.last_chunk).len();
         let part_room = room.saturating_sub(bare);
         let extras = update.artifact.extras.as_deref();
-        let mut about = extras.map_or(&[][..], |extras| &extras.parts).iter().peekable();
+        let mut part_extras = extras.map_or(&[][..], |extras| &extras.parts).iter().peekable();
         let with_extras = self.body(extras, &[], update.append, update.last_chunk).len();
         let extras = extras.filter(|_| with_extras <= *room);
-        let mut groups = vec![Vec::<Piece<'_>>::new()];
+        let mut groups = vec![Vec::<FramePart<'_>>::new()];
         let mut used = if extras.is_some() { with_extras - bare } else { 0 };
-        for (place, part) in update.artifact.parts.iter().enumerate() {
-            // Both are in the order of the parts.
-            let about = about.next_if(|(at, _)| *at == place).map(|(_, about)| about);
+        for (index, part) in update.artifact.parts.iter().enumerate() {
+            // Both lists are in the order of the parts.
+            let part_extras = part_extras.next_if(|(at, _)| *at == index).map(|(_, extras)| extras);
             let pieces = split(part, part_room);
             let is_cut = pieces.len() > 1;
             for (number, mut piece) in pieces.into_iter().enumerate() {
-                if let Some(about) = about.filter(|_| number == 0) {
-                    piece.put(about);
+                if let Some(part_extras) = part_extras.filter(|_| number == 0) {
+                    piece.add_extras(part_extras);
                 }
                 let size = json::to_bytes(&piece).len() + ",".len();
-                // The pieces of one text have a body each, so that they are not taken for several texts.
+                // Each piece of one text gets its own body, so that readers do not see several texts.
                 let has_parts = groups.last().is_some_and(|group| !group.is_empty());
                 if has_parts && (is_cut || used + size > part_room) {
                     groups.push(Vec::new());
@@ -160,12 +154,12 @@ impl<'a> Telling<'a> {
             if full.len() <= *room {
                 return full;
             }
-            let group: Vec<_> = group.into_iter().map(Piece::without_metadata).collect();
+            let group: Vec<_> = group.into_iter().map(FramePart::without_metadata).collect();
             let plain = self.body(None, &group, append, is_last);
             if plain.len() <= *room {
                 return plain;
             }
-            let group: Vec<_> = group.into_iter().map(|piece| piece.least(*room)).collect();
+            let group: Vec<_> = group.into_iter().map(|piece| piece.smallest(*room)).collect();
             self.body(None, &group, append, is_last)
         })
     }
@@ -173,11 +167,11 @@ impl<'a> Telling<'a> {
     fn body(
         &self,
         extras: Option<&ArtifactExtras>,
-        parts: &[Piece<'_>],
+        parts: &[FramePart<'_>],
         append: bool,
         last_chunk: bool,
     ) -> Bytes {
-        let data = Data {
+        let data = ArtifactData {
             artifact_id: self.id.as_deref(),
             name: self.name.as_deref(),
             description: extras.and_then(|extras| extras.description.as_deref()),
@@ -188,26 +182,18 @@ impl<'a> Telling<'a> {
             extensions: extras.and_then(|extras| extras.extensions.as_deref()),
             update_metadata: extras.and_then(|extras| extras.update_metadata.as_deref()),
         };
-        json::to_bytes(&Body { r#type: "artifact", data: &data })
+        typed_body("artifact", data)
     }
 }
 
-/// A part in pieces for which there is room. Only text can be cut.
-fn split(part: &Part, room: usize) -> Vec<Piece<'_>> {
-    // Escapes can make a text in JSON six times as long.
-    let text_room = room.saturating_sub(PART) / 6;
+/// A part in pieces that fit into `room`. Only text can be split; its pieces leave room for the extras of the
+/// part.
+fn split(part: &Part, room: usize) -> Vec<FramePart<'_>> {
     match part {
-        Part::Text(text) if text.len() > text_room => {
-            let mut pieces = Vec::new();
-            let mut rest = text.as_str();
-            while !rest.is_empty() {
-                let head = crate::text::head(rest, text_room.max(4));
-                pieces.push(Piece::Part(V1Part { text: Some(head), ..V1Part::default() }));
-                rest = rest.get(head.len()..).unwrap_or_default();
-            }
-            pieces
-        }
-        other => vec![Piece::Part(V1Part::from(other))],
+        Part::Text(text) if !text.is_empty() => split_text(text, room.saturating_sub(PART_OVERHEAD) / 6)
+            .map(|text| FramePart::Part(V1Part { text: Some(text), ..V1Part::default() }))
+            .collect(),
+        other => vec![FramePart::Part(V1Part::from(other))],
     }
 }
 
@@ -223,8 +209,8 @@ mod tests {
         let artifact = Artifact { id: None, name: Some("n".repeat(250_000)), parts, extras: None };
         let update =
             ArtifactUpdate { task_id: None, context_id: None, artifact, append: false, last_chunk: true };
-        let telling = Telling::new(&update, 1 << 20);
-        let bodies: Vec<_> = telling.pieces().collect();
+        let encoder = ArtifactEncoder::new(&update, 1 << 20);
+        let bodies: Vec<_> = encoder.pieces().collect();
         assert!(bodies.iter().all(|body| body.len() <= 1 << 20));
         assert!(bodies.len() <= 4, "{}", bodies.len());
         let parts = |body: &Bytes| {

@@ -1,13 +1,11 @@
-//! Text that waits while the connection is behind, and goes out in fewer frames.
+//! Coalesces text into fewer frames while the connection is behind.
 
+use super::PART_OVERHEAD;
 use crate::a2a::model::ArtifactUpdate;
 use crate::action::progress::Frame;
-use crate::bus::inbox::MAX_JOINED;
+use crate::bus::inbox::MAX_COALESCED;
 
-/// What a part costs beside its text.
-const PART: usize = 16;
-
-/// Pieces of one artifact, and the answer's text in them, which is told after them.
+/// Pieces of one artifact, and the answer's text in them, which goes out after them.
 #[derive(Debug, Default)]
 pub(super) struct Coalescer {
     update: Option<ArtifactUpdate>,
@@ -16,32 +14,33 @@ pub(super) struct Coalescer {
 }
 
 impl Coalescer {
-    /// Takes a frame whose text continues what waits; any other is given back.
-    pub(super) fn join(&mut self, frame: Frame) -> Option<Frame> {
+    /// Adds a frame whose text continues what is held; returns any other frame.
+    pub(super) fn add(&mut self, frame: Frame) -> Option<Frame> {
         match frame {
-            frame if self.size >= MAX_JOINED => Some(frame),
+            frame if self.size >= MAX_COALESCED => Some(frame),
             Frame::Response(text) => {
                 self.size += text.len();
                 self.text.push_str(&text);
                 None
             }
             Frame::Artifact { update, is_answer } => {
-                self.join_update(update).map(|update| Frame::Artifact { update, is_answer })
+                self.add_update(update).map(|update| Frame::Artifact { update, is_answer })
             }
             other => Some(other),
         }
     }
 
-    fn join_update(&mut self, update: ArtifactUpdate) -> Option<ArtifactUpdate> {
-        let sizes = update.artifact.parts.iter().map(|part| part.as_text().map(|text| PART + text.len()));
+    fn add_update(&mut self, update: ArtifactUpdate) -> Option<ArtifactUpdate> {
+        let parts = &update.artifact.parts;
+        let sizes = parts.iter().map(|part| part.as_text().map(|text| PART_OVERHEAD + text.len()));
         let Some(size) = sizes.sum::<Option<usize>>().filter(|_| update.artifact.extras.is_none()) else {
             return Some(update);
         };
         match &mut self.update {
-            // An artifact is told before its text, and after that of another.
+            // An artifact goes out before its own text, but not before text that came earlier.
             None if self.text.is_empty() => self.update = Some(update),
             Some(held) if continues(held, &update) => {
-                // As parts of their own, so that nothing of what the agent told is lost.
+                // The parts stay separate, as the agent sent them.
                 held.artifact.parts.extend(update.artifact.parts);
                 held.last_chunk = update.last_chunk;
             }
@@ -55,15 +54,13 @@ impl Coalescer {
         self.update.is_none() && self.text.is_empty()
     }
 
-    /// What waits, in the order in which it is told.
+    /// Everything that is held, in the order in which it goes out.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Frame> + use<> {
         let Self { update, text, .. } = std::mem::take(self);
+        // The caller's selection of frames has been applied already, so `is_answer` no longer matters.
+        let update = update.map(|update| Frame::Artifact { update, is_answer: false });
         let text = Some(text).filter(|text| !text.is_empty());
-        // The form was applied before.
-        update
-            .map(|update| Frame::Artifact { update, is_answer: false })
-            .into_iter()
-            .chain(text.map(Frame::Response))
+        update.into_iter().chain(text.map(Frame::Response))
     }
 }
 
@@ -93,37 +90,37 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_one_artifact_and_their_text_are_joined_and_nothing_else() {
-        let mut held = Coalescer::default();
+    fn pieces_of_one_artifact_and_their_text_are_coalesced_and_nothing_else() {
+        let mut coalescer = Coalescer::default();
         for frame in [piece("a", "1", false), response("1"), piece("a", "2", true), response("2")] {
-            assert!(held.join(frame).is_none());
+            assert!(coalescer.add(frame).is_none());
         }
         for other in [
             piece("b", "1", true),
             piece("a", "again", false),
             Frame::State { state: TaskState::Working, message: String::new() },
         ] {
-            assert!(held.join(other).is_some());
+            assert!(coalescer.add(other).is_some());
         }
-        let told: Vec<_> = held.take().collect();
-        let [Frame::Artifact { update, .. }, Frame::Response(text)] = told.as_slice() else {
-            panic!("{told:?}");
+        let taken: Vec<_> = coalescer.take().collect();
+        let [Frame::Artifact { update, .. }, Frame::Response(text)] = taken.as_slice() else {
+            panic!("{taken:?}");
         };
         let parts: Vec<_> = update.artifact.parts.iter().filter_map(Part::as_text).collect();
         assert_eq!((parts.as_slice(), update.append, text.as_str()), (["1", "2"].as_slice(), false, "12"));
-        assert!(held.is_empty());
+        assert!(coalescer.is_empty());
     }
 
     #[test]
-    fn an_artifact_is_not_told_before_text_that_came_before_it() {
-        let mut held = Coalescer::default();
-        assert!(held.join(response("first")).is_none());
-        assert!(held.join(piece("a", "second", false)).is_some());
+    fn an_artifact_does_not_overtake_text_that_came_before_it() {
+        let mut coalescer = Coalescer::default();
+        assert!(coalescer.add(response("first")).is_none());
+        assert!(coalescer.add(piece("a", "second", false)).is_some());
     }
 
     #[test]
-    fn what_waits_is_bounded_even_if_it_is_nothing() {
-        let mut held = Coalescer::default();
-        assert!((0..MAX_JOINED).any(|number| held.join(piece("a", "", number > 0)).is_some()));
+    fn the_number_of_held_pieces_is_limited_even_if_they_are_empty() {
+        let mut coalescer = Coalescer::default();
+        assert!((0..MAX_COALESCED).any(|number| coalescer.add(piece("a", "", number > 0)).is_some()));
     }
 }

@@ -1,0 +1,37 @@
+//! A background task that its owner stops and waits for.
+
+use tokio_util::sync::CancellationToken;
+
+use crate::tasks::{OnFailure, Tasks};
+
+#[derive(Debug)]
+pub(super) struct StoppableTask {
+    stop: CancellationToken,
+    stopped: CancellationToken,
+}
+
+impl StoppableTask {
+    /// Runs the future that `start` makes, which has to end when its token is cancelled. If it panics, the
+    /// bridge stops.
+    pub(super) fn spawn<F>(
+        tasks: &Tasks,
+        name: &'static str,
+        start: impl FnOnce(CancellationToken) -> F,
+    ) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (stop, stopped) = (CancellationToken::new(), CancellationToken::new());
+        let (task, ended) = (start(stop.clone()), stopped.clone().drop_guard());
+        tasks.spawn(name, OnFailure::StopBridge, async move {
+            task.await;
+            drop(ended);
+        });
+        Self { stop, stopped }
+    }
+
+    pub(super) async fn stop(&self) {
+        self.stop.cancel();
+        self.stopped.cancelled().await;
+    }
+}
