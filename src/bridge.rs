@@ -49,31 +49,15 @@ pub enum BridgeError {
     #[error("cannot set up the HTTP client")]
     Http(#[from] reqwest::Error),
     #[error("agent `{agent}`")]
-    Auth {
-        agent: String,
-        #[source]
-        source: AuthError,
-    },
+    Auth { agent: String, source: AuthError },
     #[error("cannot publish agent `{agent}`")]
-    Publish {
-        agent: String,
-        #[source]
-        source: ServiceError,
-    },
+    Publish { agent: String, source: ServiceError },
     #[error("cannot receive commands for agent `{agent}`")]
-    Control {
-        agent: String,
-        #[source]
-        source: ControlError,
-    },
+    Control { agent: String, source: ControlError },
     #[error("the bridge is stopping")]
     Stopping,
     #[error("cannot listen on {listen} (`metrics.listen`)")]
-    Metrics {
-        listen: std::net::SocketAddr,
-        #[source]
-        source: std::io::Error,
-    },
+    Metrics { listen: std::net::SocketAddr, source: std::io::Error },
 }
 
 #[derive(Debug)]

@@ -36,16 +36,17 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use self::prompt::PromptEndpoint;
+use self::prompt::{MAX_QUESTIONS, PromptEndpoint};
 use super::publication::{BRIDGE, MAX_DESCRIPTION, publish_if_connected};
 use super::service::{
     EndpointInfo, Handler, Service, ServiceContext, ServiceError, ServiceInfo, ServiceRequest, semver_or_zero,
 };
 use super::stoppable_task::StoppableTask;
-use super::subject::{AgentProtocolSubjects, Subjects, Token};
+use super::subject::{AGENT_PROTOCOL_KIND, AgentProtocolSubjects, Subjects, Token};
 use crate::action::actions::Stop;
 use crate::agent::{AgentState, AgentStatus};
 use crate::dispatch::Dispatcher;
@@ -76,13 +77,14 @@ impl AgentProtocol {
         tasks: &Tasks,
     ) -> Self {
         let protocol_subjects = AgentProtocolSubjects::new(owner, &Token::new(&dispatcher.agent().name));
-        let prompts = PromptEndpoint::new(
-            Arc::clone(&dispatcher),
-            context.client.clone(),
-            subjects.clone(),
-            protocol_subjects.clone(),
-            stop.clone(),
-        );
+        let prompts = PromptEndpoint {
+            dispatcher: Arc::clone(&dispatcher),
+            client: context.client.clone(),
+            subjects: subjects.clone(),
+            protocol_subjects: protocol_subjects.clone(),
+            questions: Semaphore::new(MAX_QUESTIONS),
+            stop: stop.clone(),
+        };
         let is_current = CancellationToken::new();
         let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -224,9 +226,9 @@ impl Registrar {
 
     fn service_info(&self, status: &AgentStatus) -> ServiceInfo {
         let metadata = [
-            ("agent", self.subjects.kind()),
-            ("owner", self.subjects.owner()),
-            ("session", self.subjects.session()),
+            ("agent", AGENT_PROTOCOL_KIND),
+            ("owner", &self.subjects.owner),
+            ("session", &self.subjects.session),
             ("protocol_version", PROTOCOL_VERSION),
             ("bridge", BRIDGE),
             ("a2a.agent", &self.dispatcher.agent().name),
@@ -272,9 +274,9 @@ fn heartbeat(subjects: &AgentProtocolSubjects, instance_id: &str) -> Bytes {
         interval_s: u64,
     }
     to_bytes(&Heartbeat {
-        agent: subjects.kind(),
-        owner: subjects.owner(),
-        session: subjects.session(),
+        agent: AGENT_PROTOCOL_KIND,
+        owner: &subjects.owner,
+        session: &subjects.session,
         instance_id,
         ts: rfc3339(SystemTime::now()),
         interval_s: HEARTBEAT_INTERVAL.as_secs(),

@@ -1,44 +1,32 @@
-//! The connection to NATS: options, credentials, and what happens to it.
+//! The connection to NATS: options, credentials, and log messages about its state.
 
-use crate::text::error_chain;
 use std::time::Duration;
 
 use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event};
 use secrecy::ExposeSecret as _;
 
 use crate::config;
+use crate::text::error_chain;
 
-/// How long the first connection is tried for before the bridge gives up. A supervisor starts it
-/// again; somebody at a terminal wants to know.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Pause between the first two tries of the first connection; then it doubles.
-const PAUSE: Duration = Duration::from_millis(500);
-/// A connection that is silent for two of these is dead.
-const PING: Duration = Duration::from_secs(15);
+/// How long the bridge retries the first connection. Then it exits: a service manager restarts it, and a
+/// user at a terminal sees the error.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// First back-off between attempts of the first connection; it doubles after each.
+const BACKOFF: Duration = Duration::from_millis(500);
+/// The client considers a connection dead after two intervals of silence.
+const PING_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The credentials file cannot be used.
     #[error("cannot read the NATS credentials file {path}")]
-    Credentials {
-        path: String,
-        /// What is wrong with it.
-        #[source]
-        source: std::io::Error,
-    },
-    /// Nobody answers, or nobody lets us in.
+    Credentials { path: String, source: std::io::Error },
+    /// `servers` are the configured URLs without passwords.
     #[error("cannot connect to NATS at {servers}")]
-    Connect {
-        /// The configured servers, without passwords.
-        servers: String,
-        #[source]
-        source: async_nats::ConnectError,
-    },
+    Connect { servers: String, source: async_nats::ConnectError },
 }
 
 impl ConnectError {
-    /// Whether the server is there and does not let us in.
+    /// Whether the server rejects the credentials.
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if is_refusal(source.kind()))
     }
@@ -48,12 +36,12 @@ fn is_refusal(kind: ConnectErrorKind) -> bool {
     matches!(kind, ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation)
 }
 
-/// Connects, trying for a while; afterwards the client reconnects by itself for ever.
+/// Connects, with retries. Afterwards the client reconnects by itself without a limit.
 pub(crate) async fn connect(settings: &config::NatsConfig) -> Result<Client, ConnectError> {
     let servers: Vec<String> = settings.url.iter().map(config::without_user_info).collect();
     let servers = servers.join(", ");
-    let give_up = tokio::time::Instant::now() + PATIENCE;
-    let mut pause = PAUSE;
+    let deadline = tokio::time::Instant::now() + CONNECT_TIMEOUT;
+    let mut backoff = BACKOFF;
     loop {
         let options = options(settings).await?;
         let source = match options.connect(&settings.url).await {
@@ -63,23 +51,27 @@ pub(crate) async fn connect(settings: &config::NatsConfig) -> Result<Client, Con
             }
             Err(source) => source,
         };
-        // Waiting does not make a wrong password right.
-        let is_hopeless = is_refusal(source.kind()) || source.kind() == ConnectErrorKind::ServerParse;
-        if is_hopeless || tokio::time::Instant::now() + pause > give_up {
+        // A retry does not help against a wrong password or an invalid URL.
+        let is_permanent = is_refusal(source.kind()) || source.kind() == ConnectErrorKind::ServerParse;
+        if is_permanent || tokio::time::Instant::now() + backoff > deadline {
             return Err(ConnectError::Connect { servers, source });
         }
-        tracing::warn!(servers, error = error_chain(&source), "no connection to NATS yet (`nats.url`)");
-        tokio::time::sleep(pause).await;
-        pause *= 2;
+        tracing::warn!(
+            servers,
+            error = error_chain(&source),
+            "cannot connect to NATS (`nats.url`); retrying"
+        );
+        tokio::time::sleep(backoff).await;
+        backoff *= 2;
     }
 }
 
-/// The connection's options, without the addresses.
+/// The connection options, without the URLs.
 pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOptions, ConnectError> {
     let mut options = ConnectOptions::new()
         .name(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
-        .ping_interval(PING)
-        .event_callback(|event| async move { report(&event) });
+        .ping_interval(PING_INTERVAL)
+        .event_callback(|event| async move { log_event(&event) });
     if let Some(path) = &settings.credentials {
         options = options
             .credentials_file(path)
@@ -108,16 +100,16 @@ pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOpti
     Ok(options)
 }
 
-fn report(event: &Event) {
+fn log_event(event: &Event) {
     match event {
         Event::Connected => tracing::debug!("NATS connection is up"),
         Event::Disconnected => tracing::warn!("NATS connection is down; reconnecting"),
-        Event::LameDuckMode => tracing::info!("the NATS server is about to shut down"),
+        Event::LameDuckMode => tracing::info!("the NATS server is about to shut down (lame duck mode)"),
         Event::SlowConsumer(subscription) => {
-            tracing::error!(subscription, "requests arrive faster than they are taken; some are lost");
+            tracing::error!(subscription, "requests arrive faster than the bridge reads them; some are lost");
         }
-        Event::ServerError(error) => tracing::warn!(%error, "the NATS server refuses something"),
-        Event::ClientError(error) => tracing::warn!(%error, "the connection to NATS has trouble"),
-        other => tracing::debug!(event = %other, "NATS"),
+        Event::ServerError(error) => tracing::warn!(%error, "NATS server error"),
+        Event::ClientError(error) => tracing::warn!(%error, "NATS client error"),
+        other => tracing::debug!(event = %other, "NATS connection event"),
     }
 }

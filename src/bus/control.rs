@@ -285,7 +285,7 @@ impl Controller {
     }
 
     async fn send(&self, reply: Subject, body: &impl Serialize) -> bool {
-        self.publish(reply, EncodedReply { body: to_bytes(body), headers: None, error: None }).await
+        self.publish(reply, EncodedReply::from_body(to_bytes(body))).await
     }
 
     async fn refuse(&self, reply: Subject, error: ActionError) {

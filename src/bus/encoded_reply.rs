@@ -24,48 +24,35 @@ pub(crate) struct EncodedReply {
 }
 
 impl EncodedReply {
-    /// Encodes a reply. If it does not fit into a message with `overhead` bytes around it, it becomes an error
-    /// that does; a question is shortened instead.
+    /// Encodes a reply. If it does not fit into a message with `overhead` bytes around it, a question becomes
+    /// shorter, an error loses its data, and any other reply becomes an error that fits.
     pub(crate) fn new(reply: &Reply, max_payload: usize, overhead: usize) -> Self {
-        match reply {
+        let encoded = match reply {
+            Ok(outcome) => Self::from_body(outcome.to_json()),
+            Err(error) => Self::from_error(error),
+        };
+        let size = encoded.size(overhead);
+        if size <= max_payload {
+            return encoded;
+        }
+        let (smaller, task) = match reply {
             Ok(outcome) => {
-                let encoded = Self { body: outcome.to_json(), headers: None, error: None };
-                let size = encoded.size(overhead);
-                if size <= max_payload {
-                    return encoded;
-                }
-                if outcome.follow_up.is_some()
-                    && let Some(body) = shorten_question(outcome, max_payload.saturating_sub(overhead))
-                {
-                    return Self { body, ..encoded };
-                }
-                Self::too_large(size, Some(outcome.task.clone()), max_payload, overhead)
+                let question = shorten_question(outcome, max_payload.saturating_sub(overhead));
+                (question.map(Self::from_body), Some(outcome.task.clone()))
             }
-            Err(error) => {
-                let encoded = Self::from_error(error);
-                let size = encoded.size(overhead);
-                if size <= max_payload {
-                    return encoded;
-                }
-                if error.info.a2a_data.is_some() {
-                    // The agent's code and text are worth more than the fact that its data is large.
-                    let mut error = error.clone();
-                    error.info.a2a_data = None;
-                    error.message += " (the error data is left out because it is too large for a message)";
-                    let encoded = Self::from_error(&error);
-                    if encoded.size(overhead) <= max_payload {
-                        return encoded;
-                    }
-                }
-                Self::too_large(size, error.task.clone(), max_payload, overhead)
-            }
+            // The agent's code and text are worth more than the fact that its data is large.
+            Err(error) => (without_data(error).map(|error| Self::from_error(&error)), error.task.clone()),
+        };
+        match smaller {
+            Some(smaller) if smaller.size(overhead) <= max_payload => smaller,
+            _ => Self::too_large(size, task, max_payload, overhead),
         }
     }
 
     /// Encodes a document that is not a reply object, such as a card.
     pub(crate) fn from_document(body: Bytes, max_payload: usize) -> Self {
         if body.len() <= max_payload {
-            return Self { body, headers: None, error: None };
+            return Self::from_body(body);
         }
         Self::too_large(body.len(), None, max_payload, 0)
     }
@@ -86,6 +73,10 @@ impl EncodedReply {
     fn size(&self, overhead: usize) -> usize {
         let headers = if self.headers.is_some() { MAX_ERROR + FRAMING } else { 0 };
         self.body.len() + headers + overhead
+    }
+
+    pub(super) fn from_body(body: Bytes) -> Self {
+        Self { body, headers: None, error: None }
     }
 
     fn from_error(error: &ActionError) -> Self {
@@ -111,10 +102,19 @@ pub(super) fn error_headers(number: u16, message: &str, max: usize) -> HeaderMap
     headers
 }
 
+fn without_data(error: &ActionError) -> Option<ActionError> {
+    error.info.a2a_data.as_ref()?;
+    let mut error = error.clone();
+    error.info.a2a_data = None;
+    error.message += " (the error data is left out because it is too large for a message)";
+    Some(error)
+}
+
 /// Encodes an agent's question in at most `room` bytes: an error in its place would lose the id with which to
 /// answer it. Leaves out what came with the question, the largest first, and then cuts its text; a note at
 /// the end of the text says so.
 fn shorten_question(question: &Outcome, room: usize) -> Option<Bytes> {
+    question.follow_up.as_ref()?;
     let mut short = question.clone();
     let message = std::mem::take(&mut short.content.message);
     let mut left_out = Vec::new();

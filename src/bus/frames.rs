@@ -177,8 +177,8 @@ impl FrameWriter {
     /// Sends a keep-alive, and asks the server whether anyone is subscribed to the caller's inbox.
     async fn caller_has_disconnected(&mut self) -> bool {
         if let Some(Probe::Wanted) = self.probe {
-            let inbox = Subject::from(self.inbox.client().new_inbox());
-            if let Ok(answers) = self.inbox.client().subscribe(inbox.clone()).await {
+            let inbox = Subject::from(self.inbox.client.new_inbox());
+            if let Ok(answers) = self.inbox.client.subscribe(inbox.clone()).await {
                 self.probe = Some(Probe::Subscribed { inbox, answers });
             }
         }

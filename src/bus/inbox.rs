@@ -20,7 +20,7 @@ pub(super) const OVERHEAD: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Inbox {
-    client: Client,
+    pub(super) client: Client,
     to: Subject,
     last_sent: Instant,
     is_behind: bool,
@@ -29,10 +29,6 @@ pub(super) struct Inbox {
 impl Inbox {
     pub(super) fn new(client: Client, to: Subject) -> Self {
         Self { client, to, last_sent: Instant::now(), is_behind: false }
-    }
-
-    pub(super) fn client(&self) -> &Client {
-        &self.client
     }
 
     pub(super) fn max_payload(&self) -> usize {

@@ -52,7 +52,7 @@ impl Publication {
         subjects: &Subjects,
         tasks: &Tasks,
     ) -> Result<Self, ServiceError> {
-        let agent = dispatcher.agent().clone();
+        let agent = dispatcher.agent();
         let token = Token::new(&agent.name);
         let built_ins = BuiltInAction::ALL
             .iter()
@@ -61,7 +61,7 @@ impl Publication {
                 (built_in.endpoint(subjects, &token), handler)
             })
             .collect();
-        let info = service_info(&agent, &agent.status.borrow(), &Catalog::default());
+        let info = service_info(agent, &agent.status.borrow(), &Catalog::default());
         let service = Service::start(context, token.clone(), QUEUE_GROUP, info, built_ins).await?;
         let registry = Registry {
             client: context.client.clone(),
@@ -75,7 +75,6 @@ impl Publication {
         let is_current = CancellationToken::new();
         let announce = Arc::new(Notify::new());
         let publisher = Publisher {
-            agent,
             token,
             subjects: subjects.clone(),
             service: Arc::clone(&service),
@@ -117,7 +116,6 @@ impl Publication {
 
 /// Publishes every change of the agent's status.
 struct Publisher {
-    agent: Agent,
     token: Token,
     subjects: Subjects,
     service: Arc<Service>,
@@ -130,7 +128,7 @@ struct Publisher {
 
 impl Publisher {
     async fn run(self, stop: CancellationToken) {
-        let mut status = self.agent.status.clone();
+        let mut status = self.dispatcher.agent().status.clone();
         let mut ticks = tokio::time::interval_at(Instant::now() + ANNOUNCE_INTERVAL, ANNOUNCE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -156,16 +154,17 @@ impl Publisher {
     }
 
     async fn publish(&self, status: &AgentStatus) -> Catalog {
+        let agent = self.dispatcher.agent();
         let catalog = match &status.known {
             Some(known) if status.state == AgentState::Ready => {
-                Catalog::new(&known.card, &self.agent.config.skills, &self.subjects, &self.token)
+                Catalog::new(&known.card, &agent.config.skills, &self.subjects, &self.token)
             }
             _ => Catalog::default(),
         };
         for warning in &catalog.warnings {
-            tracing::warn!(agent = %self.agent.name, "{warning}");
+            tracing::warn!(agent = %agent.name, "{warning}");
         }
-        self.service.describe(service_info(&self.agent, status, &catalog));
+        self.service.describe(service_info(agent, status, &catalog));
         let endpoints = catalog
             .actions
             .iter()
@@ -175,7 +174,7 @@ impl Publisher {
             })
             .collect();
         if let Err(error) = self.service.publish(endpoints).await {
-            tracing::error!(agent = %self.agent.name, error = error_chain(&error), "cannot publish the agent's actions");
+            tracing::error!(agent = %agent.name, error = error_chain(&error), "cannot publish the agent's actions");
         }
         catalog
     }

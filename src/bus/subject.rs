@@ -1,9 +1,9 @@
-//! Every subject and token the bridge uses, typed. Nowhere else is one formatted.
+//! Builds every subject and token that the bridge uses. No other module formats subjects.
 //!
-//! A subject is made of dots, and a card is untrusted text: whatever an agent calls its skills, it
-//! must not be able to add a token, a wildcard or a `$`. So ids become [`Token`]s first, and
-//! [`Subjects`] puts nothing but tokens behind its prefix. The other way round, the reply subject of
-//! a request is the caller's choice, and [`ReplyGuard`] decides which ones are answered.
+//! Dots separate the tokens of a subject, and a card is untrusted text: an agent's skill ids must not be able
+//! to add a token, a wildcard or a `$`. So ids become [`Token`]s first, and [`Subjects`] appends only tokens
+//! to its prefix. In the other direction, the caller chooses the reply subject of a request, and
+//! [`ReplyGuard`] decides whether the bridge may publish to it.
 
 mod agent_protocol;
 mod reply_guard;
@@ -13,46 +13,47 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-pub(crate) use self::agent_protocol::{AgentProtocolSubjects, ROOT as AGENT_PROTOCOL_ROOT};
+use crate::text::{head, hex};
+
+pub(crate) use self::agent_protocol::{
+    AgentProtocolSubjects, KIND as AGENT_PROTOCOL_KIND, ROOT as AGENT_PROTOCOL_ROOT,
+};
 pub use self::reply_guard::ReplyGuard;
 
 const TOKEN_MAX: usize = 64;
-/// Marks a token that is not the id itself.
+/// Marks a token that differs from its id.
 const ESCAPED: &str = "_x";
-/// Within an escaped token: what follows is a hash. No escape begins like that.
+/// Within an escaped token: a hash follows. No escape begins with this.
 const HASHED: &str = "_z";
-/// 128 bits as hexadecimal digits.
+/// 128 bits in hexadecimal digits.
 const HASH_LEN: usize = 32;
-/// What remains of an id that is too long.
+/// Longest beginning of an id that is kept before its hash.
 const BEGINNING_MAX: usize = TOKEN_MAX - ESCAPED.len() - HASHED.len() - HASH_LEN;
 
 const PROVIDE_REQUIRED_INPUT: &str = "provide_required_input";
 const CANCEL_TASK: &str = "cancel_task";
 const GET_TASK: &str = "get_task";
 
-/// Why a prefix or a pattern cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
-    /// A subject prefix has to be literal tokens.
     #[error(
-        "`{0}` cannot begin a subject: use letters, digits, `_` and `-`, in parts separated by single dots"
+        "`{0}` is not a valid subject prefix: use letters, digits, `_` and `-`, in tokens separated by single dots"
     )]
     Prefix(String),
-    /// A reply pattern has to be whole tokens.
-    #[error("`{0}` is not a pattern of whole tokens, like `_INBOX.>` or `reply.*.x`")]
+    #[error("`{0}` is not a valid subject pattern: use whole tokens, such as `_INBOX.>` or `reply.*.x`")]
     Pattern(String),
 }
 
 /// One token of a subject: `[A-Za-z0-9_-]{1,64}`.
 ///
-/// Different ids make different tokens: an id that is used as it is never begins with `_x`; an
-/// escaped one can be read back unambiguously (`_` is always followed by `_` or two upper-case
-/// hexadecimal digits); a hashed one has `_z`, which no escape makes.
+/// Different ids have different tokens: an unchanged id never begins with `_x`; an escaped id can be decoded
+/// unambiguously (`_` is always followed by `_` or two upper-case hexadecimal digits); a hashed id contains
+/// `_z`, which no escape produces.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(Arc<str>);
 
 impl Token {
-    /// The token of an agent, a task or anything else without reserved names.
+    /// The token of an agent or a task, which have no reserved names.
     pub fn new(id: &str) -> Self {
         if is_plain(id) && id.len() <= TOKEN_MAX && !id.starts_with(ESCAPED) {
             Self(id.into())
@@ -61,7 +62,7 @@ impl Token {
         }
     }
 
-    /// The token of a skill, which must not take the name of a built-in action.
+    /// The token of a skill, which must differ from the names of built-in actions.
     pub fn action(id: &str) -> Self {
         match id {
             PROVIDE_REQUIRED_INPUT | CANCEL_TASK | GET_TASK => Self::escaped(id),
@@ -71,8 +72,8 @@ impl Token {
 
     fn escaped(id: &str) -> Self {
         let mut token = String::from(ESCAPED);
-        // Where an id that turns out too long is cut: always between two escapes, or the rest of
-        // one could be read as something else.
+        // Where to cut an id that turns out to be too long: always between two escapes, because half an
+        // escape could have another meaning.
         let mut cut = token.len();
         for byte in id.bytes() {
             match byte {
@@ -85,16 +86,13 @@ impl Token {
             } else if token.len() > TOKEN_MAX {
                 token.truncate(cut);
                 token.push_str(HASHED);
-                for byte in Sha256::digest(id).iter().take(HASH_LEN / 2) {
-                    token.push_str(&format!("{byte:02x}"));
-                }
+                token.push_str(head(&hex(&Sha256::digest(id)), HASH_LEN));
                 break;
             }
         }
         Self(token.into())
     }
 
-    /// The token as it stands in a subject.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -110,7 +108,7 @@ fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
 }
 
-/// The bridge's subjects, all below one prefix.
+/// The subjects of the bridge, all below one prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subjects {
     prefix: Arc<str>,
@@ -121,8 +119,8 @@ impl Subjects {
     ///
     /// # Errors
     ///
-    /// When the prefix has empty tokens, or anything but letters, digits, `_` and `-` in one. It may not
-    /// begin with `_INBOX` or `_R_` either: those are where callers wait for replies.
+    /// When a token of the prefix is empty or contains anything but letters, digits, `_` and `-`, or when the
+    /// first is `_INBOX` or `_R_`, below which callers wait for replies.
     pub fn new(prefix: &str) -> Result<Self, SubjectError> {
         let first = prefix.split('.').next();
         if prefix.split('.').all(is_plain) && !matches!(first, Some("_INBOX" | "_R_")) {
@@ -152,27 +150,27 @@ impl Subjects {
         self.below("action", agent, GET_TASK)
     }
 
-    /// Asks for the agent's card.
+    /// Requests for the agent's card.
     pub fn card(&self, agent: &Token) -> String {
         format!("{}.card.{agent}", self.prefix)
     }
 
-    /// Asks about the agent or orders it; `*` in place of a verb listens for all of them.
+    /// Control requests; `*` in place of a verb subscribes to all verbs.
     pub fn control(&self, agent: &Token, verb: &str) -> String {
         self.below("control", agent, verb)
     }
 
-    /// Where the agent's registry object is published.
+    /// Announcements of the agent in the registry.
     pub fn registry(&self, agent: &Token) -> String {
         format!("{}.registry.{agent}", self.prefix)
     }
 
-    /// Where the updates of a submitted task are published.
+    /// Updates of a submitted task.
     pub fn task(&self, agent: &Token, task: &Token) -> String {
         self.below("task", agent, task.as_str())
     }
 
-    /// Where a service answers to `verb`: as one of all, as one of its name, and as itself.
+    /// The discovery subjects of a service: for all services, for its name, and for its id.
     pub fn srv(verb: DiscoveryVerb, name: &Token, id: &str) -> [String; 3] {
         let verb = verb.as_str();
         [format!("$SRV.{verb}"), format!("$SRV.{verb}.{name}"), format!("$SRV.{verb}.{name}.{id}")]
@@ -183,7 +181,7 @@ impl Subjects {
     }
 }
 
-/// What the NATS service protocol can be asked.
+/// A discovery request of the NATS service protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiscoveryVerb {
     Ping,
@@ -194,7 +192,6 @@ pub enum DiscoveryVerb {
 impl DiscoveryVerb {
     pub const ALL: [Self; 3] = [Self::Ping, Self::Info, Self::Stats];
 
-    /// As it stands in a subject.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ping => "PING",

@@ -193,7 +193,7 @@ impl ChunkWriter {
             match (&file.url, &file.bytes) {
                 (Some(url), _) => attachments.note(&filename, url),
                 (None, Some(bytes)) => {
-                    attachments.add(filename, bytes.clone(), file.size.unwrap_or_default())
+                    attachments.add(filename, bytes.clone(), file.size.unwrap_or_default());
                 }
                 (None, None) => {}
             }

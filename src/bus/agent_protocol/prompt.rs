@@ -28,19 +28,20 @@ use crate::text::duration;
 /// The name of a prompt in spans and metrics.
 const PROMPT: &str = "prompt";
 /// Questions of one agent that may be open at the same time.
-const MAX_QUESTIONS: usize = 1024;
+pub(super) const MAX_QUESTIONS: usize = 1024;
 /// How long to wait for the agent to cancel the task of an abandoned question.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The endpoint `prompt` of one agent.
 #[derive(Debug)]
 pub(super) struct PromptEndpoint {
-    dispatcher: Arc<Dispatcher>,
-    client: Client,
-    subjects: Subjects,
-    protocol_subjects: AgentProtocolSubjects,
-    questions: Arc<Semaphore>,
-    stop: Stop,
+    pub(super) dispatcher: Arc<Dispatcher>,
+    pub(super) client: Client,
+    pub(super) subjects: Subjects,
+    pub(super) protocol_subjects: AgentProtocolSubjects,
+    /// One permit for each question that may be open at the same time.
+    pub(super) questions: Semaphore,
+    pub(super) stop: Stop,
 }
 
 /// How the call continues after a question.
@@ -52,17 +53,6 @@ enum Continuation {
 }
 
 impl PromptEndpoint {
-    pub(super) fn new(
-        dispatcher: Arc<Dispatcher>,
-        client: Client,
-        subjects: Subjects,
-        protocol_subjects: AgentProtocolSubjects,
-        stop: Stop,
-    ) -> Self {
-        let questions = Arc::new(Semaphore::new(MAX_QUESTIONS));
-        Self { dispatcher, client, subjects, protocol_subjects, questions, stop }
-    }
-
     pub(super) fn handler(this: &Arc<Self>) -> Handler {
         let endpoint = Arc::clone(this);
         Arc::new(move |request| {

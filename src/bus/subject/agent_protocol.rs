@@ -2,56 +2,40 @@
 
 use super::Token;
 
-/// First word of every subject of the protocol.
+/// First token of every subject of the protocol.
 pub(crate) const ROOT: &str = "agents";
-/// The kind of host, third word of every subject.
-const KIND: &str = "a2a";
-/// Marks a token that is not the agent's own. No token that is used as it is begins like that.
+/// The kind of agent, third token of every subject.
+pub(crate) const KIND: &str = "a2a";
+/// Marks a session that differs from the agent's token. No unchanged token begins with this.
 const ENCODED: &str = "_u";
 
-/// Where one agent is reached by clients of the protocol.
+/// The subjects of one agent for clients of the protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AgentProtocolSubjects {
-    owner: String,
-    session: String,
+    pub(crate) owner: String,
+    /// The last token, which the protocol calls the session.
+    pub(crate) session: String,
 }
 
 impl AgentProtocolSubjects {
-    /// The subjects of an agent. The owner comes from the settings, which take only what fits.
+    /// The configuration guarantees that the owner is a valid token.
     ///
-    /// The protocol has lower-case tokens only, `[a-z0-9_-]+`. An agent's token that fits is used as
-    /// it is. Another gets the mark `_u`, and in it every capital becomes `_` and its small letter,
-    /// every `_` becomes `__`, so that it can be read back and no two agents share a subject:
-    /// `Weather-2` is `_u_weather-2`.
+    /// The protocol has lower-case tokens only, `[a-z0-9_-]+`. An agent's token that conforms stays unchanged.
+    /// Any other gets the prefix `_u`, every capital letter becomes `_` and its small letter, and every `_`
+    /// becomes `__`, so that it can be decoded and no two agents share a subject: `Weather-2` becomes
+    /// `_u_weather-2`.
     pub(crate) fn new(owner: &str, agent: &Token) -> Self {
         Self { owner: owner.to_owned(), session: lower_case(agent.as_str()) }
     }
 
-    /// The kind of host that metadata and subjects name.
-    pub(crate) fn kind(&self) -> &'static str {
-        KIND
-    }
-
-    pub(crate) fn owner(&self) -> &str {
-        &self.owner
-    }
-
-    /// The last word, which the protocol calls the session.
-    pub(crate) fn session(&self) -> &str {
-        &self.session
-    }
-
-    /// Where the agent is prompted.
     pub(crate) fn prompt(&self) -> String {
         self.subject("prompt")
     }
 
-    /// Where it is asked for a heartbeat.
     pub(crate) fn status(&self) -> String {
         self.subject("status")
     }
 
-    /// Where its heartbeats are published.
     pub(crate) fn heartbeat(&self) -> String {
         self.subject("hb")
     }
@@ -99,7 +83,7 @@ mod tests {
     #[case("two words", "_xtwo_20words")]
     #[case("é", "_u__x___c3___a9")]
     fn a_name_becomes_a_lower_case_token(#[case] name: &str, #[case] session: &str) {
-        assert_eq!(AgentProtocolSubjects::new("o", &Token::new(name)).session(), session);
+        assert_eq!(AgentProtocolSubjects::new("o", &Token::new(name)).session, session);
     }
 
     fn read_back(session: &str) -> String {
@@ -123,8 +107,8 @@ mod tests {
             let token = Token::new(&name);
             let subjects = AgentProtocolSubjects::new("o", &token);
             let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
-            prop_assert!(!subjects.session().is_empty() && subjects.session().bytes().all(plain));
-            prop_assert_eq!(read_back(subjects.session()), token.as_str());
+            prop_assert!(!subjects.session.is_empty() && subjects.session.bytes().all(plain));
+            prop_assert_eq!(read_back(&subjects.session), token.as_str());
         }
 
         #[test]

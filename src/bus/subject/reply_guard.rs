@@ -1,14 +1,14 @@
-//! Which reply subjects are answered.
+//! Decides which reply subjects the bridge may publish to.
 
 use super::SubjectError;
 
-/// Decides which reply subjects are answered.
+/// Decides which reply subjects the bridge may publish to.
 ///
-/// The server checks what the *bridge* may publish, not what its caller might have published: a
-/// caller who may only invoke actions could otherwise have the bridge write for it. A reply to
-/// `$JS.API.STREAM.DELETE.x` or `$KV.bucket.key` is a command, one to the bridge's own subjects
-/// forges a registry entry or invokes an action in the bridge's name. So both are refused whatever
-/// the configured patterns say, and a pattern as wide as `>` is no hole.
+/// The server checks the permissions of the *bridge*, not those of its caller. Without this check, a caller
+/// who may only invoke actions could make the bridge publish anywhere: a reply to `$JS.API.STREAM.DELETE.x`
+/// or `$KV.bucket.key` is a command, and a reply to the bridge's own subjects forges a registry entry or
+/// invokes an action in the bridge's name. So the guard refuses both regardless of the configured
+/// patterns, and even the pattern `>` is safe.
 #[derive(Debug, Clone)]
 pub struct ReplyGuard {
     patterns: Vec<Box<str>>,
@@ -16,11 +16,11 @@ pub struct ReplyGuard {
 }
 
 impl ReplyGuard {
-    /// Allows what matches one of `patterns` and is not below `prefix`.
+    /// Allows subjects that match one of `patterns` and are not below `prefix`.
     ///
     /// # Errors
     ///
-    /// When a pattern has an empty token, a wildcard within a token, or `>` before its end.
+    /// When a pattern has an empty token, a wildcard inside a token, or `>` before its end.
     pub fn new<P: AsRef<str>>(
         patterns: impl IntoIterator<Item = P>,
         prefix: &str,
@@ -38,7 +38,7 @@ impl ReplyGuard {
         Ok(Self { patterns, own: vec![prefix.into()] })
     }
 
-    /// Allows nothing below `prefix` either.
+    /// Refuses subjects below `prefix` as well.
     pub fn and_not_below(mut self, prefix: &str) -> Self {
         self.own.push(prefix.into());
         self
@@ -58,8 +58,8 @@ impl ReplyGuard {
     }
 }
 
-/// A token that stands for itself. `*` and `>` within a longer token are literal to the server, but
-/// nothing honest has them in an inbox.
+/// Whether a token has no wildcard. The server takes `*` and `>` inside a longer token literally, but no real
+/// inbox contains them.
 fn is_literal(token: &str) -> bool {
     !token.is_empty() && !token.chars().any(|c| matches!(c, '*' | '>') || c.is_whitespace() || c.is_control())
 }
