@@ -15,9 +15,10 @@ use tokio_util::task::TaskTracker;
 use self::draining::DrainingAgents;
 use self::served_agent::ServedAgent;
 use crate::a2a::{self, HttpClient, auth::AuthError};
-use crate::action::actions::{Actions, Limits, Stop};
+use crate::action::actions::{ActionSettings, Actions, CallShutdown};
 use crate::action::assemble::ArtifactRules;
 use crate::agent::{Agent, AgentState, Predecessors};
+use crate::background::{BackgroundTasks, OnPanic};
 use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::{ConnectError, connect};
 use crate::bus::control::{Control, ControlError};
@@ -31,7 +32,6 @@ use crate::process::child::Host;
 use crate::process::orphans::Records;
 use crate::state::memory::MemoryStore;
 use crate::state::{State, StateStore};
-use crate::tasks::{OnFailure, Tasks};
 
 /// Task updates of one agent that wait to be published.
 const UPDATE_QUEUE: usize = 256;
@@ -67,7 +67,7 @@ pub struct Bridge {
     http: HttpClient,
     state: Arc<State>,
     host: Host,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
     /// `None` once the bridge stops. Code that takes an agent out has to stop it.
     served: Mutex<Option<Vec<ServedAgent>>>,
     draining: DrainingAgents,
@@ -78,7 +78,7 @@ pub struct Bridge {
     metrics: Arc<Metrics>,
     /// The owner of the agents in the agent protocol; `None` without that protocol.
     owner: Option<String>,
-    stop: Stop,
+    stop: CallShutdown,
     /// Skips the grace period of agent processes.
     kill_agents: CancellationToken,
     grace: Duration,
@@ -116,7 +116,7 @@ impl Bridge {
         }
         let http = a2a::http_client()?;
         let client = connect(&config.nats).await?;
-        let tasks = Tasks::default();
+        let tasks = BackgroundTasks::default();
         let context =
             ServiceContext { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
@@ -136,7 +136,7 @@ impl Bridge {
             closing: CancellationToken::new(),
             metrics,
             owner: config.nats.agent_protocol.as_ref().map(|protocol| protocol.owner.clone()),
-            stop: Stop::default(),
+            stop: CallShutdown::default(),
             kill_agents: CancellationToken::new(),
             grace: config.shutdown_grace,
             restart_only: restart_only_settings(config),
@@ -153,14 +153,14 @@ impl Bridge {
     pub async fn serve(&self, config: Config) -> Result<(), BridgeError> {
         let _change = self.change.lock().await;
         let (state, stopping) = (Arc::clone(&self.state), self.tasks.stopping().clone());
-        self.tasks.spawn("sweep", OnFailure::Log, async move {
-            stopping.run_until_cancelled(state.keep_swept()).await;
+        self.tasks.spawn("sweep", OnPanic::Log, async move {
+            stopping.run_until_cancelled(state.sweep_periodically()).await;
         });
         if let Some(config::MetricsConfig { listen }) = config.metrics {
             let server = metrics::serve(listen, Arc::clone(&self.metrics), self.tasks.stopping().clone())
                 .await
                 .map_err(|source| BridgeError::Metrics { listen, source })?;
-            self.tasks.spawn("metrics", OnFailure::Log, server);
+            self.tasks.spawn("metrics", OnPanic::Log, server);
         }
         for agent in config.agents {
             self.add(agent).await?;
@@ -254,7 +254,7 @@ impl Bridge {
         let commands = Control::subscribe(&agent, &self.context, &self.subjects).await;
         let commands = commands.map_err(|source| BridgeError::Control { agent: name(), source })?;
         let (update_sender, updates) = mpsc::channel(UPDATE_QUEUE);
-        let stop = self.stop.of_one();
+        let stop = self.stop.child();
         let actions = Actions::new(
             Arc::clone(&agent.name),
             limits(&agent.config),
@@ -376,7 +376,7 @@ impl Bridge {
 
     /// Ends every grace period of a concurrent [`Bridge::stop`].
     pub fn skip_grace_periods(&self) {
-        self.stop.hurry.cancel();
+        self.stop.grace_over.cancel();
         self.kill_agents.cancel();
     }
 
@@ -396,7 +396,7 @@ impl Bridge {
 
     /// Whether a task that the bridge depends on has panicked.
     pub fn has_panicked(&self) -> bool {
-        self.tasks.has_defect()
+        self.tasks.essential_task_panicked()
     }
 }
 
@@ -413,8 +413,8 @@ fn restart_only_settings(config: &Config) -> String {
     format!("{:?} {:?} {:?}", config.nats, config.metrics, config.shutdown_grace)
 }
 
-fn limits(config: &AgentConfig) -> Limits {
-    Limits {
+fn limits(config: &AgentConfig) -> ActionSettings {
+    ActionSettings {
         request_timeout: config.request_timeout,
         stream_idle_timeout: config.stream_idle_timeout,
         task_timeout: config.task_timeout,

@@ -71,7 +71,7 @@ where
 }
 
 /// The longest beginning of `text` that has at most `max` bytes when it is written as JSON, without quotes.
-pub(crate) fn head_written(text: &str, max: usize) -> &str {
+pub(crate) fn json_prefix(text: &str, max: usize) -> &str {
     let mut written = 0;
     let end = text.char_indices().find(|&(_, c)| {
         written += match c {
@@ -85,12 +85,12 @@ pub(crate) fn head_written(text: &str, max: usize) -> &str {
 }
 
 /// `text` with an ellipsis, cut to `max` bytes of JSON; `None` if it is short enough.
-pub(crate) fn shorten_written(text: &str, max: usize) -> Option<String> {
+pub(crate) fn shorten_to_json(text: &str, max: usize) -> Option<String> {
     // An escape has six characters at the most.
-    if text.len().saturating_mul(6) <= max || head_written(text, max).len() == text.len() {
+    if text.len().saturating_mul(6) <= max || json_prefix(text, max).len() == text.len() {
         return None;
     }
-    Some(format!("{}…", head_written(text, max.saturating_sub('…'.len_utf8()))))
+    Some(format!("{}…", json_prefix(text, max.saturating_sub('…'.len_utf8()))))
 }
 
 /// The first of these that fit into a JSON document of `limit` bytes, of which so many are used.
@@ -159,7 +159,7 @@ mod tests {
         #[test]
         fn what_is_cut_for_json_fits_and_nothing_is_cut_without_need(text in "(?s-u:[\\x00-\\x7f])*|(?s:.)*", max in 3_usize..60) {
             let written = |text: &str| serde_json::to_string(text).unwrap().len() - 2;
-            match shorten_written(&text, max) {
+            match shorten_to_json(&text, max) {
                 None => proptest::prop_assert!(written(&text) <= max),
                 Some(short) => {
                     proptest::prop_assert!(written(&text) > max);

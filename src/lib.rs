@@ -26,7 +26,7 @@
 //! | [`bridge`] | the order in which all this starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
-//! Shared by several of them: [`secrets`] (credentials, and how they are redacted), [`tasks`] (background tasks),
+//! Shared by several of them: [`secrets`] (credentials, and how they are redacted), [`background`] (background tasks),
 //! [`telemetry`] (logs and spans) and `json`. [`metrics`] reads what the others count, and [`demo_agent`] is an agent
 //! of its own for tests and first steps.
 //!
@@ -93,7 +93,7 @@
 //! | [`Publication`](bus::publication::Publication) | an agent's service and registry entry | until withdrawn |
 //! | [`Dispatcher`](dispatch::Dispatcher) | the permits of one agent | as long as its publication |
 //! | [`State`](state::State) | follow-ups, tasks, sessions, idempotency keys | the process |
-//! | [`Tasks`](tasks::Tasks) | every background task and the token that ends them | the process |
+//! | [`BackgroundTasks`](background::BackgroundTasks) | every background task and the token that ends them | the process |
 //!
 //! # What is bounded
 //!
@@ -107,6 +107,7 @@
 mod a2a;
 mod action;
 mod agent;
+mod background;
 mod bridge;
 mod bus;
 mod cli;
@@ -119,7 +120,7 @@ mod process;
 mod reply;
 mod secrets;
 mod state;
-mod tasks;
+
 mod telemetry;
 mod text;
 

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::assemble::ArtifactRules;
 use super::params::Template;
-use super::progress::{Progress, Silent};
+use super::progress::{NoProgress, Progress};
 use super::request::{CallOptions, Invocation, ReplyMode};
 use super::run::{
     Call, CallRun, Failure, GET_TASK_TIMEOUT, Interruption, Pace, Polled, Poller, Purpose, about_known_task,
@@ -36,39 +36,38 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The settings of one agent that its actions need.
 #[derive(Debug, Clone)]
-pub(crate) struct Limits {
-    /// Limit of a whole call in mode `final`.
+pub(crate) struct ActionSettings {
+    /// Limit for a whole call in mode `final`.
     pub request_timeout: Duration,
     /// Limit between two events of a stream.
     pub stream_idle_timeout: Duration,
-    /// Limit of a whole task in the other modes.
+    /// Limit for a whole task in the modes `stream` and `submit`.
     pub task_timeout: Duration,
-    /// How long a question can be answered.
+    /// How long a caller can answer a question.
     pub input_required_ttl: Duration,
-    /// How long a task can be looked up.
+    /// How long a caller can look up a task.
     pub task_ttl: Duration,
-    /// Most bytes of one task.
+    /// Limit for the bytes of one task.
     pub max_response_size: u64,
-    /// Whether mode `final` streams inside, so that the task's id is known early.
+    /// Whether calls in mode `final` use a stream to the agent, so that the task id is known early.
     pub prefer_stream: bool,
-    /// Which artifacts are the answer.
     pub artifacts: ArtifactRules,
 }
 
-/// How calls learn that they have to stop.
+/// Tells calls in flight that the bridge, or their agent's publication, shuts down.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Stop {
-    /// The stop has begun: submitted tasks are left to the agent.
-    pub leave: CancellationToken,
-    /// Its grace period is over: everything else ends now.
-    pub hurry: CancellationToken,
+pub(crate) struct CallShutdown {
+    /// The shutdown has begun: calls stop following submitted tasks, which go on at the agent.
+    pub begun: CancellationToken,
+    /// The grace period is over: every other call ends now.
+    pub grace_over: CancellationToken,
 }
 
-impl Stop {
-    /// For the calls of one agent, which may have to stop while those of others go on.
+impl CallShutdown {
+    /// For the calls of one agent, which may shut down before the others.
     #[must_use]
-    pub(crate) fn of_one(&self) -> Self {
-        Self { leave: self.leave.child_token(), hurry: self.hurry.child_token() }
+    pub(crate) fn child(&self) -> Self {
+        Self { begun: self.begun.child_token(), grace_over: self.grace_over.child_token() }
     }
 }
 
@@ -85,17 +84,17 @@ pub(crate) struct TaskUpdate {
 #[derive(Debug)]
 pub(crate) struct Actions {
     pub(super) agent: Arc<str>,
-    pub(super) limits: Limits,
+    pub(super) limits: ActionSettings,
     live: Live,
     pub(super) state: Arc<State>,
     updates: mpsc::Sender<TaskUpdate>,
-    pub(super) stop: Stop,
+    pub(super) stop: CallShutdown,
     pub(super) secrets: Secrets,
 }
 
 /// A skill as a call needs it.
 #[derive(Debug)]
-pub(crate) struct Skill {
+pub(crate) struct CallableSkill {
     /// Its original id; `None` sends the message to the agent as a whole.
     pub id: Option<Arc<str>>,
     /// Media types that it produces.
@@ -103,7 +102,7 @@ pub(crate) struct Skill {
     pub template: Template,
 }
 
-impl Skill {
+impl CallableSkill {
     /// The agent as a whole.
     pub(crate) fn whole_agent() -> Self {
         Self { id: None, output_modes: Vec::new(), template: Template::parse("") }
@@ -114,11 +113,11 @@ impl Actions {
     /// The actions of the agent with this name in the settings.
     pub(crate) fn new(
         agent: Arc<str>,
-        limits: Limits,
+        limits: ActionSettings,
         live: Live,
         state: Arc<State>,
         updates: mpsc::Sender<TaskUpdate>,
-        stop: Stop,
+        stop: CallShutdown,
         secrets: Secrets,
     ) -> Self {
         Self { agent, limits, live, state, updates, stop, secrets }
@@ -139,7 +138,7 @@ impl Actions {
 
     pub(crate) async fn invoke(
         &self,
-        skill: &Skill,
+        skill: &CallableSkill,
         request: Invocation,
         options: &CallOptions,
         progress: &mut impl Progress,
@@ -198,7 +197,7 @@ impl Actions {
         if record.state.is_final() {
             return refuse("the task is in a final state");
         }
-        let mut progress = Silent;
+        let mut progress = NoProgress;
         let mut run = self.inspect(
             self.instance()?,
             &record,
@@ -261,7 +260,7 @@ impl Actions {
         let Ok(instance) = self.instance() else {
             return Ok(None);
         };
-        let mut progress = Silent;
+        let mut progress = NoProgress;
         let limit = GET_TASK_TIMEOUT.min(self.limit(options));
         let mut run = self.inspect(instance, record, options, limit, &mut progress);
         match run.get_task(task_id, GET_TASK_TIMEOUT).await {
@@ -284,7 +283,7 @@ impl Actions {
         is_awaited: impl Fn(&Outcome) -> bool,
     ) -> Reply {
         let record = self.record(task_id).await?;
-        let mut progress = Silent;
+        let mut progress = NoProgress;
         let mut run = self.inspect(self.instance()?, &record, options, limit, &mut progress);
         let mut poller = Poller::new(task_id.to_owned(), Pace::WATCH);
         loop {
@@ -334,8 +333,8 @@ impl Actions {
         record: &TaskRecord,
         options: &'a CallOptions,
         limit: Duration,
-        progress: &'a mut Silent,
-    ) -> CallRun<'a, Silent> {
+        progress: &'a mut NoProgress,
+    ) -> CallRun<'a, NoProgress> {
         let call = Call {
             purpose: Purpose::Inspect,
             mode: ReplyMode::Final,
@@ -367,7 +366,7 @@ impl Actions {
 }
 
 /// Some agents accept a cancel and carry it out later.
-async fn cancelled_soon(run: &mut CallRun<'_, Silent>, mut task: Task) -> Task {
+async fn cancelled_soon(run: &mut CallRun<'_, NoProgress>, mut task: Task) -> Task {
     let mut poller = Poller::new(task.id.clone(), Pace::SETTLE);
     while !task.state.is_final() {
         match poller.next(run).await {

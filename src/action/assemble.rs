@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher as _;
 
 use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normalize_base64};
-use crate::reply::outcome::{ArtifactRef, Content, ReplyFile};
+use crate::reply::outcome::{ArtifactRef, ReplyContent, ReplyFile};
 use crate::text::shorten;
 
 /// Which artifacts are the answer and which are notices, by name.
@@ -55,7 +55,7 @@ pub(crate) fn of_task(
     task: &Task,
     status_texts: &str,
     rules: &ArtifactRules,
-) -> Result<(Content, Source), String> {
+) -> Result<(ReplyContent, Source), String> {
     let status = || task.status_message.as_ref().map(text_of).filter(|text| !text.is_empty());
     let status = || status().map(|text| (text, Source::States));
     let answer = || answer_text(&task.artifacts, rules).map(|text| (text, Source::Answer));
@@ -85,14 +85,14 @@ pub(crate) fn of_task(
     }
     let artifacts =
         task.artifacts.iter().map(|a| ArtifactRef { id: a.id.clone(), name: a.name.clone() }).collect();
-    Ok((Content { message, files: collector.files, data: collector.data, artifacts }, source))
+    Ok((ReplyContent { message, files: collector.files, data: collector.data, artifacts }, source))
 }
 
 /// The content of a direct message.
-pub(crate) fn of_message(message: &Message) -> Result<Content, String> {
+pub(crate) fn of_message(message: &Message) -> Result<ReplyContent, String> {
     let mut collector = Collector::default();
     collector.take(&message.parts, None)?;
-    Ok(Content {
+    Ok(ReplyContent {
         message: text_of(message),
         files: collector.files,
         data: collector.data,
@@ -350,7 +350,7 @@ mod tests {
         }
     }
 
-    fn content(task: &str) -> Content {
+    fn content(task: &str) -> ReplyContent {
         of_task(&Task::decode(task).unwrap(), "", &rules()).unwrap().0
     }
 

@@ -1,4 +1,4 @@
-//! What a front door learns while a call is under way.
+//! The interface through which a front door follows a call in flight.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,38 +10,35 @@ use crate::reply::outcome::Outcome;
 pub(crate) enum Frame {
     /// The agent has named the task.
     Task {
-        /// The agent's id of it.
         id: String,
         context_id: Option<String>,
     },
-    /// The agent has told a state.
+    /// The agent has reported a state, with an optional text.
     State {
-        /// The state, which is told in A2A's own words.
         state: TaskState,
-        /// What the agent says about it.
         message: String,
     },
-    /// A result, or a piece of one.
+    /// An artifact, or a piece of one.
     Artifact {
         update: ArtifactUpdate,
-        /// Whether its text is also passed on as [`Frame::Response`].
+        /// Whether the text also goes out as [`Frame::Response`].
         is_answer: bool,
     },
     Response(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Audience {
-    /// As far as one can tell.
-    There,
-    /// Nobody does, and the caller wanted the task cancelled in that case.
-    Gone,
+pub(crate) enum Listener {
+    /// The caller listens, or its absence cannot be detected.
+    Connected,
+    /// No caller listens, and the request asks to cancel the task in that case.
+    Disconnected,
 }
 
-/// The front door's side of a call. A slow one slows the reading from the agent, and nothing else.
+/// The front door's side of a call. A slow implementation slows only the reading from the agent.
 pub(crate) trait Progress: Send {
-    /// The request has its permit, or was refused one; the agent has not been called yet. Not called for
-    /// the repeat of an earlier request.
+    /// The dispatcher has granted or refused a permit; the agent has not been called yet. Not called for a
+    /// repeated request.
     fn started(&mut self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
@@ -49,38 +46,37 @@ pub(crate) trait Progress: Send {
     fn frame(&mut self, frame: Frame) -> impl Future<Output = ()> + Send;
 
     /// The reply to a submitted task is due, and the task goes on. Called at most once, and only for
-    /// [`ReplyMode::Submit`](super::request::ReplyMode::Submit); the later return value is ignored.
+    /// [`ReplyMode::Submit`](super::request::ReplyMode::Submit); the value that the call returns later is ignored.
     fn accepted(&mut self, _: &Arc<Outcome>) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 
-    /// Passes on what was held back to be joined with more: the call waits for the agent now.
-    fn catch_up(&mut self) -> impl Future<Output = ()> + Send {
+    /// Sends coalesced frames, because the call waits for the agent now.
+    fn flush(&mut self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 
-    /// Whether frames about content are wanted; otherwise they are not made.
-    fn listens(&self) -> bool {
+    /// Whether to produce frames with content.
+    fn wants_content(&self) -> bool {
         true
     }
 
-    /// How long silence may last before [`Progress::keep_alive`] is called.
-    fn patience(&self) -> Option<Duration> {
+    /// How long a call may be silent before [`Progress::keep_alive`] is called.
+    fn keep_alive_interval(&self) -> Option<Duration> {
         None
     }
 
-    /// Sends a sign of life.
-    fn keep_alive(&mut self) -> impl Future<Output = Audience> + Send {
-        std::future::ready(Audience::There)
+    fn keep_alive(&mut self) -> impl Future<Output = Listener> + Send {
+        std::future::ready(Listener::Connected)
     }
 }
 
-/// Nobody listens: the reply is all that the caller wants.
+/// For calls that need only the reply.
 #[derive(Debug)]
-pub(crate) struct Silent;
+pub(crate) struct NoProgress;
 
-impl Progress for Silent {
-    fn listens(&self) -> bool {
+impl Progress for NoProgress {
+    fn wants_content(&self) -> bool {
         false
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::progress::Silent;
+use super::progress::NoProgress;
 use super::request::{CallOptions, FollowUpAnswer, ReplyMode};
 use super::wire_tests::{actions, actions_with, invoke, invoke_in, reply, task};
 use crate::a2a::model::Part;
@@ -337,7 +337,7 @@ async fn a_question_and_a_failure_that_are_only_in_the_history_are_told() {
         follow_up_id: asked["data"]["follow_up_id"].as_str().unwrap().to_owned(),
         parts: vec![Part::Text("blue".to_owned())],
     };
-    let done = reply(actions.answer(answer, &CallOptions::default(), &mut Silent).await);
+    let done = reply(actions.answer(answer, &CallOptions::default(), &mut NoProgress).await);
     assert_eq!(
         (&done["message"], &done["task"]["id"]),
         (&json!("echo: blue"), &asked["task"]["id"]),
@@ -363,12 +363,12 @@ async fn a_stream_that_completes_before_its_artifact_has_the_artifact() {
 }
 
 async fn say(actions: &super::actions::Actions, text: &str) -> Value {
-    let skill = super::actions::Skill::whole_agent();
+    let skill = super::actions::CallableSkill::whole_agent();
     let request = super::request::Invocation {
         parts: vec![Part::Text(text.to_owned())],
         meta: super::request::Meta::default(),
     };
-    reply(actions.invoke(&skill, request, &CallOptions::default(), &mut Silent).await)
+    reply(actions.invoke(&skill, request, &CallOptions::default(), &mut NoProgress).await)
 }
 
 #[tokio::test]

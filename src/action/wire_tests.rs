@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::actions::{Actions, Limits, Skill, Stop};
+use super::actions::{ActionSettings, Actions, CallShutdown, CallableSkill};
 use super::assemble::ArtifactRules;
-use super::progress::Silent;
+use super::progress::NoProgress;
 use super::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::a2a::Instance;
 use crate::a2a::card::Card;
@@ -34,7 +34,7 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         terminated: CancellationToken::new(),
     };
     let (_, live) = watch::channel(Some(Arc::new(instance)));
-    let limits = Limits {
+    let limits = ActionSettings {
         request_timeout: Duration::from_secs(10),
         stream_idle_timeout: Duration::from_secs(10),
         task_timeout: Duration::from_secs(10),
@@ -45,16 +45,24 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         artifacts: ArtifactRules { answer: vec!["*".to_owned()], notice: Vec::new() },
     };
     let (news, _) = mpsc::channel(1);
-    Actions::new("fake".into(), limits, live, Arc::default(), news, Stop::default(), Secrets::default())
+    Actions::new(
+        "fake".into(),
+        limits,
+        live,
+        Arc::default(),
+        news,
+        CallShutdown::default(),
+        Secrets::default(),
+    )
 }
 
 pub(super) async fn invoke(actions: &Actions, session_id: Option<&str>, options: &CallOptions) -> Value {
-    let skill = Skill::whole_agent();
+    let skill = CallableSkill::whole_agent();
     let request = Invocation {
         parts: vec![Part::Text("hi".to_owned())],
         meta: Meta { session_id: session_id.map(str::to_owned), ..Meta::default() },
     };
-    reply(actions.invoke(&skill, request, options, &mut Silent).await)
+    reply(actions.invoke(&skill, request, options, &mut NoProgress).await)
 }
 
 pub(super) async fn invoke_in(
@@ -133,7 +141,7 @@ async fn the_old_question_after_an_answer_is_not_a_new_one() {
         follow_up_id: asked["data"]["follow_up_id"].as_str().unwrap().to_owned(),
         parts: vec![Part::Text("blue".to_owned())],
     };
-    let done = reply(actions.answer(answer, &CallOptions::default(), &mut Silent).await);
+    let done = reply(actions.answer(answer, &CallOptions::default(), &mut NoProgress).await);
     assert_eq!((&done["status"], &done["message"]), (&json!("COMPLETED"), &json!("blue it is")));
     assert_eq!(fake.count("message/send"), 2);
 }

@@ -25,11 +25,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::a2a::auth::AuthError;
 use crate::a2a::{self, HttpClient, Instance};
+use crate::background::OnPanic;
 use crate::config;
 use crate::process::child::Host;
 use crate::process::output::Output;
 use crate::secrets::Secrets;
-use crate::tasks::OnFailure;
 
 use call_stats::{CallStats, InFlightCall};
 use lifecycle::{DesiredState, Lifecycle};
@@ -104,7 +104,7 @@ impl Agent {
             last_port: None,
         };
         let ended = agent.ended.clone().drop_guard();
-        host.tasks.spawn("agent", OnFailure::StopBridge, async move {
+        host.tasks.spawn("agent", OnPanic::StopBridge, async move {
             supervisor.run().await;
             drop(ended);
         });

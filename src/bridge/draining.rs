@@ -10,13 +10,13 @@ use tokio_util::task::TaskTracker;
 
 use super::served_agent::ServedAgent;
 use crate::agent::{Agent, Predecessors};
+use crate::background::{BackgroundTasks, OnPanic};
 use crate::config::{self, Port};
 use crate::metrics::Metrics;
-use crate::tasks::{OnFailure, Tasks};
 
 #[derive(Debug)]
 pub(super) struct DrainingAgents {
-    tasks: Tasks,
+    tasks: BackgroundTasks,
     tracker: TaskTracker,
     metrics: Arc<Metrics>,
     grace: Duration,
@@ -24,7 +24,7 @@ pub(super) struct DrainingAgents {
 }
 
 impl DrainingAgents {
-    pub(super) fn new(tasks: Tasks, metrics: Arc<Metrics>, grace: Duration) -> Self {
+    pub(super) fn new(tasks: BackgroundTasks, metrics: Arc<Metrics>, grace: Duration) -> Self {
         Self { tasks, tracker: TaskTracker::new(), metrics, grace, agents: Arc::default() }
     }
 
@@ -49,7 +49,7 @@ impl DrainingAgents {
         drop(agents);
         let (metrics, agents, grace) = (Arc::clone(&self.metrics), Arc::clone(&self.agents), self.grace);
         let tracked = self.tracker.token();
-        self.tasks.spawn("draining agent", OnFailure::StopBridge, async move {
+        self.tasks.spawn("draining agent", OnPanic::StopBridge, async move {
             let began = Instant::now();
             // From now on, commands are for the new agent with this name.
             served.control.stop().await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_util::task::TaskTracker;
 
-use crate::action::actions::Stop;
+use crate::action::actions::CallShutdown;
 use crate::agent::Agent;
 use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::control::Control;
@@ -20,7 +20,7 @@ pub(super) struct ServedAgent {
     pub(super) control: Control,
     pub(super) agent_protocol: Option<AgentProtocol>,
     pub(super) calls: TaskTracker,
-    pub(super) stop: Stop,
+    pub(super) stop: CallShutdown,
 }
 
 impl ServedAgent {
@@ -47,18 +47,18 @@ impl ServedAgent {
     /// Waits for calls in flight until the grace period ends, then cancels their tasks and replies with an
     /// error. Submitted tasks and open questions end at once, because no caller waits for their reply.
     pub(super) async fn finish_calls(&self, grace: Duration) {
-        self.stop.leave.cancel();
+        self.stop.begun.cancel();
         self.calls.close();
         let in_time = tokio::select! {
             biased;
             () = self.calls.wait() => true,
             () = tokio::time::sleep(grace) => false,
-            () = self.stop.hurry.cancelled() => false,
+            () = self.stop.grace_over.cancelled() => false,
         };
         if !in_time {
             let (agent, calls) = (&self.agent.name, self.calls.len());
             tracing::warn!(%agent, calls, "interrupting calls that are still in flight");
-            self.stop.hurry.cancel();
+            self.stop.grace_over.cancel();
             let _ = tokio::time::timeout(LAST_REPLIES_TIMEOUT, self.calls.wait()).await;
         }
     }

@@ -181,7 +181,7 @@ impl Responder<'_> {
 }
 
 impl Progress for Responder<'_> {
-    fn listens(&self) -> bool {
+    fn wants_content(&self) -> bool {
         false
     }
 

@@ -47,11 +47,11 @@ use super::service::{
 };
 use super::stoppable_task::StoppableTask;
 use super::subject::{AGENT_PROTOCOL_KIND, AgentProtocolSubjects, Subjects, Token};
-use crate::action::actions::Stop;
+use crate::action::actions::CallShutdown;
 use crate::agent::{AgentState, AgentStatus};
+use crate::background::BackgroundTasks;
 use crate::dispatch::Dispatcher;
 use crate::json::to_bytes;
-use crate::tasks::Tasks;
 use crate::text::{error_chain, rfc3339, shorten};
 
 /// The name and the queue group of every service of the protocol.
@@ -73,8 +73,8 @@ impl AgentProtocol {
         dispatcher: Arc<Dispatcher>,
         context: &ServiceContext,
         subjects: &Subjects,
-        stop: &Stop,
-        tasks: &Tasks,
+        stop: &CallShutdown,
+        tasks: &BackgroundTasks,
     ) -> Self {
         let protocol_subjects = AgentProtocolSubjects::new(owner, &Token::new(&dispatcher.agent().name));
         let prompts = PromptEndpoint {

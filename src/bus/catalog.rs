@@ -33,7 +33,7 @@ pub(crate) struct Action {
     pub subject: String,
     /// The same as `token`, for requests to share.
     pub label: Arc<str>,
-    pub skill: Arc<actions::Skill>,
+    pub skill: Arc<actions::CallableSkill>,
     pub name: String,
     pub description: String,
     metadata: BTreeMap<String, String>,
@@ -150,12 +150,12 @@ impl Action {
             None => (&card.name, &card.description),
         };
         let called_skill = match skill {
-            Some(skill) => actions::Skill {
+            Some(skill) => actions::CallableSkill {
                 id: Some(skill.id.as_str().into()),
                 output_modes: skill.output_modes.clone(),
                 template: Template::parse(&skill.description),
             },
-            None => actions::Skill::whole_agent(),
+            None => actions::CallableSkill::whole_agent(),
         };
         let modes = |own: Option<&Vec<String>>, default| {
             Value::from(own.filter(|own| !own.is_empty()).unwrap_or(default).as_slice()).to_string()

@@ -26,10 +26,10 @@ use super::service::ServiceContext;
 use super::stoppable_task::StoppableTask;
 use super::subject::{Subjects, Token};
 use crate::agent::{Agent, AgentCommand, AgentState};
+use crate::background::{BackgroundTasks, OnPanic};
 use crate::json::to_bytes;
 use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
-use crate::tasks::{OnFailure, Tasks};
 use crate::text::{error_chain, shorten, unix_millis};
 
 /// Concurrent requests, including those that follow logs.
@@ -157,7 +157,7 @@ impl Control {
         agent: Agent,
         instance: String,
         context: &ServiceContext,
-        tasks: &Tasks,
+        tasks: &BackgroundTasks,
     ) -> Self {
         Self(StoppableTask::spawn(tasks, "control", |stop| {
             let controller = Controller { agent, instance, context: context.clone(), stop };
@@ -178,7 +178,7 @@ struct Controller {
 }
 
 impl Controller {
-    async fn run(self: Arc<Self>, mut requests: Subscriber, tasks: Tasks) {
+    async fn run(self: Arc<Self>, mut requests: Subscriber, tasks: BackgroundTasks) {
         let permits = Arc::new(Semaphore::new(MAX_CONCURRENT));
         while let Some(Some(message)) = self.stop.run_until_cancelled(requests.next()).await {
             let Some(reply) = message.reply.clone().filter(|reply| self.context.guard.allows(reply)) else {
@@ -187,7 +187,7 @@ impl Controller {
             match Arc::clone(&permits).try_acquire_owned() {
                 Ok(permit) => {
                     let controller = Arc::clone(&self);
-                    tasks.spawn("control request", OnFailure::Log, async move {
+                    tasks.spawn("control request", OnPanic::Log, async move {
                         controller.answer(message, reply).await;
                         drop(permit);
                     });

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use crate::json;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{Content, Outcome, TaskRef};
+use crate::reply::outcome::{Outcome, ReplyContent, TaskRef};
 use crate::text::shorten;
 
 /// Longest `Nats-Service-Error`.
@@ -127,7 +127,7 @@ fn shorten_question(question: &Outcome, room: usize) -> Option<Bytes> {
         if is_last && text_room.is_none() {
             return None;
         }
-        let text = json::head_written(&message, text_room.unwrap_or_default());
+        let text = json::json_prefix(&message, text_room.unwrap_or_default());
         if is_last || (text_room.is_some() && text.len() == message.len()) {
             short.content.message.insert_str(0, text);
             return Some(short.to_json());
@@ -136,8 +136,8 @@ fn shorten_question(question: &Outcome, room: usize) -> Option<Bytes> {
 }
 
 /// Empties the list that takes the most bytes.
-fn remove_largest(content: &mut Content) -> Option<&'static str> {
-    let Content { files, data, artifacts, .. } = content;
+fn remove_largest(content: &mut ReplyContent) -> Option<&'static str> {
+    let ReplyContent { files, data, artifacts, .. } = content;
     let sizes = [
         ("files", files.iter().map(|file| json::to_bytes(file).len()).sum::<usize>()),
         ("data parts", data.iter().map(|data| data.get().len()).sum()),

@@ -16,7 +16,7 @@ use self::coalescer::Coalescer;
 use super::encoded_reply::EncodedReply;
 use super::inbox::{Inbox, OVERHEAD, split_text, typed_body};
 use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
-use crate::action::progress::{Audience, Frame, Progress};
+use crate::action::progress::{Frame, Listener, Progress};
 use crate::json;
 use crate::reply::Reply;
 
@@ -160,7 +160,7 @@ impl FrameWriter {
             Frame::Task { id, context_id } => {
                 // Two ids that consist mostly of escapes can be too long for a small limit.
                 let room = self.inbox.data_room();
-                let short = |id: String| json::shorten_written(&id, room / 4).unwrap_or(id);
+                let short = |id: String| json::shorten_to_json(&id, room / 4).unwrap_or(id);
                 let data = TaskData { id: short(id), context_id: context_id.map(short) };
                 self.send(typed_body("task", data)).await;
             }
@@ -263,17 +263,17 @@ impl Progress for FrameWriter {
         self.send_frame(frame).await;
     }
 
-    async fn catch_up(&mut self) {
+    async fn flush(&mut self) {
         self.inbox.pause();
         self.flush().await;
     }
 
-    fn patience(&self) -> Option<Duration> {
+    fn keep_alive_interval(&self) -> Option<Duration> {
         Some(self.inbox.silence_left(self.keepalive))
     }
 
-    async fn keep_alive(&mut self) -> Audience {
-        if self.caller_has_disconnected().await { Audience::Gone } else { Audience::There }
+    async fn keep_alive(&mut self) -> Listener {
+        if self.caller_has_disconnected().await { Listener::Disconnected } else { Listener::Connected }
     }
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::poll;
 use serde::Serialize;
 
-use crate::json::{head_written, to_bytes};
+use crate::json::{json_prefix, to_bytes};
 use crate::text::error_chain;
 
 /// Approximate limit of text that is coalesced into one message while the connection is behind.
@@ -100,7 +100,7 @@ pub(super) fn split_text(mut text: &str, room: usize) -> impl Iterator<Item = &s
         let first = text.chars().next()?;
         // An escape has at most six bytes, so most texts need no measuring.
         let fits = text.len().saturating_mul(6) <= room;
-        let end = if fits { text.len() } else { head_written(text, room).len().max(first.len_utf8()) };
+        let end = if fits { text.len() } else { json_prefix(text, room).len().max(first.len_utf8()) };
         let (piece, rest) = text.split_at(end);
         text = rest;
         Some(piece)

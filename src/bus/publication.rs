@@ -20,9 +20,9 @@ use super::stoppable_task::StoppableTask;
 use super::subject::{Subjects, Token};
 use crate::action::actions::TaskUpdate;
 use crate::agent::{Agent, AgentState, AgentStatus};
+use crate::background::{BackgroundTasks, OnPanic};
 use crate::dispatch::Dispatcher;
 use crate::json::first_that_fit;
-use crate::tasks::{OnFailure, Tasks};
 use crate::text::{error_chain, rfc3339, shorten};
 
 const QUEUE_GROUP: &str = "a2a";
@@ -50,7 +50,7 @@ impl Publication {
         updates: mpsc::Receiver<TaskUpdate>,
         context: &ServiceContext,
         subjects: &Subjects,
-        tasks: &Tasks,
+        tasks: &BackgroundTasks,
     ) -> Result<Self, ServiceError> {
         let agent = dispatcher.agent();
         let token = Token::new(&agent.name);
@@ -71,7 +71,7 @@ impl Publication {
         };
         let publish_updates =
             publish_updates(context.client.clone(), subjects.clone(), token.clone(), updates);
-        tasks.spawn("task updates", OnFailure::StopBridge, publish_updates);
+        tasks.spawn("task updates", OnPanic::StopBridge, publish_updates);
         let is_current = CancellationToken::new();
         let announce = Arc::new(Notify::new());
         let publisher = Publisher {

@@ -2,7 +2,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-use crate::tasks::{OnFailure, Tasks};
+use crate::background::{BackgroundTasks, OnPanic};
 
 #[derive(Debug)]
 pub(super) struct StoppableTask {
@@ -14,7 +14,7 @@ impl StoppableTask {
     /// Runs the future that `start` makes, which has to end when its token is cancelled. If it panics, the
     /// bridge stops.
     pub(super) fn spawn<F>(
-        tasks: &Tasks,
+        tasks: &BackgroundTasks,
         name: &'static str,
         start: impl FnOnce(CancellationToken) -> F,
     ) -> Self
@@ -23,7 +23,7 @@ impl StoppableTask {
     {
         let (stop, stopped) = (CancellationToken::new(), CancellationToken::new());
         let (task, ended) = (start(stop.clone()), stopped.clone().drop_guard());
-        tasks.spawn(name, OnFailure::StopBridge, async move {
+        tasks.spawn(name, OnPanic::StopBridge, async move {
             task.await;
             drop(ended);
         });

@@ -35,7 +35,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use crate::action::actions::Actions;
-use crate::action::progress::{Audience, Frame, Progress};
+use crate::action::progress::{Frame, Listener, Progress};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
 use crate::agent::Agent;
 use crate::reply::error::{ActionError, Code};
@@ -132,12 +132,12 @@ impl Dispatcher {
     /// Refuses a request before it is run.
     pub(crate) async fn refuse(&self, error: ActionError, progress: &mut impl Progress) -> Reply {
         progress.started().await;
-        self.note_refusal(&error);
+        self.count_refusal(&error);
         Err(error)
     }
 
     /// Counts a request that a front door refuses in a form of its own.
-    pub(crate) fn note_refusal(&self, error: &ActionError) {
+    pub(crate) fn count_refusal(&self, error: &ActionError) {
         self.note(&Err(error.clone()), Instant::now());
     }
 
@@ -152,20 +152,20 @@ impl Dispatcher {
         let found = self.permits.aside().and_then(|_permit| read());
         match &found {
             Ok(_) => self.agent.calls.ended("ok", began.elapsed()),
-            Err(error) => self.note_refusal(error),
+            Err(error) => self.count_refusal(error),
         }
         found
     }
 
     /// Waits until a task that waits for authentication goes on by itself.
-    pub(crate) async fn task_moved(&self, task_id: &str, options: &CallOptions) -> Reply {
+    pub(crate) async fn wait_for_authentication(&self, task_id: &str, options: &CallOptions) -> Reply {
         let limit = self.agent.config.input_required_ttl.max(self.agent.config.task_timeout);
         let has_moved = |outcome: &Outcome| outcome.status != ReplyStatus::AuthRequired;
         self.guarded(self.actions.watch_task(task_id, options, limit, has_moved)).await
     }
 
     /// Waits until a task that goes on has settled. The agent works on it meanwhile.
-    pub(crate) async fn task_settled(&self, task_id: &str, options: &CallOptions) -> Reply {
+    pub(crate) async fn wait_until_settled(&self, task_id: &str, options: &CallOptions) -> Reply {
         let _in_flight = self.agent.begin_call();
         let is_settled = |outcome: &Outcome| outcome.status != ReplyStatus::Working;
         let limit = self.agent.config.task_timeout;
@@ -323,19 +323,19 @@ impl<P: Progress> Progress for Tracked<'_, P> {
         self.progress.accepted(outcome).await;
     }
 
-    async fn catch_up(&mut self) {
-        self.progress.catch_up().await;
+    async fn flush(&mut self) {
+        self.progress.flush().await;
     }
 
-    fn listens(&self) -> bool {
-        self.progress.listens()
+    fn wants_content(&self) -> bool {
+        self.progress.wants_content()
     }
 
-    fn patience(&self) -> Option<std::time::Duration> {
-        self.progress.patience()
+    fn keep_alive_interval(&self) -> Option<std::time::Duration> {
+        self.progress.keep_alive_interval()
     }
 
-    async fn keep_alive(&mut self) -> Audience {
+    async fn keep_alive(&mut self) -> Listener {
         self.progress.keep_alive().await
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 pub(crate) use super::permits::Permit;
-use crate::action::actions::Skill;
+use crate::action::actions::CallableSkill;
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, RequestBody};
 use crate::reply::error::ActionError;
 
@@ -23,7 +23,7 @@ pub(crate) enum Operation {
     Invoke {
         /// The name of the action in metrics, spans and idempotency keys.
         action: Arc<str>,
-        skill: Arc<Skill>,
+        skill: Arc<CallableSkill>,
         input: Input<Invocation>,
     },
     Answer(Input<FollowUpAnswer>),

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::action::actions::{Limits, Stop};
+use crate::action::actions::{ActionSettings, CallShutdown};
 use crate::action::assemble::ArtifactRules;
 use crate::agent::Predecessors;
 use crate::process::child::Host;
@@ -17,7 +17,7 @@ fn dispatcher(lines: &str) -> Dispatcher {
         "nats: {{ url: 'nats://127.0.0.1:4222' }}\nagents: [{{ name: a, url: 'http://127.0.0.1:9', {lines} }}]"
     );
     let config = crate::config::parse(&text, "test", &|_| None).unwrap().agents.remove(0);
-    let limits = Limits {
+    let limits = ActionSettings {
         request_timeout: Duration::from_secs(10),
         stream_idle_timeout: Duration::from_secs(10),
         task_timeout: Duration::from_secs(10),
@@ -35,7 +35,7 @@ fn dispatcher(lines: &str) -> Dispatcher {
         agent.live.clone(),
         Arc::default(),
         mpsc::channel(1).0,
-        Stop::default(),
+        CallShutdown::default(),
         agent.secrets.clone(),
     );
     Dispatcher::new(agent, actions, TaskTracker::new())

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::orphans::{MARK, Records};
 use super::output::{Output, Stream};
 use super::process_group;
-use crate::tasks::{OnFailure, Tasks};
+use crate::background::{BackgroundTasks, OnPanic};
 
 /// Variables that a child inherits from the bridge; `*` ends a prefix.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMPDIR"];
@@ -40,7 +40,7 @@ pub struct Spec {
 /// What children need from the bridge.
 #[derive(Debug, Clone, Default)]
 pub struct Host {
-    pub tasks: Tasks,
+    pub tasks: BackgroundTasks,
     pub records: Option<Arc<Records>>,
 }
 
@@ -250,11 +250,11 @@ pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec, host
 pub(super) fn read_output(child: &mut tokio::process::Child, host: &Host, output: &Output) {
     if let Some(pipe) = child.stdout.take() {
         let pump = output.pump(pipe, Stream::Stdout);
-        host.tasks.spawn("agent stdout", OnFailure::Log, pump);
+        host.tasks.spawn("agent stdout", OnPanic::Log, pump);
     }
     if let Some(pipe) = child.stderr.take() {
         let pump = output.pump(pipe, Stream::Stderr);
-        host.tasks.spawn("agent stderr", OnFailure::Log, pump);
+        host.tasks.spawn("agent stderr", OnPanic::Log, pump);
     }
 }
 

@@ -18,7 +18,7 @@ use super::guard;
 use super::output::Output;
 use super::process_tag::ProcessTag;
 use super::reaper::{self, GuardedProcesses};
-use crate::tasks::OnFailure;
+use crate::background::OnPanic;
 
 pub(super) async fn start(
     program: &Path,
@@ -65,7 +65,7 @@ pub(super) async fn start(
     let (state_sender, state) = watch::channel(ChildState::Running);
     let (sender, received) = mpsc::channel(4);
     let handle = GuardHandle { agent: Arc::clone(&spec.agent), child, guarded, state_sender, commands };
-    host.tasks.spawn("agent guard", OnFailure::StopBridge, handle.run(reports, received));
+    host.tasks.spawn("agent guard", OnPanic::StopBridge, handle.run(reports, received));
     Ok(SpawnedChild { pid, guard: Some(guard_pid), state, commands: sender })
 }
 

@@ -12,7 +12,7 @@ use super::child::{
     ChildCommand, ChildState, Exit, Host, SpawnedChild, Spec, configure, pid_of, read_output,
 };
 use super::output::Output;
-use crate::tasks::OnFailure;
+use crate::background::OnPanic;
 
 pub(super) fn start(spec: &Spec, host: &Host, output: &Output) -> io::Result<SpawnedChild> {
     let (program, arguments) =
@@ -26,7 +26,7 @@ pub(super) fn start(spec: &Spec, host: &Host, output: &Output) -> io::Result<Spa
     let (state_sender, state) = watch::channel(ChildState::Running);
     let (commands, received) = mpsc::channel(4);
     let handle = keep(child, Pid::from_raw(pid), spec.stop_signal, state_sender, received);
-    host.tasks.spawn("agent process", OnFailure::StopBridge, handle);
+    host.tasks.spawn("agent process", OnPanic::StopBridge, handle);
     Ok(SpawnedChild { pid, guard: None, state, commands })
 }
 

@@ -124,7 +124,7 @@ pub(crate) struct ArtifactRef {
 
 /// The content of a reply: what the agent's parts amount to.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Content {
+pub(crate) struct ReplyContent {
     pub message: String,
     pub files: Vec<ReplyFile>,
     /// All data parts, in order.
@@ -138,7 +138,7 @@ pub(crate) struct Outcome {
     pub status: ReplyStatus,
     /// Whether the caller got what was asked for.
     pub success: bool,
-    pub content: Content,
+    pub content: ReplyContent,
     /// How to answer the agent's question.
     pub follow_up: Option<FollowUp>,
     /// Why the message went to the agent more than once.
@@ -149,7 +149,7 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     /// The reply for a task in `state`, or for a direct message, which counts as completed.
-    pub(crate) fn new(status: ReplyStatus, content: Content, task: TaskRef) -> Self {
+    pub(crate) fn new(status: ReplyStatus, content: ReplyContent, task: TaskRef) -> Self {
         let success = matches!(status, ReplyStatus::Completed | ReplyStatus::Working);
         let (follow_up, retries) = (None, Vec::new());
         Self { status, success, content, follow_up, retries, task }
@@ -174,7 +174,7 @@ impl Outcome {
     pub(crate) fn allocated(&self) -> usize {
         let text =
             |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION_OVERHEAD + text.capacity());
-        let Content { message, files, data, artifacts } = &self.content;
+        let ReplyContent { message, files, data, artifacts } = &self.content;
         let file =
             |file: &ReplyFile| text(&file.name) + text(&file.mime_type) + text(&file.url) + text(&file.bytes);
         let artifact = |artifact: &ArtifactRef| text(&artifact.id) + text(&artifact.name);

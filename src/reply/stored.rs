@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::Reply;
 use super::error::{ActionError, Code, ErrorInfo};
-use super::outcome::{Content, FollowUp, Outcome, ReplyStatus, TaskRef};
+use super::outcome::{FollowUp, Outcome, ReplyContent, ReplyStatus, TaskRef};
 use crate::a2a::retry::Retry;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -20,7 +20,7 @@ pub(crate) enum StoredReply {
 pub(crate) struct StoredOutcome {
     status: ReplyStatus,
     success: bool,
-    content: Content,
+    content: ReplyContent,
     follow_up: Option<FollowUp>,
     retries: Vec<Retry>,
     task: TaskRef,
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn an_outcome_comes_back_as_it_was() {
         let data = ["1.10", r#"{"a": 1}"#].map(|data| RawValue::from_string(data.to_owned()).unwrap());
-        let content = Content { message: "text".into(), data: data.into(), ..Content::default() };
+        let content = ReplyContent { message: "text".into(), data: data.into(), ..ReplyContent::default() };
         let mut outcome = Outcome::new(ReplyStatus::InputRequired, content, task());
         outcome.follow_up = Some(FollowUp { id: uuid::Uuid::nil(), expires_at: "soon".into() });
         let reply = Ok(Arc::new(outcome));

@@ -16,7 +16,7 @@ use super::tasks::{Observer, Recorded, TaskRecord, TaskStore};
 use super::{Entry, Key, Kind, Revision, StateStore, Unavailable, WriteError};
 use crate::a2a::model::TaskState;
 use crate::reply::error::Code;
-use crate::reply::outcome::{Content, Outcome, ReplyStatus, TaskRef};
+use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -184,7 +184,7 @@ async fn a_task_is_remembered_here_while_the_store_is_away() {
 
 fn outcome(state: &TaskState) -> Outcome {
     let task = TaskRef { id: Some("t".into()), context_id: None, agent: "a".into(), skill: None };
-    Outcome::new(ReplyStatus::from(state), Content::default(), task)
+    Outcome::new(ReplyStatus::from(state), ReplyContent::default(), task)
 }
 
 fn submitted(state: TaskState) -> TaskRecord {

@@ -281,7 +281,7 @@ fn is_same(one: &str, other: &str) -> Result<(), ActionError> {
 mod tests {
     use super::super::memory::MemoryStore;
     use super::*;
-    use crate::reply::outcome::{Content, Outcome, ReplyStatus, TaskRef};
+    use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
 
     const LIMIT: Duration = Duration::from_secs(60);
 
@@ -313,7 +313,7 @@ mod tests {
 
     fn outcome(message: &str) -> Reply {
         let task = TaskRef { id: None, context_id: None, agent: "agent".into(), skill: None };
-        let content = Content { message: message.to_owned(), ..Content::default() };
+        let content = ReplyContent { message: message.to_owned(), ..ReplyContent::default() };
         Ok(Arc::new(Outcome::new(ReplyStatus::Completed, content, task)))
     }
 

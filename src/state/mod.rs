@@ -161,7 +161,7 @@ impl State {
 
     /// Frees the memory of what has expired, again and again. Otherwise it is freed when something of the same
     /// kind is written, which may be never.
-    pub(crate) async fn keep_swept(&self) {
+    pub(crate) async fn sweep_periodically(&self) {
         loop {
             tokio::time::sleep(SWEEP_INTERVAL).await;
             self.sweep().await;

@@ -375,13 +375,13 @@ mod tests {
     use super::super::{SWEEP_INTERVAL, State};
     use super::*;
     use crate::reply::error::Code;
-    use crate::reply::outcome::{Content, ReplyStatus};
+    use crate::reply::outcome::{ReplyContent, ReplyStatus};
 
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn task(state: TaskState, message: &str) -> TaskRecord {
         let task = TaskRef { id: Some("t".into()), context_id: None, agent: "a".into(), skill: None };
-        let content = Content { message: message.to_owned(), ..Content::default() };
+        let content = ReplyContent { message: message.to_owned(), ..ReplyContent::default() };
         TaskRecord {
             reply: Ok(Arc::new(Outcome::new(ReplyStatus::from(&state), content, task))),
             state,
@@ -512,7 +512,7 @@ mod tests {
         let short = TaskRecord { ttl: Duration::from_nanos(1), ..task(TaskState::Completed, "done") };
         state.tasks.record(&agent, "t", short, began).await;
         assert_eq!(state.tasks.local().rows(), 1);
-        let _ = tokio::time::timeout(2 * SWEEP_INTERVAL, state.keep_swept()).await;
+        let _ = tokio::time::timeout(2 * SWEEP_INTERVAL, state.sweep_periodically()).await;
         assert_eq!(state.tasks.local().rows(), 0);
     }
 }

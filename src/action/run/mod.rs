@@ -257,7 +257,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     pub(super) fn fold(&self) -> TaskBuilder<'a> {
         let limits = &self.actions.limits;
         let max_size = usize::try_from(limits.max_response_size).unwrap_or(usize::MAX);
-        TaskBuilder::new(&limits.artifacts, max_size, self.progress.listens())
+        TaskBuilder::new(&limits.artifacts, max_size, self.progress.wants_content())
     }
 
     /// The task of a message whose id does not depend on the agent's answer.
@@ -299,7 +299,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             self.observe(&seen, "", None).await?;
             return Err(Failure::TaskEnded);
         }
-        if seen.id == id && seen.state.is_waiting() && (streams || self.progress.listens()) {
+        if seen.id == id && seen.state.is_waiting() && (streams || self.progress.wants_content()) {
             fold.recall(Task { history: Vec::new(), ..seen });
         }
         Ok(())

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::CallRun;
 use crate::a2a::model::{Task, TaskState};
-use crate::action::progress::{Audience, Progress};
+use crate::action::progress::{Listener, Progress};
 use crate::action::request::ReplyMode;
 use crate::action::task_builder::TaskBuilder;
 use crate::reply::error::{ActionError, Code};
@@ -58,17 +58,17 @@ impl<P: Progress> CallRun<'_, P> {
         if let Some(result) = wait.as_mut().now_or_never() {
             return Ok(result);
         }
-        self.progress.catch_up().await;
+        self.progress.flush().await;
         // A clone of a token takes a lock that all calls share, so they are borrowed.
         let (actions, instance) = (self.actions, Arc::clone(&self.instance));
         // Nobody waits for a submitted task, so neither does a stop.
         let is_left = self.call.mode == ReplyMode::Submit && self.is_named;
         let mut gone = pin!(instance.terminated.cancelled());
-        let mut hurry = pin!(actions.stop.hurry.cancelled());
-        let mut leave = pin!(actions.stop.leave.cancelled());
+        let mut hurry = pin!(actions.stop.grace_over.cancelled());
+        let mut leave = pin!(actions.stop.begun.cancelled());
         let mut end = pin!(tokio::time::sleep_until(until));
         loop {
-            let patience = self.progress.patience().filter(|_| !self.is_abandoned);
+            let patience = self.progress.keep_alive_interval().filter(|_| !self.is_abandoned);
             let silence = async {
                 match patience {
                     Some(patience) => tokio::time::sleep(patience).await,
@@ -83,7 +83,7 @@ impl<P: Progress> CallRun<'_, P> {
                 () = &mut hurry => return Err(Interruption::Hurry),
                 () = &mut leave, if is_left => return Err(Interruption::Hurry),
                 () = silence => {
-                    self.is_abandoned |= self.progress.keep_alive().await == Audience::Gone;
+                    self.is_abandoned |= self.progress.keep_alive().await == Listener::Disconnected;
                     if self.is_abandoned && self.is_named {
                         return Err(Interruption::Abandoned);
                     }

@@ -12,12 +12,12 @@ use sha2::{Digest as _, Sha256};
 
 use super::envelope::safe_name;
 use crate::a2a::model::TaskState;
-use crate::action::progress::{Audience, Frame, Progress};
+use crate::action::progress::{Frame, Listener, Progress};
 use crate::bus::encoded_reply::error_headers;
 use crate::bus::inbox::{Inbox, MAX_COALESCED, split_text, typed_body};
 use crate::json::to_bytes;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{Content, Outcome, ReplyStatus};
+use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus};
 use crate::text::shorten;
 
 /// The protocol requires a chunk at least this often.
@@ -182,7 +182,7 @@ impl ChunkWriter {
     }
 
     /// The files and data that were not sent before.
-    fn new_attachments(&mut self, content: &Content) -> Attachments {
+    fn new_attachments(&mut self, content: &ReplyContent) -> Attachments {
         let mut attachments = Attachments { room: self.inbox.data_room(), ..Attachments::default() };
         for (index, file) in content.files.iter().enumerate() {
             let filename = safe_name(file.name.as_deref(), &format!("file-{}", index + 1));
@@ -280,18 +280,18 @@ impl Progress for ChunkWriter {
         }
     }
 
-    async fn catch_up(&mut self) {
+    async fn flush(&mut self) {
         self.inbox.pause();
         self.flush().await;
     }
 
-    fn patience(&self) -> Option<Duration> {
+    fn keep_alive_interval(&self) -> Option<Duration> {
         Some(self.inbox.silence_left(self.keepalive))
     }
 
-    async fn keep_alive(&mut self) -> Audience {
+    async fn keep_alive(&mut self) -> Listener {
         self.acknowledge().await;
-        Audience::There
+        Listener::Connected
     }
 }
 

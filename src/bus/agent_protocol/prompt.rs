@@ -10,7 +10,7 @@ use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use super::chunks::ChunkWriter;
 use super::envelope::Envelope;
-use crate::action::actions::{Skill, Stop};
+use crate::action::actions::{CallShutdown, CallableSkill};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::bus::catalog::{Action, Catalog};
 use crate::bus::headers::{self, Headers};
@@ -41,7 +41,7 @@ pub(super) struct PromptEndpoint {
     pub(super) protocol_subjects: AgentProtocolSubjects,
     /// One permit for each question that may be open at the same time.
     pub(super) questions: Semaphore,
-    pub(super) stop: Stop,
+    pub(super) stop: CallShutdown,
 }
 
 /// How the call continues after a question.
@@ -81,7 +81,7 @@ impl PromptEndpoint {
         trace: TraceContext,
         chunks: &mut ChunkWriter,
     ) -> Result<(), ActionError> {
-        let parsed = self.parse(message, trace).inspect_err(|error| self.dispatcher.note_refusal(error));
+        let parsed = self.parse(message, trace).inspect_err(|error| self.dispatcher.count_refusal(error));
         let (operation, options) = parsed?;
         let first = request(operation, &options, Admission::Try);
         let mut outcome = self.dispatcher.call(first, chunks).await?;
@@ -125,9 +125,9 @@ impl PromptEndpoint {
     }
 
     /// The published skill that the caller selects, or the agent as a whole.
-    fn skill(&self, selected: Option<&str>) -> Result<Arc<Skill>, ActionError> {
+    fn skill(&self, selected: Option<&str>) -> Result<Arc<CallableSkill>, ActionError> {
         let Some(selected) = selected else {
-            return Ok(Arc::new(Skill::whole_agent()));
+            return Ok(Arc::new(CallableSkill::whole_agent()));
         };
         let agent = self.dispatcher.agent();
         let status = agent.status.borrow();
@@ -203,7 +203,7 @@ impl PromptEndpoint {
                     let message = "the agent ended while it waited for the answer";
                     Err(ActionError::new(Code::TaskLost, message))
                 }
-                () = self.stop.leave.cancelled() => {
+                () = self.stop.begun.cancelled() => {
                     let message = "the bridge stops serving the agent; the question is closed and the task is cancelled";
                     Err(ActionError::new(Code::Timeout, message))
                 }
@@ -218,7 +218,7 @@ impl PromptEndpoint {
         match chunks.keep_alive_during(continuation).await? {
             Continuation::Resumed(resumed) if resumed.status == ReplyStatus::Working => {
                 let task_id = resumed.task.id.clone().unwrap_or_default();
-                let settled = self.dispatcher.task_settled(&task_id, options);
+                let settled = self.dispatcher.wait_until_settled(&task_id, options);
                 Ok(Continuation::Resumed(chunks.keep_alive_during(settled).await?))
             }
             continuation => Ok(continuation),
@@ -237,7 +237,7 @@ impl PromptEndpoint {
     async fn resumed(&self, question: &Outcome, options: &CallOptions) -> Reply {
         match &question.task.id {
             Some(task_id) if question.status == ReplyStatus::AuthRequired => {
-                self.dispatcher.task_moved(task_id, options).await
+                self.dispatcher.wait_for_authentication(task_id, options).await
             }
             _ => std::future::pending().await,
         }

@@ -80,7 +80,7 @@ impl<'a> FramePart<'a> {
 /// Cuts a name or an id so that it leaves room for others. The result depends on nothing else, so that all
 /// frames of one artifact have the same id.
 fn shorten_label(text: Cow<'_, str>, room: usize) -> Cow<'_, str> {
-    match json::shorten_written(&text, room / 4) {
+    match json::shorten_to_json(&text, room / 4) {
         Some(short) => Cow::Owned(short),
         None => text,
     }

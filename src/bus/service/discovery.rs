@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::request::StatsSnapshot;
 use super::{EndpointInfo, Service};
 use crate::bus::subject::DiscoveryVerb;
-use crate::json::{first_that_fit, shorten_written, to_bytes};
+use crate::json::{first_that_fit, shorten_to_json, to_bytes};
 
 /// Key in the metadata of INFO and STATS: the number of endpoints that did not fit.
 const LEFT_OUT: &str = "a2a.endpoints_left_out";
@@ -198,7 +198,7 @@ fn common_length(lengths: &[usize], budget: usize) -> usize {
 /// Cuts a text to at most `length` bytes of JSON. A list or a schema becomes empty instead: a reader could
 /// not parse half of it.
 fn shorten(text: &mut String, length: usize) {
-    if let Some(short) = shorten_written(text, length) {
+    if let Some(short) = shorten_to_json(text, length) {
         let can_be_cut = !text.starts_with(['{', '[']) && length >= '…'.len_utf8();
         *text = if can_be_cut { short } else { String::new() };
     }
