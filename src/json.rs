@@ -1,4 +1,4 @@
-//! Limits and small rules for JSON from outside, shared by requests, cards and replies.
+//! Limits and helpers for JSON, shared by requests, cards and replies.
 
 use std::cell::RefCell;
 
@@ -6,15 +6,15 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// Deepest nesting taken from anyone. It is serde_json's own limit for what it builds; raw values
-/// are not built, so they need the check.
+/// The deepest nesting that the bridge accepts. It is serde_json's own limit for values that it builds; it does not
+/// build raw values, so they need a check.
 pub(crate) const MAX_DEPTH: usize = 127;
-/// Larger buffers are not kept for the next value.
-const KEPT_BUFFER: usize = 64 << 10;
+/// Larger buffers are not reused.
+const MAX_REUSED_BUFFER: usize = 64 << 10;
 
-/// Whether `bytes`, taken as JSON, never nests deeper than [`MAX_DEPTH`].
+/// Whether JSON nests at most [`MAX_DEPTH`] deep.
 pub(crate) fn is_shallow(bytes: &[u8]) -> bool {
-    // Nearly everything has fewer brackets than that altogether, and counting is fast.
+    // Nearly all documents have fewer brackets than that altogether, and counting is fast.
     let opening = memchr::memchr2_iter(b'{', b'[', bytes).take(MAX_DEPTH + 1).count();
     opening <= MAX_DEPTH || is_shallow_outside_strings(bytes)
 }
@@ -46,15 +46,15 @@ fn is_shallow_outside_strings(bytes: &[u8]) -> bool {
     true
 }
 
-/// Writes what cannot fail to be written: strings, numbers, lists, maps with text keys, raw JSON.
+/// Serializes a value that cannot fail to serialize: strings, numbers, lists, maps with text keys, raw JSON.
 pub(crate) fn to_bytes(value: &impl Serialize) -> Bytes {
-    // Growing a buffer costs more than filling it, so each thread keeps one; what is in it is
-    // copied to bytes of just its size, which may be kept for long.
+    // Growing a buffer costs more than filling it, so each thread reuses one. The content is copied to bytes of exactly
+    // its size, because those may live long.
     thread_local! { static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) } }
     BUFFER.with_borrow_mut(|buffer| {
         buffer.clear();
-        serde_json::to_writer(&mut *buffer, value).expect("nothing in it can fail to be written");
-        if buffer.len() > KEPT_BUFFER {
+        serde_json::to_writer(&mut *buffer, value).expect("a value that cannot fail to serialize");
+        if buffer.len() > MAX_REUSED_BUFFER {
             return std::mem::take(buffer).into_boxed_slice().into();
         }
         Bytes::copy_from_slice(buffer)
@@ -70,7 +70,7 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// The longest beginning of `text` that has at most `max` bytes when it is written as JSON, without quotes.
+/// The longest prefix of `text` that has at most `max` bytes as a JSON string, without quotes.
 pub(crate) fn json_prefix(text: &str, max: usize) -> &str {
     let mut written = 0;
     let end = text.char_indices().find(|&(_, c)| {
@@ -84,33 +84,33 @@ pub(crate) fn json_prefix(text: &str, max: usize) -> &str {
     end.map_or(text, |(at, _)| text.get(..at).unwrap_or_default())
 }
 
-/// `text` with an ellipsis, cut to `max` bytes of JSON; `None` if it is short enough.
+/// Shortens `text` to `max` bytes of JSON, with an ellipsis at the end. Returns `None` if it is short enough.
 pub(crate) fn shorten_to_json(text: &str, max: usize) -> Option<String> {
-    // An escape has six characters at the most.
+    // An escape sequence has at most six characters.
     if text.len().saturating_mul(6) <= max || json_prefix(text, max).len() == text.len() {
         return None;
     }
     Some(format!("{}…", json_prefix(text, max.saturating_sub('…'.len_utf8()))))
 }
 
-/// The first of these that fit into a JSON document of `limit` bytes, of which so many are used.
+/// The first items that fit into a JSON document of `limit` bytes, of which `used` bytes are taken already.
 pub(crate) fn first_that_fit<T: Serialize>(
-    all: Vec<T>,
+    items: Vec<T>,
     mut used: usize,
     limit: usize,
 ) -> serde_json::Result<Vec<T>> {
     let mut kept = Vec::new();
-    for one in all {
-        used += serde_json::to_vec(&one)?.len() + ",".len();
+    for item in items {
+        used += serde_json::to_vec(&item)?.len() + ",".len();
         if used > limit {
             break;
         }
-        kept.push(one);
+        kept.push(item);
     }
     Ok(kept)
 }
 
-/// Keys and values of a JSON object, in order, values exactly as they were written.
+/// A JSON object with its keys in order and its values as raw text.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RawObject(pub Vec<(String, Box<RawValue>)>);
 
@@ -157,7 +157,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_is_cut_for_json_fits_and_nothing_is_cut_without_need(text in "(?s-u:[\\x00-\\x7f])*|(?s:.)*", max in 3_usize..60) {
+        fn shortened_text_fits_and_only_long_text_is_shortened(text in "(?s-u:[\\x00-\\x7f])*|(?s:.)*", max in 3_usize..60) {
             let written = |text: &str| serde_json::to_string(text).unwrap().len() - 2;
             match shorten_to_json(&text, max) {
                 None => proptest::prop_assert!(written(&text) <= max),

@@ -1,8 +1,7 @@
-//! One agent's actions: invoke a skill, answer a question, look up and cancel a task.
+//! One agent's actions: invoke a skill, look up and cancel a task. `answer` has the answers to questions.
 //!
-//! [`Actions`] holds no connection of its own: it uses the instance that is running right now
-//! (a watch channel written by the agent's supervisor) and the shared [`State`]. How a call runs is in
-//! `run`, answers to questions are in `answer`.
+//! [`Actions`] holds no connection: it uses the instance that is running now (a watch channel written by the
+//! agent's supervisor) and the shared [`State`]. The run of a call is in `run`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +15,8 @@ use super::params::Template;
 use super::progress::{NoProgress, Progress};
 use super::request::{CallOptions, Invocation, ReplyMode};
 use super::run::{
-    Call, CallRun, Failure, GET_TASK_TIMEOUT, Interruption, Pace, Polled, Poller, Purpose, about_known_task,
+    CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunInput,
+    agent_exited, known_task_error,
 };
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
@@ -31,7 +31,7 @@ use crate::state::State;
 use crate::state::tasks::TaskRecord;
 use crate::telemetry::spans;
 
-/// How long a caller waits for a cancel.
+/// Timeout of a cancel.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The settings of one agent that its actions need.
@@ -71,10 +71,10 @@ impl CallShutdown {
     }
 }
 
-/// The instance of an agent that calls go to, while there is one.
-pub(crate) type Live = watch::Receiver<Option<Arc<Instance>>>;
+/// The running instance of an agent, if there is one.
+pub(crate) type LiveInstance = watch::Receiver<Option<Arc<Instance>>>;
 
-/// A change of a submitted task.
+/// A change of a submitted task, to be published.
 #[derive(Debug)]
 pub(crate) struct TaskUpdate {
     pub task_id: String,
@@ -84,56 +84,54 @@ pub(crate) struct TaskUpdate {
 #[derive(Debug)]
 pub(crate) struct Actions {
     pub(super) agent: Arc<str>,
-    pub(super) limits: ActionSettings,
-    live: Live,
+    pub(super) settings: ActionSettings,
+    live: LiveInstance,
     pub(super) state: Arc<State>,
     updates: mpsc::Sender<TaskUpdate>,
-    pub(super) stop: CallShutdown,
+    pub(super) shutdown: CallShutdown,
     pub(super) secrets: Secrets,
 }
 
-/// A skill as a call needs it.
+/// The part of a skill that a call needs.
 #[derive(Debug)]
 pub(crate) struct CallableSkill {
-    /// Its original id; `None` sends the message to the agent as a whole.
+    /// The id in the card; `None` for the agent as a whole.
     pub id: Option<Arc<str>>,
-    /// Media types that it produces.
+    /// Media types that the skill produces.
     pub output_modes: Vec<String>,
     pub template: Template,
 }
 
 impl CallableSkill {
-    /// The agent as a whole.
     pub(crate) fn whole_agent() -> Self {
         Self { id: None, output_modes: Vec::new(), template: Template::parse("") }
     }
 }
 
 impl Actions {
-    /// The actions of the agent with this name in the settings.
     pub(crate) fn new(
         agent: Arc<str>,
-        limits: ActionSettings,
-        live: Live,
+        settings: ActionSettings,
+        live: LiveInstance,
         state: Arc<State>,
         updates: mpsc::Sender<TaskUpdate>,
-        stop: CallShutdown,
+        shutdown: CallShutdown,
         secrets: Secrets,
     ) -> Self {
-        Self { agent, limits, live, state, updates, stop, secrets }
+        Self { agent, settings, live, state, updates, shutdown, secrets }
     }
 
     pub(crate) fn state(&self) -> &State {
         &self.state
     }
 
-    /// How long a call in this mode may take, whatever the caller wants.
-    pub(crate) fn limit(&self, options: &CallOptions) -> Duration {
-        let limit = match options.mode {
-            ReplyMode::Final => self.limits.request_timeout,
-            ReplyMode::Stream | ReplyMode::Submit => self.limits.task_timeout,
+    /// The caller's timeout, but at most that of the configuration.
+    pub(crate) fn timeout(&self, options: &CallOptions) -> Duration {
+        let max = match options.mode {
+            ReplyMode::Final => self.settings.request_timeout,
+            ReplyMode::Stream | ReplyMode::Submit => self.settings.task_timeout,
         };
-        options.timeout.map_or(limit, |own| own.min(limit))
+        options.timeout.map_or(max, |timeout| timeout.min(max))
     }
 
     pub(crate) async fn invoke(
@@ -157,16 +155,16 @@ impl Actions {
             None => None,
         };
         let retries = Retries::new(&self.agent);
-        let call = Call {
-            purpose: Purpose::New { session_id: meta.session_id },
+        let input = RunInput {
+            purpose: Purpose::NewTask { session_id: meta.session_id },
             mode: options.mode,
             skill: skill.id.clone(),
             output_modes: Arc::clone(&output_modes),
             trace: &options.trace,
-            limit: self.limit(options),
+            timeout: self.timeout(options),
             retries: Some(&retries),
         };
-        // For wires where the client makes the ids.
+        // For dialects in which the client makes the ids.
         let new_task_id = Uuid::new_v4().to_string();
         let message = OutgoingMessage {
             message_id: Uuid::new_v4(),
@@ -180,78 +178,70 @@ impl Actions {
             blocking: true,
             retries: &retries,
         };
-        match CallRun::new(self, instance, call, progress).deliver(&message).await {
+        match CallRun::new(self, instance, input, progress).deliver(&message).await {
             Ok(outcome) => Ok(outcome),
-            // Only answers belong to a task that may have ended.
-            Err(Failure::TaskEnded) => Err(ActionError::internal()),
-            Err(Failure::Client(error)) => Err(ActionError::from_client(error).after(&retries)),
-            Err(Failure::Action(error)) => Err(Box::pin(self.lost_from_sight(error.after(&retries))).await),
+            // Only an answer belongs to a task that may have ended.
+            Err(DeliveryError::TaskEnded) => Err(ActionError::internal()),
+            Err(DeliveryError::Client(error)) => Err(ActionError::from_client(error).with_retries(&retries)),
+            Err(DeliveryError::Action(error)) => {
+                Err(Box::pin(self.record_lost(error.with_retries(&retries))).await)
+            }
         }
     }
 
-    /// Asks the agent to cancel a task that was seen here.
     pub(crate) async fn cancel_task(&self, task_id: &str, options: &CallOptions) -> Reply {
         let record = self.record(task_id).await?;
         let task_ref = || self.task_ref(&record, task_id);
-        let refuse = |why: &str| Err(ActionError::new(Code::NotCancelable, why).about(task_ref()));
+        let refuse = |why: &str| Err(ActionError::new(Code::NotCancelable, why).with_task(task_ref()));
         if record.state.is_final() {
             return refuse("the task is in a final state");
         }
+        let timeout = CANCEL_TIMEOUT.min(self.timeout(options));
         let mut progress = NoProgress;
-        let mut run = self.inspect(
-            self.instance()?,
-            &record,
-            options,
-            CANCEL_TIMEOUT.min(self.limit(options)),
-            &mut progress,
-        );
-        let instance = Arc::clone(&run.instance);
-        let task = match run.within(Box::pin(instance.client.cancel(task_id, &options.trace))).await {
+        let mut run = self.lookup(self.instance()?, &record, options, timeout, &mut progress);
+        let instance = Arc::clone(&run.agent.instance);
+        let task = match run.agent.within(Box::pin(instance.client.cancel(task_id, &options.trace))).await {
             Ok(Ok(task)) => task,
             Ok(Err(error)) if error.is_not_cancelable() => {
                 return refuse(&format!("the agent refuses to cancel the task: {error}"));
             }
-            Ok(Err(error)) => return Err(about_known_task(error, task_ref())),
-            Err(Interruption::Gone) => {
-                let error = ActionError::new(Code::TaskLost, "the agent ended while it held the task");
-                return Err(error.after_reaching_agent().about(task_ref()));
-            }
+            Ok(Err(error)) => return Err(known_task_error(error, task_ref())),
+            Err(Interruption::AgentExited) => return Err(agent_exited(Some(task_ref()))),
             Err(_) => {
-                let mut error =
-                    ActionError::new(Code::Timeout, "the agent did not answer the cancel in time");
+                let message = "the agent did not answer the cancel request in time";
+                let mut error = ActionError::new(Code::Timeout, message);
                 error.info.cancelled = Some(Some(false));
-                return Err(error.after_reaching_agent().about(task_ref()));
+                return Err(error.after_reaching_agent().with_task(task_ref()));
             }
         };
-        let task = cancelled_soon(&mut run, task).await;
-        let (outcome, _) = run.observe(&task, "", record.follow_up.clone()).await?;
+        let task = poll_until_canceled(&mut run, task).await;
+        let (outcome, _) = run.recorder.observe(&task, "", record.follow_up.clone()).await?;
         match task.state {
-            TaskState::Canceled => Ok(Arc::new(Outcome::clone(&outcome).as_success())),
+            TaskState::Canceled => Ok(Arc::new(Outcome { success: true, ..Outcome::clone(&outcome) })),
             ref state if state.is_final() => {
-                refuse(&format!("the task ended as {state} before it could be cancelled"))
+                refuse(&format!("the task ended as {state} before the agent canceled it"))
             }
             _ => Ok(outcome),
         }
     }
 
-    /// Where a task that was seen here stands.
     pub(crate) async fn get_task(&self, task_id: &str, options: &CallOptions) -> Reply {
         let record = self.record(task_id).await?;
         if record.state.is_final() {
             return record.reply.clone();
         }
-        let seen = self.ask_agent(&record, task_id, options).await?;
-        match (self.record(task_id).await?, seen) {
-            // Another call has seen the end meanwhile.
-            (now, _) if now.state.is_final() => now.reply.clone(),
-            (_, Some(outcome)) => Ok(outcome),
-            // While the agent is away, the last known state is the answer.
-            (now, None) => now.reply.clone(),
+        let outcome = self.get_from_agent(&record, task_id, options).await?;
+        let record = self.record(task_id).await?;
+        match outcome {
+            // Another call may have seen the end meanwhile.
+            Some(outcome) if !record.state.is_final() => Ok(outcome),
+            // While the agent is unavailable, the reply is the last known state.
+            _ => record.reply.clone(),
         }
     }
 
-    /// Where a task stands at the agent; `None` while the agent cannot be asked.
-    async fn ask_agent(
+    /// Reads a task from the agent. Returns `None` while the agent is unavailable.
+    async fn get_from_agent(
         &self,
         record: &TaskRecord,
         task_id: &str,
@@ -261,64 +251,63 @@ impl Actions {
             return Ok(None);
         };
         let mut progress = NoProgress;
-        let limit = GET_TASK_TIMEOUT.min(self.limit(options));
-        let mut run = self.inspect(instance, record, options, limit, &mut progress);
-        match run.get_task(task_id, GET_TASK_TIMEOUT).await {
-            Ok(Polled::Seen(task)) => {
-                let (outcome, _) = run.observe(&task, "", record.follow_up.clone()).await?;
+        let timeout = GET_TASK_TIMEOUT.min(self.timeout(options));
+        let mut run = self.lookup(instance, record, options, timeout, &mut progress);
+        match run.agent.get_task(task_id, GET_TASK_TIMEOUT).await {
+            Ok(Polled::Task(task)) => {
+                let (outcome, _) = run.recorder.observe(&task, "", record.follow_up.clone()).await?;
                 Ok(Some(outcome))
             }
             Ok(Polled::Failed(ClientError::Unreachable(_) | ClientError::Broken(_)) | Polled::TimedOut)
             | Err(_) => Ok(None),
-            Ok(Polled::Failed(error)) => Err(about_known_task(error, self.task_ref(record, task_id))),
+            Ok(Polled::Failed(error)) => Err(known_task_error(error, self.task_ref(record, task_id))),
         }
     }
 
-    /// Polls a task of an earlier call until its outcome is one that the caller waits for.
+    /// Polls a task of an earlier call until its outcome is the awaited one.
     pub(crate) async fn watch_task(
         &self,
         task_id: &str,
         options: &CallOptions,
-        limit: Duration,
+        timeout: Duration,
         is_awaited: impl Fn(&Outcome) -> bool,
     ) -> Reply {
         let record = self.record(task_id).await?;
         let mut progress = NoProgress;
-        let mut run = self.inspect(self.instance()?, &record, options, limit, &mut progress);
-        let mut poller = Poller::new(task_id.to_owned(), Pace::WATCH);
+        let mut run = self.lookup(self.instance()?, &record, options, timeout, &mut progress);
+        let mut poller = Poller::new(task_id.to_owned(), PollSchedule::WATCH);
         loop {
-            match poller.next(&mut run).await {
-                Ok(Some(Polled::Seen(task))) => {
-                    let (outcome, _) = run.observe(&task, "", record.follow_up.clone()).await?;
+            match poller.next(&mut run.agent).await {
+                Ok(Some(Polled::Task(task))) => {
+                    let (outcome, _) = run.recorder.observe(&task, "", record.follow_up.clone()).await?;
                     if is_awaited(&outcome) {
                         return Ok(outcome);
                     }
                 }
                 Ok(Some(Polled::Failed(error))) if error.is_task_not_found() => {
-                    return Err(about_known_task(error, self.task_ref(&record, task_id)));
+                    return Err(known_task_error(error, self.task_ref(&record, task_id)));
                 }
                 Ok(_) => {}
                 Err(interruption) => {
                     let task = self.task_ref(&record, task_id);
-                    return Err(run.interrupted(interruption, Some(task)).await);
+                    return Err(run.interrupted_for(interruption, Some(task)).await);
                 }
             }
         }
     }
 
-    /// Records that a call has lost track of its task, for whoever asks for it.
-    pub(super) async fn lost_from_sight(&self, error: ActionError) -> ActionError {
-        // What is remembered has no credentials in it.
+    /// Records why a call has lost track of its task, for later lookups.
+    pub(super) async fn record_lost(&self, error: ActionError) -> ActionError {
         let error = error.redacted(&self.secrets);
         if let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) {
-            self.state.tasks.lose(&self.agent, id, &error).await;
+            self.state.tasks.mark_lost(&self.agent, id, &error).await;
         }
         error
     }
 
     /// Publishes a change of a submitted task.
     pub(crate) async fn publish(&self, task_id: &str, reply: Reply) {
-        // Nobody publishes any more when the bridge stops.
+        // During a shutdown the receiver may have ended.
         let _ = self.updates.send(TaskUpdate { task_id: task_id.to_owned(), reply }).await;
     }
 
@@ -326,25 +315,25 @@ impl Actions {
         self.live.borrow().clone().ok_or_else(|| ActionError::unavailable(&self.agent, None))
     }
 
-    /// A run that looks at a task of an earlier call.
-    fn inspect<'a>(
+    /// A run for a task of an earlier call.
+    fn lookup<'a>(
         &'a self,
         instance: Arc<Instance>,
         record: &TaskRecord,
         options: &'a CallOptions,
-        limit: Duration,
+        timeout: Duration,
         progress: &'a mut NoProgress,
     ) -> CallRun<'a, NoProgress> {
-        let call = Call {
-            purpose: Purpose::Inspect,
+        let input = RunInput {
+            purpose: Purpose::Lookup,
             mode: ReplyMode::Final,
             skill: record.task().and_then(|task| task.skill.clone()),
             output_modes: Arc::default(),
             trace: &options.trace,
-            limit,
+            timeout,
             retries: None,
         };
-        CallRun::new(self, instance, call, progress)
+        CallRun::new(self, instance, input, progress)
     }
 
     fn task_ref(&self, record: &TaskRecord, task_id: &str) -> TaskRef {
@@ -357,20 +346,19 @@ impl Actions {
     }
 
     async fn record(&self, task_id: &str) -> Result<Arc<TaskRecord>, ActionError> {
-        let never = "this task was never seen here, or is forgotten";
-        let record = self.state.tasks.find(&self.agent, task_id).await?;
-        let record = record.ok_or_else(|| ActionError::new(Code::NotFound, never))?;
+        let not_found = || ActionError::new(Code::NotFound, "this task is unknown or has been forgotten");
+        let record = self.state.tasks.find(&self.agent, task_id).await?.ok_or_else(not_found)?;
         spans::task(task_id, record.task().and_then(|task| task.context_id.as_deref()));
         Ok(record)
     }
 }
 
-/// Some agents accept a cancel and carry it out later.
-async fn cancelled_soon(run: &mut CallRun<'_, NoProgress>, mut task: Task) -> Task {
-    let mut poller = Poller::new(task.id.clone(), Pace::SETTLE);
+/// Some agents accept a cancel request and cancel the task later.
+async fn poll_until_canceled(run: &mut CallRun<'_, NoProgress>, mut task: Task) -> Task {
+    let mut poller = Poller::new(task.id.clone(), PollSchedule::SETTLE);
     while !task.state.is_final() {
-        match poller.next(run).await {
-            Ok(Some(Polled::Seen(seen))) => task = seen,
+        match poller.next(&mut run.agent).await {
+            Ok(Some(Polled::Task(polled))) => task = polled,
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => break,
         }

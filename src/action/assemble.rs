@@ -1,36 +1,36 @@
-//! What an agent's parts amount to: one message, its files, its data.
+//! Assembles the content of a reply from the parts that an agent has sent: one message, files and data.
 //!
-//! Agents say things twice: in a status and in an artifact, token by token and then as a whole.
-//! `message` is assembled once, from the first source that has text:
+//! Agents often send a text twice: in a status and in an artifact, token by token and then as a whole.
+//! `message` is the text of the first of these sources that has any:
 //!
 //! | | `COMPLETED` | every other status |
 //! | --- | --- | --- |
 //! | 1 | answer artifacts | final status message |
 //! | 2 | final status message | answer artifacts |
-//! | 3 | if there is no artifact at all: what was said in states before, in order | the same |
+//! | 3 | if there is no artifact: the texts of earlier states, in order | the same |
 //! | 4 | the agent's messages in `history` since the user's last | the same |
 //!
-//! Files and data are for programs, so they come from everywhere, notices included.
+//! Files and data are for programs, so they come from all sources, including notices.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher as _;
 
+use super::answer_text::AnswerText;
 use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normalize_base64};
 use crate::reply::outcome::{ArtifactRef, ReplyContent, ReplyFile};
 use crate::text::shorten;
 
-/// Which artifacts are the answer and which are notices, by name.
+/// Patterns for the names of artifacts.
 #[derive(Debug, Clone)]
 pub(crate) struct ArtifactRules {
-    /// Patterns of names that belong to the answer.
+    /// Artifacts that belong to the answer.
     pub answer: Vec<String>,
-    /// Patterns of names that do not, whatever `answer` says.
+    /// Artifacts that do not, even if they match `answer`.
     pub notice: Vec<String>,
 }
 
 impl ArtifactRules {
-    /// Whether an artifact's text belongs to the answer.
     pub(crate) fn is_answer(&self, artifact: &Artifact) -> bool {
         let name = artifact.name.as_deref().unwrap_or_default();
         let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
@@ -38,38 +38,39 @@ impl ArtifactRules {
     }
 }
 
-/// Where the message of a reply came from.
+/// The source of a reply's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// Artifacts, or a direct message: it was told as it came.
-    Answer,
-    /// What the agent said in its states.
+pub(crate) enum MessageSource {
+    /// Answer artifacts, whose text is streamed as it arrives.
+    Artifacts,
+    /// The texts of states.
     States,
-    /// What it said before, or nothing.
+    /// Messages in `history`, or nothing.
     History,
 }
 
-/// The content of a task as it stands; `status_texts` is what was said in states before the last.
-/// The error tells which file is not readable.
-pub(crate) fn of_task(
+/// The content of a task; `status_texts` are the texts of all states before the last. The error names the file that
+/// cannot be read.
+pub(crate) fn task_content(
     task: &Task,
     status_texts: &str,
     rules: &ArtifactRules,
-) -> Result<(ReplyContent, Source), String> {
+) -> Result<(ReplyContent, MessageSource), String> {
     let status = || task.status_message.as_ref().map(text_of).filter(|text| !text.is_empty());
-    let status = || status().map(|text| (text, Source::States));
-    let answer = || answer_text(&task.artifacts, rules).map(|text| (text, Source::Answer));
+    let status = || status().map(|text| (text, MessageSource::States));
+    let answer = || answer_text(&task.artifacts, rules).map(|text| (text, MessageSource::Artifacts));
     let states = || {
         let counts = task.artifacts.is_empty() && !status_texts.is_empty();
-        counts.then(|| (status_texts.to_owned(), Source::States))
+        counts.then(|| (status_texts.to_owned(), MessageSource::States))
     };
     let first =
         if task.state == TaskState::Completed { answer().or_else(status) } else { status().or_else(answer) };
-    // What was said before the user's last message belongs to an earlier turn.
+    // Messages before the user's last one belong to an earlier turn.
     let since = task.history.iter().rposition(|message| message.from_user).map_or(0, |index| index + 1);
-    let said = task.history.get(since..).unwrap_or_default();
-    let (message, source) =
-        first.or_else(states).unwrap_or_else(|| (said.iter().map(text_of).collect(), Source::History));
+    let recent = task.history.get(since..).unwrap_or_default();
+    let (message, source) = first
+        .or_else(states)
+        .unwrap_or_else(|| (recent.iter().map(text_of).collect(), MessageSource::History));
 
     let mut collector = Collector::default();
     for (index, artifact) in task.artifacts.iter().enumerate() {
@@ -79,7 +80,7 @@ pub(crate) fn of_task(
         collector.take(&status.parts, None)?;
     }
     if task.artifacts.is_empty() && task.status_message.is_none() {
-        for message in said {
+        for message in recent {
             collector.take(&message.parts, None)?;
         }
     }
@@ -88,8 +89,7 @@ pub(crate) fn of_task(
     Ok((ReplyContent { message, files: collector.files, data: collector.data, artifacts }, source))
 }
 
-/// The content of a direct message.
-pub(crate) fn of_message(message: &Message) -> Result<ReplyContent, String> {
+pub(crate) fn message_content(message: &Message) -> Result<ReplyContent, String> {
     let mut collector = Collector::default();
     collector.take(&message.parts, None)?;
     Ok(ReplyContent {
@@ -104,169 +104,43 @@ fn text_of(message: &Message) -> String {
     text_of_parts(&message.parts)
 }
 
-/// The text of the answer artifacts, one line break between two; an artifact that repeats all
-/// that came before it counts once.
+/// The text of the answer artifacts, separated by line breaks. An artifact that repeats all the text before it counts
+/// once.
 fn answer_text(artifacts: &[Artifact], rules: &ArtifactRules) -> Option<String> {
     let mut all = AnswerText::default();
     for artifact in artifacts.iter().filter(|artifact| rules.is_answer(artifact)) {
         all.add(&text_of_parts(&artifact.parts));
     }
-    (!all.joined.is_empty()).then_some(all.joined)
+    all.into_text()
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct AnswerText {
-    joined: String,
-    // The same without line breaks between artifacts, which is how a closing artifact repeats
-    // what was streamed in several.
-    run_on: String,
-    // The place of the artifact that text was added for last, and how much of its text was added.
-    current: Option<(usize, usize)>,
-    // Artifacts that were not streamed yet, by place: they have no text, or repeat all the text before them.
-    withheld: HashMap<usize, Withheld>,
-}
-
-/// An artifact that was not streamed. Its text is the first `length` bytes of `joined`, of `run_on`, or of both.
-#[derive(Debug, Clone, Copy)]
-struct Withheld {
-    length: usize,
-    is_joined: bool,
-    is_run_on: bool,
-}
-
-impl AnswerText {
-    /// Adds an artifact's text; what is new in it, unless it repeats all that came before.
-    fn add(&mut self, text: &str) -> Option<String> {
-        if text.is_empty() || text == self.joined || text == self.run_on {
-            return None;
-        }
-        Some(self.begin(text))
-    }
-
-    /// Adds text on a line of its own.
-    fn begin(&mut self, text: &str) -> String {
-        let separator = if self.joined.is_empty() { "" } else { "\n" };
-        let added = format!("{separator}{text}");
-        self.joined.push_str(&added);
-        self.run_on.push_str(text);
-        added
-    }
-
-    /// Adds text to the artifact at `place`.
-    fn append(&mut self, place: usize, text: String) -> String {
-        match &mut self.current {
-            Some((current, length)) if *current == place => {
-                *length += text.len();
-                self.joined.push_str(&text);
-                self.run_on.push_str(&text);
-                text
-            }
-            _ => {
-                self.current = Some((place, text.len()));
-                self.begin(&text)
-            }
-        }
-    }
-
-    /// Whether a withheld artifact still repeats all the text before it after `more` was appended. Streamed text only
-    /// grows, so it is enough to compare the end.
-    fn still_withheld(&self, withheld: Withheld, more: &str) -> Option<Withheld> {
-        let length = withheld.length + more.len();
-        let is_all_of = |told: &str| told.len() == length && told.ends_with(more);
-        let is_joined = withheld.is_joined && is_all_of(&self.joined);
-        let is_run_on = withheld.is_run_on && is_all_of(&self.run_on);
-        (is_joined || is_run_on).then_some(Withheld { length, is_joined, is_run_on })
-    }
-
-    pub(crate) fn held(&self) -> usize {
-        self.joined.len() + self.run_on.len()
-    }
-
-    /// The part of `message` after the streamed text. Empty if `message` does not begin with the streamed text.
-    pub(crate) fn untold<'m>(&self, message: &'m str) -> &'m str {
-        message.strip_prefix(&*self.joined).unwrap_or_default()
-    }
-
-    /// Returns the text to stream after an update of the artifact at `place`. If `appended`, the update appended
-    /// `piece` to `artifact`; otherwise `piece` replaced it.
-    pub(crate) fn told(
-        &mut self,
-        place: usize,
-        artifact: &Artifact,
-        appended: bool,
-        piece: &Artifact,
-    ) -> Option<String> {
-        let mut text = text_of_parts(&piece.parts);
-        if appended {
-            if text.is_empty() {
-                return None;
-            }
-            let Some(withheld) = self.withheld.get(&place).copied() else {
-                return Some(self.append(place, text));
-            };
-            if let Some(longer) = self.still_withheld(withheld, &text) {
-                self.withheld.insert(place, longer);
-                return None;
-            }
-            text = text_of_parts(&artifact.parts);
-        }
-        let is_current = |current: &(usize, usize)| current.0 == place;
-        // Some agents send the whole text again with every token instead of appending.
-        if let Some((_, length)) = self.current.as_mut().filter(|current| is_current(current)) {
-            let before = self.run_on.get(self.run_on.len().saturating_sub(*length)..).unwrap_or_default();
-            if let Some(more) = text.strip_prefix(before) {
-                let more = more.to_owned();
-                *length = text.len();
-                self.joined.push_str(&more);
-                self.run_on.push_str(&more);
-                return (!more.is_empty()).then_some(more);
-            }
-        }
-        let added = self.add(&text);
-        if added.is_some() {
-            self.withheld.remove(&place);
-            self.current = Some((place, text.len()));
-        } else {
-            let withheld = Withheld {
-                length: text.len(),
-                is_joined: text.is_empty() || text == self.joined,
-                is_run_on: text.is_empty() || text == self.run_on,
-            };
-            self.withheld.insert(place, withheld);
-            self.current.take_if(|current| is_current(current));
-        }
-        added
-    }
-}
-
-fn text_of_parts(parts: &[Part]) -> String {
+pub(super) fn text_of_parts(parts: &[Part]) -> String {
     parts.iter().filter_map(Part::as_text).collect()
 }
 
-/// Files and data in order; what a message repeats, to the letter, counts once. Files of two artifacts
-/// are two, whatever is in them: a refined result may come out the same.
+/// Collects files and data in order. Exact repetitions in a message count once. Equal files of two artifacts count
+/// twice: a refined result may turn out the same.
 #[derive(Default)]
 struct Collector {
     files: Vec<ReplyFile>,
     data: Vec<Box<serde_json::value::RawValue>>,
-    seen: HashSet<String>,
-    // Hashes of the files, so that many of them are not compared one by one: in all places, and in the
-    // artifact at hand.
+    seen_data: HashSet<String>,
+    // Positions of the files by hash, so that many files are not compared one by one.
     file_hashes: RandomState,
-    files_anywhere: HashMap<u64, Vec<usize>>,
-    files_of_artifact: HashMap<(usize, u64), Vec<usize>>,
+    by_hash: HashMap<u64, Vec<usize>>,
+    by_artifact_and_hash: HashMap<(usize, u64), Vec<usize>>,
 }
 
 impl Collector {
-    /// `artifact` is the index of the artifact that the parts are of, `None` for those of a message.
+    /// `artifact` is the index of the artifact, or `None` for the parts of a message.
     fn take(&mut self, parts: &[Part], artifact: Option<usize>) -> Result<(), String> {
-        // Within one message or artifact two equal parts are two.
+        // Two equal parts of one message or artifact count twice.
         let mut fresh = Vec::new();
         for part in parts {
             match part {
                 Part::Text(_) => {}
                 Part::Data(data) => {
-                    if !self.seen.contains(data.get()) {
+                    if !self.seen_data.contains(data.get()) {
                         fresh.push(data.get().to_owned());
                         self.data.push(data.clone());
                     }
@@ -274,24 +148,24 @@ impl Collector {
                 Part::File(file) => self.take_file(reply_file(file)?, artifact),
             }
         }
-        self.seen.extend(fresh);
+        self.seen_data.extend(fresh);
         Ok(())
     }
 
     fn take_file(&mut self, file: ReplyFile, artifact: Option<usize>) {
         let hash = self.file_hashes.hash_one((&file.name, &file.mime_type, &file.url, &file.bytes));
-        let alike = match artifact {
-            Some(index) => self.files_of_artifact.get(&(index, hash)),
-            None => self.files_anywhere.get(&hash),
+        let candidates = match artifact {
+            Some(index) => self.by_artifact_and_hash.get(&(index, hash)),
+            None => self.by_hash.get(&hash),
         };
-        let is_repeated = alike.into_iter().flatten().any(|&at| self.files.get(at) == Some(&file));
+        let is_repeated = candidates.into_iter().flatten().any(|&at| self.files.get(at) == Some(&file));
         if is_repeated {
             return;
         }
         let at = self.files.len();
-        self.files_anywhere.entry(hash).or_default().push(at);
+        self.by_hash.entry(hash).or_default().push(at);
         if let Some(index) = artifact {
-            self.files_of_artifact.entry((index, hash)).or_default().push(at);
+            self.by_artifact_and_hash.entry((index, hash)).or_default().push(at);
         }
         self.files.push(file);
     }
@@ -310,7 +184,7 @@ fn reply_file(file: &File) -> Result<ReplyFile, String> {
         FileContent::Base64(text) => {
             let (bytes, size) = normalize_base64(text).ok_or_else(|| {
                 let name = file.name.as_deref().unwrap_or("without a name");
-                format!("its file `{}` is not base64", shorten(name, 80))
+                format!("the file `{}` is not base64", shorten(name, 80))
             })?;
             reply.size = Some(size);
             reply.bytes = Some(bytes);
@@ -319,7 +193,7 @@ fn reply_file(file: &File) -> Result<ReplyFile, String> {
     Ok(reply)
 }
 
-/// Whether `name` fits `pattern`, in which `*` stands for anything.
+/// Matches a pattern in which `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((head, tail)) = pattern.split_once('*') else {
         return pattern == name;
@@ -351,7 +225,7 @@ mod tests {
     }
 
     fn content(task: &str) -> ReplyContent {
-        of_task(&Task::decode(task).unwrap(), "", &rules()).unwrap().0
+        task_content(&Task::decode(task).unwrap(), "", &rules()).unwrap().0
     }
 
     fn artifact(name: &str, text: &str) -> String {
@@ -366,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_comes_before_the_closing_words_of_a_completed_task() {
+    fn the_answer_precedes_the_final_status_message_of_a_completed_task() {
         assert_eq!(content(&completed(&[artifact("a", "one"), artifact("b", "two")])).message, "one\ntwo");
         assert_eq!(content(&completed(&[])).message, "done");
     }
@@ -398,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_only_said_in_history_is_the_message_from_the_last_turn_on() {
+    fn without_other_text_the_message_is_the_history_of_the_last_turn() {
         let task = r#"{"id":"t","status":{"state":"completed"},"history":[
             {"role":"user","parts":[{"text":"a"}]},{"role":"agent","parts":[{"text":"which?"}]},
             {"role":"user","parts":[{"text":"b"}]},{"role":"user","parts":[{"text":"b"}]},
@@ -429,12 +303,12 @@ mod tests {
     #[test]
     fn a_file_that_is_not_base64_is_an_error() {
         let task = r#"{"id":"t","status":{"state":"completed"},"artifacts":[{"parts":[{"raw":"%%%"}]}]}"#;
-        assert!(of_task(&Task::decode(task).unwrap(), "", &rules()).is_err());
+        assert!(task_content(&Task::decode(task).unwrap(), "", &rules()).is_err());
     }
 
     #[test]
     fn patterns_match_with_any_number_of_stars() {
-        for (pattern, name, fits) in [
+        for (pattern, name, is_match) in [
             ("*", "", true),
             ("a*c", "abc", true),
             ("a*c", "abd", false),
@@ -442,7 +316,7 @@ mod tests {
             ("a", "b", false),
             ("a*a", "a", false),
         ] {
-            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+            assert_eq!(matches(pattern, name), is_match, "{pattern} {name}");
         }
     }
 }

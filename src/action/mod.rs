@@ -1,17 +1,17 @@
-//! What a skill does when asked: from a checked request to a reply, independent of who asks.
+//! From a valid request to a reply, independent of the front door.
 //!
-//! [`request`] reads what is wanted, [`actions::Actions`] does it, and [`crate::reply`] is what comes of it.
-//! On the way [`fold`] puts the task together, [`assemble`] makes the message, and [`progress`] reports.
+//! [`request`] parses the request and [`actions::Actions`] carries it out, which results in a [`crate::reply`].
+//! On the way, [`task_builder`] builds the task, [`assemble`] makes the content of the reply, and [`progress`] reports
+//! to the front door.
 
 pub(crate) mod actions;
-mod answer;
+pub(crate) mod answer;
+mod answer_text;
 pub(crate) mod assemble;
 pub(crate) mod params;
 pub(crate) mod progress;
 pub(crate) mod request;
-#[cfg(test)]
-mod retry_tests;
 mod run;
-pub(crate) mod task_builder;
+mod task_builder;
 #[cfg(test)]
-mod wire_tests;
+mod tests;

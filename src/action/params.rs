@@ -1,15 +1,15 @@
-//! A skill's parameters: what its description asks for, and the text that is made of the values.
+//! The parameters of a skill, and the prompt that their values make.
 //!
-//! `{identifier}` in a description is a parameter. Without any, `prompt` is the one parameter.
+//! `{identifier}` in a skill's description is a parameter. Without such placeholders, `prompt` is the only parameter.
 
 use serde_json::{Map, Value, json};
 
-/// Names that are never placeholders, because every action has them.
+/// Parameters of every action, which are never placeholders.
 const RESERVED: [&str; 4] = ["prompt", "files", "data", "meta"];
-/// Most placeholders of one skill; what comes after stays text.
+/// Further placeholders of a skill stay text.
 const MAX_PLACEHOLDERS: usize = 64;
 
-/// A description, split at its placeholders.
+/// A description, divided at its placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Template {
     pieces: Vec<Piece>,
@@ -28,27 +28,25 @@ impl Template {
         let mut rest = description;
         while let Some((before, after)) = rest.split_once('{') {
             text.push_str(before);
-            match after.split_once('}').filter(|(name, _)| is_placeholder(name)) {
-                Some((name, after)) if names.len() < MAX_PLACEHOLDERS || names.iter().any(|n| n == name) => {
-                    if !text.is_empty() {
-                        pieces.push(Piece::Text(std::mem::take(&mut text)));
-                    }
-                    if !names.iter().any(|other| other == name) {
-                        names.push(name.to_owned());
-                    }
-                    pieces.push(Piece::Placeholder(name.to_owned()));
-                    rest = after;
-                }
-                _ => {
-                    text.push('{');
-                    rest = after;
-                }
+            rest = after;
+            let Some((name, after)) = after.split_once('}').filter(|(name, _)| is_placeholder(name)) else {
+                text.push('{');
+                continue;
+            };
+            let is_new = !names.iter().any(|known| known == name);
+            if is_new && names.len() == MAX_PLACEHOLDERS {
+                text.push('{');
+                continue;
             }
+            if is_new {
+                names.push(name.to_owned());
+            }
+            pieces.push(Piece::Text(std::mem::take(&mut text)));
+            pieces.push(Piece::Placeholder(name.to_owned()));
+            rest = after;
         }
         text.push_str(rest);
-        if !text.is_empty() {
-            pieces.push(Piece::Text(text));
-        }
+        pieces.push(Piece::Text(text));
         Self { pieces, names }
     }
 
@@ -57,7 +55,7 @@ impl Template {
         &self.names
     }
 
-    /// The description with the values filled in; values are not looked into again.
+    /// The description with the values filled in. Placeholders in values stay as they are.
     pub(crate) fn fill<'a>(&self, value: impl Fn(&str) -> &'a str) -> String {
         self.pieces
             .iter()
@@ -130,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_identifier_stays_text() {
+    fn braces_without_an_identifier_stay_text() {
         for text in
             ["a {b c} d", "{}", "{1a}", "json {\"a\": 1}", "{prompt} {files} {data} {meta}", "open {", "{é}"]
         {
@@ -142,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_asks_for_the_placeholders_or_for_a_prompt() {
+    fn the_schema_requires_the_placeholders_or_a_prompt() {
         let schema = Template::parse("Forecast for {city}").schema();
         assert_eq!(schema["oneOf"][0]["required"], json!(["city"]));
         assert_eq!(Template::parse("Anything").schema()["required"], json!(["prompt"]));

@@ -1,81 +1,80 @@
-//! A task put together from what the agent tells: snapshots, updates, pieces of artifacts.
+//! Builds a task from the events of an agent: snapshots, status updates and pieces of artifacts.
 //!
-//! The fold is the same for a stream, for polling, and for a single answer. Each step says what
-//! is new in it, so that a caller can be told; at the end the fold is the task.
+//! The same builder serves streams, polling and single answers. Each event yields the frames that report
+//! its new content; at the end the builder holds the complete task.
 
-mod answered;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 
-use super::assemble::{AnswerText, ArtifactRules};
+use super::answer_text::AnswerText;
+use super::assemble::ArtifactRules;
 use super::progress::Frame;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
 
-/// A task in the making.
+/// The size of an artifact beside its parts, in bytes.
+const ARTIFACT: usize = 256;
+/// Up to this many artifacts, comparing is faster than a map.
+const MAX_UNINDEXED: usize = 16;
+
 #[derive(Debug)]
 pub(crate) struct TaskBuilder<'a> {
     rules: &'a ArtifactRules,
     task: Option<Task>,
-    direct: Option<Message>,
-    // Everything said in states before the last, in order.
+    direct_message: Option<Message>,
+    /// The texts of all states before the last, in order.
     status_texts: String,
-    answer: AnswerText,
-    told_task: bool,
-    past: Past,
-    index: Index,
-    // Whether anything was said, in states or results, since then.
+    streamed: AnswerText,
+    is_task_reported: bool,
+    before_answer: BeforeAnswer,
+    index: ArtifactIndex,
+    /// Whether the agent has sent any text or artifact, since the answer if there was one.
     has_content: bool,
     is_last: bool,
-    // A failure in our conversation under another task's id, while nothing came after it.
+    /// A failure in the same conversation under another task id, as long as it is the last event.
     stray_failure: Option<StatusUpdate>,
-    // What is held, and how much of that is history, which every snapshot brings anew.
     size: usize,
+    /// The part of `size` that every snapshot replaces.
     history_size: usize,
     max_size: usize,
-    tells: bool,
+    makes_frames: bool,
 }
 
-/// How much of what is known of a task is from before the answer that it was sent.
+/// Whether the builder holds content from before the answer that the run has sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Past {
+enum BeforeAnswer {
     #[default]
-    None,
-    /// Its state is old: the agent repeats the task before it continues.
-    Old,
-    /// The bridge read the task before it sent the answer. The first event shows whether the agent continues this task.
-    LookedUp,
+    Nothing,
+    /// The state is stale: the agent repeats the task before it continues.
+    StaleState,
+    /// The run read the task before it sent the answer. The first event shows whether the agent continues this task.
+    WholeTask,
 }
-
-/// What an artifact costs beside its parts.
-const ARTIFACT: usize = 256;
-/// Up to this many artifacts it is faster to compare than to look up.
-const FEW: usize = 16;
 
 /// Finds an artifact among many.
 #[derive(Debug, Default)]
-struct Index {
-    // Id, or name where there is no id. Empty while there are few.
-    places: HashMap<(Option<String>, Option<String>), usize>,
+struct ArtifactIndex {
+    /// By id, or by name where there is no id. Empty up to [`MAX_UNINDEXED`] artifacts.
+    positions: HashMap<(Option<String>, Option<String>), usize>,
 }
 
-impl Index {
+impl ArtifactIndex {
     fn position(&self, artifacts: &[Artifact], wanted: &Artifact) -> Option<usize> {
-        match self.places.is_empty() {
+        match self.positions.is_empty() {
             true => artifacts.iter().position(|known| is_same(known, wanted)),
-            false => self.places.get(&Self::key(wanted)).copied(),
+            false => self.positions.get(&Self::key(wanted)).copied(),
         }
     }
 
-    /// The last of these artifacts is new.
-    fn added(&mut self, artifacts: &[Artifact]) {
-        if artifacts.len() <= FEW {
+    /// Adds the last of these artifacts.
+    fn add_last(&mut self, artifacts: &[Artifact]) {
+        if artifacts.len() <= MAX_UNINDEXED {
             return;
         }
-        let unknown = if self.places.is_empty() { 0 } else { artifacts.len() - 1 };
-        for (place, artifact) in artifacts.iter().enumerate().skip(unknown) {
-            self.places.entry(Self::key(artifact)).or_insert(place);
+        let indexed = if self.positions.is_empty() { 0 } else { artifacts.len() - 1 };
+        for (position, artifact) in artifacts.iter().enumerate().skip(indexed) {
+            self.positions.entry(Self::key(artifact)).or_insert(position);
         }
     }
 
@@ -85,88 +84,117 @@ impl Index {
     }
 }
 
-/// The agent told more than the bridge holds for one task.
+/// The task exceeds the maximum size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TooMuch;
+pub(crate) struct TooLarge;
 
 impl<'a> TaskBuilder<'a> {
-    /// Begins with nothing. All that is held may have `max_size` bytes. Without anybody to tell, no
-    /// frames are made.
-    pub(crate) fn new(rules: &'a ArtifactRules, max_size: usize, tells: bool) -> Self {
+    /// The task may have `max_size` bytes.
+    pub(crate) fn new(rules: &'a ArtifactRules, max_size: usize, makes_frames: bool) -> Self {
         Self {
             rules,
             task: None,
-            direct: None,
+            direct_message: None,
             status_texts: String::new(),
-            answer: AnswerText::default(),
-            told_task: false,
-            past: Past::None,
-            index: Index::default(),
+            streamed: AnswerText::default(),
+            is_task_reported: false,
+            before_answer: BeforeAnswer::Nothing,
+            index: ArtifactIndex::default(),
             has_content: false,
             is_last: false,
             stray_failure: None,
             size: 0,
             history_size: 0,
             max_size,
-            tells,
+            makes_frames,
         }
     }
 
-    /// The task, as far as it is known.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new(self.rules, self.max_size, self.makes_frames);
+    }
+
     pub(crate) fn task(&self) -> Option<&Task> {
         self.task.as_ref()
     }
 
-    /// The direct message, when that was the answer.
-    pub(crate) fn direct(&self) -> Option<&Message> {
-        self.direct.as_ref()
+    /// The task, once the agent has given its id.
+    pub(crate) fn named_task(&self) -> Option<&Task> {
+        self.task().filter(|task| !task.id.is_empty())
     }
 
-    /// Everything that was said in states before the last, in order.
+    /// The message of an agent that answered without a task.
+    pub(crate) fn direct_message(&self) -> Option<&Message> {
+        self.direct_message.as_ref()
+    }
+
+    /// The texts of all states before the last, in order.
     pub(crate) fn status_texts(&self) -> &str {
         &self.status_texts
     }
 
-    /// Whether nothing will change without the caller.
+    /// Whether the task has ended or waits for the caller.
     pub(crate) fn is_settled(&self) -> bool {
-        let settled = |task: &Task| task.state.is_settled();
-        self.direct.is_some() || (self.past == Past::None && self.task.as_ref().is_some_and(settled))
+        let is_settled = |task: &Task| task.state.is_settled();
+        self.direct_message.is_some()
+            || (self.before_answer == BeforeAnswer::Nothing && self.task.as_ref().is_some_and(is_settled))
     }
 
-    /// Whether the agent has said that nothing follows.
-    pub(crate) fn is_last(&self) -> bool {
-        self.direct.is_some() || (self.is_last && self.is_settled())
+    /// Whether the agent has declared the last event.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.direct_message.is_some() || (self.is_last && self.is_settled())
     }
 
-    /// Whether the task has ended without saying anything, as some streams do.
-    pub(crate) fn is_bare(&self) -> bool {
+    /// Whether the task has no content, as at the end of some streams.
+    pub(crate) fn is_empty(&self) -> bool {
         self.task.is_some() && !self.has_content
     }
 
-    /// The end of `message`, the text of all results, that was not passed on as they came.
-    pub(crate) fn untold<'m>(&self, message: &'m str) -> &'m str {
-        if self.tells { self.answer.untold(message) } else { "" }
+    /// The end of `message`, the text of all answer artifacts, that was not streamed.
+    pub(crate) fn not_streamed<'m>(&self, message: &'m str) -> &'m str {
+        if self.makes_frames { self.streamed.rest_of(message) } else { "" }
     }
 
-    /// Takes what the agent told next.
-    pub(crate) fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooMuch> {
+    /// Starts with a task as it was before its answer. Its content was reported before.
+    pub(crate) fn start_from(&mut self, task: Task) {
+        if self.apply(Event::Task(task)).is_err() {
+            return self.reset();
+        }
+        self.before_answer = BeforeAnswer::WholeTask;
+        (self.is_task_reported, self.has_content) = (false, false);
+    }
+
+    /// Applies the first event after an answer. A snapshot that still waits is stale: it does not settle the task,
+    /// and its content was reported before.
+    pub(crate) fn apply_first_after_answer(&mut self, event: Event) -> Result<Vec<Frame>, TooLarge> {
+        let is_stale = matches!(&event, Event::Task(task) if task.state.is_waiting())
+            && !(self.before_answer == BeforeAnswer::WholeTask && self.is_of_another_task(&event));
+        let mut frames = self.apply(event)?;
+        if is_stale {
+            self.before_answer = BeforeAnswer::StaleState;
+            frames.retain(|frame| matches!(frame, Frame::Task { .. }));
+        }
+        Ok(frames)
+    }
+
+    pub(crate) fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooLarge> {
         let mut frames = Vec::with_capacity(2);
         self.stray_failure = None;
-        if self.past == Past::LookedUp {
-            self.past = Past::Old;
-            // Some agents take an answer for the beginning of a new task.
+        if self.before_answer == BeforeAnswer::WholeTask {
+            self.before_answer = BeforeAnswer::StaleState;
+            // Some agents begin a new task with an answer.
             if self.is_of_another_task(&event) {
-                self.forget();
+                self.reset();
             }
         }
         if self.is_of_another_task(&event) {
-            self.another_task(event, &mut frames)?;
+            self.apply_of_another_task(event, &mut frames)?;
             return Ok(frames);
         }
-        if std::mem::take(&mut self.past) == Past::Old
+        if std::mem::take(&mut self.before_answer) == BeforeAnswer::StaleState
             && let Some(task) = &mut self.task
         {
-            // It goes on, whether it says so or not.
+            // The task continues, whether the agent says so or not.
             (task.state, task.status_message) = (TaskState::Working, None);
         }
         match event {
@@ -176,55 +204,53 @@ impl<'a> TaskBuilder<'a> {
                 if !text.is_empty() {
                     frames.push(Frame::Response(text));
                 }
-                self.direct = Some(message);
+                self.direct_message = Some(message);
             }
-            Event::Task(task) => self.snapshot(task, &mut frames)?,
-            Event::Status(update) => self.status(update, &mut frames)?,
-            Event::Artifact(update) => self.artifact(update, &mut frames)?,
+            Event::Task(task) => self.apply_snapshot(task, &mut frames)?,
+            Event::Status(update) => self.apply_status(update, &mut frames)?,
+            Event::Artifact(update) => self.apply_artifact(update, &mut frames)?,
         }
         Ok(frames)
     }
 
-    /// Whether a state is that of another task than ours. An orchestrator may pass on what its helpers
-    /// say. Results count as ours whoever made them: they came in answer to our message.
+    /// Whether a state belongs to another task: an orchestrator may pass on the events of its helpers. Artifacts
+    /// always count as content of this task, because the agent sent them in answer to its message.
     fn is_of_another_task(&self, event: &Event) -> bool {
-        let named = match event {
+        let id = match event {
             Event::Task(task) => Some(&task.id),
             Event::Status(update) => update.task_id.as_ref(),
             Event::Message(_) | Event::Artifact(_) => None,
         };
-        let ours = self.task.as_ref().map(|task| &task.id).filter(|id| !id.is_empty());
-        named.zip(ours).is_some_and(|(named, ours)| named != ours)
+        id.zip(self.named_task()).is_some_and(|(id, task)| *id != task.id)
     }
 
-    /// Tells what another task says on its way. Its end is not told: a caller would take it for ours.
-    fn another_task(&mut self, event: Event, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
+    /// Reports the progress of another task, but not its end, which a caller would take for the end of this task.
+    fn apply_of_another_task(&mut self, event: Event, frames: &mut Vec<Frame>) -> Result<(), TooLarge> {
         match event {
             Event::Status(update) if !update.state.is_settled() => {
                 frames.push(state_frame(&update.state, update.message.as_ref()));
-                self.collect(update.message.as_ref())?;
+                self.collect_text(update.message.as_ref())?;
             }
             Event::Status(update) if update.state == TaskState::Failed && !self.is_settled() => {
-                let ours = self.task.as_ref().and_then(|task| task.context_id.as_ref());
-                let is_near = ours.is_some() && update.context_id.as_ref() == ours;
-                self.stray_failure = Some(update).filter(|_| is_near);
+                let context_id = self.task.as_ref().and_then(|task| task.context_id.as_ref());
+                let is_same_context = context_id.is_some() && update.context_id.as_ref() == context_id;
+                self.stray_failure = Some(update).filter(|_| is_same_context);
             }
             _ => {}
         }
         Ok(())
     }
 
-    /// Takes the end of a stream. A failure in our conversation that was its last word is ours: when
-    /// an agent crashes, a2a-js tells so under a new task id, and says for ever that ours is working.
-    pub(crate) fn end_of_stream(&mut self) -> Result<Vec<Frame>, TooMuch> {
+    /// Applies the end of a stream. A failure in the same conversation as the last event is the failure of this task:
+    /// when an agent crashes, a2a-js reports it under a new task id, and reports this task as working for ever.
+    pub(crate) fn end_stream(&mut self) -> Result<Vec<Frame>, TooLarge> {
         match self.stray_failure.take() {
             Some(update) => self.apply(Event::Status(StatusUpdate { task_id: None, ..update })),
             None => Ok(Vec::new()),
         }
     }
 
-    /// Keeps what is said in a state.
-    fn collect(&mut self, message: Option<&Message>) -> Result<(), TooMuch> {
+    fn collect_text(&mut self, message: Option<&Message>) -> Result<(), TooLarge> {
         let Some(message) = message else { return Ok(()) };
         self.has_content = true;
         let before = self.status_texts.len();
@@ -232,32 +258,32 @@ impl<'a> TaskBuilder<'a> {
         self.resize(before, self.status_texts.len())
     }
 
-    fn snapshot(&mut self, mut snapshot: Task, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
-        self.name(&snapshot.id, snapshot.context_id.as_deref(), frames);
-        let news = self.task.as_ref().is_none_or(|task| {
+    fn apply_snapshot(&mut self, mut snapshot: Task, frames: &mut Vec<Frame>) -> Result<(), TooLarge> {
+        self.report_task(&snapshot.id, snapshot.context_id.as_deref(), frames);
+        let is_new_state = self.task.as_ref().is_none_or(|task| {
             task.state != snapshot.state
                 || message_id(&task.status_message) != message_id(&snapshot.status_message)
         });
         let artifacts = &task_mut(&mut self.task, &snapshot.id).artifacts;
-        let mut news_of = Vec::new();
+        let mut changed = Vec::new();
         for (position, artifact) in std::mem::take(&mut snapshot.artifacts).into_iter().enumerate() {
-            // Without ids, artifacts of a snapshot are told apart by their place.
+            // Without ids, the position distinguishes the artifacts of a snapshot.
             let index = match &artifact.id {
                 Some(_) => self.index.position(artifacts, &artifact),
                 None => artifacts.get(position).filter(|known| is_same(known, &artifact)).map(|_| position),
             };
             let known = index.and_then(|index| artifacts.get(index));
             if known.is_none_or(|known| !same_parts(&known.parts, &artifact.parts)) {
-                news_of.push((index, artifact));
+                changed.push((index, artifact));
             }
         }
-        for (index, artifact) in news_of {
+        for (index, artifact) in changed {
             let update =
                 ArtifactUpdate { task_id: None, context_id: None, artifact, append: false, last_chunk: true };
-            self.put(index, update, frames)?;
+            self.put_artifact(index, update, frames)?;
         }
-        // The results first: a final state is the last word on them.
-        if news {
+        // The artifacts first: a caller expects none after a final state.
+        if is_new_state {
             frames.push(state_frame(&snapshot.state, snapshot.status_message.as_ref()));
         }
         if !snapshot.history.is_empty() {
@@ -276,12 +302,12 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    fn status(&mut self, update: StatusUpdate, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
+    fn apply_status(&mut self, update: StatusUpdate, frames: &mut Vec<Frame>) -> Result<(), TooLarge> {
         let id = self.id_for(update.task_id.as_deref());
-        self.name(&id, update.context_id.as_deref(), frames);
+        self.report_task(&id, update.context_id.as_deref(), frames);
         frames.push(state_frame(&update.state, update.message.as_ref()));
         if !update.state.is_settled() {
-            self.collect(update.message.as_ref())?;
+            self.collect_text(update.message.as_ref())?;
         }
         self.has_content |= update.message.is_some();
         self.is_last = update.is_last;
@@ -292,29 +318,29 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    fn artifact(&mut self, update: ArtifactUpdate, frames: &mut Vec<Frame>) -> Result<(), TooMuch> {
+    fn apply_artifact(&mut self, update: ArtifactUpdate, frames: &mut Vec<Frame>) -> Result<(), TooLarge> {
         let id = self.id_for(update.task_id.as_deref());
-        self.name(&id, update.context_id.as_deref(), frames);
+        self.report_task(&id, update.context_id.as_deref(), frames);
         let task = task_mut(&mut self.task, &id);
         if task.context_id.is_none() {
             task.context_id.clone_from(&update.context_id);
         }
         let index = self.index.position(&task.artifacts, &update.artifact);
-        self.put(index, update, frames)
+        self.put_artifact(index, update, frames)
     }
 
-    /// Adds a piece to the artifact at `index`, or a new artifact.
-    fn put(
+    /// Updates the artifact at `index`, or adds a new one.
+    fn put_artifact(
         &mut self,
         index: Option<usize>,
         update: ArtifactUpdate,
         frames: &mut Vec<Frame>,
-    ) -> Result<(), TooMuch> {
+    ) -> Result<(), TooLarge> {
         let Some(task) = &mut self.task else { return Ok(()) };
         self.has_content = true;
         let piece = &update.artifact;
-        let place = index.unwrap_or(task.artifacts.len());
-        let appended = update.append && index.is_some();
+        let position = index.unwrap_or(task.artifacts.len());
+        let is_append = update.append && index.is_some();
         let mut replaced = 0;
         let added;
         let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
@@ -330,55 +356,52 @@ impl<'a> TaskBuilder<'a> {
                 known
             }
             None => {
-                let mut fresh = Artifact {
+                let mut new = Artifact {
                     id: piece.id.clone(),
                     name: piece.name.clone(),
                     parts: Vec::new(),
                     extras: None,
                 };
-                added = ARTIFACT
-                    + length(&piece.id)
-                    + length(&piece.name)
-                    + extend(&mut fresh.parts, &piece.parts);
-                task.artifacts.push(fresh);
-                self.index.added(&task.artifacts);
-                let Some(fresh) = task.artifacts.last_mut() else {
-                    return Ok(());
-                };
-                fresh
+                added =
+                    ARTIFACT + length(&piece.id) + length(&piece.name) + extend(&mut new.parts, &piece.parts);
+                task.artifacts.push(new);
+                self.index.add_last(&task.artifacts);
+                let Some(new) = task.artifacts.last_mut() else { return Ok(()) };
+                new
             }
         };
-        if self.tells {
+        if self.makes_frames {
             let is_answer = self.rules.is_answer(known);
-            let delta =
-                if is_answer { self.answer.told(place, known, appended, &update.artifact) } else { None };
+            let text = is_answer
+                .then(|| self.streamed.update(position, known, is_append, &update.artifact))
+                .flatten();
             frames.push(Frame::Artifact { update, is_answer });
-            frames.extend(delta.map(Frame::Response));
+            frames.extend(text.map(Frame::Response));
         }
-        // What was told cannot be taken back, so an artifact that is replaced again and again adds up.
-        if self.answer.held() > self.max_size.saturating_mul(4) {
-            return Err(TooMuch);
+        // Streamed text cannot be taken back, so an artifact that is replaced repeatedly adds up.
+        if self.streamed.size() > self.max_size.saturating_mul(4) {
+            return Err(TooLarge);
         }
         self.resize(replaced, added)
     }
 
-    /// Tells the task's id once.
-    fn name(&mut self, id: &str, context_id: Option<&str>, frames: &mut Vec<Frame>) {
-        if !self.told_task && !id.is_empty() {
-            self.told_task = true;
+    /// Reports the task's id once.
+    fn report_task(&mut self, id: &str, context_id: Option<&str>, frames: &mut Vec<Frame>) {
+        if !self.is_task_reported && !id.is_empty() {
+            self.is_task_reported = true;
             frames.push(Frame::Task { id: id.to_owned(), context_id: context_id.map(str::to_owned) });
         }
     }
 
-    fn id_for(&self, told: Option<&str>) -> String {
-        let known = self.task.as_ref().map(|task| task.id.as_str()).filter(|id| !id.is_empty());
-        // Once a task is known, results belong to it, whatever they call the task.
-        known.or(told).unwrap_or_default().to_owned()
+    fn id_for(&self, reported: Option<&str>) -> String {
+        // Once the task is known, artifacts belong to it, whatever task id they have.
+        let known = self.named_task().map(|task| task.id.as_str());
+        known.or(reported).unwrap_or_default().to_owned()
     }
 
-    fn resize(&mut self, removed: usize, added: usize) -> Result<(), TooMuch> {
+    fn resize(&mut self, removed: usize, added: usize) -> Result<(), TooLarge> {
         self.size = (self.size + added).saturating_sub(removed);
-        if self.size > self.max_size { Err(TooMuch) } else { Ok(()) }
+        if self.size > self.max_size { Err(TooLarge) } else { Ok(()) }
     }
 }
 
@@ -391,7 +414,7 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
         artifacts: Vec::new(),
         history: Vec::new(),
     });
-    // Some agents begin with news that does not say of which task.
+    // Some agents begin with events that have no task id.
     if task.id.is_empty() {
         id.clone_into(&mut task.id);
     }
@@ -407,7 +430,7 @@ fn message_id(message: &Option<Message>) -> Option<&str> {
     message.as_ref().and_then(|message| message.id.as_deref())
 }
 
-/// Artifacts are told apart by id; where an agent gives none, by name.
+/// The id distinguishes artifacts, or the name if the agent gives no id.
 fn is_same(one: &Artifact, other: &Artifact) -> bool {
     match (&one.id, &other.id) {
         (Some(one), Some(other)) => one == other,
@@ -416,7 +439,7 @@ fn is_same(one: &Artifact, other: &Artifact) -> bool {
     }
 }
 
-/// Adds parts, and returns how many bytes they add. Text that continues text joins it, so that a million tokens
+/// Appends parts, and returns how many bytes they add. Text is appended to a text part, so that a million tokens
 /// are one part.
 fn extend(parts: &mut Vec<Part>, more: &[Part]) -> usize {
     let mut added = 0;
@@ -443,7 +466,7 @@ fn size(parts: &[Part]) -> usize {
     parts.iter().map(Part::allocated).sum()
 }
 
-/// Whether a snapshot brings nothing new about an artifact. Text may be cut into parts differently.
+/// Compares the parts of an artifact. Text may be divided into parts differently.
 fn same_parts(one: &[Part], other: &[Part]) -> bool {
     let text = |parts: &[Part]| parts.iter().filter_map(Part::as_text).collect::<String>();
     let others =

@@ -1,24 +1,23 @@
-//! The one way in to an agent, whichever front door a request came through.
+//! The single entry to an agent, for the requests of every front door.
 //!
 //! ```text
 //! NATS actions ───┐                    ┌─ idempotency ─ permit ─ in-flight ─ panic guard ─┐
 //! agent protocol ─┼─Request─> Dispatcher                                               Actions ──> agent
-//! (next door) ────┘   <─Reply─         └─ redaction ─ metrics ─ spans ────────────────────┘
+//! (front door) ───┘   <─Reply─         └─ redaction ─ metrics ─ spans ────────────────────┘
 //! ```
 //!
-//! A front door translates and does nothing else: bytes become a [`Request`], [`Progress`] becomes frames,
-//! and a [`Reply`] becomes bytes. A rule that two front doors need belongs here. To add a front door, write an
-//! adapter such as `bus::actions`, the smallest one, that
+//! A front door only translates: it turns bytes into a [`Request`], [`Progress`] into frames, and a [`Reply`] into
+//! bytes. A rule that two front doors need belongs here. To add a front door, write an adapter, like `bus::actions`
+//! (the smallest one), that
 //!
-//! 1. runs each request in [`Dispatcher::spawn`], so that it has a span and a stop waits for it;
-//! 2. makes a [`Request`] and hands it to [`Dispatcher::call`], with a [`Progress`] that tells the caller what happens;
-//!    what it cannot read it gives to [`Dispatcher::refuse`], and what needs no agent, such as the card, is read in
+//! 1. runs each request in [`Dispatcher::spawn`], which gives it a span and makes a shutdown wait for it;
+//! 2. passes a [`Request`] to [`Dispatcher::call`], with a [`Progress`] that reports to the caller; passes requests
+//!    that it cannot read to [`Dispatcher::refuse`], and reads data that needs no agent, such as the card, in
 //!    [`Dispatcher::look_up`];
-//! 3. is started for each agent by `Bridge::open_front_doors` in `bridge.rs`, before anything there that would have to be taken
-//!    back, and kept in the `ServedAgent` that this returns (`bridge/served_agent.rs`), whose `withdraw` takes it away again.
+//! 3. is started for each agent in `bridge.rs`, and stopped by the `Served` in `bridge/served.rs`.
 //!
-//! A front door whose requests have several steps, such as the agent protocol, also has [`Dispatcher::permit`] and
-//! [`Dispatcher::guarded`] for what happens between two calls.
+//! A front door whose requests have several steps, such as the agent protocol, also uses [`Dispatcher::permit`] and
+//! [`Dispatcher::guarded`] between two calls.
 
 mod permits;
 pub(crate) mod request;
@@ -35,19 +34,20 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use crate::action::actions::Actions;
+use crate::action::answer;
 use crate::action::progress::{Frame, Listener, Progress};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
 use crate::agent::Agent;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus};
 use crate::reply::{self, Reply};
-use crate::state::idempotency::{Repeat, Running, Turn};
+use crate::state::idempotency::{FirstRequest, RepeatedRequest, Reservation};
 use crate::telemetry::spans::{self, Arrival, CallSpan};
 use crate::telemetry::trace_context::TraceContext;
 use permits::{Permit, Permits};
 use request::{Admission, IdempotencyKey, Operation, Request};
 
-/// Takes the requests of one agent.
+/// Runs the requests to one agent.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     agent: Agent,
@@ -57,7 +57,7 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// `calls` tracks the requests that are being worked on.
+    /// `calls` tracks the requests in flight.
     pub(crate) fn new(agent: Agent, actions: Actions, calls: TaskTracker) -> Self {
         let permits = Permits::new(&agent.name, agent.config.max_in_flight);
         Self { agent, actions, permits, calls }
@@ -67,16 +67,15 @@ impl Dispatcher {
         &self.agent
     }
 
-    /// Runs a front door's work for one request: tracked, so that a stop waits for it, and under the
-    /// request's spans.
+    /// Runs a front door's work for one request in the request's spans. A shutdown waits for it.
     pub(crate) fn spawn(
         &self,
         arrival: Arrival<'_>,
         trace: &TraceContext,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
-        // A span costs as much as the rest of the bookkeeping together, so there is one only with logs at
-        // `debug`; warnings name the agent themselves.
+        // A span costs as much as the rest of the bookkeeping together, so it exists only at log level `debug`;
+        // warnings name the agent themselves.
         let span = tracing::debug_span!("call", agent = %self.agent.name, skill = arrival.action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
         if let Some(id) = trace.id() {
             span.record("trace_id", id);
@@ -87,16 +86,16 @@ impl Dispatcher {
 
     /// Runs a request to its reply.
     ///
-    /// In mode `submit` the reply is due when [`Progress::accepted`] is called; what this returns then is the
-    /// end of the task, which is published.
+    /// In mode `submit` the reply is due when [`Progress::accepted`] is called. The return value is then the
+    /// end of the task, which is already published.
     pub(crate) async fn call(&self, mut request: Request, progress: &mut impl Progress) -> Reply {
         let began = Instant::now();
         spans::hand_on(&mut request.options.trace);
-        let mut running = None;
+        let mut first = None;
         if let Some(key) = request.idempotency_key.take().filter(|_| request.operation.runs_the_agent()) {
-            match Box::pin(self.claim(&key, &request)).await {
-                Ok(Turn::First(first)) => running = Some(first),
-                Ok(Turn::Repeat(repeat)) => {
+            match Box::pin(self.reserve(&key, &request)).await {
+                Ok(Reservation::First(request)) => first = Some(request),
+                Ok(Reservation::Repeat(repeat)) => {
                     return Box::pin(self.repeat(repeat, &request.options, began)).await;
                 }
                 Err(error) => return Box::pin(self.refuse(error, progress)).await,
@@ -110,18 +109,13 @@ impl Dispatcher {
             Ok(permit) => permit,
             Err(error) => {
                 let reply = Box::pin(self.refuse(error, progress)).await;
-                finish(running, &reply).await;
+                finish(first, &reply).await;
                 return reply;
             }
         };
         progress.started().await;
-        let mut tracked = Tracked {
-            dispatcher: self,
-            progress,
-            began,
-            pending: Some(Pending { running, permit }),
-            accepted: None,
-        };
+        let pending = Some(PendingReply { first, permit });
+        let mut tracked = TrackedCall { dispatcher: self, progress, began, pending, accepted: None };
         let in_flight = request.operation.runs_the_agent().then(|| self.agent.begin_call());
         let reply = self.guarded(self.perform(request.operation, &request.options, &mut tracked)).await;
         drop(in_flight);
@@ -129,7 +123,6 @@ impl Dispatcher {
         reply
     }
 
-    /// Refuses a request before it is run.
     pub(crate) async fn refuse(&self, error: ActionError, progress: &mut impl Progress) -> Reply {
         progress.started().await;
         self.count_refusal(&error);
@@ -138,18 +131,18 @@ impl Dispatcher {
 
     /// Counts a request that a front door refuses in a form of its own.
     pub(crate) fn count_refusal(&self, error: &ActionError) {
-        self.note(&Err(error.clone()), Instant::now());
+        self.count(&Err(error.clone()), Instant::now());
     }
 
-    /// Waits for a permit, for the next step of a request that was let in before.
+    /// Waits for a permit, for the next step of a request that was admitted before.
     pub(crate) async fn permit(&self) -> Result<Permit, ActionError> {
         self.permits.wait().await
     }
 
-    /// Reads something that needs neither the agent nor a task, such as the card.
+    /// Reads data that needs neither the agent nor a task, such as the card.
     pub(crate) fn look_up<T>(&self, read: impl FnOnce() -> Result<T, ActionError>) -> Result<T, ActionError> {
         let began = Instant::now();
-        let found = self.permits.aside().and_then(|_permit| read());
+        let found = self.permits.lookup().and_then(|_permit| read());
         match &found {
             Ok(_) => self.agent.calls.ended("ok", began.elapsed()),
             Err(error) => self.count_refusal(error),
@@ -157,14 +150,14 @@ impl Dispatcher {
         found
     }
 
-    /// Waits until a task that waits for authentication goes on by itself.
+    /// Waits until a task in state `auth-required` leaves that state.
     pub(crate) async fn wait_for_authentication(&self, task_id: &str, options: &CallOptions) -> Reply {
         let limit = self.agent.config.input_required_ttl.max(self.agent.config.task_timeout);
-        let has_moved = |outcome: &Outcome| outcome.status != ReplyStatus::AuthRequired;
-        self.guarded(self.actions.watch_task(task_id, options, limit, has_moved)).await
+        let is_past_auth = |outcome: &Outcome| outcome.status != ReplyStatus::AuthRequired;
+        self.guarded(self.actions.watch_task(task_id, options, limit, is_past_auth)).await
     }
 
-    /// Waits until a task that goes on has settled. The agent works on it meanwhile.
+    /// Waits until a task that the agent still works on has settled.
     pub(crate) async fn wait_until_settled(&self, task_id: &str, options: &CallOptions) -> Reply {
         let _in_flight = self.agent.begin_call();
         let is_settled = |outcome: &Outcome| outcome.status != ReplyStatus::Working;
@@ -172,27 +165,27 @@ impl Dispatcher {
         self.guarded(self.actions.watch_task(task_id, options, limit, is_settled)).await
     }
 
-    /// Cancels a task that no caller waits for any more, as well as it can.
+    /// Cancels a task that no caller waits for, best effort.
     pub(crate) async fn abandon_task(&self, task_id: &str, options: &CallOptions) {
         if let Err(error) = self.actions.cancel_task(task_id, options).await {
             let code = error.info.code.name();
-            tracing::debug!(agent = %self.agent.name, code, "an abandoned task could not be cancelled");
+            tracing::debug!(agent = %self.agent.name, code, "cannot cancel an abandoned task");
         }
     }
 
-    async fn claim(&self, key: &IdempotencyKey, request: &Request) -> Result<Turn, ActionError> {
+    async fn reserve(&self, key: &IdempotencyKey, request: &Request) -> Result<Reservation, ActionError> {
         let keys = &self.actions.state().idempotency;
-        let limit = self.actions.limit(&request.options);
-        keys.begin(&self.agent.name, request.operation.name(), &key.key, &key.body, limit).await
+        let limit = self.actions.timeout(&request.options);
+        keys.reserve(&self.agent.name, request.operation.name(), &key.key, &key.body, limit).await
     }
 
-    /// The reply of the first request with the same idempotency key.
-    async fn repeat(&self, repeat: Repeat, options: &CallOptions, began: Instant) -> Reply {
+    /// Waits for the reply of the first request with the same idempotency key.
+    async fn repeat(&self, repeat: RepeatedRequest, options: &CallOptions, began: Instant) -> Reply {
         let reply = match self.permits.repeat() {
             Ok(_permit) => {
-                let waited = tokio::time::timeout(self.actions.limit(options), repeat.reply()).await;
+                let waited = tokio::time::timeout(self.actions.timeout(options), repeat.reply()).await;
                 waited.unwrap_or_else(|_| {
-                    let message = "the first request with this key did not end within the limit";
+                    let message = "the first request with this key did not end within the timeout";
                     let mut error = ActionError::new(Code::Timeout, message);
                     error.info.cancelled = Some(None);
                     Err(error)
@@ -200,17 +193,17 @@ impl Dispatcher {
             }
             Err(error) => Err(error),
         };
-        self.note(&reply, began);
+        self.count(&reply, began);
         reply
     }
 
-    /// Runs a part of a front door's work: a panic becomes an error, so that it does not cost the caller the
-    /// reply, and errors are redacted, because some agents repeat what they were sent, credentials included.
+    /// Turns a panic into an error, so that the caller gets a reply, and redacts errors, because some agents echo
+    /// the request, including credentials.
     pub(crate) fn guarded<T>(
         &self,
         work: impl Future<Output = Result<T, ActionError>>,
     ) -> impl Future<Output = Result<T, ActionError>> {
-        // Not an `async fn`, which would hold the work twice: as its argument and while it runs.
+        // Not an `async fn`, whose future would hold the work twice: as its argument and while it runs.
         AssertUnwindSafe(work).catch_unwind().map(|done| {
             let done = done.unwrap_or_else(|_| {
                 tracing::error!(agent = %self.agent.name, "a request panicked; please report this bug");
@@ -228,31 +221,31 @@ impl Dispatcher {
     ) -> Reply {
         match operation {
             Operation::Invoke { skill, input, .. } => {
-                let invocation = input.read(|body| Invocation::parse(body, &skill.template))?;
+                let invocation = input.parse(|body| Invocation::parse(body, &skill.template))?;
                 self.actions.invoke(&skill, invocation, options, progress).await
             }
             Operation::Answer(input) => {
-                let answer = input.read(FollowUpAnswer::parse)?;
-                Box::pin(self.actions.answer(answer, options, progress)).await
+                let input = input.parse(FollowUpAnswer::parse)?;
+                Box::pin(answer::answer(&self.actions, input, options, progress)).await
             }
             Operation::CancelTask(input) => {
-                let task_id = input.read(task_id)?;
+                let task_id = input.parse(task_id)?;
                 Box::pin(self.actions.cancel_task(&task_id, options)).await
             }
             Operation::GetTask(input) => {
-                let task_id = input.read(task_id)?;
+                let task_id = input.parse(task_id)?;
                 Box::pin(self.actions.get_task(&task_id, options)).await
             }
         }
     }
 
     /// Counts a request that has its reply.
-    fn note(&self, reply: &Reply, began: Instant) {
-        let word = reply::word(reply);
-        self.agent.calls.ended(word, began.elapsed());
-        spans::outcome(word);
+    fn count(&self, reply: &Reply, began: Instant) {
+        let label = reply::label(reply);
+        self.agent.calls.ended(label, began.elapsed());
+        spans::outcome(label);
         if let Err(error) = reply {
-            let (code, message) = (error.info.code, error.for_logs());
+            let (code, message) = (error.info.code, error.message_for_logs());
             self.agent.calls.failed(code.name(), message);
             if code == Code::AgentUnavailable {
                 self.agent.recheck();
@@ -262,64 +255,64 @@ impl Dispatcher {
     }
 }
 
-async fn finish(running: Option<Running>, reply: &Reply) {
-    if let Some(running) = running {
-        Box::pin(running.finish(reply)).await;
+async fn finish(first: Option<FirstRequest>, reply: &Reply) {
+    if let Some(first) = first {
+        Box::pin(first.finish(reply)).await;
     }
 }
 
-/// Follows a call for its front door, to see when the reply is due.
-struct Tracked<'a, P> {
+/// Passes the progress of a call to its front door, and detects when the reply is due.
+struct TrackedCall<'a, P> {
     dispatcher: &'a Dispatcher,
     progress: &'a mut P,
     began: Instant,
-    pending: Option<Pending>,
-    /// The submitted task that goes on after its reply, and its place among those.
-    accepted: Option<Accepted>,
+    pending: Option<PendingReply>,
+    accepted: Option<AcceptedTask>,
 }
 
-struct Pending {
-    running: Option<Running>,
-    permit: permits::Permit,
+struct PendingReply {
+    first: Option<FirstRequest>,
+    permit: Permit,
 }
 
-struct Accepted {
+/// A submitted task that goes on after its reply.
+struct AcceptedTask {
     task_id: String,
-    _place: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl<P: Progress> Tracked<'_, P> {
-    /// The reply is due: others can use the permit, repeats get the same reply, and the request counts.
-    async fn settle(&mut self, reply: &Reply) -> Option<OwnedSemaphorePermit> {
-        let Pending { running, permit } = self.pending.take()?;
-        finish(running, reply).await;
-        self.dispatcher.note(reply, self.began);
+impl<P: Progress> TrackedCall<'_, P> {
+    /// The reply is due: passes it to repeated requests, counts the request and releases its permit.
+    async fn reply_due(&mut self, reply: &Reply) -> Option<OwnedSemaphorePermit> {
+        let PendingReply { first, permit } = self.pending.take()?;
+        finish(first, reply).await;
+        self.dispatcher.count(reply, self.began);
         permit.submitted
     }
 
     async fn end(mut self, reply: &Reply) {
-        let Some(Accepted { task_id, .. }) = self.accepted.take() else {
-            self.settle(reply).await;
+        let Some(AcceptedTask { task_id, .. }) = &self.accepted else {
+            self.reply_due(reply).await;
             return;
         };
-        // States are published where they are observed, so only errors are left.
+        // The run publishes states where it observes them, so only errors are left.
         if let Err(error) = reply {
             let (agent, code) = (&self.dispatcher.agent.name, error.info.code.name());
             tracing::debug!(%agent, task_id, code, "lost track of a submitted task");
-            self.dispatcher.actions.publish(&task_id, Err(error.clone())).await;
+            self.dispatcher.actions.publish(task_id, Err(error.clone())).await;
         }
     }
 }
 
-impl<P: Progress> Progress for Tracked<'_, P> {
+impl<P: Progress> Progress for TrackedCall<'_, P> {
     async fn frame(&mut self, frame: Frame) {
         self.progress.frame(frame).await;
     }
 
     async fn accepted(&mut self, outcome: &Arc<Outcome>) {
-        let place = self.settle(&Ok(Arc::clone(outcome))).await;
+        let permit = self.reply_due(&Ok(Arc::clone(outcome))).await;
         let task_id = outcome.task.id.clone().unwrap_or_default();
-        self.accepted = Some(Accepted { task_id, _place: place });
+        self.accepted = Some(AcceptedTask { task_id, _permit: permit });
         self.progress.accepted(outcome).await;
     }
 

@@ -1,4 +1,4 @@
-//! How many requests of one agent may be worked on at the same time.
+//! Limits for the concurrent requests to one agent.
 
 use std::sync::Arc;
 
@@ -8,28 +8,28 @@ use super::request::Request;
 use crate::action::request::ReplyMode;
 use crate::reply::error::{ActionError, Code};
 
-/// Look-ups and cancels at the same time. They have a limit of their own, so that a task can be cancelled
-/// while the agent is busy.
-const MAX_ASIDE: usize = 1024;
-/// Repeats of a request that wait for its reply.
+/// Concurrent lookups and cancels. They have their own limit, so that a task can be canceled while the agent is
+/// busy.
+const MAX_LOOKUPS: usize = 1024;
+/// Repeated requests that wait for the reply of the first.
 const MAX_REPEATS: usize = 1024;
-/// Submitted tasks that are followed at the same time.
+/// Submitted tasks that the bridge follows concurrently.
 const MAX_SUBMITTED: usize = 10_000;
 
 #[derive(Debug)]
 pub(super) struct Permits {
     agent: Arc<str>,
     in_flight: Arc<Semaphore>,
-    aside: Arc<Semaphore>,
+    lookups: Arc<Semaphore>,
     repeats: Arc<Semaphore>,
     submitted: Arc<Semaphore>,
 }
 
-/// The right to be worked on, until it is dropped.
+/// Admits a request until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    _slot: OwnedSemaphorePermit,
-    /// A submitted task keeps this place after its reply.
+    _in_flight: OwnedSemaphorePermit,
+    /// A submitted task keeps this permit after its reply.
     pub(super) submitted: Option<OwnedSemaphorePermit>,
 }
 
@@ -39,7 +39,7 @@ impl Permits {
         Self {
             agent: Arc::clone(agent),
             in_flight: semaphore(max_in_flight),
-            aside: semaphore(MAX_ASIDE),
+            lookups: semaphore(MAX_LOOKUPS),
             repeats: semaphore(MAX_REPEATS),
             submitted: semaphore(MAX_SUBMITTED),
         }
@@ -47,31 +47,29 @@ impl Permits {
 
     pub(super) fn take(&self, request: &Request) -> Result<Permit, ActionError> {
         if !request.operation.runs_the_agent() {
-            return Ok(Permit { _slot: self.aside()?, submitted: None });
+            return Ok(Permit { _in_flight: self.lookup()?, submitted: None });
         }
-        let slot = self.try_acquire(&self.in_flight, "calls in flight (`max_in_flight`)")?;
-        Ok(Permit { _slot: slot, submitted: self.submission(request)? })
+        let in_flight = self.try_acquire(&self.in_flight, "calls in flight (`max_in_flight`)")?;
+        let submitted = match request.options.mode {
+            ReplyMode::Submit => Some(self.try_acquire(&self.submitted, "submitted tasks")?),
+            ReplyMode::Final | ReplyMode::Stream => None,
+        };
+        Ok(Permit { _in_flight: in_flight, submitted })
     }
 
     /// Waits for the permit of a call.
     pub(super) async fn wait(&self) -> Result<Permit, ActionError> {
-        let slot = Arc::clone(&self.in_flight).acquire_owned().await;
-        Ok(Permit { _slot: slot.map_err(|_| ActionError::internal())?, submitted: None })
+        let in_flight = Arc::clone(&self.in_flight).acquire_owned().await;
+        Ok(Permit { _in_flight: in_flight.map_err(|_| ActionError::internal())?, submitted: None })
     }
 
     /// For a request that does not run the agent.
-    pub(super) fn aside(&self) -> Result<OwnedSemaphorePermit, ActionError> {
-        self.try_acquire(&self.aside, "look-ups and cancels in flight")
+    pub(super) fn lookup(&self) -> Result<OwnedSemaphorePermit, ActionError> {
+        self.try_acquire(&self.lookups, "lookups and cancels in flight")
     }
 
-    /// For the repeat of a request with an idempotency key.
     pub(super) fn repeat(&self) -> Result<OwnedSemaphorePermit, ActionError> {
         self.try_acquire(&self.repeats, "repeated requests in flight")
-    }
-
-    fn submission(&self, request: &Request) -> Result<Option<OwnedSemaphorePermit>, ActionError> {
-        let is_submission = request.options.mode == ReplyMode::Submit;
-        is_submission.then(|| self.try_acquire(&self.submitted, "submitted tasks")).transpose()
     }
 
     fn try_acquire(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {

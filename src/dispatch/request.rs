@@ -1,4 +1,4 @@
-//! A request, independent of the front door that it came through.
+//! A request, independent of its front door.
 
 use std::sync::Arc;
 
@@ -9,7 +9,6 @@ use crate::action::actions::CallableSkill;
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, RequestBody};
 use crate::reply::error::ActionError;
 
-/// Everything that the dispatcher needs to know. It is complete when it is made.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub operation: Operation,
@@ -31,29 +30,28 @@ pub(crate) enum Operation {
     GetTask(Input<String>),
 }
 
-/// What an operation needs to know: read by the front door, or left to the dispatcher.
+/// The input of an operation, parsed by the front door or left to the dispatcher.
 #[derive(Debug)]
 pub(crate) enum Input<T> {
-    /// A front door with a form of its own has read it.
-    Ready(T),
-    /// The contract's own form. It is read once the request has its permit, so that a flood of requests
-    /// that are refused costs little.
+    /// Parsed by a front door with a format of its own.
+    Parsed(T),
+    /// In the format of the contract. The dispatcher parses it once the request has its permit, so that a flood of
+    /// refused requests costs little.
     Body(RequestBody),
 }
 
-/// The caller's key against running the same request twice, and the body that tells whether it is the same.
+/// The caller's idempotency key, and the body that must be the same in a repeated request.
 #[derive(Debug)]
 pub(crate) struct IdempotencyKey {
     pub key: String,
     pub body: Bytes,
 }
 
-/// How a request gets its permit.
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// It takes one, and is refused as `busy` if there is none.
+    /// The dispatcher acquires a permit, or refuses the request as `busy`.
     Try,
-    /// It has one from [`Dispatcher::permit`](super::Dispatcher::permit).
+    /// The front door has a permit from [`Dispatcher::permit`](super::Dispatcher::permit).
     Permitted(Permit),
 }
 
@@ -67,7 +65,7 @@ impl Operation {
         }
     }
 
-    /// Whether the agent works on it. Look-ups and cancels have limits of their own.
+    /// Whether the agent works on it. Lookups and cancels have their own limits.
     pub(crate) fn runs_the_agent(&self) -> bool {
         match self {
             Self::Invoke { .. } | Self::Answer(_) => true,
@@ -77,13 +75,13 @@ impl Operation {
 }
 
 impl<T> Input<T> {
-    pub(super) fn read(
+    pub(super) fn parse(
         self,
-        read: impl FnOnce(&RequestBody) -> Result<T, ActionError>,
+        parse: impl FnOnce(&RequestBody) -> Result<T, ActionError>,
     ) -> Result<T, ActionError> {
         match self {
-            Self::Ready(value) => Ok(value),
-            Self::Body(body) => read(&body),
+            Self::Parsed(value) => Ok(value),
+            Self::Body(body) => parse(&body),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What holds for every request, without an agent that answers.
+//! The rules for every request, without an agent that answers.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::action::assemble::ArtifactRules;
 use crate::agent::Predecessors;
 use crate::process::child::Host;
 
-/// The dispatcher of an agent that is not there, with these lines in its settings.
+/// The dispatcher of an agent that does not exist, with these lines in its configuration.
 fn dispatcher(lines: &str) -> Dispatcher {
     let text = format!(
         "nats: {{ url: 'nats://127.0.0.1:4222' }}\nagents: [{{ name: a, url: 'http://127.0.0.1:9', {lines} }}]"
@@ -27,8 +27,8 @@ fn dispatcher(lines: &str) -> Dispatcher {
         prefer_stream: false,
         artifacts: ArtifactRules { answer: Vec::new(), notice: Vec::new() },
     };
-    let (http, hurry) = (crate::a2a::http_client().unwrap(), CancellationToken::new());
-    let agent = Agent::start(config, &http, &Host::default(), hurry, Predecessors::default()).unwrap();
+    let (http, skip_grace) = (crate::a2a::http_client().unwrap(), CancellationToken::new());
+    let agent = Agent::start(config, &http, &Host::default(), skip_grace, Predecessors::default()).unwrap();
     let actions = Actions::new(
         Arc::clone(&agent.name),
         limits,
@@ -47,12 +47,12 @@ async fn a_panic_is_an_internal_error_after_which_the_agent_may_have_been_reache
     let work = async {
         // Not at the first poll, as in a call that waits for its agent.
         tokio::task::yield_now().await;
-        assert!(dispatcher.agent.name.is_empty(), "a defect");
+        assert!(dispatcher.agent.name.is_empty(), "a bug");
         Ok(())
     };
     let error = dispatcher.guarded(work).await.unwrap_err();
     assert_eq!(error.info.code, Code::Internal);
-    assert!(error.reached_agent, "whoever repeats the request must not run it twice");
+    assert!(error.reached_agent, "a repeated request must not run twice");
 }
 
 #[tokio::test]
@@ -63,20 +63,20 @@ async fn errors_do_not_show_the_agents_credentials() {
 }
 
 #[tokio::test]
-async fn look_ups_have_a_limit_of_their_own() {
+async fn lookups_have_their_own_limit() {
     let dispatcher = dispatcher("max_in_flight: 1");
-    let mut places: Vec<_> = std::iter::from_fn(|| dispatcher.permits.aside().ok()).take(10_000).collect();
+    let mut permits: Vec<_> = std::iter::from_fn(|| dispatcher.permits.lookup().ok()).take(10_000).collect();
     let refused = dispatcher.look_up(|| Ok(())).unwrap_err();
     assert_eq!(refused.info.code, Code::Busy);
-    assert!(refused.message.contains("look-ups"), "{}", refused.message);
-    assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 1, "and is counted");
+    assert!(refused.message.contains("lookups"), "{}", refused.message);
+    assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 1, "the refusal counts");
 
-    // All of them together have taken no place of a call, and a call takes none of theirs.
+    // Lookups take no permit of a call, and a call takes none of theirs.
     let call = dispatcher.permit().now_or_never().unwrap().unwrap();
-    assert!(dispatcher.permit().now_or_never().is_none(), "that was the only place");
-    places.pop();
-    let read = || Ok(dispatcher.permits.aside().is_err());
-    assert!(dispatcher.look_up(read).unwrap(), "a look-up has a place while it reads");
-    assert!(dispatcher.look_up(read).unwrap(), "and gives it back");
+    assert!(dispatcher.permit().now_or_never().is_none(), "that was the only permit");
+    permits.pop();
+    let read = || Ok(dispatcher.permits.lookup().is_err());
+    assert!(dispatcher.look_up(read).unwrap(), "a lookup holds a permit while it reads");
+    assert!(dispatcher.look_up(read).unwrap(), "and releases it");
     drop(call);
 }

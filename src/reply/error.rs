@@ -1,81 +1,56 @@
-//! The one error that crosses a wire, and the table of its codes.
+//! The error of a request, and its codes.
 
-use crate::text::error_chain;
+use std::borrow::Cow;
+
 use bytes::Bytes;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-use super::outcome::{Metadata, TaskRef};
+use super::outcome::{ReplyBody, ReplyData, TaskRef};
 use crate::a2a::client::ClientError;
 use crate::a2a::retry::{Retries, Retry};
-use crate::json;
+use crate::json::{self, RawObject};
 use crate::secrets::Secrets;
+use crate::text::error_chain;
 
-/// The contract's codes. Names and numbers are public interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The error codes of the contract. Names and numbers are public interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Code {
-    /// Body, parameter, header or reply mode not understood.
+    /// The body, a parameter, a header or the reply mode is invalid.
     InvalidRequest,
-    /// Task or follow-up never seen here, or forgotten.
+    /// The task or follow-up is unknown or has been forgotten.
     NotFound,
-    /// The follow-up was answered already.
     FollowUpUsed,
-    /// The follow-up's time is over.
     FollowUpExpired,
     /// The task is in a final state, or the agent refuses to cancel it.
     NotCancelable,
-    /// Request, reply or file over a limit.
+    /// A request, reply or file exceeds a limit.
     TooLarge,
     /// A limit is reached, most often the agent's `max_in_flight`.
     Busy,
     /// The agent answered with an error, or not in A2A.
     AgentError,
-    /// The agent is not there.
     AgentUnavailable,
-    /// The agent instance that held the task is gone.
+    /// The agent instance that ran the task has ended.
     TaskLost,
-    /// No end within the limit.
     Timeout,
-    /// The connection broke and nobody could be asked.
+    /// The connection broke, and the state of the task cannot be read.
     OutcomeUnknown,
-    /// The store that the request needs cannot be reached.
     StateUnavailable,
-    /// A defect of the bridge.
-    Internal,
     /// Not an error of the call: the agent's task failed. Actions reply with an outcome; only the agent
     /// protocol reports it as an error.
     TaskFailed,
     /// The same for a task that the agent rejected.
     TaskRejected,
-    /// The same for a task that somebody cancelled.
+    /// The same for a canceled task.
     TaskCanceled,
+    /// A bug of the bridge, or a code that a newer release has stored.
+    #[serde(other)]
+    Internal,
 }
 
 impl Code {
-    const ALL: [Self; 17] = [
-        Self::InvalidRequest,
-        Self::NotFound,
-        Self::FollowUpUsed,
-        Self::FollowUpExpired,
-        Self::NotCancelable,
-        Self::TooLarge,
-        Self::Busy,
-        Self::AgentError,
-        Self::AgentUnavailable,
-        Self::TaskLost,
-        Self::Timeout,
-        Self::OutcomeUnknown,
-        Self::StateUnavailable,
-        Self::Internal,
-        Self::TaskFailed,
-        Self::TaskRejected,
-        Self::TaskCanceled,
-    ];
-
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|code| code.name() == name)
-    }
-
     /// The stable name and the number for `Nats-Service-Error-Code`.
     const fn row(self) -> (&'static str, u16) {
         match self {
@@ -109,33 +84,26 @@ impl Code {
     }
 }
 
-impl Serialize for Code {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
-
-/// What a reply says about an error, beside its message.
-#[derive(Debug, Clone, Serialize)]
+/// The `error_info` of a reply.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ErrorInfo {
     pub code: Code,
     /// Whether the same request may succeed later.
     pub retryable: bool,
     pub a2a_code: Option<i64>,
     pub a2a_data: Option<Box<RawValue>>,
-    /// The agent's HTTP status, when it is an error.
+    /// The HTTP status of the agent's answer, if it is an error status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_status: Option<u16>,
-    /// After a timeout: whether the task was cancelled at the agent; `null` when no id was known.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// After a timeout: whether the task was canceled at the agent; `null` if its id was not known.
+    #[serde(default, deserialize_with = "null_is_some", skip_serializing_if = "Option::is_none")]
     pub cancelled: Option<Option<bool>>,
-    /// Why the message went to the agent more than once; the reply has it in `metadata`.
-    #[serde(skip)]
+    /// Why the bridge sent the message again. A reply has it in `metadata` instead.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retries: Vec<Retry>,
 }
 
 impl ErrorInfo {
-    /// An error about which no more is known than its code.
     pub(crate) fn new(code: Code) -> Self {
         let retryable = matches!(code, Code::Busy | Code::AgentUnavailable | Code::StateUnavailable);
         Self {
@@ -150,22 +118,24 @@ impl ErrorInfo {
     }
 }
 
-/// A request that ended in an error.
-#[derive(Debug, Clone)]
+fn null_is_some<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<bool>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+/// The error of a request.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ActionError {
     pub info: Box<ErrorInfo>,
     pub message: String,
-    /// The task, when one is known.
     pub task: Option<TaskRef>,
-    /// Whether the agent may have begun to work. Only such an error is remembered for repeats of
-    /// the same request.
+    /// Whether the agent may have begun to work. Only such an error is kept for repeated requests.
     pub reached_agent: bool,
-    /// Whether the message may repeat what a user answered, which nobody but the caller shall see.
+    /// Whether the message may quote a user's answer, which only the caller may see.
     pub is_private: bool,
 }
 
 impl ActionError {
-    /// The same without the agent's credentials, which some agents repeat.
+    /// Redacts the agent's credentials, which some agents echo.
     #[must_use]
     pub(crate) fn redacted(mut self, secrets: &Secrets) -> Self {
         secrets.redact(&mut self.message);
@@ -187,26 +157,23 @@ impl ActionError {
     }
 
     /// The message, redacted for anyone but the caller.
-    pub(crate) fn for_logs(&self) -> &str {
-        if self.is_private { "not shown, as it may hold an answer" } else { &self.message }
+    pub(crate) fn message_for_logs(&self) -> &str {
+        if self.is_private { "(hidden, because it may quote a user's answer)" } else { &self.message }
     }
 
-    /// The request is not understood.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidRequest, message)
     }
 
-    /// The agent is not there; `why` is what is known about it.
     pub(crate) fn unavailable(agent: &str, why: Option<&str>) -> Self {
         let why = why.map(|why| format!(": {why}")).unwrap_or_default();
         Self::new(Code::AgentUnavailable, format!("agent `{agent}` is not available{why}"))
     }
 
     pub(crate) fn internal() -> Self {
-        Self::new(Code::Internal, "the bridge failed to handle this request; its log says more")
+        Self::new(Code::Internal, "the bridge failed to handle this request; see its log")
     }
 
-    /// What a failed call to the agent means to the caller.
     pub(crate) fn from_client(error: ClientError) -> Self {
         let reached_agent = error.may_have_reached_agent();
         let code = match &error {
@@ -227,25 +194,22 @@ impl ActionError {
         this
     }
 
-    /// The same error about a known task.
-    pub(crate) fn about(mut self, task: TaskRef) -> Self {
+    pub(crate) fn with_task(mut self, task: TaskRef) -> Self {
         self.task = Some(task);
         self
     }
 
-    /// The same error, of a message that went out after these retries.
-    pub(crate) fn after(mut self, retries: &Retries) -> Self {
+    pub(crate) fn with_retries(mut self, retries: &Retries) -> Self {
         self.info.retries = retries.list();
         self
     }
 
-    /// The same error, of a call that the agent may have begun to work on.
     pub(crate) fn after_reaching_agent(mut self) -> Self {
         self.reached_agent = true;
         self
     }
 
-    /// The bytes that it holds in memory.
+    /// The size in memory, in bytes.
     pub(crate) fn allocated(&self) -> usize {
         let data = self.info.a2a_data.as_ref().map_or(0, |data| data.get().len());
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
@@ -255,32 +219,54 @@ impl ActionError {
 
     /// The reply body of the contract.
     pub(crate) fn to_json(&self) -> Bytes {
-        #[derive(Serialize)]
-        struct Empty {}
-        #[derive(Serialize)]
-        struct Body<'a> {
-            success: bool,
-            status: &'static str,
-            message: &'a str,
-            files: [(); 0],
-            data: Empty,
-            artifacts: [(); 0],
-            error_info: &'a ErrorInfo,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            metadata: Option<Metadata<'a>>,
-            task: Option<&'a TaskRef>,
+        let mut info = Cow::Borrowed(&*self.info);
+        if !info.retries.is_empty() {
+            info.to_mut().retries = Vec::new();
         }
-        let body = Body {
+        json::to_bytes(&ReplyBody {
             success: false,
             status: "ERROR",
             message: &self.message,
-            files: [],
-            data: Empty {},
-            artifacts: [],
-            error_info: &self.info,
-            metadata: (!self.info.retries.is_empty()).then_some(Metadata { retries: &self.info.retries }),
+            files: &[],
+            data: ReplyData::Object(RawObject::default()),
+            data_parts: &[],
+            artifacts: &[],
+            error_info: Some(info),
+            metadata: ReplyBody::metadata(&self.info.retries),
             task: self.task.as_ref(),
-        };
-        json::to_bytes(&body)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_the_same_name_in_a_store_as_in_a_reply() {
+        for code in [
+            Code::InvalidRequest,
+            Code::NotFound,
+            Code::FollowUpUsed,
+            Code::FollowUpExpired,
+            Code::NotCancelable,
+            Code::TooLarge,
+            Code::Busy,
+            Code::AgentError,
+            Code::AgentUnavailable,
+            Code::TaskLost,
+            Code::Timeout,
+            Code::OutcomeUnknown,
+            Code::StateUnavailable,
+            Code::TaskFailed,
+            Code::TaskRejected,
+            Code::TaskCanceled,
+            Code::Internal,
+        ] {
+            let stored = serde_json::to_value(code).unwrap();
+            assert_eq!(stored, code.name());
+            assert_eq!(serde_json::from_value::<Code>(stored).unwrap(), code);
+        }
+        assert_eq!(serde_json::from_str::<Code>(r#""nonsense""#).unwrap(), Code::Internal);
     }
 }

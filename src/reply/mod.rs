@@ -1,10 +1,10 @@
-//! What comes of a request: an [`Outcome`] or an [`ActionError`].
+//! The result of a request: an [`Outcome`] or an [`ActionError`].
 //!
-//! Replies stay typed up to the edge. A front door turns them into bytes; nothing turns those bytes back.
+//! Replies stay typed up to the front door, which turns them into bytes; nothing turns those bytes back. A store keeps
+//! a reply in its serde form, which is not the reply body of the contract.
 
 pub(crate) mod error;
 pub(crate) mod outcome;
-pub(crate) mod stored;
 
 use std::sync::Arc;
 
@@ -13,10 +13,72 @@ use outcome::Outcome;
 
 pub(crate) type Reply = Result<Arc<Outcome>, ActionError>;
 
-/// How a request ended, in the one word that metrics and spans have for it: its status or its error code.
-pub(crate) fn word(reply: &Reply) -> &'static str {
+/// The label for a reply in metrics and spans: its status or its error code.
+pub(crate) fn label(reply: &Reply) -> &'static str {
     match reply {
         Ok(outcome) => outcome.status.name(),
         Err(error) => error.info.code.name(),
+    }
+}
+
+/// The reply as a store may keep it: without text that may quote a user's answer.
+pub(crate) fn for_storage(reply: &Reply) -> Reply {
+    let mut reply = reply.clone();
+    if let Err(error) = &mut reply
+        && error.is_private
+    {
+        error.message = error.message_for_logs().to_owned();
+        error.info.a2a_data = None;
+    }
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::RawValue;
+
+    use super::error::Code;
+    use super::outcome::{FollowUp, ReplyContent, ReplyStatus, TaskRef};
+    use super::*;
+    use crate::a2a::retry::Retries;
+
+    fn through_the_store(reply: &Reply) -> Reply {
+        let json = serde_json::to_vec(&for_storage(reply)).unwrap();
+        serde_json::from_slice(&json).unwrap()
+    }
+
+    fn body(reply: &Reply) -> bytes::Bytes {
+        reply.as_ref().map_or_else(ActionError::to_json, |outcome| outcome.to_json())
+    }
+
+    fn task() -> TaskRef {
+        TaskRef { id: Some("t".into()), context_id: None, agent: "a".into(), skill: Some("s".into()) }
+    }
+
+    #[test]
+    fn a_store_returns_an_outcome_unchanged() {
+        let data = ["1.10", r#"{"a": 1}"#].map(|data| RawValue::from_string(data.to_owned()).unwrap());
+        let content = ReplyContent { message: "text".into(), data: data.into(), ..ReplyContent::default() };
+        let mut outcome = Outcome::new(ReplyStatus::InputRequired, content, task());
+        outcome.follow_up = Some(FollowUp { id: uuid::Uuid::nil(), expires_at: "soon".into() });
+        let reply = Ok(Arc::new(outcome));
+        assert_eq!(body(&through_the_store(&reply)), body(&reply));
+    }
+
+    #[test]
+    fn a_store_returns_an_error_unchanged_but_without_a_users_answer() {
+        let retries = Retries::new(&"a".into());
+        retries.record(crate::a2a::retry::Retry::MediaType);
+        for cancelled in [None, Some(None), Some(Some(true)), Some(Some(false))] {
+            let error = ActionError::new(Code::Timeout, "late").with_task(task()).after_reaching_agent();
+            let mut error = error.with_retries(&retries);
+            error.info.cancelled = cancelled;
+            error.info.a2a_data = RawValue::from_string("[1]".to_owned()).ok();
+            let reply = Err(error.clone());
+            assert_eq!(body(&through_the_store(&reply)), body(&reply));
+            let private = through_the_store(&Err(ActionError { is_private: true, ..error })).unwrap_err();
+            assert!(!private.message.contains("late") && private.info.a2a_data.is_none());
+            assert!(private.reached_agent);
+        }
     }
 }

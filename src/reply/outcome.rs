@@ -1,19 +1,19 @@
-//! How a call ended when it did not end in an error: the reply object of the contract.
+//! The outcome of a call that did not end in an error, and the reply body of the contract.
 
-use crate::json::RawObject;
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use bytes::Bytes;
-use serde::ser::SerializeMap as _;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-
 use uuid::Uuid;
 
 use super::error::{Code, ErrorInfo};
 use crate::a2a::model::{ALLOCATION_OVERHEAD, TaskState};
 use crate::a2a::retry::{Retries, Retry};
-use crate::json;
+use crate::json::{self, RawObject};
 
-/// What a caller needs to answer an agent's question.
+/// The id under which a caller can answer an agent's question.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FollowUp {
     #[serde(rename = "follow_up_id")]
@@ -22,7 +22,7 @@ pub(crate) struct FollowUp {
     pub expires_at: String,
 }
 
-/// The statuses of the contract; errors are not among them.
+/// The statuses of the contract, except for that of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum ReplyStatus {
@@ -37,7 +37,6 @@ pub enum ReplyStatus {
 }
 
 impl ReplyStatus {
-    /// The word of the contract.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Completed => "COMPLETED",
@@ -50,7 +49,7 @@ impl ReplyStatus {
         }
     }
 
-    /// Whether the agent waits for the caller.
+    /// Whether the agent waits for an answer.
     pub const fn is_waiting(self) -> bool {
         matches!(self, Self::InputRequired | Self::AuthRequired)
     }
@@ -84,45 +83,38 @@ impl From<ReplyStatus> for TaskState {
     }
 }
 
-/// Which task a reply is about.
+/// The `task` of a reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TaskRef {
-    /// The agent's id; `null` for a direct message.
+    /// The agent's id of the task; `null` for a direct message.
     pub id: Option<String>,
     pub context_id: Option<String>,
-    /// The agent's name in the settings.
-    pub agent: std::sync::Arc<str>,
-    /// The original id of the skill; `null` when the bridge does not know it.
-    pub skill: Option<std::sync::Arc<str>>,
+    pub agent: Arc<str>,
+    /// The skill's id in the card; `null` if the bridge does not know it.
+    pub skill: Option<Arc<str>>,
 }
 
-/// A file in a reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReplyFile {
-    /// Its name, as the agent says.
     pub name: Option<String>,
-    /// Its media type, as the agent says.
     pub mime_type: Option<String>,
-    /// Its size in bytes, when it is here.
+    /// In bytes; absent for a file that is given by URL.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// The file itself, in base64.
+    /// In base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<String>,
 }
 
-/// An artifact's id and name, so that versions of a refined result can be told apart.
+/// An artifact's id and name, which distinguish versions of a refined result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ArtifactRef {
-    /// The agent's id of it.
     pub id: Option<String>,
-    /// The agent's name for it.
     pub name: Option<String>,
 }
 
-/// The content of a reply: what the agent's parts amount to.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ReplyContent {
     pub message: String,
@@ -132,45 +124,58 @@ pub(crate) struct ReplyContent {
     pub artifacts: Vec<ArtifactRef>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Outcome {
-    /// How it ended, or where it stands.
     pub status: ReplyStatus,
-    /// Whether the caller got what was asked for.
     pub success: bool,
     pub content: ReplyContent,
-    /// How to answer the agent's question.
+    /// How to answer the agent's question. In a reply body, `data` then holds this and nothing else.
     pub follow_up: Option<FollowUp>,
-    /// Why the message went to the agent more than once.
+    /// Why the bridge sent the message again.
     pub retries: Vec<Retry>,
-    /// Which task it is about.
     pub task: TaskRef,
 }
 
 impl Outcome {
-    /// The reply for a task in `state`, or for a direct message, which counts as completed.
     pub(crate) fn new(status: ReplyStatus, content: ReplyContent, task: TaskRef) -> Self {
         let success = matches!(status, ReplyStatus::Completed | ReplyStatus::Working);
-        let (follow_up, retries) = (None, Vec::new());
-        Self { status, success, content, follow_up, retries, task }
+        Self { status, success, content, follow_up: None, retries: Vec::new(), task }
     }
 
-    /// The same, of a message that went out after these retries.
-    pub(crate) fn after(self, retries: Option<&Retries>) -> Self {
+    pub(crate) fn with_retries(self, retries: Option<&Retries>) -> Self {
         Self { retries: retries.map(Retries::list).unwrap_or_default(), ..self }
-    }
-
-    /// The same as a success, for a cancel that cancelled.
-    pub(crate) fn as_success(self) -> Self {
-        Self { success: true, ..self }
     }
 
     /// The reply body of the contract.
     pub(crate) fn to_json(&self) -> Bytes {
-        json::to_bytes(self)
+        let parts = &*self.content.data;
+        let (data, data_parts) = match &self.follow_up {
+            Some(follow_up) => (ReplyData::FollowUp(follow_up), parts),
+            None => match merge_objects(parts) {
+                Some(object) => (ReplyData::Object(object), &[] as &[_]),
+                None => (ReplyData::Object(RawObject::default()), parts),
+            },
+        };
+        let failure = match self.status {
+            ReplyStatus::Failed => Some(Code::TaskFailed),
+            ReplyStatus::Rejected => Some(Code::TaskRejected),
+            _ => None,
+        };
+        json::to_bytes(&ReplyBody {
+            success: self.success,
+            status: self.status.name(),
+            message: &self.content.message,
+            files: &self.content.files,
+            data,
+            data_parts,
+            artifacts: &self.content.artifacts,
+            error_info: failure.map(|code| Cow::Owned(ErrorInfo::new(code))),
+            metadata: ReplyBody::metadata(&self.retries),
+            task: Some(&self.task),
+        })
     }
 
-    /// The bytes that it holds in memory.
+    /// The size in memory, in bytes.
     pub(crate) fn allocated(&self) -> usize {
         let text =
             |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION_OVERHEAD + text.capacity());
@@ -191,55 +196,45 @@ impl Outcome {
     }
 }
 
-impl Serialize for Outcome {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("success", &self.success)?;
-        map.serialize_entry("status", &self.status)?;
-        map.serialize_entry("message", &self.content.message)?;
-        map.serialize_entry("files", &self.content.files)?;
-        match &self.follow_up {
-            // In this state `data` holds the follow-up and nothing else.
-            Some(follow_up) => {
-                map.serialize_entry("data", follow_up)?;
-                if !self.content.data.is_empty() {
-                    map.serialize_entry("data_parts", &self.content.data)?;
-                }
-            }
-            None => match merged(&self.content.data) {
-                Some(object) => map.serialize_entry("data", &object)?,
-                None => {
-                    map.serialize_entry("data", &RawObject::default())?;
-                    map.serialize_entry("data_parts", &self.content.data)?;
-                }
-            },
-        }
-        map.serialize_entry("artifacts", &self.content.artifacts)?;
-        let failure = match self.status {
-            ReplyStatus::Failed => Some(Code::TaskFailed),
-            ReplyStatus::Rejected => Some(Code::TaskRejected),
-            _ => None,
-        };
-        if let Some(code) = failure {
-            map.serialize_entry("error_info", &ErrorInfo::new(code))?;
-        }
-        if !self.retries.is_empty() {
-            map.serialize_entry("metadata", &Metadata { retries: &self.retries })?;
-        }
-        map.serialize_entry("task", &self.task)?;
-        map.end()
+/// The reply body of the contract, for outcomes and errors.
+#[derive(Debug, Serialize)]
+pub(super) struct ReplyBody<'a> {
+    pub success: bool,
+    pub status: &'static str,
+    pub message: &'a str,
+    pub files: &'a [ReplyFile],
+    pub data: ReplyData<'a>,
+    /// All data parts, where `data` cannot hold them.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub data_parts: &'a [Box<RawValue>],
+    pub artifacts: &'a [ArtifactRef],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_info: Option<Cow<'a, ErrorInfo>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<ReplyMetadata<'a>>,
+    pub task: Option<&'a TaskRef>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum ReplyData<'a> {
+    FollowUp(&'a FollowUp),
+    Object(RawObject),
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct ReplyMetadata<'a> {
+    retries: &'a [Retry],
+}
+
+impl ReplyBody<'_> {
+    pub(super) fn metadata(retries: &[Retry]) -> Option<ReplyMetadata<'_>> {
+        (!retries.is_empty()).then_some(ReplyMetadata { retries })
     }
 }
 
-/// What a reply says about the call itself.
-#[derive(Debug, Serialize)]
-pub(crate) struct Metadata<'a> {
-    /// Why the message went to the agent more than once.
-    pub retries: &'a [Retry],
-}
-
-/// All parts as one object, when they are objects whose keys do not clash.
-fn merged(parts: &[Box<RawValue>]) -> Option<RawObject> {
+/// All parts as one object, if they are objects whose keys do not clash.
+fn merge_objects(parts: &[Box<RawValue>]) -> Option<RawObject> {
     let mut all = RawObject::default();
     for part in parts {
         let mut object: RawObject = serde_json::from_str(part.get()).ok()?;

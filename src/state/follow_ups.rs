@@ -1,265 +1,229 @@
-//! Follow-up ids: an agent's open question under a name that the caller can answer to.
+//! Follow-up ids: the caller answers an agent's question under such an id.
 //!
-//! An id goes from `pending` to `answering` to `used`. Taking it is one conditional write, so of
-//! several answers at the same time exactly one wins, at whichever replica they arrive; the claim
-//! can be given back when the answer never reached the agent. For a day after its end an id still
-//! tells whether it was used or has expired.
+//! An id goes from `pending` to `answering` to `used`. A claim is one conditional write, so of several concurrent
+//! answers exactly one wins, at whichever replicas they arrive. The claim can be released if the answer never
+//! reached the agent. For a day after its end an id still says whether it was used or has expired.
 
-use crate::text::{rfc3339, unix_millis};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures_util::TryStreamExt as _;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Change, Key, Kind, StateStore, Unavailable, record, update};
+use super::records::{Change, Records};
+use super::{RecordKey, RecordKind, StateStore, StoreUnavailable};
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::FollowUp;
+use crate::text::{rfc3339, unix_millis};
 
-/// How long an id is remembered after its time is over.
-const TOMBSTONE: Duration = Duration::from_secs(24 * 3600);
+/// How long the record of an expired id remains.
+const TOMBSTONE_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// The task that waits for the answer.
+/// The question of a task that waits for its answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Waiting {
+pub(crate) struct OpenQuestion {
     pub task_id: String,
     pub context_id: Option<String>,
-    /// The skill that the task was started with.
+    /// The skill that started the task.
     pub skill: Option<Arc<str>>,
     /// Media types that the caller accepts.
     pub output_modes: Arc<[String]>,
-    /// Tells this question from another one of the same task.
-    pub question: String,
+    /// Distinguishes this question from others of the same task.
+    pub fingerprint: String,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Record {
-    waiting: Waiting,
+pub(crate) struct FollowUpRecord {
+    pub question: OpenQuestion,
     expires_ms: u64,
-    state: State,
+    pub state: FollowUpState,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "is")]
-enum State {
+pub(crate) enum FollowUpState {
     Pending,
     /// Claimed by the request with this nonce.
     Answering {
         nonce: Uuid,
     },
     Used,
-    /// Its task has ended without the answer.
+    /// Its time is over, or its task ended without the answer.
     Expired,
 }
 
-/// Where a follow-up id stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Standing {
-    Open { question: String },
-    Answering { question: String },
-    Used,
-    Expired,
-    Unknown,
-}
-
-#[derive(Debug)]
-pub(crate) struct FollowUps {
-    store: Arc<dyn StateStore>,
-}
-
-/// The right to answer, held by exactly one request. Settle it with [`Claim::used`] or [`Claim::give_back`];
-/// one that is dropped counts as used, because the agent may have the answer.
-#[derive(Debug)]
-#[must_use]
-pub(crate) struct Claim {
-    pub waiting: Waiting,
-    open: Option<OpenClaim>,
-}
-
-#[derive(Debug)]
-struct OpenClaim {
-    store: Arc<dyn StateStore>,
-    key: Key,
-    nonce: Uuid,
-}
-
-impl Record {
-    fn is_over(&self) -> bool {
-        self.expires_ms <= now_ms()
+impl FollowUpRecord {
+    fn state_now(&self) -> FollowUpState {
+        match self.state {
+            FollowUpState::Pending if self.expires_ms <= now_ms() => FollowUpState::Expired,
+            state => state,
+        }
     }
 
-    /// How long the record is kept if it is written now.
+    /// How long the record remains if it is written now.
     fn ttl(&self) -> Duration {
-        Duration::from_millis(self.expires_ms.saturating_sub(now_ms())) + TOMBSTONE
+        Duration::from_millis(self.expires_ms.saturating_sub(now_ms())) + TOMBSTONE_TTL
     }
 
-    fn change<T>(self, state: State, result: T) -> Change<Self, T> {
+    fn with_state<T>(self, state: FollowUpState, result: T) -> Change<Self, T> {
         let ttl = self.ttl();
         Change::Write(Self { state, ..self }, ttl, result)
     }
 }
 
+#[derive(Debug)]
+pub(crate) struct FollowUps {
+    records: Records<FollowUpRecord>,
+}
+
 impl FollowUps {
-    pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { store }
+    pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
+        Self { records: Records::new(store, RecordKind::FollowUp) }
     }
 
-    /// Issues a new id for a waiting task.
-    pub(crate) async fn park(
+    /// Issues a new id for a question.
+    pub(crate) async fn issue(
         &self,
         agent: &Arc<str>,
-        waiting: Waiting,
+        question: OpenQuestion,
         ttl: Duration,
     ) -> Result<FollowUp, ActionError> {
         let id = Uuid::new_v4();
         let expires = SystemTime::now() + ttl;
-        let record = Record { waiting, expires_ms: unix_millis(expires), state: State::Pending };
-        let issue = |known: Option<(Record, _)>| {
-            Ok::<_, ActionError>(match known {
-                // Nobody else makes this id, so the record is ours.
+        let record =
+            FollowUpRecord { question, expires_ms: unix_millis(expires), state: FollowUpState::Pending };
+        let write = |known: Option<FollowUpRecord>| {
+            Ok(match known {
+                // The id is unique, so an earlier attempt of this write was stored after all.
                 Some(_) => Change::Keep(()),
                 None => Change::Write(record.clone(), record.ttl(), ()),
             })
         };
-        update(&*self.store, Kind::FollowUp, &key(agent, &id), issue).await?;
+        self.records.update(&key(agent, &id), write).await?;
         Ok(FollowUp { id, expires_at: rfc3339(expires) })
     }
 
-    /// Takes the right to answer. Whether its task has ended meanwhile is for the caller to know.
+    /// Claims the right to answer. The caller of this function checks whether the task has ended meanwhile.
     pub(crate) async fn claim(&self, agent: &Arc<str>, id: &str) -> Result<Claim, ActionError> {
-        let never =
-            || ActionError::new(Code::NotFound, "this follow-up id was never issued here, or is forgotten");
-        let id = Uuid::try_parse(id).map_err(|_| never())?;
+        let not_found =
+            || ActionError::new(Code::NotFound, "this follow-up id is unknown or has been forgotten");
+        let id = Uuid::try_parse(id).map_err(|_| not_found())?;
         let key = key(agent, &id);
         let nonce = Uuid::new_v4();
-        let take = |known: Option<(Record, _)>| {
-            let (record, _) = known.ok_or_else(never)?;
-            match record.state {
+        let claim = |known: Option<FollowUpRecord>| {
+            let record = known.ok_or_else(not_found)?;
+            let question = record.question.clone();
+            match record.state_now() {
                 // An earlier attempt of this claim was stored after all.
-                State::Answering { nonce: by } if by == nonce => Ok(Change::Keep(record.waiting)),
-                State::Answering { .. } | State::Used => {
-                    Err(ActionError::new(Code::FollowUpUsed, "this follow-up was answered already"))
+                FollowUpState::Answering { nonce: by } if by == nonce => Ok(Change::Keep(question)),
+                FollowUpState::Answering { .. } | FollowUpState::Used => {
+                    Err(ActionError::new(Code::FollowUpUsed, "this follow-up has already been answered"))
                 }
-                State::Expired => Err(expired()),
-                State::Pending if record.is_over() => Err(expired()),
-                State::Pending => {
-                    let waiting = record.waiting.clone();
-                    Ok(record.change(State::Answering { nonce }, waiting))
-                }
+                FollowUpState::Expired => Err(expired()),
+                FollowUpState::Pending => Ok(record.with_state(FollowUpState::Answering { nonce }, question)),
             }
         };
-        let waiting = update(&*self.store, Kind::FollowUp, &key, take).await?;
-        Ok(Claim { waiting, open: Some(OpenClaim { store: Arc::clone(&self.store), key, nonce }) })
+        let question = self.records.update(&key, claim).await?;
+        Ok(Claim { question, held: Some(HeldClaim { records: self.records.clone(), key, nonce }) })
     }
 
-    /// The task of this question has reached a final state: nobody can answer it any more.
-    pub(crate) async fn expire(&self, agent: &Arc<str>, id: &Uuid) -> Result<(), Unavailable> {
-        let end = |known: Option<(Record, _)>| {
-            Ok::<_, StoreError>(match known {
-                Some((record, _)) if record.state == State::Pending => record.change(State::Expired, ()),
+    /// Expires a question because its task has reached a final state.
+    pub(crate) async fn expire(&self, agent: &Arc<str>, id: &Uuid) -> Result<(), ActionError> {
+        let expire = |known: Option<FollowUpRecord>| {
+            Ok(match known {
+                Some(record) if record.state == FollowUpState::Pending => {
+                    record.with_state(FollowUpState::Expired, ())
+                }
                 _ => Change::Keep(()),
             })
         };
-        let ended = update(&*self.store, Kind::FollowUp, &key(agent, id), end).await;
-        ended.map_err(|StoreError| Unavailable)
+        self.records.update(&key(agent, id), expire).await
     }
 
-    pub(crate) async fn standing(&self, agent: &Arc<str>, id: &Uuid) -> Result<Standing, Unavailable> {
-        let Some(entry) = self.store.read(Kind::FollowUp, &key(agent, id)).await? else {
-            return Ok(Standing::Unknown);
-        };
-        let record: Record = record::decode(&entry.value)?;
-        Ok(match record.state {
-            State::Pending if !record.is_over() => Standing::Open { question: record.waiting.question },
-            State::Pending | State::Expired => Standing::Expired,
-            State::Answering { .. } => Standing::Answering { question: record.waiting.question },
-            State::Used => Standing::Used,
-        })
+    pub(crate) async fn find(
+        &self,
+        agent: &Arc<str>,
+        id: &Uuid,
+    ) -> Result<Option<FollowUpRecord>, ActionError> {
+        let found = self.records.read(&key(agent, id)).await?.map(|read| read.record);
+        Ok(found.map(|record| FollowUpRecord { state: record.state_now(), ..record }))
     }
 
-    /// How many questions wait for an answer.
-    pub(crate) async fn pending(&self) -> Result<usize, Unavailable> {
-        let waits = |pending, (_, entry): (Key, super::Entry)| async move {
-            // There may be very many.
-            tokio::task::coop::consume_budget().await;
-            let waits = |record: Record| record.state == State::Pending && !record.is_over();
-            Ok(pending + usize::from(record::decode(&entry.value).is_ok_and(waits)))
-        };
-        self.store.scan(Kind::FollowUp).try_fold(0, waits).await
+    /// Counts the questions that wait for an answer.
+    pub(crate) async fn pending(&self) -> Result<usize, StoreUnavailable> {
+        self.records.count(|record| record.state_now() == FollowUpState::Pending).await
     }
+}
+
+/// The right to answer, held by exactly one request. A claim that is dropped marks the id as used, because the agent
+/// may have received the answer.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Claim {
+    pub question: OpenQuestion,
+    held: Option<HeldClaim>,
+}
+
+#[derive(Debug)]
+struct HeldClaim {
+    records: Records<FollowUpRecord>,
+    key: RecordKey,
+    nonce: Uuid,
 }
 
 impl Claim {
-    /// The agent has the answer, or may have it.
-    pub(crate) async fn used(mut self) {
-        if let Some(claim) = self.open.take() {
-            claim.settle(State::Used).await;
-        }
+    /// The agent has received the answer, or may have.
+    pub(crate) async fn mark_used(self) {
+        self.end(FollowUpState::Used).await;
     }
 
     /// The task ended before the answer was sent.
-    pub(crate) async fn expire(mut self) {
-        if let Some(claim) = self.open.take() {
-            claim.settle(State::Expired).await;
-        }
+    pub(crate) async fn mark_expired(self) {
+        self.end(FollowUpState::Expired).await;
     }
 
     /// The answer never reached the agent: the id is valid again.
-    pub(crate) async fn give_back(mut self) {
-        if let Some(claim) = self.open.take() {
-            claim.settle(State::Pending).await;
-        }
+    pub(crate) async fn release(self) {
+        self.end(FollowUpState::Pending).await;
     }
-}
 
-impl OpenClaim {
-    async fn settle(self, state: State) {
-        let settle = |known: Option<(Record, _)>| {
-            Ok::<_, StoreError>(match known {
-                Some((record, _)) if record.state == State::Answering { nonce: self.nonce } => {
-                    record.change(state.clone(), ())
-                }
-                _ => Change::Keep(()),
-            })
-        };
-        let settled = update(&*self.store, Kind::FollowUp, &self.key, settle).await;
-        if settled.is_err() {
-            tracing::warn!(agent = %self.key.agent, "cannot record what became of a follow-up id; it counts as used");
+    async fn end(mut self, state: FollowUpState) {
+        if let Some(held) = self.held.take() {
+            held.end(state).await;
         }
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if let (Some(claim), Ok(runtime)) = (self.open.take(), tokio::runtime::Handle::try_current()) {
-            runtime.spawn(claim.settle(State::Used));
+        if let (Some(held), Ok(runtime)) = (self.held.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(held.end(FollowUpState::Used));
         }
     }
 }
 
-/// Any failure of the store, where the caller has nothing else to report.
-struct StoreError;
-
-impl From<Unavailable> for StoreError {
-    fn from(_: Unavailable) -> Self {
-        Self
-    }
-}
-
-impl From<super::WriteError> for StoreError {
-    fn from(_: super::WriteError) -> Self {
-        Self
+impl HeldClaim {
+    async fn end(self, state: FollowUpState) {
+        let end = |known: Option<FollowUpRecord>| {
+            Ok(match known {
+                Some(record) if record.state == FollowUpState::Answering { nonce: self.nonce } => {
+                    record.with_state(state, ())
+                }
+                _ => Change::Keep(()),
+            })
+        };
+        if let Err(error) = self.records.update(&self.key, end).await {
+            tracing::warn!(agent = %self.key.agent, error = error.message, "cannot record the state of a follow-up id; it counts as used");
+        }
     }
 }
 
 pub(crate) fn expired() -> ActionError {
-    let message = "this follow-up has expired; call the skill again to start over";
-    ActionError::new(Code::FollowUpExpired, message)
+    ActionError::new(Code::FollowUpExpired, "this follow-up has expired; call the skill again to start over")
 }
 
-fn key(agent: &Arc<str>, id: &Uuid) -> Key {
-    Key::new(agent, id.simple().to_string())
+fn key(agent: &Arc<str>, id: &Uuid) -> RecordKey {
+    RecordKey::new(agent, id.simple().to_string())
 }
 
 fn now_ms() -> u64 {
@@ -268,25 +232,25 @@ fn now_ms() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::MemoryStore;
+    use super::super::tests::memory_store;
     use super::*;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn waiting() -> Waiting {
-        Waiting {
+    fn question() -> OpenQuestion {
+        OpenQuestion {
             task_id: "t".into(),
             context_id: None,
             skill: None,
             output_modes: Arc::default(),
-            question: "q".into(),
+            fingerprint: "q".into(),
         }
     }
 
-    async fn parked(ttl: Duration) -> (FollowUps, Arc<str>, Uuid) {
-        let follow_ups = FollowUps::new(Arc::new(MemoryStore::default()));
+    async fn issued(ttl: Duration) -> (FollowUps, Arc<str>, Uuid) {
+        let follow_ups = FollowUps::new(&memory_store());
         let agent: Arc<str> = "weather".into();
-        let id = follow_ups.park(&agent, waiting(), ttl).await.unwrap().id;
+        let id = follow_ups.issue(&agent, question(), ttl).await.unwrap().id;
         (follow_ups, agent, id)
     }
 
@@ -295,79 +259,78 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_id_works_once_and_then_says_so() {
-        let (follow_ups, agent, id) = parked(MINUTE).await;
+    async fn an_id_works_once_and_is_reported_as_used_afterwards() {
+        let (follow_ups, agent, id) = issued(MINUTE).await;
         let id = id.to_string();
         let claim = follow_ups.claim(&agent, &id).await.unwrap();
-        assert_eq!(claim.waiting.task_id, "t");
+        assert_eq!(claim.question.task_id, "t");
         assert_eq!(code(&follow_ups, &agent, &id).await, Code::FollowUpUsed);
-        claim.give_back().await;
-        follow_ups.claim(&agent, &id).await.unwrap().used().await;
+        claim.release().await;
+        follow_ups.claim(&agent, &id).await.unwrap().mark_used().await;
         assert_eq!(code(&follow_ups, &agent, &id).await, Code::FollowUpUsed);
     }
 
     #[tokio::test]
     async fn a_claim_that_is_dropped_counts_as_used() {
-        let (follow_ups, agent, id) = parked(MINUTE).await;
+        let (follow_ups, agent, id) = issued(MINUTE).await;
         drop(follow_ups.claim(&agent, &id.to_string()).await.unwrap());
-        while follow_ups.standing(&agent, &id).await.unwrap() != Standing::Used {
+        while follow_ups.find(&agent, &id).await.unwrap().unwrap().state != FollowUpState::Used {
             tokio::task::yield_now().await;
         }
     }
 
     #[tokio::test]
-    async fn an_expired_id_is_told_from_one_that_was_never_issued() {
-        let (follow_ups, agent, id) = parked(Duration::ZERO).await;
+    async fn an_expired_id_differs_from_one_that_was_never_issued() {
+        let (follow_ups, agent, id) = issued(Duration::ZERO).await;
         assert_eq!(code(&follow_ups, &agent, &id.to_string()).await, Code::FollowUpExpired);
         assert_eq!(code(&follow_ups, &agent, &Uuid::new_v4().to_string()).await, Code::NotFound);
         assert_eq!(code(&follow_ups, &agent, "nonsense").await, Code::NotFound);
     }
 
     #[tokio::test]
-    async fn the_end_of_its_task_ends_an_open_question_but_not_an_answered_one() {
-        let (follow_ups, agent, id) = parked(MINUTE).await;
+    async fn the_end_of_a_task_expires_an_open_question_but_not_an_answered_one() {
+        let (follow_ups, agent, id) = issued(MINUTE).await;
         follow_ups.expire(&agent, &id).await.unwrap();
         assert_eq!(code(&follow_ups, &agent, &id.to_string()).await, Code::FollowUpExpired);
 
-        let (follow_ups, agent, id) = parked(MINUTE).await;
+        let (follow_ups, agent, id) = issued(MINUTE).await;
         let claim = follow_ups.claim(&agent, &id.to_string()).await.unwrap();
         follow_ups.expire(&agent, &id).await.unwrap();
-        claim.used().await;
+        claim.mark_used().await;
         assert_eq!(code(&follow_ups, &agent, &id.to_string()).await, Code::FollowUpUsed);
     }
 
     #[tokio::test]
     async fn an_id_works_only_at_its_agent() {
-        let (follow_ups, agent, id) = parked(MINUTE).await;
+        let (follow_ups, agent, id) = issued(MINUTE).await;
         assert_eq!(code(&follow_ups, &"other".into(), &id.to_string()).await, Code::NotFound);
-        follow_ups.claim(&agent, &id.to_string()).await.unwrap().used().await;
+        follow_ups.claim(&agent, &id.to_string()).await.unwrap().mark_used().await;
     }
 
     #[tokio::test]
     async fn only_open_questions_are_pending() {
-        let (follow_ups, agent, id) = parked(MINUTE).await;
-        follow_ups.park(&agent, waiting(), MINUTE).await.unwrap();
-        follow_ups.park(&agent, waiting(), Duration::ZERO).await.unwrap();
+        let (follow_ups, agent, id) = issued(MINUTE).await;
+        follow_ups.issue(&agent, question(), MINUTE).await.unwrap();
+        follow_ups.issue(&agent, question(), Duration::ZERO).await.unwrap();
         assert_eq!(follow_ups.pending().await.unwrap(), 2);
-        follow_ups.claim(&agent, &id.to_string()).await.unwrap().used().await;
+        follow_ups.claim(&agent, &id.to_string()).await.unwrap().mark_used().await;
         assert_eq!(follow_ups.pending().await.unwrap(), 1);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn of_many_answers_at_the_same_time_exactly_one_wins_at_all_replicas() {
-        let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
-        let replicas: [Arc<FollowUps>; 2] =
-            std::array::from_fn(|_| Arc::new(FollowUps::new(Arc::clone(&store))));
+        let store = memory_store();
+        let replicas: [Arc<FollowUps>; 2] = std::array::from_fn(|_| Arc::new(FollowUps::new(&store)));
         let agent: Arc<str> = "weather".into();
         for _ in 0..200 {
-            let id = replicas[0].park(&agent, waiting(), MINUTE).await.unwrap().id.to_string();
+            let id = replicas[0].issue(&agent, question(), MINUTE).await.unwrap().id.to_string();
             let mut race = tokio::task::JoinSet::new();
             for number in 0..4 {
                 let (follow_ups, agent, id) = (Arc::clone(&replicas[number % 2]), agent.clone(), id.clone());
                 race.spawn(async move {
                     match follow_ups.claim(&agent, &id).await {
                         Ok(claim) => {
-                            claim.used().await;
+                            claim.mark_used().await;
                             1
                         }
                         Err(error) => {

@@ -1,267 +1,257 @@
-//! Idempotency keys: the same request twice runs the agent once.
+//! Idempotency keys: the same request sent twice runs the agent once.
 //!
-//! The first request with a key runs; later ones with the same body wait for its reply, whichever
-//! replica they reach. A reply is remembered for two minutes after it was given. Errors from
-//! before the agent was reached are not remembered.
+//! The first request with a key runs; later ones with the same body wait for its reply, at whichever replica they
+//! arrive. A reply is kept for two minutes. Errors from before the agent was reached are not kept.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::{Change, Key, Kind, StateStore, record, update};
-use crate::reply::Reply;
+use super::records::{Change, Records};
+use super::{RecordKey, RecordKind, StateStore};
 use crate::reply::error::{ActionError, Code};
-use crate::reply::stored::StoredReply;
+use crate::reply::{Reply, for_storage};
 use crate::text::hex;
 
-/// How long a reply is remembered.
-const WINDOW: Duration = Duration::from_secs(120);
-/// How long a released key stays in the store. It can be claimed at once.
-const RELEASED: Duration = Duration::from_secs(1);
-/// Initial and maximum poll interval for a key that another replica holds.
-const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// How long a reply is kept.
+const REPLY_TTL: Duration = Duration::from_secs(120);
+/// How long a released key remains in the store. A request can reserve it at once.
+const RELEASED_TTL: Duration = Duration::from_secs(1);
+/// Initial and maximum poll interval while another replica runs the first request.
+const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 #[derive(Debug)]
 pub(crate) struct Idempotency {
-    store: Arc<dyn StateStore>,
-    // Requests of this process that run now.
-    running: Mutex<HashMap<Key, Slot>>,
+    keys: Records<KeyRecord>,
+    replies: Records<ReplyRecord>,
+    /// The first requests that run in this process.
+    running: Mutex<HashMap<RecordKey, RunningRequest>>,
 }
 
-#[derive(Debug, Clone)]
-struct Slot {
-    body: String,
+#[derive(Debug)]
+struct RunningRequest {
+    body_hash: String,
     reply: watch::Receiver<Option<Reply>>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Record {
-    /// SHA-256 of the request's body.
-    body: String,
-    /// The request that runs, or ran.
+struct KeyRecord {
+    body_hash: String,
+    /// Identifies the first request.
     nonce: Uuid,
-    state: State,
+    state: KeyState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum State {
+enum KeyState {
     Running,
-    /// The reply is in a record of its own: it may be large, and the store may have to drop it.
+    /// The reply is in a record of its own: it may be large, and the store may have to evict it.
     Done,
-    /// The agent was not reached; anybody may try again.
+    /// The request did not reach the agent; any request may use the key again.
     Released,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct ReplyRecord {
     nonce: Uuid,
-    reply: StoredReply,
+    reply: Reply,
 }
 
-/// What a request with a key has to do.
 #[derive(Debug)]
-pub(crate) enum Turn {
-    /// Run, and report what came of it.
-    First(Running),
-    /// Wait for the reply of the first request.
-    Repeat(Repeat),
+pub(crate) enum Reservation {
+    /// No other request has used the key: run the request, and pass its reply to [`FirstRequest::finish`].
+    First(FirstRequest),
+    Repeat(RepeatedRequest),
 }
 
 /// The first request with a key, while it runs.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Running {
+pub(crate) struct FirstRequest {
     idempotency: Arc<Idempotency>,
-    key: Key,
-    body: String,
+    key: RecordKey,
+    body_hash: String,
     nonce: Uuid,
-    sender: watch::Sender<Option<Reply>>,
+    reply: watch::Sender<Option<Reply>>,
 }
 
 /// A later request with the same key and body.
 #[derive(Debug)]
-pub(crate) struct Repeat {
+pub(crate) struct RepeatedRequest {
     idempotency: Arc<Idempotency>,
-    key: Key,
-    body: String,
-    first: First,
-}
-
-#[derive(Debug)]
-enum First {
-    Here(watch::Receiver<Option<Reply>>),
-    InStore,
+    key: RecordKey,
+    body_hash: String,
+    /// The reply of the first request, if that runs in this process.
+    local_reply: Option<watch::Receiver<Option<Reply>>>,
 }
 
 impl Idempotency {
-    pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { store, running: Mutex::default() }
+    pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
+        Self {
+            keys: Records::new(store, RecordKind::IdempotencyKey),
+            replies: Records::new(store, RecordKind::Reply),
+            running: Mutex::default(),
+        }
     }
 
-    /// Claims the key for a request to `action` of `agent`, which may run for `limit`.
-    pub(crate) async fn begin(
+    /// Reserves the key for a request to `action` of `agent`, which may run for `limit`.
+    pub(crate) async fn reserve(
         self: &Arc<Self>,
         agent: &Arc<str>,
         action: &str,
         key: &str,
         body: &[u8],
         limit: Duration,
-    ) -> Result<Turn, ActionError> {
+    ) -> Result<Reservation, ActionError> {
         // Action names are tokens without a line break.
-        let key = Key::new(agent, format!("{action}\n{key}"));
-        let body = hex(&Sha256::digest(body));
+        let key = RecordKey::new(agent, format!("{action}\n{key}"));
+        let body_hash = hex(&Sha256::digest(body));
+        let repeat = |local_reply| {
+            let (key, body_hash) = (key.clone(), body_hash.clone());
+            Reservation::Repeat(RepeatedRequest {
+                idempotency: Arc::clone(self),
+                key,
+                body_hash,
+                local_reply,
+            })
+        };
         let (sender, reply) = watch::channel(None);
         {
             let mut running = self.running();
-            if let Some(slot) = running.get(&key) {
-                is_same(&slot.body, &body)?;
-                let first = First::Here(slot.reply.clone());
-                drop(running);
-                return Ok(Turn::Repeat(Repeat { idempotency: Arc::clone(self), key, body, first }));
+            if let Some(first) = running.get(&key) {
+                check_body(&first.body_hash, &body_hash)?;
+                return Ok(repeat(Some(first.reply.clone())));
             }
-            running.insert(key.clone(), Slot { body: body.clone(), reply });
+            running.insert(key.clone(), RunningRequest { body_hash: body_hash.clone(), reply });
         }
-        // From here on others of this process wait for us; `running` removes the key when it is dropped.
-        let (idempotency, nonce) = (Arc::clone(self), Uuid::new_v4());
-        let running = Running { idempotency, key: key.clone(), body: body.clone(), nonce, sender };
-        match self.claim(&running, limit).await? {
-            None => Ok(Turn::First(running)),
-            Some(first) => {
-                // Others of this process that came meanwhile ask the store as well.
-                drop(running);
-                Ok(Turn::Repeat(Repeat { idempotency: Arc::clone(self), key, body, first }))
-            }
-        }
-    }
-
-    /// Claims the key in the store; what the first request has come to, if it was another one.
-    async fn claim(&self, running: &Running, limit: Duration) -> Result<Option<First>, ActionError> {
-        let Running { key, body, nonce, .. } = running;
-        let claim = |known: Option<(Record, SystemTime)>| {
-            let known = known.map(|(known, _)| known);
-            let known = known.filter(|known| !matches!(known.state, State::Released));
-            let Some(known) = known else {
-                let record = Record { body: body.clone(), nonce: *nonce, state: State::Running };
-                return Ok(Change::Write(record, limit.saturating_add(WINDOW), None));
-            };
-            if known.nonce == *nonce {
-                return Ok(Change::Keep(None));
-            }
-            is_same(&known.body, body)?;
-            Ok::<_, ActionError>(Change::Keep(Some(First::InStore)))
+        // From here on other requests of this process wait for this one, until `first` is dropped.
+        let first = FirstRequest {
+            idempotency: Arc::clone(self),
+            key: key.clone(),
+            body_hash: body_hash.clone(),
+            nonce: Uuid::new_v4(),
+            reply: sender,
         };
-        update(&*self.store, Kind::IdempotencyKey, key, claim).await
+        let is_first = self.reserve_in_store(&first, limit).await?;
+        Ok(if is_first { Reservation::First(first) } else { repeat(None) })
     }
 
-    fn running(&self) -> MutexGuard<'_, HashMap<Key, Slot>> {
+    /// Returns whether `first` is really the first request, among those of all replicas.
+    async fn reserve_in_store(&self, first: &FirstRequest, limit: Duration) -> Result<bool, ActionError> {
+        let reserve = |known: Option<KeyRecord>| {
+            let Some(known) = known.filter(|known| known.state != KeyState::Released) else {
+                let ttl = limit.saturating_add(REPLY_TTL);
+                return Ok(Change::Write(first.record(KeyState::Running), ttl, true));
+            };
+            if known.nonce == first.nonce {
+                return Ok(Change::Keep(true));
+            }
+            check_body(&known.body_hash, &first.body_hash)?;
+            Ok(Change::Keep(false))
+        };
+        self.keys.update(&first.key, reserve).await
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashMap<RecordKey, RunningRequest>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Running {
-    /// Passes the reply to all who wait for it, and remembers it if the agent was reached.
+impl FirstRequest {
+    /// Passes the reply to all repeated requests, and keeps it if the agent was reached.
     pub(crate) async fn finish(self, reply: &Reply) {
         let is_kept = reply.as_ref().map_or_else(|error| error.reached_agent, |_| true);
-        let written = match is_kept {
-            // The reply first: a key that is done without one is reported as such.
-            true => {
-                self.write_reply(reply).await;
-                self.write(State::Done, WINDOW).await
-            }
-            false => self.write(State::Released, RELEASED).await,
+        let written = if is_kept {
+            // The reply first: a key that is done without a reply counts as one whose reply was evicted.
+            self.write_reply(reply).await;
+            self.write_state(KeyState::Done, REPLY_TTL).await
+        } else {
+            self.write_state(KeyState::Released, RELEASED_TTL).await
         };
         if let Err(error) = written {
-            // The key counts as running until its time is over, so nobody runs it again.
+            // The key counts as running until it expires, so no request runs again.
             tracing::warn!(agent = %self.key.agent, error = error.message, "cannot record the end of a request with an idempotency key");
         }
-        self.sender.send_replace(Some(reply.clone()));
+        self.reply.send_replace(Some(reply.clone()));
     }
 
     async fn write_reply(&self, reply: &Reply) {
-        let mut record = Some(ReplyRecord { nonce: self.nonce, reply: StoredReply::new(reply) });
-        let write = |known: Option<(ReplyRecord, SystemTime)>| {
-            let is_written = known.is_some_and(|(known, _)| known.nonce == self.nonce);
-            Ok::<_, ActionError>(match record.take().filter(|_| !is_written) {
-                Some(record) => Change::Write(record, WINDOW, ()),
+        let mut record = Some(ReplyRecord { nonce: self.nonce, reply: for_storage(reply) });
+        let write = |known: Option<ReplyRecord>| {
+            let is_written = known.is_some_and(|known| known.nonce == self.nonce);
+            Ok(match record.take().filter(|_| !is_written) {
+                Some(record) => Change::Write(record, REPLY_TTL, ()),
                 None => Change::Keep(()),
             })
         };
-        if let Err(error) = update(&*self.idempotency.store, Kind::Reply, &self.key, write).await {
-            tracing::debug!(agent = %self.key.agent, error = error.message, "a reply cannot be kept for repeats");
+        if let Err(error) = self.idempotency.replies.update(&self.key, write).await {
+            tracing::debug!(agent = %self.key.agent, error = error.message, "cannot keep a reply for repeated requests");
         }
     }
 
-    async fn write(&self, state: State, ttl: Duration) -> Result<(), ActionError> {
-        let Self { idempotency, key, body, nonce, .. } = self;
-        let write = |known: Option<(Record, SystemTime)>| {
-            let is_ours =
-                known.is_none_or(|(known, _)| known.nonce == *nonce && known.state == State::Running);
-            Ok::<_, ActionError>(if is_ours {
-                Change::Write(Record { body: body.clone(), nonce: *nonce, state }, ttl, ())
-            } else {
-                Change::Keep(())
-            })
+    async fn write_state(&self, state: KeyState, ttl: Duration) -> Result<(), ActionError> {
+        let write = |known: Option<KeyRecord>| {
+            let is_own =
+                known.is_none_or(|known| known.nonce == self.nonce && known.state == KeyState::Running);
+            Ok(if is_own { Change::Write(self.record(state), ttl, ()) } else { Change::Keep(()) })
         };
-        update(&*idempotency.store, Kind::IdempotencyKey, key, write).await
+        self.idempotency.keys.update(&self.key, write).await
+    }
+
+    fn record(&self, state: KeyState) -> KeyRecord {
+        KeyRecord { body_hash: self.body_hash.clone(), nonce: self.nonce, state }
     }
 }
 
-impl Drop for Running {
+impl Drop for FirstRequest {
     fn drop(&mut self) {
         self.idempotency.running().remove(&self.key);
     }
 }
 
-impl Repeat {
+impl RepeatedRequest {
     /// Waits for the reply of the first request.
-    pub(crate) async fn reply(self) -> Reply {
-        match self.first {
-            First::Here(mut receiver) => {
-                let reply = receiver.wait_for(Option::is_some).await.ok().and_then(|reply| reply.clone());
-                match reply {
-                    Some(reply) => reply,
-                    // It was not the first one after all, or it was dropped before it ended: the store knows.
-                    None => self.idempotency.reply_from_store(&self.key, &self.body).await,
-                }
-            }
-            First::InStore => self.idempotency.reply_from_store(&self.key, &self.body).await,
+    pub(crate) async fn reply(mut self) -> Reply {
+        if let Some(local) = &mut self.local_reply
+            && let Ok(reply) = local.wait_for(Option::is_some).await
+            && let Some(reply) = reply.clone()
+        {
+            return reply;
         }
+        // The request in this process was itself a repeat, or ended without a reply: ask the store.
+        self.reply_from_store().await
     }
-}
 
-impl Idempotency {
-    async fn reply_from_store(&self, key: &Key, body: &str) -> Reply {
-        let (mut pause, longest) = POLL;
+    async fn reply_from_store(&self) -> Reply {
+        let (mut pause, max_pause) = POLL_INTERVAL;
         loop {
-            let Some(entry) = self.store.read(Kind::IdempotencyKey, key).await? else {
+            let Some(known) = self.idempotency.keys.read(&self.key).await? else {
                 let message = "the replica that ran the first request with this key did not report its end";
                 return Err(ActionError::new(Code::OutcomeUnknown, message));
             };
-            let known: Record = record::decode(&entry.value)?;
-            is_same(&known.body, body)?;
-            match known.state {
-                State::Running => {}
-                State::Done => return self.stored_reply(key, known.nonce).await,
-                State::Released => {
+            check_body(&known.record.body_hash, &self.body_hash)?;
+            match known.record.state {
+                KeyState::Running => {}
+                KeyState::Done => return self.kept_reply(known.record.nonce).await,
+                KeyState::Released => {
                     let message = "the first request with this key did not reach the agent; try again";
                     return Err(ActionError::new(Code::Busy, message));
                 }
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
+            pause = (pause * 2).min(max_pause);
         }
     }
 
-    async fn stored_reply(&self, key: &Key, nonce: Uuid) -> Reply {
-        let entry = self.store.read(Kind::Reply, key).await?;
-        let record: Option<ReplyRecord> = entry.map(|entry| record::decode(&entry.value)).transpose()?;
-        match record.filter(|record| record.nonce == nonce) {
-            Some(record) => record.reply.into_reply(),
+    async fn kept_reply(&self, nonce: Uuid) -> Reply {
+        let read = self.idempotency.replies.read(&self.key).await?;
+        match read.filter(|read| read.record.nonce == nonce) {
+            Some(read) => read.record.reply,
             None => {
                 let message = "the first request with this key has ended, but its reply is no longer kept";
                 Err(ActionError::new(Code::OutcomeUnknown, message))
@@ -270,44 +260,40 @@ impl Idempotency {
     }
 }
 
-fn is_same(one: &str, other: &str) -> Result<(), ActionError> {
-    if one == other {
+fn check_body(first: &str, repeat: &str) -> Result<(), ActionError> {
+    if first == repeat {
         return Ok(());
     }
-    Err(ActionError::invalid("this idempotency key was used with another body within two minutes"))
+    Err(ActionError::invalid("this idempotency key was used with another body within the last two minutes"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::MemoryStore;
+    use super::super::tests::memory_store;
     use super::*;
     use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
 
     const LIMIT: Duration = Duration::from_secs(60);
 
     fn replica(store: &Arc<dyn StateStore>) -> Arc<Idempotency> {
-        Arc::new(Idempotency::new(Arc::clone(store)))
+        Arc::new(Idempotency::new(store))
     }
 
-    fn store() -> Arc<dyn StateStore> {
-        Arc::new(MemoryStore::default())
+    async fn reserve(keys: &Arc<Idempotency>, action: &str, body: &str) -> Result<Reservation, ActionError> {
+        keys.reserve(&"agent".into(), action, "key", body.as_bytes(), LIMIT).await
     }
 
-    async fn begin(keys: &Arc<Idempotency>, action: &str, body: &str) -> Result<Turn, ActionError> {
-        keys.begin(&"agent".into(), action, "key", body.as_bytes(), LIMIT).await
-    }
-
-    async fn first(keys: &Arc<Idempotency>, body: &str) -> Running {
-        match begin(keys, "a", body).await.unwrap() {
-            Turn::First(running) => running,
-            Turn::Repeat(_) => panic!("not the first"),
+    async fn first(keys: &Arc<Idempotency>, body: &str) -> FirstRequest {
+        match reserve(keys, "a", body).await.unwrap() {
+            Reservation::First(running) => running,
+            Reservation::Repeat(_) => panic!("not the first"),
         }
     }
 
-    async fn repeat(keys: &Arc<Idempotency>, body: &str) -> Repeat {
-        match begin(keys, "a", body).await.unwrap() {
-            Turn::First(_) => panic!("ran twice"),
-            Turn::Repeat(repeat) => repeat,
+    async fn repeat(keys: &Arc<Idempotency>, body: &str) -> RepeatedRequest {
+        match reserve(keys, "a", body).await.unwrap() {
+            Reservation::First(_) => panic!("ran twice"),
+            Reservation::Repeat(repeat) => repeat,
         }
     }
 
@@ -318,8 +304,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_repeat_gets_the_first_ones_reply_at_every_replica() {
-        let store = store();
+    async fn a_repeated_request_gets_the_first_reply_at_every_replica() {
+        let store = memory_store();
         let (here, elsewhere) = (replica(&store), replica(&store));
         let running = first(&here, "x").await;
         let waiting = [repeat(&here, "x").await, repeat(&elsewhere, "x").await];
@@ -327,47 +313,49 @@ mod tests {
         for waiting in waiting.into_iter().chain([repeat(&here, "x").await, repeat(&elsewhere, "x").await]) {
             assert_eq!(waiting.reply().await.unwrap().content.message, "reply");
         }
-        begin(&here, "a", "y").await.expect_err("another body");
-        begin(&elsewhere, "a", "y").await.expect_err("another body");
-        assert!(matches!(begin(&here, "b", "y").await.unwrap(), Turn::First(_)), "another action");
+        reserve(&here, "a", "y").await.expect_err("another body");
+        reserve(&elsewhere, "a", "y").await.expect_err("another body");
+        assert!(matches!(reserve(&here, "b", "y").await.unwrap(), Reservation::First(_)), "another action");
     }
 
     #[tokio::test]
     async fn an_error_from_before_the_agent_was_reached_is_not_remembered() {
-        let keys = replica(&store());
+        let keys = replica(&memory_store());
         first(&keys, "x").await.finish(&Err(ActionError::unavailable("a", None))).await;
         first(&keys, "y").await.finish(&Err(ActionError::internal().after_reaching_agent())).await;
-        begin(&keys, "a", "x").await.expect_err("the second one is remembered");
+        reserve(&keys, "a", "x").await.expect_err("the second one is remembered");
     }
 
     #[tokio::test]
     async fn a_reply_that_is_too_large_to_keep_never_runs_the_agent_again() {
-        let keys = replica(&store());
+        let keys = replica(&memory_store());
         first(&keys, "x").await.finish(&outcome(&"x".repeat(20 << 20))).await;
         let again = repeat(&keys, "x").await.reply().await.unwrap_err();
         assert_eq!(again.info.code, Code::OutcomeUnknown);
     }
 
     #[tokio::test]
-    async fn a_key_stays_when_the_store_has_to_drop_its_reply() {
-        let keys = replica(&store());
-        let begin = |key: String| {
+    async fn a_key_remains_when_the_store_evicts_its_reply() {
+        let keys = replica(&memory_store());
+        let reserve = |key: String| {
             let keys = Arc::clone(&keys);
-            async move { keys.begin(&"agent".into(), "a", &key, b"x", LIMIT).await.unwrap() }
+            async move { keys.reserve(&"agent".into(), "a", &key, b"x", LIMIT).await.unwrap() }
         };
         for number in 0..100 {
-            let Turn::First(running) = begin(number.to_string()).await else { panic!("not the first") };
+            let Reservation::First(running) = reserve(number.to_string()).await else {
+                panic!("not the first")
+            };
             running.finish(&outcome(&"x".repeat(1 << 20))).await;
         }
-        let Turn::Repeat(first) = begin("0".to_owned()).await else { panic!("ran twice") };
+        let Reservation::Repeat(first) = reserve("0".to_owned()).await else { panic!("ran twice") };
         assert_eq!(first.reply().await.unwrap_err().info.code, Code::OutcomeUnknown);
-        let Turn::Repeat(last) = begin("99".to_owned()).await else { panic!("ran twice") };
+        let Reservation::Repeat(last) = reserve("99".to_owned()).await else { panic!("ran twice") };
         last.reply().await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_was_dropped_in_the_middle_is_never_run_again() {
-        let keys = replica(&store());
+    async fn a_request_that_is_dropped_midway_never_runs_again() {
+        let keys = replica(&memory_store());
         drop(first(&keys, "x").await);
         let waiting = repeat(&keys, "x").await.reply();
         assert!(tokio::time::timeout(LIMIT, waiting).await.is_err(), "it may still run");

@@ -1,87 +1,87 @@
-//! Sessions: the caller's name for a conversation, and the agent's.
+//! Sessions: maps the caller's id for a conversation to the agent's context id.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Key, Kind, StateStore, record, update};
+use super::records::{Change, ReadRecord, Records};
+use super::{RecordKey, RecordKind, StateStore};
 use crate::reply::error::ActionError;
 
-/// How long a session is remembered after its last call.
+/// A session expires this long after its last call.
 const TTL: Duration = Duration::from_secs(24 * 3600);
-/// A session that is in use is written again this often, to keep it.
+/// A session in use is written again this often, so that it does not expire.
 const REFRESH: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+struct SessionRecord {
     context_id: String,
 }
 
-/// The sessions whose agent chose a context id of its own. Any other session is its own context id, and
-/// is not stored.
+impl ReadRecord<SessionRecord> {
+    fn needs_refresh(&self) -> bool {
+        self.written_at.elapsed().is_ok_and(|age| age >= REFRESH)
+    }
+}
+
+/// Stores only the sessions whose agent chose another context id. Any other session id is the context id.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    store: Arc<dyn StateStore>,
+    records: Records<SessionRecord>,
 }
 
 impl Sessions {
-    pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { store }
+    pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
+        Self { records: Records::new(store, RecordKind::Session) }
     }
 
-    /// The context id to send for a session: the agent's own from the second call on.
+    /// The context id to send for a session: from the second call on, the one that the agent chose.
     pub(crate) async fn context_id(&self, agent: &Arc<str>, session_id: &str) -> Result<String, ActionError> {
-        let entry = self.store.read(Kind::Session, &Key::new(agent, session_id)).await?;
-        let Some(entry) = entry else { return Ok(session_id.to_owned()) };
-        let record: Record = record::decode(&entry.value)?;
-        if entry.written_at.elapsed().is_ok_and(|age| age >= REFRESH) {
-            self.follow(agent, session_id, &record.context_id).await?;
+        let Some(known) = self.records.read(&RecordKey::new(agent, session_id)).await? else {
+            return Ok(session_id.to_owned());
+        };
+        if known.needs_refresh() {
+            self.set_context_id(agent, session_id, &known.record.context_id).await?;
         }
-        Ok(record.context_id)
+        Ok(known.record.context_id)
     }
 
-    /// Remembers which context id the agent gave to a session.
-    pub(crate) async fn follow(
+    pub(crate) async fn set_context_id(
         &self,
         agent: &Arc<str>,
         session_id: &str,
         context_id: &str,
     ) -> Result<(), ActionError> {
-        let follow = |known: Option<(Record, std::time::SystemTime)>| {
-            let is_known = match &known {
-                Some((record, written_at)) => {
-                    record.context_id == context_id && written_at.elapsed().is_ok_and(|age| age < REFRESH)
-                }
-                None => session_id == context_id,
-            };
-            Ok::<_, ActionError>(if is_known {
-                Change::Keep(())
-            } else {
-                Change::Write(Record { context_id: context_id.to_owned() }, TTL, ())
-            })
+        let key = RecordKey::new(agent, session_id);
+        let is_current = match self.records.read(&key).await? {
+            Some(known) => known.record.context_id == context_id && !known.needs_refresh(),
+            None => session_id == context_id,
         };
-        update(&*self.store, Kind::Session, &Key::new(agent, session_id), follow).await?;
-        Ok(())
+        if is_current {
+            return Ok(());
+        }
+        let write = |_| Ok(Change::Write(SessionRecord { context_id: context_id.to_owned() }, TTL, ()));
+        self.records.update(&key, write).await
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::MemoryStore;
+    use super::super::tests::memory_store;
     use super::*;
 
     #[tokio::test]
-    async fn a_session_follows_the_agents_context_at_every_replica() {
-        let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
-        let (one, other) = (Sessions::new(Arc::clone(&store)), Sessions::new(Arc::clone(&store)));
+    async fn every_replica_uses_the_context_id_that_the_agent_chose() {
+        let store = memory_store();
+        let (one, other) = (Sessions::new(&store), Sessions::new(&store));
         let agent: Arc<str> = "weather".into();
         assert_eq!(one.context_id(&agent, "s").await.unwrap(), "s");
-        one.follow(&agent, "s", "s").await.unwrap();
-        assert!(store.read(Kind::Session, &Key::new(&agent, "s")).await.unwrap().is_none());
-        one.follow(&agent, "s", "c-1").await.unwrap();
+        one.set_context_id(&agent, "s", "s").await.unwrap();
+        assert!(store.read(RecordKind::Session, &RecordKey::new(&agent, "s")).await.unwrap().is_none());
+        one.set_context_id(&agent, "s", "c-1").await.unwrap();
         assert_eq!(other.context_id(&agent, "s").await.unwrap(), "c-1");
-        other.follow(&agent, "s", "c-2").await.unwrap();
+        other.set_context_id(&agent, "s", "c-2").await.unwrap();
         assert_eq!(one.context_id(&agent, "s").await.unwrap(), "c-2");
         assert_eq!(one.context_id(&"other".into(), "s").await.unwrap(), "s");
     }

@@ -1,8 +1,8 @@
-//! Tasks as they were last seen, so that they can be looked up, cancelled and followed.
+//! Tasks as they were last seen, so that callers can look them up, cancel and follow them.
 //!
-//! A task lives in one of two places. A local table holds the tasks of plain calls: every call writes one
-//! and hardly any is read again. A task that somebody else may ask for, because it was submitted or
-//! waits for an answer, moves to the store, and stays there until it is forgotten.
+//! A local table holds the tasks of plain calls: every call writes one and few are read again. A task that a request
+//! at another replica may need, because it was submitted or waits for an answer, moves to the store and stays
+//! there until it expires.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,61 +10,58 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::followers::{Follower, Followers};
-use super::table::{self, Table};
-use super::{Change, Key, Kind, StateStore, Unavailable, record, update};
+use super::records::{Change, Records};
+use super::table::{self, BoundedTable};
+use super::task_ends::{TaskEndSubscription, TaskEnds};
+use super::{RecordKey, RecordKind, StateStore};
 use crate::a2a::model::TaskState;
-use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::{FollowUp, Outcome, TaskRef};
-use crate::reply::stored::StoredReply;
+use crate::reply::{Reply, for_storage};
 
-/// Most bytes of tasks of plain calls.
+/// Limit for the tasks of plain calls, in bytes.
 const LOCAL_BYTES: usize = 64 << 20;
 
 /// A task as it was last seen.
 #[derive(Debug, Clone)]
 pub(crate) struct TaskRecord {
     pub state: TaskState,
-    /// The reply at that time, or why nobody knows how the task goes on.
+    /// The reply at that time, or the error because of which the bridge lost track of the task.
     pub reply: Reply,
-    /// The open question, if the agent waits.
+    /// The open question, if the agent waits for an answer.
     pub follow_up: Option<FollowUp>,
-    /// Whether its changes are published.
+    /// Whether changes of the task are published.
     pub is_submitted: bool,
     pub seen_at: SystemTime,
-    /// How long it may still run; while it does, it is remembered.
-    pub alive: Duration,
-    /// How long it is remembered after that.
+    /// How long the task may still run.
+    pub may_run_for: Duration,
+    /// How long the record remains after that.
     pub ttl: Duration,
 }
 
 impl TaskRecord {
-    fn keep_for(&self) -> Duration {
-        self.alive.saturating_add(self.ttl)
+    fn expires_in(&self) -> Duration {
+        self.may_run_for.saturating_add(self.ttl)
     }
 
-    /// Whether another replica may be asked about it.
+    /// Whether requests at other replicas may need it.
     fn is_shared(&self) -> bool {
         self.is_submitted || self.follow_up.is_some()
     }
 
-    /// Whether this record stays when `new` is observed.
+    /// Whether this record stays when `observer` has seen `new`.
     ///
     /// A final state stays, unless it is from before the observing call began: then it belongs to an earlier
     /// use of the same id, because some agents give every task of a conversation the same one. Anything
-    /// that was recorded during a mere look is newer than what the look has seen.
-    fn outlives(&self, new: &Self, observer: Observer) -> bool {
-        let (Observer::Call { began } | Observer::Look { began }) = observer;
-        let is_older_look = matches!(observer, Observer::Look { .. }) && !new.state.is_final();
-        (self.state.is_final() || is_older_look) && self.seen_at >= began
+    /// recorded during a lookup is newer than what the lookup has seen.
+    fn takes_precedence_over(&self, new: &Self, observer: Observer) -> bool {
+        let (Observer::Call { began } | Observer::Lookup { began }) = observer;
+        let is_older_lookup = matches!(observer, Observer::Lookup { .. }) && !new.state.is_final();
+        (self.state.is_final() || is_older_lookup) && self.seen_at >= began
     }
 
     fn allocated(&self) -> usize {
-        let reply = match &self.reply {
-            Ok(outcome) => outcome.allocated(),
-            Err(error) => error.allocated(),
-        };
+        let reply = self.reply.as_ref().map_or_else(ActionError::allocated, |outcome| outcome.allocated());
         size_of::<Self>() + reply
     }
 
@@ -76,145 +73,144 @@ impl TaskRecord {
     }
 }
 
-/// The task of a plain call that has ended, which nearly all are: no more than its outcome.
-#[derive(Debug, Clone)]
-struct Ended {
-    outcome: Arc<Outcome>,
-    seen_at: SystemTime,
-    ttl: Duration,
-}
-
-impl Ended {
-    fn of(record: &TaskRecord) -> Option<Self> {
-        let outcome =
-            record.reply.as_ref().ok().filter(|_| record.state.is_final() && !record.is_shared())?;
-        Some(Self { outcome: Arc::clone(outcome), seen_at: record.seen_at, ttl: record.keep_for() })
-    }
-
-    fn into_record(self) -> TaskRecord {
-        TaskRecord {
-            state: self.outcome.status.into(),
-            reply: Ok(self.outcome),
-            follow_up: None,
-            is_submitted: false,
-            seen_at: self.seen_at,
-            alive: Duration::ZERO,
-            ttl: self.ttl,
-        }
-    }
-}
-
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Observer {
-    /// The call that follows it.
+    /// The call that follows the task.
     Call { began: SystemTime },
-    /// A request that looks at it once.
-    Look { began: SystemTime },
+    /// A request that reads the task once.
+    Lookup { began: SystemTime },
 }
 
-/// What came of [`TaskStore::record`].
 #[derive(Debug)]
-pub(crate) enum Recorded {
-    /// It was written in place of this record.
-    Written { before: Option<Arc<TaskRecord>> },
-    /// Nothing was written: this record is final, or newer.
+pub(crate) enum RecordResult {
+    Written {
+        previous: Option<Arc<TaskRecord>>,
+    },
+    /// Nothing was written: the existing record is final, or newer.
     Kept(Arc<TaskRecord>),
 }
 
 #[derive(Debug)]
-pub(crate) struct TaskStore {
-    local: Mutex<Table<Place>>,
-    store: Arc<dyn StateStore>,
-    followers: Followers,
+pub(crate) struct Tasks {
+    local: Mutex<BoundedTable<LocalTask>>,
+    records: Records<StoredTask>,
+    ends: TaskEnds,
 }
 
-/// Where a task of this process is.
+/// What this process knows of a task.
 #[derive(Debug, Clone)]
-enum Place {
-    Ended(Ended),
-    Here(Arc<TaskRecord>),
+enum LocalTask {
+    /// The task of a plain call that has ended. Nearly all tasks are such, so it holds only the outcome.
+    Ended {
+        outcome: Arc<Outcome>,
+        seen_at: SystemTime,
+        ttl: Duration,
+    },
+    Record(Arc<TaskRecord>),
     InStore,
 }
 
-impl Place {
+impl LocalTask {
+    fn new(record: TaskRecord) -> Self {
+        match &record.reply {
+            Ok(outcome) if record.state.is_final() && !record.is_shared() => Self::Ended {
+                outcome: Arc::clone(outcome),
+                seen_at: record.seen_at,
+                ttl: record.expires_in(),
+            },
+            _ => Self::Record(Arc::new(record)),
+        }
+    }
+
     fn record(self) -> Option<Arc<TaskRecord>> {
         match self {
-            Self::Ended(ended) => Some(Arc::new(ended.into_record())),
-            Self::Here(record) => Some(record),
+            Self::Ended { outcome, seen_at, ttl } => Some(Arc::new(TaskRecord {
+                state: outcome.status.into(),
+                reply: Ok(outcome),
+                follow_up: None,
+                is_submitted: false,
+                seen_at,
+                may_run_for: Duration::ZERO,
+                ttl,
+            })),
+            Self::Record(record) => Some(record),
             Self::InStore => None,
         }
     }
 }
 
-impl TaskStore {
-    pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { local: Mutex::new(Table::evicting(LOCAL_BYTES)), store, followers: Followers::default() }
-    }
-
-    /// A task that this process has seen. It asks the store only for tasks that it put there, so that a new
-    /// call costs nothing.
-    pub(crate) async fn known(
-        &self,
-        agent: &Arc<str>,
-        id: &str,
-    ) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
-        match self.place(agent, id) {
-            None => Ok(None),
-            Some(Place::InStore) => Box::pin(self.stored(agent, id)).await,
-            Some(here) => Ok(here.record()),
+impl Tasks {
+    pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
+        Self {
+            local: Mutex::new(BoundedTable::evicting(LOCAL_BYTES)),
+            records: Records::new(store, RecordKind::Task),
+            ends: TaskEnds::default(),
         }
     }
 
-    /// A task that any replica has seen.
+    /// Finds a task that this process has seen. It reads the store only for tasks that this process put there, so
+    /// that a new call does not read the store.
+    pub(crate) async fn find_seen_here(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+    ) -> Result<Option<Arc<TaskRecord>>, ActionError> {
+        match self.get_local(agent, id) {
+            None => Ok(None),
+            Some(LocalTask::InStore) => Box::pin(self.find_in_store(agent, id)).await,
+            Some(local) => Ok(local.record()),
+        }
+    }
+
+    /// Finds a task that any replica has seen.
     pub(crate) async fn find(
         &self,
         agent: &Arc<str>,
         id: &str,
-    ) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
-        match self.place(agent, id).and_then(Place::record) {
+    ) -> Result<Option<Arc<TaskRecord>>, ActionError> {
+        match self.get_local(agent, id).and_then(LocalTask::record) {
             Some(record) => Ok(Some(record)),
-            None => self.stored(agent, id).await,
+            None => self.find_in_store(agent, id).await,
         }
     }
 
-    /// Remembers where a task stands, unless what is known of it is final or newer. A task that was submitted
-    /// once stays so.
+    /// Records the state of a task, unless the existing record is final or newer. A submitted task stays submitted.
     pub(crate) async fn record(
         &self,
         agent: &Arc<str>,
         id: &str,
         new: TaskRecord,
         observer: Observer,
-    ) -> Recorded {
-        let is_end_in_look = new.state.is_final() && matches!(observer, Observer::Look { .. });
-        let here = match new.is_shared() {
+    ) -> RecordResult {
+        let is_end_in_lookup = new.state.is_final() && matches!(observer, Observer::Lookup { .. });
+        let local = match new.is_shared() {
             true => Err(Box::new(new)),
-            false => self.record_here(agent, id, new, observer),
+            false => self.record_locally(agent, id, new, observer),
         };
-        let recorded = match here {
-            Ok(recorded) => recorded,
+        let result = match local {
+            Ok(result) => result,
             Err(new) => Box::pin(self.record_in_store(agent, id, *new, observer)).await,
         };
-        if is_end_in_look && matches!(recorded, Recorded::Written { .. }) {
-            self.followers.end(agent, id);
+        if is_end_in_lookup && matches!(result, RecordResult::Written { .. }) {
+            self.ends.notify(agent, id);
         }
-        recorded
+        result
     }
 
-    /// Follows a task for a call, which may not hear of the task's end from the agent when another request,
-    /// such as a cancel, has brought it about.
-    pub(crate) fn follow(&self, agent: &Arc<str>, id: &str) -> Follower<'_> {
-        self.followers.follow(agent, id)
+    /// For a call that follows a task: the agent may not report the end on the stream when another request, such as
+    /// a cancel, has caused it.
+    pub(crate) fn subscribe_to_end(&self, agent: &Arc<str>, id: &str) -> TaskEndSubscription<'_> {
+        self.ends.subscribe(agent, id)
     }
 
-    /// Remembers that a call has lost sight of a task, for those who ask while the agent is away. A final
-    /// state stays, and so does an open question: it can still be answered.
-    pub(crate) async fn lose(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
-        let known = self.known(agent, id).await.ok().flatten();
+    /// Records why a call has lost track of a task, for lookups while the agent is unavailable. A final state
+    /// stays, and so does an open question: a caller can still answer it.
+    pub(crate) async fn mark_lost(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
+        let known = self.find_seen_here(agent, id).await.ok().flatten();
         if let Some(record) = known.filter(|record| !record.state.is_settled()) {
             let lost = TaskRecord {
                 reply: Err(why.clone()),
-                alive: Duration::ZERO,
+                may_run_for: Duration::ZERO,
                 seen_at: SystemTime::now(),
                 ..TaskRecord::clone(&record)
             };
@@ -222,34 +218,30 @@ impl TaskStore {
         }
     }
 
-    /// Records the task of a plain call in one step; gives it back if the task is in the store.
-    fn record_here(
+    /// Records the task of a plain call in one step. Returns the record if the task is in the store.
+    fn record_locally(
         &self,
         agent: &Arc<str>,
         id: &str,
         mut new: TaskRecord,
         observer: Observer,
-    ) -> Result<Recorded, Box<TaskRecord>> {
+    ) -> Result<RecordResult, Box<TaskRecord>> {
         let now = Instant::now();
         let mut local = self.local();
-        let before = match local.get(agent, id, now) {
+        let previous = match local.get(agent, id, now) {
             None => None,
-            Some(Place::InStore) => return Err(Box::new(new)),
-            Some(here) => here.clone().record(),
+            Some(LocalTask::InStore) => return Err(Box::new(new)),
+            Some(known) => known.clone().record(),
         };
-        if let Some(before) = before.as_ref().filter(|before| before.outlives(&new, observer)) {
-            return Ok(Recorded::Kept(Arc::clone(before)));
+        if let Some(known) = previous.as_ref().filter(|known| known.takes_precedence_over(&new, observer)) {
+            return Ok(RecordResult::Kept(Arc::clone(known)));
         }
-        new.is_submitted |= before.as_ref().is_some_and(|before| before.is_submitted);
-        let (ttl, bytes) = (new.keep_for(), new.allocated());
-        let place = match Ended::of(&new) {
-            Some(ended) => Place::Ended(ended),
-            None => Place::Here(Arc::new(new)),
-        };
-        let gone = local.put(agent, id, place, bytes, ttl, now);
+        new.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
+        let (ttl, bytes) = (new.expires_in(), new.allocated());
+        let removed = local.put(agent, id, LocalTask::new(new), bytes, ttl, now);
         drop(local);
-        drop(gone);
-        Ok(Recorded::Written { before })
+        drop(removed);
+        Ok(RecordResult::Written { previous })
     }
 
     async fn record_in_store(
@@ -258,84 +250,86 @@ impl TaskStore {
         id: &str,
         new: TaskRecord,
         observer: Observer,
-    ) -> Recorded {
-        let here = self.place(agent, id).and_then(Place::record);
-        if let Some(here) = here.as_ref().filter(|here| here.outlives(&new, observer)) {
-            return Recorded::Kept(Arc::clone(here));
+    ) -> RecordResult {
+        let local = self.get_local(agent, id).and_then(LocalTask::record);
+        if let Some(known) = local.as_ref().filter(|known| known.takes_precedence_over(&new, observer)) {
+            return RecordResult::Kept(Arc::clone(known));
         }
-        let (stored, ttl) = (StoredTask::new(&new), new.keep_for());
+        let (stored, ttl) = (StoredTask::new(&new), new.expires_in());
         let mut replaced = None;
-        let decide = |known: Option<(StoredTask, SystemTime)>| {
-            let known = known.map(|(known, _)| known);
+        let decide = |known: Option<StoredTask>| {
             // An earlier attempt of this write was stored after all.
             if known.as_ref().is_some_and(|known| known.nonce == stored.nonce) {
-                return Ok(Change::Keep(Recorded::Written { before: replaced.take() }));
+                return Ok(Change::Keep(RecordResult::Written { previous: replaced.take() }));
             }
             let known = known.map(|known| Arc::new(known.into_record()));
-            if let Some(kept) = known.as_ref().filter(|known| known.outlives(&new, observer)) {
-                return Ok::<_, ActionError>(Change::Keep(Recorded::Kept(Arc::clone(kept))));
+            if let Some(known) = known.as_ref().filter(|known| known.takes_precedence_over(&new, observer)) {
+                return Ok(Change::Keep(RecordResult::Kept(Arc::clone(known))));
             }
-            let before = known.or_else(|| here.clone());
-            replaced.clone_from(&before);
+            let previous = known.or_else(|| local.clone());
+            replaced.clone_from(&previous);
             let mut stored = stored.clone();
-            stored.is_submitted |= before.as_ref().is_some_and(|before| before.is_submitted);
-            Ok(Change::Write(stored, ttl, Recorded::Written { before }))
+            stored.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
+            Ok(Change::Write(stored, ttl, RecordResult::Written { previous }))
         };
-        match update(&*self.store, Kind::Task, &Key::new(agent, id), decide).await {
-            Ok(recorded) => {
-                self.put(agent, id, Place::InStore, 0, ttl);
-                recorded
+        match self.records.update(&RecordKey::new(agent, id), decide).await {
+            Ok(result) => {
+                self.put_local(agent, id, LocalTask::InStore, 0, ttl);
+                result
             }
-            // While the store is away, this process remembers on its own.
+            // While the store is unavailable, this process keeps the record.
             Err(error) => {
-                tracing::debug!(%agent, task = id, reason = error.message, "cannot share a task");
+                tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
                 let bytes = new.allocated();
-                self.put(agent, id, Place::Here(Arc::new(new)), bytes, ttl);
-                Recorded::Written { before: here }
+                self.put_local(agent, id, LocalTask::Record(Arc::new(new)), bytes, ttl);
+                RecordResult::Written { previous: local }
             }
         }
     }
 
-    async fn stored(&self, agent: &Arc<str>, id: &str) -> Result<Option<Arc<TaskRecord>>, Unavailable> {
-        let Some(entry) = self.store.read(Kind::Task, &Key::new(agent, id)).await? else {
+    async fn find_in_store(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+    ) -> Result<Option<Arc<TaskRecord>>, ActionError> {
+        let Some(read) = self.records.read(&RecordKey::new(agent, id)).await? else {
             return Ok(None);
         };
-        let stored: StoredTask = record::decode(&entry.value)?;
-        let found = Arc::new(stored.into_record());
-        if self.place(agent, id).is_none() {
-            self.put(agent, id, Place::InStore, 0, found.keep_for());
+        let found = Arc::new(read.record.into_record());
+        if self.get_local(agent, id).is_none() {
+            self.put_local(agent, id, LocalTask::InStore, 0, found.expires_in());
         }
         Ok(Some(found))
     }
 
-    fn place(&self, agent: &Arc<str>, id: &str) -> Option<Place> {
+    fn get_local(&self, agent: &Arc<str>, id: &str) -> Option<LocalTask> {
         self.local().get(agent, id, Instant::now()).cloned()
     }
 
-    fn put(&self, agent: &Arc<str>, id: &str, place: Place, bytes: usize, ttl: Duration) {
-        let gone = self.local().put(agent, id, place, bytes, ttl, Instant::now());
-        drop(gone);
+    fn put_local(&self, agent: &Arc<str>, id: &str, task: LocalTask, bytes: usize, ttl: Duration) {
+        let removed = self.local().put(agent, id, task, bytes, ttl, Instant::now());
+        drop(removed);
     }
 
-    /// Frees the memory of local tasks whose time is over.
+    /// Frees the memory of expired local tasks.
     pub(super) async fn sweep(&self) {
         table::sweep(|| self.local().sweep_step(Instant::now())).await;
     }
 
     // One lock for all agents: it is held for a moment only.
-    fn local(&self) -> MutexGuard<'_, Table<Place>> {
+    fn local(&self) -> MutexGuard<'_, BoundedTable<LocalTask>> {
         self.local.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A task as the store has it.
+/// A task in the store.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct StoredTask {
     state: String,
-    reply: StoredReply,
+    reply: Reply,
     is_submitted: bool,
     seen_at: SystemTime,
-    alive: Duration,
+    may_run_for: Duration,
     ttl: Duration,
     nonce: Uuid,
 }
@@ -344,24 +338,23 @@ impl StoredTask {
     fn new(record: &TaskRecord) -> Self {
         Self {
             state: record.state.to_string(),
-            reply: StoredReply::new(&record.reply),
+            reply: for_storage(&record.reply),
             is_submitted: record.is_submitted,
             seen_at: record.seen_at,
-            alive: record.alive,
+            may_run_for: record.may_run_for,
             ttl: record.ttl,
             nonce: Uuid::new_v4(),
         }
     }
 
     fn into_record(self) -> TaskRecord {
-        let reply = self.reply.into_reply();
         TaskRecord {
             state: TaskState::parse(&self.state),
-            follow_up: reply.as_ref().ok().and_then(|outcome| outcome.follow_up.clone()),
-            reply,
+            follow_up: self.reply.as_ref().ok().and_then(|outcome| outcome.follow_up.clone()),
+            reply: self.reply,
             is_submitted: self.is_submitted,
             seen_at: self.seen_at,
-            alive: self.alive,
+            may_run_for: self.may_run_for,
             ttl: self.ttl,
         }
     }
@@ -371,7 +364,7 @@ impl StoredTask {
 mod tests {
     use futures_util::FutureExt as _;
 
-    use super::super::memory::MemoryStore;
+    use super::super::tests::memory_store;
     use super::super::{SWEEP_INTERVAL, State};
     use super::*;
     use crate::reply::error::Code;
@@ -388,7 +381,7 @@ mod tests {
             follow_up: None,
             is_submitted: false,
             seen_at: SystemTime::now(),
-            alive: Duration::ZERO,
+            may_run_for: Duration::ZERO,
             ttl: HOUR,
         }
     }
@@ -397,9 +390,9 @@ mod tests {
         TaskRecord { is_submitted: true, ..task(state, message) }
     }
 
-    fn replicas() -> (TaskStore, TaskStore, Arc<str>) {
-        let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
-        (TaskStore::new(Arc::clone(&store)), TaskStore::new(store), "a".into())
+    fn replicas() -> (Tasks, Tasks, Arc<str>) {
+        let store = memory_store();
+        (Tasks::new(&store), Tasks::new(&store), "a".into())
     }
 
     fn message(record: &TaskRecord) -> &str {
@@ -407,7 +400,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_task_of_a_plain_call_is_known_here_only() {
+    async fn the_task_of_a_plain_call_stays_in_its_process() {
         let (one, other, agent) = replicas();
         let began = Observer::Call { began: SystemTime::now() };
         one.record(&agent, "t", task(TaskState::Working, "w"), began).await;
@@ -423,39 +416,42 @@ mod tests {
         one.record(&agent, "t", task(TaskState::Working, "named"), began).await;
         let recorded = one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
         assert!(
-            matches!(recorded, Recorded::Written { before: Some(before) } if message(&before) == "named")
+            matches!(recorded, RecordResult::Written { previous: Some(previous) } if message(&previous) == "named")
         );
-        assert!(other.known(&agent, "t").await.unwrap().is_none(), "a new call asks nobody");
+        assert!(
+            other.find_seen_here(&agent, "t").await.unwrap().is_none(),
+            "a new call does not read the store"
+        );
         let found = other.find(&agent, "t").await.unwrap().unwrap();
         assert_eq!((message(&found), found.is_submitted), ("w", true));
         other.record(&agent, "t", submitted(TaskState::Canceled, "c"), began).await;
         let late = one.record(&agent, "t", submitted(TaskState::Canceled, "late"), began).await;
-        assert!(matches!(late, Recorded::Kept(end) if message(&end) == "c"));
+        assert!(matches!(late, RecordResult::Kept(end) if message(&end) == "c"));
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "c");
     }
 
     #[tokio::test]
-    async fn the_first_end_of_a_task_stays_but_an_id_can_be_used_again() {
+    async fn the_first_end_of_a_task_stays_but_its_id_can_be_reused() {
         let (one, _, agent) = replicas();
         let began = Observer::Call { began: SystemTime::now() };
         one.record(&agent, "t", task(TaskState::Completed, "first"), began).await;
-        let again = one.record(&agent, "t", task(TaskState::Working, "older look"), began).await;
-        assert!(matches!(again, Recorded::Kept(_)));
+        let again = one.record(&agent, "t", task(TaskState::Working, "older lookup"), began).await;
+        assert!(matches!(again, RecordResult::Kept(_)));
         let later = Observer::Call { began: SystemTime::now() + Duration::from_millis(1) };
         let next = one.record(&agent, "t", task(TaskState::Working, "next call"), later).await;
-        assert!(matches!(next, Recorded::Written { .. }));
+        assert!(matches!(next, RecordResult::Written { .. }));
     }
 
     #[tokio::test]
-    async fn a_look_does_not_undo_what_was_recorded_meanwhile() {
+    async fn a_lookup_does_not_undo_a_newer_record() {
         let (one, _, agent) = replicas();
         let call = Observer::Call { began: SystemTime::now() };
-        let look = Observer::Look { began: SystemTime::now() };
+        let lookup = Observer::Lookup { began: SystemTime::now() };
         one.record(&agent, "t", submitted(TaskState::InputRequired, "which?"), call).await;
-        let older = one.record(&agent, "t", task(TaskState::Working, "older"), look).await;
-        assert!(matches!(older, Recorded::Kept(kept) if message(&kept) == "which?"));
-        let end = one.record(&agent, "t", task(TaskState::Completed, "end"), look).await;
-        assert!(matches!(end, Recorded::Written { .. }));
+        let older = one.record(&agent, "t", task(TaskState::Working, "older"), lookup).await;
+        assert!(matches!(older, RecordResult::Kept(kept) if message(&kept) == "which?"));
+        let end = one.record(&agent, "t", task(TaskState::Completed, "end"), lookup).await;
+        assert!(matches!(end, RecordResult::Written { .. }));
         assert!(
             one.find(&agent, "t").await.unwrap().unwrap().is_submitted,
             "once submitted, always submitted"
@@ -463,42 +459,51 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_that_a_look_sees_is_told_to_who_follows_that_task() {
+    async fn a_lookup_that_sees_the_end_of_a_task_notifies_the_call_that_follows_it() {
         let (one, _, agent) = replicas();
         let began = SystemTime::now();
-        let (call, look) = (Observer::Call { began }, Observer::Look { began });
-        let (here, stored, own) =
-            (one.follow(&agent, "here"), one.follow(&agent, "stored"), one.follow(&agent, "own"));
+        let (call, lookup) = (Observer::Call { began }, Observer::Lookup { began });
+        let (here, stored, own) = (
+            one.subscribe_to_end(&agent, "here"),
+            one.subscribe_to_end(&agent, "stored"),
+            one.subscribe_to_end(&agent, "own"),
+        );
         one.record(&agent, "here", task(TaskState::Working, "w"), call).await;
         one.record(&agent, "stored", submitted(TaskState::Working, "w"), call).await;
         one.record(&agent, "own", task(TaskState::Completed, "seen by its call"), call).await;
-        let told = || [&here, &stored, &own].map(|follower| follower.ended().now_or_never().is_some());
-        assert_eq!(told(), [false, false, false], "nobody needs to be told what its own call has seen");
-        one.record(&agent, "here", task(TaskState::Canceled, "c"), look).await;
-        assert_eq!(told(), [true, false, false]);
-        one.record(&agent, "stored", task(TaskState::Canceled, "c"), look).await;
-        assert_eq!(told(), [true, true, false]);
+        let notified =
+            || [&here, &stored, &own].map(|subscription| subscription.ended().now_or_never().is_some());
+        assert_eq!(
+            notified(),
+            [false, false, false],
+            "a call needs no notification of an end that it has seen itself"
+        );
+        one.record(&agent, "here", task(TaskState::Canceled, "c"), lookup).await;
+        assert_eq!(notified(), [true, false, false]);
+        one.record(&agent, "stored", task(TaskState::Canceled, "c"), lookup).await;
+        assert_eq!(notified(), [true, true, false]);
     }
 
     #[tokio::test]
-    async fn a_task_that_is_lost_from_sight_says_why_unless_it_has_ended() {
+    async fn a_lost_task_says_why_unless_it_has_ended() {
         let (one, _, agent) = replicas();
         let began = Observer::Call { began: SystemTime::now() };
         let why = ActionError::new(Code::OutcomeUnknown, "cut off");
         one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
-        one.lose(&agent, "t", &why).await;
+        one.mark_lost(&agent, "t", &why).await;
         let lost = one.find(&agent, "t").await.unwrap().unwrap();
         assert_eq!(lost.reply.as_ref().unwrap_err().message, "cut off");
         one.record(&agent, "t", submitted(TaskState::Completed, "done"), began).await;
-        one.lose(&agent, "t", &why).await;
+        one.mark_lost(&agent, "t", &why).await;
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "done");
     }
 
     #[tokio::test]
-    async fn a_task_is_forgotten_when_its_time_is_over() {
+    async fn a_task_expires() {
         let (one, _, agent) = replicas();
         let began = Observer::Call { began: SystemTime::now() };
-        let short = |alive| TaskRecord { alive, ttl: Duration::ZERO, ..task(TaskState::Working, "w") };
+        let short =
+            |may_run_for| TaskRecord { may_run_for, ttl: Duration::ZERO, ..task(TaskState::Working, "w") };
         one.record(&agent, "t", short(HOUR), began).await;
         assert!(one.find(&agent, "t").await.unwrap().is_some());
         one.record(&agent, "t", short(Duration::ZERO), began).await;
@@ -506,7 +511,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_memory_of_tasks_whose_time_is_over_is_freed_though_nothing_is_written() {
+    async fn expired_tasks_are_freed_even_without_writes() {
         let (state, agent) = (State::default(), "a".into());
         let began = Observer::Call { began: SystemTime::now() };
         let short = TaskRecord { ttl: Duration::from_nanos(1), ..task(TaskState::Completed, "done") };

@@ -1,6 +1,6 @@
-//! One call to an agent, from the message that is sent to the reply.
+//! The run of one call, from the message to the reply.
 //!
-//! A run is a state machine. The way a message is sent decides where it begins:
+//! A run is a state machine. How the message is sent decides where it begins:
 //!
 //! ```text
 //! send, streaming ──> Reading ──cut off──> Checking ──> Subscribing ──> Reading
@@ -9,28 +9,28 @@
 //!                        └──settled──> Settled <──────────────┘
 //! ```
 //!
-//! Everything that the agent reports goes through a [`TaskBuilder`], whichever way it came, and from there to the
-//! caller's [`Progress`] and to the task store.
+//! Every event of the agent goes through a [`TaskBuilder`], and from there to the caller's [`Progress`] and to the
+//! recorded tasks.
 //!
-//! A message is sent at most once, unless the agent's answer proves that it did not run. A stream that
-//! ends without a settled state is never success: the run asks the agent what became of the task. When
-//! nobody can tell, the outcome is unknown, and the reply says so.
+//! A message is sent at most once, unless the agent's answer proves that it did not run. A stream that ends
+//! without a settled state is never a success: the run reads the task from the agent. If that fails too, the
+//! reply says that the outcome is unknown.
 
-mod observe;
-mod poll;
-mod stream;
-mod wait;
+mod poller;
+mod recorder;
+mod waiter;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 
 use super::actions::Actions;
-use super::assemble::{self, Source};
+use super::assemble::{self, MessageSource};
 use super::progress::{Frame, Progress};
 use super::request::ReplyMode;
-use super::task_builder::{TaskBuilder, TooMuch};
+use super::task_builder::{TaskBuilder, TooLarge};
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
@@ -40,99 +40,101 @@ use crate::a2a::stream::EventStream;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus, TaskRef};
-use crate::state::followers::Follower;
+use crate::state::task_ends::TaskEndSubscription;
 use crate::telemetry::trace_context::TraceContext;
-pub(super) use observe::question_of;
-use observe::unreadable;
-pub(super) use poll::{Pace, Polled, Poller};
-pub(super) use wait::Interruption;
+use crate::text::error_chain;
+pub(super) use poller::{PollSchedule, Polled, Poller};
+pub(super) use recorder::question_fingerprint;
+use recorder::{TaskRecorder, unreadable};
+use waiter::AgentWaiter;
+pub(super) use waiter::Interruption;
 
-/// How long one request for a task may take.
+/// Timeout of one request for a task.
 pub(super) const GET_TASK_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer waits for a look at its task.
-const RECALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// Timeout for reading a task before it gets an answer.
+const TASK_BEFORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+/// Timeout of a cancel that no caller asked for.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often to subscribe again to the events of a task.
+const MAX_SUBSCRIPTIONS: u32 = 3;
+/// How long to read on after a state that ends the call: some agents send more events after it, and some keep the
+/// stream open for ever.
+const READ_AFTER_END: Duration = Duration::from_millis(500);
+/// Consecutive failed polls before a call with a waiting caller fails.
+const MAX_FAILED_POLLS: u32 = 6;
 
-/// What a run is for. It is complete when the run is made.
 #[derive(Debug)]
-pub(super) struct Call<'a> {
+pub(super) struct RunInput<'a> {
     pub(super) purpose: Purpose,
     pub(super) mode: ReplyMode,
     pub(super) skill: Option<Arc<str>>,
     pub(super) output_modes: Arc<[String]>,
     pub(super) trace: &'a TraceContext,
-    pub(super) limit: Duration,
-    /// The retries of its message, which the reply shows.
+    pub(super) timeout: Duration,
+    /// The retries of the message, for the reply.
     pub(super) retries: Option<&'a Retries>,
 }
 
 #[derive(Debug)]
 pub(super) enum Purpose {
-    /// A message that begins a task, in this session.
-    New { session_id: Option<String> },
-    /// The answer to a question of a task that waits.
-    Answer(Question),
-    /// A look at a task of an earlier call, or its end.
-    Inspect,
+    /// A message that begins a task.
+    NewTask { session_id: Option<String> },
+    /// The answer to the question with this fingerprint.
+    Answer { question: String },
+    /// Reading or cancelling a task of an earlier call.
+    Lookup,
 }
 
-/// The question that a run answers.
-#[derive(Debug)]
-pub(super) struct Question {
-    pub(super) id: String,
-    /// Whether the agent has reported anything since it got the answer. Until then nobody knows whether it
-    /// took the answer.
-    pub(super) is_taken: bool,
-}
-
-enum Phase {
-    /// Reads the events of an open stream.
-    Reading(Box<EventStream>),
-    /// The stream has ended without a result, or was silent for too long: asks the agent what became of the
-    /// task.
-    Checking(StreamEnd),
-    /// Subscribes to the events of this task again.
-    Subscribing(String),
+enum RunPhase {
+    Reading {
+        events: Box<EventStream>,
+        subscriptions: u32,
+    },
+    /// The stream has ended without a result, or was silent for too long: read the task from the agent.
+    Checking {
+        end: StreamEnd,
+        subscriptions: u32,
+    },
+    Subscribing {
+        task_id: String,
+        subscriptions: u32,
+    },
     Polling,
     Settled,
 }
 
-/// Why nothing more comes from a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamEnd {
     Closed,
-    Silent,
+    Idle,
 }
 
 #[derive(Debug)]
 pub(super) struct CallRun<'a, P> {
     actions: &'a Actions,
-    pub(super) instance: Arc<Instance>,
-    pub(super) call: Call<'a>,
-    pub(super) progress: &'a mut P,
-    began: SystemTime,
-    pub(super) deadline: Instant,
-    /// Whether the agent has named the task.
-    is_named: bool,
-    /// Nobody listens; the task is cancelled as soon as its id is known.
-    is_abandoned: bool,
+    pub(super) recorder: TaskRecorder<'a>,
+    pub(super) agent: AgentWaiter<'a, P>,
+    builder: TaskBuilder<'a>,
+    /// Whether the agent has sent an event since it got the answer. Until then the run does not know whether the agent
+    /// took the answer.
+    is_answer_taken: bool,
     /// Whether the caller of a submitted task has its reply.
     is_accepted: bool,
-    /// The status that was recorded last.
-    recorded: Option<ReplyStatus>,
-    /// From when others can know the task, so that no end of it is missed.
-    follower: Option<Follower<'a>>,
+    last_recorded: Option<ReplyStatus>,
+    /// Exists from the first record on, because from then on other requests can end the task.
+    end_subscription: Option<TaskEndSubscription<'a>>,
 }
 
-pub(super) enum Failure {
-    /// The task of the question has ended, so its answer was not sent.
+pub(super) enum DeliveryError {
+    /// The task of the question has ended, so the answer was not sent.
     TaskEnded,
     /// The call to the agent failed, and no task is known.
     Client(ClientError),
-    /// Everything else, ready for the caller.
+    /// Any other error, ready for the caller.
     Action(ActionError),
 }
 
-impl From<ActionError> for Failure {
+impl From<ActionError> for DeliveryError {
     fn from(error: ActionError) -> Self {
         Self::Action(error)
     }
@@ -142,165 +144,179 @@ impl<'a, P: Progress> CallRun<'a, P> {
     pub(super) fn new(
         actions: &'a Actions,
         instance: Arc<Instance>,
-        call: Call<'a>,
+        input: RunInput<'a>,
         progress: &'a mut P,
     ) -> Self {
-        Self {
+        let max_size = usize::try_from(actions.settings.max_response_size).unwrap_or(usize::MAX);
+        let builder = TaskBuilder::new(&actions.settings.artifacts, max_size, progress.wants_content());
+        let agent = AgentWaiter {
             actions,
             instance,
-            deadline: Instant::now() + call.limit,
-            call,
             progress,
-            began: SystemTime::now(),
-            is_named: false,
+            mode: input.mode,
+            trace: input.trace,
+            deadline: Instant::now() + input.timeout,
+            is_task_named: false,
             is_abandoned: false,
+        };
+        Self {
+            actions,
+            recorder: TaskRecorder { actions, input, began: SystemTime::now() },
+            agent,
+            builder,
+            is_answer_taken: false,
             is_accepted: false,
-            recorded: None,
-            follower: None,
+            last_recorded: None,
+            end_subscription: None,
         }
     }
 
     /// Sends the message in the way that suits agent and caller, and follows the task to its end.
-    pub(super) async fn deliver(&mut self, message: &OutgoingMessage<'_>) -> Result<Arc<Outcome>, Failure> {
+    pub(super) async fn deliver(
+        &mut self,
+        message: &OutgoingMessage<'_>,
+    ) -> Result<Arc<Outcome>, DeliveryError> {
         let error = match Box::pin(self.send(message)).await {
-            Err(Failure::Client(error)) => error,
+            Err(DeliveryError::Client(error)) => error,
             result => return result,
         };
-        let may_go_without = message.context_id.is_some() && matches!(self.call.purpose, Purpose::New { .. });
+        let has_own_context =
+            message.context_id.is_some() && matches!(self.recorder.input.purpose, Purpose::NewTask { .. });
         match Retry::without_context(&error) {
-            // The agent makes its own conversation, which the session follows from now on.
-            Some(proof) if may_go_without => {
-                message.retries.record(proof);
+            // The agent chooses a context id, which the session uses from now on.
+            Some(reason) if has_own_context => {
+                message.retries.record(reason);
                 let message = OutgoingMessage { context_id: None, ..*message };
                 Box::pin(self.send(&message)).await
             }
-            _ => Err(Failure::Client(error)),
+            _ => Err(DeliveryError::Client(error)),
         }
     }
 
-    async fn send(&mut self, message: &OutgoingMessage<'_>) -> Result<Arc<Outcome>, Failure> {
-        let mut fold = self.fold();
-        let wants_stream = self.call.mode != ReplyMode::Final || self.actions.limits.prefer_stream;
-        let streams = wants_stream && self.instance.card.streaming;
-        if let (Purpose::Answer(_), Some(id)) = (&self.call.purpose, message.task_id) {
-            Box::pin(self.recall(id, &mut fold, streams)).await?;
+    async fn send(&mut self, message: &OutgoingMessage<'_>) -> Result<Arc<Outcome>, DeliveryError> {
+        self.builder.reset();
+        let wants_stream = self.agent.mode != ReplyMode::Final || self.actions.settings.prefer_stream;
+        let streams = wants_stream && self.agent.instance.card.streaming;
+        if let (Purpose::Answer { .. }, Some(id)) = (&self.recorder.input.purpose, message.task_id) {
+            Box::pin(self.read_before_answer(id, streams)).await?;
         }
         if streams {
-            match Box::pin(self.stream(message, &mut fold)).await {
-                Err(Failure::Client(error)) => {
-                    match Retry::without_streaming(&error, self.instance.client.dialect()) {
-                        // The card promised what the agent does not do; the message was not taken.
-                        Some(proof) => message.retries.record(proof),
-                        None => return Err(Failure::Client(error)),
+            match Box::pin(self.stream(message)).await {
+                Err(DeliveryError::Client(error)) => {
+                    match Retry::without_streaming(&error, self.agent.instance.client.dialect()) {
+                        // The agent does not stream in spite of its card, and did not take the message.
+                        Some(reason) => message.retries.record(reason),
+                        None => return Err(DeliveryError::Client(error)),
                     }
                 }
-                Err(failure) => return Err(failure),
-                Ok(()) => return Ok(self.conclude(&fold).await?),
+                Err(error) => return Err(error),
+                Ok(()) => return Ok(self.conclude().await?),
             }
         }
         let answer = self.send_blocking(message).await?;
-        Ok(Box::pin(self.resume(&mut fold, answer.into())).await?)
+        Ok(Box::pin(self.resume(answer.into())).await?)
     }
 
-    async fn stream(
-        &mut self,
-        message: &OutgoingMessage<'_>,
-        fold: &mut TaskBuilder<'_>,
-    ) -> Result<(), Failure> {
-        let instance = Arc::clone(&self.instance);
-        let opened = self.within_idle(Box::pin(instance.client.stream(message, self.call.trace))).await;
-        let events = match opened {
-            Ok(events) => events.map_err(Failure::Client)?,
+    async fn stream(&mut self, message: &OutgoingMessage<'_>) -> Result<(), DeliveryError> {
+        let instance = Arc::clone(&self.agent.instance);
+        let open = Box::pin(instance.client.stream(message, self.agent.trace));
+        let events = match self.agent.within_idle(open).await {
+            Ok(events) => events.map_err(DeliveryError::Client)?,
             Err(interruption) => {
-                let task = self.named_by_us(message);
-                return Err(self.interrupted(interruption, task).await.into());
+                let task = self.task_with_known_id(message);
+                return Err(self.interrupted_for(interruption, task).await.into());
             }
         };
-        self.follow(Phase::Reading(Box::new(events)), self.named_by_us(message), fold).await
+        let task = self.task_with_known_id(message);
+        self.follow(RunPhase::Reading { events: Box::new(events), subscriptions: 0 }, task).await
     }
 
-    async fn send_blocking(&mut self, message: &OutgoingMessage<'_>) -> Result<Answer, Failure> {
-        let blocking = self.call.mode == ReplyMode::Final;
+    async fn send_blocking(&mut self, message: &OutgoingMessage<'_>) -> Result<Answer, DeliveryError> {
+        let blocking = self.agent.mode == ReplyMode::Final;
         let message = OutgoingMessage { blocking, ..*message };
-        let instance = Arc::clone(&self.instance);
-        match self.within(Box::pin(instance.client.send(&message, self.call.trace))).await {
-            Ok(Ok(Answer::Task(task))) if self.answers(&task) => {
-                Ok(Answer::Task(Box::pin(self.past_old_question(task)).await))
+        let instance = Arc::clone(&self.agent.instance);
+        let is_new_task = matches!(self.recorder.input.purpose, Purpose::NewTask { .. });
+        match self.agent.within(Box::pin(instance.client.send(&message, self.agent.trace))).await {
+            Ok(Ok(Answer::Task(task))) if self.asks_old_question(&task) => {
+                Ok(Answer::Task(Box::pin(self.poll_past_old_question(task)).await))
             }
             Ok(Ok(answer)) => Ok(answer),
-            // A task whose id is known can be asked for. What became of an answer is up to its caller.
-            Ok(Err(error @ ClientError::Broken(_))) if matches!(self.call.purpose, Purpose::New { .. }) => {
-                let Some(task) = self.named_by_us(&message) else {
-                    return Err(Failure::Client(error));
+            // A task whose id is known can be read. A broken answer is left to the caller of this run.
+            Ok(Err(error @ ClientError::Broken(_))) if is_new_task => {
+                let Some(task) = self.task_with_known_id(&message) else {
+                    return Err(DeliveryError::Client(error));
                 };
-                match self.get_task(task.id.as_deref().unwrap_or_default(), GET_TASK_TIMEOUT).await {
-                    Ok(Polled::Seen(seen)) => Ok(Answer::Task(seen)),
-                    Ok(_) => Err(ActionError::from_client(error).about(task).into()),
-                    Err(interruption) => Err(self.interrupted(interruption, Some(task)).await.into()),
+                match self.agent.get_task(task.id.as_deref().unwrap_or_default(), GET_TASK_TIMEOUT).await {
+                    Ok(Polled::Task(task)) => Ok(Answer::Task(task)),
+                    Ok(_) => Err(ActionError::from_client(error).with_task(task).into()),
+                    Err(interruption) => Err(self.interrupted_for(interruption, Some(task)).await.into()),
                 }
             }
-            Ok(Err(error)) => Err(Failure::Client(error)),
+            Ok(Err(error)) => Err(DeliveryError::Client(error)),
             Err(interruption) => {
-                let task = self.named_by_us(&message);
-                Err(self.interrupted(interruption, task).await.into())
+                let task = self.task_with_known_id(&message);
+                Err(self.interrupted_for(interruption, task).await.into())
             }
         }
     }
 
-    /// Goes on with a task that the agent has reported.
-    pub(super) async fn resume(&mut self, fold: &mut TaskBuilder<'_>, event: Event) -> Reply {
-        self.take(fold, event).await?;
-        self.poll(fold).await?;
-        self.conclude(fold).await
+    /// Continues with a task that the agent has reported.
+    pub(super) async fn resume(&mut self, event: Event) -> Reply {
+        self.apply(event).await?;
+        self.poll().await?;
+        self.conclude().await
     }
 
-    pub(super) fn fold(&self) -> TaskBuilder<'a> {
-        let limits = &self.actions.limits;
-        let max_size = usize::try_from(limits.max_response_size).unwrap_or(usize::MAX);
-        TaskBuilder::new(&limits.artifacts, max_size, self.progress.wants_content())
+    /// The same for a task that was read outside of the run, after an answer.
+    pub(super) async fn resume_after_answer(&mut self, task: Task) -> Reply {
+        self.builder.reset();
+        self.resume(Event::Task(task)).await
     }
 
-    /// The task of a message whose id does not depend on the agent's answer.
-    fn named_by_us(&self, message: &OutgoingMessage<'_>) -> Option<TaskRef> {
-        let made = message.new_task_id.filter(|_| self.instance.client.dialect().client_assigns_task_ids());
-        let id = message.task_id.or(made)?;
-        Some(self.task_ref(Some(id.to_owned()), message.context_id.map(str::to_owned)))
+    /// The task of a message, if its id does not depend on the agent's answer.
+    fn task_with_known_id(&self, message: &OutgoingMessage<'_>) -> Option<TaskRef> {
+        let has_client_ids = self.agent.instance.client.dialect().client_assigns_task_ids();
+        let id = message.task_id.or(message.new_task_id.filter(|_| has_client_ids))?;
+        Some(self.recorder.task_ref(Some(id.to_owned()), message.context_id.map(str::to_owned)))
     }
 
-    /// Whether this run answers the question that the task still asks.
-    fn answers(&self, task: &Task) -> bool {
-        match &self.call.purpose {
-            Purpose::Answer(question) => task.state.is_waiting() && question_of(task) == question.id,
-            Purpose::New { .. } | Purpose::Inspect => false,
+    /// Whether the task still asks the question that this run answers.
+    fn asks_old_question(&self, task: &Task) -> bool {
+        match &self.recorder.input.purpose {
+            Purpose::Answer { question } => {
+                task.state.is_waiting() && question_fingerprint(task) == *question
+            }
+            Purpose::NewTask { .. } | Purpose::Lookup => false,
         }
     }
 
     /// Some agents reply to an answer with the task as it was, still asking, and then go on.
-    async fn past_old_question(&mut self, mut task: Task) -> Task {
-        let mut poller = Poller::new(task.id.clone(), Pace::SETTLE);
-        while self.answers(&task) {
-            match poller.next(self).await {
-                Ok(Some(Polled::Seen(seen))) => task = seen,
+    async fn poll_past_old_question(&mut self, mut task: Task) -> Task {
+        let mut poller = Poller::new(task.id.clone(), PollSchedule::SETTLE);
+        while self.asks_old_question(&task) {
+            match poller.next(&mut self.agent).await {
+                Ok(Some(Polled::Task(polled))) => task = polled,
                 Ok(_) | Err(_) => break,
             }
         }
         task
     }
 
-    /// Looks at a task before it is answered. A task that has ended is not answered any more. Otherwise the
-    /// fold begins with what the task has made so far: a stream reports only what is new.
-    async fn recall(&mut self, id: &str, fold: &mut TaskBuilder<'_>, streams: bool) -> Result<(), Failure> {
-        // The run can do without, and most of the time is for the answer.
-        let limit = RECALL_TIMEOUT.min(self.deadline.saturating_duration_since(Instant::now()) / 4);
-        let Ok(Polled::Seen(seen)) = self.get_task(id, limit).await else {
+    /// Reads a task before it gets an answer. A task that has ended gets none. Otherwise the builder starts with the
+    /// content of the task, because a stream reports only new content.
+    async fn read_before_answer(&mut self, id: &str, streams: bool) -> Result<(), DeliveryError> {
+        // Best effort, and most of the time is for the answer.
+        let time_left = self.agent.deadline.saturating_duration_since(Instant::now());
+        let timeout = TASK_BEFORE_ANSWER_TIMEOUT.min(time_left / 4);
+        let Ok(Polled::Task(task)) = self.agent.get_task(id, timeout).await else {
             return Ok(());
         };
-        if seen.id == id && seen.state.is_final() {
-            self.observe(&seen, "", None).await?;
-            return Err(Failure::TaskEnded);
+        if task.id == id && task.state.is_final() {
+            self.recorder.observe(&task, "", None).await?;
+            return Err(DeliveryError::TaskEnded);
         }
-        if seen.id == id && seen.state.is_waiting() && (streams || self.progress.wants_content()) {
-            fold.recall(Task { history: Vec::new(), ..seen });
+        if task.id == id && task.state.is_waiting() && (streams || self.agent.progress.wants_content()) {
+            self.builder.start_from(Task { history: Vec::new(), ..task });
         }
         Ok(())
     }
@@ -308,115 +324,378 @@ impl<'a, P: Progress> CallRun<'a, P> {
     /// Runs the state machine until the task has settled.
     async fn follow(
         &mut self,
-        mut phase: Phase,
-        named_by_us: Option<TaskRef>,
-        fold: &mut TaskBuilder<'_>,
-    ) -> Result<(), Failure> {
-        let mut subscriptions = 0;
+        mut phase: RunPhase,
+        task_with_known_id: Option<TaskRef>,
+    ) -> Result<(), DeliveryError> {
         loop {
             phase = match phase {
-                Phase::Reading(mut events) => self.read(&mut events, &mut subscriptions, fold).await?,
-                Phase::Checking(end) => self.check(end, named_by_us.as_ref(), subscriptions, fold).await?,
-                Phase::Subscribing(task_id) => {
-                    subscriptions += 1;
-                    self.subscribe(&task_id, fold).await?
+                RunPhase::Reading { mut events, subscriptions } => {
+                    self.read(&mut events, subscriptions).await?
                 }
-                Phase::Polling => {
-                    self.poll(fold).await?;
-                    Phase::Settled
+                RunPhase::Checking { end, subscriptions } => {
+                    self.check(end, subscriptions, task_with_known_id.as_ref()).await?
                 }
-                Phase::Settled => return Ok(()),
+                RunPhase::Subscribing { task_id, subscriptions } => {
+                    self.subscribe(&task_id, subscriptions + 1).await?
+                }
+                RunPhase::Polling => return Ok(self.poll().await?),
+                RunPhase::Settled => return Ok(()),
             };
         }
     }
 
-    /// Takes what the agent reported, and passes it on.
-    async fn take(&mut self, fold: &mut TaskBuilder<'_>, event: Event) -> Result<(), ActionError> {
-        let frames = fold.apply(event).map_err(|TooMuch| self.too_much(fold))?;
-        self.tell(fold, frames).await
+    async fn read(
+        &mut self,
+        events: &mut EventStream,
+        mut subscriptions: u32,
+    ) -> Result<RunPhase, DeliveryError> {
+        let end = match self.read_events(events).await {
+            // Not every agent supports subscriptions, whatever its card says; then the run polls.
+            Err(DeliveryError::Client(_)) if subscriptions > 0 => {
+                subscriptions = MAX_SUBSCRIPTIONS;
+                StreamEnd::Closed
+            }
+            Err(DeliveryError::Client(error))
+                if !self.is_answer_undecided() && self.builder.task().is_some() =>
+            {
+                return Err(known_task_error(error, self.known_task()).into());
+            }
+            end => end?,
+        };
+        // One stream with all the content needs no check. Polling ends at once, unless a submitted task waits for
+        // authentication.
+        if self.builder.is_settled() && subscriptions == 0 && !self.builder.is_empty() {
+            return Ok(RunPhase::Polling);
+        }
+        Ok(match self.builder.direct_message() {
+            Some(_) => RunPhase::Settled,
+            None => RunPhase::Checking { end, subscriptions },
+        })
     }
 
-    async fn tell(&mut self, fold: &TaskBuilder<'_>, frames: Vec<Frame>) -> Result<(), ActionError> {
-        // The task is recorded as soon as it has a name, so that it can be cancelled and looked up, and
-        // when its status changes. Its settled state is left to the end, when all of it is there.
-        if let Some(task) = fold.task().filter(|task| !task.id.is_empty())
-            && !task.state.is_settled()
-            && self.recorded != Some(ReplyStatus::from(&task.state))
-        {
-            self.recorded = Some(ReplyStatus::from(&task.state));
-            if self.follower.as_ref().is_none_or(|follower| !follower.follows(&task.id)) {
-                self.follower = Some(self.actions.state.tasks.follow(&self.actions.agent, &task.id));
+    /// Reads the task after a stream that ended without a settled state, or without any content.
+    async fn check(
+        &mut self,
+        end: StreamEnd,
+        subscriptions: u32,
+        task_with_known_id: Option<&TaskRef>,
+    ) -> Result<RunPhase, DeliveryError> {
+        let Some(task_ref) = self.named_task().or_else(|| task_with_known_id.cloned()) else {
+            let message = "the agent ended its stream before it named a task";
+            return Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent().into());
+        };
+        let id = task_ref.id.clone().unwrap_or_default();
+        match self.agent.get_task(&id, GET_TASK_TIMEOUT).await {
+            // An older state does not undo the end of the task.
+            Ok(Polled::Task(task)) if self.builder.is_settled() && !task.state.is_settled() => {}
+            Ok(Polled::Task(task)) => self.apply(Event::Task(Task { id: id.clone(), ..task })).await?,
+            Ok(Polled::Failed(error)) if error.is_task_not_found() && !self.builder.is_settled() => {
+                return Err(known_task_error(error, task_ref).into());
             }
-            self.follow_context(task.context_id.as_deref()).await;
-            let (outcome, _) = self.observe(task, fold.status_texts(), None).await?;
+            Ok(_) if self.is_answer_undecided() || self.builder.task().is_none() => {
+                let message = "the agent ended its stream, and reading the task from it failed";
+                let error = ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent();
+                return Err(error.with_task(task_ref).into());
+            }
+            Ok(_) => {}
+            Err(interruption) => {
+                return Err(self.interrupted_for(interruption, Some(task_ref)).await.into());
+            }
+        }
+        let is_settled = self.builder.is_settled();
+        Ok(match end {
+            // A submitted task may be silent for hours, so the run polls it. Any other call has timed out.
+            StreamEnd::Idle if !is_settled && self.agent.mode != ReplyMode::Submit => {
+                return Err(self.interrupted(Interruption::Idle).await.into());
+            }
+            StreamEnd::Idle if !is_settled => RunPhase::Polling,
+            _ if is_settled || subscriptions >= MAX_SUBSCRIPTIONS => RunPhase::Polling,
+            _ => RunPhase::Subscribing { task_id: id, subscriptions },
+        })
+    }
+
+    async fn subscribe(&mut self, task_id: &str, subscriptions: u32) -> Result<RunPhase, DeliveryError> {
+        let instance = Arc::clone(&self.agent.instance);
+        let subscribe = Box::pin(instance.client.subscribe(task_id, self.agent.trace));
+        match self.agent.within_idle(subscribe).await {
+            Ok(Ok(events)) => Ok(RunPhase::Reading { events: Box::new(events), subscriptions }),
+            Ok(Err(_)) | Err(Interruption::Idle) => Ok(RunPhase::Polling),
+            Err(interruption) => Err(self.interrupted(interruption).await.into()),
+        }
+    }
+
+    /// Whether the run answers a question, and the agent has sent nothing since.
+    fn is_answer_undecided(&self) -> bool {
+        matches!(self.recorder.input.purpose, Purpose::Answer { .. }) && !self.is_answer_taken
+    }
+
+    /// Reads events until the task settles or the stream ends.
+    async fn read_events(&mut self, events: &mut EventStream) -> Result<StreamEnd, DeliveryError> {
+        let mut read_until: Option<Instant> = None;
+        loop {
+            if self.builder.is_complete() {
+                events.close();
+                return Ok(StreamEnd::Closed);
+            }
+            if self.builder.is_settled() {
+                read_until.get_or_insert_with(|| Instant::now() + READ_AFTER_END);
+            }
+            let next = match read_until {
+                Some(until) => match tokio::time::timeout_at(until, events.next()).await {
+                    Ok(next) => Ok(next),
+                    Err(_) => return Ok(StreamEnd::Closed),
+                },
+                None => {
+                    let subscription = self.end_subscription.as_ref();
+                    let ended = OptionFuture::from(subscription.map(TaskEndSubscription::ended));
+                    let next = async {
+                        tokio::select! {
+                            biased;
+                            next = events.next() => Some(next),
+                            Some(()) = ended => None,
+                        }
+                    };
+                    match self.agent.within_idle(next).await {
+                        Ok(Some(next)) => Ok(next),
+                        // Another request has canceled the task, which not every agent reports on the stream.
+                        Ok(None) => {
+                            self.end_subscription = None;
+                            read_until = Some(Instant::now() + READ_AFTER_END);
+                            continue;
+                        }
+                        Err(interruption) => Err(interruption),
+                    }
+                }
+            };
+            let event = match next {
+                Ok(Ok(Some(event))) => event,
+                Ok(Ok(None)) => {
+                    let frames = self.builder.end_stream();
+                    self.report(frames).await?;
+                    return Ok(StreamEnd::Closed);
+                }
+                // The caller of this run finds out whether the agent took the answer.
+                Ok(Err(error)) if self.is_answer_undecided() => return Err(DeliveryError::Client(error)),
+                Ok(Err(ClientError::Broken(error))) => {
+                    tracing::debug!(agent = %self.actions.agent, %error, "the connection of a stream broke");
+                    return Ok(StreamEnd::Closed);
+                }
+                // A later error does not undo the end of the task.
+                Ok(Err(_)) if self.builder.is_settled() => return Ok(StreamEnd::Closed),
+                Ok(Err(error)) => return Err(DeliveryError::Client(error)),
+                // The task may have ended without an event.
+                Err(Interruption::Idle) if self.builder.task().is_some() => return Ok(StreamEnd::Idle),
+                Err(interruption) => return Err(self.interrupted(interruption).await.into()),
+            };
+            if self.is_answer_undecided() {
+                self.is_answer_taken = true;
+                let frames = self.builder.apply_first_after_answer(event);
+                self.report(frames).await?;
+            } else {
+                self.apply(event).await?;
+            }
+            // A burst of events must not keep other calls waiting.
+            tokio::task::coop::consume_budget().await;
+        }
+    }
+
+    /// Polls the task until it settles. Most tasks have settled already.
+    async fn poll(&mut self) -> Result<(), ActionError> {
+        if self.is_over() {
+            return Ok(());
+        }
+        Box::pin(self.poll_until_over()).await
+    }
+
+    async fn poll_until_over(&mut self) -> Result<(), ActionError> {
+        let Some(id) = self.builder.task().map(|task| task.id.clone()) else {
+            return Ok(());
+        };
+        let mut poller = Poller::new(id.clone(), PollSchedule::FOLLOW);
+        let mut failures = 0;
+        self.report_auth().await?;
+        while !self.is_over() {
+            let failure = match poller.next(&mut self.agent).await {
+                Err(interruption) => return Err(self.interrupted(interruption).await),
+                Ok(None) => return Ok(()),
+                Ok(Some(Polled::Task(task))) => {
+                    failures = 0;
+                    self.apply(Event::Task(Task { id: id.clone(), ..task })).await?;
+                    self.report_auth().await?;
+                    continue;
+                }
+                Ok(Some(Polled::Failed(error))) if error.is_task_not_found() => {
+                    return Err(known_task_error(error, self.known_task()));
+                }
+                // An overloaded agent says so, and can be polled again.
+                Ok(Some(Polled::Failed(ClientError::Refused { http_status: Some(429 | 503), .. }))) => {
+                    continue;
+                }
+                Ok(Some(Polled::Failed(error))) => error_chain(&error),
+                Ok(Some(Polled::TimedOut)) => "no answer in time".to_owned(),
+            };
+            failures += 1;
+            // No caller waits for a submitted task; the run polls it until its own timeout.
+            if failures >= MAX_FAILED_POLLS && self.agent.mode != ReplyMode::Submit {
+                let message = format!("reading the task from the agent failed: {failure}");
+                let error = ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent();
+                return Err(error.with_task(self.known_task()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports a request for authentication, after which the run goes on to follow the task.
+    async fn report_auth(&mut self) -> Result<(), ActionError> {
+        if let Some(task) = self.builder.task()
+            && task.state == TaskState::AuthRequired
+            && !self.is_over()
+        {
+            self.last_recorded = Some(ReplyStatus::AuthRequired);
+            let (outcome, _) = self.recorder.observe(task, self.builder.status_texts(), None).await?;
             self.accept(&outcome).await;
         }
-        self.is_named |= fold.task().is_some_and(|task| !task.id.is_empty());
+        Ok(())
+    }
+
+    async fn apply(&mut self, event: Event) -> Result<(), ActionError> {
+        let frames = self.builder.apply(event);
+        self.report(frames).await
+    }
+
+    /// Records a change of the task, and passes the frames to the caller.
+    async fn report(&mut self, frames: Result<Vec<Frame>, TooLarge>) -> Result<(), ActionError> {
+        let frames = frames.map_err(|TooLarge| {
+            let limit = self.actions.settings.max_response_size;
+            ActionError::from_client(ClientError::TooLarge { limit }).with_task(self.known_task())
+        })?;
+        // The task is recorded as soon as it has an id, so that requests can find and cancel it, and when its status
+        // changes. The settled state is recorded at the end, with the complete content.
+        if let Some(task) = self.builder.named_task()
+            && !task.state.is_settled()
+            && self.last_recorded != Some(ReplyStatus::from(&task.state))
+        {
+            self.last_recorded = Some(ReplyStatus::from(&task.state));
+            if self.end_subscription.as_ref().is_none_or(|subscription| !subscription.is_for(&task.id)) {
+                let tasks = &self.actions.state.tasks;
+                self.end_subscription = Some(tasks.subscribe_to_end(&self.actions.agent, &task.id));
+            }
+            self.recorder.update_session(task.context_id.as_deref()).await;
+            let (outcome, _) = self.recorder.observe(task, self.builder.status_texts(), None).await?;
+            self.accept(&outcome).await;
+        }
+        self.agent.is_task_named |= self.builder.named_task().is_some();
         for mut frame in frames {
-            // The reason of a failure is redacted as an error is.
+            // The reason of a failure is redacted like an error.
             if let Frame::State { state, message } = &mut frame
                 && state.is_failure()
             {
                 self.actions.secrets.redact(message);
             }
-            self.progress.frame(frame).await;
+            self.agent.progress.frame(frame).await;
         }
-        if self.is_abandoned && self.is_named {
-            return Err(self.interrupted_with(Interruption::Abandoned, fold).await);
+        if self.agent.is_abandoned && self.agent.is_task_named {
+            return Err(self.interrupted(Interruption::Abandoned).await);
         }
         Ok(())
     }
 
     /// Gives the caller of a submitted task its reply, once.
     async fn accept(&mut self, outcome: &Arc<Outcome>) {
-        if self.call.mode == ReplyMode::Submit && !std::mem::replace(&mut self.is_accepted, true) {
-            self.progress.accepted(outcome).await;
+        if self.agent.mode == ReplyMode::Submit && !std::mem::replace(&mut self.is_accepted, true) {
+            self.agent.progress.accepted(outcome).await;
         }
     }
 
-    /// Whether there is nothing to wait for. Authentication may happen elsewhere, so a submitted
-    /// task is followed on while it waits for that.
-    fn is_over(&self, fold: &TaskBuilder<'_>) -> bool {
-        let waits_for_auth = fold.task().is_some_and(|task| task.state == TaskState::AuthRequired);
-        fold.is_settled() && !(self.call.mode == ReplyMode::Submit && waits_for_auth)
+    /// Whether there is nothing to wait for. Authentication may happen outside the bridge, so the run follows a
+    /// submitted task that waits for it.
+    fn is_over(&self) -> bool {
+        let waits_for_auth = self.builder.task().is_some_and(|task| task.state == TaskState::AuthRequired);
+        self.builder.is_settled() && !(self.agent.mode == ReplyMode::Submit && waits_for_auth)
     }
 
-    /// The reply for a call that has come to its end.
-    async fn conclude(&mut self, fold: &TaskBuilder<'_>) -> Reply {
-        if let Some(message) = fold.direct() {
-            self.follow_context(message.context_id.as_deref()).await;
-            let content = assemble::of_message(message).map_err(|reason| unreadable(&reason))?;
-            let task = self.task_ref(None, message.context_id.clone());
-            return Ok(Arc::new(
-                Outcome::new(ReplyStatus::Completed, content, task).after(self.call.retries),
-            ));
+    /// Builds the reply.
+    async fn conclude(&mut self) -> Reply {
+        if let Some(message) = self.builder.direct_message() {
+            self.recorder.update_session(message.context_id.as_deref()).await;
+            let content = assemble::message_content(message).map_err(|reason| unreadable(&reason))?;
+            let task = self.recorder.task_ref(None, message.context_id.clone());
+            let outcome = Outcome::new(ReplyStatus::Completed, content, task);
+            return Ok(Arc::new(outcome.with_retries(self.recorder.input.retries)));
         }
-        let Some(task) = fold.task() else {
+        let Some(task) = self.builder.task() else {
             return Err(ActionError::internal().after_reaching_agent());
         };
-        self.follow_context(task.context_id.as_deref()).await;
-        let (outcome, source) = self.observe(task, fold.status_texts(), None).await?;
+        self.recorder.update_session(task.context_id.as_deref()).await;
+        let (outcome, source) = self.recorder.observe(task, self.builder.status_texts(), None).await?;
         let message = &outcome.content.message;
-        let untold = match source {
-            Source::Answer => fold.untold(message),
-            Source::States => message,
-            Source::History => "",
+        let not_streamed = match source {
+            MessageSource::Artifacts => self.builder.not_streamed(message),
+            MessageSource::States => message,
+            MessageSource::History => "",
         };
-        if !untold.is_empty() {
-            self.progress.frame(Frame::Response(untold.to_owned())).await;
+        if !not_streamed.is_empty() {
+            self.agent.progress.frame(Frame::Response(not_streamed.to_owned())).await;
         }
         Ok(outcome)
     }
 
-    fn unknown(&self, why: &str, fold: &TaskBuilder<'_>) -> ActionError {
-        let message = format!("the agent can no longer be asked what became of the task: {why}");
-        ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent().about(self.known_ref(fold))
+    /// The task of the builder, for an error.
+    fn known_task(&self) -> TaskRef {
+        let task = self.builder.task();
+        let context_id = task.and_then(|task| task.context_id.clone());
+        self.recorder.task_ref(task.map(|task| task.id.clone()), context_id)
     }
 
-    fn too_much(&self, fold: &TaskBuilder<'_>) -> ActionError {
-        let limit = self.actions.limits.max_response_size;
-        let error = ClientError::TooLarge { limit };
-        ActionError::from_client(error).about(self.known_ref(fold))
+    fn named_task(&self) -> Option<TaskRef> {
+        self.builder.named_task().map(|_| self.known_task())
+    }
+
+    async fn interrupted(&self, why: Interruption) -> ActionError {
+        self.interrupted_for(why, self.named_task()).await
+    }
+
+    /// Cancels an interrupted task if its id is known, and returns the error for the caller.
+    pub(super) async fn interrupted_for(&self, why: Interruption, task: Option<TaskRef>) -> ActionError {
+        // Boxed like every rare step, so that the future of an ordinary call stays small: it is allocated, moved and
+        // kept for each call in flight.
+        Box::pin(self.cancel_interrupted(why, task)).await
+    }
+
+    async fn cancel_interrupted(&self, why: Interruption, task: Option<TaskRef>) -> ActionError {
+        let message = match why {
+            Interruption::AgentExited => return agent_exited(task),
+            Interruption::Deadline => "the agent did not finish within the timeout",
+            Interruption::Idle => "the agent was silent for too long (`stream_idle_timeout`)",
+            Interruption::Shutdown => {
+                "the bridge stops serving the agent; the call did not finish within the grace period"
+            }
+            Interruption::Abandoned => "the caller no longer listens",
+        };
+        // A submitted task goes on without the bridge; only its own timeout ends it.
+        let leaves_task = self.agent.mode == ReplyMode::Submit && why == Interruption::Shutdown;
+        let cancelled = match task.as_ref().and_then(|task| task.id.as_ref()) {
+            Some(_) if leaves_task => Some(false),
+            Some(id) => Some(self.cancel_at_agent(id).await),
+            None => None,
+        };
+        let mut error = ActionError { task, ..ActionError::new(Code::Timeout, message) };
+        error.info.cancelled = Some(cancelled);
+        error.after_reaching_agent()
+    }
+
+    async fn cancel_at_agent(&self, task_id: &str) -> bool {
+        let cancel = self.agent.instance.client.cancel(task_id, self.agent.trace);
+        let Ok(Ok(task)) = tokio::time::timeout(CANCEL_TIMEOUT, cancel).await else {
+            return false;
+        };
+        let task = Task { id: task_id.to_owned(), ..task };
+        let _ = match self.agent.mode {
+            // Those who follow a submitted task get the error of the interruption instead, which has the reason.
+            ReplyMode::Submit => self.recorder.record(&task, "", None).await.map(drop),
+            ReplyMode::Final | ReplyMode::Stream => self.recorder.observe(&task, "", None).await.map(drop),
+        };
+        task.state == TaskState::Canceled
     }
 }
 
@@ -429,11 +708,21 @@ impl From<Answer> for Event {
     }
 }
 
-/// An error about a task that was seen here: when the agent does not know it any more, it is lost.
-pub(super) fn about_known_task(error: ClientError, task: TaskRef) -> ActionError {
-    let lost = error.is_task_not_found();
-    let mut error = ActionError::from_client(error).about(task);
-    if lost {
+pub(super) fn agent_exited(task: Option<TaskRef>) -> ActionError {
+    let error = match task {
+        Some(task) => {
+            ActionError::new(Code::TaskLost, "the agent exited while it ran the task").with_task(task)
+        }
+        None => ActionError::new(Code::OutcomeUnknown, "the agent exited before it answered"),
+    };
+    error.after_reaching_agent()
+}
+
+/// An error about a task that the bridge has seen: if the agent no longer knows it, the task is lost.
+pub(super) fn known_task_error(error: ClientError, task: TaskRef) -> ActionError {
+    let is_lost = error.is_task_not_found();
+    let mut error = ActionError::from_client(error).with_task(task);
+    if is_lost {
         error.info.code = Code::TaskLost;
     }
     error

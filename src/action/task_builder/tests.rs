@@ -1,9 +1,9 @@
 use rstest::rstest;
 
-use super::super::assemble::of_task;
+use super::super::assemble::task_content;
 use super::*;
 
-struct Told {
+struct Reported {
     artifacts: usize,
     response: String,
     states: Vec<String>,
@@ -13,19 +13,19 @@ fn rules() -> ArtifactRules {
     ArtifactRules { answer: vec!["*".into()], notice: vec!["plan_*".into()] }
 }
 
-fn told(fold: &mut TaskBuilder<'_>, events: &[&str]) -> Told {
-    let mut told = Told { artifacts: 0, response: String::new(), states: Vec::new() };
+fn reported(builder: &mut TaskBuilder<'_>, events: &[&str]) -> Reported {
+    let mut reported = Reported { artifacts: 0, response: String::new(), states: Vec::new() };
     for event in events {
-        for frame in fold.apply(Event::decode(event).unwrap()).unwrap() {
+        for frame in builder.apply(Event::decode(event).unwrap()).unwrap() {
             match frame {
-                Frame::Artifact { .. } => told.artifacts += 1,
-                Frame::Response(text) => told.response.push_str(&text),
-                Frame::State { state, .. } => told.states.push(state.to_string()),
+                Frame::Artifact { .. } => reported.artifacts += 1,
+                Frame::Response(text) => reported.response.push_str(&text),
+                Frame::State { state, .. } => reported.states.push(state.to_string()),
                 Frame::Task { .. } => {}
             }
         }
     }
-    told
+    reported
 }
 
 fn artifact(id: &str, name: &str, text: &str, append: bool) -> String {
@@ -50,11 +50,11 @@ fn pieces_are_told_as_they_come_and_parallel_artifacts_are_kept_apart() {
             artifact("a", "x", "!", true),
         ],
     );
-    let mut fold = TaskBuilder::new(&rules, 10_000, true);
-    let told = told(&mut fold, &events(&list));
-    assert_eq!((told.artifacts, told.response.as_str()), (5, "Hello\nsecond\n!"));
+    let mut builder = TaskBuilder::new(&rules, 10_000, true);
+    let reported = reported(&mut builder, &events(&list));
+    assert_eq!((reported.artifacts, reported.response.as_str()), (5, "Hello\nsecond\n!"));
     let texts: Vec<_> =
-        fold.task().unwrap().artifacts.iter().map(|a| a.parts[0].as_text().unwrap()).collect();
+        builder.task().unwrap().artifacts.iter().map(|a| a.parts[0].as_text().unwrap()).collect();
     assert_eq!(texts, ["Hello!", "first", "second"]);
 }
 
@@ -68,9 +68,9 @@ fn a_closing_artifact_and_text_that_is_sent_again_with_every_token_are_told_once
             artifact("f", "final_result", "one two", false),
         ],
     );
-    assert_eq!(told(&mut TaskBuilder::new(&rules, 1000, true), &events(&list)).response, "one two");
+    assert_eq!(reported(&mut TaskBuilder::new(&rules, 1000, true), &events(&list)).response, "one two");
     let whole = [artifact("s", "x", "one", false), artifact("s", "x", "one two", false)];
-    assert_eq!(told(&mut TaskBuilder::new(&rules, 1000, true), &events(&whole)).response, "one two");
+    assert_eq!(reported(&mut TaskBuilder::new(&rules, 1000, true), &events(&whole)).response, "one two");
 }
 
 /// An artifact without an id.
@@ -88,7 +88,7 @@ fn what_is_told_of_text_that_grows_is_the_message_in_the_end() {
         (vec![nameless("n1", "one", false), nameless("n2", "two", true)], "one\ntwo"),
         (vec![nameless("n1", "one", false), nameless("n2", "one more", false)], "one\none more"),
         (vec![snapshot.to_owned()], "a\nab"),
-        // What looks like a repetition at first is told when it turns out to be none.
+        // What looks like a repetition at first is reported when it turns out to be none.
         (
             vec![
                 artifact("a", "x", "ha", false),
@@ -119,11 +119,11 @@ fn what_is_told_of_text_that_grows_is_the_message_in_the_end() {
             "one two",
         ),
     ] {
-        let mut fold = TaskBuilder::new(&rules, 1000, true);
-        let response = told(&mut fold, &events(&list)).response;
-        let (content, _) = of_task(fold.task().unwrap(), "", &rules).unwrap();
+        let mut builder = TaskBuilder::new(&rules, 1000, true);
+        let response = reported(&mut builder, &events(&list)).response;
+        let (content, _) = task_content(builder.task().unwrap(), "", &rules).unwrap();
         assert_eq!(content.message, message);
-        assert_eq!(response + fold.untold(message), message);
+        assert_eq!(response + builder.not_streamed(message), message);
     }
 }
 
@@ -132,58 +132,58 @@ fn no_token_of_parallel_artifacts_is_lost() {
     let rules = rules();
     let list = [("a", "ha"), ("b", "ha"), ("a", "ha"), ("b", "ho"), ("a", "ha")];
     let list = list.map(|(id, text)| artifact(id, id, text, true));
-    let response = told(&mut TaskBuilder::new(&rules, 1000, true), &events(&list)).response;
+    let response = reported(&mut TaskBuilder::new(&rules, 1000, true), &events(&list)).response;
     assert_eq!(response, "haha\nhaho\nha");
 }
 
 #[test]
 fn a_snapshot_after_a_gap_tells_only_what_is_new_and_results_before_states() {
     let rules = rules();
-    let mut fold = TaskBuilder::new(&rules, 1000, true);
-    told(&mut fold, &events(&[artifact("a", "x", "one", false)]));
+    let mut builder = TaskBuilder::new(&rules, 1000, true);
+    reported(&mut builder, &events(&[artifact("a", "x", "one", false)]));
     let snapshot = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_COMPLETED"},"artifacts":[
         {"artifactId":"a","name":"x","parts":[{"text":"one two"}]},{"artifactId":"b","name":"y","parts":[{"text":"three"}]}]}}"#;
-    let news = told(&mut fold, &[snapshot, snapshot]);
+    let news = reported(&mut builder, &[snapshot, snapshot]);
     assert_eq!((news.artifacts, news.response.as_str()), (2, " two\nthree"));
     assert_eq!(news.states, ["completed"]);
-    assert!(fold.is_settled());
+    assert!(builder.is_settled());
 }
 
 #[test]
 fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
     let rules = rules();
-    let mut fold = TaskBuilder::new(&rules, 1000, true);
+    let mut builder = TaskBuilder::new(&rules, 1000, true);
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"artifacts":[{"parts":[{"text":"a"}]},{"parts":[{"text":"b"}]}]}}"#;
-    assert_eq!(told(&mut fold, &[snapshot, snapshot]).response, "a\nb");
-    let task = fold.task().unwrap();
+    assert_eq!(reported(&mut builder, &[snapshot, snapshot]).response, "a\nb");
+    let task = builder.task().unwrap();
     assert_eq!((task.id.as_str(), task.artifacts.len()), ("t", 2));
 }
 
 #[test]
 fn an_old_question_at_the_start_of_an_answers_stream_does_not_end_it() {
     let rules = rules();
-    let mut fold = TaskBuilder::new(&rules, 1000, true);
+    let mut builder = TaskBuilder::new(&rules, 1000, true);
     let old = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_INPUT_REQUIRED"}}}"#;
-    fold.apply_first_after_answer(Event::decode(old).unwrap()).unwrap();
-    assert!(!fold.is_settled());
-    told(
-        &mut fold,
+    builder.apply_first_after_answer(Event::decode(old).unwrap()).unwrap();
+    assert!(!builder.is_settled());
+    reported(
+        &mut builder,
         &[r#"{"kind":"status-update","taskId":"t","status":{"state":"input-required"},"final":true}"#],
     );
-    assert!(fold.is_settled() && fold.is_last());
+    assert!(builder.is_settled() && builder.is_complete());
 }
 
 #[test]
 fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
     let rules = rules();
-    let mut fold = TaskBuilder::new(&rules, 800, false);
+    let mut builder = TaskBuilder::new(&rules, 800, false);
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"history":[{"role":"user","parts":[{"text":"0123456789012345678901234567890123456789"}]}],
         "artifacts":[{"artifactId":"a","parts":[{"text":"0123456789012345678901234567890123456789"}]}]}}"#;
     for _ in 0..100 {
-        fold.apply(Event::decode(snapshot).unwrap()).unwrap();
+        builder.apply(Event::decode(snapshot).unwrap()).unwrap();
     }
     let more = artifact("b", "x", "0123456789012345678901234567890123456789", true);
-    assert_eq!(fold.apply(Event::decode(&more).unwrap()).unwrap_err(), TooMuch);
+    assert_eq!(builder.apply(Event::decode(&more).unwrap()).unwrap_err(), TooLarge);
 }
 
 #[rstest]
@@ -192,66 +192,66 @@ fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
 #[case::long_names_of_files(&[concat!(r#"{"url":"","filename":"0123456789012345678901234567890123456789"#, r#"0123456789012345678901234567890123456789"}"#); 40])]
 fn what_is_held_counts_as_it_is_allocated(#[case] parts: &[&str]) {
     let rules = rules();
-    let mut fold = TaskBuilder::new(&rules, 8000, false);
+    let mut builder = TaskBuilder::new(&rules, 8000, false);
     let parts = parts.join(",");
     let update = format!(
         r#"{{"artifactUpdate":{{"taskId":"t","append":true,"artifact":{{"artifactId":"a","parts":[{parts}]}}}}}}"#
     );
     assert!(parts.len() < 8000);
-    assert_eq!(fold.apply(Event::decode(&update).unwrap()).unwrap_err(), TooMuch);
+    assert_eq!(builder.apply(Event::decode(&update).unwrap()).unwrap_err(), TooLarge);
 }
 
 #[test]
 fn a_name_that_replaces_another_counts() {
     let rules = rules();
-    let mut fold = TaskBuilder::new(&rules, 4000, false);
+    let mut builder = TaskBuilder::new(&rules, 4000, false);
     let named = |id: usize, name: &str| {
         let update = format!(
             r#"{{"artifactUpdate":{{"taskId":"t","artifact":{{"artifactId":"{id}","name":"{name}","parts":[]}}}}}}"#
         );
         Event::decode(&update).unwrap()
     };
-    (0..10).for_each(|id| drop(fold.apply(named(id, "n")).unwrap()));
+    (0..10).for_each(|id| drop(builder.apply(named(id, "n")).unwrap()));
     let long = "n".repeat(200);
-    let replaced: Result<Vec<_>, _> = (0..10).map(|id| fold.apply(named(id, &long))).collect();
-    assert_eq!(replaced.unwrap_err(), TooMuch);
+    let replaced: Result<Vec<_>, _> = (0..10).map(|id| builder.apply(named(id, &long))).collect();
+    assert_eq!(replaced.unwrap_err(), TooLarge);
 }
 
 #[test]
 fn a_million_tokens_are_one_part() {
     let rules = rules();
-    let mut fold = TaskBuilder::new(&rules, 1 << 20, false);
+    let mut builder = TaskBuilder::new(&rules, 1 << 20, false);
     let token = artifact("a", "x", "t", true);
     for _ in 0..10_000 {
-        fold.apply(Event::decode(&token).unwrap()).unwrap();
+        builder.apply(Event::decode(&token).unwrap()).unwrap();
     }
-    assert_eq!(fold.task().unwrap().artifacts[0].parts.len(), 1);
+    assert_eq!(builder.task().unwrap().artifacts[0].parts.len(), 1);
 }
 
 #[test]
 fn an_artifact_that_comes_first_names_task_and_conversation() {
     let rules = rules();
-    let mut fold = TaskBuilder::new(&rules, 1000, true);
+    let mut builder = TaskBuilder::new(&rules, 1000, true);
     let update = |context: &str| {
         let artifact = r#""artifact":{"artifactId":"a","parts":[{"text":"x"}]}"#;
         format!(r#"{{"artifactUpdate":{{"taskId":"t",{context}{artifact}}}}}"#)
     };
-    told(&mut fold, &events(&[update(r#""contextId":"c","#), update("")]));
-    let task = fold.task().unwrap();
+    reported(&mut builder, &events(&[update(r#""contextId":"c","#), update("")]));
+    let task = builder.task().unwrap();
     assert_eq!((task.id.as_str(), task.context_id.as_deref()), ("t", Some("c")));
 }
 
 #[test]
 fn each_of_very_many_artifacts_is_found_again() {
     let rules = rules();
-    let mut fold = TaskBuilder::new(&rules, 1 << 30, false);
+    let mut builder = TaskBuilder::new(&rules, 1 << 30, false);
     for round in 0..2 {
         for number in 0..20_000 {
             let piece = artifact(&format!("a{number}"), "x", &format!("{round}."), round > 0);
-            fold.apply(Event::decode(&piece).unwrap()).unwrap();
+            builder.apply(Event::decode(&piece).unwrap()).unwrap();
         }
     }
-    let artifacts = &fold.task().unwrap().artifacts;
+    let artifacts = &builder.task().unwrap().artifacts;
     assert_eq!(artifacts.len(), 20_000);
     let text = |artifact: &Artifact| artifact.parts.iter().filter_map(Part::as_text).collect::<String>();
     assert!(artifacts.iter().all(|artifact| text(artifact) == "0.1."));

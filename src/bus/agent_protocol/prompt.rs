@@ -90,7 +90,7 @@ impl PromptEndpoint {
             outcome = match self.ask(&follow_up, &outcome, &options, chunks).await {
                 Ok(Continuation::Answered(Envelope { parts, .. }, permit)) => {
                     let answer = FollowUpAnswer { follow_up_id: follow_up.id.to_string(), parts };
-                    let operation = Operation::Answer(Input::Ready(answer));
+                    let operation = Operation::Answer(Input::Parsed(answer));
                     let next = request(operation, &options, Admission::Permitted(permit));
                     self.dispatcher.call(next, chunks).await?
                 }
@@ -115,7 +115,7 @@ impl PromptEndpoint {
         let skill = self.skill(envelope.skill.as_deref())?;
         let session_id = self.session_id(envelope.session.as_deref());
         let meta = Meta { session_id: Some(session_id), ..Meta::default() };
-        let input = Input::Ready(Invocation { parts: envelope.parts, meta });
+        let input = Input::Parsed(Invocation { parts: envelope.parts, meta });
         let operation = Operation::Invoke { action: PROMPT.into(), skill, input };
         Ok((operation, CallOptions { mode: ReplyMode::Stream, ..headers.options }))
     }

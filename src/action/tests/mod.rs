@@ -1,4 +1,6 @@
-//! Actions of agents that deviate: refused conversations, answers that come late, ids made here.
+//! Actions of agents with deviations: refused conversations, late answers, ids made by the client.
+
+mod retry;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,14 +10,14 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::actions::{ActionSettings, Actions, CallShutdown, CallableSkill};
 use super::assemble::ArtifactRules;
-use super::progress::NoProgress;
-use super::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::a2a::Instance;
 use crate::a2a::card::Card;
 use crate::a2a::model::Part;
 use crate::a2a::tests::fake::{FakeAgent, NO_RESPONSE, error, ok, v01};
+use crate::action::actions::{ActionSettings, Actions, CallShutdown, CallableSkill};
+use crate::action::progress::NoProgress;
+use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::reply::Reply;
 use crate::secrets::Secrets;
 
@@ -44,13 +46,13 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         input_required_ttl: Duration::from_secs(60),
         artifacts: ArtifactRules { answer: vec!["*".to_owned()], notice: Vec::new() },
     };
-    let (news, _) = mpsc::channel(1);
+    let (updates, _) = mpsc::channel(1);
     Actions::new(
         "fake".into(),
         limits,
         live,
         Arc::default(),
-        news,
+        updates,
         CallShutdown::default(),
         Secrets::default(),
     )
@@ -141,7 +143,9 @@ async fn the_old_question_after_an_answer_is_not_a_new_one() {
         follow_up_id: asked["data"]["follow_up_id"].as_str().unwrap().to_owned(),
         parts: vec![Part::Text("blue".to_owned())],
     };
-    let done = reply(actions.answer(answer, &CallOptions::default(), &mut NoProgress).await);
+    let done = reply(
+        crate::action::answer::answer(&actions, answer, &CallOptions::default(), &mut NoProgress).await,
+    );
     assert_eq!((&done["status"], &done["message"]), (&json!("COMPLETED"), &json!("blue it is")));
     assert_eq!(fake.count("message/send"), 2);
 }

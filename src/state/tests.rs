@@ -1,4 +1,4 @@
-//! A store that fails in the ways of a store over the network, and what must hold all the same.
+//! A store that fails as a store over the network can, and the guarantees that hold in spite of it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,11 +9,11 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::BoxStream;
 use rstest::rstest;
 
-use super::follow_ups::{FollowUps, Standing, Waiting};
-use super::idempotency::{Idempotency, Turn};
+use super::follow_ups::{FollowUpState, FollowUps, OpenQuestion};
+use super::idempotency::{Idempotency, Reservation};
 use super::memory::MemoryStore;
-use super::tasks::{Observer, Recorded, TaskRecord, TaskStore};
-use super::{Entry, Key, Kind, Revision, StateStore, Unavailable, WriteError};
+use super::tasks::{Observer, RecordResult, TaskRecord, Tasks};
+use super::{RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError};
 use crate::a2a::model::TaskState;
 use crate::reply::error::Code;
 use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
@@ -34,8 +34,8 @@ enum Fault {
 /// A write that takes effect later.
 #[derive(Debug)]
 struct Ghost {
-    kind: Kind,
-    key: Key,
+    kind: RecordKind,
+    key: RecordKey,
     expected: Revision,
     value: Bytes,
     ttl: Duration,
@@ -55,14 +55,18 @@ impl FaultyStore {
 }
 
 impl StateStore for FaultyStore {
-    fn read<'a>(&'a self, kind: Kind, key: &'a Key) -> BoxFuture<'a, Result<Option<Entry>, Unavailable>> {
+    fn read<'a>(
+        &'a self,
+        kind: RecordKind,
+        key: &'a RecordKey,
+    ) -> BoxFuture<'a, Result<Option<StoredRecord>, StoreUnavailable>> {
         self.inner.read(kind, key)
     }
 
     fn write<'a>(
         &'a self,
-        kind: Kind,
-        key: &'a Key,
+        kind: RecordKind,
+        key: &'a RecordKey,
         expected: Revision,
         value: Bytes,
         ttl: Duration,
@@ -91,18 +95,27 @@ impl StateStore for FaultyStore {
         .boxed()
     }
 
-    fn scan(&self, kind: Kind) -> BoxStream<'_, Result<(Key, Entry), Unavailable>> {
+    fn scan(&self, kind: RecordKind) -> BoxStream<'_, Result<(RecordKey, StoredRecord), StoreUnavailable>> {
         self.inner.scan(kind)
     }
 }
 
-fn waiting() -> Waiting {
-    Waiting {
+/// A working store, for the tests of every module here.
+pub(super) fn memory_store() -> Arc<dyn StateStore> {
+    Arc::new(MemoryStore::default())
+}
+
+fn as_store(store: &Arc<FaultyStore>) -> Arc<dyn StateStore> {
+    Arc::clone(store) as Arc<dyn StateStore>
+}
+
+fn question() -> OpenQuestion {
+    OpenQuestion {
         task_id: "t".into(),
         context_id: None,
         skill: None,
         output_modes: Arc::default(),
-        question: "q".into(),
+        fingerprint: "q".into(),
     }
 }
 
@@ -113,27 +126,27 @@ async fn a_claim_whose_write_is_not_confirmed_is_won_once(
     faults: &[Fault],
 ) {
     let store = FaultyStore::new(&[]);
-    let (one, other) = (FollowUps::new(store.clone()), FollowUps::new(store.clone()));
+    let (one, other) = (FollowUps::new(&as_store(&store)), FollowUps::new(&as_store(&store)));
     let agent: Arc<str> = "a".into();
-    let id = one.park(&agent, waiting(), HOUR).await.unwrap().id;
+    let id = one.issue(&agent, question(), HOUR).await.unwrap().id;
     store.faults.lock().unwrap().extend(faults);
     let claim = one.claim(&agent, &id.to_string()).await.unwrap();
     let refused = other.claim(&agent, &id.to_string()).await.expect_err("claimed already");
     assert_eq!(refused.info.code, Code::FollowUpUsed);
-    claim.used().await;
-    assert_eq!(other.standing(&agent, &id).await.unwrap(), Standing::Used);
+    claim.mark_used().await;
+    assert_eq!(other.find(&agent, &id).await.unwrap().unwrap().state, FollowUpState::Used);
 }
 
 #[tokio::test]
 async fn a_claim_that_the_store_refuses_leaves_the_id_valid() {
     let store = FaultyStore::new(&[]);
-    let follow_ups = FollowUps::new(store.clone());
+    let follow_ups = FollowUps::new(&as_store(&store));
     let agent: Arc<str> = "a".into();
-    let id = follow_ups.park(&agent, waiting(), HOUR).await.unwrap().id.to_string();
+    let id = follow_ups.issue(&agent, question(), HOUR).await.unwrap().id.to_string();
     store.faults.lock().unwrap().push_back(Fault::Unavailable);
-    let refused = follow_ups.claim(&agent, &id).await.expect_err("the store is away");
+    let refused = follow_ups.claim(&agent, &id).await.expect_err("the store is unavailable");
     assert_eq!((refused.info.code, refused.info.retryable), (Code::StateUnavailable, true));
-    follow_ups.claim(&agent, &id).await.unwrap().used().await;
+    follow_ups.claim(&agent, &id).await.unwrap().mark_used().await;
 }
 
 #[rstest]
@@ -142,12 +155,15 @@ async fn a_key_whose_write_is_not_confirmed_runs_once(
     #[values(Fault::Lost, Fault::Unconfirmed, Fault::Ghost)] fault: Fault,
 ) {
     let store = FaultyStore::new(&[fault]);
-    let (one, other) = (Arc::new(Idempotency::new(store.clone())), Arc::new(Idempotency::new(store)));
-    let begin = |keys: Arc<Idempotency>| async move {
-        keys.begin(&"a".into(), "echo", "key", b"body", HOUR).await.unwrap()
+    let (one, other) =
+        (Arc::new(Idempotency::new(&as_store(&store))), Arc::new(Idempotency::new(&as_store(&store))));
+    let reserve = |keys: Arc<Idempotency>| async move {
+        keys.reserve(&"a".into(), "echo", "key", b"body", HOUR).await.unwrap()
     };
-    let Turn::First(running) = begin(Arc::clone(&one)).await else { panic!("nobody was before it") };
-    let Turn::Repeat(repeat) = begin(other).await else { panic!("ran twice") };
+    let Reservation::First(running) = reserve(Arc::clone(&one)).await else {
+        panic!("no request came before")
+    };
+    let Reservation::Repeat(repeat) = reserve(other).await else { panic!("ran twice") };
     running.finish(&Ok(Arc::new(outcome(&TaskState::Completed)))).await;
     assert_eq!(repeat.reply().await.unwrap().status, ReplyStatus::Completed);
 }
@@ -158,23 +174,23 @@ async fn a_change_of_a_task_is_reported_once_when_its_write_is_not_confirmed(
     #[values(Fault::Lost, Fault::Unconfirmed, Fault::Ghost)] fault: Fault,
 ) {
     let store = FaultyStore::new(&[]);
-    let tasks = TaskStore::new(store.clone());
+    let tasks = Tasks::new(&as_store(&store));
     let (agent, began): (Arc<str>, _) = ("a".into(), Observer::Call { began: SystemTime::now() });
     tasks.record(&agent, "t", submitted(TaskState::Working), began).await;
     store.faults.lock().unwrap().push_back(fault);
     let recorded = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await;
     assert!(
-        matches!(&recorded, Recorded::Written { before: Some(before) } if before.state == TaskState::Working),
+        matches!(&recorded, RecordResult::Written { previous: Some(previous) } if previous.state == TaskState::Working),
         "{recorded:?}"
     );
     let again = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await;
-    assert!(matches!(again, Recorded::Kept(_)), "{again:?}");
+    assert!(matches!(again, RecordResult::Kept(_)), "{again:?}");
 }
 
 #[tokio::test]
-async fn a_task_is_remembered_here_while_the_store_is_away() {
+async fn a_task_is_kept_locally_while_the_store_is_unavailable() {
     let store = FaultyStore::new(&[Fault::Unavailable]);
-    let tasks = TaskStore::new(store);
+    let tasks = Tasks::new(&as_store(&store));
     let agent: Arc<str> = "a".into();
     tasks
         .record(&agent, "t", submitted(TaskState::Working), Observer::Call { began: SystemTime::now() })
@@ -195,7 +211,7 @@ fn submitted(state: TaskState) -> TaskRecord {
         follow_up: None,
         is_submitted: true,
         seen_at: SystemTime::now(),
-        alive: HOUR,
+        may_run_for: HOUR,
         ttl: HOUR,
     }
 }

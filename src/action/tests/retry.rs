@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::progress::NoProgress;
-use super::request::{CallOptions, FollowUpAnswer, ReplyMode};
-use super::wire_tests::{actions, actions_with, invoke, invoke_in, reply, task};
+use super::{actions, actions_with, invoke, invoke_in, reply, task};
 use crate::a2a::model::Part;
 use crate::a2a::tests::fake::{
     FakeAgent, FakeResponse, ReceivedRequest, bindu, error, not_found, ok, v1, v03,
 };
+use crate::action::progress::NoProgress;
+use crate::action::request::{CallOptions, FollowUpAnswer, ReplyMode};
 
 fn streaming_card() -> Value {
     json!({"name": "fake", "protocolVersion": "0.3", "capabilities": {"streaming": true}})
@@ -337,7 +337,9 @@ async fn a_question_and_a_failure_that_are_only_in_the_history_are_told() {
         follow_up_id: asked["data"]["follow_up_id"].as_str().unwrap().to_owned(),
         parts: vec![Part::Text("blue".to_owned())],
     };
-    let done = reply(actions.answer(answer, &CallOptions::default(), &mut NoProgress).await);
+    let done = reply(
+        crate::action::answer::answer(&actions, answer, &CallOptions::default(), &mut NoProgress).await,
+    );
     assert_eq!(
         (&done["message"], &done["task"]["id"]),
         (&json!("echo: blue"), &asked["task"]["id"]),
@@ -362,11 +364,11 @@ async fn a_stream_that_completes_before_its_artifact_has_the_artifact() {
     assert_eq!((fake.count("message/stream"), sent(&fake)), (1, 1));
 }
 
-async fn say(actions: &super::actions::Actions, text: &str) -> Value {
-    let skill = super::actions::CallableSkill::whole_agent();
-    let request = super::request::Invocation {
+async fn say(actions: &crate::action::actions::Actions, text: &str) -> Value {
+    let skill = crate::action::actions::CallableSkill::whole_agent();
+    let request = crate::action::request::Invocation {
         parts: vec![Part::Text(text.to_owned())],
-        meta: super::request::Meta::default(),
+        meta: crate::action::request::Meta::default(),
     };
     reply(actions.invoke(&skill, request, &CallOptions::default(), &mut NoProgress).await)
 }

@@ -1,0 +1,211 @@
+//! Records the task of a run, and builds the reply from it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest as _, Sha256};
+
+use super::{Purpose, RunInput};
+use crate::a2a::model::{Message, Part, Task, TaskState};
+use crate::action::actions::Actions;
+use crate::action::assemble::{self, MessageSource};
+use crate::action::request::ReplyMode;
+use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus, TaskRef};
+use crate::state::follow_ups::{FollowUpState, OpenQuestion};
+use crate::state::tasks::{Observer, RecordResult, TaskRecord};
+use crate::telemetry::spans;
+use crate::text::hex;
+
+#[derive(Debug)]
+pub(in crate::action) struct TaskRecorder<'a> {
+    pub(super) actions: &'a Actions,
+    pub(super) input: RunInput<'a>,
+    pub(super) began: SystemTime,
+}
+
+pub(super) struct Observation {
+    outcome: Arc<Outcome>,
+    source: MessageSource,
+    /// Whether to publish the outcome to those who follow the task.
+    is_update: bool,
+}
+
+impl TaskRecorder<'_> {
+    /// Records the state of a task, publishes the change if the task was submitted, and builds the reply. If the task
+    /// waits for an answer, the reply has the follow-up that is `known` for the question, or a new one.
+    pub(in crate::action) async fn observe(
+        &self,
+        task: &Task,
+        status_texts: &str,
+        known: Option<FollowUp>,
+    ) -> Result<(Arc<Outcome>, MessageSource), ActionError> {
+        let Observation { outcome, source, is_update } = self.record(task, status_texts, known).await?;
+        if is_update {
+            self.actions.publish(&task.id, Ok(Arc::clone(&outcome))).await;
+        }
+        Ok((outcome, source))
+    }
+
+    /// The same without publishing.
+    pub(super) async fn record(
+        &self,
+        task: &Task,
+        status_texts: &str,
+        known: Option<FollowUp>,
+    ) -> Result<Observation, ActionError> {
+        let (state, agent) = (&self.actions.state, &self.actions.agent);
+        let task_ref = self.task_ref(Some(task.id.clone()), task.context_id.clone());
+        let (content, source) = assemble::task_content(task, status_texts, &self.actions.settings.artifacts)
+            .map_err(|reason| unreadable(&reason).with_task(task_ref.clone()))?;
+        let mut outcome =
+            Outcome::new(ReplyStatus::from(&task.state), content, task_ref).with_retries(self.input.retries);
+        if task.state.is_failure() {
+            self.actions.secrets.redact(&mut outcome.content.message);
+        }
+        let mut is_new_follow_up = false;
+        if task.state.is_waiting() {
+            let (follow_up, is_new) = Box::pin(self.follow_up(task, known)).await?;
+            (outcome.follow_up, is_new_follow_up) = (Some(follow_up), is_new);
+        }
+        let outcome = Arc::new(outcome);
+        let is_submission = self.input.mode == ReplyMode::Submit;
+        let record = TaskRecord {
+            state: task.state.clone(),
+            reply: Ok(Arc::clone(&outcome)),
+            follow_up: outcome.follow_up.clone(),
+            is_submitted: is_submission,
+            seen_at: SystemTime::now(),
+            may_run_for: self.may_run_for(&task.state),
+            ttl: self.actions.settings.task_ttl,
+        };
+        tracing::Span::current().record("task", task.id.as_str());
+        spans::task(&task.id, outcome.task.context_id.as_deref());
+        let observer = match self.input.purpose {
+            Purpose::NewTask { .. } | Purpose::Answer { .. } => Observer::Call { began: self.began },
+            Purpose::Lookup => Observer::Lookup { began: self.began },
+        };
+        let previous = match state.tasks.record(agent, &task.id, record, observer).await {
+            RecordResult::Written { previous } => previous,
+            // Another call has recorded the end, or a newer state.
+            RecordResult::Kept(kept) => {
+                if let Some(follow_up) = outcome.follow_up.as_ref().filter(|_| is_new_follow_up) {
+                    let _ = Box::pin(state.follow_ups.expire(agent, &follow_up.id)).await;
+                }
+                let outcome = match &kept.reply {
+                    Ok(kept) if !task.state.is_final() => Arc::clone(kept),
+                    _ => outcome,
+                };
+                return Ok(Observation { outcome, source, is_update: false });
+            }
+        };
+        if let Some(follow_up) = previous.as_ref().and_then(|previous| previous.follow_up.as_ref())
+            && task.state.is_final()
+        {
+            // Best effort: an answer checks the state of its task, too.
+            let _ = Box::pin(state.follow_ups.expire(agent, &follow_up.id)).await;
+        }
+        let is_submitted = is_submission || previous.as_ref().is_some_and(|previous| previous.is_submitted);
+        let is_change = previous.is_none_or(|previous| {
+            let id = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
+            // After an error, a run has found a lost task again.
+            previous.reply.is_err()
+                || ReplyStatus::from(&previous.state) != outcome.status
+                || id(&previous.follow_up) != id(&outcome.follow_up)
+        });
+        Ok(Observation { outcome, source, is_update: is_submitted && is_change })
+    }
+
+    /// The follow-up for the question of a waiting task, and whether it is new.
+    async fn follow_up(&self, task: &Task, known: Option<FollowUp>) -> Result<(FollowUp, bool), ActionError> {
+        let (state, agent) = (&self.actions.state, &self.actions.agent);
+        let fingerprint = question_fingerprint(task);
+        if let Some(known) = known {
+            let record = state.follow_ups.find(agent, &known.id).await?;
+            let is_for_question = record.is_some_and(|record| match record.state {
+                // A lookup may see the same question in other words than the stream that brought it.
+                FollowUpState::Pending | FollowUpState::Expired => true,
+                FollowUpState::Answering { .. } => record.question.fingerprint == fingerprint,
+                FollowUpState::Used => false,
+            });
+            if is_for_question {
+                return Ok((known, false));
+            }
+        }
+        let previous = match self.input.purpose {
+            Purpose::NewTask { .. } => state.tasks.find_seen_here(agent, &task.id).await?,
+            Purpose::Answer { .. } | Purpose::Lookup => state.tasks.find(agent, &task.id).await?,
+        };
+        if let Some(open) = previous.and_then(|previous| previous.follow_up.clone())
+            && let Some(record) = state.follow_ups.find(agent, &open.id).await?
+            && record.state == FollowUpState::Pending
+            && record.question.fingerprint == fingerprint
+        {
+            return Ok((open, false));
+        }
+        let question = OpenQuestion {
+            task_id: task.id.clone(),
+            context_id: task.context_id.clone(),
+            skill: self.input.skill.clone(),
+            output_modes: Arc::clone(&self.input.output_modes),
+            fingerprint,
+        };
+        let ttl = self.actions.settings.input_required_ttl;
+        Ok((state.follow_ups.issue(agent, question, ttl).await?, true))
+    }
+
+    /// How long a task in this state may go on without another event. A lookup does not know which call follows the
+    /// task, so the longest limit counts.
+    fn may_run_for(&self, state: &TaskState) -> Duration {
+        let settings = &self.actions.settings;
+        let longest_call = settings.task_timeout.max(settings.request_timeout);
+        match state {
+            state if state.is_final() => Duration::ZERO,
+            TaskState::InputRequired => settings.input_required_ttl,
+            // The task may go on without an answer, or wait for one.
+            TaskState::AuthRequired => longest_call.max(settings.input_required_ttl),
+            _ => longest_call,
+        }
+    }
+
+    /// Maps the caller's session to the context id that the agent has chosen.
+    pub(super) async fn update_session(&self, context_id: Option<&str>) {
+        let Purpose::NewTask { session_id: Some(session_id) } = &self.input.purpose else { return };
+        let Some(context_id) = context_id else { return };
+        let update = self.actions.state.sessions.set_context_id(&self.actions.agent, session_id, context_id);
+        if let Err(error) = Box::pin(update).await {
+            tracing::warn!(agent = %self.actions.agent, error = error.message, "cannot record the context id of a session");
+        }
+    }
+
+    pub(in crate::action) fn task_ref(&self, id: Option<String>, context_id: Option<String>) -> TaskRef {
+        TaskRef { id, context_id, agent: Arc::clone(&self.actions.agent), skill: self.input.skill.clone() }
+    }
+}
+
+pub(super) fn unreadable(reason: &str) -> ActionError {
+    let message = format!("the agent's answer is not valid A2A: {reason}");
+    ActionError::new(Code::AgentError, message).after_reaching_agent()
+}
+
+/// Distinguishes one question of a task from the next: by the message that asks it, or, if the agent gives its
+/// messages no ids, by all the agent's messages so far. All replicas and all releases must compute the same value.
+pub(in crate::action) fn question_fingerprint(task: &Task) -> String {
+    let mut hash = Sha256::new();
+    let question = task.status_message.as_ref();
+    if question.is_none_or(|message| message.id.is_none()) {
+        hash.update(task.artifacts.len().to_be_bytes());
+        task.history.iter().filter(|message| !message.from_user).for_each(|message| add(message, &mut hash));
+    }
+    question.inspect(|message| add(message, &mut hash));
+    hex(hash.finalize().get(..8).unwrap_or_default())
+}
+
+fn add(message: &Message, hash: &mut Sha256) {
+    let mut field = |text: &str| {
+        hash.update(text.len().to_be_bytes());
+        hash.update(text);
+    };
+    field(message.id.as_deref().unwrap_or_default());
+    message.parts.iter().filter_map(Part::as_text).for_each(field);
+}

@@ -1,0 +1,119 @@
+//! Waiting for an agent within the limits of a call.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::time::Instant;
+
+use super::poller::Polled;
+use crate::a2a::Instance;
+use crate::action::actions::Actions;
+use crate::action::progress::{Listener, Progress};
+use crate::action::request::ReplyMode;
+use crate::telemetry::trace_context::TraceContext;
+
+/// Why a wait ended without a response from the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::action) enum Interruption {
+    Deadline,
+    Idle,
+    /// The grace period of a shutdown is over.
+    Shutdown,
+    /// The agent's process has exited.
+    AgentExited,
+    /// No caller listens.
+    Abandoned,
+}
+
+#[derive(Debug)]
+pub(in crate::action) struct AgentWaiter<'a, P> {
+    pub(super) actions: &'a Actions,
+    pub(in crate::action) instance: Arc<Instance>,
+    pub(super) progress: &'a mut P,
+    pub(super) mode: ReplyMode,
+    pub(super) trace: &'a TraceContext,
+    pub(in crate::action) deadline: Instant,
+    pub(super) is_task_named: bool,
+    /// No caller listens: the run cancels the task as soon as its id is known.
+    pub(super) is_abandoned: bool,
+}
+
+impl<P: Progress> AgentWaiter<'_, P> {
+    /// Waits until the call's deadline, the end of a shutdown's grace period, or the exit of the agent.
+    pub(in crate::action) async fn within<T>(
+        &mut self,
+        wait: impl Future<Output = T>,
+    ) -> Result<T, Interruption> {
+        self.until(self.deadline, wait).await
+    }
+
+    /// The same, for a stream that must not be silent for longer than `stream_idle_timeout`.
+    pub(super) async fn within_idle<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, Interruption> {
+        // In mode `final` the caller does not see the stream, and the call has a timeout of its own.
+        if self.mode == ReplyMode::Final {
+            return self.within(wait).await;
+        }
+        let idle = Instant::now() + self.actions.settings.stream_idle_timeout;
+        let result = self.until(idle.min(self.deadline), wait).await;
+        result.map_err(|why| {
+            if why == Interruption::Deadline && idle < self.deadline { Interruption::Idle } else { why }
+        })
+    }
+
+    async fn until<T>(&mut self, end: Instant, wait: impl Future<Output = T>) -> Result<T, Interruption> {
+        let mut wait = pin!(wait);
+        // The next event of a stream is often available at once; then no timer is needed.
+        if let Some(result) = wait.as_mut().now_or_never() {
+            return Ok(result);
+        }
+        self.progress.flush().await;
+        // Cloning a token takes a lock that all calls share, so the tokens are borrowed.
+        let (actions, instance) = (self.actions, Arc::clone(&self.instance));
+        // No caller waits for a submitted task, so a shutdown does not wait either.
+        let leaves_at_once = self.mode == ReplyMode::Submit && self.is_task_named;
+        let mut agent_exited = pin!(instance.terminated.cancelled());
+        let mut grace_over = pin!(actions.shutdown.grace_over.cancelled());
+        let mut shutdown_begun = pin!(actions.shutdown.begun.cancelled());
+        let mut end = pin!(tokio::time::sleep_until(end));
+        loop {
+            let keep_alive_interval = self.progress.keep_alive_interval().filter(|_| !self.is_abandoned);
+            let silence = async {
+                match keep_alive_interval {
+                    Some(interval) => tokio::time::sleep(interval).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                result = &mut wait => return Ok(result),
+                () = &mut agent_exited => return Err(Interruption::AgentExited),
+                () = &mut end => return Err(Interruption::Deadline),
+                () = &mut grace_over => return Err(Interruption::Shutdown),
+                () = &mut shutdown_begun, if leaves_at_once => return Err(Interruption::Shutdown),
+                () = silence => {
+                    self.is_abandoned |= self.progress.keep_alive().await == Listener::Disconnected;
+                    if self.is_abandoned && self.is_task_named {
+                        return Err(Interruption::Abandoned);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads a task from the agent once.
+    pub(in crate::action) async fn get_task(
+        &mut self,
+        task_id: &str,
+        timeout: Duration,
+    ) -> Result<Polled, Interruption> {
+        let (instance, trace) = (Arc::clone(&self.instance), self.trace);
+        let get = tokio::time::timeout(timeout, Box::pin(instance.client.get(task_id, trace)));
+        Ok(match self.within(get).await? {
+            Ok(Ok(task)) => Polled::Task(task),
+            Ok(Err(error)) => Polled::Failed(error),
+            Err(_) => Polled::TimedOut,
+        })
+    }
+}
