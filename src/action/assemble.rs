@@ -127,8 +127,8 @@ struct Collector {
     seen_data: HashSet<String>,
     // Positions of the files by hash, so that many files are not compared one by one.
     file_hashes: RandomState,
-    by_hash: HashMap<u64, Vec<usize>>,
-    by_artifact_and_hash: HashMap<(usize, u64), Vec<usize>>,
+    /// By artifact and hash; `None` has the files of all artifacts and messages.
+    files_by_hash: HashMap<(Option<usize>, u64), Vec<usize>>,
 }
 
 impl Collector {
@@ -154,18 +154,14 @@ impl Collector {
 
     fn take_file(&mut self, file: ReplyFile, artifact: Option<usize>) {
         let hash = self.file_hashes.hash_one((&file.name, &file.mime_type, &file.url, &file.bytes));
-        let candidates = match artifact {
-            Some(index) => self.by_artifact_and_hash.get(&(index, hash)),
-            None => self.by_hash.get(&hash),
-        };
-        let is_repeated = candidates.into_iter().flatten().any(|&at| self.files.get(at) == Some(&file));
-        if is_repeated {
+        let candidates = self.files_by_hash.get(&(artifact, hash)).into_iter().flatten();
+        if candidates.copied().any(|at| self.files.get(at) == Some(&file)) {
             return;
         }
         let at = self.files.len();
-        self.by_hash.entry(hash).or_default().push(at);
-        if let Some(index) = artifact {
-            self.by_artifact_and_hash.entry((index, hash)).or_default().push(at);
+        self.files_by_hash.entry((None, hash)).or_default().push(at);
+        if artifact.is_some() {
+            self.files_by_hash.entry((artifact, hash)).or_default().push(at);
         }
         self.files.push(file);
     }

@@ -468,14 +468,18 @@ fn size(parts: &[Part]) -> usize {
 
 /// Compares the parts of an artifact. Text may be divided into parts differently.
 fn same_parts(one: &[Part], other: &[Part]) -> bool {
-    let text = |parts: &[Part]| parts.iter().filter_map(Part::as_text).collect::<String>();
-    let others =
-        |parts: &[Part]| parts.iter().filter(|part| part.as_text().is_none()).cloned().collect::<Vec<_>>();
-    let same = |(one, other): (&Part, &Part)| match (one, other) {
+    fn text(parts: &[Part]) -> String {
+        parts.iter().filter_map(Part::as_text).collect()
+    }
+    fn others(parts: &[Part]) -> impl Iterator<Item = &Part> {
+        parts.iter().filter(|part| part.as_text().is_none())
+    }
+    let is_same = |(one, other): (&Part, &Part)| match (one, other) {
         (Part::Data(one), Part::Data(other)) => one.get() == other.get(),
         (Part::File(one), Part::File(other)) => one == other,
         _ => false,
     };
-    let (mine, its) = (others(one), others(other));
-    mine.len() == its.len() && mine.iter().zip(&its).all(same) && text(one) == text(other)
+    others(one).count() == others(other).count()
+        && others(one).zip(others(other)).all(is_same)
+        && text(one) == text(other)
 }

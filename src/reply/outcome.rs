@@ -71,15 +71,8 @@ impl From<&TaskState> for ReplyStatus {
 
 impl From<ReplyStatus> for TaskState {
     fn from(status: ReplyStatus) -> Self {
-        match status {
-            ReplyStatus::Completed => Self::Completed,
-            ReplyStatus::Failed => Self::Failed,
-            ReplyStatus::Rejected => Self::Rejected,
-            ReplyStatus::Canceled => Self::Canceled,
-            ReplyStatus::InputRequired => Self::InputRequired,
-            ReplyStatus::AuthRequired => Self::AuthRequired,
-            ReplyStatus::Working => Self::Working,
-        }
+        // Every status has the name of its state.
+        Self::parse(status.name())
     }
 }
 
@@ -177,22 +170,17 @@ impl Outcome {
 
     /// The size in memory, in bytes.
     pub(crate) fn allocated(&self) -> usize {
-        let text =
-            |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION_OVERHEAD + text.capacity());
         let ReplyContent { message, files, data, artifacts } = &self.content;
-        let file =
-            |file: &ReplyFile| text(&file.name) + text(&file.mime_type) + text(&file.url) + text(&file.bytes);
-        let artifact = |artifact: &ArtifactRef| text(&artifact.id) + text(&artifact.name);
+        let of_files = files.iter().flat_map(|file| [&file.name, &file.mime_type, &file.url, &file.bytes]);
+        let of_artifacts = artifacts.iter().flat_map(|artifact| [&artifact.id, &artifact.name]);
+        let texts = of_files.chain(of_artifacts).chain([&self.task.id, &self.task.context_id]).flatten();
         size_of::<Self>()
             + message.capacity()
             + files.capacity() * size_of::<ReplyFile>()
-            + files.iter().map(file).sum::<usize>()
             + data.capacity() * size_of::<Box<RawValue>>()
-            + data.iter().map(|data| ALLOCATION_OVERHEAD + data.get().len()).sum::<usize>()
             + artifacts.capacity() * size_of::<ArtifactRef>()
-            + artifacts.iter().map(artifact).sum::<usize>()
-            + text(&self.task.id)
-            + text(&self.task.context_id)
+            + data.iter().map(|data| ALLOCATION_OVERHEAD + data.get().len()).sum::<usize>()
+            + texts.map(|text| ALLOCATION_OVERHEAD + text.capacity()).sum::<usize>()
     }
 }
 

@@ -181,12 +181,13 @@ impl FirstRequest {
     }
 
     async fn write_reply(&self, reply: &Reply) {
-        let mut record = Some(ReplyRecord { nonce: self.nonce, reply: for_storage(reply) });
         let write = |known: Option<ReplyRecord>| {
-            let is_written = known.is_some_and(|known| known.nonce == self.nonce);
-            Ok(match record.take().filter(|_| !is_written) {
-                Some(record) => Change::Write(record, REPLY_TTL, ()),
-                None => Change::Keep(()),
+            Ok(match known {
+                Some(known) if known.nonce == self.nonce => Change::Keep(()),
+                _ => {
+                    let record = ReplyRecord { nonce: self.nonce, reply: for_storage(reply) };
+                    Change::Write(record, REPLY_TTL, ())
+                }
             })
         };
         if let Err(error) = self.idempotency.replies.update(&self.key, write).await {

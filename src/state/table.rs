@@ -1,24 +1,21 @@
 //! A table with a limit in bytes and a time to live per row, fair to the agents that share it.
 //!
-//! Every call writes a row and few rows are read, so a write has to be cheap: one map per agent, and a queue in the
-//! order of writing. A full table evicts the oldest row of the agent that holds the most bytes, so that the load
+//! Each agent has a map by id, and a map in the order of writing. A full table evicts the oldest row of the agent that holds the most bytes, so that the load
 //! of one agent never evicts the rows of a quieter one. A table whose rows must not be evicted refuses new ones
 //! instead, with a limit for each agent.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The bytes of a row beside its id and value: its entries in the map and in the queue, and its allocations.
+/// The bytes of a row beside its id and value: its entries in both maps, and its allocations.
 const ROW: usize = 320;
-/// Outdated queue entries to tolerate before the queue is rebuilt.
-const SLACK: usize = 1024;
-/// Writes to tolerate before a sweep. Most expired rows are at the front of a queue and are removed earlier.
+/// Writes to tolerate before a sweep. Most expired rows are among the oldest and are removed earlier.
 const WRITES_BEFORE_SWEEP: usize = 64 << 10;
 /// Minimum interval between two sweeps of a full table.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Queue entries that one step of a sweep visits, which takes well below a millisecond. Only the last step for an agent
-/// may take longer, to free the capacity of many rows.
+/// Rows that one step of a sweep visits, which takes well below a millisecond. Only the last step for an agent may take
+/// longer, to free the capacity of many rows.
 const STEP: usize = 1024;
 /// Capacity that an agent keeps after a sweep, beside twice what it needs.
 const SPARE: usize = 64;
@@ -52,38 +49,23 @@ pub(super) struct BoundedTable<V> {
 struct Sweep {
     /// The agents still to visit; the last one may be visited in part.
     agents: Vec<Arc<str>>,
-    /// The number of the last queue entry that was visited of that agent.
+    /// The number of the last row that was visited of that agent.
     after: u64,
     /// The start of the sweep. Rows that expire later are left to the next one.
     now: Instant,
 }
 
-/// What a step of a sweep has removed, to be dropped after the lock is released.
-#[derive(Debug)]
-pub(super) struct Swept<V> {
-    rows: Vec<Row<V>>,
-    outdated: VecDeque<QueueEntry>,
-    agent: Option<AgentRows<V>>,
-}
-
 #[derive(Debug)]
 struct AgentRows<V> {
     by_id: HashMap<Arc<str>, Row<V>>,
-    /// One entry for each write. An entry is outdated if its number is not that of the row.
-    queue: VecDeque<QueueEntry>,
+    /// The ids by the number of their last write.
+    by_age: BTreeMap<u64, Arc<str>>,
     bytes: usize,
     writes: u64,
 }
 
 #[derive(Debug)]
-struct QueueEntry {
-    id: Arc<str>,
-    number: u64,
-    expires: Instant,
-}
-
-#[derive(Debug)]
-struct Row<V> {
+pub(super) struct Row<V> {
     value: V,
     expires: Instant,
     bytes: usize,
@@ -91,7 +73,7 @@ struct Row<V> {
 }
 
 /// Runs a sweep to its end and yields between two steps. `step` takes the lock, runs one step and releases the lock.
-pub(super) async fn sweep<V>(step: impl Fn() -> Option<Swept<V>>) {
+pub(super) async fn sweep<V>(step: impl Fn() -> Option<Vec<Row<V>>>) {
     while step().is_some() {
         tokio::task::yield_now().await;
     }
@@ -130,8 +112,8 @@ impl<V> BoundedTable<V> {
         self.max_bytes
     }
 
-    /// Inserts or replaces a row of `bytes` bytes beside its id. Returns the removed values, so that the caller
-    /// can drop them after it has released its lock.
+    /// Inserts or replaces a row of `bytes` bytes beside its id. Returns the removed rows, so that the caller can drop
+    /// them after it has released its lock.
     pub(super) fn put(
         &mut self,
         agent: &Arc<str>,
@@ -140,47 +122,44 @@ impl<V> BoundedTable<V> {
         bytes: usize,
         ttl: Duration,
         now: Instant,
-    ) -> Result<Vec<V>, Full> {
-        let mut removed = Vec::new();
+    ) -> Result<Vec<Row<V>>, Full> {
+        let mut swept = Vec::new();
         let bytes = ROW + id.len() + bytes;
         if self.when_full == WhenFull::Refuse && !self.has_room(agent, id, bytes) {
             if now.duration_since(self.last_sweep) < SWEEP_INTERVAL {
                 return Err(Full);
             }
-            self.sweep_all(now, &mut removed);
+            self.sweep_all(now, &mut swept);
             if !self.has_room(agent, id, bytes) {
                 return Err(Full);
             }
         }
         let rows = self.agents.entry(Arc::clone(agent)).or_insert_with(AgentRows::new);
-        rows.writes += 1;
-        let number = rows.writes;
         let expires = now.checked_add(ttl).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)));
-        let id = rows.by_id.get_key_value(id).map_or_else(|| id.into(), |(id, _)| Arc::clone(id));
-        rows.bytes += bytes;
+        let mut removed = Vec::from_iter(rows.put(id, value, bytes, expires));
+        let number = rows.writes;
+        removed.extend(std::iter::from_fn(|| rows.take_oldest_if(|row| row.expires <= now)));
         self.bytes += bytes;
         self.rows += 1;
-        if let Some(replaced) = rows.by_id.insert(Arc::clone(&id), Row { value, expires, bytes, number }) {
-            rows.bytes -= replaced.bytes;
-            self.bytes -= replaced.bytes;
-            self.rows -= 1;
-            removed.push(replaced.value);
-        }
-        rows.queue.push_back(QueueEntry { id, number, expires });
-        while let Some(expired) = rows.take_expired(now) {
-            self.bytes -= expired.bytes;
-            self.rows -= 1;
-            removed.push(expired.value);
-        }
-        rows.compact();
+        self.subtract(&removed);
+        removed.append(&mut swept);
         self.writes_since_sweep += 1;
         if self.writes_since_sweep > 2 * self.rows + WRITES_BEFORE_SWEEP {
             self.sweep_all(now, &mut removed);
         }
         if self.when_full == WhenFull::Evict {
-            while self.bytes > self.max_bytes && self.evict(agent, number, &mut removed) {}
+            while self.bytes > self.max_bytes
+                && let Some(row) = self.evict(agent, number)
+            {
+                removed.push(row);
+            }
         }
         Ok(removed)
+    }
+
+    fn subtract(&mut self, removed: &[Row<V>]) {
+        self.bytes -= removed.iter().map(|row| row.bytes).sum::<usize>();
+        self.rows -= removed.len();
     }
 
     fn has_room(&self, agent: &str, id: &str, bytes: usize) -> bool {
@@ -190,50 +169,38 @@ impl<V> BoundedTable<V> {
     }
 
     /// Removes the oldest row of the agent that holds the most, but never the row that was just written.
-    fn evict(&mut self, agent: &Arc<str>, number: u64, removed: &mut Vec<V>) -> bool {
-        let Some((largest, rows)) = self.agents.iter_mut().max_by_key(|(_, rows)| rows.bytes) else {
-            return false;
-        };
-        if largest == agent && rows.oldest() == Some(number) {
-            return false;
-        }
-        let Some(row) = rows.take_oldest() else { return false };
-        self.bytes -= row.bytes;
-        self.rows -= 1;
-        removed.push(row.value);
-        true
+    fn evict(&mut self, agent: &Arc<str>, number: u64) -> Option<Row<V>> {
+        let (largest, rows) = self.agents.iter_mut().max_by_key(|(_, rows)| rows.bytes)?;
+        let is_just_written = |row: &Row<V>| largest == agent && row.number == number;
+        let row = rows.take_oldest_if(|row| !is_just_written(row))?;
+        self.subtract(std::slice::from_ref(&row));
+        Some(row)
     }
 
-    fn sweep_all(&mut self, now: Instant, removed: &mut Vec<V>) {
+    fn sweep_all(&mut self, now: Instant, removed: &mut Vec<Row<V>>) {
         (self.writes_since_sweep, self.last_sweep, self.current_sweep) = (0, now, None);
-        while let Some(swept) = self.sweep_step(now) {
-            removed.extend(swept.rows.into_iter().map(|row| row.value));
+        while let Some(mut swept) = self.sweep_step(now) {
+            removed.append(&mut swept);
         }
     }
 
     /// Begins or continues a sweep, which removes expired rows and frees their capacity. A step is short, so that the
-    /// lock is not held for long. Returns `None` at the end of the sweep.
-    pub(super) fn sweep_step(&mut self, now: Instant) -> Option<Swept<V>> {
+    /// lock is not held for long. Returns the removed rows, or `None` at the end of the sweep.
+    pub(super) fn sweep_step(&mut self, now: Instant) -> Option<Vec<Row<V>>> {
         let all = || Sweep { agents: self.agents.keys().cloned().collect(), after: 0, now };
-        let Sweep { mut agents, after, now } = self.current_sweep.take().unwrap_or_else(all);
-        let agent = agents.pop()?;
-        let mut swept = Swept { rows: Vec::new(), outdated: VecDeque::new(), agent: None };
-        let mut visited = None;
-        if let Some(rows) = self.agents.get_mut(&agent) {
-            visited = rows.sweep(after, now, &mut swept.rows);
-            self.bytes -= swept.rows.iter().map(|row| row.bytes).sum::<usize>();
-            self.rows -= swept.rows.len();
-            if visited.is_none() && !rows.by_id.is_empty() {
-                swept.outdated = rows.shrink(now);
-            } else if visited.is_none() {
-                swept.agent = self.agents.remove(&agent);
-            }
+        let mut sweep = self.current_sweep.take().unwrap_or_else(all);
+        let agent = sweep.agents.pop()?;
+        let mut removed = Vec::new();
+        let last = self.agents.get_mut(&agent).and_then(|rows| rows.sweep(&sweep, &mut removed));
+        self.subtract(&removed);
+        sweep.after = last.unwrap_or(0);
+        if last.is_some() {
+            sweep.agents.push(agent);
+        } else if self.agents.get(&agent).is_some_and(|rows| rows.by_id.is_empty()) {
+            self.agents.remove(&agent);
         }
-        if visited.is_some() {
-            agents.push(agent);
-        }
-        self.current_sweep = Some(Sweep { agents, after: visited.unwrap_or(0), now });
-        Some(swept)
+        self.current_sweep = Some(sweep);
+        Some(removed)
     }
 
     /// How many rows take memory, including expired ones.
@@ -252,86 +219,55 @@ impl<V> BoundedTable<V> {
 
 impl<V> AgentRows<V> {
     fn new() -> Self {
-        Self { by_id: HashMap::new(), queue: VecDeque::new(), bytes: 0, writes: 0 }
+        Self { by_id: HashMap::new(), by_age: BTreeMap::new(), bytes: 0, writes: 0 }
     }
 
-    /// Takes the oldest row if it has expired.
-    fn take_expired(&mut self, now: Instant) -> Option<Row<V>> {
-        while self.queue.front().is_some_and(|oldest| oldest.expires <= now) {
-            let QueueEntry { id, number, .. } = self.queue.pop_front()?;
-            if let Some(row) = self.take(&id, number) {
-                return Some(row);
-            }
+    /// Returns the replaced row.
+    fn put(&mut self, id: &str, value: V, bytes: usize, expires: Instant) -> Option<Row<V>> {
+        self.writes += 1;
+        self.bytes += bytes;
+        let row = Row { value, expires, bytes, number: self.writes };
+        let id = self.by_id.get_key_value(id).map_or_else(|| id.into(), |(id, _)| Arc::clone(id));
+        let replaced = self.by_id.insert(Arc::clone(&id), row);
+        if let Some(replaced) = &replaced {
+            self.bytes -= replaced.bytes;
+            self.by_age.remove(&replaced.number);
         }
-        None
+        self.by_age.insert(self.writes, id);
+        replaced
     }
 
-    /// The number of the oldest row. Removes the outdated queue entries before it.
-    fn oldest(&mut self) -> Option<u64> {
-        while let Some(QueueEntry { id, number, .. }) = self.queue.front() {
-            if self.by_id.get(id).is_some_and(|row| row.number == *number) {
-                return Some(*number);
-            }
-            self.queue.pop_front();
-        }
-        None
+    fn take_oldest_if(&mut self, condition: impl FnOnce(&Row<V>) -> bool) -> Option<Row<V>> {
+        let (number, id) = self.by_age.first_key_value()?;
+        self.by_id.get(id).filter(|row| condition(row))?;
+        self.take(*number)
     }
 
-    fn take_oldest(&mut self) -> Option<Row<V>> {
-        self.oldest()?;
-        let QueueEntry { id, number, .. } = self.queue.pop_front()?;
-        self.take(&id, number)
-    }
-
-    /// Takes a row, unless it has been written again since.
-    fn take(&mut self, id: &str, number: u64) -> Option<Row<V>> {
-        self.by_id.get(id).filter(|row| row.number == number)?;
-        let row = self.by_id.remove(id)?;
+    fn take(&mut self, number: u64) -> Option<Row<V>> {
+        let row = self.by_id.remove(&self.by_age.remove(&number)?)?;
         self.bytes -= row.bytes;
         Some(row)
     }
 
-    /// Takes the expired rows among the next [`STEP`] queue entries after number `after`. Returns the number of the
-    /// last of these entries if there are more.
-    fn sweep(&mut self, after: u64, now: Instant, expired: &mut Vec<Row<V>>) -> Option<u64> {
-        let begin = self.queue.partition_point(|entry| entry.number <= after);
-        let mut entries = self.queue.range(begin..);
-        let mut last = None;
-        for QueueEntry { id, number, expires } in entries.by_ref().take(STEP) {
-            last = Some(*number);
-            if *expires <= now
-                && self.by_id.get(id).is_some_and(|row| row.number == *number)
-                && let Some(row) = self.by_id.remove(id)
-            {
-                self.bytes -= row.bytes;
-                expired.push(row);
-            }
+    /// Takes the expired rows among the next [`STEP`] ones. Returns the number of the last of these if there are more,
+    /// and frees capacity otherwise.
+    fn sweep(&mut self, sweep: &Sweep, expired: &mut Vec<Row<V>>) -> Option<u64> {
+        let mut next = self.by_age.range(sweep.after + 1..);
+        let step: Vec<(u64, bool)> = next
+            .by_ref()
+            .take(STEP)
+            .map(|(number, id)| (*number, self.by_id.get(id).is_some_and(|row| row.expires <= sweep.now)))
+            .collect();
+        let has_more = next.next().is_some();
+        expired.extend(step.iter().filter(|(_, is_expired)| *is_expired).filter_map(|(n, _)| self.take(*n)));
+        if has_more {
+            return step.last().map(|(number, _)| *number);
         }
-        last.filter(|_| entries.len() > 0)
-    }
-
-    fn compact(&mut self) {
-        if self.queue.len() > 2 * self.by_id.len() + SLACK {
-            let by_id = &self.by_id;
-            self.queue.retain(|entry| by_id.get(&entry.id).is_some_and(|row| row.number == entry.number));
-        }
-    }
-
-    /// Frees capacity after all rows that had expired at `now` were taken. Returns the queue entries of those rows.
-    fn shrink(&mut self, now: Instant) -> VecDeque<QueueEntry> {
         let enough = 2 * self.by_id.len() + SPARE;
-        let mut outdated = VecDeque::new();
-        if self.queue.len() > enough {
-            let entries = std::mem::take(&mut self.queue).into_iter();
-            (self.queue, outdated) = entries.partition(|entry| entry.expires > now);
-        }
-        if self.queue.capacity() > 2 * enough {
-            self.queue.shrink_to(enough);
-        }
         if self.by_id.capacity() > 2 * enough {
             self.by_id.shrink_to(enough);
         }
-        outdated
+        None
     }
 }
 
@@ -392,7 +328,7 @@ mod tests {
         (0..10_000).for_each(|size| put(&mut table, "a", 1, size % 7));
         assert_eq!(held(&table, "a"), 2);
         let rows = &table.agents["a"];
-        assert!(rows.queue.len() <= 2 * rows.by_id.len() + SLACK);
+        assert_eq!(rows.by_age.len(), rows.by_id.len());
         assert_eq!(table.bytes, rows.by_id.values().map(|row| row.bytes).sum::<usize>());
         assert_eq!(rows.bytes, table.bytes);
     }
@@ -406,7 +342,7 @@ mod tests {
             table.put(&"a".into(), &id.to_string(), id, 1, expired, Instant::now()).unwrap();
         }
         assert_eq!(table.get("a", "1", Instant::now()), None);
-        // They are queued behind a live row, so only a sweep finds them.
+        // They are newer than a live row, so only a sweep finds them.
         assert_eq!(table.rows, 2000);
         (0..2 * WRITES_BEFORE_SWEEP).for_each(|_| put(&mut table, "b", 0, 1));
         assert_eq!((table.rows, held(&table, "a")), (2, 1));
@@ -439,9 +375,9 @@ mod tests {
         assert!((40..=42).contains(&steps), "{steps}");
         assert_eq!((table.rows, held(&table, "a"), table.agents.len()), (21, 21, 1));
         let a = &table.agents["a"];
-        assert_eq!((a.queue.len(), a.bytes), (21, table.bytes));
+        assert_eq!((a.by_age.len(), a.bytes), (21, table.bytes));
         assert_eq!(table.bytes, a.by_id.values().map(|row| row.bytes).sum::<usize>());
-        assert!(a.by_id.capacity() < 1000 && a.queue.capacity() < 1000);
+        assert!(a.by_id.capacity() < 1000);
         put(&mut table, "a", 2, 1);
         assert_eq!(held(&table, "a"), 22);
     }

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
 use super::records::{Change, Records};
@@ -23,8 +23,9 @@ use crate::reply::{Reply, for_storage};
 const LOCAL_BYTES: usize = 64 << 20;
 
 /// A task as it was last seen.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TaskRecord {
+    #[serde(serialize_with = "write_state", deserialize_with = "read_state")]
     pub state: TaskState,
     /// The reply at that time, or the error because of which the bridge lost track of the task.
     pub reply: Reply,
@@ -255,22 +256,22 @@ impl Tasks {
         if let Some(known) = local.as_ref().filter(|known| known.takes_precedence_over(&new, observer)) {
             return RecordResult::Kept(Arc::clone(known));
         }
-        let (stored, ttl) = (StoredTask::new(&new), new.expires_in());
+        let (nonce, ttl) = (Uuid::new_v4(), new.expires_in());
         let mut replaced = None;
         let decide = |known: Option<StoredTask>| {
             // An earlier attempt of this write was stored after all.
-            if known.as_ref().is_some_and(|known| known.nonce == stored.nonce) {
+            if known.as_ref().is_some_and(|known| known.nonce == nonce) {
                 return Ok(Change::Keep(RecordResult::Written { previous: replaced.take() }));
             }
-            let known = known.map(|known| Arc::new(known.into_record()));
+            let known = known.map(|known| Arc::new(known.task));
             if let Some(known) = known.as_ref().filter(|known| known.takes_precedence_over(&new, observer)) {
                 return Ok(Change::Keep(RecordResult::Kept(Arc::clone(known))));
             }
             let previous = known.or_else(|| local.clone());
             replaced.clone_from(&previous);
-            let mut stored = stored.clone();
-            stored.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
-            Ok(Change::Write(stored, ttl, RecordResult::Written { previous }))
+            let mut task = TaskRecord { reply: for_storage(&new.reply), ..new.clone() };
+            task.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
+            Ok(Change::Write(StoredTask { task, nonce }, ttl, RecordResult::Written { previous }))
         };
         match self.records.update(&RecordKey::new(agent, id), decide).await {
             Ok(result) => {
@@ -295,7 +296,7 @@ impl Tasks {
         let Some(read) = self.records.read(&RecordKey::new(agent, id)).await? else {
             return Ok(None);
         };
-        let found = Arc::new(read.record.into_record());
+        let found = Arc::new(read.record.task);
         if self.get_local(agent, id).is_none() {
             self.put_local(agent, id, LocalTask::InStore, 0, found.expires_in());
         }
@@ -322,42 +323,19 @@ impl Tasks {
     }
 }
 
-/// A task in the store.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct StoredTask {
-    state: String,
-    reply: Reply,
-    is_submitted: bool,
-    seen_at: SystemTime,
-    may_run_for: Duration,
-    ttl: Duration,
+    task: TaskRecord,
+    /// Identifies the write.
     nonce: Uuid,
 }
 
-impl StoredTask {
-    fn new(record: &TaskRecord) -> Self {
-        Self {
-            state: record.state.to_string(),
-            reply: for_storage(&record.reply),
-            is_submitted: record.is_submitted,
-            seen_at: record.seen_at,
-            may_run_for: record.may_run_for,
-            ttl: record.ttl,
-            nonce: Uuid::new_v4(),
-        }
-    }
+fn write_state<S: Serializer>(state: &TaskState, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(state)
+}
 
-    fn into_record(self) -> TaskRecord {
-        TaskRecord {
-            state: TaskState::parse(&self.state),
-            follow_up: self.reply.as_ref().ok().and_then(|outcome| outcome.follow_up.clone()),
-            reply: self.reply,
-            is_submitted: self.is_submitted,
-            seen_at: self.seen_at,
-            may_run_for: self.may_run_for,
-            ttl: self.ttl,
-        }
-    }
+fn read_state<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TaskState, D::Error> {
+    Ok(TaskState::parse(&String::deserialize(deserializer)?))
 }
 
 #[cfg(test)]

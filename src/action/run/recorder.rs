@@ -184,7 +184,7 @@ impl TaskRecorder<'_> {
 }
 
 pub(super) fn unreadable(reason: &str) -> ActionError {
-    let message = format!("the agent's answer is not valid A2A: {reason}");
+    let message = format!("the agent's answer is not A2A: {reason}");
     ActionError::new(Code::AgentError, message).after_reaching_agent()
 }
 
