@@ -1,9 +1,7 @@
-//! Parses arbitrary bytes as an agent card and converts the card to v1.0.
-//! See `fuzz/Cargo.toml` for how to run it.
+//! Any bytes as an agent card: parsed, and written in the form of v1.0. How to run it: `fuzz/Cargo.toml`.
 #![no_main]
 
-use a2a_bridge::internal::{Card, Interface};
-use a2a_bridge::internal::Dialect;
+use a2a_bridge::internal::{Card, Dialect, Interface};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -14,11 +12,12 @@ fuzz_target!(|data: &[u8]| {
         url: url::Url::parse("http://127.0.0.1:1/").expect("a URL"),
         dialect: Dialect::V1,
         tenant: None,
-        because: String::new(),
+        reason: String::new(),
+        is_confirmed: true,
     };
-    let converted = card.to_v1(&interface);
-    // A converted card parses, and converts to itself.
-    let parsed = Card::from_value(converted.clone()).expect("our own card");
-    assert_eq!(parsed.to_v1(&interface), converted);
+    let written = card.to_v1(&interface, &card.skills);
+    // The written card can be parsed, and has the same content.
+    let again = Card::from_value(written.clone()).expect("a card of the bridge");
+    assert_eq!(again.to_v1(&interface, &again.skills), written);
     let _ = card.security().to_string();
 });

@@ -1,5 +1,4 @@
-//! Decodes arbitrary bytes as the data of a stream event, in the dialects that decode differently.
-//! See `fuzz/Cargo.toml` for how to run it.
+//! Any bytes as the data of a stream's event, in every dialect. How to run it: `fuzz/Cargo.toml`.
 #![no_main]
 
 use a2a_bridge::internal::Dialect;

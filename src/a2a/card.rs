@@ -158,17 +158,14 @@ impl Card {
             Some(Value::Array(list)) => skills(list, &mut warnings),
             Some(_) => return Err(CardError::Invalid("its `skills` is not a list".to_owned())),
         };
-        let capabilities = raw.get("capabilities").and_then(Value::as_object);
+        let streaming = raw.get("capabilities").and_then(|capabilities| capabilities.get("streaming"));
         Ok(Self {
             name,
             description: text(&raw, "description").unwrap_or_default(),
             version: text(&raw, "version").unwrap_or_default(),
-            streaming: capabilities
-                .and_then(|c| c.get("streaming"))
-                .and_then(Value::as_bool)
-                .unwrap_or(false),
-            output_modes: texts(&raw, "defaultOutputModes", "default_output_modes"),
-            input_modes: texts(&raw, "defaultInputModes", "default_input_modes"),
+            streaming: streaming.and_then(Value::as_bool).unwrap_or(false),
+            output_modes: texts(&raw, "defaultOutputModes"),
+            input_modes: texts(&raw, "defaultInputModes"),
             skills,
             warnings,
             security: Security::of_card(&raw),
@@ -201,27 +198,18 @@ impl Card {
 
     /// All interfaces, the preferred one first.
     pub(super) fn declared_interfaces(&self) -> Vec<DeclaredInterface> {
-        let get = |map: &Map<String, Value>, key: &str, snake: &str| {
-            text(map, key).or_else(|| text(map, snake)).filter(|text| !text.is_empty())
+        let list = |key: &str| {
+            let list = field(&self.raw, key).and_then(Value::as_array);
+            list.into_iter().flatten().filter_map(Value::as_object).take(MAX_INTERFACES)
         };
-        let list = |key: &str, snake: &str| {
-            let value = self.raw.get(key).or_else(|| self.raw.get(snake));
-            value
-                .and_then(Value::as_array)
-                .into_iter()
-                .flatten()
-                .filter_map(Value::as_object)
-                .take(MAX_INTERFACES)
-        };
+        let filled = |map: &Map<String, Value>, key: &str| text(map, key).filter(|text| !text.is_empty());
         let has_v01_field = self.raw.contains_key("authentication");
-        let mut interfaces: Vec<_> = list("supportedInterfaces", "supported_interfaces")
+        let mut interfaces: Vec<_> = list("supportedInterfaces")
             .map(|i| DeclaredInterface {
                 url: text(i, "url").unwrap_or_default(),
-                binding: get(i, "protocolBinding", "protocol_binding")
-                    .or_else(|| text(i, "transport"))
-                    .unwrap_or_default(),
-                version: get(i, "protocolVersion", "protocol_version").unwrap_or_default(),
-                tenant: get(i, "tenant", "tenant"),
+                binding: filled(i, "protocolBinding").or_else(|| text(i, "transport")).unwrap_or_default(),
+                version: filled(i, "protocolVersion").unwrap_or_default(),
+                tenant: filled(i, "tenant"),
                 is_v1_form: true,
                 has_v01_field: false,
             })
@@ -230,16 +218,16 @@ impl Card {
         let older = |url: String, binding: Option<String>| DeclaredInterface {
             url,
             binding: binding.unwrap_or_default(),
-            version: get(&self.raw, "protocolVersion", "protocol_version").unwrap_or_default(),
+            version: filled(&self.raw, "protocolVersion").unwrap_or_default(),
             tenant: None,
             is_v1_form: false,
             has_v01_field,
         };
         if interfaces.is_empty() || self.raw.contains_key("url") {
             let url = text(&self.raw, "url").unwrap_or_default();
-            interfaces.push(older(url, get(&self.raw, "preferredTransport", "preferred_transport")));
+            interfaces.push(older(url, filled(&self.raw, "preferredTransport")));
         }
-        let additional = list("additionalInterfaces", "additional_interfaces");
+        let additional = list("additionalInterfaces");
         interfaces
             .extend(additional.map(|i| older(text(i, "url").unwrap_or_default(), text(i, "transport"))));
         interfaces
@@ -310,10 +298,10 @@ fn skill(index: usize, value: &Value) -> Result<Skill, String> {
         name: name.unwrap_or_else(|| id.clone()),
         id,
         description: text(skill, "description").unwrap_or_default(),
-        tags: texts(skill, "tags", "tags"),
-        examples: texts(skill, "examples", "examples"),
-        input_modes: texts(skill, "inputModes", "input_modes"),
-        output_modes: texts(skill, "outputModes", "output_modes"),
+        tags: texts(skill, "tags"),
+        examples: texts(skill, "examples"),
+        input_modes: texts(skill, "inputModes"),
+        output_modes: texts(skill, "outputModes"),
     })
 }
 
@@ -325,16 +313,25 @@ fn hash(raw: &Map<String, Value>) -> String {
     hex(digest.get(..16).unwrap_or(&digest))
 }
 
+/// The value of a key in camelCase, or of the same key in snake_case.
+pub(super) fn field<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
+    map.get(key).or_else(|| {
+        let snake =
+            |c: char| if c.is_ascii_uppercase() { format!("_{}", c.to_ascii_lowercase()) } else { c.into() };
+        map.get(&key.chars().map(snake).collect::<String>())
+    })
+}
+
 /// A string field; also a number, because some versions and ids are numbers.
 fn text(map: &Map<String, Value>, key: &str) -> Option<String> {
-    match map.get(key)? {
+    match field(map, key)? {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(number.to_string()),
         _ => None,
     }
 }
 
-fn texts(map: &Map<String, Value>, key: &str, snake: &str) -> Vec<String> {
-    let list = map.get(key).or_else(|| map.get(snake)).and_then(Value::as_array);
+fn texts(map: &Map<String, Value>, key: &str) -> Vec<String> {
+    let list = field(map, key).and_then(Value::as_array);
     list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).take(64).collect()
 }

@@ -86,34 +86,37 @@ impl Chooser {
         if let Some(interface) = self.remembered(card) {
             return Ok(interface);
         }
-        let candidates = self.candidates(card)?;
+        let candidates = Candidates::new(card, self)?;
         let Some(declared) = candidates.declared.first() else {
             return Err(CardError::Unsupported(card.describe_interfaces()));
         };
-        let source = candidates.source;
+        let unconfirmed = |why: &str| {
+            let reason = format!("declared by {}; {why}", candidates.source);
+            Interface { reason, ..declared.interface.clone() }
+        };
         let interface = match tokio::time::timeout(CHOICE_TIMEOUT, self.probe(card, &candidates, None)).await
         {
             Ok(Some(interface)) => interface,
-            Ok(None) => declared.interface(format!("declared by {source}; the agent answered no probe")),
-            Err(_) => declared.interface(format!("declared by {source}; probing timed out")),
+            Ok(None) => unconfirmed("the agent answered no probe"),
+            Err(_) => unconfirmed("probing timed out"),
         };
         Ok(self.remember(card, interface))
     }
 
-    /// Chooses another interface after the agent rejected the dialect of `rejected`; `None` if it speaks no other.
-    pub async fn choose_other(&self, card: &Card, rejected: &Interface) -> Option<Interface> {
+    /// Chooses another interface after the agent rejected this dialect at this URL; `None` if it speaks no other.
+    pub async fn choose_other(&self, card: &Card, rejected: Dialect, url: &Url) -> Option<Interface> {
         let _probing = self.probing.lock().await;
-        if let Some(interface) = self.chosen_instead_of(card, rejected) {
+        if let Some(interface) = self.chosen_instead_of(card, rejected, url) {
             return Some(interface);
         }
         let last_search = self.lock().last_failed_search;
         if last_search.is_some_and(|last| last.elapsed() < SEARCH_INTERVAL) {
             return None;
         }
-        let candidates = self.candidates(card).ok()?;
-        let probing = self.probe(card, &candidates, Some(rejected));
+        let candidates = Candidates::new(card, self).ok()?;
+        let probing = self.probe(card, &candidates, Some((rejected, url)));
         let found = tokio::time::timeout(CHOICE_TIMEOUT, probing).await.ok().flatten();
-        match found.filter(|found| !found.is_same(rejected.dialect, &rejected.url)) {
+        match found.filter(|found| !found.is_same(rejected, url)) {
             Some(interface) => Some(self.remember(card, interface)),
             None => {
                 self.lock().last_failed_search = Some(Instant::now());
@@ -122,9 +125,9 @@ impl Chooser {
         }
     }
 
-    /// The current choice, if it differs from `old`.
-    pub fn chosen_instead_of(&self, card: &Card, old: &Interface) -> Option<Interface> {
-        self.remembered(card).filter(|interface| !interface.is_same(old.dialect, &old.url))
+    /// The current choice, if it is not this dialect at this URL.
+    pub fn chosen_instead_of(&self, card: &Card, dialect: Dialect, url: &Url) -> Option<Interface> {
+        self.remembered(card).filter(|interface| !interface.is_same(dialect, url))
     }
 
     pub fn client(&self, card: &Card, interface: &Interface) -> Result<Client, CardError> {
@@ -163,28 +166,23 @@ impl Chooser {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn candidates(&self, card: &Card) -> Result<Candidates, CardError> {
-        Candidates::new(card, &self.addresses, self.protocol, self.binding)
-    }
-
     /// Probes the declared candidates, then the others. Returns the first that the agent certainly speaks, otherwise
     /// the first that it may speak; `None` if the agent does not answer.
     async fn probe(
         &self,
         card: &Card,
         candidates: &Candidates,
-        rejected: Option<&Interface>,
+        rejected: Option<(Dialect, &Url)>,
     ) -> Option<Interface> {
         let mut maybe: Option<Interface> = None;
         // Only agents that reject v0.2 or v0.3 for missing ids need a probe of the dialect with ids.
-        let mut demands_ids =
-            rejected.is_some_and(|rejected| matches!(rejected.dialect, Dialect::V02 | Dialect::V03));
+        let mut demands_ids = matches!(rejected, Some((Dialect::V02 | Dialect::V03, _)));
         for (list, is_declared) in [(&candidates.declared, true), (&candidates.others, false)] {
             for candidate in list {
-                if rejected.is_some_and(|rejected| rejected.is_same(candidate.dialect, &candidate.url)) {
+                if rejected.is_some_and(|(dialect, url)| candidate.interface.is_same(dialect, url)) {
                     continue;
                 }
-                if candidate.dialect == Dialect::V03Ids && !demands_ids {
+                if candidate.interface.dialect == Dialect::V03Ids && !demands_ids {
                     continue;
                 }
                 let (verdict, url) = self.probe_candidate(card, candidate).await;
@@ -196,7 +194,8 @@ impl Chooser {
                     } else {
                         format!("found by a probe; {source} declares another")
                     };
-                    Interface { url, is_confirmed: verdict == Verdict::Yes, ..candidate.interface(reason) }
+                    let is_confirmed = verdict == Verdict::Yes;
+                    Interface { url, reason, is_confirmed, ..candidate.interface.clone() }
                 };
                 match verdict {
                     Verdict::Yes => return Some(found()),
@@ -211,10 +210,10 @@ impl Chooser {
 
     /// Probes a candidate at its URL, and with or without the trailing slash if there is no agent at that URL.
     async fn probe_candidate(&self, card: &Card, candidate: &Candidate) -> (Verdict, Url) {
-        let url = candidate.url.clone();
+        let url = candidate.interface.url.clone();
         let verdict = self.probe_url(card, candidate, url.clone()).await;
         // REST appends its paths to the URL, so there the slash makes no difference.
-        let toggled = toggle_trailing_slash(&url).filter(|_| !candidate.dialect.is_rest());
+        let toggled = toggle_trailing_slash(&url).filter(|_| !candidate.interface.dialect.is_rest());
         match (verdict, toggled) {
             (Verdict::WrongAddress, Some(url)) => (self.probe_url(card, candidate, url.clone()).await, url),
             (verdict, _) => (verdict, url),
@@ -222,17 +221,18 @@ impl Chooser {
     }
 
     async fn probe_url(&self, card: &Card, candidate: &Candidate, url: Url) -> Verdict {
-        let interface = Interface { url, ..candidate.interface(String::new()) };
+        let interface = Interface { url, ..candidate.interface.clone() };
+        let dialect = interface.dialect;
         let Ok(client) = self.client(card, &interface) else {
             return Verdict::No;
         };
         let verdict = get_unknown_task(&client).await;
         // Any JSON-RPC agent may answer this request with some error.
-        if candidate.dialect == Dialect::V03Ids && verdict != Verdict::Yes {
+        if dialect == Dialect::V03Ids && verdict != Verdict::Yes {
             return Verdict::No;
         }
-        let is_v01 = candidate.dialect == Dialect::V01;
-        if !is_v01 && !matches!(candidate.dialect, Dialect::V02 | Dialect::V03) {
+        let is_v01 = dialect == Dialect::V01;
+        if !is_v01 && !matches!(dialect, Dialect::V02 | Dialect::V03) {
             return verdict;
         }
         match verdict {
@@ -341,21 +341,16 @@ struct Candidates {
 /// One dialect at one URL.
 #[derive(Debug, Clone)]
 struct Candidate {
-    url: Url,
-    dialect: Dialect,
-    tenant: Option<String>,
+    interface: Interface,
     /// Whether the configuration or the card declares exactly this version, so that v0.1 need not be distinguished
     /// from v0.2.
     is_exact: bool,
 }
 
 impl Candidates {
-    fn new(
-        card: &Card,
-        addresses: &AddressPolicy,
-        protocol: Option<A2aVersion>,
-        binding: Option<Binding>,
-    ) -> Result<Self, CardError> {
+    fn new(card: &Card, chooser: &Chooser) -> Result<Self, CardError> {
+        let Chooser { addresses, protocol, binding, .. } = chooser;
+        let (protocol, binding) = (*protocol, *binding);
         let is_allowed = |dialect: Dialect| {
             protocol.is_none_or(|protocol| is_version(dialect, protocol))
                 && binding.is_none_or(|binding| (binding == Binding::Rest) == dialect.is_rest())
@@ -391,8 +386,10 @@ impl Candidates {
         // The path of the card may be wrong where the configured URL is right. But where `use_card_url` allows another
         // host, the agent is there, even if it demands credentials that it does not get.
         for candidate in &declared {
-            if candidate.url != *addresses.base() && !addresses.is_elsewhere_by_card(&candidate.url) {
-                add(&mut others, Candidate { url: addresses.base().clone(), ..candidate.clone() });
+            let url = &candidate.interface.url;
+            if url != addresses.base() && !addresses.is_elsewhere_by_card(url) {
+                let interface = Interface { url: addresses.base().clone(), ..candidate.interface.clone() };
+                add(&mut others, Candidate { interface, is_exact: candidate.is_exact });
             }
         }
         let is_configured = protocol.is_some() || binding.is_some();
@@ -423,22 +420,15 @@ impl Candidate {
             url.set_path(&path);
         }
         let has_tenants = matches!(dialect, Dialect::V1 | Dialect::V1Rest);
-        Self { url, dialect, tenant: interface.tenant.clone().filter(|_| has_tenants), is_exact }
-    }
-
-    fn interface(&self, reason: String) -> Interface {
-        Interface {
-            url: self.url.clone(),
-            dialect: self.dialect,
-            tenant: self.tenant.clone(),
-            reason,
-            is_confirmed: false,
-        }
+        let tenant = interface.tenant.clone().filter(|_| has_tenants);
+        let interface = Interface { url, dialect, tenant, reason: String::new(), is_confirmed: false };
+        Self { interface, is_exact }
     }
 }
 
 fn contains(list: &[Candidate], candidate: &Candidate) -> bool {
-    list.iter().any(|other| other.dialect == candidate.dialect && other.url == candidate.url)
+    let Interface { dialect, url, .. } = &candidate.interface;
+    list.iter().any(|other| other.interface.is_same(*dialect, url))
 }
 
 fn add(list: &mut Vec<Candidate>, candidate: Candidate) {

@@ -182,7 +182,7 @@ impl Client {
     /// Searches for another dialect after the agent has rejected this one.
     async fn find_other_dialect(&self) -> Option<Self> {
         let DialectFallback { chooser, card, changed } = self.fallback.as_ref()?;
-        let other = chooser.choose_other(card, &self.interface()).await?;
+        let other = chooser.choose_other(card, self.dialect, self.endpoint()).await?;
         changed.notify_one();
         chooser.client(card, &other).ok()
     }
@@ -191,18 +191,8 @@ impl Client {
     /// cancel a task, so their failure alone is no reason to search for another dialect.
     fn with_changed_dialect(&self) -> Option<Self> {
         let DialectFallback { chooser, card, .. } = self.fallback.as_ref()?;
-        let other = chooser.chosen_instead_of(card, &self.interface())?;
+        let other = chooser.chosen_instead_of(card, self.dialect, self.endpoint())?;
         chooser.client(card, &other).ok()
-    }
-
-    fn interface(&self) -> Interface {
-        Interface {
-            url: self.endpoint().clone(),
-            dialect: self.dialect,
-            tenant: self.tenant.clone(),
-            reason: String::new(),
-            is_confirmed: self.is_confirmed.load(Ordering::Relaxed),
-        }
     }
 
     /// Remembers that the agent has answered in this dialect.

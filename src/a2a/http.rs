@@ -172,28 +172,57 @@ impl HttpResponse {
         if length.is_some_and(|length: u64| length > limit) {
             return Err(too_large());
         }
-        let mut first: Option<Bytes> = None;
-        let mut rest = BytesMut::new();
+        let mut body = JoinedBytes::default();
         while let Some(chunk) = self.chunk().await? {
-            let so_far = first.as_ref().map_or(0, Bytes::len) + rest.len();
-            if (so_far + chunk.len()) as u64 > limit {
+            if (body.len() + chunk.len()) as u64 > limit {
                 return Err(too_large());
             }
-            // Most responses have one chunk, which needs no copy.
-            match &first {
-                None => first = Some(chunk),
-                Some(begin) => {
-                    if rest.is_empty() {
-                        rest.extend_from_slice(begin);
-                        first = Some(Bytes::new());
-                    }
-                    rest.extend_from_slice(&chunk);
-                }
-            }
+            body.push(b"", chunk);
         }
-        let body = if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() };
+        let body = body.take();
         // Some agents put it before their JSON, and JSON parsers reject it.
         Ok(if body.starts_with(BOM) { body.slice(BOM.len()..) } else { body })
+    }
+}
+
+/// Pieces of a body or an event, joined. Nearly always there is one piece, which needs no copy.
+#[derive(Debug, Default)]
+pub(super) enum JoinedBytes {
+    #[default]
+    Nothing,
+    One(Bytes),
+    Many(BytesMut),
+}
+
+impl JoinedBytes {
+    pub(super) fn push(&mut self, separator: &[u8], piece: Bytes) {
+        let mut all = match std::mem::take(self) {
+            Self::Nothing => {
+                *self = Self::One(piece);
+                return;
+            }
+            Self::One(first) => BytesMut::from(first.as_ref()),
+            Self::Many(all) => all,
+        };
+        all.extend_from_slice(separator);
+        all.extend_from_slice(&piece);
+        *self = Self::Many(all);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::One(piece) => piece.len(),
+            Self::Many(all) => all.len(),
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Bytes {
+        match std::mem::take(self) {
+            Self::Nothing => Bytes::new(),
+            Self::One(piece) => piece,
+            Self::Many(all) => all.freeze(),
+        }
     }
 }
 

@@ -178,6 +178,18 @@ pub enum TaskState {
     Unknown(String),
 }
 
+/// The names of the states, in the order of their numbers in protobuf, which begin with 1.
+static STATES: [(TaskState, &str); 8] = [
+    (TaskState::Submitted, "submitted"),
+    (TaskState::Working, "working"),
+    (TaskState::Completed, "completed"),
+    (TaskState::Failed, "failed"),
+    (TaskState::Canceled, "canceled"),
+    (TaskState::InputRequired, "input-required"),
+    (TaskState::Rejected, "rejected"),
+    (TaskState::AuthRequired, "auth-required"),
+];
+
 impl TaskState {
     /// Accepts the spelling of any version: `input-required`, `TASK_STATE_INPUT_REQUIRED`, `cancelled`.
     pub fn parse(text: &str) -> Self {
@@ -188,32 +200,16 @@ impl TaskState {
             _ => {}
         }
         let name = text.strip_prefix("TASK_STATE_").unwrap_or(text).to_ascii_lowercase().replace('_', "-");
-        match name.as_str() {
-            "submitted" => Self::Submitted,
-            "working" => Self::Working,
-            "input-required" => Self::InputRequired,
-            "auth-required" => Self::AuthRequired,
-            "completed" => Self::Completed,
-            "failed" => Self::Failed,
-            "canceled" | "cancelled" => Self::Canceled,
-            "rejected" => Self::Rejected,
-            _ => Self::Unknown(crate::text::shorten(text, 64)),
-        }
+        let name = if name == "cancelled" { "canceled" } else { &name };
+        let known = STATES.iter().find(|(_, known)| *known == name);
+        known.map_or_else(|| Self::Unknown(crate::text::shorten(text, 64)), |(state, _)| state.clone())
     }
 
     /// The JSON of protobuf allows the number of a state in place of its name.
     fn from_number(number: u64) -> Self {
-        match number {
-            1 => Self::Submitted,
-            2 => Self::Working,
-            3 => Self::Completed,
-            4 => Self::Failed,
-            5 => Self::Canceled,
-            6 => Self::InputRequired,
-            7 => Self::Rejected,
-            8 => Self::AuthRequired,
-            _ => Self::Unknown(number.to_string()),
-        }
+        let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+        let known = index.and_then(|index| STATES.get(index));
+        known.map_or_else(|| Self::Unknown(number.to_string()), |(state, _)| state.clone())
     }
 
     pub fn is_final(&self) -> bool {
@@ -237,17 +233,12 @@ impl TaskState {
 
 impl fmt::Display for TaskState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Submitted => "submitted",
-            Self::Working => "working",
-            Self::InputRequired => "input-required",
-            Self::AuthRequired => "auth-required",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Canceled => "canceled",
-            Self::Rejected => "rejected",
-            Self::Unknown(name) => name,
-        })
+        match self {
+            Self::Unknown(name) => f.write_str(name),
+            known => {
+                f.write_str(STATES.iter().find(|(state, _)| state == known).map_or("", |(_, name)| name))
+            }
+        }
     }
 }
 

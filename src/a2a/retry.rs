@@ -84,18 +84,6 @@ impl Retry {
             _ => None,
         }
     }
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::ContextRefused => "context_refused",
-            Self::StreamingUnsupported => "streaming_unsupported",
-            Self::MethodNotFound => "method_not_found",
-            Self::VersionNotSupported => "version_not_supported",
-            Self::TokenRenewed => "token_renewed",
-            Self::MediaType => "media_type",
-            Self::MissingIds => "missing_ids",
-        }
-    }
 }
 
 /// The retries of one message, in order. Allocates nothing until there is one.
@@ -115,8 +103,8 @@ impl Retries {
 
     /// Call this before the message is repeated.
     pub fn record(&self, retry: Retry) {
-        let (agent, reason) = (&self.agent, retry.name());
-        tracing::info!(%agent, reason, "repeating the message, which the agent did not run");
+        let reason = serde_json::json!(retry);
+        tracing::info!(agent = %self.agent, reason = reason.as_str(), "repeating the message, which the agent did not run");
         self.lock().push(retry);
     }
 

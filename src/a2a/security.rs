@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+use super::card::field;
 use crate::config::KeyPlace;
 use crate::text::shorten;
 
@@ -31,15 +32,13 @@ pub enum SecurityScheme {
 
 impl Security {
     pub(super) fn of_card(card: &Map<String, Value>) -> Self {
-        let get = |key: &str, snake: &str| card.get(key).or_else(|| card.get(snake));
-        let schemes: BTreeMap<&str, SecurityScheme> = get("securitySchemes", "security_schemes")
+        let schemes: BTreeMap<&str, SecurityScheme> = field(card, "securitySchemes")
             .and_then(Value::as_object)
             .into_iter()
             .flatten()
             .map(|(name, scheme)| (name.as_str(), SecurityScheme::of_scheme(scheme)))
             .collect();
-        let requirements =
-            get("securityRequirements", "security_requirements").or_else(|| card.get("security"));
+        let requirements = field(card, "securityRequirements").or_else(|| card.get("security"));
         let mut alternatives = Vec::new();
         for requirement in requirements.and_then(Value::as_array).into_iter().flatten() {
             // v1.0 has the names one level deeper.
@@ -76,16 +75,14 @@ impl SecurityScheme {
     fn of_scheme(scheme: &Value) -> Self {
         // v1.0 has the kind as a key, older versions as the value of `type`.
         let keys = [
-            ("httpAuthSecurityScheme", "http_auth_security_scheme", "http"),
-            ("apiKeySecurityScheme", "api_key_security_scheme", "apiKey"),
-            ("oauth2SecurityScheme", "oauth2_security_scheme", "oauth2"),
-            ("openIdConnectSecurityScheme", "open_id_connect_security_scheme", "openIdConnect"),
-            ("mtlsSecurityScheme", "mtls_security_scheme", "mutualTLS"),
+            ("httpAuthSecurityScheme", "http"),
+            ("apiKeySecurityScheme", "apiKey"),
+            ("oauth2SecurityScheme", "oauth2"),
+            ("openIdConnectSecurityScheme", "openIdConnect"),
+            ("mtlsSecurityScheme", "mutualTLS"),
         ];
-        let wrapped = keys.iter().find_map(|(camel, snake, kind)| {
-            let inner = scheme.get(camel).or_else(|| scheme.get(snake))?;
-            Some((*kind, inner))
-        });
+        let find = |fields| keys.iter().find_map(|(key, kind)| Some((*kind, field(fields, key)?)));
+        let wrapped = scheme.as_object().and_then(find);
         let (kind, scheme) = wrapped.unwrap_or_else(|| (text(scheme, "type"), scheme));
         match kind {
             "http" => Self::of_http(text(scheme, "scheme")),

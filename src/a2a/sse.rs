@@ -5,6 +5,8 @@
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
+use super::http::JoinedBytes;
+
 /// An event is larger than the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooLarge;
@@ -14,25 +16,23 @@ pub(super) struct SseParser {
     buffer: BytesMut,
     /// Length of the beginning of the buffer that has no line end.
     searched: usize,
-    data: EventData,
+    /// The data lines of the current event.
+    data: JoinedBytes,
     /// Whether a byte order mark can no longer follow.
     is_started: bool,
     max_event: usize,
 }
 
-/// The data lines of the current event. Nearly all events have one, which needs no copy.
-#[derive(Debug, Default)]
-enum EventData {
-    #[default]
-    None,
-    One(Bytes),
-    Many(BytesMut),
-}
-
 impl SseParser {
     /// No event and no line may be larger than `max_event` bytes.
     pub(super) fn new(max_event: usize) -> Self {
-        Self { buffer: BytesMut::new(), searched: 0, data: EventData::None, is_started: false, max_event }
+        Self {
+            buffer: BytesMut::new(),
+            searched: 0,
+            data: JoinedBytes::default(),
+            is_started: false,
+            max_event,
+        }
     }
 
     pub(super) fn feed(&mut self, bytes: &[u8]) {
@@ -43,7 +43,9 @@ impl SseParser {
     pub(super) fn next_event(&mut self) -> Result<Option<Bytes>, TooLarge> {
         while let Some(line) = self.line()? {
             if line.is_empty() {
-                if let Some(data) = self.data.take() {
+                // An event without data does not count.
+                let data = self.data.take();
+                if !data.is_empty() {
                     return Ok(Some(data));
                 }
             } else {
@@ -66,7 +68,7 @@ impl SseParser {
         if !rest.is_empty() {
             self.field(&rest.freeze())?;
         }
-        Ok(self.data.take())
+        Ok(Some(self.data.take()).filter(|data| !data.is_empty()))
     }
 
     fn line(&mut self) -> Result<Option<Bytes>, TooLarge> {
@@ -116,42 +118,8 @@ impl SseParser {
             _ => return Ok(()),
         };
         let value = line.slice(skipped..);
-        self.data.push(value);
+        self.data.push(b"\n", value);
         if self.data.len() > self.max_event { Err(TooLarge) } else { Ok(()) }
-    }
-}
-
-impl EventData {
-    fn push(&mut self, line: Bytes) {
-        let mut all = match std::mem::take(self) {
-            Self::None => {
-                *self = Self::One(line);
-                return;
-            }
-            Self::One(first) => BytesMut::from(first.as_ref()),
-            Self::Many(all) => all,
-        };
-        all.extend_from_slice(b"\n");
-        all.extend_from_slice(&line);
-        *self = Self::Many(all);
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::One(line) => line.len(),
-            Self::Many(all) => all.len(),
-        }
-    }
-
-    /// The data of a complete event; an event without data does not count.
-    fn take(&mut self) -> Option<Bytes> {
-        let data = match std::mem::take(self) {
-            Self::None => return None,
-            Self::One(line) => line,
-            Self::Many(all) => all.freeze(),
-        };
-        Some(data).filter(|data| !data.is_empty())
     }
 }
 

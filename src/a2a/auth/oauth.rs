@@ -1,6 +1,7 @@
 //! OAuth2 client credentials (RFC 6749, section 4.4): one token at a time, renewed before it expires.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
@@ -38,17 +39,9 @@ pub(super) struct OAuth {
     http: reqwest::Client,
     secrets: Secrets,
     token: Mutex<Option<Token>>,
-    /// Held while a token is requested, so that many calls request one token.
-    requesting: tokio::sync::Mutex<()>,
-    failures: Mutex<Failures>,
-}
-
-/// Failed requests for a token. All calls that waited for one of them share its failure: if each tried again in turn,
-/// each would wait for all those before it.
-#[derive(Debug, Default)]
-struct Failures {
-    count: u64,
-    last: Option<TokenError>,
+    /// Held while a token is requested, so that many calls request one token. Contains the last failure.
+    requesting: tokio::sync::Mutex<Option<TokenError>>,
+    failures: AtomicU64,
 }
 
 #[derive(Debug, Clone)]
@@ -65,18 +58,6 @@ struct TokenResponse {
     error_description: Option<String>,
 }
 
-impl Failures {
-    fn add(&mut self, error: &TokenError) {
-        self.count += 1;
-        self.last = Some(error.clone());
-    }
-
-    /// The last failure, if there are more than `count`.
-    fn since(&self, count: u64) -> Option<TokenError> {
-        self.last.clone().filter(|_| self.count > count)
-    }
-}
-
 impl OAuth {
     pub(super) fn new(config: config::OAuth2, http: reqwest::Client, secrets: Secrets) -> Self {
         Self {
@@ -85,7 +66,7 @@ impl OAuth {
             secrets,
             token: Mutex::default(),
             requesting: tokio::sync::Mutex::default(),
-            failures: Mutex::default(),
+            failures: AtomicU64::new(0),
         }
     }
 
@@ -112,25 +93,25 @@ impl OAuth {
         self.obtain_unless(|| self.current().is_some_and(|current| Some(&current) != rejected)).await
     }
 
-    /// Requests a token, once for all concurrent calls.
+    /// Requests a token, once for all concurrent calls. They also share a failure: if each tried again in turn, each
+    /// would wait for all those before it.
     async fn obtain_unless(&self, is_available: impl Fn() -> bool) -> Result<(), TokenError> {
-        let before = self.failures().count;
-        let _requesting = self.requesting.lock().await;
+        let failures = self.failures.load(Relaxed);
+        let mut last_error = self.requesting.lock().await;
         if is_available() {
             return Ok(());
         }
-        if let Some(error) = self.failures().since(before) {
-            return Err(error);
+        if self.failures.load(Relaxed) > failures
+            && let Some(error) = &*last_error
+        {
+            return Err(error.clone());
         }
         let obtained = self.obtain().await;
         if let Err(error) = &obtained {
-            self.failures().add(error);
+            self.failures.fetch_add(1, Relaxed);
+            *last_error = Some(error.clone());
         }
         obtained
-    }
-
-    fn failures(&self) -> MutexGuard<'_, Failures> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn obtain(&self) -> Result<(), TokenError> {
@@ -141,9 +122,8 @@ impl OAuth {
             response = self.request(false).await?;
         }
         let (status, body) = response;
-        let parsed: Option<TokenResponse> = serde_json::from_slice(&body).ok();
         let refused = |why: String| Err(TokenError::Refused(why));
-        let Some(parsed) = parsed else {
+        let Ok(parsed) = serde_json::from_slice::<TokenResponse>(&body) else {
             return refused(format!("HTTP status {status}, and the body is not a JSON object"));
         };
         // The message does not show the body, which may contain the token.
@@ -154,10 +134,9 @@ impl OAuth {
             self.secrets.redact(&mut reason);
             return refused(reason);
         };
-        let Ok(mut header) = HeaderValue::from_str(&format!("Bearer {token}")) else {
+        let Ok(header) = super::bearer(&token) else {
             return refused("the token has characters that are not allowed in a header".to_owned());
         };
-        header.set_sensitive(true);
         self.secrets.learn(&token);
         let lifetime = match parsed.expires_in {
             Some(Value::Number(seconds)) => seconds.as_f64(),
@@ -168,8 +147,8 @@ impl OAuth {
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .unwrap_or(DEFAULT_LIFETIME)
             .min(Duration::from_secs(30 * 24 * 3600));
-        let token =
-            Token { header, renew_at: requested_at + lifetime.saturating_sub(MARGIN.min(lifetime / 5)) };
+        let renew_at = requested_at + lifetime.saturating_sub(MARGIN.min(lifetime / 5));
+        let token = Token { header, renew_at };
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
         Ok(())
     }

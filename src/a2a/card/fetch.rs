@@ -93,9 +93,6 @@ fn candidates(base: &Url, card_path: Option<&str>) -> Vec<Url> {
         return vec![at(path)];
     }
     let below = base.path().trim_end_matches('/');
-    let mut urls: Vec<Url> = WELL_KNOWN.iter().map(|path| at(&format!("{below}{path}"))).collect();
-    if !below.is_empty() {
-        urls.extend(WELL_KNOWN.iter().map(|path| at(path)));
-    }
-    urls
+    let bases = if below.is_empty() { &[""][..] } else { &[below, ""] };
+    bases.iter().flat_map(|base| WELL_KNOWN.map(|path| at(&format!("{base}{path}")))).collect()
 }

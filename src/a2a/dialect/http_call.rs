@@ -97,6 +97,6 @@ impl HttpCall {
     }
 }
 
-fn raw(value: &impl Serialize) -> Box<RawValue> {
+pub(super) fn raw(value: &impl Serialize) -> Box<RawValue> {
     to_raw_value(value).expect("strings, lists and raw JSON always serialize")
 }

@@ -23,8 +23,11 @@ pub struct RpcError {
     pub is_from_framework: bool,
 }
 
+/// The keys of an error object, and of a body that contains one.
 #[derive(Deserialize)]
-struct ErrorObject {
+struct ErrorObject<'a> {
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
     code: Option<Value>,
     message: Option<Value>,
     // FastAPI's errors.
@@ -39,56 +42,44 @@ impl RpcError {
         if let Ok(message) = serde_json::from_str::<String>(json) {
             return Some(Self { message, ..Self::default() });
         }
-        let object: ErrorObject = serde_json::from_str(json).ok()?;
+        serde_json::from_str::<ErrorObject<'_>>(json).ok().map(Self::from)
+    }
+
+    /// Reads an error object without an envelope, which some agents send in an `error` event.
+    pub(super) fn bare(body: &[u8]) -> Option<Self> {
+        let object: ErrorObject<'_> = serde_json::from_slice(body).ok()?;
+        let is_error =
+            matches!((&object.code, &object.message), (Some(Value::Number(_)), Some(Value::String(_))));
+        is_error.then(|| object.into())
+    }
+
+    /// Reads the body of a response with an error status: the error is under `error`, or is the body itself.
+    pub fn in_body(body: &[u8]) -> Option<Self> {
+        let object: ErrorObject<'_> = serde_json::from_slice(body).ok()?;
+        if let Some(error) = object.error {
+            return Self::read(error.get());
+        }
+        if object.message.as_ref().is_some_and(Value::is_string) {
+            return Some(object.into());
+        }
+        // FastAPI's router writes these two when it finds no handler; any other text is from a handler.
+        let detail = object.detail.as_ref()?;
+        let is_router = ["Not Found", "Method Not Allowed"].iter().any(|text| detail == *text);
+        let error = Self::from(object);
+        Some(Self { is_from_framework: error.code.is_none() && is_router, ..error })
+    }
+}
+
+impl From<ErrorObject<'_>> for RpcError {
+    fn from(object: ErrorObject<'_>) -> Self {
         let data = object.data.or(object.details);
         // In REST `code` is the HTTP status, and the A2A error is among the details.
         let code = match object.code.as_ref().and_then(integer) {
             Some(code) if code < 0 => Some(code),
             own => code_of_reason(data.as_deref()).or(own.filter(|code| !(100..600).contains(code))),
         };
-        Some(Self {
-            code,
-            message: as_text(object.message).or_else(|| as_text(object.detail)).unwrap_or_default(),
-            data,
-            is_from_framework: false,
-        })
-    }
-
-    /// Reads an error object without an envelope, which some agents send in an `error` event.
-    pub(super) fn bare(body: &[u8]) -> Option<Self> {
-        #[derive(Deserialize)]
-        struct Bare {
-            #[serde(rename = "code")]
-            _code: serde_json::Number,
-            #[serde(rename = "message")]
-            _message: String,
-        }
-        serde_json::from_slice::<Bare>(body).ok()?;
-        Self::read(std::str::from_utf8(body).ok()?)
-    }
-
-    /// Reads the body of a response with an error status: the error is under `error`, or is the body itself.
-    pub fn in_body(body: &[u8]) -> Option<Self> {
-        #[derive(Deserialize)]
-        struct ErrorBody<'a> {
-            #[serde(borrow)]
-            error: Option<&'a RawValue>,
-            message: Option<Value>,
-            detail: Option<Value>,
-        }
-        let text = std::str::from_utf8(body).ok()?;
-        let wrapped: ErrorBody<'_> = serde_json::from_str(text).ok()?;
-        match wrapped.error {
-            Some(error) => Self::read(error.get()),
-            None if wrapped.message.is_some_and(|message| message.is_string()) => Self::read(text),
-            None => {
-                // FastAPI's router writes these two when it finds no handler; any other text is from a handler.
-                let detail = wrapped.detail?;
-                let is_router = ["Not Found", "Method Not Allowed"].iter().any(|text| detail == *text);
-                Self::read(text)
-                    .map(|error| Self { is_from_framework: error.code.is_none() && is_router, ..error })
-            }
-        }
+        let message = as_text(object.message).or_else(|| as_text(object.detail)).unwrap_or_default();
+        Self { code, message, data, is_from_framework: false }
     }
 }
 

@@ -4,6 +4,7 @@
 //! knows. v0.1 has a layout of its own. Parts have one form up to v0.3 ([`V0Part`]) and another in v1.0 ([`V1Part`]).
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -11,7 +12,11 @@ use sha2::{Digest as _, Sha256};
 use uuid::{Builder, Uuid};
 
 use super::OutgoingMessage;
-use crate::a2a::model::{File, Part};
+use super::http_call::raw;
+use crate::a2a::model::Part;
+
+/// The names for the bytes and the URI of a file over JSON-RPC.
+const FILE_KEYS: [&str; 2] = ["bytes", "uri"];
 
 #[derive(Serialize)]
 pub(super) struct SendParams<'a, P> {
@@ -125,7 +130,7 @@ struct V01Message<'a> {
 pub(super) fn v01<'a>(message: &OutgoingMessage<'a>) -> V01Params<'a> {
     let new_id = || Uuid::new_v4().to_string();
     let task_id = message.task_id.or(message.new_task_id);
-    let part = |part| V0Part { type_name: Some(kind_of(part)), ..V0Part::new(part) };
+    let part = |part| V0Part { type_name: Some(kind_of(part)), ..V0Part::new(part, FILE_KEYS) };
     V01Params {
         id: task_id.map_or_else(new_id, str::to_owned),
         session_id: message.context_id.map_or_else(new_id, str::to_owned),
@@ -141,7 +146,7 @@ pub(super) fn v01<'a>(message: &OutgoingMessage<'a>) -> V01Params<'a> {
 
 /// v0.2 and v0.3 over JSON-RPC: messages and parts have a `kind`.
 pub(super) fn v03<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a, V0Part<'a>> {
-    let part = |part| V0Part { kind: Some(kind_of(part)), ..V0Part::new(part) };
+    let part = |part| V0Part { kind: Some(kind_of(part)), ..V0Part::new(part, FILE_KEYS) };
     let mut accepted_output_modes = output_modes(message);
     if accepted_output_modes.is_empty() {
         // Required up to v0.2.5.
@@ -173,7 +178,7 @@ pub(super) fn v03_ids<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a, V0Par
     for part in sent.parts.iter_mut().flatten() {
         part.text.get_or_insert("");
         if let Some(file) = &mut part.file {
-            file.bytes.get_or_insert("");
+            file.entry("bytes").or_insert("");
         }
     }
     params
@@ -195,15 +200,9 @@ fn as_uuid(id: &str) -> Cow<'_, str> {
 /// v0.3 over REST: the JSON of the protocol's protobuf messages, with data one level deeper than elsewhere.
 pub(super) fn v03_rest<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a, V0Part<'a>> {
     let part = |part| {
-        let mut part = V0Part::new(part);
-        if let Some(file) = &mut part.file {
-            (file.file_with_bytes, file.bytes) = (file.bytes, None);
-            (file.file_with_uri, file.uri) = (file.uri, None);
-        }
-        if let Some(V0Data::Bare(data)) = part.data {
-            part.data = Some(V0Data::Nested { data });
-        }
-        part
+        let part = V0Part::new(part, ["fileWithBytes", "fileWithUri"]);
+        let nested = part.data.map(|data| Cow::Owned(raw(&BTreeMap::from([("data", data)]))));
+        V0Part { data: nested, ..part }
     };
     SendParams {
         message: SentMessage {
@@ -258,55 +257,25 @@ pub(super) struct V0Part<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    file: Option<V0File<'a>>,
+    file: Option<BTreeMap<&'static str, &'a str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<V0Data<'a>>,
+    data: Option<Cow<'a, RawValue>>,
 }
 
 impl<'a> V0Part<'a> {
-    fn new(part: &'a Part) -> Self {
+    /// `file_keys` are the names for the bytes and the URI of a file.
+    fn new(part: &'a Part, file_keys: [&'static str; 2]) -> Self {
         match part {
             Part::Text(text) => Self { text: Some(text), ..Self::default() },
-            Part::File(file) => Self { file: Some(file.into()), ..Self::default() },
-            Part::Data(data) => Self { data: Some(V0Data::Bare(data)), ..Self::default() },
+            Part::File(file) => {
+                let ([bytes_key, uri_key], (bytes, uri)) = (file_keys, file.content.as_bytes_or_uri());
+                let (name, media_type) = (file.name.as_deref(), file.media_type.as_deref());
+                let fields = [("name", name), ("mimeType", media_type), (bytes_key, bytes), (uri_key, uri)];
+                let fields = fields.into_iter().filter_map(|(key, value)| Some((key, value?)));
+                Self { file: Some(fields.collect()), ..Self::default() }
+            }
+            Part::Data(data) => Self { data: Some(Cow::Borrowed(&**data)), ..Self::default() },
         }
-    }
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum V0Data<'a> {
-    Bare(&'a RawValue),
-    /// In v0.3 over REST.
-    Nested {
-        data: &'a RawValue,
-    },
-}
-
-#[derive(Serialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct V0File<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mime_type: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bytes: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    uri: Option<&'a str>,
-    /// The name of `bytes` in v0.3 over REST.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    file_with_bytes: Option<&'a str>,
-    /// The name of `uri` in v0.3 over REST.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    file_with_uri: Option<&'a str>,
-}
-
-impl<'a> From<&'a File> for V0File<'a> {
-    fn from(file: &'a File) -> Self {
-        let (name, mime_type) = (file.name.as_deref(), file.media_type.as_deref());
-        let (bytes, uri) = file.content.as_bytes_or_uri();
-        Self { name, mime_type, bytes, uri, ..Self::default() }
     }
 }
 
@@ -351,7 +320,7 @@ mod tests {
 
     use super::*;
     use crate::a2a::dialect::Dialect;
-    use crate::a2a::model::{File, FileContent, Part};
+    use crate::a2a::model::{File, FileContent};
     use crate::a2a::retry::Retries;
 
     #[test]
