@@ -155,7 +155,7 @@ async fn an_agent_that_does_not_start_says_why_and_one_that_may_not_restart_has_
 #[case("html", "not an agent card")]
 #[case("empty", "name")]
 #[case("huge", "larger than the limit of 1048576 bytes")]
-#[case("redirect", "redirects are not followed")]
+#[case("redirect", "does not follow redirects")]
 #[case("404", "404")]
 #[tokio::test]
 async fn a_broken_card_is_told_in_the_registry_and_others_work(#[case] kind: &str, #[case] what: &str) {
