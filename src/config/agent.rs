@@ -10,16 +10,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::Signal;
 use secrecy::{ExposeSecret as _, SecretString};
-use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use url::Url;
 use url::form_urlencoded::byte_serialize;
 
-use super::kinds::{AgentUrl, AnyText, CommandLine, Restart, read_list, read_text};
+use super::kinds::{AgentUrl, AnyText, CommandLine, Restart, read_text};
 use super::mask::names_secret;
 use super::node::{Node, NodeValue};
-use super::rules::Taken;
-use super::setting::{Field, Scope, Setting};
+use super::setting::{Scope, Setting as _};
 use super::settings::{AgentConfig, BasicAuth, OAuth2};
 use super::values;
 use crate::secrets::Secrets;
@@ -139,28 +137,6 @@ fn read_variables(path: &Path) -> Result<Vec<(String, SecretString)>, String> {
     Ok(variables)
 }
 
-/// The agents: names and ports must not occur twice.
-pub(crate) enum Agents {}
-
-impl Setting for Agents {
-    type Value = Vec<AgentConfig>;
-    const TYPE: &'static str = "a list of mappings";
-    const FIELDS: Option<fn() -> Vec<Field>> = AgentConfig::FIELDS;
-
-    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<AgentConfig>> {
-        let mut taken = Taken::default();
-        read_list(node, scope, |item, scope| {
-            let agent = AgentConfig::read(item, scope);
-            taken.add(item, scope);
-            Some(agent?.complete(item))
-        })
-    }
-
-    fn schema() -> Value {
-        Vec::<AgentConfig>::schema()
-    }
-}
-
 /// A hash of an agent's settings. It covers the secrets but does not reveal them.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SettingsDigest([u8; 32]);
@@ -211,7 +187,7 @@ fn hash_node(node: &Node, hash: &mut Sha256) {
 
 impl AgentConfig {
     /// Fills in what follows from several settings together.
-    fn complete(mut self, node: &Node) -> Self {
+    pub(super) fn complete(mut self, node: &Node) -> Self {
         let variables = self.env_file.take().unwrap_or_default();
         self.digest = SettingsDigest::of(node, &variables);
         for (name, value) in variables {

@@ -281,26 +281,18 @@ impl<K: Setting<Value = String>> Setting for Secret<K> {
     }
 }
 
-/// Reads every item; absent ones (an empty variable) are left out.
-pub(super) fn read_list<T>(
-    node: &Node,
-    scope: &mut Scope<'_, '_>,
-    mut read: impl FnMut(&Node, &mut Scope<'_, '_>) -> Option<T>,
-) -> Option<Vec<T>> {
-    let NodeValue::List(items) = &node.value else {
-        return scope.unexpected(node, "a list");
-    };
-    let given = items.iter().filter(|item| !item.is_absent());
-    Some(given.filter_map(|item| read(item, scope)).collect())
-}
-
+/// Absent items (an empty variable) are left out.
 impl<K: Setting> Setting for Vec<K> {
     type Value = Vec<K::Value>;
     const TYPE: &'static str = "a list";
     const FIELDS: Option<fn() -> Vec<Field>> = K::FIELDS;
 
     fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Self::Value> {
-        read_list(node, scope, K::read)
+        let NodeValue::List(items) = &node.value else {
+            return scope.unexpected(node, Self::TYPE);
+        };
+        let given = items.iter().filter(|item| !item.is_absent());
+        Some(given.filter_map(|item| K::read(item, scope)).collect())
     }
 
     fn schema() -> Value {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use url::Host;
 
 use super::agent;
-use super::node::{KeyValue, Node};
+use super::node::{KeyValue, NodeValue};
 use super::problems::Problems;
 use super::setting::Scope;
 use super::settings::AgentConfig;
@@ -77,47 +77,36 @@ fn needs(scope: &mut Scope<'_, '_>, key: &str, other: &str) {
     }
 }
 
-/// What only one agent can have, and where it occurred first.
-#[derive(Default)]
-pub(super) struct Taken {
-    names: BTreeMap<String, usize>,
-    addresses: BTreeMap<(String, u16), usize>,
-}
-
-impl Taken {
-    /// Reports the name of an agent, or the port of a launched one, if another agent has it already.
-    pub(super) fn add(&mut self, agent: &Node, scope: &mut Scope<'_, '_>) {
-        let Some(scope) = scope.enter(agent, AgentConfig::NAMES) else {
-            return;
+/// Names of agents, and ports of launched agents, must be unique.
+pub(super) fn config(scope: &mut Scope<'_, '_>) {
+    let Some(NodeValue::List(agents)) = scope.value("agents").map(|agents| &agents.value) else {
+        return;
+    };
+    let mut names = BTreeMap::new();
+    let mut addresses = BTreeMap::new();
+    for node in agents {
+        let Some(scope) = scope.enter(node, AgentConfig::NAMES) else {
+            continue;
         };
-        // What an alias or a merge key brings is written elsewhere; then the agent itself is the place.
-        let start = agent.at.start;
-        if let Some(name) = scope.value("name").filter(|name| name.text().is_some()) {
+        // Aliases and merge keys are written elsewhere; then the position is that of the agent.
+        let position = |at: usize| at.max(node.at.start);
+        if let Some((name, at)) = scope.value("name").and_then(|node| Some((node.text()?, node.at.start))) {
             let what = ("two agents have the same name", "give each agent a name of its own");
-            once(
-                &mut self.names,
-                name.text().unwrap_or_default().to_owned(),
-                name.at.start.max(start),
-                what,
-                scope.problems,
-            );
+            once(&mut names, name.to_owned(), position(at), what, scope.problems);
         }
-        let port = agent::port_in(&scope);
         let url = scope.text("url").filter(|_| scope.value("command").is_some());
-        let Some(Ok(url)) = url.map(|url| agent::url(url, port)) else {
-            return;
-        };
-        let host = match url.host() {
-            Some(Host::Domain("localhost")) => "127.0.0.1".to_owned(),
-            Some(Host::Ipv6(address)) if address.is_loopback() => "127.0.0.1".to_owned(),
-            host => host.map(|host| host.to_string()).unwrap_or_default(),
-        };
-        // Port 0 is a free one at every start.
-        if let Some(port) = url.port_or_known_default().filter(|port| *port > 0) {
+        if let Some(Ok(url)) = url.map(|url| agent::url(url, agent::port_in(&scope)))
+            && let Some(port) = url.port_or_known_default().filter(|port| *port > 0)
+        {
+            let host = match url.host() {
+                Some(Host::Domain("localhost")) => "127.0.0.1".to_owned(),
+                Some(Host::Ipv6(address)) if address.is_loopback() => "127.0.0.1".to_owned(),
+                host => host.map(|host| host.to_string()).unwrap_or_default(),
+            };
             let at = scope.position("port").or_else(|| scope.position("url")).unwrap_or_default();
             let what =
                 ("two launched agents have the same port", "give each a port of its own, or `port: auto`");
-            once(&mut self.addresses, (host, port), at.max(start), what, scope.problems);
+            once(&mut addresses, (host, port), position(at), what, scope.problems);
         }
     }
 }

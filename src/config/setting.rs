@@ -300,16 +300,18 @@ fn hint(key: &str, names: &[&str]) -> String {
 /// Declares mappings of settings: the struct, its reader and its JSON schema.
 ///
 /// ```text
-/// /// What users read about the mapping, unless the key that holds it has a text of its own.
-/// pub(crate) struct Name, check function_with_rules_across_keys {
-///     /// What users read about the key.
+/// /// Text for users about the mapping, unless the key that holds it has a text of its own.
+/// pub(crate) struct Name, check rules, then complete {
+///     /// Text for users about the setting.
 ///     key | other_name: Kind, default "as in the file", example "of a value";
-///     field = "key that is no Rust name": Kind;
-///     + a field that is no setting: Type;
+///     field = "key": Kind;
+///     + not_a_setting: Type;
 /// }
 /// ```
 ///
 /// `Kind` implements [`Setting`]. A key is required unless it has a default or its kind is an `Option`.
+/// `check` names a function that reports violations of rules across keys, `then` one that completes the
+/// struct. `field = "key"` is for a key that is not a Rust name.
 macro_rules! settings {
     (@names $field:ident $($alias:ident)*) => { &[stringify!($field) $(, stringify!($alias))*] };
     (@names $field:ident = $key:literal) => { &[$key] };
@@ -317,7 +319,7 @@ macro_rules! settings {
     (@json $json:tt) => { Some(serde_json::json!($json)) };
     ($(
         $(#[doc = $doc:literal])*
-        $vis:vis struct $name:ident $(, check $check:path)? {
+        $vis:vis struct $name:ident $(, check $check:path)? $(, then $then:path)? {
             $(
                 $(#[doc = $field_doc:literal])*
                 $field:ident $(= $key:literal)? $(| $alias:ident)*: $kind:ty
@@ -362,7 +364,9 @@ macro_rules! settings {
                 );)*
                 $($check(&mut scope);)?
                 scope.report_unknown_keys();
-                Some(Self { $($field: $field?,)* $($extra: Default::default(),)* })
+                let value = Self { $($field: $field?,)* $($extra: Default::default(),)* };
+                $(let value = $then(value, node);)?
+                Some(value)
             }
 
             fn schema() -> serde_json::Value {

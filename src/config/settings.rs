@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::agent::{Agents, Port, SettingsDigest};
+use super::agent::{Port, SettingsDigest};
 use super::kinds::{
     A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, CommandLine, Count, EnvFile,
     EnvVars, HeaderLines, HeaderName, HeaderValue, HostPort, JsonObject, KeyPlace, OwnerName, Renames,
@@ -23,10 +23,10 @@ use super::setting::{Field, Scope, Setting, joined, merged, object_schema, setti
 
 settings! {
     /// Configuration of one bridge.
-    pub struct Config {
+    pub struct Config, check rules::config {
         nats: NatsConfig, default {};
         /// Agents to bridge; `[]` for none yet.
-        agents: Agents;
+        agents: Vec<AgentConfig>;
         /// Grace period for calls in flight after SIGTERM or Ctrl-C.
         shutdown_grace: Duration, default "8s";
         metrics: Option<MetricsConfig>;
@@ -80,7 +80,7 @@ settings! {
     }
 
     /// One agent.
-    pub struct AgentConfig, check rules::agent {
+    pub struct AgentConfig, check rules::agent, then Self::complete {
         /// Name of the agent on the mesh, unique in this file.
         name | agent_name: AgentName, example "weather";
         /// Base URL of the agent: scheme, host, port, and the path above its card, if there is one. `{port}`
