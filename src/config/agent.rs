@@ -169,18 +169,10 @@ fn hash_node(node: &Node, hash: &mut Sha256) {
             hash.update(&scalar.text);
             hash.update([u8::from(scalar.plain)]);
         }
-        NodeValue::List(items) => {
-            hash.update(b"[");
-            items.iter().for_each(|item| hash_node(item, hash));
+        NodeValue::List(_) | NodeValue::Map(_) => {
+            hash.update(if matches!(node.value, NodeValue::List(_)) { b"[" } else { b"{" });
+            node.children().for_each(|child| hash_node(child, hash));
             hash.update(b"]");
-        }
-        NodeValue::Map(entries) => {
-            hash.update(b"{");
-            for entry in entries {
-                hash_node(&entry.key, hash);
-                hash_node(&entry.value, hash);
-            }
-            hash.update(b"}");
         }
     }
 }

@@ -43,11 +43,11 @@ fn expand_node(node: &mut Node, env: Env<'_>, problems: &mut Problems<'_>, left:
                 problems.add(node.at.start, "the variables of this file expand to more than 8 MiB");
                 node.value = NodeValue::Reported;
             }
-            Err(failures) => {
-                for failure in failures {
+            Err(bad_references) => {
+                for bad in bad_references {
                     let raw = problems.text.get(node.at.clone()).unwrap_or_default();
-                    let offset = raw.find(&failure.starts).unwrap_or_default();
-                    problems.add_with_hint(node.at.start + offset, failure.message, failure.hint);
+                    let offset = raw.find(&bad.starts).unwrap_or_default();
+                    problems.add_with_hint(node.at.start + offset, bad.message, bad.hint);
                 }
                 node.value = NodeValue::Reported;
             }
@@ -59,7 +59,7 @@ fn expand_node(node: &mut Node, env: Env<'_>, problems: &mut Problems<'_>, left:
 pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Vec<BadReference>> {
     let mut out = String::with_capacity(text.len());
     let mut expanded = false;
-    let mut failures = Vec::new();
+    let mut bad_references = Vec::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('$') {
         out.push_str(before);
@@ -68,7 +68,7 @@ pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Ve
             rest = after;
         } else if let Some(after) = after.strip_prefix('{') {
             let Some((reference, after)) = after.split_once('}') else {
-                failures.push(BadReference {
+                bad_references.push(BadReference {
                     starts: "${".into(),
                     message: "`${` without a closing `}`".into(),
                     hint: "write `$${` for a literal `${`".into(),
@@ -79,7 +79,7 @@ pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Ve
             expanded = true;
             match resolve(reference, env) {
                 Ok(value) => out.push_str(&value),
-                Err(failure) => failures.push(failure),
+                Err(bad) => bad_references.push(bad),
             }
             rest = after;
         } else {
@@ -88,15 +88,14 @@ pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Ve
         }
     }
     out.push_str(rest);
-    if failures.is_empty() { Ok((out, expanded)) } else { Err(failures) }
+    if bad_references.is_empty() { Ok((out, expanded)) } else { Err(bad_references) }
 }
 
 /// The value of a reference: the text between `${` and the first `}`.
 fn resolve(reference: &str, env: Env<'_>) -> Result<String, BadReference> {
     let end = reference.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
     let (name, operation) = reference.split_at(end);
-    let failure =
-        |message: String, hint: String| BadReference { starts: format!("${{{name}"), message, hint };
+    let bad = |message: String, hint: String| BadReference { starts: format!("${{{name}"), message, hint };
     let forms = || "the forms are `${NAME}`, `${NAME:-default}` and `${NAME:?hint}`; `$$` is a plain `$`";
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
         let message = "expected the name of a variable after `${`: letters, digits and `_`";
@@ -105,13 +104,13 @@ fn resolve(reference: &str, env: Env<'_>) -> Result<String, BadReference> {
     let word = operation.get(2..).unwrap_or_default();
     if word.replace("$$", "").contains("${") {
         let message = format!("`${{{name}` holds another `${{`, which is not supported");
-        return Err(failure(message, "use one variable with one default".into()));
+        return Err(bad(message, "use one variable with one default".into()));
     }
     let value = env(name);
     let filled = value.clone().filter(|value| !value.is_empty());
     match operation.get(..2) {
         None if operation.is_empty() => value.ok_or_else(|| {
-            failure(
+            bad(
                 format!("the variable `{name}` is not set"),
                 format!("set it, or give a default: `${{{name}:-default}}`"),
             )
@@ -119,8 +118,8 @@ fn resolve(reference: &str, env: Env<'_>) -> Result<String, BadReference> {
         Some(":-") => Ok(filled.unwrap_or_else(|| word.replace("$$", "$"))),
         Some(":?") => filled.ok_or_else(|| {
             let hint = if word.is_empty() { format!("set `{name}`") } else { word.to_owned() };
-            failure(format!("the variable `{name}` is not set or is empty"), hint)
+            bad(format!("the variable `{name}` is not set or is empty"), hint)
         }),
-        _ => Err(failure(format!("`${{{name}` is followed by unsupported characters"), forms().into())),
+        _ => Err(bad(format!("`${{{name}` is followed by unsupported characters"), forms().into())),
     }
 }

@@ -9,12 +9,13 @@ use std::ops::Range;
 
 use super::node::{KeyValue, Node, NodeValue};
 
+/// A key of the settings that contains one of these holds a secret.
 const SECRET_WORDS: [&str; 7] = ["token", "secret", "pass", "key", "credential", "auth", "bearer"];
 
 /// Whether the value of an environment variable is a secret, by the name of the variable.
 ///
-/// Stricter than [`SECRET_WORDS`], because the bridge redacts the value wherever it occurs in output: with
-/// `AUTH_MODE=none`, every "none" would go, and `KEYCLOAK_URL` is no key.
+/// Narrower than [`SECRET_WORDS`], because the bridge redacts such a value wherever it occurs in output: with
+/// `AUTH_MODE=none`, it would redact every "none". `KEYCLOAK_URL` is not a key either.
 pub(super) fn names_secret(variable: &str) -> bool {
     let name = variable.to_ascii_lowercase();
     let is_key = |word: &str| word.ends_with("key") || word.ends_with("keys");

@@ -182,14 +182,17 @@ impl<'s, 't> Scope<'s, 't> {
         }
     }
 
-    /// The entry with one of `names`, which all mean the same; a second one is a problem.
+    fn entries_named(&self, names: &[&str]) -> impl Iterator<Item = &'s KeyValue> {
+        let is_one = move |entry: &&KeyValue| entry.key.text().is_some_and(|key| names.contains(&key));
+        self.entries.iter().filter(is_one)
+    }
+
+    /// The entry with one of `names`, which all mean the same; reports a second one.
     fn entry(&mut self, names: &[&str]) -> Option<&'s KeyValue> {
-        let is_one = |entry: &&KeyValue| names.iter().any(|name| entry.key.text() == Some(name));
-        let mut entries = self.entries.iter().filter(is_one);
-        let first = entries.next()?;
-        if let Some(second) = entries.next() {
-            let (first, second) =
-                if first.key.at.start > second.key.at.start { (second, first) } else { (first, second) };
+        let mut entries: Vec<_> = self.entries_named(names).collect();
+        let first = *entries.first()?;
+        entries.sort_by_key(|entry| entry.key.at.start);
+        if let [first, second, ..] = entries.as_slice() {
             let line = self.problems.line(first.key.at.start);
             let message = format!(
                 "{} and {} (line {line}) are two names of one setting; remove one of them",
@@ -230,8 +233,7 @@ impl<'s, 't> Scope<'s, 't> {
     /// The entry of a declared key, under any of its names, if it has a value.
     fn given(&self, key: &str) -> Option<&'s KeyValue> {
         let names = self.names.iter().find(|names| names.first() == Some(&key))?;
-        let is_one = |entry: &&KeyValue| entry.key.text().is_some_and(|name| names.contains(&name));
-        self.entries.iter().find(is_one).filter(|entry| !entry.value.is_null())
+        self.entries_named(names).next().filter(|entry| !entry.value.is_null())
     }
 
     /// The position of a declared key, under any of its names, if it has a value.
@@ -284,8 +286,8 @@ fn hint(key: &str, names: &[&str]) -> String {
     let short: String = key.chars().take(64).collect();
     // The similarity of short words drops sharply when two letters swap places.
     let similarity = |name: &&str| {
-        let is_slip = strsim::osa_distance(name, &short) == 1;
-        strsim::jaro_winkler(name, &short).max(if is_slip { 0.9 } else { 0.0 })
+        let is_typo = strsim::osa_distance(name, &short) == 1;
+        strsim::jaro_winkler(name, &short).max(if is_typo { 0.9 } else { 0.0 })
     };
     let closest = names.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
     match closest.filter(|name| similarity(name) > 0.84) {

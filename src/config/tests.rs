@@ -46,7 +46,7 @@ fn agent_file(lines: &str) -> String {
     format!("agents:\n  - name: weather\n    url: http://127.0.0.1:9000\n{lines}")
 }
 
-/// Compares a file with what is generated, or writes it if `variable` is set.
+/// Compares a file with the generated text, or writes it if the environment variable is set.
 fn assert_file(path: &Path, generated: &str, variable: &str) {
     if std::env::var_os(variable).is_some() {
         std::fs::write(path, generated).unwrap();
@@ -69,7 +69,7 @@ fn fixtures() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_broken_file_gets_its_messages_and_no_secret_is_in_them() {
+fn every_invalid_file_gets_its_messages_and_none_shows_a_secret() {
     for file in fixtures() {
         let text = std::fs::read_to_string(&file).unwrap();
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
@@ -93,7 +93,7 @@ fn the_example_files_load_and_editors_find_their_schema() {
         }
         let text = std::fs::read_to_string(&path).unwrap();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        // Only what has a default, and the one secret that an example asks for.
+        // Variables without a default: only the token of one example.
         let env = |name: &str| (name == "ARCHIVE_TOKEN").then(|| "t0ps3cret".to_owned());
         let config = parse(&text, &name, &env).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(config.agents.len(), 1, "{name}");
@@ -126,11 +126,11 @@ fn the_schema_allows_no_other_keys_and_knows_every_name_of_a_key() {
     assert_eq!(agent["properties"]["a2a_server_startup_timeout"]["default"], "30s");
     let either = agent["allOf"].as_array().unwrap().iter().filter(|rule| rule.get("oneOf").is_some()).count();
     assert_eq!(either, 2, "name and url, each by one of two names");
-    assert!(!schema.to_string().contains("\"x-"), "our own words are not in it");
+    assert!(!schema.to_string().contains("\"x-"), "no extension keywords");
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named_and_so_are_the_ways_to_give_another() {
+fn a_missing_file_is_named_with_the_ways_to_name_another() {
     let error = load(Path::new("no/such/file.yaml")).unwrap_err().to_string();
     for part in ["no/such/file.yaml", "--config", "A2A_BRIDGE_CONFIG", "config/minimal.yaml"] {
         assert!(error.contains(part), "{error}");

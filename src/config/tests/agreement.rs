@@ -1,4 +1,4 @@
-//! The JSON Schema and the reader give the same verdict on the same document.
+//! The JSON schema and the reader accept and reject the same documents.
 
 use std::sync::LazyLock;
 
@@ -9,7 +9,7 @@ use super::*;
 static SCHEMA: LazyLock<jsonschema::Validator> =
     LazyLock::new(|| jsonschema::validator_for(&schema()).expect("the schema is one"));
 
-/// Both read the same text: JSON is YAML.
+/// Reader and schema get the same text, as JSON is YAML.
 #[track_caller]
 fn assert_verdict(document: &Value, accepted: bool) {
     let read = parse(&document.to_string(), "bridge.yaml", &env);
@@ -18,7 +18,7 @@ fn assert_verdict(document: &Value, accepted: bool) {
     assert_eq!(problems.is_empty(), accepted, "the schema on {document}: {problems:?}");
 }
 
-/// A document with `value` at a path such as `agent.startup.timeout`, and what has to be there beside it.
+/// A document with `value` at a path such as `agent.startup.timeout`, and the settings that it needs.
 fn document(path: &str, value: Value) -> Value {
     let mut agent = json!({"name": "weather", "url": "http://127.0.0.1:9000"});
     let mut root = json!({});
@@ -46,7 +46,7 @@ fn document(path: &str, value: Value) -> Value {
     root
 }
 
-/// Keys that hold text: a number or a boolean is one.
+/// Keys that hold text, for which a number or a boolean is text, too.
 const TEXTS: [&str; 11] = [
     "nats.user",
     "nats.password",
@@ -258,7 +258,7 @@ fn lists_and_mappings_are_checked() {
 }
 
 #[test]
-fn ways_to_authenticate_are_a_list_or_one_with_exactly_one_kind() {
+fn auth_methods_are_a_list_or_one_with_exactly_one_kind() {
     let basic = json!({"basic": {"user": "u", "password": 42}});
     let oauth2 = json!({"oauth2": {"token_url": "https://l/t", "client_id": 1, "client_secret": true, "scopes": null}});
     for path in ["agent.auth", "agent.card_auth"] {

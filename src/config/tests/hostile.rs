@@ -1,4 +1,4 @@
-//! Files and variables that mean harm: no panic, no hang, no leak, no key that was not written.
+//! Hostile files and variables: no panic, no hang, no leaked secret, no key that the file does not contain.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::*;
 const TEMPLATE: &str = "nats: { user: u, password: \"${V}\" }\nagents:\n- name: n${V:-x}\n  url: http://h\n  \
                         command: [run, ${V}]\n  env: { A: '${V}' }\n  card: { name: \"${V}\" }\n";
 
-/// Files that are fine until a finger slips.
+/// Valid files, into which a test puts typos.
 const GOOD: [&str; 3] = [
     "agents:\n  - name: weather\n    url: http://127.0.0.1:9000\n    bearer_token: t0ps3cret\n    headers:\n      \
      X-Key: t0ps3cret\n      X-Other: \"t0ps3cret\"\n    env: { A: t0ps3cret }\n    command: run\n",
@@ -20,7 +20,7 @@ const GOOD: [&str; 3] = [
      url: http://h\n  headers:\n    X: >-\n      s3cret\n      s3cret\n    Y: 's3cret\n      s3cret'\n  card: { name: x }\n",
 ];
 
-/// Which optional keys have a value.
+/// The optional keys that have a value.
 fn keys(config: &Config) -> String {
     let agent = &config.agents[0];
     let card = agent.card.as_ref().unwrap().as_object().unwrap();
@@ -50,7 +50,7 @@ proptest! {
                 prop_assert_eq!(config.agents[0].env["A"].expose_secret(), value.as_str());
                 prop_assert_eq!(&config.agents[0].command.as_ref().unwrap()[1], &value);
             }
-            // A name with a line break is refused, at the place where it was written.
+            // A name with a line break is rejected at its position.
             Err(ConfigError::Invalid(problems)) => prop_assert!(!problems.is_empty()),
             Err(error) => return Err(TestCaseError::fail(error.to_string())),
         }
@@ -70,7 +70,7 @@ proptest! {
     }
 
     #[test]
-    fn no_slip_of_the_finger_makes_it_panic_or_leak(
+    fn no_typo_makes_it_panic_or_leak(
         file in 0_usize..GOOD.len(),
         cut in 0_usize..320,
         mark in "[\\n\\t:{}\\[\\]#&*!|>'\"$, -]{0,3}",
@@ -92,7 +92,7 @@ proptest! {
 }
 
 #[test]
-fn the_files_that_are_fine_until_a_finger_slips_are_fine() {
+fn the_files_for_typos_are_valid() {
     GOOD.iter().for_each(|text| drop(parsed(text)));
 }
 
@@ -126,7 +126,7 @@ fn a_chain_of_aliases_cannot_get_deeper_than_brackets_can() {
 }
 
 #[test]
-fn a_file_that_is_no_text_is_refused_with_the_place() {
+fn a_file_that_is_not_text_is_rejected_with_the_position() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), b"agents: []\nnats: \xff\xfe\n").unwrap();
     let error = load(file.path()).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Good files: what each key becomes.
+//! Valid files: the value of each key.
 
 use rstest::rstest;
 use secrecy::ExposeSecret;
@@ -155,7 +155,7 @@ fn servers_are_one_or_many(#[case] url: &str, #[case] servers: &[&str]) {
 }
 
 #[test]
-fn paths_start_at_the_folder_of_the_file() {
+fn paths_start_at_the_directory_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bridge.yaml");
     let nats = "nats: { credentials: a.creds, tls: { ca: /etc/ca.pem, cert: c, key: k } }\n";
@@ -268,7 +268,7 @@ fn an_environment_file_is_read_with_the_settings_and_changes_the_digest() {
 }
 
 #[test]
-fn ways_to_authenticate_are_a_list_or_a_single_one() {
+fn auth_methods_are_a_list_or_a_single_one() {
     use secrecy::ExposeSecret as _;
     let several = agent(
         "auth:\n  - api_key: { name: key, in: query, value: '${SET}' }\n  - scheme: s\n    oauth2:\n      \
@@ -288,7 +288,7 @@ fn ways_to_authenticate_are_a_list_or_a_single_one() {
 }
 
 #[test]
-fn wires_and_hosts_are_read() {
+fn versions_bindings_and_hosts_are_read() {
     let pinned =
         agent("protocol: 1.0\nbinding: rest\nallowed_hosts: ['Agents.Example', '[::1]:9000', 10.0.0.7]");
     assert_eq!((pinned.protocol, pinned.binding), (Some(A2aVersion::V1), Some(Binding::Rest)));
