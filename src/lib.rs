@@ -67,8 +67,8 @@
 //!
 //! | what | where |
 //! | --- | --- |
-//! | a reply subject is refused | `Reader::take` in `bus/service/endpoint.rs`, by `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; orders and discovery ask the same guard |
-//! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; frames obey it in `FrameWriter::in_form` in `bus/frames.rs` |
+//! | a reply subject is refused | `EndpointReader::handle` in `bus/service/endpoint.rs`, by `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; control requests and discovery use the same guard |
+//! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; frames obey it in `FrameWriter::select` in `bus/frames.rs` |
 //! | a request is `busy` because of `max_in_flight` | `Permits::take` in `dispatch/permits.rs` |
 //! | a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, by `Idempotency::begin` in `state/idempotency.rs` |
 //! | an answer claims its follow-up id | `Actions::answer` in `action/answer.rs`, by `FollowUps::claim` in `state/follow_ups.rs` |

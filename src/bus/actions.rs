@@ -59,13 +59,16 @@ impl ActionEndpoint {
             Err(_) => Default::default(),
         };
         let mut responder = Responder { endpoint: &self, pending: Some((to, accounting)) };
-        let request = match (headers, self.operation(&message)) {
+        let operation = self.operation(&message);
+        // A caller that expects frames gets its error as a frame even if the headers are invalid.
+        let runs_the_agent = operation.as_ref().is_some_and(Operation::runs_the_agent);
+        let wants_frames = runs_the_agent && headers::wants_stream(&message);
+        let request = match (headers, operation) {
             (Ok(_), None) => return responder.send_card().await,
-            (Ok(headers), Some(operation)) => Ok(self.request(headers, operation, &message)),
+            (Ok(headers), Some(operation)) => Ok(dispatcher_request(headers, operation, &message)),
             (Err(error), _) => Err(error),
         };
-        // A caller that expects frames gets its error as a frame even if the headers are invalid.
-        if self.target.runs_the_agent() && headers::wants_stream(&message) {
+        if wants_frames {
             return Box::pin(responder.stream(request, frame_options)).await;
         }
         let reply = match request {
@@ -91,17 +94,6 @@ impl ActionEndpoint {
         })
     }
 
-    fn request(&self, headers: Headers, operation: Operation, message: &Message) -> Request {
-        let mut options = headers.options;
-        if !self.target.runs_the_agent() {
-            // Look-ups have one reply, whatever mode the caller asks for.
-            options.mode = ReplyMode::Final;
-        }
-        let key = headers.idempotency_key;
-        let idempotency_key = key.map(|key| IdempotencyKey { key, body: message.payload.clone() });
-        Request { operation, options, idempotency_key, admission: Admission::Try }
-    }
-
     /// The agent's card as the bridge uses it, in v1.0 form.
     fn card(&self) -> Result<String, ActionError> {
         let agent = self.dispatcher.agent();
@@ -113,19 +105,22 @@ impl ActionEndpoint {
     }
 }
 
+fn dispatcher_request(headers: Headers, operation: Operation, message: &Message) -> Request {
+    let Headers { mut options, idempotency_key, .. } = headers;
+    if !operation.runs_the_agent() {
+        // Look-ups have one reply, whatever mode the caller asks for.
+        options.mode = ReplyMode::Final;
+    }
+    let idempotency_key = idempotency_key.map(|key| IdempotencyKey { key, body: message.payload.clone() });
+    Request { operation, options, idempotency_key, admission: Admission::Try }
+}
+
 impl Target {
     /// The name of the action in subjects, spans and logs.
     fn name(&self) -> &str {
         match self {
             Self::Skill(action) => &action.label,
             Self::BuiltIn(built_in) => built_in.name(),
-        }
-    }
-
-    fn runs_the_agent(&self) -> bool {
-        match self {
-            Self::Skill(_) | Self::BuiltIn(BuiltInAction::ProvideRequiredInput) => true,
-            Self::BuiltIn(BuiltInAction::CancelTask | BuiltInAction::GetTask | BuiltInAction::Card) => false,
         }
     }
 }

@@ -5,7 +5,7 @@
 //! periodically. Prompts go through the dispatcher and count towards the agent's `max_in_flight`, like actions.
 //!
 //! ```text
-//! agents.prompt.a2a.<owner>.<agent> ──> Envelope ──> Dispatcher::call ──frames──> ChunkWriter ──> caller
+//! agents.prompt.a2a.<owner>.<agent> ──> PromptEnvelope ──> Dispatcher::call ──frames──> ChunkWriter ──> caller
 //!                                                      ▲   └ question ──> query chunk ──────────────┐
 //!                                                      └──────────────── answer <── reply_subject ──┘
 //! ```

@@ -122,10 +122,7 @@ impl<'a> SkillSelection<'a> {
     }
 
     /// The name of the skill's action, before it becomes a token.
-    fn action_name<'s>(&self, skill: &'s Skill) -> &'s str
-    where
-        'a: 's,
-    {
+    fn action_name(&self, skill: &'a Skill) -> &'a str {
         self.rename.get(&skill.id).or_else(|| self.rename.get(&skill.name)).unwrap_or(&skill.id)
     }
 }

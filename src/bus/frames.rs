@@ -41,7 +41,6 @@ pub(crate) enum FrameSelection {
 pub(crate) struct FrameWriter {
     inbox: Inbox,
     sequence: u64,
-    keepalive: Duration,
     selection: FrameSelection,
     /// With [`FrameSelection::Text`]: the answer artifacts of which the caller has received a part.
     started_artifacts: HashSet<Option<String>>,
@@ -79,9 +78,8 @@ impl FrameWriter {
         cancel_on_disconnect: bool,
     ) -> Self {
         Self {
-            inbox: Inbox::new(client, to),
+            inbox: Inbox::new(client, to, keepalive),
             sequence: 0,
-            keepalive,
             selection,
             started_artifacts: HashSet::new(),
             probe: cancel_on_disconnect.then_some(Probe::Wanted),
@@ -269,7 +267,7 @@ impl Progress for FrameWriter {
     }
 
     fn keep_alive_interval(&self) -> Option<Duration> {
-        Some(self.inbox.silence_left(self.keepalive))
+        Some(self.inbox.until_keepalive())
     }
 
     async fn keep_alive(&mut self) -> Listener {

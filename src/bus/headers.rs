@@ -52,21 +52,19 @@ impl Headers {
             let message = format!("header `Nats-Msg-Id` is longer than {MAX_KEY} bytes");
             return Err(ActionError::invalid(message));
         }
-        let options = CallOptions { mode: mode.unwrap_or_default(), timeout, trace };
-        Ok(Self {
-            options,
-            idempotency_key,
-            frames: frames.unwrap_or_default(),
-            cancel_on_disconnect: cancel_on_disconnect.unwrap_or_default(),
-        })
+        let options = CallOptions { mode, timeout, trace };
+        Ok(Self { options, idempotency_key, frames, cancel_on_disconnect })
     }
 }
 
-/// The value of a header that accepts a fixed set of values, in upper or lower case.
-fn choice<T: Copy>(headers: &HeaderMap, name: &str, choices: &[(&str, T)]) -> Result<Option<T>, ActionError> {
-    let Some(wanted) = header(headers, name) else { return Ok(None) };
+/// The value of a header that accepts a fixed set of values, in upper or lower case; the default if absent.
+fn choice<T>(headers: &HeaderMap, name: &str, choices: &[(&str, T)]) -> Result<T, ActionError>
+where
+    T: Copy + Default,
+{
+    let Some(wanted) = header(headers, name) else { return Ok(T::default()) };
     if let Some((_, choice)) = choices.iter().find(|(value, _)| wanted.eq_ignore_ascii_case(value)) {
-        return Ok(Some(*choice));
+        return Ok(*choice);
     }
     let values: Vec<_> = choices.iter().map(|(value, _)| format!("`{value}`")).collect();
     let wanted = shorten(wanted, 40);

@@ -22,13 +22,14 @@ pub(super) const OVERHEAD: usize = 256;
 pub(super) struct Inbox {
     pub(super) client: Client,
     to: Subject,
+    keepalive: Duration,
     last_sent: Instant,
     is_behind: bool,
 }
 
 impl Inbox {
-    pub(super) fn new(client: Client, to: Subject) -> Self {
-        Self { client, to, last_sent: Instant::now(), is_behind: false }
+    pub(super) fn new(client: Client, to: Subject, keepalive: Duration) -> Self {
+        Self { client, to, keepalive, last_sent: Instant::now(), is_behind: false }
     }
 
     pub(super) fn max_payload(&self) -> usize {
@@ -40,9 +41,9 @@ impl Inbox {
         self.max_payload().saturating_sub(OVERHEAD)
     }
 
-    /// The time until `limit` has passed since the last message.
-    pub(super) fn silence_left(&self, limit: Duration) -> Duration {
-        limit.saturating_sub(self.last_sent.elapsed())
+    /// The time until the next keep-alive is due.
+    pub(super) fn until_keepalive(&self) -> Duration {
+        self.keepalive.saturating_sub(self.last_sent.elapsed())
     }
 
     /// Whether a message had to wait because the connection accepts less than the bridge sends.

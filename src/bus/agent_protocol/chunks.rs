@@ -30,7 +30,6 @@ const SHORT_QUESTION: usize = 1024;
 #[derive(Debug)]
 pub(super) struct ChunkWriter {
     inbox: Inbox,
-    keepalive: Duration,
     has_started: bool,
     /// Whether any text was sent since the prompt or the last question.
     has_sent_text: bool,
@@ -66,8 +65,7 @@ struct Attachment {
 impl ChunkWriter {
     pub(super) fn new(client: Client, to: Subject, keepalive: Duration) -> Self {
         Self {
-            inbox: Inbox::new(client, to),
-            keepalive: keepalive.min(MAX_KEEPALIVE),
+            inbox: Inbox::new(client, to, keepalive.min(MAX_KEEPALIVE)),
             has_started: false,
             has_sent_text: false,
             held: None,
@@ -85,7 +83,7 @@ impl ChunkWriter {
     pub(super) async fn keep_alive_during<T>(&mut self, wait: impl Future<Output = T>) -> T {
         tokio::pin!(wait);
         loop {
-            let silence = self.inbox.silence_left(self.keepalive);
+            let silence = self.inbox.until_keepalive();
             tokio::select! {
                 biased;
                 result = &mut wait => return result,
@@ -286,7 +284,7 @@ impl Progress for ChunkWriter {
     }
 
     fn keep_alive_interval(&self) -> Option<Duration> {
-        Some(self.inbox.silence_left(self.keepalive))
+        Some(self.inbox.until_keepalive())
     }
 
     async fn keep_alive(&mut self) -> Listener {

@@ -17,7 +17,7 @@ const MAX_ID: usize = 256;
 
 /// A validated message of a caller.
 #[derive(Debug)]
-pub(super) struct Envelope {
+pub(super) struct PromptEnvelope {
     /// The prompt, then the attachments.
     pub(super) parts: Vec<Part>,
     /// The skill to prompt, instead of the agent as a whole.
@@ -46,13 +46,12 @@ struct EnvelopeAttachment {
     content: String,
 }
 
-impl Envelope {
+impl PromptEnvelope {
     /// Parses a body of at most `limit` bytes. A body that begins with `{` is an envelope; any other is the
     /// text of the prompt.
     pub(super) fn parse(body: &[u8], limit: usize) -> Result<Self, ActionError> {
         if body.len() > limit {
-            let message = format!("the prompt has {} bytes, but the limit is {limit}", body.len());
-            return Err(ActionError::invalid(message));
+            return invalid(format!("the prompt has {} bytes, but the limit is {limit}", body.len()));
         }
         let is_envelope = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
         let EnvelopeBody { prompt, attachments, skill, session } = if is_envelope {
@@ -67,16 +66,14 @@ impl Envelope {
             EnvelopeBody { prompt: text.to_owned(), attachments: Vec::new(), skill: None, session: None }
         };
         if prompt.trim().is_empty() {
-            return Err(ActionError::invalid("the prompt is empty"));
+            return invalid("the prompt is empty");
         }
         if attachments.len() > MAX_ATTACHMENTS {
-            let message = format!("a prompt has at most {MAX_ATTACHMENTS} attachments");
-            return Err(ActionError::invalid(message));
+            return invalid(format!("a prompt can have at most {MAX_ATTACHMENTS} attachments"));
         }
         for (name, value) in [("skill", &skill), ("session", &session)] {
             if value.as_ref().is_some_and(|text| text.is_empty() || text.len() > MAX_ID) {
-                let message = format!("`{name}` must have 1 to {MAX_ID} bytes");
-                return Err(ActionError::invalid(message));
+                return invalid(format!("`{name}` must have 1 to {MAX_ID} bytes"));
             }
         }
         let mut parts = vec![Part::Text(prompt)];
@@ -91,13 +88,11 @@ impl EnvelopeAttachment {
     fn into_part(self, index: usize) -> Result<Part, ActionError> {
         if !is_safe(&self.filename) {
             let name = shorten(&self.filename, 60);
-            let message = format!("attachments[{index}]: `{name}` is not a plain file name");
-            return Err(ActionError::invalid(message));
+            return invalid(format!("attachments[{index}]: `{name}` is not a plain file name"));
         }
         // The protocol accepts only the standard alphabet with padding and without line breaks.
         if STANDARD.decode(&self.content).is_err() {
-            let message = format!("attachments[{index}]: the content is not base64");
-            return Err(ActionError::invalid(message));
+            return invalid(format!("attachments[{index}]: the content is not base64"));
         }
         Ok(Part::File(File {
             media_type: media_type(&self.filename).map(str::to_owned),
@@ -105,6 +100,10 @@ impl EnvelopeAttachment {
             content: FileContent::Base64(self.content),
         }))
     }
+}
+
+fn invalid<T>(message: impl Into<String>) -> Result<T, ActionError> {
+    Err(ActionError::invalid(message))
 }
 
 /// Whether a file saved under this name stays in its folder.
@@ -154,11 +153,11 @@ mod tests {
     use super::*;
     use crate::reply::error::Code;
 
-    fn parsed(body: &str) -> Envelope {
-        Envelope::parse(body.as_bytes(), 1000).unwrap()
+    fn parsed(body: &str) -> PromptEnvelope {
+        PromptEnvelope::parse(body.as_bytes(), 1000).unwrap()
     }
 
-    fn text(envelope: &Envelope) -> &str {
+    fn text(envelope: &PromptEnvelope) -> &str {
         envelope.parts[0].as_text().unwrap()
     }
 
@@ -209,22 +208,22 @@ mod tests {
     #[case(r#"{"prompt": "a", "skill": ""}"#)]
     #[case(r#"{"prompt": "a", "session": 7}"#)]
     fn a_malformed_prompt_is_refused(#[case] body: &str) {
-        let error = Envelope::parse(body.as_bytes(), 1000).expect_err("refused");
+        let error = PromptEnvelope::parse(body.as_bytes(), 1000).expect_err("refused");
         assert_eq!(error.info.code, Code::InvalidRequest);
     }
 
     #[test]
     fn a_malformed_prompt_is_not_repeated_at_length() {
         let body = serde_json::json!({"prompt": "a", "attachments": "Z".repeat(5000)}).to_string();
-        let error = Envelope::parse(body.as_bytes(), 10_000).expect_err("refused");
+        let error = PromptEnvelope::parse(body.as_bytes(), 10_000).expect_err("refused");
         assert!(error.message.len() < 400, "{}", error.message);
     }
 
     #[test]
     fn bytes_that_are_not_text_are_refused_and_so_is_a_long_body() {
-        Envelope::parse(b"\xff\xfe", 1000).expect_err("not text");
-        Envelope::parse(b"12345", 5).unwrap();
-        Envelope::parse(b"123456", 5).expect_err("too long");
+        PromptEnvelope::parse(b"\xff\xfe", 1000).expect_err("not text");
+        PromptEnvelope::parse(b"12345", 5).unwrap();
+        PromptEnvelope::parse(b"123456", 5).expect_err("too long");
     }
 
     #[rstest]
@@ -237,7 +236,7 @@ mod tests {
     fn content_in_anything_but_strict_base64_is_refused(#[case] content: &str) {
         let body =
             format!(r#"{{"prompt": "a", "attachments": [{{"filename": "a", "content": "{content}"}}]}}"#);
-        let error = Envelope::parse(body.as_bytes(), 1000).expect_err("refused");
+        let error = PromptEnvelope::parse(body.as_bytes(), 1000).expect_err("refused");
         assert_eq!(error.message, "attachments[0]: the content is not base64");
     }
 
@@ -253,7 +252,7 @@ mod tests {
     #[case("a\\nb")]
     fn a_file_name_that_is_not_plain_is_refused(#[case] name: &str) {
         let body = format!(r#"{{"prompt": "a", "attachments": [{{"filename": "{name}", "content": ""}}]}}"#);
-        let error = Envelope::parse(body.as_bytes(), 1000).expect_err("refused");
+        let error = PromptEnvelope::parse(body.as_bytes(), 1000).expect_err("refused");
         assert!(error.message.ends_with("is not a plain file name"), "{}", error.message);
     }
 

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use super::chunks::ChunkWriter;
-use super::envelope::Envelope;
+use super::envelope::PromptEnvelope;
 use crate::action::actions::{CallShutdown, CallableSkill};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::bus::catalog::{Action, Catalog};
@@ -47,7 +47,7 @@ pub(super) struct PromptEndpoint {
 /// How the call continues after a question.
 enum Continuation {
     /// The caller answered, and the answer has a permit.
-    Answered(Envelope, Permit),
+    Answered(PromptEnvelope, Permit),
     /// The task continued without an answer.
     Resumed(Arc<Outcome>),
 }
@@ -88,7 +88,7 @@ impl PromptEndpoint {
         while let Some(follow_up) = outcome.follow_up.clone() {
             // A person may take minutes to answer; the call has released its permit.
             outcome = match self.ask(&follow_up, &outcome, &options, chunks).await {
-                Ok(Continuation::Answered(Envelope { parts, .. }, permit)) => {
+                Ok(Continuation::Answered(PromptEnvelope { parts, .. }, permit)) => {
                     let answer = FollowUpAnswer { follow_up_id: follow_up.id.to_string(), parts };
                     let operation = Operation::Answer(Input::Parsed(answer));
                     let next = request(operation, &options, Admission::Permitted(permit));
@@ -120,8 +120,8 @@ impl PromptEndpoint {
         Ok((operation, CallOptions { mode: ReplyMode::Stream, ..headers.options }))
     }
 
-    fn envelope(&self, message: &Message) -> Result<Envelope, ActionError> {
-        Envelope::parse(&message.payload, self.client.max_payload())
+    fn envelope(&self, message: &Message) -> Result<PromptEnvelope, ActionError> {
+        PromptEnvelope::parse(&message.payload, self.client.max_payload())
     }
 
     /// The published skill that the caller selects, or the agent as a whole.

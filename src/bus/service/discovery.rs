@@ -109,7 +109,9 @@ trait Shrink: Serialize {
     fn remove_texts(&mut self);
 
     /// Of endpoints that do not all fit, those with the highest rank stay.
-    fn rank(&self) -> u64;
+    fn rank(&self) -> u64 {
+        0
+    }
 }
 
 impl Shrink for InfoEntry {
@@ -119,10 +121,6 @@ impl Shrink for InfoEntry {
 
     fn remove_texts(&mut self) {
         self.info.metadata.clear();
-    }
-
-    fn rank(&self) -> u64 {
-        0
     }
 }
 
