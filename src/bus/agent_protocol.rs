@@ -13,7 +13,7 @@
 //! # What the protocol leaves open
 //!
 //! - **Session.** The last token of the subject is the session, so all prompts to one agent share one A2A
-//!   context, whoever sends them. The additional field `session` in the envelope, with any text, selects
+//!   context, from any client. The additional field `session` in the envelope, with any text, selects
 //!   another session.
 //! - **Skill.** A prompt goes to the agent as a whole; the additional field `skill` selects one of the
 //!   published actions, by token, by the skill's id or by its name.

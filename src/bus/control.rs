@@ -1,7 +1,7 @@
 //! Lets operators inspect and control one agent over NATS.
 //!
-//! Requests go to `<prefix>.control.<agent>.<verb>`. The permissions of the NATS account protect them: whoever
-//! may publish to `<prefix>.control.>` controls the agents. There is no queue group, so if several replicas
+//! Requests go to `<prefix>.control.<agent>.<verb>`. The permissions of the NATS account protect them: every
+//! client that may publish to `<prefix>.control.>` controls the agents. There is no queue group, so if several replicas
 //! serve one agent, each answers for its own process, and a command reaches all of them. Only the instance
 //! named by `"instance"` in the body answers; without it all do.
 //!

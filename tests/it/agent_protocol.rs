@@ -1,4 +1,4 @@
-//! The agents as clients of the Synadia Agent Protocol for NATS see them.
+//! The front door for clients of the Synadia Agent Protocol for NATS.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::agent_protocol::{DemoAgent, Overheard, PROMPT, SOON, Scene, attachment};
+use crate::support::agent_protocol::{DemoAgent, PROMPT, RecordingProxy, SOON, Scene, attachment};
 use crate::support::eventually::{eventually, eventually_eq};
 use crate::support::nats::NatsServer;
 
@@ -163,28 +163,28 @@ async fn a_sign_in_is_a_question_and_a_sign_in_elsewhere_needs_no_answer() {
 
 #[tokio::test]
 async fn a_question_without_an_answer_ends_in_an_error_and_its_task_is_cancelled() {
-    let (overheard, agent) = Overheard::start().await;
+    let (proxy, agent) = RecordingProxy::start().await;
     let server = NatsServer::start().await;
     let settings = "input_required_ttl: 300ms";
-    let scene = Scene::with(server, agent, "demo", Some(&overheard.url), settings).await;
+    let scene = Scene::with(server, agent, "demo", Some(&proxy.url), settings).await;
     let mut stream = scene.prompt("report about tides").await;
     stream.chunk_of("query").await;
     let (code, text) = stream.rest().await.error.unwrap();
     assert_eq!(code, 409);
     assert!(text.starts_with("no answer within 300ms"), "{text}");
-    assert!(overheard.has_said("CancelTask"));
+    assert!(proxy.has_received("CancelTask"));
 }
 
 #[tokio::test]
 async fn a_malformed_answer_to_a_question_is_refused_and_its_task_is_cancelled() {
-    let (overheard, agent) = Overheard::start().await;
+    let (proxy, agent) = RecordingProxy::start().await;
     let server = NatsServer::start().await;
-    let scene = Scene::with(server, agent, "demo", Some(&overheard.url), "").await;
+    let scene = Scene::with(server, agent, "demo", Some(&proxy.url), "").await;
     let mut stream = scene.prompt("report about tides").await;
     let query = stream.chunk_of("query").await;
     stream.reply(&query, "{not json").await;
     assert_eq!(stream.rest().await.error.unwrap().0, 400);
-    assert!(overheard.has_said("CancelTask"));
+    assert!(proxy.has_received("CancelTask"));
 }
 
 #[tokio::test]
@@ -373,7 +373,7 @@ async fn prompts_to_one_session_go_on_in_one_context() {
     assert_ne!(context(Some("yours")).await, own);
 }
 
-/// What the skill `metadata` tells.
+/// The reply of the skill `metadata`.
 fn seen_by_agent(attachments: &[Value]) -> Value {
     let content = attachments[0]["content"].as_str().unwrap();
     serde_json::from_slice(&STANDARD.decode(content).unwrap()).unwrap()
@@ -415,7 +415,7 @@ async fn silence_is_broken_by_acks_while_an_answer_waits_for_its_turn() {
     question.reply(&query, "PDF").await;
     // Sent after the answer, so that the bridge has the answer when it refuses this one.
     assert_eq!(scene.error("echo hello").await.0, 429);
-    question.pass_over_what_has_arrived();
+    question.skip_arrived();
     for _ in 0..3 {
         assert_eq!(question.chunk().await, json!({"type": "status", "data": "ack"}));
     }
@@ -440,7 +440,7 @@ async fn nobody_can_have_the_bridge_publish_heartbeats_or_prompts() {
     assert!(heard.is_err(), "{heard:?}");
 }
 
-/// Calls the agent itself.
+/// Calls the agent directly.
 async fn at_the_agent(scene: &Scene, method: &str, params: Value) -> Value {
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
     let request = reqwest::Client::new().post(&scene.agent.url).header("A2A-Version", "1.0").body(body);

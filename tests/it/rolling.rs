@@ -1,8 +1,8 @@
 //! Two replicas of one endpoint are stopped and started in turn under load: no request is lost, and
 //! none is run twice.
 //!
-//! `ROLLING_RESTARTS` sets how many restarts there are per test. `ROLLING_LEAVE=drain` has the
-//! replicas leave by the library's own `Subscriber::drain` instead, to see that the test can fail.
+//! `ROLLING_RESTARTS` sets the number of restarts per test. With `ROLLING_LEAVE=drain` the replicas stop with
+//! the library's own `Subscriber::drain` instead, which shows that the test can fail.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -106,7 +106,8 @@ impl Replica {
         Self { client, tasks, work, leave }
     }
 
-    /// Leaves the context, finishes what was received, closes the connection. Says how long leaving took.
+    /// Stops the service, finishes the requests that it received, and closes the connection. Returns how long
+    /// the service took to stop.
     async fn stop(self) -> Duration {
         let began = Instant::now();
         match &self.leave {

@@ -20,7 +20,7 @@ use super::nats::NatsServer;
 pub const SOON: Duration = Duration::from_secs(20);
 pub const PROMPT: &str = "agents.prompt.a2a.acme.demo";
 
-/// The bundled agent as a process of its own. Dropping it ends it.
+/// The bundled agent as a separate process. Dropping it ends the process.
 pub struct DemoAgent {
     child: Child,
     pub url: String,
@@ -57,7 +57,7 @@ impl Drop for DemoAgent {
     }
 }
 
-/// A server, a demo agent, a bridge between them, and somebody who prompts.
+/// A server, a demo agent, a bridge between them, and a client that prompts.
 pub struct Scene {
     pub server: NatsServer,
     pub agent: DemoAgent,
@@ -66,7 +66,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// With further settings of the agent, one a line.
+    /// `settings` are further settings of the agent, one per line.
     pub async fn start(settings: &str) -> Self {
         let agent = DemoAgent::start(&[]);
         Self::with(NatsServer::start().await, agent, "demo", None, settings).await
@@ -86,18 +86,17 @@ impl Scene {
         scene
     }
 
-    /// Has the bridge take over other settings of the agent, or another name for it.
+    /// Reloads the bridge with other settings or another name of the agent.
     pub async fn reload(&self, name: &str, settings: &str) {
         let config = self::settings(&self.server, name, &self.agent.url, settings);
         tokio::time::timeout(SOON, self.bridge.reload(config)).await.expect("no wait for the grace").unwrap();
     }
 
-    /// Stops the bridge.
     pub async fn stop(&self) {
         tokio::time::timeout(SOON, self.bridge.stop()).await.expect("no wait for the grace");
     }
 
-    /// What the agent says of itself, if it is there.
+    /// INFO of the agent's service, if there is one.
     pub async fn info(&self) -> Option<Value> {
         let answer = self.caller.request("$SRV.INFO.agents", "".into()).await.ok()?;
         serde_json::from_slice(&answer.payload).ok()
@@ -143,7 +142,8 @@ impl Scene {
     }
 }
 
-/// The settings of a bridge with one agent. Its grace is longer than any test, so that none waits for it.
+/// The configuration of a bridge with one agent. The grace period is longer than any test, so a test that
+/// waits for it fails.
 fn settings(server: &NatsServer, name: &str, url: &str, settings: &str) -> Config {
     let settings: String = settings.lines().map(|line| format!("    {}\n", line.trim())).collect();
     let text = format!(
@@ -165,7 +165,7 @@ pub struct Stream {
     messages: Subscriber,
 }
 
-/// All of them, taken together.
+/// All chunks of one answer, combined.
 #[derive(Debug, Default)]
 pub struct Answer {
     pub chunks: Vec<Value>,
@@ -199,8 +199,8 @@ impl Stream {
         }
     }
 
-    /// Leaves out the chunks that are here already.
-    pub fn pass_over_what_has_arrived(&mut self) {
+    /// Skips the chunks that have arrived.
+    pub fn skip_arrived(&mut self) {
         while self.messages.next().now_or_never().is_some() {}
     }
 
@@ -242,25 +242,25 @@ fn error(headers: &HeaderMap) -> (u16, String) {
     (value("Nats-Service-Error-Code").parse().unwrap(), value("Nats-Service-Error"))
 }
 
-/// An attachment as it stands in an envelope.
+/// An attachment in an envelope.
 pub fn attachment(name: &str, content: &str) -> Value {
     json!({"filename": name, "content": content})
 }
 
-/// Passes connections on to a demo agent, and keeps what the bridge says.
-pub struct Overheard {
+/// A proxy in front of a demo agent that records what the bridge sends.
+pub struct RecordingProxy {
     pub url: String,
-    said: Arc<Mutex<Vec<u8>>>,
+    received: Arc<Mutex<Vec<u8>>>,
 }
 
-impl Overheard {
-    /// An agent whose card names the way through here.
+impl RecordingProxy {
+    /// Also starts the agent, whose card has the URL of the proxy.
     pub async fn start() -> (Self, DemoAgent) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let card = tempfile::NamedTempFile::new().unwrap();
         let content = json!({
-            "name": "demo", "description": "overheard", "version": "1.0.0",
+            "name": "demo", "description": "recorded", "version": "1.0.0",
             "supportedInterfaces": [{"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}],
             "capabilities": {"streaming": true}, "defaultInputModes": ["text/plain"],
             "defaultOutputModes": ["text/plain"], "skills": [],
@@ -268,37 +268,37 @@ impl Overheard {
         std::fs::write(&card, content.to_string()).unwrap();
         let (_, card) = card.keep().unwrap();
         let agent = DemoAgent::start(&["--card-file", card.to_str().unwrap()]);
-        let said = Arc::<Mutex<Vec<u8>>>::default();
-        TaskTracker::new().spawn(pass_on(
+        let received = Arc::<Mutex<Vec<u8>>>::default();
+        TaskTracker::new().spawn(proxy(
             listener,
             agent.url.strip_prefix("http://").unwrap().to_owned(),
-            Arc::clone(&said),
+            Arc::clone(&received),
         ));
-        (Self { url, said }, agent)
+        (Self { url, received }, agent)
     }
 
-    pub fn has_said(&self, text: &str) -> bool {
-        String::from_utf8_lossy(&self.said.lock().unwrap()).contains(text)
+    pub fn has_received(&self, text: &str) -> bool {
+        String::from_utf8_lossy(&self.received.lock().unwrap()).contains(text)
     }
 }
 
-async fn pass_on(listener: TcpListener, to: String, said: Arc<Mutex<Vec<u8>>>) {
+async fn proxy(listener: TcpListener, to: String, received: Arc<Mutex<Vec<u8>>>) {
     while let Ok((near, _)) = listener.accept().await {
         let Ok(far) = TcpStream::connect(&to).await else {
             continue;
         };
-        let (mut hears, mut answers) = near.into_split();
+        let (mut from_bridge, mut to_bridge) = near.into_split();
         let (mut from_agent, mut to_agent) = far.into_split();
-        let said = Arc::clone(&said);
+        let received = Arc::clone(&received);
         TaskTracker::new().spawn(async move {
             let mut buffer = vec![0; 1 << 16];
-            while let Ok(count @ 1..) = hears.read(&mut buffer).await {
-                said.lock().unwrap().extend_from_slice(&buffer[..count]);
+            while let Ok(count @ 1..) = from_bridge.read(&mut buffer).await {
+                received.lock().unwrap().extend_from_slice(&buffer[..count]);
                 if to_agent.write_all(&buffer[..count]).await.is_err() {
                     break;
                 }
             }
         });
-        TaskTracker::new().spawn(async move { tokio::io::copy(&mut from_agent, &mut answers).await });
+        TaskTracker::new().spawn(async move { tokio::io::copy(&mut from_agent, &mut to_bridge).await });
     }
 }
