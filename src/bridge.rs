@@ -165,7 +165,7 @@ impl Bridge {
         for agent in config.agents {
             self.add(agent).await?;
         }
-        self.metrics.begun();
+        self.metrics.set_serving();
         Ok(())
     }
 
@@ -341,7 +341,7 @@ impl Bridge {
     /// A concurrent reload ends as well: its draining agents have their grace period, and it serves no new
     /// agent.
     pub async fn stop(&self) {
-        self.metrics.ends();
+        self.metrics.set_stopping();
         self.closing.cancel();
         let served = self.served().take().unwrap_or_default();
         let draining = async {

@@ -123,6 +123,7 @@ mod state;
 
 mod telemetry;
 mod text;
+mod yaml;
 
 pub use cli::main;
 #[cfg(target_os = "linux")]

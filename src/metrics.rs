@@ -1,27 +1,33 @@
-//! Figures for Prometheus, and whether the bridge is well: `/metrics`, `/healthz`, `/readyz`.
+//! The HTTP endpoints for operators: `/metrics` for Prometheus, `/healthz` and `/readyz`.
 //!
-//! Everything is counted where it happens (the agents' status, calls and output); this module only
-//! reads it and writes it in the text format, so there is no registry to keep in step.
+//! Agents, calls and process output keep their own counters. A scrape reads them, so there is no second
+//! registry to keep up to date.
 
-use std::fmt::Write as _;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_nats::Client;
-use async_nats::connection::State as Connection;
+use async_nats::connection::State as ConnectionState;
 use axum::Router;
-use axum::extract::State as Held;
+use axum::extract::State as Shared;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet, text};
+use prometheus_client::metrics::MetricType::{self, Counter, Gauge, Histogram};
+use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::call_stats::BUCKETS;
 use crate::agent::{Agent, AgentState};
-use crate::state::State as Stored;
+use crate::state::State as BridgeState;
+
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 const STARTING: u8 = 0;
 const SERVING: u8 = 1;
@@ -30,27 +36,27 @@ const STOPPING: u8 = 2;
 #[derive(Debug)]
 pub(crate) struct Metrics {
     client: Client,
-    state: Arc<Stored>,
+    state: Arc<BridgeState>,
     agents: Mutex<Vec<Agent>>,
     phase: AtomicU8,
 }
 
 impl Metrics {
-    /// Of a bridge that has just connected.
-    pub(crate) fn new(client: Client, state: Arc<Stored>) -> Self {
+    pub(crate) fn new(client: Client, state: Arc<BridgeState>) -> Self {
         Self { client, state, agents: Mutex::default(), phase: AtomicU8::new(STARTING) }
     }
 
-    /// All agents of the settings are served.
-    pub(crate) fn begun(&self) {
+    /// Every configured agent is published: `/readyz` succeeds from now on.
+    pub(crate) fn set_serving(&self) {
         self.phase.store(SERVING, Relaxed);
     }
 
-    pub(crate) fn ends(&self) {
+    /// The bridge stops: `/readyz` fails from now on.
+    pub(crate) fn set_stopping(&self) {
         self.phase.store(STOPPING, Relaxed);
     }
 
-    /// Adds an agent, in the place of one with the same name: a name has one set of series.
+    /// Adds an agent, or replaces the one with the same name: a name has one set of series.
     pub(crate) fn add(&self, agent: Agent) {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         match agents.iter_mut().find(|known| known.name == agent.name) {
@@ -59,154 +65,183 @@ impl Metrics {
         }
     }
 
-    /// Removes this agent, and none that has replaced it.
+    /// Removes exactly this agent, not one that has replaced it under the same name.
     pub(crate) fn remove(&self, agent: &Agent) {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         agents.retain(|known| !known.is(agent));
     }
 
-    /// Why callers should not be sent here now, if they should not.
-    fn not_ready(&self) -> Option<&'static str> {
+    fn is_connected(&self) -> bool {
+        self.client.connection_state() == ConnectionState::Connected
+    }
+
+    fn not_ready_reason(&self) -> Option<&'static str> {
         match self.phase.load(Relaxed) {
             STARTING => Some("starting"),
             STOPPING => Some("stopping"),
-            _ if self.client.connection_state() != Connection::Connected => Some("no connection to NATS"),
+            _ if !self.is_connected() => Some("no connection to NATS"),
             _ => None,
         }
     }
 
-    /// Everything in the text format of Prometheus.
-    pub(crate) async fn text(&self) -> String {
-        let pending = self.state.follow_ups.pending().await;
-        let agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut out = Text::default();
-        out.family("a2a_bridge_info", "gauge", "The version of the bridge.");
-        out.sample("a2a_bridge_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-        out.family("a2a_bridge_nats_connected", "gauge", "Whether there is a connection to NATS.");
-        let connected = self.client.connection_state() == Connection::Connected;
-        out.sample("a2a_bridge_nats_connected", &[], u8::from(connected));
-        if let Ok(pending) = pending {
-            let help = "Questions of agents that wait for an answer.";
-            out.family("a2a_bridge_follow_ups_pending", "gauge", help);
-            out.sample("a2a_bridge_follow_ups_pending", &[], pending);
-        }
-        out.family("a2a_bridge_agent_state", "gauge", "1 for the state that the agent is in.");
-        for agent in &agents {
-            let now = agent.status.borrow().state;
-            for state in AgentState::ALL {
-                let labels = [("agent", &*agent.name), ("state", state.as_str())];
-                out.sample("a2a_bridge_agent_state", &labels, u8::from(state == now));
-            }
-        }
-        out.family("a2a_bridge_agents", "gauge", "Agents by state.");
-        for state in AgentState::ALL {
-            let count = agents.iter().filter(|agent| agent.status.borrow().state == state).count();
-            out.sample("a2a_bridge_agents", &[("state", state.as_str())], count);
-        }
-        out.family("a2a_bridge_agent_restarts_total", "counter", "Starts after the first one.");
-        for agent in &agents {
-            let restarts = agent.status.borrow().restarts;
-            out.sample("a2a_bridge_agent_restarts_total", &[("agent", &agent.name)], restarts);
-        }
-        out.family("a2a_bridge_calls_in_flight", "gauge", "Calls that are being worked on.");
-        for agent in &agents {
-            out.sample("a2a_bridge_calls_in_flight", &[("agent", &agent.name)], agent.calls.in_flight());
-        }
-        out.family("a2a_bridge_calls_total", "counter", "Calls that ended, by status or error code.");
-        for agent in &agents {
-            for (outcome, count) in agent.calls.outcomes() {
-                let labels = [("agent", &*agent.name), ("outcome", outcome.as_str())];
-                out.sample("a2a_bridge_calls_total", &labels, count);
-            }
-        }
-        out.family("a2a_bridge_call_duration_seconds", "histogram", "How long calls took.");
-        for agent in &agents {
-            let latency = agent.calls.latency();
-            let name = "a2a_bridge_call_duration_seconds";
-            for (limit, count) in BUCKETS.iter().zip(latency.buckets) {
-                let limit = limit.to_string();
-                let labels = [("agent", &*agent.name), ("le", limit.as_str())];
-                out.sample(&format!("{name}_bucket"), &labels, count);
-            }
-            let all = [("agent", &*agent.name), ("le", "+Inf")];
-            out.sample(&format!("{name}_bucket"), &all, latency.count);
-            out.sample(&format!("{name}_sum"), &[("agent", &agent.name)], latency.seconds);
-            out.sample(&format!("{name}_count"), &[("agent", &agent.name)], latency.count);
-        }
-        for (name, help, value) in OUTPUT {
-            out.family(name, "counter", help);
-            for agent in &agents {
-                out.sample(name, &[("agent", &agent.name)], value(agent.output.counts()));
-            }
-        }
-        out.0
+    /// All metrics in the OpenMetrics text format.
+    async fn encode(&self) -> Result<String, fmt::Error> {
+        let snapshot = Snapshot {
+            is_connected: self.is_connected(),
+            pending_follow_ups: self.state.follow_ups.pending().await.ok().map(|count| count as u64),
+            agents: self.agents.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        };
+        snapshot.into_text()
     }
 }
 
-type OutputCount = (&'static str, &'static str, fn(crate::process::output::Counts) -> u64);
+/// Everything one scrape reports.
+#[derive(Debug)]
+struct Snapshot {
+    is_connected: bool,
+    pending_follow_ups: Option<u64>,
+    agents: Vec<Agent>,
+}
 
-const OUTPUT: [OutputCount; 3] = [
-    ("a2a_bridge_agent_output_bytes_total", "What agents wrote to stdout and stderr.", |counts| counts.bytes),
-    ("a2a_bridge_agent_output_dropped_bytes_total", "What of that was neither logged nor kept.", |counts| {
-        counts.dropped_bytes
+impl Snapshot {
+    fn into_text(self) -> Result<String, fmt::Error> {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self));
+        let mut out = String::new();
+        text::encode(&mut out, &registry)?;
+        Ok(out)
+    }
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let version = [([("version", env!("CARGO_PKG_VERSION"))], 1)];
+        family(&mut encoder, Gauge, "a2a_bridge_info", "Version of the bridge.", version)?;
+        let (name, help) = ("a2a_bridge_nats_connected", "Whether the bridge is connected to NATS.");
+        encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&u64::from(self.is_connected))?;
+        if let Some(pending) = self.pending_follow_ups {
+            let (name, help) = ("a2a_bridge_follow_ups_pending", "Agent questions that wait for an answer.");
+            encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&pending)?;
+        }
+        let states: Vec<_> = self.agents.iter().map(|agent| (agent, agent.status.borrow().state)).collect();
+        let agent_states = states.iter().flat_map(|(agent, current)| {
+            AgentState::ALL.into_iter().map(|state| {
+                ([("agent", &*agent.name), ("state", state.as_str())], u64::from(state == *current))
+            })
+        });
+        let help = "1 for the current state of the agent, 0 for the others.";
+        family(&mut encoder, Gauge, "a2a_bridge_agent_state", help, agent_states)?;
+        let by_state = AgentState::ALL.into_iter().map(|state| {
+            let count = states.iter().filter(|(_, current)| *current == state).count();
+            ([("state", state.as_str())], count as u64)
+        });
+        family(&mut encoder, Gauge, "a2a_bridge_agents", "Agents by state.", by_state)?;
+        for (kind, name, help, value) in PER_AGENT {
+            let samples = self.agents.iter().map(|agent| ([("agent", &*agent.name)], value(agent)));
+            family(&mut encoder, kind, name, help, samples)?;
+        }
+        let outcomes = self.agents.iter().flat_map(|agent| {
+            let outcomes = agent.calls.outcomes().into_iter();
+            outcomes
+                .map(|(outcome, count)| ([("agent", agent.name.to_string()), ("outcome", outcome)], count))
+        });
+        let help = "Finished calls by status or error code.";
+        family(&mut encoder, Counter, "a2a_bridge_calls", help, outcomes)?;
+        let name = "a2a_bridge_call_duration_seconds";
+        let mut durations = encoder.encode_descriptor(name, "Duration of calls.", None, Histogram)?;
+        self.agents.iter().try_for_each(|agent| encode_durations(&mut durations, agent))
+    }
+}
+
+type AgentMetric = (MetricType, &'static str, &'static str, fn(&Agent) -> u64);
+
+/// The encoder adds `_total` to the names of counters.
+const PER_AGENT: [AgentMetric; 5] = [
+    (Counter, "a2a_bridge_agent_restarts", "Process starts after the first one.", |agent| {
+        agent.status.borrow().restarts.into()
     }),
-    ("a2a_bridge_agent_output_dropped_lines_total", "Lines neither logged nor kept.", |counts| {
-        counts.dropped_lines
+    (Gauge, "a2a_bridge_calls_in_flight", "Calls in flight.", |agent| agent.calls.in_flight() as u64),
+    (Counter, "a2a_bridge_agent_output_bytes", "Bytes that agents wrote to stdout and stderr.", |agent| {
+        agent.output.counts().bytes
+    }),
+    (Counter, "a2a_bridge_agent_output_dropped_bytes", "Output bytes neither logged nor kept.", |agent| {
+        agent.output.counts().dropped_bytes
+    }),
+    (Counter, "a2a_bridge_agent_output_dropped_lines", "Output lines neither logged nor kept.", |agent| {
+        agent.output.counts().dropped_lines
     }),
 ];
 
-/// The text format, version 0.0.4.
-#[derive(Default)]
-struct Text(String);
-
-impl Text {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+fn family<L: EncodeLabelSet>(
+    encoder: &mut DescriptorEncoder<'_>,
+    kind: MetricType,
+    name: &str,
+    help: &str,
+    samples: impl IntoIterator<Item = (L, u64)>,
+) -> fmt::Result {
+    let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+    for (labels, value) in samples {
+        let mut sample = family.encode_family(&labels)?;
+        match kind {
+            Counter => sample.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
+            _ => sample.encode_gauge(&value)?,
+        }
     }
-
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-        let escaped = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let labels: Vec<_> =
-            labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escaped(value))).collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        let _ = writeln!(self.0, "{name}{labels} {value}");
-    }
+    Ok(())
 }
 
-/// Listens; what it gives back serves until `stop`.
-///
-/// # Errors
-///
-/// When the address cannot be listened on.
+fn encode_durations(family: &mut MetricEncoder<'_>, agent: &Agent) -> fmt::Result {
+    let latency = agent.calls.latency();
+    // The encoder adds the buckets up, so each gets only what the ones before it do not have.
+    let mut below = 0;
+    let mut buckets: Vec<_> = BUCKETS
+        .into_iter()
+        .zip(latency.buckets)
+        .map(|(limit, up_to)| (limit, up_to - std::mem::replace(&mut below, up_to)))
+        .collect();
+    // A call that ends during the scrape may be in a bucket and not yet in the count.
+    let count = latency.count.max(below);
+    buckets.push((f64::INFINITY, count - below));
+    family.encode_family(&[("agent", &*agent.name)])?.encode_histogram::<NoLabelSet>(
+        latency.seconds,
+        count,
+        &buckets,
+        None,
+    )
+}
+
+/// Binds the address, and returns a future that serves until `stop` is cancelled.
 pub(crate) async fn serve(
     listen: SocketAddr,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) -> io::Result<impl Future<Output = ()> + Send> {
     let listener = TcpListener::bind(listen).await?;
-    tracing::info!(address = %listener.local_addr()?, "metrics, /healthz and /readyz are served");
+    tracing::info!(address = %listener.local_addr()?, "serving /metrics, /healthz and /readyz");
     let routes = Router::new()
-        .route("/metrics", get(figures))
+        .route("/metrics", get(get_metrics))
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
+        .route("/readyz", get(get_ready))
         .with_state(metrics);
     Ok(async move {
         let served = axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned());
         if let Err(error) = served.await {
-            tracing::error!(%error, "metrics are not served any more");
+            tracing::error!(%error, "the metrics server failed");
         }
     })
 }
 
-async fn figures(Held(metrics): Held<Arc<Metrics>>) -> Response {
-    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-    (kind, metrics.text().await).into_response()
+async fn get_metrics(Shared(metrics): Shared<Arc<Metrics>>) -> Response {
+    match metrics.encode().await {
+        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }
 
-async fn ready(Held(metrics): Held<Arc<Metrics>>) -> Response {
-    match metrics.not_ready() {
+async fn get_ready(Shared(metrics): Shared<Arc<Metrics>>) -> Response {
+    match metrics.not_ready_reason() {
         None => "ok\n".into_response(),
-        Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
     }
 }
 
@@ -215,9 +250,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_escaped() {
-        let mut text = Text::default();
-        text.sample("m", &[("agent", "a\"b\\c\nd")], 1);
-        assert_eq!(text.0, "m{agent=\"a\\\"b\\\\c\\nd\"} 1\n");
+    fn the_names_and_types_of_all_metrics_are_stable() {
+        let snapshot = Snapshot { is_connected: true, pending_follow_ups: Some(2), agents: Vec::new() };
+        let text = snapshot.into_text().unwrap();
+        assert!(text.contains("\na2a_bridge_nats_connected 1\n"), "{text}");
+        assert!(text.contains("\na2a_bridge_follow_ups_pending 2\n"), "{text}");
+        let types: Vec<_> =
+            text.lines().filter(|line| !line.starts_with("# HELP") && line.starts_with('#')).collect();
+        insta::assert_snapshot!(types.join("\n"), @r"
+        # TYPE a2a_bridge_info gauge
+        # TYPE a2a_bridge_nats_connected gauge
+        # TYPE a2a_bridge_follow_ups_pending gauge
+        # TYPE a2a_bridge_agent_state gauge
+        # TYPE a2a_bridge_agents gauge
+        # TYPE a2a_bridge_agent_restarts counter
+        # TYPE a2a_bridge_calls_in_flight gauge
+        # TYPE a2a_bridge_agent_output_bytes counter
+        # TYPE a2a_bridge_agent_output_dropped_bytes counter
+        # TYPE a2a_bridge_agent_output_dropped_lines counter
+        # TYPE a2a_bridge_calls counter
+        # TYPE a2a_bridge_call_duration_seconds histogram
+        # EOF
+        ");
     }
 }

@@ -1,14 +1,13 @@
-//! Where the bridge's own words go: to stderr, as text for people or as JSON for programs. The spans of
-//! calls go elsewhere, see [`spans`].
+//! Logs on stderr, as text for people or as JSON for programs. For the spans of calls, see [`spans`].
 
 pub(crate) mod spans;
 pub(crate) mod trace_context;
 
-mod one_line;
-mod writer;
+mod log_format;
+mod log_writer;
 
 use std::backtrace::Backtrace;
-use std::io::Write as _;
+use std::io::IsTerminal as _;
 
 use clap::ValueEnum;
 use tracing::{Level, Metadata};
@@ -17,54 +16,42 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use one_line::{OneLine, PANIC};
+use log_format::{PANIC_TARGET, SingleLine};
+pub(crate) use log_writer::LogWriter;
 
-/// The form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     Text,
-    /// One JSON object a line.
+    // One object per line.
     Json,
 }
 
-/// Begins to log. `filter` is in the form of `RUST_LOG`, such as `info` or `a2a_bridge=debug`.
-///
-/// # Errors
-///
-/// When `filter` is not understood.
-pub(crate) fn start(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::filter::ParseError> {
+/// Installs the process-wide logger. `filter` has the syntax of `RUST_LOG`, such as `info` or `a2a_bridge=debug`.
+pub(crate) fn start_logging(
+    filter: &str,
+    format: LogFormat,
+    writer: LogWriter,
+) -> Result<(), tracing_subscriber::filter::ParseError> {
     let filter = EnvFilter::builder().parse(filter)?;
-    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr()) && std::env::var_os("NO_COLOR").is_none();
+    let ansi = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| writer::Lines).with_ansi(ansi);
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer.clone()).with_ansi(ansi);
     match format {
         LogFormat::Text => {
-            let format = OneLine(tracing_subscriber::fmt::format().with_target(false).with_ansi(ansi));
-            builder.event_format(format).finish().with(filter_fn(is_for_logs)).init();
+            let format = SingleLine(tracing_subscriber::fmt::format().with_target(false).with_ansi(ansi));
+            builder.event_format(format).finish().with(filter_fn(may_be_logged)).init();
         }
-        LogFormat::Json => builder.json().flatten_event(true).finish().with(filter_fn(is_for_logs)).init(),
+        LogFormat::Json => builder.json().flatten_event(true).finish().with(filter_fn(may_be_logged)).init(),
     }
-    // The usual way of a panic is a write to stderr, which may block whoever panicked.
+    // The default hook writes to stderr itself, which can block the thread that panicked.
     std::panic::set_hook(Box::new(|panic| {
-        tracing::error!(target: PANIC, "{panic}\n{}", Backtrace::capture());
+        tracing::error!(target: PANIC_TARGET, "{panic}\n{}", Backtrace::capture());
     }));
     Ok(())
 }
 
-/// Says something to people after everything that was logged.
-pub(crate) fn say(text: &str) {
-    // It never fails.
-    let _ = writer::Lines.write_all(format!("{text}\n").as_bytes());
-    flush();
-}
-
-/// Waits a moment for the last lines to be written; call it before the program ends.
-pub(crate) fn flush() {
-    writer::flush();
-}
-
-/// Libraries trace whole messages as they come and go, and messages hold what nobody else shall
-/// read, such as a user's answer to an agent's question.
-fn is_for_logs(metadata: &Metadata<'_>) -> bool {
+/// Libraries log whole messages at trace level. Those can hold secrets, such as a user's answer to an
+/// agent's question, so no filter enables them.
+fn may_be_logged(metadata: &Metadata<'_>) -> bool {
     *metadata.level() < Level::TRACE || metadata.target().starts_with("a2a_bridge")
 }

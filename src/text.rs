@@ -1,4 +1,4 @@
-//! Text for people: cut to a length, and times, durations, bytes and errors in words.
+//! Formats values for log lines, replies and command output: shortened text, times, durations, hex, error chains.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// The longest beginning of `text` that has at most `max` bytes, cut between characters.
+/// The longest prefix of `text` with at most `max` bytes, cut between characters.
 pub(crate) fn head(text: &str, max: usize) -> &str {
     let mut end = max.min(text.len());
     while !text.is_char_boundary(end) {
@@ -16,7 +16,7 @@ pub(crate) fn head(text: &str, max: usize) -> &str {
     text.get(..end).unwrap_or_default()
 }
 
-/// Like [`head`], with an ellipsis where something was cut.
+/// Like [`head`], with an ellipsis if anything was cut.
 pub(crate) fn shorten(text: &str, max: usize) -> String {
     if text.len() <= max {
         text.to_owned()
@@ -25,14 +25,14 @@ pub(crate) fn shorten(text: &str, max: usize) -> String {
     }
 }
 
-/// How a body begins, for people: without control characters, and with an ellipsis where it was cut.
+/// The start of a body for an error message: without control characters, with an ellipsis if it was cut.
 pub(crate) fn snippet(body: &[u8], max: usize) -> String {
     let head = String::from_utf8_lossy(body.get(..max.min(body.len())).unwrap_or_default());
     let text = head.replace(char::is_control, " ");
     if body.len() <= max {
         return text.trim().to_owned();
     }
-    // The last character may be half of one.
+    // The cut may have split the last character.
     format!("{}…", text.trim_end_matches(char::REPLACEMENT_CHARACTER).trim())
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// An error and its causes in one line.
+/// An error and its causes on one line.
 pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

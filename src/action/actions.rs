@@ -348,7 +348,7 @@ impl Actions {
     async fn record(&self, task_id: &str) -> Result<Arc<TaskRecord>, ActionError> {
         let not_found = || ActionError::new(Code::NotFound, "this task is unknown or has been forgotten");
         let record = self.state.tasks.find(&self.agent, task_id).await?.ok_or_else(not_found)?;
-        spans::task(task_id, record.task().and_then(|task| task.context_id.as_deref()));
+        spans::set_task(task_id, record.task().and_then(|task| task.context_id.as_deref()));
         Ok(record)
     }
 }

@@ -6,7 +6,7 @@ use super::frames::FrameSelection;
 use crate::action::request::{CallOptions, ReplyMode, RequestBody};
 use crate::config::values::parse_capped_duration;
 use crate::reply::error::ActionError;
-use crate::telemetry::trace_context::{TraceContext, Traceparent};
+use crate::telemetry::trace_context::{TraceContext, is_valid_traceparent};
 use crate::text::shorten;
 
 /// Longest idempotency key.
@@ -101,9 +101,9 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 pub(crate) fn trace(message: &Message) -> TraceContext {
     let Some(headers) = &message.headers else { return TraceContext::default() };
     let value = |text| reqwest::header::HeaderValue::from_str(text).ok();
-    let Some(parent) = header(headers, "traceparent").and_then(Traceparent::parse) else {
+    let Some(parent) = header(headers, "traceparent").filter(|text| is_valid_traceparent(text)) else {
         return TraceContext::default();
     };
     let state = header(headers, "tracestate").filter(|state| state.len() <= MAX_TRACE_STATE);
-    TraceContext { parent: value(parent.as_str()), state: state.and_then(value) }
+    TraceContext { parent: value(parent), state: state.and_then(value) }
 }

@@ -1,67 +1,191 @@
-//! `agents`: who is on the mesh, and how they are.
+//! `agents`: lists the agents on NATS, and shows, starts, stops and restarts one of them.
 
+use std::fmt::Write as _;
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
 
-use super::Failure;
-use super::client::Connection;
+use super::client::NatsArgs;
 use super::discover::{DiscoveredAgent, discover};
-use super::output::{Colour, Output, Table, age, print_json, remark};
-use super::supervise::{Supervise, supervise};
+use super::logs::log_line;
+use super::output::{Colour, OutputArgs, TextTable, age, counted, eprintln_dim, print_json, println};
+use super::{CliResult, FAILED, control};
+use crate::bus::control::{AgentReport, LogsRequest};
+use crate::text::duration;
 
-/// Options of `agents`.
+/// Time limit for `start`, `stop` and `restart`: an agent may use its whole grace period.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(90);
+
+const DETAILS: &str = "\
+Without a subcommand, `agents` lists the agents, like `agents list`.
+
+Examples:
+  a2a-bridge agents
+  a2a-bridge agents show weather       # what is wrong, and what to do
+  a2a-bridge agents restart weather";
+
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+#[command(after_help = DETAILS)]
+pub(super) struct AgentsArgs {
     #[command(flatten)]
-    connection: Connection,
+    nats: NatsArgs,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<AgentsCommand>,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
-    /// List the agents, as `agents` alone does
+enum AgentsCommand {
+    /// List the agents on NATS (the default)
     List,
-    #[command(flatten)]
-    Supervise(Supervise),
+    /// Show the state of an agent, its last problem and what to do about it
+    Show(AgentName),
+    /// Start a stopped or failed agent, or retry a backing-off agent now
+    Start(AgentName),
+    /// Stop an agent until `agents start` or a restart of the bridge
+    Stop(AgentName),
+    /// Stop an agent and start it again
+    Restart(AgentName),
 }
 
-pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
-    match args.command {
-        None | Some(Command::List) => list(&args.connection, &args.output).await,
-        Some(Command::Supervise(command)) => supervise(&args.connection, &args.output, command).await,
-    }
+#[derive(Debug, clap::Args)]
+struct AgentName {
+    /// Name of the agent
+    name: String,
 }
 
-async fn list(connection: &Connection, output: &Output) -> Result<ExitCode, Failure> {
-    let mesh = connection.connect().await?;
-    let found = discover(&mesh, None).await?;
+pub(super) async fn run(args: AgentsArgs) -> CliResult {
+    let AgentsArgs { nats, output, command } = args;
+    let (AgentName { name }, verb, expected_state) = match command {
+        None | Some(AgentsCommand::List) => return list(&nats, &output).await,
+        Some(AgentsCommand::Show(agent)) => (agent, "show", None),
+        Some(AgentsCommand::Start(agent)) => (agent, "start", Some("ready")),
+        Some(AgentsCommand::Stop(agent)) => (agent, "stop", Some("stopped")),
+        Some(AgentsCommand::Restart(agent)) => (agent, "restart", Some("ready")),
+    };
+    let timeout = if verb == "show" { control::REPLY_TIMEOUT } else { CONTROL_TIMEOUT };
+    let mesh = nats.connect().await?;
+    let reports: Vec<AgentReport> =
+        control::request_all(&mesh, &name, verb, &LogsRequest::default(), timeout).await?;
     if output.is_json() {
-        return print_json(&found.agents);
+        return print_json(&reports);
     }
-    if found.agents.is_empty() {
-        return Err(found.nobody(&mesh));
+    let format = if verb == "show" { full_report } else { short_report };
+    println(reports.iter().map(format).collect::<Vec<_>>().join("\n").trim_end())?;
+    let succeeded = reports.iter().all(|report| expected_state.is_none_or(|state| report.state == state));
+    Ok(ExitCode::from(if succeeded { 0 } else { FAILED }))
+}
+
+async fn list(nats: &NatsArgs, output: &OutputArgs) -> CliResult {
+    let mesh = nats.connect().await?;
+    let discovery = discover(&mesh).await?;
+    if output.is_json() {
+        return print_json(&discovery.agents);
     }
-    let mut table = Table::new(&["NAME", "STATUS", "SKILLS", "RESTARTS", "AGE", "LAST-ERROR"]);
-    for agent in &found.agents {
-        table.row(cells(agent));
+    if discovery.agents.is_empty() {
+        return Err(discovery.no_agents_error(&mesh));
+    }
+    let mut table = TextTable::new(&["NAME", "STATUS", "SKILLS", "RESTARTS", "AGE", "LAST-ERROR"]);
+    for agent in &discovery.agents {
+        table.row(table_row(agent));
     }
     table.print()?;
-    if let Some(agent) = found.agents.iter().find(|agent| !agent.skills.is_empty()) {
-        remark(format_args!("`a2a-bridge skills {}` lists its skills", agent.agent));
+    if let Some(agent) = discovery.agents.iter().find(|agent| !agent.skills.is_empty()) {
+        eprintln_dim(format_args!("`a2a-bridge skills {}` lists its skills", agent.agent));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn cells(agent: &DiscoveredAgent) -> Vec<(Colour, String)> {
+fn table_row(agent: &DiscoveredAgent) -> Vec<(Colour, String)> {
     let plain = |text: String| (Colour::Plain, text);
     vec![
         plain(agent.agent.clone()),
-        (Colour::of_state(&agent.state), agent.state.clone()),
+        (Colour::of_agent_state(&agent.state), agent.state.clone()),
         plain(agent.skills.len().to_string()),
         plain(agent.restarts.map(|count| count.to_string()).unwrap_or_default()),
         plain(agent.since.as_deref().map(age).unwrap_or_default()),
         plain(agent.last_error.clone().unwrap_or_default()),
     ]
+}
+
+fn short_report(report: &AgentReport) -> String {
+    let mut text = format!("{}: {}", report.agent, report.state);
+    if let Some(pid) = report.pid {
+        let _ = write!(text, ", pid {pid}");
+    }
+    if let Some(error) = &report.last_error {
+        let _ = write!(text, "\n  {error}");
+    }
+    if let Some(advice) = &report.advice {
+        let _ = write!(text, "\n  what to do: {advice}");
+    }
+    text
+}
+
+fn full_report(report: &AgentReport) -> String {
+    let mut rows = Vec::new();
+    let mut row = |name: &'static str, value: String| rows.push((name, value));
+    row("Status", format!("{}, for {}", report.state, time_since(report.since_ms)));
+    if let Some(error) = &report.last_error {
+        row(if report.state == "stopped" { "Reason" } else { "Problem" }, error.clone());
+    }
+    if let Some(advice) = &report.advice {
+        row("What to do", advice.clone());
+    }
+    if let Some(at) = report.next_try_ms {
+        row("Next retry", format!("in {}", time_until(at)));
+    }
+    if let Some(pid) = report.pid {
+        let started = report.started_ms.map(|at| format!(", started {} ago", time_since(at)));
+        row("Process", format!("{pid}{}", started.unwrap_or_default()));
+    }
+    if let Some(exit) = &report.last_exit {
+        row("Last exit", format!("{}, {} ago", exit.how, time_since(exit.at_ms)));
+    }
+    if let Some(program) = &report.program {
+        row("Command", format!("{program} (for its arguments, see the configuration)"));
+    }
+    if let Some(policy) = &report.restart {
+        row("Restarts", format!("{} (restart: {policy})", report.restarts));
+    }
+    row("URL", report.url.clone());
+    if let Some(card) = &report.card {
+        let title = format!("{} {}", card.name, card.version);
+        row("Card", format!("{}, {}, {}", title.trim_end(), counted(card.skills, "skill"), card.hash));
+        row("Protocol", format!("A2A {} over {} at {}", card.protocol_version, card.binding, card.endpoint));
+    } else {
+        row("Card", "not fetched yet".to_owned());
+    }
+    row("In flight", report.in_flight.to_string());
+    if let Some(error) = &report.last_call_error {
+        row("Last call error", format!("{}: {}, {} ago", error.code, error.message, time_since(error.at_ms)));
+    }
+    let counts = &report.counts;
+    if counts.dropped_bytes > 0 {
+        let (lines, bytes) = (counts.dropped_lines, counts.dropped_bytes);
+        let reason = "the agent writes faster than the bridge can log";
+        row("Output", format!("{lines} lines and {bytes} bytes dropped: {reason}"));
+    }
+    row("Bridge", report.instance.clone());
+    let mut text = format!("{}\n", report.agent);
+    for (name, value) in rows {
+        let _ = writeln!(text, "  {:<17}{value}", format!("{name}:"));
+    }
+    if !report.output.is_empty() {
+        let _ = writeln!(text, "  Last output:");
+        for line in &report.output {
+            let _ = writeln!(text, "    {}", log_line(None, line));
+        }
+    }
+    text
+}
+
+fn time_since(unix_ms: u64) -> String {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms);
+    duration(at.elapsed().unwrap_or_default())
+}
+
+fn time_until(unix_ms: u64) -> String {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms);
+    duration(at.duration_since(SystemTime::now()).unwrap_or_default())
 }

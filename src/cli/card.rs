@@ -1,84 +1,80 @@
-//! `card`: an agent's card as the bridge uses it.
-
-use std::process::ExitCode;
+//! `card`: the card of an agent, as the bridge uses it.
 
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::client::{Connection, Fields as _, Mesh, Silence, json};
+use super::client::{JsonFields as _, MeshClient, NatsArgs, parse_json};
 use super::discover::discover;
-use super::output::{Colour, Output, Table, To, one_line, print, print_json};
-use super::{Failure, TROUBLE};
+use super::output::{Colour, OutputArgs, StdStream, TextTable, one_line, print_json, println};
+use super::{CliError, CliResult, FAILED};
 use crate::bus::subject::Token;
 
-/// Options of `card`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// The agent
+pub(super) struct CardArgs {
+    /// Name of the agent
     agent: String,
     #[command(flatten)]
-    connection: Connection,
+    nats: NatsArgs,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
-    let mesh = args.connection.connect().await?;
+pub(super) async fn run(args: CardArgs) -> CliResult {
+    let mesh = args.nats.connect().await?;
     let card = fetch(&mesh, &args.agent).await?;
     if let Some(info) = card.get("error_info") {
-        let why = card.text("/message").unwrap_or("no reason given");
-        let error = anyhow::anyhow!("{} ({})", one_line(why), info.text("/code").unwrap_or("?"));
-        return Err(Failure::new(TROUBLE, error).hint("`a2a-bridge agents` shows how the agent is"));
+        let reason = one_line(card.text("/message").unwrap_or("no reason given"));
+        let code = info.text("/code").unwrap_or("?");
+        return Err(CliError::msg(FAILED, format!("{reason} ({code})"))
+            .hint("`a2a-bridge agents` shows the state of the agent"));
     }
     if args.output.is_json() {
         return print_json(&card);
     }
-    print(&heading(&card))?;
-    let mut table = Table::new(&["SKILL", "NAME", "DESCRIPTION"]);
+    println(&summary(&card))?;
+    let mut table = TextTable::new(&["SKILL", "NAME", "DESCRIPTION"]);
     for skill in card.list("/skills") {
-        let cell = |key: &str| {
-            (Colour::Plain, skill.get(key).and_then(Value::as_str).unwrap_or_default().to_owned())
-        };
-        table.row(vec![cell("id"), cell("name"), cell("description")]);
+        let fields = ["/id", "/name", "/description"];
+        table.row(
+            fields.map(|field| (Colour::Plain, skill.text(field).unwrap_or_default().to_owned())).into(),
+        );
     }
     table.print()
 }
 
-async fn fetch(mesh: &Mesh, agent: &str) -> Result<Value, Failure> {
-    let mut token = Token::new(agent);
-    let mut second = false;
-    loop {
-        match mesh.ask(mesh.subjects.card(&token), Bytes::new()).await? {
-            Ok(message) => return json(&message),
-            Err(Silence::NoResponders) => {}
-            Err(silence) => return Err(silence.failure("cannot get the card")),
-        }
-        // It may be the token of a name that is escaped.
-        let found = discover(mesh, None).await?;
-        match found.agents_named(agent).first() {
-            Some(agent) if !second => token = Token::new(&agent.agent),
-            _ => return Err(found.no_agent(agent, mesh)),
-        }
-        second = true;
+async fn fetch(mesh: &MeshClient, agent: &str) -> CliResult<Value> {
+    let request = async |agent: &str| {
+        let subject = mesh.subjects.card(&Token::new(agent));
+        mesh.request_one(subject, Bytes::new()).await
+    };
+    let mut reply = request(agent).await;
+    if reply.as_ref().is_err_and(CliError::is_no_responders) {
+        // The user may have given the escaped form of the name.
+        let discovery = discover(mesh).await?;
+        let Some(found) = discovery.instances(agent).first().copied() else {
+            return Err(discovery.unknown_agent_error(agent, mesh));
+        };
+        reply = request(&found.agent).await;
     }
+    parse_json(&reply.map_err(|error| error.context("cannot get the card"))?)
 }
 
-fn heading(card: &Value) -> String {
-    let text = |key: &str| one_line(card.get(key).and_then(Value::as_str).unwrap_or_default());
-    let interfaces = card.list("/supportedInterfaces").iter();
-    let mut lines = vec![
-        To::Stdout.paint(Colour::Bold, format!("{} {}", text("name"), text("version"))),
-        text("description"),
-    ];
-    lines.extend(interfaces.map(|one| {
-        let part = |key: &str| one_line(one.get(key).and_then(Value::as_str).unwrap_or_default());
-        format!("A2A {} over {} at {}", part("protocolVersion"), part("protocolBinding"), part("url"))
+fn summary(card: &Value) -> String {
+    let text = |value: &Value, field: &str| one_line(value.text(field).unwrap_or_default());
+    let title = format!("{} {}", text(card, "/name"), text(card, "/version"));
+    let mut lines = vec![StdStream::Stdout.paint(Colour::Bold, title), text(card, "/description")];
+    lines.extend(card.list("/supportedInterfaces").iter().map(|interface| {
+        let [version, binding, url] =
+            ["/protocolVersion", "/protocolBinding", "/url"].map(|field| text(interface, field));
+        format!("A2A {version} over {binding} at {url}")
     }));
-    let can = card.get("capabilities").and_then(Value::as_object).into_iter().flatten();
-    let can: Vec<_> =
-        can.filter(|(_, value)| value == &&Value::Bool(true)).map(|(key, _)| one_line(key)).collect();
-    if !can.is_empty() {
-        lines.push(format!("Capabilities: {}", can.join(", ")));
+    let capabilities = card.get("capabilities").and_then(Value::as_object).into_iter().flatten();
+    let enabled: Vec<_> = capabilities
+        .filter(|(_, value)| **value == Value::Bool(true))
+        .map(|(key, _)| one_line(key))
+        .collect();
+    if !enabled.is_empty() {
+        lines.push(format!("Capabilities: {}", enabled.join(", ")));
     }
     lines.retain(|line| !line.is_empty());
     lines.join("\n") + "\n"

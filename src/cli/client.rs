@@ -1,9 +1,7 @@
-//! The commands' side of the mesh: a connection, and requests that cannot leak or hang unnoticed.
+//! The NATS client of the commands: connection options, requests and their replies.
 //!
-//! Commands use nothing but the contract, so they work from any machine that reaches NATS. Each request
-//! has an inbox of its own, which ends with it.
+//! Every request has its own inbox, whose subscription ends with the request.
 
-use crate::text::error_chain;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,117 +11,101 @@ use futures_util::StreamExt as _;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{DEFECT, Failure, UNAVAILABLE, USAGE};
+use super::{CliError, CliResult, UNAVAILABLE, USAGE};
 use crate::bus::connect;
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::config::{self, without_user_info};
+use crate::text::error_chain;
 
-/// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(5);
-/// How long a reply to a short question may take.
-pub(super) const SHORT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For requests that the bridge answers without calling the agent.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 const DEFAULT_URL: &str = "nats://127.0.0.1:4222";
 const DEFAULT_PREFIX: &str = "a2a";
+/// Room in a NATS message for the headers.
+const MAX_HEADERS: usize = 1024;
 
-/// Where NATS is, and who asks.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "NATS")]
-pub(super) struct Connection {
-    /// The server, or several with commas between them
-    #[arg(long, global = true, value_name = "URL", env = "NATS_URL", hide_env_values = true, default_value = DEFAULT_URL)]
+pub(super) struct NatsArgs {
+    /// Server URL, or several separated by commas
+    #[arg(long, global = true, value_name = "URL", env = "NATS_URL", default_value = DEFAULT_URL)]
     nats: String,
-    /// Log in with a `.creds` file
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_CREDS", hide_env_values = true)]
+    /// Authenticate with a `.creds` file
+    #[arg(long, global = true, value_name = "FILE", env = "NATS_CREDS")]
     creds: Option<PathBuf>,
-    /// Log in with the nkey seed in this file
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_NKEY", hide_env_values = true)]
+    /// Authenticate with the nkey seed in this file
+    #[arg(long, global = true, value_name = "FILE", env = "NATS_NKEY")]
     nkey: Option<PathBuf>,
-    /// Log in with a token; better given by the variable, as others see arguments
-    #[arg(long, global = true, env = "NATS_TOKEN", hide_env_values = true)]
+    /// Authenticate with a token; prefer the variable, because other users can see arguments
+    #[arg(long, global = true, env = "NATS_TOKEN")]
     token: Option<String>,
-    /// Log in with a user name and `--password`
-    #[arg(long, global = true, env = "NATS_USER", hide_env_values = true)]
+    /// Authenticate with a user name and `--password`
+    #[arg(long, global = true, env = "NATS_USER")]
     user: Option<String>,
-    /// The password of `--user`; better given by the variable, as others see arguments
-    #[arg(long, global = true, env = "NATS_PASSWORD", hide_env_values = true, requires = "user")]
+    /// Password for `--user`; prefer the variable, because other users can see arguments
+    #[arg(long, global = true, env = "NATS_PASSWORD", requires = "user")]
     password: Option<String>,
-    /// PEM file with the authorities to trust
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_CA", hide_env_values = true)]
+    /// PEM file with the certificate authorities to trust
+    #[arg(long, global = true, value_name = "FILE", env = "NATS_CA")]
     tls_ca: Option<PathBuf>,
     /// PEM file with a client certificate
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "NATS_CERT",
-        hide_env_values = true,
-        requires = "tls_key"
-    )]
+    #[arg(long, global = true, value_name = "FILE", env = "NATS_CERT", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// PEM file with the key of the client certificate
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "NATS_KEY",
-        hide_env_values = true,
-        requires = "tls_cert"
-    )]
+    /// PEM file with the private key of the client certificate
+    #[arg(long, global = true, value_name = "FILE", env = "NATS_KEY", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// First word of the bridge's subjects (`nats.subject_prefix` in its settings)
-    #[arg(long, global = true, env = "A2A_BRIDGE_PREFIX", hide_env_values = true, default_value = DEFAULT_PREFIX)]
+    /// Prefix of the bridge's subjects (`nats.subject_prefix` in its configuration)
+    #[arg(long, global = true, env = "A2A_BRIDGE_PREFIX", default_value = DEFAULT_PREFIX)]
     prefix: String,
 }
 
-impl Connection {
-    /// Connects, once.
-    pub(super) async fn connect(&self) -> Result<Mesh, Failure> {
+impl NatsArgs {
+    pub(super) async fn connect(&self) -> CliResult<MeshClient> {
         let subjects = Subjects::new(&self.prefix).map_err(|error| {
-            Failure::new(USAGE, error).hint(
-                "give `--prefix` (or A2A_BRIDGE_PREFIX) what the bridge has as `nats.subject_prefix`; it is `a2a` by default",
+            CliError::new(USAGE, error).hint(
+                "set `--prefix` (or A2A_BRIDGE_PREFIX) to the bridge's `nats.subject_prefix`; the default is `a2a`",
             )
         })?;
-        let settings = self.settings()?;
-        let servers: Vec<_> = settings.url.iter().map(without_user_info).collect();
+        let config = self.nats_config()?;
+        let servers: Vec<_> = config.url.iter().map(|url| without_user_info(url)).collect();
         let servers = servers.join(", ");
-        let (refused, refusals) = watch::channel(None);
-        let options = connect::options(&settings).await.map_err(|error| {
-            Failure::new(USAGE, error).hint("check the file given with `--creds` (or NATS_CREDS)")
+        let (denied, denials) = watch::channel(None);
+        let options = connect::options(&config).await.map_err(|error| {
+            CliError::new(USAGE, error).hint("check the file given with `--creds` (or NATS_CREDS)")
         })?;
-        let options = options.connection_timeout(CONNECT).event_callback(move |event| {
-            let refused = refused.clone();
+        let options = options.connection_timeout(CONNECT_TIMEOUT).event_callback(move |event| {
+            let denied = denied.clone();
             async move {
                 if let Event::ServerError(error) = event {
-                    refused.send_replace(Some(error.to_string()));
+                    denied.send_replace(Some(error.to_string()));
                 }
             }
         });
-        let client = options.connect(&settings.url).await.map_err(|error| {
-            let kind = error.kind();
-            let code = if kind == ConnectErrorKind::ServerParse {
-                USAGE
-            } else {
-                UNAVAILABLE
+        let client = options.connect(&config.url).await.map_err(|error| {
+            let (code, hint) = match error.kind() {
+                ConnectErrorKind::ServerParse => (USAGE, "a server URL looks like `nats://host:4222`"),
+                ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => (
+                    UNAVAILABLE,
+                    "the server rejects these credentials: try `--creds FILE`, `--user` and `--password`, `--token` or `--nkey FILE`",
+                ),
+                ConnectErrorKind::Tls => (
+                    UNAVAILABLE,
+                    "try `--tls-ca FILE` with the server's certificate authority, or a `tls://` URL",
+                ),
+                _ => (UNAVAILABLE, "is a nats-server running there? Set its URL with `--nats` or NATS_URL"),
             };
-            let hint = match kind {
-                ConnectErrorKind::ServerParse => "a server looks like `nats://host:4222`",
-                ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-                    "the server wants other credentials: try `--creds FILE`, `--user` and `--password`, `--token` or `--nkey FILE`"
-                }
-                ConnectErrorKind::Tls => "try `--tls-ca FILE` with the server's authority, or a `tls://` address",
-                _ => "is a nats-server running there? `--nats URL` or NATS_URL says where to look",
-            };
-            Failure::new(code, anyhow::anyhow!("cannot connect to NATS at {servers}: {}", error_chain(&error))).hint(hint)
+            CliError::new(code, error).context(format!("cannot connect to NATS at {servers}")).hint(hint)
         })?;
-        Ok(Mesh { client, subjects, servers, refusals })
+        Ok(MeshClient { client, subjects, servers, denials })
     }
 
-    fn settings(&self) -> Result<config::NatsConfig, Failure> {
-        let seed = |path: &PathBuf| {
+    fn nats_config(&self) -> CliResult<config::NatsConfig> {
+        let read_seed = |path: &PathBuf| {
             std::fs::read_to_string(path).map(|seed| seed.trim().to_owned().into()).map_err(|error| {
-                let error = anyhow::Error::new(error)
-                    .context(format!("cannot read the nkey seed file {}", path.display()));
-                Failure::new(USAGE, error).hint("check `--nkey` (or NATS_NKEY)")
+                CliError::new(USAGE, error)
+                    .context(format!("cannot read the nkey seed file {}", path.display()))
+                    .hint("check `--nkey` (or NATS_NKEY)")
             })
         };
         let tls = config::TlsFiles {
@@ -136,7 +118,7 @@ impl Connection {
             agent_protocol: None,
             url: self.nats.split(',').map(|url| config::NatsUrl(url.trim().to_owned())).collect(),
             credentials: self.creds.clone(),
-            nkey: self.nkey.as_ref().map(seed).transpose()?,
+            nkey: self.nkey.as_ref().map(read_seed).transpose()?,
             token: self.token.clone().map(Into::into),
             user: self.user.clone(),
             password: self.password.clone().map(Into::into),
@@ -146,8 +128,8 @@ impl Connection {
         })
     }
 
-    /// What has to be repeated in a command that is suggested to the user. Secrets are left out.
-    pub(super) fn flags(&self) -> String {
+    /// The flags to repeat in a command that is suggested to the user, without secrets.
+    pub(super) fn suggested_flags(&self) -> String {
         let mut flags = String::new();
         if self.nats != DEFAULT_URL && std::env::var("NATS_URL").as_ref() != Ok(&self.nats) {
             flags.push_str(&format!(" --nats {}", without_user_info(&self.nats)));
@@ -159,131 +141,129 @@ impl Connection {
     }
 }
 
-/// Why there was no reply.
+/// Why a request got no reply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Silence {
-    /// Nobody serves the subject.
-    #[error("nobody serves this")]
+pub(super) enum NoReply {
+    #[error("no bridge serves this subject")]
     NoResponders,
-    /// Nobody answered in time.
-    #[error("no answer within {}s", .0.as_secs())]
+    #[error("no reply within {}s", .0.as_secs())]
     Timeout(Duration),
-    /// The server does not let us.
-    #[error("NATS does not permit it: {0}")]
-    Refused(String),
-    /// The connection is closed.
+    #[error("permission denied by NATS: {0}")]
+    Denied(String),
     #[error("the connection to NATS is closed")]
     Closed,
 }
 
-impl Silence {
-    /// The failure for people, when nothing better is known.
-    pub(super) fn failure(self, what: &str) -> Failure {
-        let hint = match self {
-            Self::NoResponders => "`a2a-bridge agents` lists who is there",
-            Self::Timeout(_) => "try again; `a2a-bridge agents` lists who is there",
-            Self::Refused(_) => "this user may not use these subjects; see \"Permissions\" in the README",
-            Self::Closed => "try again",
+impl From<NoReply> for CliError {
+    fn from(reason: NoReply) -> Self {
+        let hint = match reason {
+            NoReply::NoResponders => "`a2a-bridge agents` lists the agents on NATS",
+            NoReply::Timeout(_) => "try again; `a2a-bridge agents` lists the agents on NATS",
+            NoReply::Denied(_) => "this user may not use these subjects; see \"Permissions\" in the README",
+            NoReply::Closed => "try again",
         };
-        Failure::new(UNAVAILABLE, anyhow::anyhow!("{what}: {self}")).hint(hint)
+        Self::new(UNAVAILABLE, reason).hint(hint)
     }
 }
 
-/// A connection to the mesh.
 #[derive(Debug)]
-pub(super) struct Mesh {
+pub(super) struct MeshClient {
     pub(super) client: Client,
     pub(super) subjects: Subjects,
     pub(super) servers: String,
-    refusals: watch::Receiver<Option<String>>,
+    /// The latest error of the server. NATS reports a denied permission this way, not as a reply.
+    denials: watch::Receiver<Option<String>>,
 }
 
-impl Mesh {
-    /// Sends a request with an inbox of its own.
+impl MeshClient {
     pub(super) async fn request(
         &self,
         subject: String,
         headers: HeaderMap,
         body: Bytes,
-    ) -> Result<Replies, Failure> {
+    ) -> CliResult<Replies> {
         let max = self.client.max_payload();
-        if body.len() + 1024 > max {
-            let error = anyhow::anyhow!("the request has {} bytes, and NATS takes {max} at most", body.len());
-            return Err(Failure::new(USAGE, error)
-                .hint("send less, or give files as URLs; the server's limit is `max_payload`"));
+        if body.len() + MAX_HEADERS > max {
+            let size = body.len();
+            return Err(CliError::msg(
+                USAGE,
+                format!("the request has {size} bytes; NATS accepts at most {max}"),
+            )
+            .hint("send less, or send files as URLs; `max_payload` of nats-server is the limit"));
         }
         let inbox = self.client.new_inbox();
-        let gone =
-            |error: &dyn std::error::Error| Failure::new(UNAVAILABLE, anyhow::anyhow!(error_chain(error)));
-        let mut refusals = self.refusals.clone();
-        refusals.mark_unchanged();
-        let replies = self.client.subscribe(inbox.clone()).await.map_err(|error| gone(&error))?;
+        let mut denials = self.denials.clone();
+        denials.mark_unchanged();
+        let messages = self.subscribe(inbox.clone()).await?;
         self.client
             .publish_with_reply_and_headers(subject, inbox, headers, body)
             .await
-            .map_err(|error| gone(&error))?;
-        Ok(Replies { replies, refusals })
+            .map_err(|error| CliError::msg(UNAVAILABLE, error_chain(&error)))?;
+        Ok(Replies { messages, denials })
     }
 
-    /// One short question and its one answer.
-    pub(super) async fn ask(
-        &self,
-        subject: String,
-        body: Bytes,
-    ) -> Result<Result<Message, Silence>, Failure> {
+    pub(super) async fn subscribe(&self, subject: String) -> CliResult<Subscriber> {
+        self.client
+            .subscribe(subject)
+            .await
+            .map_err(|error| CliError::msg(UNAVAILABLE, error_chain(&error)).hint("try again"))
+    }
+
+    /// A request with a single reply that the bridge gives without calling the agent.
+    pub(super) async fn request_one(&self, subject: String, body: Bytes) -> CliResult<Message> {
         let mut replies = self.request(subject, HeaderMap::new(), body).await?;
-        Ok(replies.next(SHORT).await)
+        Ok(replies.next(REPLY_TIMEOUT).await?)
     }
 
-    /// Whether somebody still serves the agent.
-    pub(super) async fn is_served(&self, agent: &Token) -> Result<bool, Failure> {
-        let [_, named, _] = Subjects::srv(DiscoveryVerb::Ping, agent, "");
-        Ok(!matches!(self.ask(named, Bytes::new()).await?, Err(Silence::NoResponders)))
+    pub(super) async fn is_served(&self, agent: &Token) -> CliResult<bool> {
+        let [_, ping, _] = Subjects::srv(DiscoveryVerb::Ping, agent, "");
+        match self.request_one(ping, Bytes::new()).await {
+            Err(error) if error.no_reply().is_none() => Err(error),
+            reply => Ok(!reply.is_err_and(|error| error.is_no_responders())),
+        }
     }
 }
 
 /// The replies to one request. Dropping them ends the subscription.
 #[derive(Debug)]
 pub(super) struct Replies {
-    replies: Subscriber,
-    refusals: watch::Receiver<Option<String>>,
+    messages: Subscriber,
+    denials: watch::Receiver<Option<String>>,
 }
 
 impl Replies {
-    /// The next reply.
-    pub(super) async fn next(&mut self, limit: Duration) -> Result<Message, Silence> {
+    pub(super) async fn next(&mut self, timeout: Duration) -> Result<Message, NoReply> {
         let message = tokio::select! {
             biased;
-            message = self.replies.next() => message.ok_or(Silence::Closed)?,
-            Ok(refusal) = self.refusals.wait_for(Option::is_some) => {
-                return Err(Silence::Refused(refusal.clone().unwrap_or_default()));
+            message = self.messages.next() => message.ok_or(NoReply::Closed)?,
+            Ok(denial) = self.denials.wait_for(Option::is_some) => {
+                return Err(NoReply::Denied(denial.clone().unwrap_or_default()));
             }
-            () = tokio::time::sleep(limit) => return Err(Silence::Timeout(limit)),
+            () = tokio::time::sleep(timeout) => return Err(NoReply::Timeout(timeout)),
         };
-        // An empty message may also be the end of a stream; only the status tells.
+        // The end of a stream is an empty message too, so check the status and not the body.
         if message.status == Some(StatusCode::NO_RESPONDERS) {
-            return Err(Silence::NoResponders);
+            return Err(NoReply::NoResponders);
         }
         Ok(message)
     }
 }
 
-/// The body of a reply as JSON.
-pub(super) fn json(message: &Message) -> Result<Value, Failure> {
+pub(super) fn parse_json(message: &Message) -> CliResult<Value> {
     serde_json::from_slice(&message.payload).map_err(|error| {
-        let error =
-            anyhow::Error::new(error).context("the reply is not JSON; is this subject an a2a-bridge's?");
-        Failure::new(DEFECT, error).hint("`a2a-bridge agents --json` shows which program serves the agent")
+        CliError::internal(error)
+            .context("the reply is not JSON; is this the subject of an a2a-bridge?")
+            .hint("`a2a-bridge agents --json` shows which program serves the agent")
     })
 }
 
-/// Fields of JSON from others, by JSON pointer: what is missing or of another type is not there.
-pub(super) trait Fields {
+/// Lenient access to JSON from outside, by JSON pointer: a field of the wrong type counts as missing.
+pub(super) trait JsonFields {
     fn text(&self, pointer: &str) -> Option<&str>;
     fn list(&self, pointer: &str) -> &[Value];
 }
 
-impl Fields for Value {
+impl JsonFields for Value {
     fn text(&self, pointer: &str) -> Option<&str> {
         self.pointer(pointer)?.as_str()
     }

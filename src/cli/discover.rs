@@ -1,5 +1,4 @@
-//! Who is there: the agents and skills that answer to NATS service discovery, and what to say about
-//! one that does not.
+//! NATS service discovery: the agents and skills on the mesh, and errors for those that are not there.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,28 +9,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::client::{Fields as _, Mesh, Silence};
-use super::output::{nearest, one_line};
-use super::{Failure, UNAVAILABLE};
+use super::client::{JsonFields as _, MeshClient, NoReply};
+use super::output::{one_line, similar_names};
+use super::{CliError, CliResult, UNAVAILABLE, USAGE};
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::json::null_is_default;
 use crate::text::shorten;
 
-/// How long the first answer may take.
-const FIRST: Duration = Duration::from_secs(2);
-/// How long the next one may: whoever is slower than this after the others is not there.
-const STALL: Duration = Duration::from_millis(300);
-/// How long is listened at most.
+const FIRST_REPLY: Duration = Duration::from_secs(2);
+/// Discovery ends when no further reply arrives for this long.
+const NEXT_REPLY: Duration = Duration::from_millis(300);
 const TOTAL: Duration = Duration::from_secs(5);
-/// Longest error that is shown in a sentence.
+/// Longest agent error that is part of a message, in bytes.
 const MAX_ERROR: usize = 200;
+/// Longest list of names in a hint, in bytes.
+const MAX_NAMES: usize = 400;
 
 /// One agent as one bridge serves it.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct DiscoveredAgent {
-    /// The name in the bridge's settings.
+    /// The name in the bridge's configuration.
     pub(super) agent: String,
-    /// The same as it stands in subjects.
+    /// The name as it is escaped in subjects.
     pub(super) token: String,
     pub(super) state: String,
     pub(super) since: Option<String>,
@@ -46,13 +45,12 @@ pub(super) struct DiscoveredAgent {
     pub(super) skills: Vec<DiscoveredSkill>,
 }
 
-/// One skill as an action.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct DiscoveredSkill {
-    /// The last word of the subject.
+    /// The last token of the subject.
     pub(super) action: String,
     pub(super) subject: String,
-    /// The id on the card; none for the action of an agent without skills.
+    /// The skill id on the card; `None` for the action of an agent whose card lists no skills.
     pub(super) skill: Option<String>,
     pub(super) name: String,
     pub(super) description: String,
@@ -65,11 +63,10 @@ pub(super) struct DiscoveredSkill {
 }
 
 impl DiscoveredSkill {
-    /// The parameters that a call has to give, in words.
-    pub(super) fn parameters(&self) -> String {
+    pub(super) fn required_parameters(&self) -> String {
         let mut required = self.params.list("/required");
         if required.is_empty() {
-            // A template takes its own parameters or, as the other way, a prompt.
+            // A skill with a template takes either its own parameters or a prompt.
             required = self.params.list("/oneOf/0/required");
         }
         let required: Vec<_> = required.iter().filter_map(Value::as_str).collect();
@@ -77,9 +74,9 @@ impl DiscoveredSkill {
     }
 }
 
-/// An INFO response, as far as it matters here.
+/// The used fields of an INFO reply.
 #[derive(Debug, Deserialize)]
-struct Info {
+struct ServiceInfo {
     name: String,
     id: String,
     #[serde(default)]
@@ -89,57 +86,54 @@ struct Info {
     #[serde(default, deserialize_with = "null_is_default")]
     metadata: BTreeMap<String, String>,
     #[serde(default, deserialize_with = "null_is_default")]
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<EndpointInfo>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Endpoint {
+struct EndpointInfo {
     name: String,
     subject: String,
     #[serde(default, deserialize_with = "null_is_default")]
     metadata: BTreeMap<String, String>,
 }
 
-/// Who answered.
 #[derive(Debug, Default)]
-pub(super) struct Found {
-    /// The agents below our prefix, by name.
+pub(super) struct Discovery {
+    /// The agents with our subject prefix, sorted by name.
     pub(super) agents: Vec<DiscoveredAgent>,
-    /// Prefixes of bridges that we do not look at.
-    pub(super) other_prefixes: Vec<String>,
+    /// Subject prefixes of other bridges on the same server.
+    other_prefixes: Vec<String>,
 }
 
-/// Asks who is there: one agent, or all.
-pub(super) async fn discover(mesh: &Mesh, only: Option<&Token>) -> Result<Found, Failure> {
-    let name = only.cloned().unwrap_or_else(|| Token::new(""));
-    let [all, named, _] = Subjects::srv(DiscoveryVerb::Info, &name, "");
-    let subject = if only.is_some() { named } else { all };
+pub(super) async fn discover(mesh: &MeshClient) -> CliResult<Discovery> {
+    let [subject, ..] = Subjects::srv(DiscoveryVerb::Info, &Token::new(""), "");
     let mut replies = mesh.request(subject, HeaderMap::new(), Bytes::new()).await?;
     let end = Instant::now() + TOTAL;
-    let mut found = Found::default();
-    let mut patience = FIRST;
+    let mut discovery = Discovery::default();
+    let mut timeout = FIRST_REPLY;
     loop {
-        match replies.next(patience.min(end.saturating_duration_since(Instant::now()))).await {
+        match replies.next(timeout.min(end.saturating_duration_since(Instant::now()))).await {
             Ok(message) => {
-                patience = STALL;
-                // Services of other programs answer too; some of them in ways of their own.
-                if let Ok(info) = serde_json::from_slice::<Info>(&message.payload) {
-                    found.take(info, &mesh.subjects);
+                timeout = NEXT_REPLY;
+                // Services of other programs answer too, some with other fields.
+                if let Ok(info) = serde_json::from_slice(&message.payload) {
+                    discovery.add(info, &mesh.subjects);
                 }
             }
-            Err(Silence::NoResponders | Silence::Timeout(_)) => break,
-            Err(silence) => return Err(silence.failure("cannot ask who is there")),
+            Err(NoReply::NoResponders | NoReply::Timeout(_)) => break,
+            Err(reason) => return Err(CliError::from(reason).context("cannot discover the agents")),
         }
     }
-    found.agents.sort_by(|a, b| (&a.agent, &a.instance).cmp(&(&b.agent, &b.instance)));
-    found.other_prefixes.sort();
-    found.other_prefixes.dedup();
-    Ok(found)
+    discovery.agents.sort_by(|a, b| (&a.agent, &a.instance).cmp(&(&b.agent, &b.instance)));
+    discovery.other_prefixes.sort();
+    discovery.other_prefixes.dedup();
+    Ok(discovery)
 }
 
-impl Found {
-    fn take(&mut self, info: Info, subjects: &Subjects) {
-        let meta = |key: &str| info.metadata.get(key).cloned();
+impl Discovery {
+    fn add(&mut self, info: ServiceInfo, subjects: &Subjects) {
+        let metadata = info.metadata;
+        let meta = |key: &str| metadata.get(key).cloned();
         let (Some(agent), Some(bridge)) = (meta("a2a.agent"), meta("bridge")) else {
             return;
         };
@@ -163,15 +157,15 @@ impl Found {
             .endpoints
             .into_iter()
             .filter(|endpoint| !built_in.contains(&endpoint.subject))
-            .map(skill)
+            .map(discovered_skill)
             .collect();
         self.agents.push(DiscoveredAgent {
-            state: info.metadata.get("a2a.state").cloned().unwrap_or_default(),
-            since: info.metadata.get("a2a.since").cloned(),
-            restarts: info.metadata.get("a2a.restarts").and_then(|text| text.parse().ok()),
-            last_error: info.metadata.get("a2a.last_error").cloned(),
-            protocol_version: info.metadata.get("a2a.protocol_version").cloned(),
-            binding: info.metadata.get("a2a.binding").cloned(),
+            state: meta("a2a.state").unwrap_or_default(),
+            since: meta("a2a.since"),
+            restarts: meta("a2a.restarts").and_then(|text| text.parse().ok()),
+            last_error: meta("a2a.last_error"),
+            protocol_version: meta("a2a.protocol_version"),
+            binding: meta("a2a.binding"),
             agent,
             bridge,
             token: info.name,
@@ -182,53 +176,46 @@ impl Found {
         });
     }
 
-    /// The agent that a user means: by name, else by its token.
-    pub(super) fn agents_named(&self, name: &str) -> Vec<&DiscoveredAgent> {
-        let by =
-            |same: &dyn Fn(&&DiscoveredAgent) -> bool| self.agents.iter().filter(same).collect::<Vec<_>>();
-        let named = by(&|agent| agent.agent == name);
-        if named.is_empty() { by(&|agent| agent.token == name) } else { named }
-    }
-
-    /// The names of all agents, once each.
-    pub(super) fn names(&self) -> Vec<&str> {
-        let mut names: Vec<_> = self.agents.iter().map(|agent| agent.agent.as_str()).collect();
-        names.dedup();
-        names
-    }
-
-    /// What to say when nobody of that name answers.
-    pub(super) fn no_agent(&self, name: &str, mesh: &Mesh) -> Failure {
-        if self.agents.is_empty() {
-            return self.nobody(mesh);
+    /// The instances of an agent, found by its name, else by its escaped name.
+    pub(super) fn instances(&self, name: &str) -> Vec<&DiscoveredAgent> {
+        let by_name: Vec<_> = self.agents.iter().filter(|agent| agent.agent == name).collect();
+        if !by_name.is_empty() {
+            return by_name;
         }
-        let names = self.names();
-        let near = nearest(name, names.iter().copied());
-        let hint = if near.is_empty() {
-            format!("there are: {}", shorten(&names.join(", "), 400))
-        } else {
-            format!("did you mean {}?", quoted(&near))
-        };
-        Failure::new(UNAVAILABLE, anyhow::anyhow!("there is no agent `{name}`")).hint(hint)
+        self.agents.iter().filter(|agent| agent.token == name).collect()
     }
 
-    /// What to say when there is no agent at all.
-    pub(super) fn nobody(&self, mesh: &Mesh) -> Failure {
-        let prefix = mesh.subjects.prefix();
-        let error = anyhow::anyhow!("no agents on NATS at {} with the prefix `{prefix}`", mesh.servers);
+    pub(super) fn unknown_agent_error(&self, name: &str, mesh: &MeshClient) -> CliError {
+        if self.agents.is_empty() {
+            return self.no_agents_error(mesh);
+        }
+        let names = self.agents.iter().map(|agent| agent.agent.as_str()).collect();
+        let hint = suggest(name, names, "the agents are");
+        CliError::msg(UNAVAILABLE, format!("there is no agent `{name}`")).hint(hint)
+    }
+
+    pub(super) fn no_agents_error(&self, mesh: &MeshClient) -> CliError {
+        let (servers, prefix) = (&mesh.servers, mesh.subjects.prefix());
         let hint = match self.other_prefixes.first() {
-            Some(other) => format!("there are some with another prefix: try `--prefix {other}`"),
-            None => "is the bridge running there? `a2a-bridge run` starts it, `a2a-bridge init` writes its settings".to_owned(),
+            Some(other) => format!("a bridge there uses another prefix: try `--prefix {other}`"),
+            None => {
+                "is the bridge running? `a2a-bridge run` starts it, `a2a-bridge init` writes a configuration"
+                    .to_owned()
+            }
         };
-        Failure::new(UNAVAILABLE, error).hint(hint)
+        CliError::msg(UNAVAILABLE, format!("no agents on NATS at {servers} with the prefix `{prefix}`"))
+            .hint(hint)
     }
 
-    /// The skill that a user means, by action, id or name; or what to say when there is none.
-    pub(super) fn skill(&self, agent: &str, skill: &str, mesh: &Mesh) -> Result<&DiscoveredSkill, Failure> {
-        let instances = self.agents_named(agent);
+    /// Finds a skill by its action, id or name. An agent with a single skill needs no skill name.
+    pub(super) fn skill(&self, agent: &str, skill: &str, mesh: &MeshClient) -> CliResult<&DiscoveredSkill> {
+        let instances = self.instances(agent);
         let Some(first) = instances.first() else {
-            return Err(self.no_agent(agent, mesh));
+            return Err(self.unknown_agent_error(agent, mesh));
         };
+        if let ("", [only]) = (skill, first.skills.as_slice()) {
+            return Ok(only);
+        }
         let skills = || instances.iter().flat_map(|agent| &agent.skills);
         let found = skills()
             .find(|one| one.action == skill)
@@ -237,46 +224,46 @@ impl Found {
         if let Some(found) = found {
             return Ok(found);
         }
+        let (code, error) = if skill.is_empty() {
+            (USAGE, format!("which skill of agent `{agent}`?"))
+        } else {
+            (UNAVAILABLE, format!("agent `{agent}` has no skill `{skill}`"))
+        };
         if skills().next().is_none() {
-            return Err(not_ready(first));
+            return Err(CliError { exit_code: code, ..not_ready_error(first) });
         }
         let mut names: Vec<_> = skills().map(|one| one.action.as_str()).collect();
         names.sort_unstable();
-        names.dedup();
-        let near = nearest(skill, names.iter().copied());
-        let hint = if near.is_empty() {
-            format!("it has: {}", shorten(&names.join(", "), 400))
-        } else {
-            format!("did you mean {}? `a2a-bridge skills {agent}` lists all", quoted(&near))
-        };
-        let error = if skill.is_empty() {
-            anyhow::anyhow!("which skill of agent `{agent}`?")
-        } else {
-            anyhow::anyhow!("agent `{agent}` has no skill `{skill}`")
-        };
-        Err(Failure::new(UNAVAILABLE, error).hint(hint))
+        Err(CliError::msg(code, error).hint(suggest(skill, names, "its skills are")))
     }
 }
 
-/// What to say about an agent whose skills are withdrawn.
-fn not_ready(agent: &DiscoveredAgent) -> Failure {
+/// A hint with the names most similar to a wrong one, or with all names.
+fn suggest(wrong: &str, mut names: Vec<&str>, intro: &str) -> String {
+    names.dedup();
+    let similar: Vec<_> =
+        similar_names(wrong, names.iter().copied()).iter().map(|name| format!("`{name}`")).collect();
+    if similar.is_empty() {
+        format!("{intro}: {}", shorten(&names.join(", "), MAX_NAMES))
+    } else {
+        format!("did you mean {}?", similar.join(" or "))
+    }
+}
+
+/// The error for an agent that has no skills because it is not ready.
+fn not_ready_error(agent: &DiscoveredAgent) -> CliError {
     let (name, state) = (&agent.agent, &agent.state);
-    let why = agent.last_error.as_ref().map(|why| format!(": {}", shorten(&one_line(why), MAX_ERROR)));
-    let error = anyhow::anyhow!("agent `{name}` is {state}{}", why.unwrap_or_default());
+    let reason = agent.last_error.as_ref().map(|why| format!(": {}", shorten(&one_line(why), MAX_ERROR)));
+    let error = format!("agent `{name}` is {state}{}", reason.unwrap_or_default());
     let hint = match state.as_str() {
         "starting" => "try again in a moment".to_owned(),
         "stopped" => format!("`a2a-bridge agents start {name}` starts it"),
-        _ => format!("`a2a-bridge agents show {name}` says what to do"),
+        _ => format!("`a2a-bridge agents show {name}` shows what to do"),
     };
-    Failure::new(UNAVAILABLE, error).hint(hint)
+    CliError::msg(UNAVAILABLE, error).hint(hint)
 }
 
-fn quoted(names: &[&str]) -> String {
-    let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
-    names.join(" or ")
-}
-
-fn skill(endpoint: Endpoint) -> DiscoveredSkill {
+fn discovered_skill(endpoint: EndpointInfo) -> DiscoveredSkill {
     let text = |key: &str| endpoint.metadata.get(key).cloned().unwrap_or_default();
     let value = |key: &str| serde_json::from_str(&text(key)).unwrap_or_default();
     DiscoveredSkill {

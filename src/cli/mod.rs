@@ -1,275 +1,285 @@
-//! The edge for people: arguments, commands, exit codes.
+//! The command line: arguments, commands, exit codes.
 //!
-//! Data goes to stdout, talk to stderr. Exit codes follow sysexits: 0 well, 1 the action failed or a check
-//! found trouble, 64 usage, 69 no NATS or nobody there, 70 a defect, 78 bad settings; 130 after Ctrl-C.
+//! Results go to stdout, everything else to stderr. Exit codes follow sysexits.h; see the constants below.
 //!
-//! `run` and `check` work on the settings; `agents`, `skills`, `call`, `task` and `card` are callers like
-//! any other and know nothing but the contract.
+//! `run` and `check` read the configuration. `agents`, `skills`, `call`, `task`, `card` and `logs` are ordinary NATS
+//! clients: they use only the public protocol and work from any machine that reaches the server.
 
 mod agents;
 mod call;
 mod card;
 mod check;
 mod client;
+mod control;
 mod discover;
 mod init;
+mod logs;
 mod output;
 mod plugin;
 mod run;
 mod skills;
-mod supervise;
 mod task;
 mod terminal;
 
-use crate::text::error_chain;
+use std::fmt::{self, Display};
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use self::output::{Colour, To, print};
-
+use self::client::NoReply;
+use self::output::{Colour, StdStream, print_json, println};
 use crate::config::{self, Config};
 use crate::demo_agent;
-use crate::telemetry::{self, LogFormat};
+use crate::telemetry::{self, LogFormat, LogWriter};
+use crate::text::error_chain;
 
-/// The action failed, or something found trouble.
-const TROUBLE: u8 = 1;
-/// The command line is not understood.
+/// The action failed, or a check found a problem.
+const FAILED: u8 = 1;
 const USAGE: u8 = 64;
-/// NATS is not there, or nobody on it who serves what is wanted.
+/// NATS is not reachable, or no bridge serves the agent or skill.
 const UNAVAILABLE: u8 = 69;
-/// A defect of the bridge.
-const DEFECT: u8 = 70;
-/// The settings are wrong.
-const CONFIG: u8 = 78;
-/// Ctrl-C, as shells say it.
+const INTERNAL_ERROR: u8 = 70;
+const INVALID_CONFIG: u8 = 78;
+/// Ctrl-C, as shells report it.
 const INTERRUPTED: u8 = 130;
 
-const EXAMPLES: &str = "\
+const DETAILS: &str = "\
 Examples:
-  a2a-bridge init --from http://127.0.0.1:9000    # settings for an agent that runs there
-  a2a-bridge run                                  # put it on NATS
-  a2a-bridge agents                               # who is there?
-  a2a-bridge call demo.echo 'hello'               # ask a skill
+  a2a-bridge init --from http://127.0.0.1:9000    # write a configuration for this agent
+  a2a-bridge run                                  # publish its skills on NATS
+  a2a-bridge agents                               # list the agents on NATS
+  a2a-bridge call demo.echo 'hello'               # call a skill
 
-Exit codes: 0 well, 1 the action failed, 64 usage, 69 no NATS or nobody there, 70 a defect, 78 bad settings,
-130 left with Ctrl-C";
+Exit codes:
+  0    success
+  1    the action failed, or a check found a problem
+  64   invalid command line
+  69   NATS is not reachable, or no bridge serves the agent or skill
+  70   internal error
+  78   invalid configuration
+  130  interrupted with Ctrl-C";
 
 /// Publishes the skills of A2A agents as actions on a NATS mesh.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, arg_required_else_help = true, after_help = EXAMPLES)]
+#[command(version, max_term_width = 100, arg_required_else_help = true, after_help = DETAILS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// What to log, in the form of RUST_LOG, such as `warn` or `info,a2a_bridge=debug`
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILTER",
-        env = "A2A_BRIDGE_LOG",
-        hide_env_values = true,
-        help_heading = "Log"
-    )]
+    /// Log filter with the syntax of RUST_LOG, such as `warn` or `info,a2a_bridge=debug`
+    #[arg(long, global = true, value_name = "FILTER", env = "A2A_BRIDGE_LOG", help_heading = "Logging")]
     log: Option<String>,
-    /// How to log: `text` or `json`
+    /// Log format
     #[arg(
         long,
         global = true,
-        value_enum,
-        hide_possible_values = true,
-        value_name = "FORM",
+        value_name = "FORMAT",
         env = "A2A_BRIDGE_LOG_FORMAT",
-        hide_env_values = true,
         default_value = "text",
-        help_heading = "Log"
+        help_heading = "Logging"
     )]
     log_format: LogFormat,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve the agents of the settings until SIGTERM or Ctrl-C
-    Run(Settings),
-    /// Check the settings, then NATS and the agents
-    Check {
-        #[command(flatten)]
-        settings: Settings,
-        /// Look at the file only
-        #[arg(long)]
-        offline: bool,
-    },
-    /// Write a first settings file
-    Init(init::Args),
-    /// List the agents on the mesh
-    Agents(agents::Args),
-    /// List what the agents can do
-    Skills(skills::Args),
-    /// Ask a skill of an agent
-    Call(Box<call::Args>),
-    /// Look up, follow or cancel a task
-    Task(task::Args),
-    /// Show an agent's card
-    Card(card::Args),
-    /// Show what agents write
-    Logs(supervise::LogsArgs),
-    /// Print the JSON schema of the settings
+    /// Serve the configured agents until SIGTERM or Ctrl-C
+    #[command(after_help = run::DETAILS)]
+    Run(ConfigArgs),
+    /// Check the configuration, the connection to NATS and the agents
+    Check(check::CheckArgs),
+    /// Write a configuration file to start from
+    Init(init::InitArgs),
+    /// List, inspect and control agents
+    Agents(agents::AgentsArgs),
+    /// List the skills of the agents
+    Skills(skills::SkillsArgs),
+    /// Call a skill of an agent
+    Call(Box<call::CallArgs>),
+    /// Show, follow or cancel a task
+    Task(task::TaskArgs),
+    /// Show the card of an agent
+    Card(card::CardArgs),
+    /// Show the output of agents that the bridge launched
+    Logs(logs::LogsArgs),
+    /// Print the JSON schema of the configuration
     Schema,
-    /// Print the manifest of this plugin
+    /// Print the plugin manifest for mesh hosts
     Plugin,
-    /// Print a completion script for a shell
+    /// Print a shell completion script
     Completions {
-        /// The shell
+        /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
-    /// Run the bundled A2A agent, for trying things out
+    /// Run the bundled A2A agent, for demos and tests
     DemoAgent(demo_agent::DemoAgentArgs),
 }
 
-/// Where the settings are.
 #[derive(Debug, clap::Args)]
-struct Settings {
-    /// The settings file
+struct ConfigArgs {
+    /// Configuration file
     #[arg(
         long,
         short,
         global = true,
         value_name = "FILE",
         env = "A2A_BRIDGE_CONFIG",
-        hide_env_values = true,
         default_value = "a2a-bridge.yaml"
     )]
     config: PathBuf,
 }
 
-impl Settings {
-    fn load(&self) -> Result<Config, Failure> {
-        config::load(&self.config).map_err(|error| Failure::new(CONFIG, error))
+impl ConfigArgs {
+    fn load(&self) -> CliResult<Config> {
+        config::load(&self.config).map_err(|error| CliError::new(INVALID_CONFIG, error))
     }
 }
 
-/// An error and the exit code it leads to.
+type CliResult<T = ExitCode> = Result<T, CliError>;
+
 #[derive(Debug)]
-struct Failure {
-    code: u8,
+struct CliError {
+    exit_code: u8,
     error: anyhow::Error,
+    /// What the user can try next.
     hint: Option<String>,
 }
 
-impl Failure {
-    fn new(code: u8, error: impl Into<anyhow::Error>) -> Self {
-        Self { code, error: error.into(), hint: None }
+impl CliError {
+    fn new(exit_code: u8, error: impl Into<anyhow::Error>) -> Self {
+        Self { exit_code, error: error.into(), hint: None }
     }
 
-    /// The same, with what to try next.
-    fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
-        self
+    fn msg(exit_code: u8, message: impl Display) -> Self {
+        Self::new(exit_code, anyhow::anyhow!("{message}"))
+    }
+
+    fn internal(error: impl Into<anyhow::Error>) -> Self {
+        Self::new(INTERNAL_ERROR, error)
+    }
+
+    fn context(self, what: impl Display) -> Self {
+        Self { error: self.error.context(what.to_string()), ..self }
+    }
+
+    fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+
+    /// The reason, if a request got no reply.
+    fn no_reply(&self) -> Option<&NoReply> {
+        self.error.downcast_ref()
+    }
+
+    fn is_no_responders(&self) -> bool {
+        self.no_reply() == Some(&NoReply::NoResponders)
     }
 }
 
-/// Runs the program.
+impl Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let error = &self.error;
+        match error.downcast_ref::<config::ConfigError>() {
+            // These are several lines that start with file names.
+            Some(problems) => write!(f, "{problems}")?,
+            // The user interrupted the command, so this is not an error.
+            None if self.exit_code == INTERRUPTED => write!(f, "{error}")?,
+            None => {
+                let label = StdStream::Stderr.paint(Colour::Red, "error");
+                write!(f, "{label}: {}", error_chain(error.as_ref()))?;
+            }
+        }
+        match &self.hint {
+            Some(hint) => write!(f, "\nhint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are what was asked for; the rest is usage.
+            // `--help` and `--version` arrive here too, and print to stdout.
             let code = if error.use_stderr() { USAGE } else { 0 };
             let _ = error.print();
             return ExitCode::from(code);
         }
     };
-    match dispatch(cli) {
-        Ok(code) => {
-            telemetry::flush();
-            code
-        }
-        Err(failure) => {
-            telemetry::say(&message(&failure));
-            ExitCode::from(failure.code)
-        }
-    }
+    let Ok(log) = LogWriter::start() else {
+        return ExitCode::from(INTERNAL_ERROR);
+    };
+    let code = execute(cli, &log).unwrap_or_else(|error| {
+        log.write_line(&error.to_string());
+        ExitCode::from(error.exit_code)
+    });
+    log.drain();
+    code
 }
 
-fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
-    let usual = match cli.command {
-        // What happens to the connection is told by us, once; the NATS client would say it again.
+/// The commands and their arguments. Help never shows values from the environment: they may be secrets.
+fn command() -> clap::Command {
+    fn hide_env_values(command: clap::Command) -> clap::Command {
+        command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(hide_env_values)
+    }
+    hide_env_values(Cli::command())
+}
+
+fn execute(cli: Cli, log: &LogWriter) -> CliResult {
+    let default_filter = match cli.command {
+        // The bridge logs connection events itself; those of the NATS client would repeat them.
         Command::Run(_) | Command::DemoAgent(_) => "info,async_nats=off",
         _ => "error,async_nats=off",
     };
-    let filter = cli.log.as_deref().unwrap_or(usual);
-    telemetry::start(filter, cli.log_format).map_err(|error| {
-        let error =
-            anyhow::Error::new(error).context("`--log` (or A2A_BRIDGE_LOG) is not a filter; try `info`");
-        Failure::new(USAGE, error)
+    let filter = cli.log.as_deref().unwrap_or(default_filter);
+    telemetry::start_logging(filter, cli.log_format, log.clone()).map_err(|error| {
+        CliError::new(USAGE, error).context("`--log` (or A2A_BRIDGE_LOG) is not a valid filter; try `info`")
     })?;
     match cli.command {
-        Command::Run(settings) => {
-            let config = settings.load()?;
-            let _exporting = telemetry::spans::start();
+        Command::Run(args) => {
+            let config = args.load()?;
+            let _export = telemetry::spans::start_export();
             block_on(run::run(config))
         }
-        Command::Check { settings, offline } => {
-            let config = settings.load()?;
-            block_on(check::check(&settings.config, config, offline))
-        }
-        Command::Schema => {
-            let schema =
-                serde_json::to_string_pretty(&config::schema()).map_err(|e| Failure::new(DEFECT, e))?;
-            print(&schema)
-        }
-        Command::Plugin => print(plugin::manifest().trim_end()),
+        Command::Check(args) => block_on(check::run(args)),
+        Command::Schema => print_json(&config::schema()),
+        Command::Plugin => println(plugin::manifest().trim_end()),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "a2a-bridge", &mut script);
-            print(String::from_utf8_lossy(&script).trim_end())
+            clap_complete::generate(shell, &mut command(), "a2a-bridge", &mut script);
+            println(String::from_utf8_lossy(&script).trim_end())
         }
         Command::Init(args) => block_on(init::run(args)),
         Command::Agents(args) => block_on(agents::run(args)),
-        Command::Logs(args) => block_on(supervise::logs(args)),
+        Command::Logs(args) => block_on(logs::run(args)),
         Command::Skills(args) => block_on(skills::run(args)),
         Command::Call(args) => block_on(call::run(*args)),
         Command::Task(args) => block_on(task::run(args)),
         Command::Card(args) => block_on(card::run(args)),
         Command::DemoAgent(args) => block_on(async {
-            demo_agent::run(args).await.map_err(demo_agent_failed)?;
+            demo_agent::run(args).await.map_err(demo_agent_error)?;
             Ok(ExitCode::SUCCESS)
         }),
     }
 }
 
-fn demo_agent_failed(error: anyhow::Error) -> Failure {
+fn demo_agent_error(error: anyhow::Error) -> CliError {
     let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-    let failure = Failure::new(TROUBLE, error);
+    let error = CliError::new(FAILED, error);
     match kind {
-        Some(io::ErrorKind::AddrInUse) => failure
-            .hint("another program has this port: give another one, or `--port 0` for any that is free"),
-        _ => failure,
+        Some(io::ErrorKind::AddrInUse) => {
+            error.hint("another program uses this port: choose another one, or `--port 0` for a free one")
+        }
+        _ => error,
     }
 }
 
-fn block_on(command: impl Future<Output = Result<ExitCode, Failure>>) -> Result<ExitCode, Failure> {
+fn block_on(command: impl Future<Output = CliResult>) -> CliResult {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(DEFECT, error))?;
+    let runtime = runtime.map_err(CliError::internal)?;
     let result = runtime.block_on(command);
-    // A resolver thread may still hang in a look-up; nobody waits for it.
+    // Do not wait for a DNS lookup that still blocks a thread.
     runtime.shutdown_background();
     result
-}
-
-fn message(failure: &Failure) -> String {
-    let error = &failure.error;
-    // Settings problems are several lines that begin with file names.
-    let mut text = match error.downcast_ref::<config::ConfigError>() {
-        Some(problems) => problems.to_string(),
-        // Whoever left knows that it is not an error.
-        None if failure.code == INTERRUPTED => format!("{error}"),
-        None => format!("{}: {}", To::Stderr.paint(Colour::Red, "error"), error_chain(error.as_ref())),
-    };
-    if let Some(hint) = &failure.hint {
-        text.push_str("\nhint: ");
-        text.push_str(hint);
-    }
-    text
 }

@@ -1,11 +1,11 @@
-//! What people and programs get to see: tables, JSON, colour, and texts from strangers made harmless.
+//! Output for people and programs: tables, JSON, colours, and text from agents that is safe for a terminal.
+//!
+//! The print functions are named after those of `std`, which panic if the reader is gone.
 
-use crate::text::duration;
 use std::fmt::Display;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -13,45 +13,40 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use unicode_width::UnicodeWidthStr as _;
 
-use super::{DEFECT, Failure, TROUBLE};
+use super::{CliError, CliResult, FAILED};
+use crate::text::duration;
 
-/// Width of output that is not cut: somebody may search in it.
+/// Width of output that does not go to a terminal: scripts may search in it, so it is not truncated.
 const UNLIMITED: usize = usize::MAX;
-/// A last column gets at least this much.
-const NARROWEST: usize = 20;
-const GAP: &str = "  ";
+const MIN_LAST_COLUMN: usize = 20;
+const COLUMN_GAP: &str = "  ";
 
-/// How results are written.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Output {
-    /// How to write the result: `table` or `json`
+pub(super) struct OutputArgs {
+    /// Output format
     #[arg(
         long,
         short,
         global = true,
-        value_enum,
-        hide_possible_values = true,
-        value_name = "FORM",
+        value_name = "FORMAT",
         default_value = "table",
         help_heading = "Output"
     )]
-    output: Format,
+    output: OutputFormat,
     /// Short for `--output json`
     #[arg(long, global = true, conflicts_with = "output", help_heading = "Output")]
     json: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// For people
+enum OutputFormat {
     Table,
-    /// For programs
     Json,
 }
 
-impl Output {
+impl OutputArgs {
     pub(super) fn is_json(&self) -> bool {
-        self.json || self.output == Format::Json
+        self.json || self.output == OutputFormat::Json
     }
 }
 
@@ -78,8 +73,7 @@ impl Colour {
         }
     }
 
-    /// The colour of one of the states that agents have.
-    pub(super) fn of_state(state: &str) -> Self {
+    pub(super) fn of_agent_state(state: &str) -> Self {
         match state {
             "ready" => Self::Green,
             "starting" | "unhealthy" | "backing-off" => Self::Yellow,
@@ -89,14 +83,13 @@ impl Colour {
     }
 }
 
-/// One of the two streams, and whether colours are welcome there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum To {
+pub(super) enum StdStream {
     Stdout,
     Stderr,
 }
 
-impl To {
+impl StdStream {
     pub(super) fn is_terminal(self) -> bool {
         match self {
             Self::Stdout => std::io::stdout().is_terminal(),
@@ -104,121 +97,114 @@ impl To {
         }
     }
 
-    fn has_colours(self) -> bool {
+    fn supports_colour(self) -> bool {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         self.is_terminal() && !dumb && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
     }
 
-    /// The text in a colour, where there are colours.
+    /// Colours the text if the stream supports it.
     pub(super) fn paint(self, colour: Colour, text: impl Display) -> String {
-        if colour == Colour::Plain || !self.has_colours() {
+        if colour == Colour::Plain || !self.supports_colour() {
             return text.to_string();
         }
         format!("\x1b[{}m{text}\x1b[0m", colour.code())
     }
 
-    /// A text of somebody else as it may be shown here. A terminal obeys control characters, so they
-    /// are shown instead; a file or a program gets the text as it is.
-    pub(super) fn clean(self, text: &str) -> String {
-        if self.is_terminal() { harmless(text) } else { text.to_owned() }
+    /// Makes text from outside safe to print: a terminal would execute its control characters. Files and
+    /// programs get the text unchanged.
+    pub(super) fn sanitize(self, text: &str) -> String {
+        if self.is_terminal() { sanitize(text) } else { text.to_owned() }
     }
 }
 
-/// Replaces everything that a terminal would act upon, but line breaks and tabs.
-pub(super) fn harmless(text: &str) -> String {
+/// Replaces every character that controls a terminal, except line breaks and tabs.
+fn sanitize(text: &str) -> String {
     let is_bidi =
         |c: char| matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{200E}' | '\u{200F}');
-    let show = |c: char| match c {
+    let replace = |c: char| match c {
         '\n' | '\t' => c,
         c if c.is_control() || is_bidi(c) => '\u{FFFD}',
         c => c,
     };
-    text.replace("\r\n", "\n").chars().map(show).collect()
+    text.replace("\r\n", "\n").chars().map(replace).collect()
 }
 
-/// The same on one line.
+/// Sanitized text on one line.
 pub(super) fn one_line(text: &str) -> String {
     let words: Vec<_> = text.split_whitespace().collect();
-    harmless(&words.join(" "))
+    sanitize(&words.join(" "))
 }
 
-/// Talk: goes to stderr, and nobody fails because nobody listens.
-pub(super) fn say(text: impl Display) {
+/// Prints to stderr. A closed stderr is not an error.
+pub(super) fn eprintln(text: impl Display) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// A quiet remark.
-pub(super) fn remark(text: impl Display) {
-    say(To::Stderr.paint(Colour::Dim, text));
+pub(super) fn eprintln_dim(text: impl Display) {
+    eprintln(StdStream::Stderr.paint(Colour::Dim, text));
 }
 
-/// Data: goes to stdout, at once. A reader that has gone is not an error.
-pub(super) fn write(text: &str) -> Result<(), Failure> {
+/// Prints to stdout and flushes. A reader that has closed the pipe is not an error.
+pub(super) fn print(text: &str) -> CliResult<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::new(TROUBLE, error)),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CliError::new(FAILED, error)),
         _ => Ok(()),
     }
 }
 
-/// Data, and a line break.
-pub(super) fn print(text: &str) -> Result<ExitCode, Failure> {
-    write(&format!("{text}\n"))?;
+pub(super) fn println(text: &str) -> CliResult {
+    print(&format!("{text}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Data as JSON for programs.
-pub(super) fn print_json(value: &impl Serialize) -> Result<ExitCode, Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::new(DEFECT, error))?;
-    print(&text)
+pub(super) fn print_json(value: &impl Serialize) -> CliResult {
+    println(&serde_json::to_string_pretty(value).map_err(CliError::internal)?)
 }
 
-/// A table for people: columns as wide as they need to be, the last one cut at the terminal's edge.
+/// A table whose last column is truncated at the edge of the terminal.
 #[derive(Debug)]
-pub(super) struct Table {
-    head: Vec<&'static str>,
+pub(super) struct TextTable {
+    /// The first row is the header.
     rows: Vec<Vec<(Colour, String)>>,
 }
 
-impl Table {
-    pub(super) fn new(head: &[&'static str]) -> Self {
-        Self { head: head.to_vec(), rows: Vec::new() }
+impl TextTable {
+    pub(super) fn new(header: &[&str]) -> Self {
+        Self { rows: vec![header.iter().map(|cell| (Colour::Bold, (*cell).to_owned())).collect()] }
     }
 
     pub(super) fn row(&mut self, cells: Vec<(Colour, String)>) {
         self.rows.push(cells.into_iter().map(|(colour, text)| (colour, one_line(&text))).collect());
     }
 
-    pub(super) fn print(&self) -> Result<ExitCode, Failure> {
+    pub(super) fn print(&self) -> CliResult {
         let width = match terminal_size::terminal_size_of(std::io::stdout()) {
-            Some((width, _)) if To::Stdout.is_terminal() => usize::from(width.0),
+            Some((width, _)) if StdStream::Stdout.is_terminal() => usize::from(width.0),
             _ => UNLIMITED,
         };
-        print(self.text(width, |colour, text| To::Stdout.paint(colour, text)).trim_end())
+        println(self.text(width, |colour, text| StdStream::Stdout.paint(colour, text)).trim_end())
     }
 
     fn text(&self, width: usize, paint: impl Fn(Colour, &str) -> String) -> String {
-        let mut widths: Vec<usize> = self.head.iter().map(|cell| cell.width()).collect();
+        let mut widths = vec![0; self.rows.first().map_or(0, Vec::len)];
         for row in &self.rows {
             for (width, (_, cell)) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.width());
+                *width = cell.width().max(*width);
             }
         }
-        let last = widths.len().saturating_sub(1);
-        let before: usize = widths.iter().take(last).map(|width| width + GAP.len()).sum();
-        let room = width.saturating_sub(before).max(NARROWEST);
+        widths.pop();
+        let before: usize = widths.iter().map(|width| width + COLUMN_GAP.len()).sum();
+        let room = width.saturating_sub(before).max(MIN_LAST_COLUMN);
         let mut text = String::new();
-        let head = self.head.iter().map(|cell| (Colour::Bold, (*cell).to_owned()));
-        for row in std::iter::once(head.collect()).chain(self.rows.iter().cloned()) {
+        for row in &self.rows {
             let mut line = String::new();
-            for (n, ((colour, cell), width)) in row.iter().zip(&widths).enumerate() {
-                if n == last {
-                    line.push_str(&paint(*colour, &cut(cell, room)));
-                } else {
-                    let space = " ".repeat(width.saturating_sub(cell.width()) + GAP.len());
-                    line.push_str(&paint(*colour, cell));
-                    line.push_str(&space);
-                }
+            for ((colour, cell), width) in row.iter().zip(&widths) {
+                let padding = " ".repeat(width.saturating_sub(cell.width()));
+                line.extend([&paint(*colour, cell), &padding, COLUMN_GAP]);
+            }
+            if let Some((colour, cell)) = row.last() {
+                line.push_str(&paint(*colour, &truncate(cell, room)));
             }
             text.push_str(line.trim_end());
             text.push('\n');
@@ -227,8 +213,8 @@ impl Table {
     }
 }
 
-/// The text, or its beginning with an ellipsis where it is wider than `room`.
-fn cut(text: &str, room: usize) -> String {
+/// Truncates text that is wider than `room`, with an ellipsis.
+fn truncate(text: &str, room: usize) -> String {
     if text.width() <= room {
         return text.to_owned();
     }
@@ -243,19 +229,15 @@ fn cut(text: &str, room: usize) -> String {
     format!("{}…", short.trim_end())
 }
 
-/// The time since an RFC 3339 timestamp.
+/// The time since an RFC 3339 timestamp; empty if it is not valid.
 pub(super) fn age(since: &str) -> String {
-    OffsetDateTime::parse(since, &Rfc3339).map_or_else(|_| String::new(), |since| age_at(since.into()))
-}
-
-pub(super) fn age_at(since: SystemTime) -> String {
-    let age = since.elapsed().unwrap_or_default();
+    let Ok(since) = OffsetDateTime::parse(since, &Rfc3339) else { return String::new() };
+    let age = SystemTime::from(since).elapsed().unwrap_or_default();
     duration(Duration::from_secs(age.as_secs()))
 }
 
-/// A size the way people say it.
-pub(super) fn size(bytes: u64) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "for people, to one decimal")]
+pub(super) fn format_size(bytes: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
     let number = bytes as f64;
     match bytes {
         0..1_024 => format!("{bytes} bytes"),
@@ -264,27 +246,33 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-/// The two or three known words that are nearest to a wrong one.
-pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut near: Vec<_> = known
-        .map(|other| (strsim::jaro_winkler(&word.to_lowercase(), &other.to_lowercase()), other))
-        .filter(|(likeness, _)| *likeness > 0.75)
+/// A number and its noun, such as `2 agents`.
+pub(super) fn counted(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
+/// Up to three known names that are similar to a misspelled one, the most similar first.
+pub(super) fn similar_names<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut similar: Vec<_> = known
+        .map(|other| (strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase()), other))
+        .filter(|(similarity, _)| *similarity > 0.75)
         .collect();
-    near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-    near.into_iter().map(|(_, other)| other).take(3).collect()
+    similar.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    similar.into_iter().map(|(_, other)| other).take(3).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn text(table: &Table, width: usize) -> String {
+    fn text(table: &TextTable, width: usize) -> String {
         table.text(width, |_, text| text.to_owned())
     }
 
     #[test]
-    fn a_table_lines_up_and_its_last_column_is_cut_at_the_edge() {
-        let mut table = Table::new(&["NAME", "STATUS", "LAST-ERROR"]);
+    fn a_table_is_aligned_and_its_last_column_is_truncated() {
+        let mut table = TextTable::new(&["NAME", "STATUS", "LAST-ERROR"]);
         let cell = |text: &str| (Colour::Plain, text.to_owned());
         table.row(vec![cell("weather"), cell("ready"), cell("")]);
         table.row(vec![cell("天気"), cell("backing-off"), cell("connection refused\nby the host next door")]);
@@ -297,13 +285,13 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_is_not_moved_by_what_an_agent_says() {
-        assert_eq!(harmless("a\x1b[2Jb\r\nc\td\u{202E}"), "a\u{FFFD}[2Jb\nc\td\u{FFFD}");
+    fn control_characters_from_an_agent_are_replaced() {
+        assert_eq!(sanitize("a\x1b[2Jb\r\nc\td\u{202E}"), "a\u{FFFD}[2Jb\nc\td\u{FFFD}");
         assert_eq!(one_line(" a\n b\tc "), "a b c");
     }
 
     #[test]
-    fn ages_and_sizes_are_short() {
+    fn ages_and_sizes_are_formatted_briefly() {
         let ago = |seconds| {
             let then = OffsetDateTime::now_utc() - time::Duration::seconds(seconds);
             age(&then.format(&Rfc3339).unwrap())
@@ -313,13 +301,16 @@ mod tests {
             ["3s", "1m59s", "10m", "2h1m", "2d7h", "0s"]
         );
         assert_eq!(age("yesterday"), "");
-        assert_eq!([size(6), size(2_048), size(3 << 20)], ["6 bytes", "2.0 KiB", "3.0 MiB"]);
+        assert_eq!(
+            [format_size(6), format_size(2_048), format_size(3 << 20)],
+            ["6 bytes", "2.0 KiB", "3.0 MiB"]
+        );
     }
 
     #[test]
-    fn a_wrong_word_finds_the_nearest_known_ones() {
+    fn a_misspelled_name_finds_the_most_similar_ones() {
         let known = ["weather", "whether", "report"];
-        assert_eq!(nearest("wether", known.into_iter()), ["weather", "whether"]);
-        assert!(nearest("zzz", known.into_iter()).is_empty());
+        assert_eq!(similar_names("wether", known.into_iter()), ["weather", "whether"]);
+        assert!(similar_names("zzz", known.into_iter()).is_empty());
     }
 }

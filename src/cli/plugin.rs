@@ -1,9 +1,6 @@
-//! `plugin`: the manifest with which a mesh host deploys the bridge.
+//! `plugin`: the manifest that mesh hosts use to deploy the bridge.
 //!
-//! `plugin.yaml` at the top of the repository is this text; a test keeps them equal. Environment variables
-//! come from the command line's definition, the settings from their schema, subjects from the bus.
-
-use std::fmt::Write as _;
+//! `plugin.yaml` in the root of the repository is this text; a test keeps them equal.
 
 use clap::CommandFactory as _;
 use serde_json::{Map, Value, json};
@@ -11,18 +8,17 @@ use serde_json::{Map, Value, json};
 use super::Cli;
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::config;
+use crate::yaml;
 
-/// The prefix that subjects have unless the settings say otherwise.
+/// The default subject prefix.
 const PREFIX: &str = "a2a";
 
-/// What the bridge has to be permitted on NATS, with the default prefix.
-pub(super) const PUBLISH: [&str; 4] = ["a2a.registry.*", "a2a.task.*.*", "_INBOX.>", "_R_.>"];
-/// The same for subscriptions.
-pub(super) const SUBSCRIBE: [&str; 5] =
-    ["a2a.action.*.*", "a2a.card.*", "a2a.control.*.*", "$SRV.>", "_INBOX.>"];
+/// The NATS permissions that the bridge needs, with the default prefix.
+const PUBLISH: [&str; 4] = ["a2a.registry.*", "a2a.task.*.*", "_INBOX.>", "_R_.>"];
+const SUBSCRIBE: [&str; 5] = ["a2a.action.*.*", "a2a.card.*", "a2a.control.*.*", "$SRV.>", "_INBOX.>"];
 
-/// The manifest of this version.
 pub(super) fn manifest() -> String {
+    let [ping, ..] = Subjects::srv(DiscoveryVerb::Ping, &Token::new("agent"), "");
     let manifest = json!({
         "name": env!("CARGO_PKG_NAME"),
         "version": env!("CARGO_PKG_VERSION"),
@@ -33,17 +29,17 @@ pub(super) fn manifest() -> String {
             "stop_signal": "SIGTERM",
             "stop_timeout": "30s",
             "exit_codes": {
-                "0": "stopped as told",
-                "64": "command line not understood",
-                "69": "NATS cannot be reached",
-                "70": "a defect of the bridge",
-                "78": "settings are wrong",
+                "0": "stopped by a signal",
+                "64": "invalid command line",
+                "69": "NATS is not reachable",
+                "70": "internal error",
+                "78": "invalid configuration",
             },
         },
         "health": {
             "command": ["a2a-bridge", "agents"],
-            "request": verbs(DiscoveryVerb::Ping),
-            "explanation": "The command ends with 0 when at least one agent is served, with 69 otherwise; every agent answers to the request.",
+            "request": ping,
+            "explanation": "The command exits with 0 if the bridge serves at least one agent, otherwise with 69. Every agent answers the request.",
         },
         "environment": environment(),
         "serves": serves(),
@@ -54,18 +50,11 @@ pub(super) fn manifest() -> String {
             "schema": config::schema(),
         },
     });
-    let mut text =
-        String::from("# The manifest of a2a-bridge for mesh hosts, as `a2a-bridge plugin` prints it.\n");
-    yaml(&manifest, 0, &mut text);
-    text
+    let intro = "# The plugin manifest of a2a-bridge for mesh hosts, printed by `a2a-bridge plugin`.";
+    format!("{intro}\n{}", yaml::block(&manifest))
 }
 
-fn verbs(verb: DiscoveryVerb) -> String {
-    let [all, ..] = Subjects::srv(verb, &Token::new("agent"), "");
-    all
-}
-
-/// The variables that `run` reads.
+/// The environment variables of `run`, from the definition of its arguments.
 fn environment() -> Value {
     let mut command = Cli::command();
     command.build();
@@ -84,90 +73,27 @@ fn environment() -> Value {
             variables.insert(name.to_string_lossy().into_owned(), about.into());
         }
     }
-    variables
-        .insert("NO_COLOR".to_owned(), json!({"description": "No colours in the log, also on a terminal"}));
+    variables.insert("NO_COLOR".to_owned(), json!({"description": "Disables colours in the log"}));
     variables.into()
 }
 
 fn serves() -> Value {
     json!([
-        {"subject": format!("{PREFIX}.action.<agent>.<skill>"), "description": "invoke a skill"},
+        {"subject": format!("{PREFIX}.action.<agent>.<skill>"), "description": "call a skill"},
         {"subject": format!("{PREFIX}.action.<agent>.provide_required_input"), "description": "answer an agent's question"},
         {"subject": format!("{PREFIX}.action.<agent>.cancel_task"), "description": "cancel a task"},
-        {"subject": format!("{PREFIX}.action.<agent>.get_task"), "description": "look a task up"},
+        {"subject": format!("{PREFIX}.action.<agent>.get_task"), "description": "get a task"},
         {"subject": format!("{PREFIX}.card.<agent>"), "description": "the agent's card"},
         {"subject": format!("{PREFIX}.control.<agent>.<order>"), "description": "for operators: show, start, stop, restart, logs"},
-        {"subject": "$SRV.PING|INFO|STATS[.<agent>[.<id>]]", "description": "NATS service discovery and counts"},
+        {"subject": "$SRV.PING|INFO|STATS[.<agent>[.<id>]]", "description": "NATS service discovery and statistics"},
     ])
 }
 
 fn publishes() -> Value {
     json!([
         {"subject": format!("{PREFIX}.registry.<agent>"), "description": "the agent's state, on every change and every 15 s"},
-        {"subject": format!("{PREFIX}.task.<agent>.<task>"), "description": "news of a submitted task"},
+        {"subject": format!("{PREFIX}.task.<agent>.<task>"), "description": "updates of a submitted task"},
     ])
-}
-
-/// Writes JSON as YAML in block form. Strings that could be anything else in YAML are quoted.
-fn yaml(value: &Value, depth: usize, text: &mut String) {
-    let indent = "  ".repeat(depth);
-    match value {
-        Value::Object(object) => {
-            for (key, value) in object {
-                let _ = write!(text, "{indent}{}:", scalar(key));
-                below(value, depth, text);
-            }
-        }
-        Value::Array(items) => {
-            for item in items {
-                let mut entry = String::new();
-                if is_block(item) {
-                    yaml(item, depth + 1, &mut entry);
-                    let _ = writeln!(text, "{indent}- {}", entry.trim());
-                } else {
-                    let _ = writeln!(text, "{indent}- {}", flat(item));
-                }
-            }
-        }
-        other => {
-            let _ = writeln!(text, "{indent}{}", flat(other));
-        }
-    }
-}
-
-fn below(value: &Value, depth: usize, text: &mut String) {
-    if is_block(value) {
-        text.push('\n');
-        yaml(value, depth + 1, text);
-    } else {
-        let _ = writeln!(text, " {}", flat(value));
-    }
-}
-
-fn is_block(value: &Value) -> bool {
-    match value {
-        Value::Object(object) => !object.is_empty(),
-        Value::Array(items) => items.iter().any(Value::is_object),
-        _ => false,
-    }
-}
-
-fn flat(value: &Value) -> String {
-    match value {
-        Value::String(text) => scalar(text),
-        Value::Array(items) => format!("[{}]", items.iter().map(flat).collect::<Vec<_>>().join(", ")),
-        other => other.to_string(),
-    }
-}
-
-fn scalar(text: &str) -> String {
-    let plain = text.starts_with(|c: char| c.is_ascii_alphabetic())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/'));
-    let word = matches!(
-        text.to_lowercase().as_str(),
-        "true" | "false" | "yes" | "no" | "on" | "off" | "null" | "y" | "n"
-    );
-    if plain && !word { text.to_owned() } else { Value::from(text).to_string() }
 }
 
 #[cfg(test)]
@@ -175,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_at_the_top_is_what_the_command_prints() {
+    fn plugin_yaml_is_what_the_command_prints() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/plugin.yaml");
         if std::env::var_os("UPDATE_FILES").is_some() {
             std::fs::write(path, manifest()).unwrap();
@@ -225,7 +151,7 @@ mod tests {
         let mut all = Vec::new();
         for (key, property) in schema["properties"].as_object().into_iter().flatten() {
             all.push(key.clone());
-            // What is within these is in full.yaml, where it is explained.
+            // `config/full.yaml` explains the settings inside these.
             if !["tls", "auth", "card_auth"].contains(&key.as_str()) {
                 all.extend(keys(property));
                 all.extend(keys(&property["items"]));
@@ -241,7 +167,7 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         let mut missing: Vec<_> = variables(&command);
-        // The demo agent's own variable is in its help.
+        // The variable of the demo agent is in its help.
         missing.retain(|name| name != "PORT");
         let commands = command.get_subcommands().map(|one| one.get_name().to_owned());
         missing.extend(commands.filter(|name| name != "help"));
@@ -267,22 +193,5 @@ mod tests {
             read("docs/src/security.md").contains(conf.trim()),
             "docs/src/security.md differs from {conf}"
         );
-    }
-
-    #[test]
-    fn yaml_is_written_so_that_it_reads_back_the_same() {
-        let value = json!({"a": [], "b": {}, "on": "on", "c": [{"x": 1, "y": [1, "two: 2"]}, {"z": null}], "d": "line\nbreak"});
-        let mut text = String::new();
-        yaml(&value, 0, &mut text);
-        insta::assert_snapshot!(text, @r#"
-        a: []
-        b: {}
-        "on": "on"
-        c:
-          - x: 1
-            "y": [1, "two: 2"]
-          - z: null
-        d: "line\nbreak"
-        "#);
     }
 }

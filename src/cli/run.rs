@@ -1,6 +1,5 @@
-//! `run`: serve until told to stop.
+//! `run`: serves the configured agents until a signal stops the bridge.
 
-use crate::text::error_chain;
 use std::future::pending;
 use std::path::Path;
 use std::pin::pin;
@@ -9,54 +8,60 @@ use std::process::ExitCode;
 use futures_util::FutureExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{DEFECT, Failure, TROUBLE, UNAVAILABLE};
+use super::{CliError, CliResult, FAILED, INTERNAL_ERROR, INVALID_CONFIG, UNAVAILABLE};
 use crate::bridge::{Bridge, BridgeError};
 use crate::config::{self, Config};
+use crate::text::error_chain;
 
-pub(super) async fn run(config: Config) -> Result<ExitCode, Failure> {
-    let defect = |error: std::io::Error| Failure::new(DEFECT, error);
-    let mut stop = StopSignals::new().map_err(defect)?;
-    let hang_up = signal(SignalKind::hangup()).map_err(defect)?;
-    look_after_orphans();
+pub(super) const DETAILS: &str = "\
+Signals:
+  SIGTERM, SIGINT (Ctrl-C)  stop; calls in flight may finish within `shutdown_grace`,
+                            and a second signal skips this grace period
+  SIGHUP                    reload the configuration file";
+
+pub(super) async fn run(config: Config) -> CliResult {
+    let mut stop = StopSignals::new().map_err(CliError::internal)?;
+    let hang_up = signal(SignalKind::hangup()).map_err(CliError::internal)?;
+    adopt_orphans();
     if config.agents.is_empty() {
-        tracing::warn!("the settings name no agents; there is nothing to bridge");
+        tracing::warn!("the configuration has no agents; the bridge has nothing to serve");
     }
     let bridge = tokio::select! {
-        bridge = Bridge::connect(&config) => bridge.map_err(failure)?,
+        bridge = Bridge::connect(&config) => bridge.map_err(bridge_error)?,
         name = stop.next() => {
-            tracing::info!("{name} before the bridge was up");
+            tracing::info!("received {name} during startup; stopping");
             return Ok(ExitCode::SUCCESS);
         }
     };
     let mut serving = pin!(serve(&bridge, config, hang_up).fuse());
-    let ended = tokio::select! {
-        ended = &mut serving => ended,
+    let result = tokio::select! {
+        result = &mut serving => result,
         () = bridge.failed() => {
-            tracing::error!("stopping after a defect");
+            tracing::error!("stopping after an internal error");
             Ok(())
         }
         name = stop.next() => {
-            tracing::info!("{name}: stopping; once more stops at once");
+            tracing::info!("received {name}; stopping. Send it again to skip the grace period");
             Ok(())
         }
     };
-    // A start or a reload under way has agents that only it knows, so it goes on to its end.
+    // A start or reload in progress must finish: only it knows the agents that it has started so far.
     tokio::select! {
         () = bridge.stop() => {}
-        () = hurried(&mut stop, &bridge) => {}
+        () = stop_faster(&mut stop, &bridge) => {}
         () = async { let _ = serving.await; pending().await } => {}
     }
-    ended?;
-    Ok(ExitCode::from(if bridge.has_panicked() { DEFECT } else { 0 }))
+    result?;
+    Ok(ExitCode::from(if bridge.has_panicked() { INTERNAL_ERROR } else { 0 }))
 }
 
-/// Serves the agents, and reads the settings again whenever somebody asks for it.
-async fn serve(bridge: &Bridge, config: Config, mut hang_up: Signal) -> Result<(), Failure> {
+/// Serves the agents, and reloads the configuration on SIGHUP.
+async fn serve(bridge: &Bridge, config: Config, mut hang_up: Signal) -> CliResult<()> {
     let file = config.file.clone();
-    bridge.serve(config).await.map_err(failure)?;
+    bridge.serve(config).await.map_err(bridge_error)?;
     tracing::info!(
         agents = bridge.agents().len(),
-        "serving; Ctrl-C or SIGTERM stops, SIGHUP reads the settings again"
+        "serving; stop with Ctrl-C or SIGTERM, reload the configuration with SIGHUP"
     );
     while hang_up.recv().await.is_some() {
         reload(bridge, file.as_deref()).await;
@@ -64,94 +69,87 @@ async fn serve(bridge: &Bridge, config: Config, mut hang_up: Signal) -> Result<(
     Ok(())
 }
 
-/// Reads the settings again; if they are bad, everything stays as it is.
 async fn reload(bridge: &Bridge, file: Option<&Path>) {
     let Some(file) = file else {
-        return tracing::error!("SIGHUP: the settings did not come from a file");
+        return tracing::error!("reload failed: the configuration did not come from a file");
     };
     let config = match config::load(file) {
         Ok(config) => config,
         Err(error) => {
-            return tracing::error!(
-                "SIGHUP: the settings are not taken over, everything stays as it is\n{error}"
-            );
+            return tracing::error!("reload failed; keeping the current configuration\n{error}");
         }
     };
     match bridge.reload(config).await {
         Ok(done) => {
             tracing::info!(
                 kept = done.kept, added = ?done.added, changed = ?done.changed, removed = ?done.removed,
-                "SIGHUP: settings taken over"
+                "configuration reloaded"
             );
             if done.needs_restart {
                 tracing::warn!(
-                    "`nats`, `metrics` and `shutdown_grace` change only when the bridge is started anew"
+                    "changes of `nats`, `metrics` and `shutdown_grace` take effect after a restart of the bridge"
                 );
             }
         }
         Err(error) => {
-            tracing::error!(error = error_chain(&error), "SIGHUP: an agent cannot be served");
+            tracing::error!(error = error_chain(&error), "reload failed: cannot serve an agent");
         }
     }
 }
 
-/// Orphans below us come to us, and we see them to their end.
+/// Adopts and reaps processes that outlive the agent which started them.
 #[cfg(target_os = "linux")]
-fn look_after_orphans() {
+fn adopt_orphans() {
     use crate::process::{guard, reaper};
-    // Not by path: the file may be replaced by a newer one while we run.
+    // Not the path of the program: an upgrade may replace that file while the bridge runs.
     guard::use_program("/proc/self/exe");
     if let Err(error) = reaper::become_subreaper() {
-        tracing::warn!(%error, "orphans of agents will not be seen");
+        tracing::warn!(%error, "cannot adopt orphans of agents");
     }
     tokio_util::task::TaskTracker::new().spawn(async {
         if let Err(error) = reaper::run().await {
-            tracing::warn!(%error, "orphans of agents will stay zombies");
+            tracing::warn!(%error, "cannot reap orphans of agents");
         }
     });
 }
 
 #[cfg(not(target_os = "linux"))]
-fn look_after_orphans() {
+fn adopt_orphans() {
     tracing::warn!(
-        "on this system an agent is ended with its process group: what leaves the group by setsid stays, agents \
-         outlive a bridge that is killed with -9, and nobody checks whose port it is"
+        "this system is not Linux: the bridge stops an agent's process group only, so processes that called setsid \
+         keep running, agents outlive a bridge killed with SIGKILL, and `verify_port` has no effect"
     );
 }
 
-/// A second signal skips every grace time; a third leaves everything as it is.
-async fn hurried(stop: &mut StopSignals, bridge: &Bridge) {
+/// A second signal skips all grace periods; a third one exits at once.
+async fn stop_faster(stop: &mut StopSignals, bridge: &Bridge) {
     let name = stop.next().await;
-    tracing::warn!("{name} again: stopping at once");
+    tracing::warn!("received {name} again; skipping the grace period");
     bridge.skip_grace_periods();
     stop.next().await;
 }
 
-fn failure(error: BridgeError) -> Failure {
-    let code = match error {
-        BridgeError::Connect(_) => UNAVAILABLE,
-        BridgeError::Subject(_) | BridgeError::Auth { .. } => super::CONFIG,
+fn bridge_error(error: BridgeError) -> CliError {
+    let (code, hint) = match &error {
+        BridgeError::Connect(error) if error.is_refused() => (
+            UNAVAILABLE,
+            Some(
+                "the server rejects these credentials: set `credentials`, `user` and `password`, `token` or `nkey` \
+                 under `nats` in the configuration",
+            ),
+        ),
+        BridgeError::Connect(_) => (
+            UNAVAILABLE,
+            Some("is a nats-server running there? Set its URL as `nats.url` in the configuration"),
+        ),
+        BridgeError::Subject(_) | BridgeError::Auth { .. } => (INVALID_CONFIG, None),
         BridgeError::Http(_)
         | BridgeError::Publish { .. }
         | BridgeError::Control { .. }
         | BridgeError::Stopping
-        | BridgeError::Metrics { .. } => TROUBLE,
+        | BridgeError::Metrics { .. } => (FAILED, None),
     };
-    let hint = match &error {
-        BridgeError::Connect(error) if error.is_refused() => Some(
-            "the server wants other credentials: `credentials`, `user` and `password`, `token` or `nkey` under \
-             `nats` in the settings",
-        ),
-        BridgeError::Connect(_) => {
-            Some("is a nats-server running there? `nats.url` in the settings says where to look")
-        }
-        _ => None,
-    };
-    let failure = Failure::new(code, error);
-    match hint {
-        Some(hint) => failure.hint(hint),
-        None => failure,
-    }
+    CliError { hint: hint.map(str::to_owned), ..CliError::new(code, error) }
 }
 
 struct StopSignals {

@@ -1,38 +1,44 @@
-//! `skills`: what the agents on the mesh can do, and what it takes to ask them.
+//! `skills`: the skills of the agents, and the parameters they need.
 
 use std::collections::HashSet;
 use std::process::ExitCode;
 
-use serde_json::json;
+use serde::Serialize;
 
-use super::Failure;
-use super::client::Connection;
-use super::discover::discover;
-use super::output::{Colour, Output, Table, print_json, remark};
+use super::CliResult;
+use super::client::NatsArgs;
+use super::discover::{DiscoveredSkill, discover};
+use super::output::{Colour, OutputArgs, TextTable, eprintln_dim, print_json};
 
-/// Options of `skills`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// Of this agent only
+pub(super) struct SkillsArgs {
+    /// Name of an agent; without it, all agents
     agent: Option<String>,
     #[command(flatten)]
-    connection: Connection,
+    nats: NatsArgs,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
-    let mesh = args.connection.connect().await?;
-    let found = discover(&mesh, None).await?;
-    if found.agents.is_empty() && !args.output.is_json() {
-        return Err(found.nobody(&mesh));
+#[derive(Serialize)]
+struct ListedSkill<'a> {
+    agent: &'a str,
+    #[serde(flatten)]
+    skill: &'a DiscoveredSkill,
+}
+
+pub(super) async fn run(args: SkillsArgs) -> CliResult {
+    let mesh = args.nats.connect().await?;
+    let discovery = discover(&mesh).await?;
+    if discovery.agents.is_empty() && !args.output.is_json() {
+        return Err(discovery.no_agents_error(&mesh));
     }
     let agents: Vec<_> = match &args.agent {
-        None => found.agents.iter().collect(),
-        Some(name) => found.agents_named(name),
+        None => discovery.agents.iter().collect(),
+        Some(name) => discovery.instances(name),
     };
     if let (Some(name), true) = (&args.agent, agents.is_empty()) {
-        return Err(found.no_agent(name, &mesh));
+        return Err(discovery.unknown_agent_error(name, &mesh));
     }
     // Replicas serve the same skills; each is listed once, in the order of the card.
     let mut seen = HashSet::new();
@@ -42,42 +48,32 @@ pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
         skills.extend(new.map(|skill| (agent, skill)));
     }
     if args.output.is_json() {
-        let list: Vec<_> = skills
-            .iter()
-            .map(|(agent, skill)| {
-                let mut entry = json!({"agent": agent.agent});
-                if let (Some(entry), Ok(serde_json::Value::Object(rest))) =
-                    (entry.as_object_mut(), serde_json::to_value(skill))
-                {
-                    entry.extend(rest);
-                }
-                entry
-            })
-            .collect();
-        return print_json(&list);
+        let list = skills.iter().map(|(agent, skill)| ListedSkill { agent: &agent.agent, skill });
+        return print_json(&list.collect::<Vec<_>>());
     }
-    let mut table = Table::new(&["SKILL", "NEEDS", "NAME", "DESCRIPTION"]);
+    let Some((agent, skill)) = skills.first() else {
+        let states: Vec<_> =
+            agents.iter().map(|agent| format!("{} is {}", agent.agent, agent.state)).collect();
+        eprintln_dim(format_args!(
+            "no skills at the moment: {}; `a2a-bridge agents` shows why",
+            states.join(", ")
+        ));
+        return Ok(ExitCode::SUCCESS);
+    };
+    let mut table = TextTable::new(&["SKILL", "NEEDS", "NAME", "DESCRIPTION"]);
     for (agent, skill) in &skills {
         table.row(vec![
             (Colour::Bold, format!("{}.{}", agent.token, skill.action)),
-            (Colour::Plain, skill.parameters()),
+            (Colour::Plain, skill.required_parameters()),
             (Colour::Plain, skill.name.clone()),
             (Colour::Plain, skill.description.clone()),
         ]);
     }
-    if skills.is_empty() {
-        let states: Vec<_> =
-            agents.iter().map(|agent| format!("{} is {}", agent.agent, agent.state)).collect();
-        remark(format_args!("no skills just now: {}. `a2a-bridge agents` says why.", states.join(", ")));
-        return Ok(ExitCode::SUCCESS);
-    }
     table.print()?;
-    if let Some((agent, skill)) = skills.first() {
-        let example = match skill.parameters().as_str() {
-            "prompt" | "" => "'some text'".to_owned(),
-            names => names.split(", ").map(|name| format!("--param {name}=…")).collect::<Vec<_>>().join(" "),
-        };
-        remark(format_args!("ask one: a2a-bridge call {}.{} {example}", agent.token, skill.action));
-    }
+    let example = match skill.required_parameters().as_str() {
+        "prompt" | "" => "'some text'".to_owned(),
+        names => names.split(", ").map(|name| format!("--param {name}=…")).collect::<Vec<_>>().join(" "),
+    };
+    eprintln_dim(format_args!("to call one: a2a-bridge call {}.{} {example}", agent.token, skill.action));
     Ok(ExitCode::SUCCESS)
 }

@@ -1,185 +1,188 @@
-//! `task`: submitted tasks, looked up, followed and cancelled.
+//! `task`: shows, follows and cancels submitted tasks.
 
-use crate::text::error_chain;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use serde_json::json;
 
-use super::call::{Came, Exchange, Mode, Reply, Save, Show, ask_about, converse};
-use super::client::{Connection, Mesh};
-use super::output::{Colour, Output, To, remark, say};
+use super::call::{CallMode, CallReply, CallResult, Caller, ReplyPrinter, SaveArgs, answer_questions};
+use super::client::{MeshClient, NatsArgs};
+use super::discover::discover;
+use super::output::{Colour, OutputArgs, StdStream, eprintln, eprintln_dim};
 use super::terminal::{self, Interrupts};
-use super::{Failure, INTERRUPTED, TROUBLE, UNAVAILABLE};
+use super::{CliError, CliResult, FAILED, INTERRUPTED};
 use crate::bus::subject::Token;
 
-/// How often a followed task is looked up, in case its news got lost.
-const LOOK: Duration = Duration::from_secs(15);
+/// Poll interval while following a task, in case an update is lost.
+const POLL_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Options of `task`.
+const DETAILS: &str = "\
+`call --submit` starts a task and prints its id.
+
+Examples:
+  a2a-bridge task get demo 5f2c
+  a2a-bridge task watch demo 5f2c --save out
+  a2a-bridge task cancel demo 5f2c";
+
 #[derive(Debug, clap::Args)]
-#[command(arg_required_else_help = true)]
-pub(super) struct Args {
+#[command(arg_required_else_help = true, after_help = DETAILS)]
+pub(super) struct TaskArgs {
     #[command(subcommand)]
-    command: Command,
+    command: TaskCommand,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
     #[command(flatten)]
-    connection: Connection,
+    nats: NatsArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
-    /// Show where a task stands
-    Get(Task),
-    /// Follow a task to its end, and answer its questions
+enum TaskCommand {
+    /// Show the state of a task, and its result if it has ended
+    Get(TaskId),
+    /// Follow a task until it ends, and answer its questions
     Watch {
         #[command(flatten)]
-        task: Task,
+        task: TaskId,
         /// Never ask on the terminal
         #[arg(long)]
         no_input: bool,
         #[command(flatten)]
-        save: Save,
+        save: SaveArgs,
     },
     /// Cancel a task
-    Cancel(Task),
+    Cancel(TaskId),
 }
 
 #[derive(Debug, clap::Args)]
-struct Task {
-    /// The agent
+struct TaskId {
+    /// Name of the agent
     agent: String,
-    /// The task's id
+    /// Id of the task
     task: String,
 }
 
-pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
-    let Args { command, output, connection } = args;
-    let mesh = connection.connect().await?;
+pub(super) async fn run(args: TaskArgs) -> CliResult {
+    let TaskArgs { command, output, nats } = args;
+    let mesh = nats.connect().await?;
     match command {
-        Command::Get(task) => get(&mesh, &task, &output, &connection).await,
-        Command::Cancel(task) => cancel(&mesh, &task, &output, &connection).await,
-        Command::Watch { task, no_input, save } => {
-            let show = Show { agent: &task.agent, connection: &connection, save: &save };
-            let may_ask = !no_input && !output.is_json() && terminal::has_somebody();
-            watch(&mesh, &task, &output, &show, may_ask).await
+        TaskCommand::Get(task) => {
+            let reply = get_task(&mesh, &task).await?;
+            let is_known = reply.status() != "ERROR";
+            if is_known && !output.is_json() {
+                print_state(&reply);
+            }
+            if reply.status() == "WORKING" && !output.is_json() {
+                eprintln_dim(StdStream::Stderr.sanitize(reply.message()));
+                return Ok(ExitCode::SUCCESS);
+            }
+            print_reply(reply, &task, &output, &nats, is_known)
+        }
+        TaskCommand::Cancel(task) => {
+            let subject = mesh.subjects.cancel_task(&Token::new(&task.agent));
+            let reply = request(&mesh, subject, &task).await?;
+            let is_canceled = reply.status() == "CANCELED";
+            print_reply(reply, &task, &output, &nats, is_canceled)
+        }
+        TaskCommand::Watch { task, no_input, save } => {
+            let printer = ReplyPrinter { agent: &task.agent, nats: &nats, save: &save };
+            let may_ask = !no_input && !output.is_json() && terminal::is_interactive();
+            watch(&mesh, &task, &output, &printer, may_ask).await
         }
     }
 }
 
-async fn get(
-    mesh: &Mesh,
-    task: &Task,
-    output: &Output,
-    connection: &Connection,
-) -> Result<ExitCode, Failure> {
-    let subject = mesh.subjects.get_task(&Token::new(&task.agent));
-    let reply = ask_about(mesh, subject, &task.agent, &task.task).await?;
-    let known = reply.status() != "ERROR";
-    let code = ExitCode::from(if known { 0 } else { TROUBLE });
-    if output.is_json() {
-        reply.print_raw()?;
-        return Ok(code);
-    }
-    let save = Save::default();
-    let show = Show { agent: &task.agent, connection, save: &save };
-    if known {
-        state(&reply);
-    }
-    if reply.status() == "WORKING" {
-        remark(To::Stderr.clean(reply.message()));
-        return Ok(code);
-    }
-    // The look-up went well, however the task did.
-    show.reply(&Came { reply, shown: false })?;
-    Ok(code)
-}
-
-async fn cancel(
-    mesh: &Mesh,
-    task: &Task,
-    output: &Output,
-    connection: &Connection,
-) -> Result<ExitCode, Failure> {
-    let subject = mesh.subjects.cancel_task(&Token::new(&task.agent));
-    let reply = ask_about(mesh, subject, &task.agent, &task.task).await?;
-    let code = ExitCode::from(if reply.status() == "CANCELED" { 0 } else { TROUBLE });
+/// Prints a reply. The exit code says whether the request succeeded, not whether the task did.
+fn print_reply(
+    reply: CallReply,
+    task: &TaskId,
+    output: &OutputArgs,
+    nats: &NatsArgs,
+    succeeded: bool,
+) -> CliResult {
     if output.is_json() {
         reply.print_raw()?;
     } else {
-        let save = Save::default();
-        let show = Show { agent: &task.agent, connection, save: &save };
-        show.reply(&Came { reply, shown: false })?;
+        let save = SaveArgs::default();
+        ReplyPrinter { agent: &task.agent, nats, save: &save }.print(&reply.into())?;
     }
-    Ok(code)
+    Ok(ExitCode::from(if succeeded { 0 } else { FAILED }))
+}
+
+async fn get_task(mesh: &MeshClient, task: &TaskId) -> CliResult<CallReply> {
+    request(mesh, mesh.subjects.get_task(&Token::new(&task.agent)), task).await
+}
+
+async fn request(mesh: &MeshClient, subject: String, task: &TaskId) -> CliResult<CallReply> {
+    let body = json!({"task_id": task.task}).to_string();
+    match mesh.request_one(subject, body.into()).await {
+        Ok(message) => CallReply::parse(&message),
+        Err(error) if error.is_no_responders() => {
+            Err(discover(mesh).await?.unknown_agent_error(&task.agent, mesh))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 async fn watch(
-    mesh: &Mesh,
-    task: &Task,
-    output: &Output,
-    show: &Show<'_>,
+    mesh: &MeshClient,
+    task: &TaskId,
+    output: &OutputArgs,
+    printer: &ReplyPrinter<'_>,
     may_ask: bool,
-) -> Result<ExitCode, Failure> {
+) -> CliResult {
     let agent = Token::new(&task.agent);
-    let news = mesh.subjects.task(&agent, &Token::new(&task.task));
     let mut interrupts = Interrupts::new()?;
-    let mut news =
-        mesh.client.subscribe(news).await.map_err(|error| {
-            Failure::new(UNAVAILABLE, anyhow::anyhow!(error_chain(&error))).hint("try again")
-        })?;
-    let look = || ask_about(mesh, mesh.subjects.get_task(&agent), &task.agent, &task.task);
-    let mut reply = look().await?;
-    let mut last = String::new();
+    let mut updates = mesh.subscribe(mesh.subjects.task(&agent, &Token::new(&task.task))).await?;
+    let mut reply = get_task(mesh, task).await?;
+    let mut last_status = String::new();
     loop {
-        if reply.status() == "WORKING" || reply.needs_input() {
-            if output.is_json() && reply.status() != last {
+        if (reply.status() == "WORKING" || reply.needs_input()) && reply.status() != last_status {
+            if output.is_json() {
                 reply.print_raw()?;
-            } else if reply.status() != last {
-                state(&reply);
+            } else {
+                print_state(&reply);
             }
         }
         if may_ask && reply.follow_up().is_some() {
-            let exchange =
-                Exchange { mesh, agent: agent.clone(), mode: Mode::Submit, timeout: None, json: false };
-            reply =
-                converse(&exchange, Came { reply, shown: false }, show, true, &mut interrupts).await?.reply;
+            let caller =
+                Caller { mesh, agent: agent.clone(), mode: CallMode::Submit, timeout: None, json: false };
+            let question = CallResult::from(reply);
+            reply = answer_questions(&caller, question, printer, true, &mut interrupts).await?.reply;
             continue;
         }
         if !matches!(reply.status(), "WORKING" | "AUTH_REQUIRED") {
             if !output.is_json() {
-                return show.reply(&Came { reply, shown: false });
+                return printer.print(&reply.into());
             }
             if !reply.needs_input() {
                 reply.print_raw()?;
             }
-            let well = reply.status() == "COMPLETED";
-            return Ok(ExitCode::from(if well { 0 } else { TROUBLE }));
+            let is_completed = reply.status() == "COMPLETED";
+            return Ok(ExitCode::from(if is_completed { 0 } else { FAILED }));
         }
-        last = reply.status().to_owned();
+        last_status = reply.status().to_owned();
         reply = tokio::select! {
             () = interrupts.next() => {
-                terminal::after_interrupt();
-                let error = anyhow::anyhow!("left; the task goes on");
-                return Err(Failure::new(INTERRUPTED, error)
+                terminal::end_interrupted_line();
+                return Err(CliError::msg(INTERRUPTED, "interrupted; the task is still running")
                     .hint(format!("`a2a-bridge task cancel {} {}` cancels it", task.agent, task.task)));
             }
-            message = news.next() => match message {
-                Some(message) => Reply::read(&message)?,
-                None => look().await?,
+            message = updates.next() => match message {
+                Some(message) => CallReply::parse(&message)?,
+                None => get_task(mesh, task).await?,
             },
-            () = tokio::time::sleep(LOOK) => look().await?,
+            () = tokio::time::sleep(POLL_INTERVAL) => get_task(mesh, task).await?,
         };
     }
 }
 
-fn state(reply: &Reply) {
+fn print_state(reply: &CallReply) {
     let colour = match reply.status() {
         "COMPLETED" => Colour::Green,
         "FAILED" | "REJECTED" => Colour::Red,
         _ => Colour::Yellow,
     };
-    let word = reply.status().to_lowercase().replace('_', "-");
-    say(To::Stderr.paint(colour, word));
+    let state = reply.status().to_lowercase().replace('_', "-");
+    eprintln(StdStream::Stderr.paint(colour, state));
 }

@@ -77,11 +77,11 @@ impl Dispatcher {
         // A span costs as much as the rest of the bookkeeping together, so it exists only at log level `debug`;
         // warnings name the agent themselves.
         let span = tracing::debug_span!("call", agent = %self.agent.name, skill = arrival.action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
-        if let Some(id) = trace.id() {
+        if let Some(id) = trace.trace_id() {
             span.record("trace_id", id);
         }
-        let exported = CallSpan::begin(arrival, || trace.clone());
-        self.calls.spawn(exported.around(work.instrument(span)));
+        let exported = CallSpan::start(arrival, || trace.clone());
+        self.calls.spawn(exported.instrument(work.instrument(span)));
     }
 
     /// Runs a request to its reply.
@@ -90,7 +90,7 @@ impl Dispatcher {
     /// end of the task, which is already published.
     pub(crate) async fn call(&self, mut request: Request, progress: &mut impl Progress) -> Reply {
         let began = Instant::now();
-        spans::hand_on(&mut request.options.trace);
+        spans::propagate(&mut request.options.trace);
         let mut first = None;
         if let Some(key) = request.idempotency_key.take().filter(|_| request.operation.runs_the_agent()) {
             match Box::pin(self.reserve(&key, &request)).await {
@@ -243,7 +243,7 @@ impl Dispatcher {
     fn count(&self, reply: &Reply, began: Instant) {
         let label = reply::label(reply);
         self.agent.calls.ended(label, began.elapsed());
-        spans::outcome(label);
+        spans::set_outcome(label);
         if let Err(error) = reply {
             let (code, message) = (error.info.code, error.message_for_logs());
             self.agent.calls.failed(code.name(), message);

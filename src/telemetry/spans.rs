@@ -1,45 +1,46 @@
-//! One span per call for an OpenTelemetry collector: with the cargo feature `otlp`, and when the
-//! standard variables name a collector. Else everything here is nothing at all.
+//! One OpenTelemetry span per call. Needs the cargo feature `otlp` and the standard `OTEL_*` variables that name a
+//! collector; otherwise the functions here do nothing.
 //!
 //! ```text
-//! request ──> CallSpan::begin ──around──> work: hand_on (to the agent), task, outcome, ended
-//!                                                                                        └──> queue ──> collector
+//! request ──> CallSpan::start ──instrument──> work: propagate (to the agent), set_task, set_outcome, end
+//!                                                                                                    └──> queue ──> collector
 //! ```
 //!
-//! These are not the spans of the log. Whatever is logged under a `tracing` span could leave with it,
-//! words of a user among it; what leaves here is what this module writes: names from the settings and the
-//! card, ids, and how the call ended.
+//! These are not the `tracing` spans of the log. Everything logged inside a `tracing` span could be exported with
+//! it, user text included. The spans here contain only what this module writes: names from the configuration and
+//! the card, ids, and the outcome of the call.
 
 #[cfg(feature = "otlp")]
 mod otlp;
 #[cfg(feature = "otlp")]
-pub(crate) use otlp::{CallSpan, ended, hand_on, outcome, start, task};
+pub(crate) use otlp::{CallSpan, end, propagate, set_outcome, set_task, start_export};
 
 #[cfg(not(feature = "otlp"))]
-mod none;
+mod disabled;
 #[cfg(not(feature = "otlp"))]
-pub(crate) use none::{CallSpan, ended, hand_on, outcome, start, task};
+pub(crate) use disabled::{CallSpan, end, propagate, set_outcome, set_task, start_export};
 
-/// What is known of a call when it arrives.
+/// What is known about a call when its request arrives.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only exported spans have them"))]
+#[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only exported spans use the fields"))]
 pub(crate) struct Arrival<'a> {
-    /// The agent's name in the settings.
-    pub agent: &'a str,
-    /// The skill or built-in action, as on the mesh.
-    pub action: &'a str,
-    /// The subject of the request.
-    pub subject: &'a str,
+    pub(crate) agent: &'a str,
+    /// The action's name in the subject.
+    pub(crate) action: &'a str,
+    pub(crate) subject: &'a str,
 }
 
-/// The variable that names the collector, and its value. The first is the whole address; to the second
-/// belongs a path.
-fn collector() -> Option<(&'static str, String)> {
-    let names = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+/// The environment variable that names the collector, and its value. The first one is a complete URL; the second
+/// one is a base URL to which the exporter adds a path.
+fn collector_variable() -> Option<(&'static str, String)> {
+    first_variable(["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"])
+}
+
+fn first_variable(names: [&'static str; 2]) -> Option<(&'static str, String)> {
     names.into_iter().find_map(|name| Some((name, variable(name)?)))
 }
 
-/// A variable that is set; an empty one is not, says the specification.
+/// A variable that is set. The OpenTelemetry specification treats an empty one as not set.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }

@@ -1,4 +1,4 @@
-//! The program's commands and its exit codes.
+//! Commands that need only a configuration file, and their exit codes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -20,14 +20,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
 }
 
-/// A settings file in a folder of its own.
-struct Settings {
+/// A configuration file in a temporary directory.
+struct ConfigFile {
     _dir: TempDir,
     path: PathBuf,
 }
 
-impl Settings {
-    fn of(yaml: &str) -> Self {
+impl ConfigFile {
+    fn new(yaml: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("bridge.yaml");
         std::fs::write(&path, yaml).unwrap();
@@ -44,22 +44,22 @@ const GOOD: &str = "agents: [{ name: demo, url: 'http://127.0.0.1:9' }]";
 #[rstest]
 #[case("run")]
 #[case("check")]
-fn bad_settings_are_all_told_with_their_place_and_nothing_starts(#[case] command: &str) {
-    let settings = Settings::of(
+fn every_configuration_error_is_reported_with_its_position(#[case] command: &str) {
+    let config = ConfigFile::new(
         "nats:\n  url: nats://127.0.0.1:4222\n  subjectprefix: a2a\nagents:\n  - name: demo\n    url: ftp://example.org\n    startup_timeout: soon\n  - name: demo\n    url: http://127.0.0.1:9\n",
     );
-    let output = program(&[command, "--config", settings.path()]);
+    let output = program(&[command, "--config", config.path()]);
     assert_eq!(output.status.code(), Some(78));
     let errors = text(&output.stderr);
-    for place in ["bridge.yaml:3:3: ", "bridge.yaml:6:", "bridge.yaml:7:", "bridge.yaml:8:"] {
-        assert!(errors.contains(place), "no {place} in:\n{errors}");
+    for position in ["bridge.yaml:3:3: ", "bridge.yaml:6:", "bridge.yaml:7:", "bridge.yaml:8:"] {
+        assert!(errors.contains(position), "no {position} in:\n{errors}");
     }
     assert!(errors.contains("subjectprefix") && errors.contains("subject_prefix"), "{errors}");
     assert_eq!(text(&output.stdout), "");
 }
 
 #[test]
-fn a_settings_file_that_is_not_there_is_named() {
+fn a_missing_configuration_file_is_named() {
     for command in ["run", "check"] {
         let output = program(&[command, "--config", "/nowhere/bridge.yaml"]);
         assert_eq!(output.status.code(), Some(78));
@@ -68,9 +68,9 @@ fn a_settings_file_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_variable_that_is_not_set_is_told_with_its_place() {
-    let settings = Settings::of("agents:\n  - name: demo\n    url: ${NO_SUCH_VARIABLE_HERE}\n");
-    let output = program(&["check", "--offline", "--config", settings.path()]);
+fn an_unset_variable_is_reported_with_its_position() {
+    let config = ConfigFile::new("agents:\n  - name: demo\n    url: ${NO_SUCH_VARIABLE_HERE}\n");
+    let output = program(&["check", "--offline", "--config", config.path()]);
     assert_eq!(output.status.code(), Some(78));
     let errors = text(&output.stderr);
     assert!(errors.contains("bridge.yaml:3:10"), "{errors}");
@@ -78,19 +78,19 @@ fn a_variable_that_is_not_set_is_told_with_its_place() {
 }
 
 #[test]
-fn good_settings_are_checked_offline_without_anybody_there() {
-    let settings = Settings::of(GOOD);
-    let output = program(&["check", "--offline", "--config", settings.path()]);
+fn an_offline_check_needs_neither_nats_nor_agents() {
+    let config = ConfigFile::new(GOOD);
+    let output = program(&["check", "--offline", "--config", config.path()]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("valid"));
 }
 
 #[test]
-fn a_skill_that_is_given_the_name_of_a_built_in_action_is_warned_of() {
-    let settings = Settings::of(
+fn renaming_a_skill_to_a_built_in_action_is_a_warning() {
+    let config = ConfigFile::new(
         "agents: [{ name: a, url: 'http://127.0.0.1:9', skills: { rename: { x: get_task, y: fine } } }]",
     );
-    let output = program(&["check", "--offline", "--config", settings.path()]);
+    let output = program(&["check", "--offline", "--config", config.path()]);
     let report = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{report}");
     assert!(report.contains("warning: skill `x` cannot be renamed to `get_task`"), "{report}");
@@ -98,15 +98,15 @@ fn a_skill_that_is_given_the_name_of_a_built_in_action_is_warned_of() {
 }
 
 #[test]
-fn the_settings_file_can_be_named_by_a_variable() {
-    let settings = Settings::of(GOOD);
+fn a_variable_can_name_the_configuration_file() {
+    let config = ConfigFile::new(GOOD);
     let mut command = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"));
-    command.args(["check", "--offline"]).env("A2A_BRIDGE_CONFIG", settings.path());
+    command.args(["check", "--offline"]).env("A2A_BRIDGE_CONFIG", config.path());
     assert_eq!(command.output().unwrap().status.code(), Some(0));
 }
 
 #[test]
-fn the_settings_that_come_along_are_valid() {
+fn the_bundled_configurations_are_valid() {
     for file in ["config/minimal.yaml", "config/full.yaml"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let output = program(&["check", "--offline", "--config", path.to_str().unwrap()]);
@@ -115,7 +115,7 @@ fn the_settings_that_come_along_are_valid() {
 }
 
 #[tokio::test]
-async fn check_looks_at_nats_and_at_the_agents() {
+async fn check_connects_to_nats_and_to_the_agents() {
     let (nats, agent) = (NatsServer::start().await, DemoAgent::start(&[]).await);
     let yaml = |second: &str| {
         format!(
@@ -124,16 +124,16 @@ async fn check_looks_at_nats_and_at_the_agents() {
             agent.url()
         )
     };
-    let fine = Settings::of(&yaml("{ name: own, url: 'http://127.0.0.1:9', command: sh }"));
+    let fine = ConfigFile::new(&yaml("{ name: own, url: 'http://127.0.0.1:9', command: sh }"));
     let output = program(&["check", "--config", fine.path()]);
     let report = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{report}");
     assert!(report.contains("NATS: ok") && report.contains("agent `demo`: ok, A2A 1.0"), "{report}");
-    for trouble in [
+    for problem in [
         "{ name: away, url: 'http://127.0.0.1:9' }",
         "{ name: away, url: 'http://127.0.0.1:9', command: no-such-program }",
     ] {
-        let output = program(&["check", "--config", Settings::of(&yaml(trouble)).path()]);
+        let output = program(&["check", "--config", ConfigFile::new(&yaml(problem)).path()]);
         let report = text(&output.stdout);
         assert_eq!(output.status.code(), Some(1), "{report}");
         assert!(report.contains("agent `away`: "), "{report}");
@@ -143,10 +143,10 @@ async fn check_looks_at_nats_and_at_the_agents() {
 #[rstest]
 #[case("run")]
 #[case("check")]
-fn without_nats_there_is_a_hint_and_its_own_exit_code(#[case] command: &str) {
-    let settings = Settings::of("nats: { url: 'nats://127.0.0.1:9' }\nagents: []\n");
+fn without_nats_the_exit_code_is_69(#[case] command: &str) {
+    let config = ConfigFile::new("nats: { url: 'nats://127.0.0.1:9' }\nagents: []\n");
     let began = Instant::now();
-    let output = program(&[command, "--config", settings.path()]);
+    let output = program(&[command, "--config", config.path()]);
     assert_eq!(output.status.code(), Some(69));
     let said = text(&output.stderr) + &text(&output.stdout);
     assert!(said.contains("nats://127.0.0.1:9"), "{said}");
@@ -154,7 +154,7 @@ fn without_nats_there_is_a_hint_and_its_own_exit_code(#[case] command: &str) {
 }
 
 #[test]
-fn the_schema_is_json_that_knows_every_setting() {
+fn the_schema_is_json_and_has_the_settings() {
     let output = program(&["schema"]);
     assert_eq!(output.status.code(), Some(0));
     let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -171,7 +171,7 @@ fn the_schema_is_json_that_knows_every_setting() {
 #[case(&["--log", "=[", "schema"], 64)]
 #[case(&["--help"], 0)]
 #[case(&["--version"], 0)]
-fn arguments_that_are_not_understood_are_usage_errors(#[case] arguments: &[&str], #[case] code: i32) {
+fn invalid_arguments_are_usage_errors(#[case] arguments: &[&str], #[case] code: i32) {
     let output = program(arguments);
     assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
     let (said, silent) =

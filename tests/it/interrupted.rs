@@ -110,7 +110,10 @@ async fn a_second_signal_ends_an_agent_that_leaves_by_a_reload() {
     site.signal(Signal::SIGHUP);
     until_there(&site, "asked").await;
     site.signal(Signal::SIGTERM);
-    eventually(SOON, || async { site.log().contains("once more stops at once").then_some(()) }).await;
+    eventually(SOON, || async {
+        site.log().contains("Send it again to skip the grace period").then_some(())
+    })
+    .await;
     site.signal(Signal::SIGTERM);
     assert_eq!(site.ended().await, Some(0));
     assert_eq!(site.processes(), Vec::<i32>::new());

@@ -1,12 +1,12 @@
-//! What `agents show` says to somebody who was woken up: eight situations, each with a way out.
+//! What `agents show` tells an operator in eight situations: the problem, and what to do about it.
 
 use tokio::net::TcpListener;
 
 use crate::support::eventually;
 use crate::support::supervise::{SOON, Site, demo, program, shell};
 
-/// Without what differs from run to run: paths, ports, process ids, times.
-fn steady(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
+/// Replaces everything that differs between runs: paths, ports, process ids, times.
+fn normalize(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
     let mut text = text.replace(program(), "PROGRAM");
     text = text.replace(&site.folder().display().to_string(), "FOLDER");
     for (value, name) in changing {
@@ -14,7 +14,7 @@ fn steady(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
     }
     let lines = text.lines().map(|line| {
         let indent: String = line.chars().take_while(|c| *c == ' ').collect();
-        let mut words: Vec<String> = line.split_whitespace().map(steady_word).collect();
+        let mut words: Vec<String> = line.split_whitespace().map(normalize_word).collect();
         if words.first().is_some_and(|word| word == "Bridge:") {
             words.truncate(1);
             words.push("ID".into());
@@ -25,7 +25,7 @@ fn steady(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
 }
 
 /// A time of day becomes `CLOCK`, a duration `TIME`, a long number `N`.
-fn steady_word(word: &str) -> String {
+fn normalize_word(word: &str) -> String {
     let bare = word.trim_end_matches([',', ';', ':']);
     let end = word.get(bare.len()..).unwrap_or_default();
     let is_clock = bare.len() == 12 && bare.bytes().filter(|b| *b == b':').count() == 2;
@@ -46,7 +46,7 @@ fn steady_word(word: &str) -> String {
 }
 
 #[tokio::test]
-async fn eight_situations_and_what_the_operator_is_told() {
+async fn the_operator_learns_the_problem_and_what_to_do() {
     let mut site = Site::new().await;
     let foreign = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = foreign.local_addr().unwrap().port();
@@ -72,7 +72,7 @@ async fn eight_situations_and_what_the_operator_is_told() {
         let state = if name == "crash-loop" { "failed" } else { "backing-off" };
         let report = site.until(name, SOON, |report| report.state == state).await;
         let port = report.url.rsplit(':').next().unwrap_or_default().trim_end_matches('/').to_owned();
-        // It may be tried once more at any time; what is told of is the time in between.
+        // The bridge may retry at any time; the snapshot shows the state between two attempts.
         let word = format!("Status: {state}");
         let out = eventually(SOON, || async {
             let (code, out, error) = site.run(&["agents", "show", name]).await;
@@ -84,7 +84,7 @@ async fn eight_situations_and_what_the_operator_is_told() {
         assert!(!out.contains("not-the-right-one"));
         let out: String = out
             .lines()
-            .filter(|line| !line.contains("Restarts:") && !line.contains("Next try:"))
+            .filter(|line| !line.contains("Restarts:") && !line.contains("Next retry:"))
             .map(|line| format!("{line}\n"))
             .collect();
         let own = std::process::id().to_string();
@@ -93,8 +93,8 @@ async fn eight_situations_and_what_the_operator_is_told() {
             (format!("port {port}"), "port PORT"),
             (own, "PID"),
         ];
-        // After another try the same is written once more.
-        let shown = steady(&out, &site, &changing);
+        // A second attempt writes the same output again.
+        let shown = normalize(&out, &site, &changing);
         let mut lines: Vec<&str> = shown.lines().collect();
         lines.dedup();
         all.push_str(&lines.join("\n"));
@@ -106,15 +106,15 @@ async fn eight_situations_and_what_the_operator_is_told() {
 }
 
 #[tokio::test]
-async fn logs_of_an_agent_that_somebody_else_runs_say_why_there_are_none() {
+async fn logs_of_an_agent_that_the_bridge_did_not_launch_say_so() {
     let mut site = Site::new().await;
     site.settings(&[("a", "url: http://127.0.0.1:1")]);
     site.start();
     site.until_state("a", "backing-off").await;
-    // Nor is there anything to follow.
+    // `--follow` has nothing to wait for either.
     for arguments in [&["logs", "a"][..], &["logs", "--follow"]] {
         let (code, out, error) = site.run(arguments).await;
         assert_eq!((code, out.as_str()), (0, ""), "{error}");
-        assert_eq!(error, "a: the bridge did not start this agent, so it has no output of it\n");
+        assert_eq!(error, "a: the bridge did not launch this agent, so it has no output\n");
     }
 }

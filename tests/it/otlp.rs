@@ -1,8 +1,8 @@
-//! Spans of calls at a collector of OpenTelemetry.
+//! Spans of calls, exported to an OpenTelemetry collector.
 
 #[cfg(not(feature = "otlp"))]
 #[tokio::test]
-async fn a_build_without_the_feature_says_so_when_a_collector_is_named() {
+async fn a_build_without_the_feature_warns_if_a_collector_is_set() {
     use crate::support::Bridge;
 
     let variable = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -53,7 +53,7 @@ mod exported {
             .await;
         let call = bridge.prompt("demo.headers", "canary-prompt").header("traceparent", &traceparent());
         let reply = call.header("tracestate", "vendor=1").await.expect("COMPLETED");
-        // Its caller does not want this one.
+        // The caller does not sample this one.
         let unsampled = format!("00-{TRACE}-{PARENT}-00");
         bridge.prompt("demo.echo", "x").header("traceparent", &unsampled).await.expect("COMPLETED");
         let spans = collector.after(&mut bridge).await;
@@ -86,11 +86,11 @@ mod exported {
             assert_eq!(request.header("x-team"), Some("weather"));
         }
         let log = bridge.log();
-        assert!(log.contains("spans of calls are exported") && !log.contains("WARN"), "{log}");
+        assert!(log.contains("exporting spans of calls") && !log.contains("WARN"), "{log}");
     }
 
     #[tokio::test]
-    async fn a_call_without_a_trace_begins_one_and_hands_it_on() {
+    async fn a_call_without_a_trace_starts_one_and_propagates_it() {
         let collector = Collector::start();
         let mut bridge = exporting(&collector).variable("OTEL_SERVICE_NAME", "bridge-7").start().await;
         let reply = bridge.prompt("demo.headers", "x").await.expect("COMPLETED");
@@ -101,7 +101,7 @@ mod exported {
     }
 
     #[tokio::test]
-    async fn a_call_that_fails_says_which_error_and_not_in_whose_words() {
+    async fn a_failed_call_exports_the_error_code_but_not_its_message() {
         const CANARY: &str = "canary-5b40";
         let collector = Collector::start();
         let agent = launched("demo", &["--bearer", CANARY]).set("bearer_token", CANARY);
@@ -183,9 +183,9 @@ mod exported {
         bridge.cancel_task("demo", &submitted.task_id()).await;
     }
 
-    /// The limit of one export is longer than any test waits.
+    /// The default export timeout is longer than this test waits.
     #[tokio::test]
-    async fn a_collector_that_hangs_delays_neither_calls_nor_the_end() {
+    async fn a_collector_that_hangs_delays_neither_calls_nor_the_exit() {
         let collector = Collector::hanging();
         let patience = "600000";
         let mut bridge = exporting(&collector)
@@ -201,11 +201,11 @@ mod exported {
         }
         assert!(bridge.stop().await.success());
         let log = bridge.log();
-        assert!(log.contains("not all spans of calls were exported") && log.contains("lost=11"), "{log}");
+        assert!(log.contains("some spans of calls were not exported") && log.contains("lost=11"), "{log}");
     }
 
     #[tokio::test]
-    async fn a_collector_that_refuses_is_told_of_once() {
+    async fn a_collector_that_rejects_spans_is_reported_once() {
         let collector = Collector::answering(400);
         let mut bridge = exporting(&collector).start().await;
         for count in 1..=3 {
@@ -214,12 +214,12 @@ mod exported {
         }
         assert!(bridge.stop().await.success());
         let log = bridge.log();
-        assert_eq!(log.matches("spans of calls are lost").count(), 1, "{log}");
+        assert_eq!(log.matches("losing spans of calls").count(), 1, "{log}");
         assert!(log.contains("status code: 400"), "{log}");
     }
 
     #[tokio::test]
-    async fn without_a_collector_the_callers_trace_is_handed_on_as_it_is() {
+    async fn without_a_collector_the_callers_trace_is_propagated_unchanged() {
         let collector = Collector::start();
         let mut bridge = exporting(&collector).variable("OTEL_SDK_DISABLED", "true").start().await;
         let call = bridge.prompt("demo.headers", "x").header("traceparent", &traceparent());
@@ -229,11 +229,11 @@ mod exported {
     }
 
     #[tokio::test]
-    async fn an_address_that_is_none_is_told_and_the_bridge_runs_without_export() {
+    async fn an_invalid_address_is_reported_and_the_bridge_runs_without_export() {
         let variable = "OTEL_EXPORTER_OTLP_ENDPOINT";
         let bridge = Bridge::of_none().variable(variable, "user:canary@collector").start_early().await;
         let log = bridge.log();
-        assert!(log.contains("OTEL_EXPORTER_OTLP_ENDPOINT is not an http or https address"), "{log}");
+        assert!(log.contains("OTEL_EXPORTER_OTLP_ENDPOINT is not an http or https URL"), "{log}");
         assert!(!log.contains("canary"), "{log}");
     }
 }

@@ -70,7 +70,7 @@ async fn an_attached_agent_with_another_limit_has_no_gap_and_keeps_its_calls_and
     bridge.reload(|settings| agents(settings)[0]["max_in_flight"] = json!(2));
     // Without a pause between calls until the old one has left the mesh and a while longer.
     let mut calls = 0;
-    let is_replaced = |bridge: &Bridge| bridge.log().contains("settings taken over");
+    let is_replaced = |bridge: &Bridge| bridge.log().contains("configuration reloaded");
     loop {
         bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
         bridge.get_task("demo", "never").await.expect_error("not_found");
@@ -266,7 +266,7 @@ async fn a_stop_waits_for_agents_that_a_reload_has_replaced() {
     let brief = bridge.begin_slow("demo", 2).await;
     bridge.until_working("demo").await;
     bridge.reload(|settings| agents(settings)[0]["max_in_flight"] = json!(2));
-    eventually(SOON, || async { bridge.log().contains("settings taken over").then_some(()) }).await;
+    eventually(SOON, || async { bridge.log().contains("configuration reloaded").then_some(()) }).await;
     assert_eq!(bridge.stop().await.code(), Some(0));
     brief.only_reply().await.expect("COMPLETED");
     assert!(bridge.log().contains("agent drained"), "{}", bridge.log());

@@ -66,8 +66,10 @@ async fn a_second_signal_ends_at_once() {
     let slow = bridge.begin_slow("demo", 60).await;
     bridge.until_working("demo").await;
     bridge.signal(Signal::SIGINT);
-    eventually(SOON, || async { bridge.log().contains("stopping; once more stops at once").then_some(()) })
-        .await;
+    eventually(SOON, || async {
+        bridge.log().contains("Send it again to skip the grace period").then_some(())
+    })
+    .await;
     let began = Instant::now();
     bridge.signal(Signal::SIGINT);
     bridge.ended().await;

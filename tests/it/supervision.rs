@@ -361,7 +361,8 @@ async fn a_reload_keeps_what_did_not_change_and_a_bad_file_changes_nothing() {
 
     std::fs::write(site.file(), "agents: [{ name: x }]").unwrap();
     site.signal(Signal::SIGHUP);
-    eventually(SOON, || async { site.log().contains("everything stays as it is").then_some(()) }).await;
+    eventually(SOON, || async { site.log().contains("keeping the current configuration").then_some(()) })
+        .await;
     assert!(site.log().contains("`url` is missing"), "{}", site.log());
     assert_eq!(site.show("same").await.unwrap().pid, before);
 

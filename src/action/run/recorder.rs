@@ -80,7 +80,7 @@ impl TaskRecorder<'_> {
             ttl: self.actions.settings.task_ttl,
         };
         tracing::Span::current().record("task", task.id.as_str());
-        spans::task(&task.id, outcome.task.context_id.as_deref());
+        spans::set_task(&task.id, outcome.task.context_id.as_deref());
         let observer = match self.input.purpose {
             Purpose::NewTask { .. } | Purpose::Answer { .. } => Observer::Call { began: self.began },
             Purpose::Lookup => Observer::Lookup { began: self.began },

@@ -95,11 +95,11 @@ impl PromptEndpoint {
                     self.dispatcher.call(next, chunks).await?
                 }
                 Ok(Continuation::Resumed(resumed)) => {
-                    spans::outcome(resumed.status.name());
+                    spans::set_outcome(resumed.status.name());
                     resumed
                 }
                 Err(error) => {
-                    spans::outcome(error.info.code.name());
+                    spans::set_outcome(error.info.code.name());
                     self.abandon(&outcome, &error, &options).await;
                     return Err(error);
                 }

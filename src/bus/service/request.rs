@@ -48,7 +48,7 @@ impl Accounting {
 
     /// The request has its reply, `error` if that was one. Also ends the request's span.
     pub(crate) fn end(self, error: Option<(u16, &'static str)>) {
-        spans::ended(error.map(|(_, code)| code));
+        spans::end(error.map(|(_, code)| code));
         match error {
             None => self.succeed(),
             Some((number, code)) => self.fail(number, code),

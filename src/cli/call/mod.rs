@@ -1,209 +1,180 @@
-//! `call`: asks a skill, answers the agent's questions, shows what comes back.
+//! `call`: calls a skill, answers the agent's questions and prints the reply.
 //!
 //! ```text
-//! body ──> exchange ──> reply ──> show
-//!             ^           │ needs input
-//!             └── answer ─┘ (terminal)
+//! request ──> caller ──> reply ──> printer
+//!               ^          │ needs input
+//!               └─ answer ─┘ (terminal)
 //! ```
 
-mod body;
-mod exchange;
-mod files;
+mod caller;
+mod printer;
 mod reply;
-mod show;
-mod view;
+mod request;
+mod save;
+mod stream_display;
 
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::client::{Connection, Mesh, Silence};
+use super::client::NatsArgs;
 use super::discover::discover;
-use super::output::{Output, remark};
-use super::terminal::{self, Answer, Echo, Interrupts};
-use super::{Failure, INTERRUPTED, TROUBLE, USAGE};
+use super::output::{OutputArgs, eprintln_dim};
+use super::terminal::{self, Interrupts};
+use super::{CliError, CliResult, FAILED, INTERRUPTED};
 use crate::bus::subject::Token;
 use crate::config::values::parse_duration;
 
-pub(super) use exchange::{Came, Exchange, Mode};
-pub(super) use files::Save;
-pub(super) use reply::Reply;
-pub(super) use show::Show;
+pub(super) use caller::{CallMode, CallResult, Caller};
+pub(super) use printer::ReplyPrinter;
+pub(super) use reply::CallReply;
+pub(super) use save::SaveArgs;
 
-const HOW: &str = "How to ask";
-const EXAMPLES: &str = "\
+const CALL_HEADING: &str = "Call";
+const DETAILS: &str = "\
+The reply goes to stdout, everything else to stderr. If the agent asks a question, `call` asks you on \
+the terminal; without a terminal, or with `--no-input`, it prints how to answer later.
+
 Examples:
   a2a-bridge call demo.echo 'hello'
   a2a-bridge call demo.report -p topic=tides -p audience=sailors --save out
   git diff | a2a-bridge call review.summarize - --stream
   a2a-bridge call demo.slow 3600 --submit";
 
-/// Options of `call`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub(super) struct Args {
-    /// Agent and skill, with a dot between
+#[command(after_help = DETAILS)]
+pub(super) struct CallArgs {
+    /// Agent and skill, separated by a dot
     #[arg(value_name = "AGENT.SKILL")]
     target: String,
     #[command(flatten)]
-    content: body::Content,
-    /// Answer the question with this follow-up id; then the target is the agent alone
-    #[arg(long, value_name = "ID", help_heading = HOW)]
+    request: request::RequestArgs,
+    /// Answer the question with this follow-up id; the target is then only the agent
+    #[arg(long, value_name = "ID", help_heading = CALL_HEADING, conflicts_with_all = ["params", "data", "session", "references"])]
     answer: Option<String>,
-    /// Show the answer while it is written; Ctrl-C cancels the task
-    #[arg(long, conflicts_with = "submit", help_heading = HOW)]
+    /// Print the reply while the agent writes it; Ctrl-C cancels the task
+    #[arg(long, conflicts_with = "submit", help_heading = CALL_HEADING)]
     stream: bool,
-    /// Do not wait: print the task's id, see `task`
-    #[arg(long, help_heading = HOW)]
+    /// Do not wait: print the task id, for use with `task`
+    #[arg(long, help_heading = CALL_HEADING)]
     submit: bool,
-    /// The most that it may take, such as `30s`; never more than the bridge allows
-    #[arg(long, value_name = "TIME", value_parser = checked_duration, help_heading = HOW)]
+    /// Time limit such as `30s`; the bridge may have a lower one
+    #[arg(long, value_name = "DURATION", value_parser = checked_duration, help_heading = CALL_HEADING)]
     timeout: Option<String>,
-    /// Never ask on the terminal; a question of the agent then ends the call with exit code 1
-    #[arg(long, help_heading = HOW)]
+    /// Never ask on the terminal; a question of the agent ends the call with exit code 1
+    #[arg(long, help_heading = CALL_HEADING)]
     no_input: bool,
     #[command(flatten)]
-    save: Save,
+    save: SaveArgs,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
     #[command(flatten)]
-    connection: Connection,
+    nats: NatsArgs,
 }
 
 fn checked_duration(text: &str) -> Result<String, String> {
     parse_duration(text).map(|_| text.to_owned())
 }
 
-pub(super) async fn run(args: Args) -> Result<ExitCode, Failure> {
+pub(super) async fn run(args: CallArgs) -> CliResult {
     let body = match &args.answer {
-        None => args.content.body()?,
-        Some(id) => args.content.answer(id)?,
+        None => args.request.body()?,
+        Some(id) => args.request.answer_body(id)?,
     };
-    let mesh = args.connection.connect().await?;
+    let mesh = args.nats.connect().await?;
     let mut interrupts = Interrupts::new()?;
-    let (agent, skill) = target(&args.target, mesh.subjects.prefix());
-    let mut exchange = Exchange {
+    let (agent, skill) = parse_target(&args.target, mesh.subjects.prefix());
+    let mut caller = Caller {
         mesh: &mesh,
         agent: Token::new(agent),
         mode: match (args.stream, args.submit) {
-            (true, _) => Mode::Stream,
-            (_, true) => Mode::Submit,
-            _ => Mode::Final,
+            (true, _) => CallMode::Stream,
+            (_, true) => CallMode::Submit,
+            _ => CallMode::Final,
         },
         timeout: args.timeout.clone(),
         json: args.output.is_json(),
     };
-    let came = first(&mut exchange, agent, skill, &args, &body, &mut interrupts).await?;
-    let show = Show { agent, connection: &args.connection, save: &args.save };
-    let may_ask = !args.no_input && !exchange.json && terminal::has_somebody();
-    let came = converse(&exchange, came, &show, may_ask, &mut interrupts).await?;
-    if !exchange.json {
-        return show.reply(&came);
+    let result = send_request(&mut caller, agent, skill, &args, &body, &mut interrupts).await?;
+    let printer = ReplyPrinter { agent, nats: &args.nats, save: &args.save };
+    let may_ask = !args.no_input && !caller.json && terminal::is_interactive();
+    let result = answer_questions(&caller, result, &printer, may_ask, &mut interrupts).await?;
+    if !caller.json {
+        return printer.print(&result);
     }
-    if !came.shown {
-        came.reply.print_raw()?;
+    if !result.is_displayed {
+        result.reply.print_raw()?;
     }
-    let well = matches!(came.reply.status(), "COMPLETED" | "WORKING");
-    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(TROUBLE) })
+    let succeeded = matches!(result.reply.status(), "COMPLETED" | "WORKING");
+    Ok(ExitCode::from(if succeeded { 0 } else { FAILED }))
 }
 
-/// `AGENT.SKILL`, or a whole subject.
-fn target<'a>(target: &'a str, prefix: &str) -> (&'a str, &'a str) {
+/// Splits `AGENT.SKILL`, or a complete subject.
+fn parse_target<'a>(target: &'a str, prefix: &str) -> (&'a str, &'a str) {
     let short = target.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(".action.")).unwrap_or(target);
     short.split_once('.').unwrap_or((short, ""))
 }
 
-/// The first request. When nobody serves it, it is found out what the user may have meant.
-async fn first(
-    exchange: &mut Exchange<'_>,
+/// Sends the first request. If no bridge serves its subject, looks for the agent and the skill by other names.
+async fn send_request(
+    caller: &mut Caller<'_>,
     agent: &str,
     skill: &str,
-    args: &Args,
+    args: &CallArgs,
     body: &Value,
     interrupts: &mut Interrupts,
-) -> Result<Came, Failure> {
-    let subjects = &exchange.mesh.subjects;
-    let subject = match (&args.answer, skill) {
-        (Some(_), _) => Some(subjects.provide_required_input(&exchange.agent)),
-        (None, "") => None,
-        (None, skill) => Some(subjects.action(&exchange.agent, &Token::action(skill))),
-    };
-    if let Some(subject) = subject {
-        match exchange.run(subject, body, interrupts).await? {
-            Ok(came) => return Ok(came),
-            Err(Silence::NoResponders) => {}
-            Err(silence) => return Err(silence.failure("no reply")),
+) -> CliResult<CallResult> {
+    let is_answer = args.answer.is_some();
+    if is_answer || !skill.is_empty() {
+        let result = if is_answer {
+            caller.answer(body, interrupts).await
+        } else {
+            let subject = caller.mesh.subjects.action(&caller.agent, &Token::action(skill));
+            caller.send(subject, body, interrupts).await
+        };
+        if !result.as_ref().is_err_and(CliError::is_no_responders) {
+            return result;
         }
     }
-    let found = discover(exchange.mesh, None).await?;
-    let instances = found.agents_named(agent);
-    let Some(instance) = instances.first() else {
-        return Err(found.no_agent(agent, exchange.mesh));
+    let discovery = discover(caller.mesh).await?;
+    let Some(instance) = discovery.instances(agent).first().copied() else {
+        return Err(discovery.unknown_agent_error(agent, caller.mesh));
     };
-    exchange.agent = Token::new(&instance.agent);
-    let subject = if args.answer.is_some() {
-        exchange.mesh.subjects.provide_required_input(&exchange.agent)
-    } else if let ("", [only]) = (skill, instance.skills.as_slice()) {
-        only.subject.clone()
-    } else {
-        found
-            .skill(agent, skill, exchange.mesh)
-            .map_err(|failure| match skill {
-                "" => Failure { code: USAGE, ..failure },
-                _ => failure,
-            })?
-            .subject
-            .clone()
-    };
-    match exchange.run(subject, body, interrupts).await? {
-        Ok(came) => Ok(came),
-        Err(silence) => Err(silence.failure("no reply")),
+    caller.agent = Token::new(&instance.agent);
+    if is_answer {
+        return caller.answer(body, interrupts).await;
     }
+    let subject = discovery.skill(agent, skill, caller.mesh)?.subject.clone();
+    caller.send(subject, body, interrupts).await
 }
 
-/// Answers the agent's questions for as long as it has some and somebody is there.
-pub(super) async fn converse(
-    exchange: &Exchange<'_>,
-    mut came: Came,
-    show: &Show<'_>,
+/// Asks the user and sends the answers until the agent has no more questions.
+pub(super) async fn answer_questions(
+    caller: &Caller<'_>,
+    mut result: CallResult,
+    printer: &ReplyPrinter<'_>,
     may_ask: bool,
     interrupts: &mut Interrupts,
-) -> Result<Came, Failure> {
-    while may_ask && let Some((id, _)) = came.reply.follow_up() {
-        let echo = if came.reply.status() == "AUTH_REQUIRED" { Echo::Off } else { Echo::On };
-        show.question(&came.reply);
-        if echo == Echo::Off {
-            remark("  what you type is not shown");
+) -> CliResult<CallResult> {
+    while may_ask && let Some((id, _)) = result.reply.follow_up() {
+        let is_secret = result.reply.status() == "AUTH_REQUIRED";
+        printer.print_question(&result.reply);
+        if is_secret {
+            eprintln_dim("  your input is hidden");
         }
-        let answer = terminal::ask(echo, interrupts).await.map_err(|error| Failure::new(TROUBLE, error))?;
-        let Answer::Line(line) = answer else {
-            let error = anyhow::anyhow!("left without an answer; the agent waits");
-            let hint = show.how_to_answer(&came.reply).unwrap_or_default();
-            return Err(Failure::new(INTERRUPTED, error).hint(hint));
+        let answer = terminal::read_answer(is_secret, interrupts)
+            .await
+            .map_err(|error| CliError::new(FAILED, error))?;
+        let Some(line) = answer else {
+            let hint = printer.how_to_answer(&result.reply).unwrap_or_default();
+            return Err(
+                CliError::msg(INTERRUPTED, "interrupted; the agent still waits for an answer").hint(hint)
+            );
         };
         let body = json!({"follow_up_id": id, "user_response": line});
-        let subject = exchange.mesh.subjects.provide_required_input(&exchange.agent);
-        came = match exchange.run(subject, &body, interrupts).await? {
-            Ok(came) => came,
-            Err(silence) => return Err(silence.failure("no reply to the answer")),
-        };
+        result = caller.answer(&body, interrupts).await?;
     }
-    Ok(came)
-}
-
-/// Looks a task up, or cancels it.
-pub(super) async fn ask_about(
-    mesh: &Mesh,
-    subject: String,
-    agent: &str,
-    task: &str,
-) -> Result<Reply, Failure> {
-    let body = json!({"task_id": task}).to_string();
-    match mesh.ask(subject, body.into()).await? {
-        Ok(message) => Reply::read(&message),
-        Err(Silence::NoResponders) => Err(discover(mesh, None).await?.no_agent(agent, mesh)),
-        Err(silence) => Err(silence.failure("no reply")),
-    }
+    Ok(result)
 }
 
 #[cfg(test)]
@@ -211,10 +182,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_is_agent_and_skill_or_a_whole_subject() {
-        assert_eq!(target("demo.echo", "a2a"), ("demo", "echo"));
-        assert_eq!(target("demo.a.b", "a2a"), ("demo", "a.b"));
-        assert_eq!(target("demo", "a2a"), ("demo", ""));
-        assert_eq!(target("acme.a2a.action.demo.echo", "acme.a2a"), ("demo", "echo"));
+    fn a_target_is_agent_and_skill_or_a_complete_subject() {
+        assert_eq!(parse_target("demo.echo", "a2a"), ("demo", "echo"));
+        assert_eq!(parse_target("demo.a.b", "a2a"), ("demo", "a.b"));
+        assert_eq!(parse_target("demo", "a2a"), ("demo", ""));
+        assert_eq!(parse_target("acme.a2a.action.demo.echo", "acme.a2a"), ("demo", "echo"));
     }
 }

@@ -1,27 +1,26 @@
-//! A reply as the contract has it, read leniently.
+//! The reply of a bridge, parsed leniently.
 
 use async_nats::Message;
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::cli::client::{Fields as _, json};
-use crate::cli::output::{one_line, write};
-use crate::cli::{Failure, output};
+use crate::cli::CliResult;
+use crate::cli::client::{JsonFields as _, parse_json};
+use crate::cli::output::{StdStream, one_line, print};
 use crate::text::shorten;
 
-/// The reply object.
 #[derive(Debug, Clone)]
-pub(in crate::cli) struct Reply {
+pub(in crate::cli) struct CallReply {
     raw: Bytes,
     value: Value,
 }
 
-impl Reply {
-    pub(in crate::cli) fn read(message: &Message) -> Result<Self, Failure> {
-        Ok(Self { value: json(message)?, raw: message.payload.clone() })
+impl CallReply {
+    pub(in crate::cli) fn parse(message: &Message) -> CliResult<Self> {
+        Ok(Self { value: parse_json(message)?, raw: message.payload.clone() })
     }
 
-    /// From the `result` of a stream.
+    /// The data of a `result` frame.
     pub(in crate::cli) fn from_value(value: Value) -> Self {
         Self { raw: value.to_string().into(), value }
     }
@@ -50,7 +49,7 @@ impl Reply {
         self.value.list("/files")
     }
 
-    /// The agent's data, if it sent any: the merged object, or the parts.
+    /// The agent's structured data: its parts, or the object they were merged into.
     pub(in crate::cli) fn data(&self) -> Option<&Value> {
         let parts = self.value.get("data_parts").filter(|_| !self.needs_input());
         parts.or_else(|| {
@@ -63,28 +62,27 @@ impl Reply {
         matches!(self.status(), "INPUT_REQUIRED" | "AUTH_REQUIRED")
     }
 
-    /// What an answer has to name, and until when.
+    /// The follow-up id for an answer, and when it expires.
     pub(in crate::cli) fn follow_up(&self) -> Option<(&str, &str)> {
         let data = self.value.get("data")?;
         let id = data.text("/follow_up_id").filter(|_| self.needs_input())?;
         Some((id, data.text("/expires_at").unwrap_or_default()))
     }
 
-    /// The answers that the agent offers, when its form says so.
+    /// The answers that the agent suggests.
     pub(in crate::cli) fn choices(&self) -> Vec<String> {
         let parts = self.value.list("/data_parts").iter();
         let options = parts.flat_map(|part| part.list("/options"));
         options.filter_map(Value::as_str).map(|option| shorten(&one_line(option), 60)).take(20).collect()
     }
 
-    /// Writes it to stdout as it came.
-    pub(in crate::cli) fn print_raw(&self) -> Result<(), Failure> {
-        write(&format!("{}\n", String::from_utf8_lossy(&self.raw)))
+    /// Prints the reply unchanged.
+    pub(in crate::cli) fn print_raw(&self) -> CliResult<()> {
+        print(&format!("{}\n", String::from_utf8_lossy(&self.raw)))
     }
 
-    /// Data for people, below the text.
     pub(super) fn data_text(&self) -> Option<String> {
         let text = serde_json::to_string_pretty(self.data()?).ok()?;
-        Some(output::To::Stdout.clean(&text))
+        Some(StdStream::Stdout.sanitize(&text))
     }
 }

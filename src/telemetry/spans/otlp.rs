@@ -1,12 +1,12 @@
-//! The spans of calls, made with the OpenTelemetry SDK and sent as OTLP over HTTP.
+//! Spans made with the OpenTelemetry SDK and sent as OTLP over HTTP.
 //!
-//! A call only puts its finished span into the SDK's bounded queue; a thread of the SDK sends what is in
-//! it. A queue that is full drops, so a collector that is slow or away costs spans and nothing else.
+//! A call only puts its finished span into the SDK's bounded queue; a thread of the SDK sends it. A full queue drops
+//! spans, so a slow or unreachable collector never slows down a call.
 
 mod export;
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use opentelemetry::context::{FutureExt as _, WithContext};
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
@@ -16,42 +16,48 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracer;
 use reqwest::header::HeaderValue;
 
-pub use self::export::{Exporting, start};
-use super::{Arrival, collector, variable};
+pub(crate) use self::export::start_export;
+use super::Arrival;
 use crate::telemetry::trace_context::TraceContext;
 
-/// Longest id of an agent that is told; they are a UUID, as a rule.
+/// Longest agent id in a span; usually it is a UUID.
 const MAX_ID: usize = 256;
 
-/// Set once, when spans are exported.
-static TRACER: OnceLock<SdkTracer> = OnceLock::new();
+/// The process-wide tracer, like the process-wide logger of `tracing`. Set once if spans are exported.
+static TRACER: OnceLock<Tracer> = OnceLock::new();
 
-/// What a call notes for the end of its span. A span keeps every attribute that it is given, even the same
-/// one twice, so each is set once.
-#[derive(Debug, Default)]
-struct Noted {
-    task: AtomicBool,
-    outcome: Mutex<Option<&'static str>>,
+#[derive(Debug)]
+struct Tracer {
+    sdk: SdkTracer,
+    ended_spans: Arc<AtomicU64>,
 }
 
-/// The span of one call; empty when nothing is exported.
+/// State of a call's span. A span keeps every attribute it is given, even the same one twice, so each is set once.
+#[derive(Debug, Default)]
+struct SpanState {
+    has_task: AtomicBool,
+    outcome: Mutex<Option<&'static str>>,
+    ended_spans: Arc<AtomicU64>,
+}
+
+/// The span of one call; empty if spans are not exported.
 #[derive(Debug)]
-pub struct CallSpan(Context);
+pub(crate) struct CallSpan(Context);
 
 impl CallSpan {
-    pub fn begin(arrival: Arrival<'_>, trace: impl FnOnce() -> TraceContext) -> Self {
-        Self(TRACER.get().map_or_else(Context::new, |tracer| begin(tracer, arrival, trace())))
+    pub(crate) fn start(arrival: Arrival<'_>, trace: impl FnOnce() -> TraceContext) -> Self {
+        Self(TRACER.get().map_or_else(Context::new, |tracer| start_span(tracer, arrival, trace())))
     }
 
-    /// The work of the call, which can add to the span by the functions of this module.
-    pub fn around<F: Future>(self, work: F) -> WithContext<F> {
+    /// Runs the work of the call, which can add to the span with the functions of this module.
+    pub(crate) fn instrument<F: Future>(self, work: F) -> WithContext<F> {
         work.with_context(self.0)
     }
 }
 
-/// Names of attributes follow the semantic conventions for messaging and for generative AI, as far as
-/// these have one. The caller waits for a reply, so the kind is SERVER.
-fn begin(tracer: &SdkTracer, arrival: Arrival<'_>, mut trace: TraceContext) -> Context {
+/// Attribute names follow the semantic conventions for messaging and for generative AI where those define one.
+/// The caller waits for a reply, so the kind is SERVER.
+fn start_span(tracer: &Tracer, arrival: Arrival<'_>, mut trace: TraceContext) -> Context {
     let Arrival { agent, action, subject } = arrival;
     let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Carrier(&mut trace));
     let attributes = [
@@ -62,24 +68,24 @@ fn begin(tracer: &SdkTracer, arrival: Arrival<'_>, mut trace: TraceContext) -> C
         KeyValue::new("gen_ai.agent.name", agent.to_owned()),
         KeyValue::new("a2a.action", action.to_owned()),
     ];
-    let builder = tracer.span_builder(format!("{agent}.{action}")).with_kind(SpanKind::Server);
-    let span = builder.with_attributes(attributes).start_with_context(tracer, &parent);
-    parent.with_span(span).with_value(Noted::default())
+    let builder = tracer.sdk.span_builder(format!("{agent}.{action}")).with_kind(SpanKind::Server);
+    let span = builder.with_attributes(attributes).start_with_context(&tracer.sdk, &parent);
+    let ended_spans = Arc::clone(&tracer.ended_spans);
+    parent.with_span(span).with_value(SpanState { ended_spans, ..SpanState::default() })
 }
 
-/// Makes the call's span the parent of what the agent does.
-pub fn hand_on(trace: &mut TraceContext) {
+/// Makes the call's span the parent of the agent's spans.
+pub(crate) fn propagate(trace: &mut TraceContext) {
     let context = Context::current();
-    if context.get::<Noted>().is_some() {
+    if context.get::<SpanState>().is_some() {
         *trace = TraceContext::default();
         TraceContextPropagator::new().inject_context(&context, &mut Carrier(trace));
     }
 }
 
-/// The task that the call is about, as the agent names it.
-pub fn task(id: &str, context_id: Option<&str>) {
+pub(crate) fn set_task(id: &str, context_id: Option<&str>) {
     let context = Context::current();
-    if context.get::<Noted>().is_none_or(|noted| noted.task.swap(true, Relaxed)) {
+    if context.get::<SpanState>().is_none_or(|state| state.has_task.swap(true, Relaxed)) {
         return;
     }
     let ids = [("a2a.task.id", Some(id)), ("gen_ai.conversation.id", context_id)];
@@ -90,24 +96,22 @@ pub fn task(id: &str, context_id: Option<&str>) {
     }
 }
 
-/// How the work ended, in the word that the metrics have for it. The last word counts: a prompt with a
-/// question makes several calls.
-pub fn outcome(outcome: &'static str) {
-    if let Some(noted) = Context::current().get::<Noted>() {
-        *noted.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+/// Sets the outcome, named as in the metrics. The last one counts: a prompt with a question makes several calls.
+pub(crate) fn set_outcome(outcome: &'static str) {
+    if let Some(state) = Context::current().get::<SpanState>() {
+        *state.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
     }
 }
 
-/// The caller has its reply, with the code of an error if it is one. What happens later, as for a task that
-/// was submitted, is not part of the call.
-pub fn ended(error: Option<&'static str>) {
+/// Ends the span when the caller has its reply. Later work, as on a submitted task, is not part of the call.
+pub(crate) fn end(error: Option<&'static str>) {
     let context = Context::current();
-    let Some(noted) = context.get::<Noted>() else { return };
+    let Some(state) = context.get::<SpanState>() else { return };
     let span = context.span();
     if !span.is_recording() {
         return;
     }
-    let outcome = *noted.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+    let outcome = *state.outcome.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(outcome) = outcome {
         span.set_attribute(KeyValue::new("a2a.outcome", outcome));
     }
@@ -118,14 +122,14 @@ pub fn ended(error: Option<&'static str>) {
     };
     if let Some(error) = error.or(failure) {
         span.set_attribute(KeyValue::new("error.type", error));
-        // Without the error's text: that may be the agent's, and hold anything.
+        // Without the error's text: it may be the agent's and contain user data.
         span.set_status(Status::error(""));
     }
-    export::COUNTS.ended.fetch_add(1, Relaxed);
+    state.ended_spans.fetch_add(1, Relaxed);
     span.end();
 }
 
-/// The two headers of a trace, as the propagator reads and writes them.
+/// Lets the propagator read and write the two headers of a trace.
 struct Carrier<'a>(&'a mut TraceContext);
 
 impl Extractor for Carrier<'_> {

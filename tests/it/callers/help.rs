@@ -1,8 +1,8 @@
-//! The help texts, as users see them.
+//! The help texts.
 
 use crate::support::cli::{program, run};
 
-/// A command's help, and its subcommands as that help lists them.
+/// The help of a command, and the subcommands it lists.
 fn help(words: &[String]) -> (String, Vec<String>) {
     let mut command = program();
     command.args(words).arg("--help").env("COLUMNS", "100");
@@ -14,7 +14,7 @@ fn help(words: &[String]) -> (String, Vec<String>) {
 }
 
 #[test]
-fn every_help_text_is_as_it_was_meant() {
+fn every_help_text_matches_its_snapshot() {
     let mut commands = vec![Vec::new(), vec!["nonsense".to_owned()]];
     let mut seen = Vec::new();
     while let Some(words) = commands.pop() {

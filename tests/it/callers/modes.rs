@@ -1,4 +1,4 @@
-//! The caller's side of `stream` and `submit`, against a bridge that the test plays, frame by frame.
+//! `call --stream` and `call --submit` against a bridge that the test simulates frame by frame.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -24,7 +24,7 @@ fn header(message: &Message, name: &str) -> String {
     headers.get(name).unwrap().to_string()
 }
 
-/// Plays the bridge's part of a stream.
+/// Sends the frames of a stream.
 struct Stream<'a> {
     client: &'a Client,
     request: &'a Message,
@@ -59,17 +59,17 @@ async fn stage() -> (NatsServer, Client) {
     (server, client)
 }
 
-/// Runs a command while the test goes on.
-fn said(command: std::process::Command) -> tokio::task::JoinHandle<crate::support::cli::Said> {
+/// Runs a command in the background.
+fn start(command: std::process::Command) -> tokio::task::JoinHandle<crate::support::cli::Said> {
     tokio::task::spawn_blocking(|| run(command, ""))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_is_shown_as_it_comes_and_its_answer_once() {
+async fn a_stream_is_printed_once_while_it_arrives() {
     let (server, client) = stage().await;
     let mut requests = client.subscribe("a2a.action.demo.talk").await.unwrap();
     client.flush().await.unwrap();
-    let call = said(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
+    let call = start(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
     let request = next(&mut requests).await;
     assert_eq!(header(&request, "A2A-Reply"), "stream");
     let mut stream = Stream { client: &client, request: &request, number: 0 };
@@ -91,14 +91,14 @@ async fn a_stream_is_shown_as_it_comes_and_its_answer_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn frames_for_programs_are_lines_and_lost_frames_cost_nothing() {
+async fn json_frames_are_lines_and_the_result_replaces_lost_frames() {
     let (server, client) = stage().await;
     let mut requests = client.subscribe("a2a.action.demo.talk").await.unwrap();
     client.flush().await.unwrap();
     for json in [true, false] {
         let mut command = on(&server.url(), &["call", "demo.talk", "--stream", "go"]);
         command.args(json.then_some("--json"));
-        let call = said(command);
+        let call = start(command);
         let request = next(&mut requests).await;
         let mut stream = Stream { client: &client, request: &request, number: 0 };
         stream.frame("response", json!("one ")).await;
@@ -133,11 +133,11 @@ async fn ctrl_c_cancels_the_task_of_a_stream() {
     let mut stream = Stream { client: &client, request: &request, number: 0 };
     stream.frame("status", json!("ack")).await;
     client.flush().await.unwrap();
-    // Before the task's id is known: the cancel waits for it.
+    // The task id is not known yet; the cancellation waits for it.
     interrupt(&call, Signal::SIGINT);
     let mut said = BufReader::new(call.stderr.take().unwrap()).lines();
     let noticed = tokio::task::block_in_place(|| said.any(|line| line.unwrap().contains("cancelling")));
-    assert!(noticed, "it ended without a word");
+    assert!(noticed, "it ended without a message");
     stream.frame("task", json!({"id": "t-1", "context_id": "c"})).await;
     let cancel = next(&mut requests).await;
     assert_eq!(cancel.subject.as_str(), "a2a.action.demo.cancel_task");
@@ -155,7 +155,7 @@ async fn ctrl_c_cancels_the_task_of_a_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_submitted_task_gives_its_id_and_can_be_followed_to_its_end() {
+async fn a_submitted_task_prints_its_id_and_can_be_watched_and_cancelled() {
     let (server, client) = stage().await;
     let mut requests = client.subscribe("a2a.action.demo.*").await.unwrap();
     client.flush().await.unwrap();
@@ -165,7 +165,7 @@ async fn a_submitted_task_gives_its_id_and_can_be_followed_to_its_end() {
         client.flush().await.unwrap();
     };
 
-    let call = said(on(&server.url(), &["call", "demo.talk", "--submit", "go"]));
+    let call = start(on(&server.url(), &["call", "demo.talk", "--submit", "go"]));
     let request = next(&mut requests).await;
     assert_eq!(header(&request, "A2A-Reply"), "submit");
     reply(request, &working).await;
@@ -173,15 +173,15 @@ async fn a_submitted_task_gives_its_id_and_can_be_followed_to_its_end() {
     assert_eq!((said_first.code, said_first.out.as_str()), (0, "t.1\n"));
     assert!(said_first.err.contains("a2a-bridge task watch demo t.1"), "{said_first:?}");
 
-    let watch = said(on(&server.url(), &["task", "watch", "demo", "t.1"]));
-    let look = next(&mut requests).await;
-    assert_eq!(look.subject.as_str(), "a2a.action.demo.get_task");
-    reply(look, &working).await;
+    let watch = start(on(&server.url(), &["task", "watch", "demo", "t.1"]));
+    let get_task = next(&mut requests).await;
+    assert_eq!(get_task.subject.as_str(), "a2a.action.demo.get_task");
+    reply(get_task, &working).await;
     client.publish("a2a.task.demo._xt_2E1", completed("done").to_string().into()).await.unwrap();
     let watched = watch.await.unwrap();
     assert_eq!((watched.code, watched.out.as_str()), (0, "done\n"), "{watched:?}");
 
-    let cancel = said(on(&server.url(), &["task", "cancel", "demo", "t.1"]));
+    let cancel = start(on(&server.url(), &["task", "cancel", "demo", "t.1"]));
     let request = next(&mut requests).await;
     assert_eq!(request.subject.as_str(), "a2a.action.demo.cancel_task");
     reply(request, &json!({"success": true, "status": "CANCELED", "message": "", "task": {"id": "t.1"}}))
@@ -190,11 +190,11 @@ async fn a_submitted_task_gives_its_id_and_can_be_followed_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bridge_without_streams_is_understood() {
+async fn a_reply_without_frames_is_accepted() {
     let (server, client) = stage().await;
     let mut requests = client.subscribe("a2a.action.demo.talk").await.unwrap();
     client.flush().await.unwrap();
-    let call = said(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
+    let call = start(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
     let request = next(&mut requests).await;
     let error = json!({"success": false, "status": "ERROR", "message": "not served", "error_info": {"code": "invalid_request"}});
     client.publish(request.reply.unwrap(), error.to_string().into()).await.unwrap();

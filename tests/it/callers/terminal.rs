@@ -1,4 +1,4 @@
-//! `call` on a terminal: a question, its answer, a secret that does not show.
+//! `call` on a terminal: questions, answers and hidden input.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -36,7 +36,7 @@ impl Screen {
         let writer = Arc::clone(&shown);
         std::thread::spawn(move || {
             let mut piece = [0; 1024];
-            // The end of the last holder of the other side is an error on Linux and an end elsewhere.
+            // When the other side closes, Linux returns an error and other systems the end of the file.
             while let Ok(count @ 1..) = screen.read(&mut piece) {
                 writer.lock().unwrap().push_str(&String::from_utf8_lossy(&piece[..count]));
             }
@@ -58,7 +58,7 @@ impl Screen {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_is_asked_and_answered_on_the_terminal() {
+async fn a_question_is_answered_on_the_terminal() {
     let stage = Stage::new().await;
     let mut screen = Screen::run(&stage, &["call", "demo.report", "-p", "topic=tides", "-p", "audience=all"]);
     screen.shows("? Which format would you like: PDF or Markdown?").await;
@@ -71,10 +71,10 @@ async fn a_question_is_asked_and_answered_on_the_terminal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_secret_does_not_show() {
+async fn a_secret_answer_is_hidden() {
     let stage = Stage::new().await;
     let mut screen = Screen::run(&stage, &["call", "demo.auth", "x"]);
-    screen.shows("what you type is not shown").await;
+    screen.shows("your input is hidden").await;
     screen.shows("> ").await;
     screen.types("t0ps3cret\n");
     let shown = screen.shows("Signed in; the work is done.").await;
@@ -83,22 +83,22 @@ async fn a_secret_does_not_show() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_leaves_a_question_is_told_how_to_answer_it_later() {
+async fn an_interrupted_question_shows_how_to_answer_later() {
     let stage = Stage::new().await;
     let mut screen = Screen::run(&stage, &["call", "demo.auth", "x"]);
     screen.shows("> ").await;
     interrupt(&screen.child, Signal::SIGINT);
     let shown = screen.shows("call demo --answer").await;
-    assert!(shown.contains("left without an answer; the agent waits"), "{shown}");
+    assert!(shown.contains("interrupted; the agent still waits for an answer"), "{shown}");
     assert_eq!(ended(&mut screen.child).await.code(), Some(130));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ctrl_c_leaves_a_call_that_takes_long() {
+async fn ctrl_c_stops_waiting_for_a_call() {
     let stage = Stage::new().await;
     let mut screen = Screen::run(&stage, &["call", "demo.slow", "6"]);
     screen.shows("waiting for the agent").await;
     interrupt(&screen.child, Signal::SIGINT);
-    screen.shows("left; the agent was not told and may go on").await;
+    screen.shows("interrupted; the task may still be running").await;
     assert_eq!(ended(&mut screen.child).await.code(), Some(130));
 }

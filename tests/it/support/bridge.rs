@@ -155,7 +155,7 @@ impl Builder {
             .spawn()
             .expect("the bridge starts");
         let bridge = Bridge { child, log, client, prefix, registry, mark, nats, dir };
-        eventually(SOON, || async { bridge.log().contains("serving; Ctrl-C").then_some(()) }).await;
+        eventually(SOON, || async { bridge.log().contains("serving; stop with Ctrl-C").then_some(()) }).await;
         bridge
     }
 }

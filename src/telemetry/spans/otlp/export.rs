@@ -1,8 +1,8 @@
-//! The way of finished spans to the collector, and what is said when there is none.
+//! Sends finished spans to the collector, and logs when that fails.
 
 use crate::text::error_chain;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use opentelemetry::trace::TracerProvider as _;
@@ -14,19 +14,20 @@ use opentelemetry_sdk::resource::{EnvResourceDetector, TelemetryResourceDetector
 use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracerProvider, SpanData};
 use url::Url;
 
-use super::{TRACER, collector, variable};
+use super::super::{collector_variable, first_variable, variable};
+use super::{TRACER, Tracer};
 
 const NAME: &str = env!("CARGO_PKG_NAME");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// How long the end of the bridge waits for the last spans to leave.
-const FLUSH: Duration = Duration::from_secs(2);
-/// How long is silence after a warning that spans are lost.
-const QUIET: Duration = Duration::from_secs(300);
+/// How long the bridge waits for the export of the last spans before it exits.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Shortest time between two warnings about lost spans.
+const WARN_INTERVAL: Duration = Duration::from_secs(300);
 /// The specification's default for one export.
-const TIMEOUT: Duration = Duration::from_secs(10);
-/// The specification's default for spans that wait.
-const QUEUE: u64 = 2048;
-/// What the SDK understands; it takes anything else for the default without a word.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The specification's default for the number of queued spans.
+const DEFAULT_QUEUE: u64 = 2048;
+/// The samplers of the SDK, which silently replaces any other name with its default.
 const SAMPLERS: [&str; 6] = [
     "always_on",
     "always_off",
@@ -36,68 +37,67 @@ const SAMPLERS: [&str; 6] = [
     "parentbased_traceidratio",
 ];
 
-/// All spans since the start: what is not delivered in the end was lost.
-pub(super) static COUNTS: Counts = Counts { ended: AtomicU64::new(0), delivered: AtomicU64::new(0) };
-
-pub(super) struct Counts {
-    pub(super) ended: AtomicU64,
-    delivered: AtomicU64,
+/// Spans since the start of the program. In the end, every span that was not delivered is lost.
+#[derive(Debug, Clone, Default)]
+struct SpanCounts {
+    ended: Arc<AtomicU64>,
+    delivered: Arc<AtomicU64>,
 }
 
-/// Why no spans are exported although there is a collector.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
-    #[error("{0} is not an http or https address")]
+    #[error("{0} is not an http or https URL")]
     Address(&'static str),
-    #[error("{0} asks for a protocol other than `http/protobuf`")]
+    #[error("{0} names a protocol other than `http/protobuf`, the only one supported")]
     Protocol(&'static str),
-    #[error("no HTTP client can be made")]
+    #[error("cannot create the HTTP client")]
     Http(#[source] reqwest::Error),
-    #[error("the exporter cannot be made")]
+    #[error("cannot create the exporter")]
     Exporter(#[source] ExporterBuildError),
 }
 
-/// Spans are exported while it exists.
+/// Exports spans until it is dropped, which flushes the queue.
 #[derive(Debug)]
-pub struct Exporting(Option<SdkTracerProvider>);
+pub(crate) struct SpanExport {
+    provider: SdkTracerProvider,
+    counts: SpanCounts,
+}
 
-/// Begins to export spans, if the environment says where to. Call it outside of the runtime: the SDK has
-/// threads of its own.
-pub fn start() -> Exporting {
+/// Starts the export if the environment names a collector. Call it outside of the runtime: the SDK has its own threads.
+pub(crate) fn start_export() -> Option<SpanExport> {
     let is_off = variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
         || variable("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
-    let Some((name, value)) = collector().filter(|_| !is_off) else {
-        return Exporting(None);
-    };
-    let provider = match provider(name, &value) {
+    let (name, value) = collector_variable().filter(|_| !is_off)?;
+    let counts = SpanCounts::default();
+    let provider = match provider(name, &value, counts.clone()) {
         Ok(provider) => provider,
         Err(error) => {
             tracing::warn!(error = error_chain(&error), "no spans are exported");
-            return Exporting(None);
+            return None;
         }
     };
     let scope = InstrumentationScope::builder(NAME).with_version(VERSION).build();
-    let _ = TRACER.set(provider.tracer_with_scope(scope));
-    Exporting(Some(provider))
+    let sdk = provider.tracer_with_scope(scope);
+    let _ = TRACER.set(Tracer { sdk, ended_spans: Arc::clone(&counts.ended) });
+    Some(SpanExport { provider, counts })
 }
 
-fn provider(name: &'static str, value: &str) -> Result<SdkTracerProvider, ExportError> {
+fn provider(name: &'static str, value: &str, counts: SpanCounts) -> Result<SdkTracerProvider, ExportError> {
     let address = Url::parse(value).map_err(|_| ExportError::Address(name))?;
     if !matches!(address.scheme(), "http" | "https") {
         return Err(ExportError::Address(name));
     }
-    let protocol = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
-    let protocol = protocol.into_iter().find_map(|name| Some((name, variable(name)?)));
+    let protocol = first_variable(["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]);
     if let Some((name, _)) = protocol.filter(|(_, value)| !value.eq_ignore_ascii_case("http/protobuf")) {
         return Err(ExportError::Protocol(name));
     }
     if let Some(sampler) = variable("OTEL_TRACES_SAMPLER").filter(|name| !SAMPLERS.contains(&name.as_str())) {
-        tracing::warn!(sampler, "OTEL_TRACES_SAMPLER is not known; every trace that begins here is sampled");
+        tracing::warn!(sampler, "unknown OTEL_TRACES_SAMPLER; sampling every trace that starts here");
     }
     let timeout = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"];
     let timeout = timeout.into_iter().find_map(|name| variable(name)?.parse().ok());
-    let timeout = timeout.map_or(TIMEOUT, Duration::from_millis);
-    // As for agents: headers that were meant for this address go to no other.
+    let timeout = timeout.map_or(DEFAULT_TIMEOUT, Duration::from_millis);
+    // No redirects: the configured headers may hold credentials for this address only.
     let http = reqwest::blocking::Client::builder()
         .user_agent(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
@@ -105,22 +105,23 @@ fn provider(name: &'static str, value: &str) -> Result<SdkTracerProvider, Export
         .timeout(timeout)
         .build()
         .map_err(ExportError::Http)?;
-    // Address, headers and compression come from the environment.
+    // The exporter reads the address, headers and compression from the environment.
     let exporter = SpanExporter::builder().with_http().with_http_client(http).with_timeout(timeout);
     let exporter = exporter.build().map_err(ExportError::Exporter)?;
 
-    // The rest of the address may hold a secret.
+    // The path and query of the address may hold a secret.
     let collector = address.origin().ascii_serialization();
-    tracing::info!(collector, "spans of calls are exported");
-    let queue = variable("OTEL_BSP_MAX_QUEUE_SIZE").and_then(|size| size.parse().ok()).unwrap_or(QUEUE);
-    let watched = Watched { exporter, collector, queue, trouble: Mutex::default() };
+    tracing::info!(collector, "exporting spans of calls");
+    let queue =
+        variable("OTEL_BSP_MAX_QUEUE_SIZE").and_then(|size| size.parse().ok()).unwrap_or(DEFAULT_QUEUE);
+    let monitored = MonitoredExporter { exporter, collector, queue, counts, health: Mutex::default() };
     Ok(SdkTracerProvider::builder()
         .with_resource(resource())
-        .with_span_processor(BatchSpanProcessor::builder(watched).build())
+        .with_span_processor(BatchSpanProcessor::builder(monitored).build())
         .build())
 }
 
-/// Who we are: what the environment says goes before what we say.
+/// The environment takes precedence over the built-in name and version.
 fn resource() -> Resource {
     let resource = Resource::builder_empty()
         .with_detector(Box::new(TelemetryResourceDetector))
@@ -133,54 +134,54 @@ fn resource() -> Resource {
     }
 }
 
-impl Drop for Exporting {
+impl Drop for SpanExport {
     fn drop(&mut self) {
-        let Some(provider) = self.0.take() else { return };
-        // Whether all went well is seen in the counts.
-        let _ = provider.shutdown_with_timeout(FLUSH);
-        let lost = COUNTS.ended.load(Relaxed).saturating_sub(COUNTS.delivered.load(Relaxed));
+        // Ignores the result: the counts show what was lost.
+        let _ = self.provider.shutdown_with_timeout(FLUSH_TIMEOUT);
+        let lost = self.counts.ended.load(Relaxed).saturating_sub(self.counts.delivered.load(Relaxed));
         if lost > 0 {
-            tracing::warn!(lost, "not all spans of calls were exported");
+            tracing::warn!(lost, "some spans of calls were not exported");
         }
     }
 }
 
-/// The exporter, and an eye on it: the SDK would complain of every batch.
+/// Logs failures at a limited rate; the SDK would log every failed batch.
 #[derive(Debug)]
-struct Watched {
+struct MonitoredExporter {
     exporter: SpanExporter,
     collector: String,
     queue: u64,
-    trouble: Mutex<Trouble>,
+    counts: SpanCounts,
+    health: Mutex<ExportHealth>,
 }
 
 #[derive(Debug, Default)]
-struct Trouble {
-    /// Delivered or lost, as far as known.
+struct ExportHealth {
+    /// Spans known to be delivered or lost.
     settled: u64,
     lost: u64,
-    warned: Option<Instant>,
-    is_told: bool,
+    last_warning: Option<Instant>,
+    is_failing: bool,
 }
 
-impl opentelemetry_sdk::trace::SpanExporter for Watched {
+impl opentelemetry_sdk::trace::SpanExporter for MonitoredExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let count = batch.len() as u64;
         let result = self.exporter.export(batch).await;
         if result.is_ok() {
-            COUNTS.delivered.fetch_add(count, Relaxed);
+            self.counts.delivered.fetch_add(count, Relaxed);
         }
         let failure = result.as_ref().err().map(ToString::to_string);
-        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        let ended = COUNTS.ended.load(Relaxed);
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.counts.ended.load(Relaxed);
         let collector = &self.collector;
-        match trouble.after(count, failure, ended, self.queue) {
-            Some(News::Lost(reason)) => {
-                let lost = trouble.lost;
-                tracing::warn!(%collector, reason, lost, "spans of calls are lost; the calls go on");
+        match health.after_batch(count, failure, ended, self.queue) {
+            Some(HealthChange::Failing(reason)) => {
+                let lost = health.lost;
+                tracing::warn!(%collector, reason, lost, "losing spans of calls; the calls themselves are not affected");
             }
-            Some(News::Well) => {
-                tracing::info!(%collector, lost = trouble.lost, "spans of calls are exported again");
+            Some(HealthChange::Recovered) => {
+                tracing::info!(%collector, lost = health.lost, "exporting spans of calls again");
             }
             None => {}
         }
@@ -200,32 +201,37 @@ impl opentelemetry_sdk::trace::SpanExporter for Watched {
     }
 }
 
-/// What is worth a line in the log.
 #[derive(Debug, PartialEq, Eq)]
-enum News {
-    Lost(String),
-    Well,
+enum HealthChange {
+    Failing(String),
+    Recovered,
 }
 
-impl Trouble {
-    /// A batch of `count` has left or failed, when `ended` spans had ended and `queue` can wait at most.
-    /// One warning in [`QUIET`], and one line when all is well again after it.
-    fn after(&mut self, count: u64, failure: Option<String>, ended: u64, queue: u64) -> Option<News> {
+impl ExportHealth {
+    /// Records a batch of `count` spans, after `ended` spans in total, of which the queue holds at most `queue`.
+    /// Returns what to log: at most one warning per [`WARN_INTERVAL`], and one line after the recovery.
+    fn after_batch(
+        &mut self,
+        count: u64,
+        failure: Option<String>,
+        ended: u64,
+        queue: u64,
+    ) -> Option<HealthChange> {
         self.settled += count;
         self.lost += if failure.is_some() { count } else { 0 };
-        // What is more than the queue holds cannot be waiting.
+        // Spans that exceed the queue were dropped.
         let dropped = ended.saturating_sub(self.settled + queue);
         self.settled += dropped;
         self.lost += dropped;
         let slow = || (dropped > 0).then(|| "the collector is slower than the calls".to_owned());
         match failure.or_else(slow) {
-            Some(reason) if self.warned.is_none_or(|at| at.elapsed() >= QUIET) => {
-                (self.warned, self.is_told) = (Some(Instant::now()), true);
-                Some(News::Lost(reason))
+            Some(reason) if self.last_warning.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) => {
+                (self.last_warning, self.is_failing) = (Some(Instant::now()), true);
+                Some(HealthChange::Failing(reason))
             }
-            None if self.is_told => {
-                self.is_told = false;
-                Some(News::Well)
+            None if self.is_failing => {
+                self.is_failing = false;
+                Some(HealthChange::Recovered)
             }
             _ => None,
         }
@@ -237,24 +243,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collector_in_trouble_is_told_of_once_and_every_span_is_counted() {
-        let mut trouble = Trouble::default();
+    fn a_failing_collector_is_reported_once_and_every_span_is_counted() {
+        let mut health = ExportHealth::default();
         let refused = || Some("refused".to_owned());
-        assert_eq!(trouble.after(2, None, 4, 2), None);
-        assert_eq!(trouble.after(2, refused(), 4, 2), Some(News::Lost("refused".to_owned())));
-        assert_eq!(trouble.after(1, refused(), 6, 2), None);
-        assert_eq!(trouble.after(1, None, 6, 2), Some(News::Well));
-        assert_eq!(trouble.after(1, None, 7, 2), None);
-        assert_eq!((trouble.settled, trouble.lost), (7, 3));
+        assert_eq!(health.after_batch(2, None, 4, 2), None);
+        assert_eq!(health.after_batch(2, refused(), 4, 2), Some(HealthChange::Failing("refused".to_owned())));
+        assert_eq!(health.after_batch(1, refused(), 6, 2), None);
+        assert_eq!(health.after_batch(1, None, 6, 2), Some(HealthChange::Recovered));
+        assert_eq!(health.after_batch(1, None, 7, 2), None);
+        assert_eq!((health.settled, health.lost), (7, 3));
     }
 
     #[test]
     fn spans_that_did_not_fit_into_the_queue_are_lost() {
-        let mut trouble = Trouble::default();
-        let slow = trouble.after(1, None, 10, 2);
-        assert!(matches!(&slow, Some(News::Lost(reason)) if reason.contains("slower")), "{slow:?}");
-        assert_eq!(trouble.lost, 7);
-        assert_eq!(trouble.after(2, None, 10, 2), Some(News::Well));
-        assert_eq!((trouble.settled, trouble.lost), (10, 7));
+        let mut health = ExportHealth::default();
+        let slow = health.after_batch(1, None, 10, 2);
+        assert!(
+            matches!(&slow, Some(HealthChange::Failing(reason)) if reason.contains("slower")),
+            "{slow:?}"
+        );
+        assert_eq!(health.lost, 7);
+        assert_eq!(health.after_batch(2, None, 10, 2), Some(HealthChange::Recovered));
+        assert_eq!((health.settled, health.lost), (10, 7));
     }
 }

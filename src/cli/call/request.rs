@@ -1,5 +1,6 @@
-//! What is sent: a request body from arguments, files read and encoded.
+//! The arguments that become the body of a request.
 
+use std::fmt::Display;
 use std::io::Read as _;
 use std::path::Path;
 
@@ -7,11 +8,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
-use crate::cli::{Failure, USAGE};
+use crate::cli::{CliError, CliResult, USAGE};
 
-/// Files that are sent as they are must fit into a message anyway.
+/// More than any NATS message can hold; avoids reading huge files.
 const MAX_FILE: u64 = 64 << 20;
-/// Names of parameters that have an option of their own.
+/// Fields of the body that are not parameters of the skill, and how to set them.
 const RESERVED: [(&str, &str); 4] = [
     ("prompt", "give the text as an argument"),
     ("files", "use `--file`"),
@@ -19,33 +20,31 @@ const RESERVED: [(&str, &str); 4] = [
     ("meta", "use `--session` and `--reference`"),
 ];
 
-/// What to send.
 #[derive(Debug, Default, clap::Args)]
-#[command(next_help_heading = "What to send")]
-pub(in crate::cli) struct Content {
-    /// The text to send; `-` reads it from stdin
+#[command(next_help_heading = "Request")]
+pub(in crate::cli) struct RequestArgs {
+    /// Text to send; `-` reads it from stdin
     #[arg(help_heading = None)]
     text: Option<String>,
-    /// A parameter of the skill, as its description names it; may be repeated
+    /// Parameter of the skill; `skills` lists the required ones (repeatable)
     #[arg(long = "param", short, value_name = "NAME=VALUE")]
     params: Vec<String>,
-    /// Structured data to send along: a JSON object, or `@FILE` with one
+    /// JSON object to send as structured data, or `@FILE` to read it from a file
     #[arg(long, value_name = "JSON")]
     data: Option<String>,
-    /// A file to send along, or the URL of one; may be repeated
+    /// File to send, or the URL of a file (repeatable)
     #[arg(long = "file", short, value_name = "FILE")]
     files: Vec<String>,
-    /// Go on with this conversation
+    /// Continue the session with this id
     #[arg(long, short, value_name = "ID")]
     session: Option<String>,
-    /// An earlier task that the text refers to; may be repeated
+    /// Id of an earlier task that the text refers to (repeatable)
     #[arg(long = "reference", value_name = "TASK")]
     references: Vec<String>,
 }
 
-impl Content {
-    /// The body of a request to a skill.
-    pub(super) fn body(&self) -> Result<Value, Failure> {
+impl RequestArgs {
+    pub(super) fn body(&self) -> CliResult<Value> {
         let mut body = Map::new();
         if let Some(text) = self.text()? {
             body.insert("prompt".to_owned(), text.into());
@@ -54,7 +53,7 @@ impl Content {
             let (name, value) = param
                 .split_once('=')
                 .filter(|(name, _)| !name.is_empty())
-                .ok_or_else(|| usage(format!("`--param {param}` is not of the form NAME=VALUE")))?;
+                .ok_or_else(|| usage(format!("`--param {param}` does not have the form NAME=VALUE")))?;
             if let Some((_, instead)) = RESERVED.iter().find(|(reserved, _)| *reserved == name) {
                 return Err(usage(format!("`{name}` is not a parameter of the skill; {instead}")));
             }
@@ -63,7 +62,7 @@ impl Content {
             }
         }
         if let Some(data) = &self.data {
-            body.insert("data".to_owned(), object(data)?);
+            body.insert("data".to_owned(), parse_object(data)?);
         }
         if !self.files.is_empty() {
             body.insert("files".to_owned(), self.files()?);
@@ -81,17 +80,10 @@ impl Content {
         Ok(body.into())
     }
 
-    /// The body of an answer to a question.
-    pub(super) fn answer(&self, follow_up: &str) -> Result<Value, Failure> {
-        if !self.params.is_empty()
-            || self.data.is_some()
-            || self.session.is_some()
-            || !self.references.is_empty()
-        {
-            return Err(usage("an answer is text and files only".to_owned()));
-        }
-        let text =
-            self.text()?.ok_or_else(|| usage("give the answer as text, or `-` for stdin".to_owned()))?;
+    pub(super) fn answer_body(&self, follow_up: &str) -> CliResult<Value> {
+        let text = self
+            .text()?
+            .ok_or_else(|| usage("the answer is missing: give it as text, or `-` to read it from stdin"))?;
         let mut body = json!({"follow_up_id": follow_up, "user_response": text});
         if let (Some(body), false) = (body.as_object_mut(), self.files.is_empty()) {
             body.insert("files".to_owned(), self.files()?);
@@ -99,7 +91,7 @@ impl Content {
         Ok(body)
     }
 
-    fn text(&self) -> Result<Option<String>, Failure> {
+    fn text(&self) -> CliResult<Option<String>> {
         if self.text.as_deref() != Some("-") {
             return Ok(self.text.clone());
         }
@@ -108,39 +100,39 @@ impl Content {
             .lock()
             .read_to_string(&mut text)
             .map_err(|error| usage(format!("cannot read the text from stdin: {error}")))?;
-        // The line break at the end is the shell's, not the user's.
+        // The last line break comes from the shell, not from the user.
         Ok(Some(text.strip_suffix('\n').unwrap_or(&text).to_owned()))
     }
 
-    fn files(&self) -> Result<Value, Failure> {
-        self.files.iter().map(|file| encoded(file)).collect()
+    fn files(&self) -> CliResult<Value> {
+        self.files.iter().map(|file| encode_file(file)).collect()
     }
 }
 
-fn object(data: &str) -> Result<Value, Failure> {
+fn parse_object(data: &str) -> CliResult<Value> {
     let text = match data.strip_prefix('@') {
         None => data.to_owned(),
         Some(path) => std::fs::read_to_string(path)
-            .map_err(|error| usage(format!("`--data @{path}` cannot be read: {error}")))?,
+            .map_err(|error| usage(format!("cannot read `--data @{path}`: {error}")))?,
     };
     match serde_json::from_str::<Value>(&text) {
         Ok(value) if value.is_object() => Ok(value),
-        Ok(_) => Err(usage("`--data` is not a JSON object, like {\"days\": 3}".to_owned())),
+        Ok(_) => Err(usage("`--data` is not a JSON object, like {\"days\": 3}")),
         Err(error) => Err(usage(format!("`--data` is not JSON: {error}"))),
     }
 }
 
-fn encoded(file: &str) -> Result<Value, Failure> {
+fn encode_file(file: &str) -> CliResult<Value> {
     if ["https://", "http://", "obj://"].iter().any(|scheme| file.starts_with(scheme)) {
         return Ok(file.into());
     }
     let path = Path::new(file);
-    let unreadable = |error: std::io::Error| usage(format!("`--file {file}` cannot be read: {error}"));
-    let size = std::fs::metadata(path).map_err(unreadable)?.len();
+    let read_error = |error: std::io::Error| usage(format!("cannot read `--file {file}`: {error}"));
+    let size = std::fs::metadata(path).map_err(read_error)?.len();
     if size > MAX_FILE {
-        return Err(usage(format!("`--file {file}` has {size} bytes; {MAX_FILE} is the most")));
+        return Err(usage(format!("`--file {file}` has {size} bytes; the limit is {MAX_FILE}")));
     }
-    let bytes = std::fs::read(path).map_err(unreadable)?;
+    let bytes = std::fs::read(path).map_err(read_error)?;
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(json!({
         "name": name,
@@ -149,7 +141,7 @@ fn encoded(file: &str) -> Result<Value, Failure> {
     }))
 }
 
-/// The media types of files that people send; everything else is just bytes.
+/// Common media types; any other file is sent as `application/octet-stream`.
 const MIME_TYPES: [(&str, &str); 24] = [
     ("csv", "text/csv"),
     ("doc", "application/msword"),
@@ -191,8 +183,8 @@ pub(super) fn extension(mime: &str) -> Option<&'static str> {
     known.find(|(_, known)| *known == mime).map(|(extension, _)| *extension)
 }
 
-fn usage(message: String) -> Failure {
-    Failure::new(USAGE, anyhow::anyhow!(message)).hint("`a2a-bridge call --help` explains the options")
+fn usage(message: impl Display) -> CliError {
+    CliError::msg(USAGE, message).hint("`a2a-bridge call --help` explains the options")
 }
 
 #[cfg(test)]
@@ -200,16 +192,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_holds_what_was_given_and_nothing_else() {
-        let content = Content {
+    fn a_body_has_only_the_given_fields() {
+        let args = RequestArgs {
             params: vec!["topic=tides=high".into(), "audience=".into()],
             data: Some(r#"{"days": 3}"#.into()),
             files: vec!["https://example.org/a.png".into()],
             session: Some("s-1".into()),
-            ..Content::default()
+            ..RequestArgs::default()
         };
         assert_eq!(
-            content.body().unwrap(),
+            args.body().unwrap(),
             json!({
                 "topic": "tides=high", "audience": "", "data": {"days": 3}, "files": ["https://example.org/a.png"],
                 "meta": {"session_id": "s-1"},
@@ -218,18 +210,18 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_is_said_before_it_is() {
-        let wrong = |content: Content| content.body().unwrap_err().error.to_string();
-        let params = |params: &[&str]| Content {
+    fn invalid_arguments_are_rejected() {
+        let wrong = |args: RequestArgs| args.body().unwrap_err().error.to_string();
+        let params = |params: &[&str]| RequestArgs {
             params: params.iter().map(|&param| param.into()).collect(),
-            ..Content::default()
+            ..RequestArgs::default()
         };
         assert!(wrong(params(&["topic"])).contains("NAME=VALUE"));
         assert!(wrong(params(&["a=1", "a=2"])).contains("twice"));
         assert!(wrong(params(&["prompt=x"])).contains("as an argument"));
-        let data = Content { data: Some("[1]".into()), ..Content::default() };
+        let data = RequestArgs { data: Some("[1]".into()), ..RequestArgs::default() };
         assert!(wrong(data).contains("not a JSON object"));
-        let file = Content { files: vec!["/nowhere/x.png".into()], ..Content::default() };
+        let file = RequestArgs { files: vec!["/nowhere/x.png".into()], ..RequestArgs::default() };
         assert!(wrong(file).contains("/nowhere/x.png"));
     }
 

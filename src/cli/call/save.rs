@@ -1,4 +1,4 @@
-//! Files that an agent sends: listed, or saved under names that cannot lead anywhere else.
+//! Files in a reply: listed, or saved under names that cannot leave the target directory.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -8,84 +8,82 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::body::extension;
-use crate::cli::client::Fields as _;
-use crate::cli::output::{one_line, remark, size};
-use crate::cli::{Failure, TROUBLE};
+use super::request::extension;
+use crate::cli::client::JsonFields as _;
+use crate::cli::output::{eprintln_dim, format_size, one_line};
+use crate::cli::{CliError, CliResult, FAILED};
 use crate::text::{head, shorten};
 
-/// Longest file name that is made from an agent's.
+/// Longest file name, without its extension.
 const MAX_NAME: usize = 100;
-/// How many other names are tried when one is taken.
-const MAX_TRIES: usize = 1000;
+/// How many numbered names to try if a file exists.
+const MAX_ATTEMPTS: usize = 1000;
 
-/// What to do with files.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Output")]
-pub(in crate::cli) struct Save {
-    /// Save the files of the reply in this folder
+pub(in crate::cli) struct SaveArgs {
+    /// Save the files of the reply in this directory
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
-    /// Overwrite files in the folder of `--save`, instead of choosing another name
+    /// Overwrite existing files in that directory instead of choosing new names
     #[arg(long, requires = "save")]
     force: bool,
 }
 
-impl Save {
-    /// Saves or lists the files of a reply.
-    pub(super) fn take(&self, files: &[Value]) -> Result<(), Failure> {
+impl SaveArgs {
+    pub(super) fn save_or_list(&self, files: &[Value]) -> CliResult<()> {
         if let (Some(dir), false) = (&self.save, files.is_empty()) {
-            std::fs::create_dir_all(dir).map_err(|error| failure(dir, error))?;
+            std::fs::create_dir_all(dir).map_err(|error| save_error(dir, error))?;
         }
         let mut unsaved = false;
         let mut written = Vec::new();
         for (number, file) in files.iter().enumerate() {
-            let name = one_line(file.text("/name").unwrap_or("a file without a name"));
+            let name = one_line(file.text("/name").unwrap_or("unnamed file"));
             let name = shorten(&name, MAX_NAME);
             if let Some(url) = file.text("/url") {
-                remark(format_args!("file: {name} at {}", one_line(url)));
+                eprintln_dim(format_args!("file: {name} at {}", one_line(url)));
                 continue;
             }
             let Ok(bytes) = STANDARD.decode(file.text("/bytes").unwrap_or_default()) else {
-                remark(format_args!("file: {name}, which cannot be decoded"));
+                eprintln_dim(format_args!("file: {name} (not valid base64)"));
                 continue;
             };
             let about = format!(
                 "{}, {}",
                 one_line(file.text("/mime_type").unwrap_or("unknown type")),
-                size(bytes.len() as u64)
+                format_size(bytes.len() as u64)
             );
             match &self.save {
                 Some(dir) => {
                     let path = self.write(dir, &safe_name(file, number), &bytes, &written)?;
-                    remark(format_args!("saved: {} ({about})", path.display()));
+                    eprintln_dim(format_args!("saved: {} ({about})", path.display()));
                     written.push(path);
                 }
                 None => {
                     unsaved = true;
-                    remark(format_args!("file: {name} ({about})"));
+                    eprintln_dim(format_args!("file: {name} ({about})"));
                 }
             }
         }
         if unsaved {
-            remark("`--save DIR` saves them");
+            eprintln_dim("use `--save DIR` to save the files");
         }
         Ok(())
     }
 
-    /// `written` are the files of this reply, which must not replace one another.
-    fn write(&self, dir: &Path, name: &str, bytes: &[u8], written: &[PathBuf]) -> Result<PathBuf, Failure> {
+    /// `written` are the earlier files of this reply, which must not be overwritten even with `--force`.
+    fn write(&self, dir: &Path, name: &str, bytes: &[u8], written: &[PathBuf]) -> CliResult<PathBuf> {
         let (stem, extension) = match name.rsplit_once('.') {
             Some((stem, extension)) => (stem, format!(".{extension}")),
             None => (name, String::new()),
         };
-        for number in 0..MAX_TRIES {
+        for number in 0..MAX_ATTEMPTS {
             let path = dir.join(match number {
                 0 => name.to_owned(),
                 _ => format!("{stem}-{number}{extension}"),
             });
             if self.force && !written.contains(&path) {
-                // Not through a link that somebody put there.
+                // Removed, not truncated: the file could be a symbolic link to another directory.
                 let _ = std::fs::remove_file(&path);
             }
             match OpenOptions::new().write(true).create_new(true).open(&path) {
@@ -93,30 +91,31 @@ impl Save {
                     return file
                         .write_all(bytes)
                         .map(|()| path.clone())
-                        .map_err(|error| failure(&path, error));
+                        .map_err(|error| save_error(&path, error));
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(failure(&path, error)),
+                Err(error) => return Err(save_error(&path, error)),
             }
         }
         let error = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
-        Err(failure(&dir.join(name), error))
+        Err(save_error(&dir.join(name), error))
     }
 }
 
-fn failure(path: &Path, error: std::io::Error) -> Failure {
-    let error = anyhow::Error::new(error).context(format!("cannot save {}", path.display()));
-    Failure::new(TROUBLE, error).hint("choose another folder with `--save`")
+fn save_error(path: &Path, error: std::io::Error) -> CliError {
+    CliError::new(FAILED, error)
+        .context(format!("cannot save {}", path.display()))
+        .hint("choose another directory with `--save`")
 }
 
-/// A plain name from what the agent says: the last part, of harmless characters, never hidden.
+/// A file name from the agent's: its last path component, with safe characters only, never a hidden file.
 fn safe_name(file: &Value, number: usize) -> String {
     let name = file.text("/name").unwrap_or_default();
     let name = name.rsplit(['/', '\\']).next().unwrap_or_default();
-    let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ' ' | '+' | '@');
-    let plain: String = name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
-    let plain = plain.trim_matches([' ', '.']).trim_start_matches('-');
-    let (stem, extension_given) = plain.rsplit_once('.').unwrap_or((plain, ""));
+    let is_safe = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ' ' | '+' | '@');
+    let safe: String = name.chars().map(|c| if is_safe(c) { c } else { '_' }).collect();
+    let safe = safe.trim_matches([' ', '.']).trim_start_matches('-');
+    let (stem, extension_given) = safe.rsplit_once('.').unwrap_or((safe, ""));
     let extension = match extension_given {
         "" => file.text("/mime_type").and_then(extension).unwrap_or_default(),
         given => head(given, 16),
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_cut_and_a_missing_extension_comes_from_the_type() {
+    fn a_long_name_is_shortened_and_a_missing_extension_comes_from_the_type() {
         let long = safe_name(&json!({"name": format!("{}.{}", "a".repeat(4096), "b".repeat(4096))}), 0);
         assert!(long.len() < 128, "{long}");
         assert_eq!(safe_name(&json!({"mime_type": "image/png"}), 2), "file-3.png");
@@ -162,20 +161,20 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten_unless_that_is_asked_for() {
+    fn files_are_overwritten_only_with_force() {
         let dir = tempfile::tempdir().unwrap();
         let files = [json!({"name": "a.txt", "bytes": "bmV3"})];
         let twins =
             [json!({"name": "b.txt", "bytes": "bmV3"}), json!({"name": "b.txt", "bytes": "bmV4dA=="})];
         let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
         std::fs::write(dir.path().join("a.txt"), "old").unwrap();
-        let mut save = Save { save: Some(dir.path().to_owned()), force: false };
-        save.take(&files).unwrap();
+        let mut save = SaveArgs { save: Some(dir.path().to_owned()), force: false };
+        save.save_or_list(&files).unwrap();
         assert_eq!((read("a.txt"), read("a-1.txt")), ("old".into(), "new".into()));
         save.force = true;
-        save.take(&files).unwrap();
+        save.save_or_list(&files).unwrap();
         assert_eq!(read("a.txt"), "new");
-        save.take(&twins).unwrap();
+        save.save_or_list(&twins).unwrap();
         assert_eq!((read("b.txt"), read("b-1.txt")), ("new".into(), "next".into()));
     }
 }

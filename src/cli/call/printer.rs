@@ -1,0 +1,186 @@
+//! Prints a reply for people: the content on stdout, everything else on stderr.
+
+use std::process::ExitCode;
+
+use super::caller::CallResult;
+use super::reply::CallReply;
+use super::save::SaveArgs;
+use crate::cli::client::NatsArgs;
+use crate::cli::output::{Colour, StdStream, age, eprintln, eprintln_dim, print};
+use crate::cli::{CliResult, FAILED};
+
+#[derive(Debug)]
+pub(in crate::cli) struct ReplyPrinter<'a> {
+    pub(in crate::cli) agent: &'a str,
+    pub(in crate::cli) nats: &'a NatsArgs,
+    pub(in crate::cli) save: &'a SaveArgs,
+}
+
+impl ReplyPrinter<'_> {
+    /// Prints a reply and returns the exit code for its status.
+    pub(in crate::cli) fn print(&self, result: &CallResult) -> CliResult {
+        let reply = &result.reply;
+        match reply.status() {
+            "COMPLETED" => {
+                self.print_content(reply, result.is_displayed)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            "WORKING" => {
+                self.print_task_id(reply)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            "INPUT_REQUIRED" | "AUTH_REQUIRED" => self.print_unanswered_question(reply),
+            status => {
+                let (label, colour) = match status {
+                    "FAILED" => ("failed", Colour::Red),
+                    "REJECTED" => ("rejected by the agent", Colour::Red),
+                    "CANCELED" => ("canceled", Colour::Yellow),
+                    _ => ("error", Colour::Red),
+                };
+                let reason = match StdStream::Stderr.sanitize(reply.message().trim()) {
+                    reason if reason.is_empty() && status != "CANCELED" => ": no reason given".to_owned(),
+                    // The stream has already shown the last state of a canceled task.
+                    reason if reason.is_empty() || status == "CANCELED" && result.is_displayed => {
+                        String::new()
+                    }
+                    reason => format!(": {reason}"),
+                };
+                eprintln(format_args!("{}{reason}", StdStream::Stderr.paint(colour, label)));
+                if let Some(hint) = self.hint(reply) {
+                    eprintln(format_args!("hint: {hint}"));
+                }
+            }
+        }
+        self.save.save_or_list(reply.files())?;
+        Ok(ExitCode::from(FAILED))
+    }
+
+    fn print_content(&self, reply: &CallReply, is_displayed: bool) -> CliResult<()> {
+        let message = reply.message();
+        if !message.is_empty() && !is_displayed {
+            let end = if message.ends_with('\n') { "" } else { "\n" };
+            print(&format!("{}{end}", StdStream::Stdout.sanitize(message)))?;
+        }
+        if let Some(data) = reply.data_text() {
+            print(&format!("{data}\n"))?;
+        }
+        self.save.save_or_list(reply.files())?;
+        if message.is_empty() && reply.data().is_none() && reply.files().is_empty() {
+            eprintln_dim("completed without content");
+        }
+        Ok(())
+    }
+
+    fn print_task_id(&self, reply: &CallReply) -> CliResult<()> {
+        let Some(task) = reply.task_id() else {
+            eprintln_dim("the task is running, but the agent gave no task id");
+            return Ok(());
+        };
+        print(&format!("{}\n", StdStream::Stdout.sanitize(task)))?;
+        eprintln_dim(format_args!(
+            "the task is running; follow it with:\n  {}",
+            self.command(&format!("task watch {} {task}", self.agent))
+        ));
+        Ok(())
+    }
+
+    pub(in crate::cli) fn print_question(&self, reply: &CallReply) {
+        let message = match StdStream::Stderr.sanitize(reply.message().trim()) {
+            message if message.is_empty() => "The agent waits for an answer.".to_owned(),
+            message => message,
+        };
+        eprintln(StdStream::Stderr.paint(Colour::Bold, format_args!("? {message}")));
+        let choices = reply.choices();
+        if !choices.is_empty() {
+            eprintln_dim(format_args!("  {}", choices.join(" / ")));
+        }
+    }
+
+    fn print_unanswered_question(&self, reply: &CallReply) {
+        let what = if reply.status() == "AUTH_REQUIRED" {
+            "the agent requires authentication"
+        } else {
+            "the agent asks"
+        };
+        let message = StdStream::Stderr.sanitize(reply.message().trim());
+        eprintln(format_args!("{}: {message}", StdStream::Stderr.paint(Colour::Yellow, what)));
+        if let Some(hint) = self.how_to_answer(reply) {
+            eprintln(format_args!("hint: {hint}"));
+        }
+    }
+
+    /// The command with which the user can answer later.
+    pub(in crate::cli) fn how_to_answer(&self, reply: &CallReply) -> Option<String> {
+        let (id, expires) = reply.follow_up()?;
+        // Other users can see arguments, so a secret is read from stdin.
+        let (answer, source) = if reply.status() == "AUTH_REQUIRED" {
+            ("-", " (reads from stdin)")
+        } else {
+            ("'your answer'", "")
+        };
+        let command = self.command(&format!("call {} --answer {id} {answer}", self.agent));
+        let until = if age(expires).is_empty() { String::new() } else { format!(" until {expires}") };
+        Some(format!("answer{until} with{source}:\n  {command}"))
+    }
+
+    fn command(&self, command: &str) -> String {
+        format!("a2a-bridge {command}{}", self.nats.suggested_flags())
+    }
+
+    fn hint(&self, reply: &CallReply) -> Option<String> {
+        let agent = self.agent;
+        let task = reply.task_id();
+        let get_task = |task: &str| self.command(&format!("task get {agent} {task}"));
+        let text = match (reply.status(), reply.error_code()) {
+            ("FAILED" | "REJECTED", _) => {
+                "the agent gave this reason; change the request, or see the agent's log"
+            }
+            ("CANCELED", _) => return None,
+            (_, "invalid_request") => {
+                let skills = self.command(&format!("skills {agent}"));
+                return Some(format!("`{skills}` lists the skills and their parameters"));
+            }
+            (_, "not_found") => "the id may be mistyped, belong to another agent, or have expired",
+            (_, "follow_up_used") => "the question was already answered; call the skill again for a new one",
+            (_, "follow_up_expired") => {
+                "call the skill again; `input_required_ttl` in the bridge's configuration sets the time limit"
+            }
+            (_, "not_cancelable") => match task {
+                Some(task) => return Some(format!("`{}` shows how it ended", get_task(task))),
+                None => "the task has ended, or the agent does not support cancellation",
+            },
+            (_, "too_large") => {
+                "request less; the limits are `max_response_size` in the bridge's configuration and `max_payload` of nats-server"
+            }
+            (_, "busy") => "try again; `max_in_flight` in the bridge's configuration is the limit",
+            (_, "agent_error") => return Some(agent_error_hint(reply, agent)),
+            (_, "agent_unavailable") => {
+                return Some(format!("`{}` shows the state of the agent", self.command("agents")));
+            }
+            (_, "task_lost") => "the agent has restarted; call the skill again",
+            (_, "timeout") => {
+                "raise the limit with `--timeout`, or use `--submit` to let the task run on its own"
+            }
+            (_, "outcome_unknown") => match task {
+                Some(task) => return Some(format!("`{}` may show the outcome later", get_task(task))),
+                None => "repeat the call only if that is safe",
+            },
+            _ => "see the bridge's log; if this looks like a bug, please report it",
+        };
+        Some(text.to_owned())
+    }
+}
+
+fn agent_error_hint(reply: &CallReply, agent: &str) -> String {
+    match reply.error_number("http_status") {
+        Some(401 | 403) => {
+            "the agent requires credentials: set `bearer_token`, `headers` or `auth` in the bridge's configuration"
+                .to_owned()
+        }
+        Some(429 | 503) => "the agent is overloaded; try again later".to_owned(),
+        _ if reply.error_number("a2a_code").is_some() => {
+            format!("if the bridge launched the agent, `a2a-bridge logs {agent}` may show more")
+        }
+        _ => "see the agent's log".to_owned(),
+    }
+}

@@ -1,0 +1,81 @@
+//! Requests to the control subjects of an agent. Every bridge that serves the agent answers for its own process.
+
+use std::time::Duration;
+
+use async_nats::{HeaderMap, Message};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::client::{MeshClient, NoReply, Replies};
+use super::output::eprintln_dim;
+use super::{CliError, CliResult, FAILED, UNAVAILABLE};
+use crate::bus::control::LogsRequest;
+use crate::bus::subject::Token;
+
+/// Time limit for the first reply to `show` and `logs`.
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Silence after which the user learns how long the command may still wait.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// Time limit for further replies after the first one.
+const OTHER_REPLIES: Duration = Duration::from_millis(150);
+
+/// Sends a request and collects the replies of all bridges.
+pub(super) async fn request_all<T: DeserializeOwned>(
+    mesh: &MeshClient,
+    agent: &str,
+    verb: &str,
+    body: &LogsRequest,
+    timeout: Duration,
+) -> CliResult<Vec<T>> {
+    let mut replies = request(mesh, agent, verb, body).await?;
+    let mut first = replies.next(PATIENCE).await;
+    if matches!(first, Err(NoReply::Timeout(_))) {
+        eprintln_dim(format_args!("no reply yet; waiting up to {}s", timeout.as_secs()));
+        first = replies.next(timeout.saturating_sub(PATIENCE)).await.map_err(|reason| match reason {
+            NoReply::Timeout(_) => NoReply::Timeout(timeout),
+            other => other,
+        });
+    }
+    let first = first.map_err(|reason| no_reply_error(mesh, agent, verb, reason))?;
+    let mut all = vec![parse(&first)?];
+    while let Ok(message) = replies.next(OTHER_REPLIES).await {
+        all.push(parse(&message)?);
+    }
+    Ok(all)
+}
+
+pub(super) async fn request(
+    mesh: &MeshClient,
+    agent: &str,
+    verb: &str,
+    body: &LogsRequest,
+) -> CliResult<Replies> {
+    let subject = mesh.subjects.control(&Token::new(agent), verb);
+    let body = serde_json::to_vec(body).map_err(CliError::internal)?;
+    mesh.request(subject, HeaderMap::new(), body.into()).await
+}
+
+pub(super) fn parse<T: DeserializeOwned>(message: &Message) -> CliResult<T> {
+    #[derive(Deserialize)]
+    struct ErrorReply {
+        message: String,
+    }
+    serde_json::from_slice(&message.payload).map_err(|error| match serde_json::from_slice(&message.payload) {
+        Ok(ErrorReply { message }) => CliError::msg(FAILED, message),
+        Err(_) => CliError::new(FAILED, error).context("cannot parse the reply of the bridge"),
+    })
+}
+
+fn no_reply_error(mesh: &MeshClient, agent: &str, verb: &str, reason: NoReply) -> CliError {
+    let control = format!("{}.control.>", mesh.subjects.prefix());
+    let verb = if verb == "logs" { "show the logs of" } else { verb };
+    let what = format!("cannot {verb} `{agent}`");
+    match reason {
+        NoReply::NoResponders => CliError::msg(UNAVAILABLE, format!("no bridge serves an agent `{agent}`"))
+            .hint("`a2a-bridge agents` lists the agents on NATS"),
+        NoReply::Closed => CliError::from(reason).context(what),
+        NoReply::Timeout(_) | NoReply::Denied(_) => CliError::from(reason)
+            .context(what)
+            .hint(format!("this requires the permission to publish to `{control}`")),
+    }
+}
