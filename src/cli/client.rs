@@ -68,7 +68,7 @@ impl NatsArgs {
             )
         })?;
         let config = self.nats_config()?;
-        let servers: Vec<_> = config.url.iter().map(|url| without_user_info(url)).collect();
+        let servers: Vec<_> = config.url.iter().map(without_user_info).collect();
         let servers = servers.join(", ");
         let (denied, denials) = watch::channel(None);
         let options = connect::options(&config).await.map_err(|error| {
