@@ -107,14 +107,10 @@ impl AnswerText {
         }
         let is_current = |current: &(usize, usize)| current.0 == position;
         // Some agents send the whole text again with every token instead of appending.
-        if let Some((_, length)) = self.current.as_mut().filter(|current| is_current(current)) {
-            let before = self.run_on.get(self.run_on.len().saturating_sub(*length)..).unwrap_or_default();
+        if let Some((_, length)) = self.current.filter(is_current) {
+            let before = self.run_on.get(self.run_on.len().saturating_sub(length)..).unwrap_or_default();
             if let Some(more) = text.strip_prefix(before) {
-                let more = more.to_owned();
-                *length = text.len();
-                self.joined.push_str(&more);
-                self.run_on.push_str(&more);
-                return (!more.is_empty()).then_some(more);
+                return (!more.is_empty()).then(|| self.append(position, more.to_owned()));
             }
         }
         let added = self.add(&text);

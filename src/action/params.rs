@@ -68,30 +68,22 @@ impl Template {
 
     /// The JSON schema of a request body.
     pub(crate) fn schema(&self) -> Value {
-        let mut properties = Map::new();
-        for name in &self.names {
-            properties.insert(name.clone(), json!({"type": ["string", "number", "boolean"]}));
-        }
+        let parameter = |name: &String| (name.clone(), json!({"type": ["string", "number", "boolean"]}));
+        let mut properties: Map<_, _> = self.names.iter().map(parameter).collect();
         properties.insert("prompt".into(), json!({"type": "string"}));
         properties.insert("files".into(), files_schema());
         properties.insert("data".into(), json!({"type": "object"}));
-        properties.insert(
-            "meta".into(),
-            json!({"type": "object", "additionalProperties": false, "properties": {
-                "session_id": {"type": "string"},
-                "reference_task_ids": {"type": "array", "items": {"type": "string"}},
-                "output_modes": {"type": "array", "items": {"type": "string"}},
-            }}),
-        );
-        let mut schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
-        if let Some(object) = schema.as_object_mut() {
-            if self.names.is_empty() {
-                object.insert("required".into(), json!(["prompt"]));
-            } else {
-                object.insert("oneOf".into(), json!([{"required": self.names}, {"required": ["prompt"]}]));
-            }
-        }
-        schema
+        let meta = json!({"type": "object", "additionalProperties": false, "properties": {
+            "session_id": {"type": "string"},
+            "reference_task_ids": {"type": "array", "items": {"type": "string"}},
+            "output_modes": {"type": "array", "items": {"type": "string"}},
+        }});
+        properties.insert("meta".into(), meta);
+        let (key, required) = match self.names.is_empty() {
+            true => ("required", json!(["prompt"])),
+            false => ("oneOf", json!([{"required": self.names}, {"required": ["prompt"]}])),
+        };
+        json!({"type": "object", "properties": properties, "additionalProperties": false, key: required})
     }
 }
 

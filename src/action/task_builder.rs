@@ -341,35 +341,22 @@ impl<'a> TaskBuilder<'a> {
         let piece = &update.artifact;
         let position = index.unwrap_or(task.artifacts.len());
         let is_append = update.append && index.is_some();
-        let mut replaced = 0;
-        let added;
-        let known = match index.and_then(|index| task.artifacts.get_mut(index)) {
-            Some(known) if update.append => {
-                added = extend(&mut known.parts, &piece.parts);
-                known
-            }
-            Some(known) => {
-                replaced = length(&known.name) + size(&known.parts);
-                let name = piece.name.clone().or(known.name.take());
-                added = length(&name) + size(&piece.parts);
-                *known = Artifact { id: piece.id.clone(), name, parts: piece.parts.clone(), extras: None };
-                known
-            }
-            None => {
-                let mut new = Artifact {
-                    id: piece.id.clone(),
-                    name: piece.name.clone(),
-                    parts: Vec::new(),
-                    extras: None,
-                };
-                added =
-                    ARTIFACT + length(&piece.id) + length(&piece.name) + extend(&mut new.parts, &piece.parts);
-                task.artifacts.push(new);
-                self.index.add_last(&task.artifacts);
-                let Some(new) = task.artifacts.last_mut() else { return Ok(()) };
-                new
-            }
-        };
+        let (mut removed, mut added) = (0, 0);
+        if index.is_none() {
+            let (id, name) = (piece.id.clone(), piece.name.clone());
+            added += ARTIFACT + length(&id) + length(&name);
+            task.artifacts.push(Artifact { id, name, parts: Vec::new(), extras: None });
+            self.index.add_last(&task.artifacts);
+        }
+        let Some(known) = task.artifacts.get_mut(position) else { return Ok(()) };
+        if !is_append {
+            removed += length(&known.name) + size(&known.parts);
+            known.id.clone_from(&piece.id);
+            known.name = piece.name.clone().or(known.name.take());
+            known.parts.clear();
+            added += length(&known.name);
+        }
+        added += extend(&mut known.parts, &piece.parts);
         if self.makes_frames {
             let is_answer = self.rules.is_answer(known);
             let text = is_answer
@@ -382,7 +369,7 @@ impl<'a> TaskBuilder<'a> {
         if self.streamed.size() > self.max_size.saturating_mul(4) {
             return Err(TooLarge);
         }
-        self.resize(replaced, added)
+        self.resize(removed, added)
     }
 
     /// Reports the task's id once.

@@ -59,35 +59,6 @@ impl MemoryStore {
         };
         table.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn write_now(
-        &self,
-        kind: RecordKind,
-        key: &RecordKey,
-        expected: Revision,
-        value: Bytes,
-        ttl: Duration,
-    ) -> Result<Revision, WriteError> {
-        let now = Instant::now();
-        let mut locked = self.table(kind);
-        let RecordTable { table, revision } = &mut *locked;
-        let current = table.get(&key.agent, &key.id, now).map_or(ABSENT, |record| record.revision);
-        if current != expected {
-            return Err(WriteError::Conflict);
-        }
-        let bytes = value.len();
-        // One record never evicts all others.
-        if bytes > table.max_bytes() / 2 {
-            return Err(WriteError::Full);
-        }
-        *revision += 1;
-        let record = StoredRecord { value, revision: *revision, written_at: SystemTime::now() };
-        let written = record.revision;
-        let put = table.put(&key.agent, &key.id, record, bytes, ttl, now);
-        drop(locked);
-        // The evicted values are dropped after the lock is released.
-        put.map(|_evicted| written).map_err(|Full| WriteError::Full)
-    }
 }
 
 impl StateStore for MemoryStore {
@@ -108,7 +79,28 @@ impl StateStore for MemoryStore {
         value: Bytes,
         ttl: Duration,
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
-        ready(self.write_now(kind, key, expected, value, ttl)).boxed()
+        async move {
+            let now = Instant::now();
+            let mut locked = self.table(kind);
+            let RecordTable { table, revision } = &mut *locked;
+            let current = table.get(&key.agent, &key.id, now).map_or(ABSENT, |record| record.revision);
+            if current != expected {
+                return Err(WriteError::Conflict);
+            }
+            let bytes = value.len();
+            // One record never evicts all others.
+            if bytes > table.max_bytes() / 2 {
+                return Err(WriteError::Full);
+            }
+            *revision += 1;
+            let written = *revision;
+            let record = StoredRecord { value, revision: written, written_at: SystemTime::now() };
+            let put = table.put(&key.agent, &key.id, record, bytes, ttl, now);
+            drop(locked);
+            // The evicted values are dropped after the lock is released.
+            put.map(|_evicted| written).map_err(|Full| WriteError::Full)
+        }
+        .boxed()
     }
 
     fn scan(&self, kind: RecordKind) -> BoxStream<'_, Result<(RecordKey, StoredRecord), StoreUnavailable>> {

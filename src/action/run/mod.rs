@@ -213,8 +213,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
                 Ok(()) => return Ok(self.conclude().await?),
             }
         }
-        let answer = self.send_blocking(message).await?;
-        Ok(Box::pin(self.resume(answer.into())).await?)
+        let event = self.send_blocking(message).await?;
+        Ok(Box::pin(self.resume(event)).await?)
     }
 
     async fn stream(&mut self, message: &OutgoingMessage<'_>) -> Result<(), DeliveryError> {
@@ -231,23 +231,24 @@ impl<'a, P: Progress> CallRun<'a, P> {
         self.follow(RunPhase::Reading { events: Box::new(events), subscriptions: 0 }, task).await
     }
 
-    async fn send_blocking(&mut self, message: &OutgoingMessage<'_>) -> Result<Answer, DeliveryError> {
+    async fn send_blocking(&mut self, message: &OutgoingMessage<'_>) -> Result<Event, DeliveryError> {
         let blocking = self.agent.mode == ReplyMode::Final;
         let message = OutgoingMessage { blocking, ..*message };
         let instance = Arc::clone(&self.agent.instance);
         let is_new_task = matches!(self.recorder.input.purpose, Purpose::NewTask { .. });
         match self.agent.within(Box::pin(instance.client.send(&message, self.agent.trace))).await {
             Ok(Ok(Answer::Task(task))) if self.asks_old_question(&task) => {
-                Ok(Answer::Task(Box::pin(self.poll_past_old_question(task)).await))
+                Ok(Event::Task(Box::pin(self.poll_past_old_question(task)).await))
             }
-            Ok(Ok(answer)) => Ok(answer),
+            Ok(Ok(Answer::Task(task))) => Ok(Event::Task(task)),
+            Ok(Ok(Answer::Message(message))) => Ok(Event::Message(message)),
             // A task whose id is known can be read. A broken answer is left to the caller of this run.
             Ok(Err(error @ ClientError::Broken(_))) if is_new_task => {
                 let Some(task) = self.task_with_known_id(&message) else {
                     return Err(DeliveryError::Client(error));
                 };
                 match self.agent.get_task(task.id.as_deref().unwrap_or_default(), GET_TASK_TIMEOUT).await {
-                    Ok(Polled::Task(task)) => Ok(Answer::Task(task)),
+                    Ok(Polled::Task(task)) => Ok(Event::Task(task)),
                     Ok(_) => Err(ActionError::from_client(error).with_task(task).into()),
                     Err(interruption) => Err(self.interrupted_for(interruption, Some(task)).await.into()),
                 }
@@ -696,15 +697,6 @@ impl<'a, P: Progress> CallRun<'a, P> {
             ReplyMode::Final | ReplyMode::Stream => self.recorder.observe(&task, "", None).await.map(drop),
         };
         task.state == TaskState::Canceled
-    }
-}
-
-impl From<Answer> for Event {
-    fn from(answer: Answer) -> Self {
-        match answer {
-            Answer::Task(task) => Self::Task(task),
-            Answer::Message(message) => Self::Message(message),
-        }
     }
 }
 
