@@ -45,10 +45,10 @@
 //!    *claims* its [follow-up id](state::follow_ups), so that it works once.
 //! 5. `CallRun`, the state machine in `action::run`, sends the message, at most once unless the agent's answer
 //!    proves that nothing ran ([`a2a::retry`]), and follows the task: it reads a stream, subscribes again, or
-//!    polls. Everything goes through the [fold](action::task_builder); the front door learns of it through
+//!    polls. Every event goes through the [task builder](action::task_builder); the front door learns of it through
 //!    [`Progress`](action::progress::Progress).
 //! 6. When the task has settled, [`assemble`](action::assemble) makes the message, a question gets a
-//!    follow-up id, and the task goes to the [task store](state::tasks).
+//!    follow-up id, and [`Tasks`](state::tasks) records the task.
 //! 7. The reply stays typed up to the front door, which turns it into bytes ([`bus::encoded_reply`], [`bus::frames`]).
 //!
 //! The supervisor of an agent is not on this path. It writes two watch channels. The endpoints of skills exist
@@ -70,17 +70,17 @@
 //! | a reply subject is refused | `EndpointReader::handle` in `bus/service/endpoint.rs`, by `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; control requests and discovery use the same guard |
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; frames obey it in `FrameWriter::select` in `bus/frames.rs` |
 //! | a request is `busy` because of `max_in_flight` | `Permits::take` in `dispatch/permits.rs` |
-//! | a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, by `Idempotency::begin` in `state/idempotency.rs` |
-//! | an answer claims its follow-up id | `Actions::answer` in `action/answer.rs`, by `FollowUps::claim` in `state/follow_ups.rs` |
+//! | a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, by `Idempotency::reserve` in `state/idempotency.rs` |
+//! | an answer claims its follow-up id | `answer` in `action/answer.rs`, by `FollowUps::claim` in `state/follow_ups.rs` |
 //! | a call counts as in flight, so that its agent is not taken for hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/watch.rs` asks |
 //! | a message may be sent again | `Retry` in `a2a/retry.rs`, which also lists who sends it |
 //! | a credential is withheld from a host | `Chooser::client` in `a2a/choose.rs`, by `AddressPolicy::is_trusted` in `a2a/address.rs` |
 //! | a credential is redacted in an error | `Dispatcher::guarded` in `dispatch/mod.rs`, by `ActionError::redacted` in `reply/error.rs` (`secrets.rs` knows what is a secret) |
-//! | a credential is redacted in the reason of a failed task | `CallRun::record` in `action/run/observe.rs`, and `CallRun::tell` in `action/run/mod.rs` for streams |
-//! | a stream that was cut off goes on | `action/run/stream.rs` |
+//! | a credential is redacted in the reason of a failed task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
+//! | a stream that was cut off goes on | `CallRun::follow` in `action/run/mod.rs` |
 //! | an exit leads to a restart or not, and when | `Lifecycle::next` in `agent/lifecycle.rs`; the pause is `Backoff::pause` in `process/restart.rs` |
-//! | state makes room, or refuses | `Table::evict` and `Table::put` in `state/table.rs`; `MemoryStore` in `state/memory.rs` says which kind does what |
-//! | expired state leaves the memory | `State::keep_swept` in `state/mod.rs`, by `Table::sweep_step` in `state/table.rs` |
+//! | state makes room, or refuses | `BoundedTable::evict` and `BoundedTable::put` in `state/table.rs`; `MemoryStore` in `state/memory.rs` says which kind does what |
+//! | expired state leaves the memory | `State::sweep_periodically` in `state/mod.rs`, by `BoundedTable::sweep_step` in `state/table.rs` |
 //! | a reply becomes bytes, and is cut if it is too large | `bus/encoded_reply.rs` |
 //!
 //! # Who owns what

@@ -54,7 +54,7 @@ pub(crate) struct ActionSettings {
     pub artifacts: ArtifactRules,
 }
 
-/// Tells calls in flight that the bridge, or their agent's publication, shuts down.
+/// Signals a shutdown of the bridge, or of one agent's publication, to the calls in flight.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CallShutdown {
     /// The shutdown has begun: calls stop following submitted tasks, which go on at the agent.

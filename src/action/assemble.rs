@@ -56,8 +56,10 @@ pub(crate) fn task_content(
     status_texts: &str,
     rules: &ArtifactRules,
 ) -> Result<(ReplyContent, MessageSource), String> {
-    let status = || task.status_message.as_ref().map(text_of).filter(|text| !text.is_empty());
-    let status = || status().map(|text| (text, MessageSource::States));
+    let status = || {
+        let text = task.status_message.as_ref().map(text_of).filter(|text| !text.is_empty())?;
+        Some((text, MessageSource::States))
+    };
     let answer = || answer_text(&task.artifacts, rules).map(|text| (text, MessageSource::Artifacts));
     let states = || {
         let counts = task.artifacts.is_empty() && !status_texts.is_empty();
@@ -92,12 +94,8 @@ pub(crate) fn task_content(
 pub(crate) fn message_content(message: &Message) -> Result<ReplyContent, String> {
     let mut collector = Collector::default();
     collector.take(&message.parts, None)?;
-    Ok(ReplyContent {
-        message: text_of(message),
-        files: collector.files,
-        data: collector.data,
-        artifacts: Vec::new(),
-    })
+    let Collector { files, data, .. } = collector;
+    Ok(ReplyContent { message: text_of(message), files, data, artifacts: Vec::new() })
 }
 
 fn text_of(message: &Message) -> String {
@@ -125,9 +123,9 @@ struct Collector {
     files: Vec<ReplyFile>,
     data: Vec<Box<serde_json::value::RawValue>>,
     seen_data: HashSet<String>,
-    // Positions of the files by hash, so that many files are not compared one by one.
-    file_hashes: RandomState,
-    /// By artifact and hash; `None` has the files of all artifacts and messages.
+    hasher: RandomState,
+    /// Positions of the files by artifact and hash, so that many files are not compared one by one. `None` has the files
+    /// of all artifacts and messages.
     files_by_hash: HashMap<(Option<usize>, u64), Vec<usize>>,
 }
 
@@ -135,25 +133,25 @@ impl Collector {
     /// `artifact` is the index of the artifact, or `None` for the parts of a message.
     fn take(&mut self, parts: &[Part], artifact: Option<usize>) -> Result<(), String> {
         // Two equal parts of one message or artifact count twice.
-        let mut fresh = Vec::new();
+        let mut new = Vec::new();
         for part in parts {
             match part {
                 Part::Text(_) => {}
                 Part::Data(data) => {
                     if !self.seen_data.contains(data.get()) {
-                        fresh.push(data.get().to_owned());
+                        new.push(data.get().to_owned());
                         self.data.push(data.clone());
                     }
                 }
                 Part::File(file) => self.take_file(reply_file(file)?, artifact),
             }
         }
-        self.seen_data.extend(fresh);
+        self.seen_data.extend(new);
         Ok(())
     }
 
     fn take_file(&mut self, file: ReplyFile, artifact: Option<usize>) {
-        let hash = self.file_hashes.hash_one((&file.name, &file.mime_type, &file.url, &file.bytes));
+        let hash = self.hasher.hash_one((&file.name, &file.mime_type, &file.url, &file.bytes));
         let candidates = self.files_by_hash.get(&(artifact, hash)).into_iter().flatten();
         if candidates.copied().any(|at| self.files.get(at) == Some(&file)) {
             return;
@@ -168,25 +166,17 @@ impl Collector {
 }
 
 fn reply_file(file: &File) -> Result<ReplyFile, String> {
-    let mut reply = ReplyFile {
-        name: file.name.clone(),
-        mime_type: file.media_type.clone(),
-        size: None,
-        url: None,
-        bytes: None,
-    };
-    match &file.content {
-        FileContent::Uri(uri) => reply.url = Some(uri.clone()),
+    let (url, bytes, size) = match &file.content {
+        FileContent::Uri(uri) => (Some(uri.clone()), None, None),
         FileContent::Base64(text) => {
             let (bytes, size) = normalize_base64(text).ok_or_else(|| {
                 let name = file.name.as_deref().unwrap_or("without a name");
                 format!("the file `{}` is not base64", shorten(name, 80))
             })?;
-            reply.size = Some(size);
-            reply.bytes = Some(bytes);
+            (None, Some(bytes), Some(size))
         }
-    }
-    Ok(reply)
+    };
+    Ok(ReplyFile { name: file.name.clone(), mime_type: file.media_type.clone(), size, url, bytes })
 }
 
 /// Matches a pattern in which `*` stands for any text.

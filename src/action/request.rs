@@ -75,7 +75,7 @@ pub(crate) struct CallOptions {
 
 enum BodyContent {
     Prompt(String),
-    Fields(Fields),
+    Fields(RequestFields),
 }
 
 impl RequestBody {
@@ -103,7 +103,7 @@ impl RequestBody {
         };
         match json.as_bytes().first() {
             Some(b'{') => match serde_json::from_str(json) {
-                Ok(object) => return Ok(BodyContent::Fields(Fields::of_body(json, object)?)),
+                Ok(object) => return Ok(BodyContent::Fields(RequestFields::of_body(json, object)?)),
                 // A text in braces is far more often a mistake in JSON than a prompt.
                 Err(error) if self.declared_json || json.ends_with('}') => return Err(not_json(error)),
                 Err(_) => {}
@@ -126,11 +126,11 @@ impl RequestBody {
     }
 
     /// The parameters of an action that accepts only an object.
-    fn fields(&self, expected: &str) -> Result<Fields, ActionError> {
+    fn fields(&self, expected: &str) -> Result<RequestFields, ActionError> {
         let json = self.text()?.trim_matches(is_blank);
         let object = serde_json::from_str(json)
             .map_err(|_| ActionError::invalid(format!("the body must be a JSON object with {expected}")))?;
-        Fields::of_body(json, object)
+        RequestFields::of_body(json, object)
     }
 }
 
@@ -211,7 +211,7 @@ pub(crate) fn task_id(body: &RequestBody) -> Result<String, ActionError> {
 
 impl Meta {
     fn parse(raw: &RawValue) -> Result<Self, ActionError> {
-        let mut fields = Fields::parse("meta", raw, "an object")?;
+        let mut fields = RequestFields::parse("meta", raw, "an object")?;
         let session_id = fields.take_string("session_id")?;
         if session_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > MAX_ID) {
             return Err(wrong("meta.session_id", &format!("a string of 1 to {MAX_ID} bytes")));
@@ -228,13 +228,13 @@ fn is_blank(c: char) -> bool {
 }
 
 /// The fields of an object that were not taken yet. `null` counts as absent.
-struct Fields {
+struct RequestFields {
     /// The prefix of the keys in errors, such as `meta.`.
     path: String,
     fields: Vec<(String, Box<RawValue>)>,
 }
 
-impl Fields {
+impl RequestFields {
     fn of_body(json: &str, RawObject(fields): RawObject) -> Result<Self, ActionError> {
         if !json::is_shallow(json.as_bytes()) {
             return Err(ActionError::invalid(format!("the body nests deeper than {}", json::MAX_DEPTH)));
@@ -333,7 +333,7 @@ fn file(name: &str, raw: &RawValue) -> Result<File, ActionError> {
     if raw.get().starts_with('"') {
         return file_by_url(name, string(name, raw)?);
     }
-    let mut fields = Fields::parse(name, raw, "a URL or an object with `bytes`")?;
+    let mut fields = RequestFields::parse(name, raw, "a URL or an object with `bytes`")?;
     let bytes = fields.require_string("bytes")?;
     let (bytes, _) = normalize_base64(&bytes).ok_or_else(|| wrong(&fields.name("bytes"), "base64"))?;
     let (name, media_type) = (fields.take_string("name")?, fields.take_string("mime_type")?);

@@ -86,7 +86,7 @@ impl ArtifactIndex {
 
 /// The task exceeds the maximum size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TooLarge;
+pub(crate) struct TaskTooLarge;
 
 impl<'a> TaskBuilder<'a> {
     /// The task may have `max_size` bytes.
@@ -166,7 +166,7 @@ impl<'a> TaskBuilder<'a> {
 
     /// Applies the first event after an answer. A snapshot that still waits is stale: it does not settle the task,
     /// and its content was reported before.
-    pub(crate) fn apply_first_after_answer(&mut self, event: Event) -> Result<Vec<Frame>, TooLarge> {
+    pub(crate) fn apply_first_after_answer(&mut self, event: Event) -> Result<Vec<Frame>, TaskTooLarge> {
         let is_stale = matches!(&event, Event::Task(task) if task.state.is_waiting())
             && !(self.before_answer == BeforeAnswer::WholeTask && self.is_of_another_task(&event));
         let mut frames = self.apply(event)?;
@@ -177,7 +177,7 @@ impl<'a> TaskBuilder<'a> {
         Ok(frames)
     }
 
-    pub(crate) fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TooLarge> {
+    pub(crate) fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TaskTooLarge> {
         let mut frames = Vec::with_capacity(2);
         self.stray_failure = None;
         if self.before_answer == BeforeAnswer::WholeTask {
@@ -225,7 +225,7 @@ impl<'a> TaskBuilder<'a> {
     }
 
     /// Reports the progress of another task, but not its end, which a caller would take for the end of this task.
-    fn apply_of_another_task(&mut self, event: Event, frames: &mut Vec<Frame>) -> Result<(), TooLarge> {
+    fn apply_of_another_task(&mut self, event: Event, frames: &mut Vec<Frame>) -> Result<(), TaskTooLarge> {
         match event {
             Event::Status(update) if !update.state.is_settled() => {
                 frames.push(state_frame(&update.state, update.message.as_ref()));
@@ -243,14 +243,14 @@ impl<'a> TaskBuilder<'a> {
 
     /// Applies the end of a stream. A failure in the same conversation as the last event is the failure of this task:
     /// when an agent crashes, a2a-js reports it under a new task id, and reports this task as working for ever.
-    pub(crate) fn end_stream(&mut self) -> Result<Vec<Frame>, TooLarge> {
+    pub(crate) fn end_stream(&mut self) -> Result<Vec<Frame>, TaskTooLarge> {
         match self.stray_failure.take() {
             Some(update) => self.apply(Event::Status(StatusUpdate { task_id: None, ..update })),
             None => Ok(Vec::new()),
         }
     }
 
-    fn collect_text(&mut self, message: Option<&Message>) -> Result<(), TooLarge> {
+    fn collect_text(&mut self, message: Option<&Message>) -> Result<(), TaskTooLarge> {
         let Some(message) = message else { return Ok(()) };
         self.has_content = true;
         let before = self.status_texts.len();
@@ -258,7 +258,7 @@ impl<'a> TaskBuilder<'a> {
         self.resize(before, self.status_texts.len())
     }
 
-    fn apply_snapshot(&mut self, mut snapshot: Task, frames: &mut Vec<Frame>) -> Result<(), TooLarge> {
+    fn apply_snapshot(&mut self, mut snapshot: Task, frames: &mut Vec<Frame>) -> Result<(), TaskTooLarge> {
         self.report_task(&snapshot.id, snapshot.context_id.as_deref(), frames);
         let is_new_state = self.task.as_ref().is_none_or(|task| {
             task.state != snapshot.state
@@ -302,7 +302,7 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    fn apply_status(&mut self, update: StatusUpdate, frames: &mut Vec<Frame>) -> Result<(), TooLarge> {
+    fn apply_status(&mut self, update: StatusUpdate, frames: &mut Vec<Frame>) -> Result<(), TaskTooLarge> {
         let id = self.id_for(update.task_id.as_deref());
         self.report_task(&id, update.context_id.as_deref(), frames);
         frames.push(state_frame(&update.state, update.message.as_ref()));
@@ -318,7 +318,11 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    fn apply_artifact(&mut self, update: ArtifactUpdate, frames: &mut Vec<Frame>) -> Result<(), TooLarge> {
+    fn apply_artifact(
+        &mut self,
+        update: ArtifactUpdate,
+        frames: &mut Vec<Frame>,
+    ) -> Result<(), TaskTooLarge> {
         let id = self.id_for(update.task_id.as_deref());
         self.report_task(&id, update.context_id.as_deref(), frames);
         let task = task_mut(&mut self.task, &id);
@@ -335,7 +339,7 @@ impl<'a> TaskBuilder<'a> {
         index: Option<usize>,
         update: ArtifactUpdate,
         frames: &mut Vec<Frame>,
-    ) -> Result<(), TooLarge> {
+    ) -> Result<(), TaskTooLarge> {
         let Some(task) = &mut self.task else { return Ok(()) };
         self.has_content = true;
         let piece = &update.artifact;
@@ -367,7 +371,7 @@ impl<'a> TaskBuilder<'a> {
         }
         // Streamed text cannot be taken back, so an artifact that is replaced repeatedly adds up.
         if self.streamed.size() > self.max_size.saturating_mul(4) {
-            return Err(TooLarge);
+            return Err(TaskTooLarge);
         }
         self.resize(removed, added)
     }
@@ -386,9 +390,9 @@ impl<'a> TaskBuilder<'a> {
         known.or(reported).unwrap_or_default().to_owned()
     }
 
-    fn resize(&mut self, removed: usize, added: usize) -> Result<(), TooLarge> {
+    fn resize(&mut self, removed: usize, added: usize) -> Result<(), TaskTooLarge> {
         self.size = (self.size + added).saturating_sub(removed);
-        if self.size > self.max_size { Err(TooLarge) } else { Ok(()) }
+        if self.size > self.max_size { Err(TaskTooLarge) } else { Ok(()) }
     }
 }
 

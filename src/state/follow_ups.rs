@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::records::{Change, Records};
+use super::records::{Change, TypedRecords};
 use super::{RecordKey, RecordKind, StateStore, StoreUnavailable};
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::FollowUp;
@@ -73,12 +73,12 @@ impl FollowUpRecord {
 
 #[derive(Debug)]
 pub(crate) struct FollowUps {
-    records: Records<FollowUpRecord>,
+    records: TypedRecords<FollowUpRecord>,
 }
 
 impl FollowUps {
     pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
-        Self { records: Records::new(store, RecordKind::FollowUp) }
+        Self { records: TypedRecords::new(store, RecordKind::FollowUp) }
     }
 
     /// Issues a new id for a question.
@@ -166,7 +166,7 @@ pub(crate) struct Claim {
 
 #[derive(Debug)]
 struct HeldClaim {
-    records: Records<FollowUpRecord>,
+    records: TypedRecords<FollowUpRecord>,
     key: RecordKey,
     nonce: Uuid,
 }

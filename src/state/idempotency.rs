@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::records::{Change, Records};
+use super::records::{Change, TypedRecords};
 use super::{RecordKey, RecordKind, StateStore};
 use crate::reply::error::{ActionError, Code};
 use crate::reply::{Reply, for_storage};
@@ -27,8 +27,8 @@ const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duratio
 
 #[derive(Debug)]
 pub(crate) struct Idempotency {
-    keys: Records<KeyRecord>,
-    replies: Records<ReplyRecord>,
+    keys: TypedRecords<KeyRecord>,
+    replies: TypedRecords<ReplyRecord>,
     /// The first requests that run in this process.
     running: Mutex<HashMap<RecordKey, RunningRequest>>,
 }
@@ -93,8 +93,8 @@ pub(crate) struct RepeatedRequest {
 impl Idempotency {
     pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
         Self {
-            keys: Records::new(store, RecordKind::IdempotencyKey),
-            replies: Records::new(store, RecordKind::Reply),
+            keys: TypedRecords::new(store, RecordKind::IdempotencyKey),
+            replies: TypedRecords::new(store, RecordKind::Reply),
             running: Mutex::default(),
         }
     }

@@ -145,7 +145,7 @@ mod tests {
         let record = store.read(RecordKind::Session, &key("s")).await.unwrap().unwrap();
         assert_eq!((record.value, record.revision), ("two".into(), second));
         assert!(store.read(RecordKind::Task, &key("s")).await.unwrap().is_none(), "another kind");
-        let third = write(second, "gone", Duration::ZERO).await.unwrap();
+        let third = write(second, "expired", Duration::ZERO).await.unwrap();
         assert_eq!(write(third, "late", HOUR).await, Err(WriteError::Conflict), "it has expired");
         write(ABSENT, "again", HOUR).await.unwrap();
     }

@@ -7,7 +7,7 @@
 //! ```text
 //! FollowUps ──┐
 //! Tasks ──────┤               ┌── MemoryStore   this process only
-//! Sessions ───┼─> Records ─> StateStore
+//! Sessions ───┼─> TypedRecords ─> StateStore
 //! Idempotency ┘               └── (a store that replicas share)
 //! ```
 //!

@@ -25,7 +25,7 @@ const MAX_ATTEMPTS: u32 = 8;
 
 /// The records of one kind.
 #[derive(Debug, Clone)]
-pub(super) struct Records<R> {
+pub(super) struct TypedRecords<R> {
     store: Arc<dyn StateStore>,
     kind: RecordKind,
     record: PhantomData<fn() -> R>,
@@ -45,7 +45,7 @@ pub(super) enum Change<R, T> {
     Keep(T),
 }
 
-impl<R: Serialize + DeserializeOwned> Records<R> {
+impl<R: Serialize + DeserializeOwned> TypedRecords<R> {
     pub(super) fn new(store: &Arc<dyn StateStore>, kind: RecordKind) -> Self {
         Self { store: Arc::clone(store), kind, record: PhantomData }
     }
@@ -111,7 +111,7 @@ fn decode<R: DeserializeOwned>(value: &[u8]) -> Result<R, StoreUnavailable> {
         v: u32,
     }
     #[derive(Deserialize)]
-    struct Content<R> {
+    struct WithoutVersion<R> {
         record: R,
     }
     let unreadable = |error: serde_json::Error| {
@@ -127,8 +127,8 @@ fn decode<R: DeserializeOwned>(value: &[u8]) -> Result<R, StoreUnavailable> {
         );
         return Err(StoreUnavailable);
     }
-    let content: Content<R> = serde_json::from_slice(value).map_err(unreadable)?;
-    Ok(content.record)
+    let read: WithoutVersion<R> = serde_json::from_slice(value).map_err(unreadable)?;
+    Ok(read.record)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::records::{Change, ReadRecord, Records};
+use super::records::{Change, ReadRecord, TypedRecords};
 use super::{RecordKey, RecordKind, StateStore};
 use crate::reply::error::ActionError;
 
@@ -28,12 +28,12 @@ impl ReadRecord<SessionRecord> {
 /// Stores only the sessions whose agent chose another context id. Any other session id is the context id.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    records: Records<SessionRecord>,
+    records: TypedRecords<SessionRecord>,
 }
 
 impl Sessions {
     pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
-        Self { records: Records::new(store, RecordKind::Session) }
+        Self { records: TypedRecords::new(store, RecordKind::Session) }
     }
 
     /// The context id to send for a session: from the second call on, the one that the agent chose.

@@ -1,8 +1,8 @@
 //! A table with a limit in bytes and a time to live per row, fair to the agents that share it.
 //!
-//! Each agent has a map by id, and a map in the order of writing. A full table evicts the oldest row of the agent that holds the most bytes, so that the load
-//! of one agent never evicts the rows of a quieter one. A table whose rows must not be evicted refuses new ones
-//! instead, with a limit for each agent.
+//! Each agent has a map by id, and a map in the order of writing. A full table evicts the oldest row of the agent
+//! that holds the most bytes, so that the load of one agent never evicts the rows of a quieter one. A table whose
+//! rows must not be evicted refuses new ones instead, with a limit for each agent.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

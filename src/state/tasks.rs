@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-use super::records::{Change, Records};
+use super::records::{Change, TypedRecords};
 use super::table::{self, BoundedTable};
 use super::task_ends::{TaskEndSubscription, TaskEnds};
 use super::{RecordKey, RecordKind, StateStore};
@@ -94,9 +94,11 @@ pub(crate) enum RecordResult {
 #[derive(Debug)]
 pub(crate) struct Tasks {
     local: Mutex<BoundedTable<LocalTask>>,
-    records: Records<StoredTask>,
+    records: TypedRecords<StoredTask>,
     ends: TaskEnds,
 }
+
+type FindResult = Result<Option<Arc<TaskRecord>>, ActionError>;
 
 /// What this process knows of a task.
 #[derive(Debug, Clone)]
@@ -144,18 +146,14 @@ impl Tasks {
     pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
         Self {
             local: Mutex::new(BoundedTable::evicting(LOCAL_BYTES)),
-            records: Records::new(store, RecordKind::Task),
+            records: TypedRecords::new(store, RecordKind::Task),
             ends: TaskEnds::default(),
         }
     }
 
     /// Finds a task that this process has seen. It reads the store only for tasks that this process put there, so
     /// that a new call does not read the store.
-    pub(crate) async fn find_seen_here(
-        &self,
-        agent: &Arc<str>,
-        id: &str,
-    ) -> Result<Option<Arc<TaskRecord>>, ActionError> {
+    pub(crate) async fn find_seen_here(&self, agent: &Arc<str>, id: &str) -> FindResult {
         match self.get_local(agent, id) {
             None => Ok(None),
             Some(LocalTask::InStore) => Box::pin(self.find_in_store(agent, id)).await,
@@ -164,18 +162,14 @@ impl Tasks {
     }
 
     /// Finds a task that any replica has seen.
-    pub(crate) async fn find(
-        &self,
-        agent: &Arc<str>,
-        id: &str,
-    ) -> Result<Option<Arc<TaskRecord>>, ActionError> {
+    pub(crate) async fn find(&self, agent: &Arc<str>, id: &str) -> FindResult {
         match self.get_local(agent, id).and_then(LocalTask::record) {
             Some(record) => Ok(Some(record)),
             None => self.find_in_store(agent, id).await,
         }
     }
 
-    /// Records the state of a task, unless the existing record is final or newer. A submitted task stays submitted.
+    /// TypedRecords the state of a task, unless the existing record is final or newer. A submitted task stays submitted.
     pub(crate) async fn record(
         &self,
         agent: &Arc<str>,
@@ -204,7 +198,7 @@ impl Tasks {
         self.ends.subscribe(agent, id)
     }
 
-    /// Records why a call has lost track of a task, for lookups while the agent is unavailable. A final state
+    /// TypedRecords why a call has lost track of a task, for lookups while the agent is unavailable. A final state
     /// stays, and so does an open question: a caller can still answer it.
     pub(crate) async fn mark_lost(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
         let known = self.find_seen_here(agent, id).await.ok().flatten();
@@ -219,7 +213,7 @@ impl Tasks {
         }
     }
 
-    /// Records the task of a plain call in one step. Returns the record if the task is in the store.
+    /// TypedRecords the task of a plain call in one step. Returns the record if the task is in the store.
     fn record_locally(
         &self,
         agent: &Arc<str>,
@@ -288,11 +282,7 @@ impl Tasks {
         }
     }
 
-    async fn find_in_store(
-        &self,
-        agent: &Arc<str>,
-        id: &str,
-    ) -> Result<Option<Arc<TaskRecord>>, ActionError> {
+    async fn find_in_store(&self, agent: &Arc<str>, id: &str) -> FindResult {
         let Some(read) = self.records.read(&RecordKey::new(agent, id)).await? else {
             return Ok(None);
         };

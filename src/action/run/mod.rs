@@ -30,7 +30,7 @@ use super::actions::Actions;
 use super::assemble::{self, MessageSource};
 use super::progress::{Frame, Progress};
 use super::request::ReplyMode;
-use super::task_builder::{TaskBuilder, TooLarge};
+use super::task_builder::{TaskBuilder, TaskTooLarge};
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
@@ -546,7 +546,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         Ok(())
     }
 
-    /// Reports a request for authentication, after which the run goes on to follow the task.
+    /// Reports a request for authentication. The run then continues to follow the task.
     async fn report_auth(&mut self) -> Result<(), ActionError> {
         if let Some(task) = self.builder.task()
             && task.state == TaskState::AuthRequired
@@ -565,8 +565,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     /// Records a change of the task, and passes the frames to the caller.
-    async fn report(&mut self, frames: Result<Vec<Frame>, TooLarge>) -> Result<(), ActionError> {
-        let frames = frames.map_err(|TooLarge| {
+    async fn report(&mut self, frames: Result<Vec<Frame>, TaskTooLarge>) -> Result<(), ActionError> {
+        let frames = frames.map_err(|TaskTooLarge| {
             let limit = self.actions.settings.max_response_size;
             ActionError::from_client(ClientError::TooLarge { limit }).with_task(self.known_task())
         })?;
@@ -692,7 +692,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         };
         let task = Task { id: task_id.to_owned(), ..task };
         let _ = match self.agent.mode {
-            // Those who follow a submitted task get the error of the interruption instead, which has the reason.
+            // Subscribers to a submitted task get the error of the interruption instead, which has the reason.
             ReplyMode::Submit => self.recorder.record(&task, "", None).await.map(drop),
             ReplyMode::Final | ReplyMode::Stream => self.recorder.observe(&task, "", None).await.map(drop),
         };

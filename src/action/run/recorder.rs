@@ -27,7 +27,7 @@ pub(in crate::action) struct TaskRecorder<'a> {
 pub(super) struct Observation {
     outcome: Arc<Outcome>,
     source: MessageSource,
-    /// Whether to publish the outcome to those who follow the task.
+    /// Whether the outcome is a change to publish.
     is_update: bool,
 }
 

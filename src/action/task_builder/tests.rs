@@ -39,7 +39,7 @@ fn events(list: &[String]) -> Vec<&str> {
 }
 
 #[test]
-fn pieces_are_told_as_they_come_and_parallel_artifacts_are_kept_apart() {
+fn pieces_are_reported_as_they_arrive_and_parallel_artifacts_stay_separate() {
     let (rules, list) = (
         rules(),
         [
@@ -59,7 +59,7 @@ fn pieces_are_told_as_they_come_and_parallel_artifacts_are_kept_apart() {
 }
 
 #[test]
-fn a_closing_artifact_and_text_that_is_sent_again_with_every_token_are_told_once() {
+fn a_closing_artifact_and_text_that_is_resent_with_every_token_are_streamed_once() {
     let (rules, list) = (
         rules(),
         [
@@ -79,7 +79,7 @@ fn nameless(name: &str, text: &str, append: bool) -> String {
 }
 
 #[test]
-fn what_is_told_of_text_that_grows_is_the_message_in_the_end() {
+fn the_streamed_text_is_the_message_in_the_end() {
     let data =
         r#"{"artifactUpdate":{"taskId":"t","artifact":{"artifactId":"d","parts":[{"data":{"n":1}}]}}}"#;
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"artifacts":[{"parts":[{"text":"a"}]},{"parts":[{"text":"ab"}]}]}}"#;
@@ -88,7 +88,7 @@ fn what_is_told_of_text_that_grows_is_the_message_in_the_end() {
         (vec![nameless("n1", "one", false), nameless("n2", "two", true)], "one\ntwo"),
         (vec![nameless("n1", "one", false), nameless("n2", "one more", false)], "one\none more"),
         (vec![snapshot.to_owned()], "a\nab"),
-        // What looks like a repetition at first is reported when it turns out to be none.
+        // Text that looks like a repetition at first is streamed once it differs.
         (
             vec![
                 artifact("a", "x", "ha", false),
@@ -137,15 +137,15 @@ fn no_token_of_parallel_artifacts_is_lost() {
 }
 
 #[test]
-fn a_snapshot_after_a_gap_tells_only_what_is_new_and_results_before_states() {
+fn a_snapshot_after_a_gap_reports_only_new_content_and_artifacts_before_states() {
     let rules = rules();
     let mut builder = TaskBuilder::new(&rules, 1000, true);
     reported(&mut builder, &events(&[artifact("a", "x", "one", false)]));
     let snapshot = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_COMPLETED"},"artifacts":[
         {"artifactId":"a","name":"x","parts":[{"text":"one two"}]},{"artifactId":"b","name":"y","parts":[{"text":"three"}]}]}}"#;
-    let news = reported(&mut builder, &[snapshot, snapshot]);
-    assert_eq!((news.artifacts, news.response.as_str()), (2, " two\nthree"));
-    assert_eq!(news.states, ["completed"]);
+    let changes = reported(&mut builder, &[snapshot, snapshot]);
+    assert_eq!((changes.artifacts, changes.response.as_str()), (2, " two\nthree"));
+    assert_eq!(changes.states, ["completed"]);
     assert!(builder.is_settled());
 }
 
@@ -160,7 +160,7 @@ fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
 }
 
 #[test]
-fn an_old_question_at_the_start_of_an_answers_stream_does_not_end_it() {
+fn a_stale_question_at_the_start_of_a_stream_does_not_end_it() {
     let rules = rules();
     let mut builder = TaskBuilder::new(&rules, 1000, true);
     let old = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_INPUT_REQUIRED"}}}"#;
@@ -174,7 +174,7 @@ fn an_old_question_at_the_start_of_an_answers_stream_does_not_end_it() {
 }
 
 #[test]
-fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
+fn the_size_of_a_task_is_limited_and_replaced_content_does_not_count() {
     let rules = rules();
     let mut builder = TaskBuilder::new(&rules, 800, false);
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"history":[{"role":"user","parts":[{"text":"0123456789012345678901234567890123456789"}]}],
@@ -183,14 +183,14 @@ fn what_is_held_is_bounded_and_what_is_replaced_does_not_count() {
         builder.apply(Event::decode(snapshot).unwrap()).unwrap();
     }
     let more = artifact("b", "x", "0123456789012345678901234567890123456789", true);
-    assert_eq!(builder.apply(Event::decode(&more).unwrap()).unwrap_err(), TooLarge);
+    assert_eq!(builder.apply(Event::decode(&more).unwrap()).unwrap_err(), TaskTooLarge);
 }
 
 #[rstest]
 #[case::parts_without_content(&[r#"{"url":""}"#; 100])]
 #[case::parts_with_little_content(&[r#"{"data":1}"#; 100])]
 #[case::long_names_of_files(&[concat!(r#"{"url":"","filename":"0123456789012345678901234567890123456789"#, r#"0123456789012345678901234567890123456789"}"#); 40])]
-fn what_is_held_counts_as_it_is_allocated(#[case] parts: &[&str]) {
+fn the_size_of_a_task_counts_allocations(#[case] parts: &[&str]) {
     let rules = rules();
     let mut builder = TaskBuilder::new(&rules, 8000, false);
     let parts = parts.join(",");
@@ -198,7 +198,7 @@ fn what_is_held_counts_as_it_is_allocated(#[case] parts: &[&str]) {
         r#"{{"artifactUpdate":{{"taskId":"t","append":true,"artifact":{{"artifactId":"a","parts":[{parts}]}}}}}}"#
     );
     assert!(parts.len() < 8000);
-    assert_eq!(builder.apply(Event::decode(&update).unwrap()).unwrap_err(), TooLarge);
+    assert_eq!(builder.apply(Event::decode(&update).unwrap()).unwrap_err(), TaskTooLarge);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_name_that_replaces_another_counts() {
     (0..10).for_each(|id| drop(builder.apply(named(id, "n")).unwrap()));
     let long = "n".repeat(200);
     let replaced: Result<Vec<_>, _> = (0..10).map(|id| builder.apply(named(id, &long))).collect();
-    assert_eq!(replaced.unwrap_err(), TooLarge);
+    assert_eq!(replaced.unwrap_err(), TaskTooLarge);
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(super) async fn actions(fake: &FakeAgent, card: &Value) -> Actions {
     actions_with("", fake, card).await
 }
 
-/// The same, with further lines in the agent's settings.
+/// The same, with further lines in the agent's configuration.
 pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) -> Actions {
     let (client, interface) = fake.client(lines, card).await;
     let instance = Instance {
@@ -90,7 +90,7 @@ pub(super) fn task(state: &str, context: &Value, text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_refused_conversation_is_left_out_once_and_the_agents_own_is_followed() {
+async fn a_refused_context_id_is_omitted_once_and_the_session_uses_the_agents_own() {
     let fake = FakeAgent::start(|request| {
         let message = request.json()["params"]["message"].clone();
         match (request.rpc_method().as_str(), message["contextId"].as_str()) {
@@ -110,7 +110,7 @@ async fn a_refused_conversation_is_left_out_once_and_the_agents_own_is_followed(
 }
 
 #[tokio::test]
-async fn an_error_that_may_have_run_is_not_a_refused_conversation() {
+async fn an_error_after_which_the_message_may_have_run_does_not_refuse_the_context_id() {
     let fake = FakeAgent::start(|request| match request.rpc_method().as_str() {
         "message/send" => error(-32603, "the session of the database broke"),
         _ => error(-32001, "Task not found"),
@@ -123,10 +123,10 @@ async fn an_error_that_may_have_run_is_not_a_refused_conversation() {
 }
 
 #[tokio::test]
-async fn the_old_question_after_an_answer_is_not_a_new_one() {
-    // As fasta2a does: the answer is taken, and the task shown as it was.
-    let looks = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&looks);
+async fn a_stale_question_after_an_answer_is_not_a_new_one() {
+    // fasta2a takes the answer and returns the task as it was.
+    let polls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&polls);
     let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
         "message/send" => ok(&task("input-required", &json!("c"), "which colour?")),
         "tasks/get" if request.json()["params"]["id"] != "t" => error(-32001, "Task not found"),
@@ -151,7 +151,7 @@ async fn the_old_question_after_an_answer_is_not_a_new_one() {
 }
 
 #[tokio::test]
-async fn an_id_made_here_can_be_cancelled_when_the_agent_does_not_answer() {
+async fn a_task_with_an_id_of_the_client_is_canceled_when_the_agent_does_not_answer() {
     let cancelled: Arc<Mutex<Vec<Value>>> = Arc::default();
     let log = Arc::clone(&cancelled);
     let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {

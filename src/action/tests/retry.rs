@@ -1,4 +1,4 @@
-//! When a message goes to an agent a second time, and when it must not.
+//! When the bridge sends a message a second time, and when it must not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ fn sent(fake: &FakeAgent) -> usize {
     messages(fake).len()
 }
 
-/// How often the one message went out, under one id each time.
+/// How often the bridge sent the message, with the same id each time.
 fn sent_as_one(fake: &FakeAgent) -> usize {
     let messages = messages(fake);
     let id = &messages[0]["messageId"];
@@ -79,7 +79,7 @@ async fn an_error_that_proves_nothing_does_not_turn_a_stream_into_a_send(
 #[case::unsupported_operation(-32004, "streaming_unsupported")]
 #[case::method_not_found(-32601, "method_not_found")]
 #[tokio::test]
-async fn an_agent_that_does_not_stream_gets_the_message_once_more_and_the_reply_says_so(
+async fn an_agent_that_does_not_stream_gets_the_message_again_and_the_reply_says_so(
     #[case] code: i64,
     #[case] reason: &str,
 ) {
@@ -93,7 +93,7 @@ async fn an_agent_that_does_not_stream_gets_the_message_once_more_and_the_reply_
 }
 
 #[tokio::test]
-async fn the_reply_has_a_reason_for_each_time_the_message_went_out_again() {
+async fn the_reply_has_a_reason_for_each_retry() {
     let is_new = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_new);
     let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
@@ -119,9 +119,7 @@ async fn the_reply_has_a_reason_for_each_time_the_message_went_out_again() {
 #[case::no_field(|| error(-32602, "context window exceeded while the agent ran"))]
 #[case::internal(|| error(-32603, "contextId is wrong"))]
 #[tokio::test]
-async fn an_error_that_does_not_refuse_the_context_field_is_no_reason_to_send_again(
-    #[case] answer: fn() -> FakeResponse,
-) {
+async fn an_error_that_does_not_refuse_the_context_id_causes_no_retry(#[case] answer: fn() -> FakeResponse) {
     let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
         "message/send" => answer(),
         _ => v03(request),
@@ -139,7 +137,7 @@ async fn an_error_that_does_not_refuse_the_context_field_is_no_reason_to_send_ag
 #[case::in_the_data(-32602, json!([{"loc": ["params", "message", "contextId"]}]), "Invalid params")]
 #[case::session(-32602, json!(null), "sessionId is not known")]
 #[tokio::test]
-async fn invalid_parameters_that_name_the_context_leave_it_out_once(
+async fn invalid_params_that_name_the_context_id_omit_it_once(
     #[case] code: i64,
     #[case] data: Value,
     #[case] message: &'static str,
@@ -160,7 +158,7 @@ async fn invalid_parameters_that_name_the_context_leave_it_out_once(
     assert_eq!(sent_as_one(&fake), 2);
 }
 
-/// An agent whose probes are all refused, so that nothing is proven, and which then answers the message.
+/// An agent that refuses all probes, so that they prove nothing, and then answers the message.
 async fn unproven(answer: impl Fn() -> FakeResponse + Send + Sync + 'static) -> (FakeAgent, Arc<AtomicBool>) {
     let is_open = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_open);
@@ -194,7 +192,7 @@ async fn a_bare_http_status_proves_nothing(#[case] answer: fn() -> FakeResponse)
 #[rstest]
 #[case::version(|| error(-32009, "version not supported"), "version_not_supported")]
 #[tokio::test]
-async fn an_agent_that_speaks_another_wire_gets_the_message_there_and_the_reply_says_so(
+async fn an_agent_with_another_dialect_gets_the_message_in_it_and_the_reply_says_so(
     #[case] answer: fn() -> FakeResponse,
     #[case] reason: &str,
 ) {
@@ -231,7 +229,7 @@ async fn a_renewed_token_is_in_the_reply() {
 }
 
 #[tokio::test]
-async fn an_error_after_a_retry_says_so_too() {
+async fn an_error_after_a_retry_has_its_reason() {
     let fake = FakeAgent::start(|request| {
         let context = request.json()["params"]["message"]["contextId"].clone();
         match request.rpc_method().as_str() {
@@ -248,7 +246,7 @@ async fn an_error_after_a_retry_says_so_too() {
 }
 
 #[tokio::test]
-async fn the_cards_host_is_obeyed_when_it_wants_credentials_and_gets_none_of_ours() {
+async fn the_host_of_the_card_gets_the_message_without_credentials() {
     let elsewhere = FakeAgent::start(|_| (401, "text/plain", "Unauthorized".to_owned())).await;
     let fake = FakeAgent::start(|request| match request.path.as_str() {
         "/token" => ok(&json!({"access_token": "t0ken", "expires_in": 3600})),
@@ -328,7 +326,7 @@ async fn an_agent_that_turns_out_to_want_all_ids_gets_them() {
 }
 
 #[tokio::test]
-async fn a_question_and_a_failure_that_are_only_in_the_history_are_told() {
+async fn a_question_and_a_failure_that_are_only_in_the_history_are_reported() {
     let fake = FakeAgent::start(bindu()).await;
     let actions = actions(&fake, &json!({"name": "fake", "protocolVersion": "1.0.0"})).await;
     let asked = say(&actions, "ask me").await;
@@ -350,8 +348,8 @@ async fn a_question_and_a_failure_that_are_only_in_the_history_are_told() {
     assert_eq!(failed["message"], "Task execution failed: planned failure");
     let cancelled = say(&actions, "ask again").await;
     let id = cancelled["task"]["id"].as_str().unwrap();
-    let gone = actions.cancel_task(id, &CallOptions::default()).await.unwrap();
-    assert_eq!(gone.status.name(), "CANCELED");
+    let canceled = actions.cancel_task(id, &CallOptions::default()).await.unwrap();
+    assert_eq!(canceled.status.name(), "CANCELED");
 }
 
 #[tokio::test]
