@@ -26,7 +26,7 @@ mod tests;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use tokio::sync::OwnedSemaphorePermit;
@@ -88,21 +88,25 @@ impl Dispatcher {
     ///
     /// In mode `submit` the reply is due when [`Progress::accepted`] is called. The return value is then the
     /// end of the task, which is already published.
-    pub(crate) async fn call(&self, mut request: Request, progress: &mut impl Progress) -> Reply {
+    pub(crate) async fn call(&self, request: Request, progress: &mut impl Progress) -> Reply {
         let began = Instant::now();
-        spans::propagate(&mut request.options.trace);
+        let Request { operation, mut options, idempotency_key, admission } = request;
+        spans::propagate(&mut options.trace);
         let mut first = None;
-        if let Some(key) = request.idempotency_key.take().filter(|_| request.operation.runs_the_agent()) {
-            match Box::pin(self.reserve(&key, &request)).await {
+        if let Some(IdempotencyKey { key, body }) = idempotency_key.filter(|_| operation.runs_the_agent()) {
+            let keys = &self.actions.state().idempotency;
+            let timeout = self.actions.timeout(&options);
+            let reservation = keys.reserve(&self.agent.name, operation.name(), &key, &body, timeout);
+            match Box::pin(reservation).await {
                 Ok(Reservation::First(request)) => first = Some(request),
                 Ok(Reservation::Repeat(repeat)) => {
-                    return Box::pin(self.repeat(repeat, &request.options, began)).await;
+                    return Box::pin(self.repeat(repeat, timeout, began)).await;
                 }
                 Err(error) => return Box::pin(self.refuse(error, progress)).await,
             }
         }
-        let permit = match std::mem::replace(&mut request.admission, Admission::Try) {
-            Admission::Try => self.permits.take(&request),
+        let permit = match admission {
+            Admission::Try => self.permits.take(&operation, options.mode),
             Admission::Permitted(permit) => Ok(permit),
         };
         let permit = match permit {
@@ -116,8 +120,8 @@ impl Dispatcher {
         progress.started().await;
         let pending = Some(PendingReply { first, permit });
         let mut tracked = TrackedCall { dispatcher: self, progress, began, pending, accepted: None };
-        let in_flight = request.operation.runs_the_agent().then(|| self.agent.begin_call());
-        let reply = self.guarded(self.perform(request.operation, &request.options, &mut tracked)).await;
+        let in_flight = operation.runs_the_agent().then(|| self.agent.begin_call());
+        let reply = self.guarded(self.perform(operation, &options, &mut tracked)).await;
         drop(in_flight);
         tracked.end(&reply).await;
         reply
@@ -173,17 +177,11 @@ impl Dispatcher {
         }
     }
 
-    async fn reserve(&self, key: &IdempotencyKey, request: &Request) -> Result<Reservation, ActionError> {
-        let keys = &self.actions.state().idempotency;
-        let limit = self.actions.timeout(&request.options);
-        keys.reserve(&self.agent.name, request.operation.name(), &key.key, &key.body, limit).await
-    }
-
     /// Waits for the reply of the first request with the same idempotency key.
-    async fn repeat(&self, repeat: RepeatedRequest, options: &CallOptions, began: Instant) -> Reply {
+    async fn repeat(&self, repeat: RepeatedRequest, timeout: Duration, began: Instant) -> Reply {
         let reply = match self.permits.repeat() {
             Ok(_permit) => {
-                let waited = tokio::time::timeout(self.actions.timeout(options), repeat.reply()).await;
+                let waited = tokio::time::timeout(timeout, repeat.reply()).await;
                 waited.unwrap_or_else(|_| {
                     let message = "the first request with this key did not end within the timeout";
                     let mut error = ActionError::new(Code::Timeout, message);
@@ -324,7 +322,7 @@ impl<P: Progress> Progress for TrackedCall<'_, P> {
         self.progress.wants_content()
     }
 
-    fn keep_alive_interval(&self) -> Option<std::time::Duration> {
+    fn keep_alive_interval(&self) -> Option<Duration> {
         self.progress.keep_alive_interval()
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::request::Request;
+use super::request::Operation;
 use crate::action::request::ReplyMode;
 use crate::reply::error::{ActionError, Code};
 
@@ -45,12 +45,12 @@ impl Permits {
         }
     }
 
-    pub(super) fn take(&self, request: &Request) -> Result<Permit, ActionError> {
-        if !request.operation.runs_the_agent() {
+    pub(super) fn take(&self, operation: &Operation, mode: ReplyMode) -> Result<Permit, ActionError> {
+        if !operation.runs_the_agent() {
             return Ok(Permit { _in_flight: self.lookup()?, submitted: None });
         }
         let in_flight = self.try_acquire(&self.in_flight, "calls in flight (`max_in_flight`)")?;
-        let submitted = match request.options.mode {
+        let submitted = match mode {
             ReplyMode::Submit => Some(self.try_acquire(&self.submitted, "submitted tasks")?),
             ReplyMode::Final | ReplyMode::Stream => None,
         };

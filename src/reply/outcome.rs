@@ -25,7 +25,7 @@ pub(crate) struct FollowUp {
 /// The statuses of the contract, except for that of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum ReplyStatus {
+pub(crate) enum ReplyStatus {
     Completed,
     Failed,
     /// The agent refused the task.
@@ -37,7 +37,7 @@ pub enum ReplyStatus {
 }
 
 impl ReplyStatus {
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Completed => "COMPLETED",
             Self::Failed => "FAILED",
@@ -47,11 +47,6 @@ impl ReplyStatus {
             Self::AuthRequired => "AUTH_REQUIRED",
             Self::Working => "WORKING",
         }
-    }
-
-    /// Whether the agent waits for an answer.
-    pub const fn is_waiting(self) -> bool {
-        matches!(self, Self::InputRequired | Self::AuthRequired)
     }
 }
 

@@ -145,7 +145,7 @@ async fn every_error_has_an_exit_code_and_a_hint() {
             "hint: is a nats-server running there?",
         ),
         (&["agents", "--prefix", "other"], 69, "no agents on NATS", "try `--prefix a2a`"),
-        (&["task", "get", "demo", "nope"], 1, "never seen", "hint: the id may be mistyped"),
+        (&["task", "get", "demo", "nope"], 1, "this task is unknown", "hint: the id may be mistyped"),
     ];
     for (arguments, code, what, hint) in cases {
         let said = stage.run(arguments);
