@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use a2a_bridge::internal::ports;
 use serde_json::json;
 
-use crate::support::supervise::{Site, demo};
+use crate::support::site::{Site, demo};
 use crate::support::{Answer, Bridge, Peer, SOON, attached, eventually};
 
 /// A bridge whose agent writes megabytes a second, and the end of the pipe that its log goes to.

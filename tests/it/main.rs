@@ -8,31 +8,29 @@
     reason = "tests fail by panicking; clippy.toml allows it in test functions only, not in their helpers"
 )]
 
+mod action_names;
 mod agent_errors;
+mod agent_lifecycle;
 mod agent_protocol;
-mod callers;
-mod commands;
-mod discovery;
 #[cfg(target_os = "linux")]
-mod endings;
+mod agent_stop;
+mod client_commands;
+mod config_commands;
+#[cfg(target_os = "linux")]
+mod diagnostics;
+mod discovery;
 mod follow_ups;
 mod idempotency;
-#[cfg(target_os = "linux")]
-mod interrupted;
-mod leniency;
+mod lenient_parsing;
 mod limits;
 #[cfg(target_os = "linux")]
 mod logging;
-mod names;
-#[cfg(target_os = "linux")]
-mod operator;
+mod message_content;
 #[cfg(target_os = "linux")]
 mod orphans;
 mod otlp;
-mod passing_on;
 #[cfg(target_os = "linux")]
 mod ports;
-mod presence;
 mod reconnect;
 mod reload;
 mod reply_guard;
@@ -42,7 +40,8 @@ mod secrets;
 mod service;
 mod shutdown;
 mod small_payload;
-mod states;
+#[cfg(target_os = "linux")]
+mod stop_during_reload;
 mod stream_faults;
 mod streams;
 #[cfg(target_os = "linux")]
@@ -51,4 +50,5 @@ mod submit;
 #[cfg(target_os = "linux")]
 mod supervision;
 mod support;
+mod task_states;
 mod tasks;

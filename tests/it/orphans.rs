@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::support::eventually::eventually;
-use crate::support::supervise::{SOON, Site, program, shell};
+use crate::support::site::{SOON, Site, program, shell};
 
 /// An agent with a process that has left its parent, its session and its environment behind. Its pid
 /// is in a file called as the agent.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, TcpListener, UdpSocket};
 use a2a_bridge::internal::ports;
 use tokio::net::TcpSocket;
 
-use crate::support::supervise::{SOON, Site, program, shell};
+use crate::support::site::{SOON, Site, program, shell};
 
 /// An address of this machine that others can reach; none where there is only loopback.
 fn outward() -> Option<IpAddr> {

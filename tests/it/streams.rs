@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::frames::Stream;
 use crate::support::peer::{Answer, Seen, event, streaming_card};
-use crate::support::tap::Tap;
+use crate::support::proxy::Tap;
 use crate::support::{Bridge, NatsServer, Peer, SOON, attached, eventually, launched};
 
 #[rstest]

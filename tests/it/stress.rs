@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::eventually::eventually;
-use crate::support::supervise::{MARK, Site, demo, marked, program, shell};
+use crate::support::site::{MARK, Site, demo, marked, program, shell};
 
 const LONG: Duration = Duration::from_secs(60);
 const TREE: &str = "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; exec sleep 1000";

@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 
 use crate::support::eventually::eventually;
-use crate::support::supervise::{SOON, Site, demo, shell};
+use crate::support::site::{SOON, Site, demo, shell};
 
 const TREE: &str =
     "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; DEMO --leave-daemon --leave-grandchild";
@@ -75,7 +75,7 @@ async fn a_foreign_process_on_the_port_is_named_and_is_sent_nothing() {
     let port = foreign.local_addr().unwrap().port();
     let lines = format!(
         "url: http://127.0.0.1:{port}\ncommand: {} demo-agent --port {port}\nbearer_token: s3cret-token",
-        crate::support::supervise::program()
+        crate::support::site::program()
     );
     site.settings(&[("a", &lines)]);
     site.start();
@@ -98,7 +98,7 @@ async fn a_foreign_process_that_takes_the_port_while_the_agent_starts_is_sent_no
     let port = a2a_bridge::internal::ports::free().unwrap();
     let lines = format!(
         "url: http://127.0.0.1:{port}\ncommand: {} demo-agent --port {port} --slow-start 1s\nbearer_token: s3cret-token",
-        crate::support::supervise::program()
+        crate::support::site::program()
     );
     site.settings(&[("a", &lines)]);
     site.start();
@@ -389,7 +389,7 @@ async fn logs_show_what_an_agent_wrote_and_follow_what_it_writes() {
     let (code, out, error) = site.run(&["logs", "a"]).await;
     assert_eq!(code, 0, "{error}");
     assert!(out.contains(" INFO first\n"), "{out}");
-    let mut follower = tokio::process::Command::new(crate::support::supervise::program())
+    let mut follower = tokio::process::Command::new(crate::support::site::program())
         .args(["logs", "-f", "--lines", "1"])
         .args(site.connection())
         .stdout(std::process::Stdio::piped())

@@ -3,18 +3,18 @@
 pub mod agent_protocol;
 pub mod bridge;
 pub mod caller;
-pub mod cli;
 #[cfg(feature = "otlp")]
 pub mod collector;
+pub mod commands;
 pub mod demo_agent;
 pub mod eventually;
 pub mod frames;
 pub mod nats;
 pub mod peer;
 pub mod processes;
+pub mod proxy;
 #[cfg(target_os = "linux")]
-pub mod supervise;
-pub mod tap;
+pub mod site;
 pub mod weather;
 
 pub use bridge::{Bridge, attached, launched};
