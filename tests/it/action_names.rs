@@ -11,12 +11,9 @@ fn agent(skills: &[(&str, &str)]) -> Peer {
     let mut card = peer::card(&[]);
     card["skills"] =
         skills.iter().map(|(id, name)| json!({"id": id, "name": name, "description": "Does it"})).collect();
-    Peer::start(move |seen| match seen.method.as_str() {
-        "GET" => Answer::json(&card),
-        _ => {
-            let skill = seen.json()["params"]["message"]["metadata"]["skill_id"].clone();
-            Answer::task(seen, "TASK_STATE_COMPLETED", skill.as_str().unwrap_or("none"))
-        }
+    Peer::agent_with_card(card, |seen| {
+        let skill = seen.json()["params"]["message"]["metadata"]["skill_id"].clone();
+        Answer::task(seen, "TASK_STATE_COMPLETED", skill.as_str().unwrap_or("none"))
     })
 }
 
@@ -39,9 +36,9 @@ fn weather(skills: Value) -> (Peer, AgentSettings) {
 #[case::rename_to_something_wild(json!({"rename": {"a-1": "x.>"}}), &["_xx_2E_3E", "b-2", "c-3"])]
 #[case::none_left(json!({"allow": ["nobody"]}), &["prompt"])]
 #[tokio::test]
-async fn the_settings_choose_and_name_the_actions(#[case] skills: Value, #[case] expected: &[&str]) {
+async fn settings_select_and_rename_actions(#[case] skills: Value, #[case] expected: &[&str]) {
     let (_peer, settings) = weather(skills);
-    let bridge = Bridge::of(settings).start().await;
+    let bridge = Bridge::with(settings).start().await;
     assert_eq!(bridge.actions("peer").await, expected);
     for action in expected {
         let reply = bridge.prompt(&format!("peer.{action}"), "x").await;
@@ -50,9 +47,9 @@ async fn the_settings_choose_and_name_the_actions(#[case] skills: Value, #[case]
 }
 
 #[tokio::test]
-async fn of_two_skills_with_one_id_the_first_counts_and_a_warning_names_both() {
+async fn duplicate_skill_id_keeps_the_first_skill_and_logs_a_warning() {
     let peer = agent(&[("same", "First"), ("same", "Second"), ("other", "Third")]);
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     assert_eq!(bridge.actions("peer").await, ["same", "other"]);
     let info = bridge.info("peer").await;
     assert_eq!(info["endpoints"][4]["metadata"]["name"], "First");
@@ -61,7 +58,7 @@ async fn of_two_skills_with_one_id_the_first_counts_and_a_warning_names_both() {
 }
 
 #[tokio::test]
-async fn no_skill_id_breaks_out_of_its_subject_and_no_two_clash() {
+async fn skill_ids_are_escaped_to_distinct_subject_tokens() {
     let long = ["x".repeat(500), "x".repeat(501), "é.".repeat(200)];
     let mut ids = vec![
         "a.b",
@@ -93,7 +90,7 @@ async fn no_skill_id_breaks_out_of_its_subject_and_no_two_clash() {
     ids.extend(long.iter().map(String::as_str));
     let skills: Vec<_> = ids.iter().map(|id| (*id, *id)).collect();
     let peer = agent(&skills);
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     let info = bridge.info("peer").await;
     let endpoints: Vec<_> = info["endpoints"].as_array().unwrap().iter().skip(4).collect();
     assert_eq!(endpoints.len(), ids.len(), "{info}");
@@ -111,14 +108,14 @@ async fn no_skill_id_breaks_out_of_its_subject_and_no_two_clash() {
         assert_eq!(reply.message(), *id);
         assert_eq!(reply["task"]["skill"], *id);
     }
-    // The built-in ones are still what they were.
+    // The built-in actions still work.
     bridge.get_task("peer", "never").await.expect_error("not_found");
 }
 
 #[tokio::test]
-async fn an_agents_name_is_escaped_too() {
+async fn agent_name_is_escaped_in_subjects() {
     let peer = agent(&[("ask", "Ask")]);
-    let bridge = Bridge::of(attached("my agent.v2", &peer.url())).start_early().await;
+    let bridge = Bridge::with(attached("my agent.v2", &peer.url())).start_early().await;
     bridge.until("_xmy_20agent_2Ev2", "ready").await;
     let reply = bridge.prompt("_xmy_20agent_2Ev2.ask", "x").await.expect("COMPLETED");
     assert_eq!(reply["task"]["agent"], "my agent.v2");
@@ -127,7 +124,7 @@ async fn an_agents_name_is_escaped_too() {
 }
 
 /// An agent with this many skills, `s0`, `s1`, …
-fn agent_of_many(count: usize) -> Peer {
+fn agent_with_skills(count: usize) -> Peer {
     let ids: Vec<_> = (0..count).map(|number| format!("s{number}")).collect();
     let skills: Vec<_> = ids.iter().map(|id| (id.as_str(), id.as_str())).collect();
     agent(&skills)
@@ -138,12 +135,12 @@ fn agent_of_many(count: usize) -> Peer {
 #[case::allow_and_rename(json!({"allow": ["s9000", "s9999"], "rename": {"s9999": "last"}}), &["s9000", "last"])]
 #[case::allow_and_deny(json!({"allow": ["s9000", "s9001"], "deny": ["s9000"]}), &["s9001"])]
 #[tokio::test]
-async fn the_settings_choose_among_all_skills_of_a_very_long_card(
+async fn settings_select_among_all_skills_of_a_very_long_card(
     #[case] skills: Value,
     #[case] expected: &[&str],
 ) {
-    let peer = agent_of_many(10_000);
-    let mut bridge = Bridge::of(attached("peer", &peer.url()).set("skills", skills)).start().await;
+    let peer = agent_with_skills(10_000);
+    let mut bridge = Bridge::with(attached("peer", &peer.url()).set("skills", skills)).start().await;
     assert_eq!(bridge.actions("peer").await, expected);
     let reply = bridge.prompt(&format!("peer.{}", expected[0]), "x").await.expect("COMPLETED");
     assert!(reply.message().starts_with("s9"), "{reply:?}");
@@ -152,22 +149,22 @@ async fn the_settings_choose_among_all_skills_of_a_very_long_card(
     assert_eq!((ready.get("actions_left_out"), ready.get("skills_left_out")), (None, None));
     let card = bridge.card("peer").await;
     let shown: Vec<_> = card["skills"].as_array().unwrap().iter().map(|skill| &skill["id"]).collect();
-    assert_eq!(shown.len(), expected.len(), "those that are published");
+    assert_eq!(shown.len(), expected.len(), "only published skills");
 }
 
 #[tokio::test]
-async fn what_is_over_the_limit_of_actions_is_counted_where_others_see_it() {
-    let peer = agent_of_many(10_000);
+async fn skills_over_the_action_limit_are_counted_in_info_and_registry() {
+    let peer = agent_with_skills(10_000);
     let deny: Vec<_> = (0..100).map(|number| format!("s{number}")).collect();
     let settings = attached("peer", &peer.url()).set("skills", json!({"deny": deny}));
-    let mut bridge = Bridge::of(settings).start().await;
+    let mut bridge = Bridge::with(settings).start().await;
     let actions = bridge.actions("peer").await;
     assert_eq!((actions.len(), actions[0].as_str(), actions[499].as_str()), (500, "s100", "s599"));
     assert_eq!(bridge.info("peer").await["metadata"]["a2a.skills_left_out"], "9400");
     let ready = bridge.announced("peer", |object| object["state"] == "ready").await;
     assert_eq!(ready["skills_left_out"], 9400);
     assert_eq!(ready["actions"].as_array().unwrap().len(), 500);
-    assert_eq!(ready.get("actions_left_out"), None, "all that are published are listed");
+    assert_eq!(ready.get("actions_left_out"), None, "all published actions are listed");
     let log = bridge.log();
     assert!(log.contains("at most 500 actions; not publishing 9400 more skills"), "{log}");
     bridge.prompt("peer.s599", "x").await.expect("COMPLETED");

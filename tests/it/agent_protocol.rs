@@ -1,4 +1,4 @@
-//! The front door for clients of the Synadia Agent Protocol for NATS.
+//! The front door of the Synadia Agent Protocol for NATS.
 
 use std::time::Duration;
 
@@ -9,12 +9,14 @@ use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::agent_protocol::{DemoAgent, PROMPT, RecordingProxy, SOON, Scene, attachment};
-use crate::support::eventually::{eventually, eventually_eq};
-use crate::support::nats::NatsServer;
+use crate::support::agent_protocol::{PROMPT, RecordingProxy, Scene, attachment};
+use crate::support::bridge::is_working;
+use crate::support::demo_agent::request_agent;
+use crate::support::processes::program;
+use crate::support::{DemoAgent, NatsServer, eventually, eventually_eq, within_deadline};
 
 #[tokio::test]
-async fn an_agent_that_is_ready_can_be_found_and_asked_for_its_status() {
+async fn ready_agent_can_be_discovered_and_replies_to_status() {
     let scene = Scene::start("").await;
     let info = scene.info().await.unwrap();
     assert_eq!(info["name"], "agents");
@@ -23,8 +25,7 @@ async fn an_agent_that_is_ready_can_be_found_and_asked_for_its_status() {
     for (key, value) in expected.as_object().unwrap() {
         assert_eq!(&metadata[key], value, "{key}");
     }
-    eventually_eq(SOON, 2, || async { scene.info().await.unwrap()["endpoints"].as_array().unwrap().len() })
-        .await;
+    eventually_eq(2, || async { scene.info().await.unwrap()["endpoints"].as_array().unwrap().len() }).await;
     let endpoints = scene.info().await.unwrap()["endpoints"].take();
     assert_eq!(
         endpoints,
@@ -42,54 +43,53 @@ async fn an_agent_that_is_ready_can_be_found_and_asked_for_its_status() {
 }
 
 #[tokio::test]
-async fn an_agent_comes_with_a_heartbeat_and_is_gone_when_it_has_ended() {
+async fn agent_sends_heartbeats_and_disappears_when_it_ends() {
     let mut scene = Scene::start("card_refresh: 1s").await;
     let mut heartbeats = scene.caller.subscribe("agents.hb.*.*.*").await.unwrap();
     scene.caller.flush().await.unwrap();
     let first = scene.info().await.unwrap()["id"].as_str().unwrap().to_owned();
 
-    let port = scene.agent.port().to_owned();
-    scene.agent.end();
+    scene.agent.kill();
     let ping = format!("$SRV.PING.agents.{first}");
     let ping = || async { scene.caller.request(ping.clone(), "".into()).await };
-    eventually_eq(SOON, Some(RequestErrorKind::NoResponders), || async {
+    eventually_eq(Some(RequestErrorKind::NoResponders), || async {
         ping().await.err().map(|error| error.kind())
     })
     .await;
-    let gone = scene.caller.request(PROMPT, "hello".into()).await;
-    assert_eq!(gone.unwrap_err().kind(), RequestErrorKind::NoResponders);
+    let refused = scene.caller.request(PROMPT, "hello".into()).await;
+    assert_eq!(refused.unwrap_err().kind(), RequestErrorKind::NoResponders);
 
-    let _again = DemoAgent::start(&["--port", &port]);
+    scene.agent.run().await;
     let beat = loop {
-        let beat = tokio::time::timeout(SOON, heartbeats.next()).await.unwrap().unwrap();
+        let beat = within_deadline(heartbeats.next()).await.unwrap();
         assert_eq!(beat.subject.as_str(), "agents.hb.a2a.acme.demo");
         let beat: Value = serde_json::from_slice(&beat.payload).unwrap();
-        // The first instance may have had time for one too.
+        // The first instance may have sent one, too.
         if beat["instance_id"] != json!(first) {
             break beat;
         }
     };
-    let info = eventually(SOON, || scene.info()).await;
+    let info = eventually(|| scene.info()).await;
     assert_eq!(beat["instance_id"], info["id"]);
 }
 
 #[tokio::test]
-async fn an_agent_with_capitals_in_its_name_gets_a_lower_case_subject() {
-    let server = NatsServer::start().await;
-    let scene = Scene::with(server, DemoAgent::start(&[]), "Demo", None, "").await;
+async fn agent_name_with_capitals_gets_a_lower_case_subject() {
+    let agent = DemoAgent::start(&[]).await;
+    let scene = Scene::with(NatsServer::start().await, agent, "Demo", None, "").await;
     let info = scene.info().await.unwrap();
     assert_eq!(info["endpoints"][0]["subject"], "agents.prompt.a2a.acme._u_demo");
     assert_eq!(info["metadata"]["a2a.agent"], "Demo");
 }
 
 #[tokio::test]
-async fn an_answer_is_streamed_as_it_comes_between_an_ack_and_an_empty_message() {
+async fn answer_is_streamed_between_an_ack_and_an_empty_message() {
     let scene = Scene::start("").await;
     let answer = scene.answer("stream one two three").await;
     assert_eq!(answer.chunks[0], json!({"type": "status", "data": "ack"}));
     assert_eq!(answer.texts, ["one ", "two ", "three"]);
     assert_eq!(answer.error, None);
-    eventually_eq(SOON, (1, 0), || scene.counts()).await;
+    eventually_eq((1, 0), || scene.counts()).await;
 }
 
 #[rstest]
@@ -104,7 +104,7 @@ async fn every_kind_of_answer_arrives_once(#[case] prompt: &str, #[case] expecte
 }
 
 #[tokio::test]
-async fn silence_is_broken_by_acks_also_while_a_question_is_open() {
+async fn acks_are_sent_during_silence_and_while_a_query_is_open() {
     let scene = Scene::start("stream_keepalive: 100ms").await;
     let mut stream = scene.prompt("report about tides").await;
     let query = stream.chunk_of("query").await;
@@ -120,12 +120,12 @@ async fn silence_is_broken_by_acks_also_while_a_question_is_open() {
 }
 
 #[tokio::test]
-async fn questions_are_asked_and_answered_on_the_same_stream() {
+async fn queries_are_answered_on_the_same_stream() {
     let scene = Scene::start("").await;
     let mut stream = scene.prompt("report about tides").await;
     assert_eq!(stream.chunk().await, json!({"type": "status", "data": "ack"}));
     let first = stream.chunk().await;
-    assert_eq!(first["type"], "query", "the question is not told twice");
+    assert_eq!(first["type"], "query", "the question is not sent twice");
     let first = &first["data"];
     assert_eq!(first["prompt"], "Which format would you like: PDF or Markdown?");
     assert_eq!(first["attachments"][0]["filename"], "data.json");
@@ -146,7 +146,7 @@ async fn questions_are_asked_and_answered_on_the_same_stream() {
 }
 
 #[tokio::test]
-async fn a_sign_in_is_a_question_and_a_sign_in_elsewhere_needs_no_answer() {
+async fn auth_required_is_a_query_unless_authentication_happens_outside_the_bridge() {
     let scene = Scene::start("").await;
     let mut stream = scene.prompt("auth to the archive").await;
     let query = stream.chunk_of("query").await;
@@ -154,15 +154,15 @@ async fn a_sign_in_is_a_question_and_a_sign_in_elsewhere_needs_no_answer() {
     stream.reply(&query, "key").await;
     assert_eq!(stream.rest().await.text, "Signed in; the work is done.");
 
-    let agent = DemoAgent::start(&["--auth-after", "200ms"]);
-    let scene = Scene::with(NatsServer::start().await, agent, "demo", None, "").await;
+    let agent = DemoAgent::start(&["--auth-after", "200ms"]).await;
+    let scene = Scene::of(agent, "").await;
     let mut stream = scene.prompt("auth to the archive").await;
     stream.chunk_of("query").await;
     assert_eq!(stream.rest().await.text, "Signed in elsewhere; the work is done.");
 }
 
 #[tokio::test]
-async fn a_question_without_an_answer_ends_in_an_error_and_its_task_is_cancelled() {
+async fn unanswered_query_ends_in_an_error_and_its_task_is_cancelled() {
     let (proxy, agent) = RecordingProxy::start().await;
     let server = NatsServer::start().await;
     let settings = "input_required_ttl: 300ms";
@@ -172,11 +172,11 @@ async fn a_question_without_an_answer_ends_in_an_error_and_its_task_is_cancelled
     let (code, text) = stream.rest().await.error.unwrap();
     assert_eq!(code, 409);
     assert!(text.starts_with("no answer within 300ms"), "{text}");
-    assert!(proxy.has_received("CancelTask"));
+    assert!(proxy.has_sent("CancelTask"));
 }
 
 #[tokio::test]
-async fn a_malformed_answer_to_a_question_is_refused_and_its_task_is_cancelled() {
+async fn malformed_answer_to_a_query_is_refused_and_its_task_is_cancelled() {
     let (proxy, agent) = RecordingProxy::start().await;
     let server = NatsServer::start().await;
     let scene = Scene::with(server, agent, "demo", Some(&proxy.url), "").await;
@@ -184,19 +184,14 @@ async fn a_malformed_answer_to_a_question_is_refused_and_its_task_is_cancelled()
     let query = stream.chunk_of("query").await;
     stream.reply(&query, "{not json").await;
     assert_eq!(stream.rest().await.error.unwrap().0, 400);
-    assert!(proxy.has_received("CancelTask"));
+    assert!(proxy.has_sent("CancelTask"));
 }
 
 #[tokio::test]
-async fn an_agent_that_ends_takes_its_open_questions_with_it() {
-    let server = NatsServer::start().await;
-    let program = env!("CARGO_BIN_EXE_a2a-bridge");
-    // Its port is free for a moment only, but nobody else here asks for that one.
-    let port = DemoAgent::start(&[]).port().to_owned();
-    let settings = format!("command: [{program}, demo-agent, --port, '{port}']");
-    let url = format!("http://127.0.0.1:{port}");
-    let unused = DemoAgent::start(&[]);
-    let scene = Scene::with(server, unused, "demo", Some(&url), &settings).await;
+async fn open_query_ends_with_its_agent() {
+    let agent = DemoAgent::new(&[]);
+    let settings = format!("command: [{}, demo-agent, --port, '{}']", program(), agent.port());
+    let scene = Scene::of(agent, &settings).await;
     let mut stream = scene.prompt("report about tides").await;
     stream.chunk_of("query").await;
     scene.answer("crash").await.error.unwrap();
@@ -206,7 +201,7 @@ async fn an_agent_that_ends_takes_its_open_questions_with_it() {
 }
 
 #[tokio::test]
-async fn attachments_go_both_ways() {
+async fn attachments_work_in_both_directions() {
     let scene = Scene::start("").await;
     let sent = [attachment("a.png", "iVBORwAB"), attachment("ä ü.bin", "AAEC")];
     let body = json!({"prompt": "echo look at these", "attachments": sent});
@@ -223,9 +218,9 @@ async fn attachments_go_both_ways() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_for_a_message_is_cut_or_named() {
+async fn content_over_the_payload_limit_is_split_or_named() {
     let server = NatsServer::start_configured("max_payload: 16KB").await;
-    let scene = Scene::with(server, DemoAgent::start(&[]), "demo", None, "").await;
+    let scene = Scene::with(server, DemoAgent::start(&[]).await, "demo", None, "").await;
     let endpoint = &scene.info().await.unwrap()["endpoints"][0];
     assert_eq!(endpoint["metadata"]["max_payload"], "16KB");
     let answer = scene.answer("big 100000").await;
@@ -264,31 +259,31 @@ async fn what_is_too_large_for_a_message_is_cut_or_named() {
 #[case::backslash(r#"{"prompt": "p", "attachments": [{"filename": "a\\b", "content": ""}]}"#)]
 #[case::dots(r#"{"prompt": "p", "attachments": [{"filename": "..", "content": ""}]}"#)]
 #[tokio::test]
-async fn a_prompt_that_is_wrong_gets_400_and_the_bridge_goes_on(#[case] body: &str) {
+async fn invalid_prompt_gets_400_and_the_bridge_keeps_serving(#[case] body: &str) {
     let scene = Scene::start("").await;
     let (code, text) = scene.error(body).await;
     assert_eq!(code, 400, "{text}");
     assert!(!text.is_empty() && text.len() <= 200 && !text.contains('\n'), "{text}");
     assert_eq!(scene.answer("echo still here").await.text, "echo still here");
-    eventually_eq(SOON, (2, 1), || scene.counts()).await;
+    eventually_eq((2, 1), || scene.counts()).await;
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_get_400() {
+async fn prompt_that_is_not_utf_8_gets_400() {
     let scene = Scene::start("").await;
     let answer = scene.prompt_bytes(vec![0xff, 0xfe]).await.rest().await;
     assert_eq!(answer.error.unwrap().0, 400);
 }
 
 #[tokio::test]
-async fn a_prompt_over_the_limit_that_was_told_gets_400() {
-    // The bridge knows the limit of its connection; a caller elsewhere in a cluster may have another.
+async fn prompt_over_the_announced_limit_gets_400() {
+    // The bridge announces the limit of its own connection; a caller may connect with another one.
     let server = NatsServer::start_configured("max_payload: 16KB").await;
-    let mut scene = Scene::with(server, DemoAgent::start(&[]), "demo", None, "").await;
+    let mut scene = Scene::with(server, DemoAgent::start(&[]).await, "demo", None, "").await;
     scene.server.reconfigure("max_payload: 1MB");
     let large = format!("echo {}", "x".repeat(20_000));
-    // A connection learns the server's limit when it is made.
-    scene.caller = eventually(SOON, || async {
+    // A client learns the limit when it connects.
+    scene.caller = eventually(|| async {
         let caller = scene.server.connect().await;
         caller.max_payload().gt(&20_000).then_some(caller)
     })
@@ -317,29 +312,29 @@ async fn errors_have_the_codes_of_the_protocol(
     let (code, text) = answer.error.unwrap();
     assert_eq!(code, expected, "{text}");
     assert!(text.starts_with(beginning) && text.len() <= 200, "{text}");
-    assert_eq!(answer.text, "", "the reason is told once");
+    assert_eq!(answer.text, "", "the reason is sent once");
 }
 
 #[tokio::test]
-async fn a_failed_task_that_repeats_the_agents_credentials_does_not_betray_them() {
+async fn credentials_in_the_reason_of_a_failed_task_are_redacted() {
     const TOKEN: &str = "canary-bearer-1f0c";
-    let agent = DemoAgent::start(&["--bearer", TOKEN]);
+    let agent = DemoAgent::start(&["--bearer", TOKEN]).await;
     let settings = format!("bearer_token: {TOKEN}");
-    let scene = Scene::with(NatsServer::start().await, agent, "demo", None, &settings).await;
+    let scene = Scene::of(agent, &settings).await;
     let answer = scene.answer(format!("fail after Bearer {TOKEN}")).await;
     assert_eq!(answer.error, Some((500, "planned failure: after Bearer ***".to_owned())));
     assert!(!format!("{answer:?}").contains(TOKEN), "{answer:?}");
 }
 
 #[tokio::test]
-async fn an_error_is_one_short_line_however_long_the_agents_reason() {
+async fn error_is_one_short_line_even_for_a_long_reason() {
     let scene = Scene::start("").await;
     let (_, text) = scene.error(format!("fail {}\n{}", "a".repeat(150), "é".repeat(150))).await;
     assert!(text.len() <= 200 && !text.contains('\n') && text.ends_with('…'), "{text}");
 }
 
 #[tokio::test]
-async fn a_skill_can_be_chosen_if_it_is_published() {
+async fn published_skill_can_be_selected() {
     let scene = Scene::start("skills: { deny: [hang], rename: { metadata: about } }").await;
     for name in ["about", "metadata", "Metadata"] {
         let answer = scene.answer(json!({"prompt": "hi", "skill": name})).await;
@@ -352,7 +347,7 @@ async fn a_skill_can_be_chosen_if_it_is_published() {
 }
 
 #[tokio::test]
-async fn prompts_to_one_session_go_on_in_one_context() {
+async fn prompts_of_one_session_share_a_context() {
     let scene = Scene::start("").await;
     let context = |session: Option<&'static str>| {
         let scene = &scene;
@@ -373,14 +368,14 @@ async fn prompts_to_one_session_go_on_in_one_context() {
     assert_ne!(context(Some("yours")).await, own);
 }
 
-/// The reply of the skill `metadata`.
+/// The message as the agent received it: the skill `metadata` returns it.
 fn seen_by_agent(attachments: &[Value]) -> Value {
     let content = attachments[0]["content"].as_str().unwrap();
     serde_json::from_slice(&STANDARD.decode(content).unwrap()).unwrap()
 }
 
 #[tokio::test]
-async fn both_ways_to_an_agent_share_its_places_and_an_open_question_takes_none() {
+async fn prompts_and_actions_share_max_in_flight_and_an_open_query_needs_no_slot() {
     let scene = Scene::start("max_in_flight: 1").await;
     let mut question = scene.prompt("report about tides").await;
     question.chunk_of("query").await;
@@ -394,7 +389,7 @@ async fn both_ways_to_an_agent_share_its_places_and_an_open_question_takes_none(
 }
 
 #[tokio::test]
-async fn an_answer_waits_for_its_turn() {
+async fn answer_to_a_query_waits_for_a_free_slot() {
     let scene = Scene::start("max_in_flight: 1\nstream_keepalive: 200ms").await;
     let mut question = scene.prompt("report about tides").await;
     let query = question.chunk_of("query").await;
@@ -406,65 +401,55 @@ async fn an_answer_waits_for_its_turn() {
 }
 
 #[tokio::test]
-async fn silence_is_broken_by_acks_while_an_answer_waits_for_its_turn() {
+async fn acks_are_sent_while_an_answer_waits_for_a_free_slot() {
     let scene = Scene::start("max_in_flight: 1\nstream_keepalive: 100ms").await;
     let mut question = scene.prompt("report about tides").await;
     let query = question.chunk_of("query").await;
     let mut slow = scene.prompt("slow 600").await;
     slow.chunk().await;
     question.reply(&query, "PDF").await;
-    // Sent after the answer, so that the bridge has the answer when it refuses this one.
+    // Sent after the answer, so the bridge has received the answer when it refuses this prompt.
     assert_eq!(scene.error("echo hello").await.0, 429);
-    question.skip_arrived();
+    question.drop_arrived();
     for _ in 0..3 {
         assert_eq!(question.chunk().await, json!({"type": "status", "data": "ack"}));
     }
     let task = working_task(&scene).await;
-    at_the_agent(&scene, "CancelTask", json!({"id": task})).await;
+    request_agent(&scene.agent.url(), "CancelTask", json!({"id": task})).await;
     slow.rest().await.error.unwrap();
     assert_eq!(question.rest().await.text, "Report: report about tides");
 }
 
 #[tokio::test]
-async fn nobody_can_have_the_bridge_publish_heartbeats_or_prompts() {
-    let server = NatsServer::start().await;
-    let scene = Scene::with(server, DemoAgent::start(&[]), "demo", None, "").await;
-    // Not `agents.hb.>`: the bridge's own heartbeats are published there at any time.
+async fn reply_subjects_of_the_protocol_itself_are_refused() {
+    let scene = Scene::start("").await;
+    // Not `agents.hb.>`: the bridge publishes its own heartbeats there.
     let elsewhere = "agents.hb.a2a.acme.other";
     let mut forged = scene.caller.subscribe(elsewhere).await.unwrap();
     for subject in [PROMPT, "agents.status.a2a.acme.demo"] {
         scene.caller.publish_with_reply(subject, elsewhere, "hello".into()).await.unwrap();
     }
-    eventually_eq(SOON, (1, 1), || scene.counts()).await;
-    let heard = tokio::time::timeout(Duration::from_millis(100), forged.next()).await;
-    assert!(heard.is_err(), "{heard:?}");
-}
-
-/// Calls the agent directly.
-async fn at_the_agent(scene: &Scene, method: &str, params: Value) -> Value {
-    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
-    let request = reqwest::Client::new().post(&scene.agent.url).header("A2A-Version", "1.0").body(body);
-    let answer = request.send().await.unwrap().bytes().await.unwrap();
-    serde_json::from_slice::<Value>(&answer).unwrap()["result"].take()
+    eventually_eq((1, 1), || scene.counts()).await;
+    let received = tokio::time::timeout(Duration::from_millis(100), forged.next()).await;
+    assert!(received.is_err(), "{received:?}");
 }
 
 /// The id of the one task that the agent works on.
 async fn working_task(scene: &Scene) -> String {
-    eventually(SOON, || async {
-        let tasks = at_the_agent(scene, "ListTasks", json!({})).await;
-        let is_working = |task: &&Value| task["status"]["state"] == "TASK_STATE_WORKING";
-        tasks["tasks"].as_array()?.iter().find(is_working)?["id"].as_str().map(str::to_owned)
+    eventually(|| async {
+        let tasks = request_agent(&scene.agent.url(), "ListTasks", json!({})).await;
+        tasks["tasks"].as_array()?.iter().find(|task| is_working(task))?["id"].as_str().map(str::to_owned)
     })
     .await
 }
 
 #[tokio::test]
-async fn a_prompt_whose_task_was_cancelled_says_so() {
+async fn prompt_whose_task_was_cancelled_ends_in_an_error() {
     let scene = Scene::start("").await;
     let mut slow = scene.prompt("slow 60").await;
     slow.chunk().await;
     let task = working_task(&scene).await;
-    at_the_agent(&scene, "CancelTask", json!({"id": task})).await;
+    request_agent(&scene.agent.url(), "CancelTask", json!({"id": task})).await;
     let (code, text) = slow.rest().await.error.unwrap();
     assert_eq!(code, 500);
     assert!(text.contains("cancel"), "{text}");
@@ -472,14 +457,14 @@ async fn a_prompt_whose_task_was_cancelled_says_so() {
 }
 
 #[tokio::test]
-async fn a_prompt_is_counted_as_work_so_that_its_agent_is_not_taken_for_hung() {
+async fn prompt_counts_as_call_in_flight() {
     let scene = Scene::start("").await;
     let agent = scene.bridge.agents().remove(0);
     assert_eq!(agent.calls.in_flight(), 0);
     let mut slow = scene.prompt("slow 1").await;
     slow.chunk().await;
-    eventually_eq(SOON, 1, || async { agent.calls.in_flight() }).await;
+    eventually_eq(1, || async { agent.calls.in_flight() }).await;
     slow.rest().await;
-    eventually_eq(SOON, 0, || async { agent.calls.in_flight() }).await;
+    eventually_eq(0, || async { agent.calls.in_flight() }).await;
     assert_eq!(agent.calls.outcomes()["COMPLETED"], 1, "and it is in the metrics");
 }

@@ -1,44 +1,40 @@
-//! How an agent is asked to end: all of it, once, with the grace that the settings give.
+//! Stopping an agent: every process gets the stop signal once, and the grace period of the settings.
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use crate::support::site::{SOON, Site, shell};
+use crate::support::processes;
+use crate::support::site::{Site, shell};
 
 #[tokio::test]
-async fn an_agent_below_a_shell_that_ends_at_once_has_its_whole_grace() {
-    let mut site = Site::new().await;
+async fn agent_gets_the_whole_grace_period_even_if_its_shell_exits_at_once() {
     let lines = format!("{}\nstop_grace: 4s", shell("DEMO --ignore-sigterm & wait"));
-    site.settings(&[("a", &lines)]);
-    site.start();
+    let site = Site::running(&[("a", &lines)]).await;
     site.until_state("a", "ready").await;
     let began = Instant::now();
-    let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
-    assert_eq!(code, 0, "{out}");
+    site.stop_agent("a").await;
     assert!(began.elapsed() >= Duration::from_secs(4), "{:?}", began.elapsed());
     assert_eq!(site.processes(), Vec::<i32>::new());
 }
 
 #[tokio::test]
-async fn what_a_script_runs_in_order_to_end_is_not_asked_to_end() {
+async fn cleanup_commands_of_a_script_get_no_signal() {
     let mut site = Site::new().await;
     let done = site.folder().join("done");
     let line = format!("trap \"sleep 1 && echo > {}; exit 0\" TERM; DEMO & wait", done.display());
     site.settings(&[("a", &shell(&line))]);
     site.start();
     site.until_state("a", "ready").await;
-    let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
-    assert_eq!(code, 0, "{out}");
+    site.stop_agent("a").await;
     assert!(done.exists());
 }
 
 #[tokio::test]
-async fn what_a_script_leaves_behind_when_it_ends_does_not_use_up_the_grace() {
+async fn leftover_processes_of_a_script_are_killed_without_waiting_for_the_grace_period() {
     let mut site = Site::new().await;
     let folder = site.folder().display();
-    // A shell that was just forked may miss a signal, so this one is seen to run before the other ends.
+    // A shell that was just forked may miss a signal, so this one runs before the other exits.
     std::fs::write(site.folder().join("leave"), "echo > $1; exec sleep 1000").unwrap();
     let left =
         format!("sh {folder}/leave {folder}/there & until test -e {folder}/there; do sleep 0.01; done");
@@ -46,26 +42,23 @@ async fn what_a_script_leaves_behind_when_it_ends_does_not_use_up_the_grace() {
     site.settings(&[("a", &format!("{}\nstop_grace: 10m", shell(&line)))]);
     site.start();
     site.until_state("a", "ready").await;
-    let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
-    assert_eq!(code, 0, "{out}");
+    site.stop_agent("a").await;
     assert_eq!(site.processes(), Vec::<i32>::new());
 }
 
 #[tokio::test]
-async fn an_agent_that_was_killed_is_not_said_to_have_written_why() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &format!("{}\nrestart: never", shell("exec DEMO")))]);
-    site.start();
+async fn advice_for_a_killed_agent_does_not_refer_to_its_output() {
+    let site = Site::running(&[("a", &format!("{}\nrestart: never", shell("exec DEMO")))]).await;
     let pid = site.until_state("a", "ready").await.pid.unwrap();
-    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    processes::signal(pid, Signal::SIGKILL);
     let report = site.until_state("a", "failed").await;
     assert!(report.advice.unwrap().contains("memory ran out"));
 }
 
 #[tokio::test]
-async fn one_that_became_another_program_after_it_was_asked_is_asked_again() {
+async fn process_that_execs_after_the_signal_is_signalled_again() {
     let mut site = Site::new().await;
-    // What a shell forks is a shell until it has become its program, and may lose the signal until then.
+    // A forked shell may lose the signal until it has executed its program.
     let late = "(trap : TERM; : > FOLDER/there; sleep 1; sleep 1; exec sleep 1000) & ";
     let late = late.replace("FOLDER", &site.folder().display().to_string());
     let lines =
@@ -73,21 +66,19 @@ async fn one_that_became_another_program_after_it_was_asked_is_asked_again() {
     site.settings(&[("a", &format!("{lines}\nstop_grace: 10m"))]);
     site.start();
     site.until_state("a", "ready").await;
-    let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
-    assert_eq!(code, 0, "{out}");
+    site.stop_agent("a").await;
     assert_eq!(site.processes(), Vec::<i32>::new());
 }
 
 #[tokio::test]
-async fn an_agent_ended_by_a_real_time_signal_is_restarted_and_leaves_nothing_behind() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &format!("{}\nrestart: on-failure", shell("sleep 1000 & exec DEMO")))]);
-    site.start();
+async fn agent_killed_by_a_real_time_signal_is_restarted_and_leaves_no_process() {
+    let site =
+        Site::running(&[("a", &format!("{}\nrestart: on-failure", shell("sleep 1000 & exec DEMO")))]).await;
     let pid = site.until_state("a", "ready").await.pid.unwrap();
     let before = site.processes();
     let signalled = std::process::Command::new("kill").args(["-34", &pid.to_string()]).status().unwrap();
     assert!(signalled.success());
-    let report = site.until("a", SOON, |report| report.restarts == 1 && report.state == "ready").await;
+    let report = site.until_restarted("a", 1).await;
     assert_eq!(report.last_exit.unwrap().how, "exited with an unknown status");
     let left: Vec<_> = site.processes().into_iter().filter(|pid| before.contains(pid)).collect();
     assert_eq!(left, Vec::<i32>::new());

@@ -1,4 +1,4 @@
-//! The commands as users and scripts run them: the real program, a real server, the demo agent.
+//! The commands of callers and operators, against a real bridge with the demo agent.
 
 mod help;
 mod stream_and_submit;
@@ -6,40 +6,43 @@ mod terminal;
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::json;
 
-use crate::support::commands::{Bridge, Said, free_port, on, program, run};
-use crate::support::nats::NatsServer;
+use crate::support::commands::{
+    BundledBridge, CommandOutput, command, command_on, demo_settings, repository_file, run,
+};
+use crate::support::processes::free_port;
+use crate::support::{DEADLINE, NatsServer};
 
-/// A server, a bridge and the demo agent.
+/// A NATS server and a bridge with the demo agent.
 struct Stage {
-    // Dropped in this order: a bridge that has lost its server takes longer to stop.
-    _bridge: Bridge,
+    // Dropped in this order: a bridge that lost its server takes longer to stop.
+    _bridge: BundledBridge,
     server: NatsServer,
 }
 
 impl Stage {
     async fn new() -> Self {
         let server = NatsServer::start().await;
-        let bridge = Bridge::demo(&server).await;
+        let bridge = BundledBridge::demo(&server).await;
         Self { server, _bridge: bridge }
     }
 
-    fn run(&self, arguments: &[&str]) -> Said {
-        run(on(&self.server.url(), arguments), "")
+    fn run(&self, arguments: &[&str]) -> CommandOutput {
+        run(&mut command_on(&self.server.url(), arguments), "")
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn agents_skills_and_cards_are_shown_as_tables_and_as_json() {
+async fn agents_skills_and_card_print_tables_or_json() {
     let stage = Stage::new().await;
     let agents = stage.run(&["agents"]);
     let lines: Vec<_> = agents.out.lines().collect();
     assert_eq!(lines[0], "NAME  STATUS  SKILLS  RESTARTS  AGE  LAST-ERROR");
     assert!(lines[1].starts_with("demo  ready   8       0         "), "{agents:?}");
-    assert!(!agents.out.contains('\x1b'), "no colours outside of a terminal");
+    assert!(!agents.out.contains('\x1b'), "no colour without a terminal");
 
     let agents = stage.run(&["agents", "list", "--output", "json"]).json();
     assert_eq!((&agents[0]["agent"], &agents[0]["restarts"]), (&json!("demo"), &json!(0)));
@@ -57,34 +60,35 @@ async fn agents_skills_and_cards_are_shown_as_tables_and_as_json() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_prints_the_answer_and_nothing_else_on_stdout() {
+async fn call_prints_only_the_answer_to_stdout() {
     let stage = Stage::new().await;
-    let said = stage.run(&["call", "demo.echo", "hello"]);
-    assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (0, "hello\n", ""));
+    let output = stage.run(&["call", "demo.echo", "hello"]);
+    assert_eq!((output.code, output.out.as_str(), output.err.as_str()), (0, "hello\n", ""));
 
-    let said = run(on(&stage.server.url(), &["call", "a2a.action.demo.echo", "-"]), "two\nlines\n");
-    assert_eq!((said.code, said.out.as_str()), (0, "two\nlines\n"));
+    let mut call = command_on(&stage.server.url(), &["call", "a2a.action.demo.echo", "-"]);
+    let output = run(&mut call, "two\nlines\n");
+    assert_eq!((output.code, output.out.as_str()), (0, "two\nlines\n"));
 
-    let said = stage.run(&["call", "demo.Echo", "by its name", "--json", "--session", "s-1"]);
-    assert_eq!(said.code, 0, "{said:?}");
-    assert_eq!(said.json()["message"], "by its name");
-    assert_eq!(said.json()["task"]["context_id"], "s-1");
+    let output = stage.run(&["call", "demo.Echo", "by its name", "--json", "--session", "s-1"]);
+    assert_eq!(output.code, 0, "{output:?}");
+    assert_eq!(output.json()["message"], "by its name");
+    assert_eq!(output.json()["task"]["context_id"], "s-1");
 
-    let said = stage.run(&["call", "demo.echo", "x", "--data", r#"{"n": 1, "f": 1.50}"#]);
-    assert_eq!(said.out, "x\n{\n  \"n\": 1,\n  \"f\": 1.5\n}\n");
+    let output = stage.run(&["call", "demo.echo", "x", "--data", r#"{"n": 1, "f": 1.50}"#]);
+    assert_eq!(output.out, "x\n{\n  \"n\": 1,\n  \"f\": 1.5\n}\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_can_be_answered_later_but_only_once() {
+async fn follow_up_can_be_answered_later_but_only_once() {
     let stage = Stage::new().await;
     let asked = stage.run(&["call", "demo.report", "-p", "topic=tides", "-p", "audience=sailors"]);
     assert_eq!((asked.code, asked.out.as_str()), (1, ""), "{asked:?}");
     assert!(asked.err.starts_with("the agent asks: Which format would you like"), "{asked:?}");
     let id = asked.err.split_once("--answer ").unwrap().1.split(' ').next().unwrap();
 
-    let said = stage.run(&["call", "demo", "--answer", id, "Markdown"]);
-    assert_eq!(said.out, "Report: Write a report about tides for sailors\n", "{said:?}");
-    assert!(said.err.contains("file: report.md (text/markdown, "), "{said:?}");
+    let output = stage.run(&["call", "demo", "--answer", id, "Markdown"]);
+    assert_eq!(output.out, "Report: Write a report about tides for sailors\n", "{output:?}");
+    assert!(output.err.contains("file: report.md (text/markdown, "), "{output:?}");
     let again = stage.run(&["call", "demo", "--answer", id, "Markdown"]);
     assert_eq!(again.code, 1);
     assert!(again.err.contains("hint: the question was already answered"), "{again:?}");
@@ -95,20 +99,20 @@ async fn a_question_can_be_answered_later_but_only_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_are_sent_and_saved() {
+async fn call_sends_and_saves_files() {
     let stage = Stage::new().await;
     let dir = tempfile::tempdir().unwrap();
     let (note, saved) = (dir.path().join("note.txt"), dir.path().join("saved"));
     std::fs::write(&note, "some words").unwrap();
     let (note, into) = (note.to_str().unwrap(), saved.to_str().unwrap());
-    let said = stage.run(&["call", "demo.echo", "x", "--file", note, "--save", into]);
-    assert_eq!(said.code, 0, "{said:?}");
-    assert!(said.err.contains("note.txt (text/plain, 10 bytes)"), "{said:?}");
+    let output = stage.run(&["call", "demo.echo", "x", "--file", note, "--save", into]);
+    assert_eq!(output.code, 0, "{output:?}");
+    assert!(output.err.contains("note.txt (text/plain, 10 bytes)"), "{output:?}");
     assert_eq!(std::fs::read_to_string(saved.join("note.txt")).unwrap(), "some words");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_error_has_an_exit_code_and_a_hint() {
+async fn every_failure_has_an_exit_code_and_a_hint() {
     let stage = Stage::new().await;
     let nowhere = format!("nats://127.0.0.1:{}", free_port());
     let cases: [(&[&str], i32, &str, &str); 14] = [
@@ -148,83 +152,69 @@ async fn every_error_has_an_exit_code_and_a_hint() {
         (&["task", "get", "demo", "nope"], 1, "this task is unknown", "hint: the id may be mistyped"),
     ];
     for (arguments, code, what, hint) in cases {
-        let said = stage.run(arguments);
-        assert_eq!(said.code, code, "{arguments:?}: {said:?}");
-        assert_eq!(said.out, "", "{arguments:?}");
-        assert!(said.err.contains(what) && said.err.contains(hint), "{arguments:?}: {said:?}");
+        let output = stage.run(arguments);
+        assert_eq!(output.code, code, "{arguments:?}: {output:?}");
+        assert_eq!(output.out, "", "{arguments:?}");
+        assert!(output.err.contains(what) && output.err.contains(hint), "{arguments:?}: {output:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn init_writes_a_configuration_for_a_running_agent_and_never_overwrites() {
+async fn init_writes_settings_for_a_running_agent_and_never_overwrites() {
     let stage = Stage::new().await;
     let card = stage.run(&["card", "demo", "--json"]).json();
     let url = card["supportedInterfaces"][0]["url"].as_str().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let init = |arguments: &[&str]| {
-        let mut command = program();
-        command.arg("init").args(arguments).current_dir(dir.path());
-        run(command, "")
-    };
-    let said = init(&["--from", url]);
-    assert_eq!((said.code, said.out.as_str()), (0, ""), "{said:?}");
+    let init = |arguments: &[&str]| run(command(&["init"]).args(arguments).current_dir(dir.path()), "");
+    let output = init(&["--from", url]);
+    assert_eq!((output.code, output.out.as_str()), (0, ""), "{output:?}");
     let file = dir.path().join("a2a-bridge.yaml");
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(text.contains("- name: demo\n") && text.contains("#   report: Write a report"), "{text}");
     assert_eq!(init(&[]).code, 64);
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "not overwritten");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "unchanged");
 
-    let mut check = on(&stage.server.url(), &["check"]);
-    check.current_dir(dir.path());
-    let said = run(check, "");
-    assert_eq!(said.code, 0, "{said:?}");
-    assert!(said.out.contains("agent `demo`: ok, A2A 1.0"), "{said:?}");
+    let output = run(command_on(&stage.server.url(), &["check"]).current_dir(dir.path()), "");
+    assert_eq!(output.code, 0, "{output:?}");
+    assert!(output.out.contains("agent `demo`: ok, A2A 1.0"), "{output:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn users_with_the_documented_permissions_can_serve_and_call() {
-    let conf = crate::support::commands::root().join("deploy/nats-permissions.conf");
-    let conf = std::fs::read_to_string(conf).unwrap();
+async fn documented_nats_permissions_suffice_to_serve_and_to_call() {
+    let conf = repository_file("deploy/nats-permissions.conf");
     let conf = conf.replace("$BRIDGE_PASSWORD", "one").replace("$CALLER_PASSWORD", "two");
     let server = NatsServer::start_configured(&conf).await;
-    let demo = std::fs::read_to_string(crate::support::commands::root().join("config/demo.yaml")).unwrap();
-    let settings = demo
-        .replace("${DEMO_PORT:-9000}", &free_port().to_string())
-        .replace("nats:\n", "nats:\n  user: bridge\n  password: one\n");
-    let bridge = Bridge::start(&server, &settings).await;
+    let settings = demo_settings().replace("nats:\n", "nats:\n  user: bridge\n  password: one\n");
+    let bridge = BundledBridge::start(&server, &settings).await;
     let caller = ["--user", "caller", "--password", "two"];
-    bridge.ready(&server.url(), &caller).await;
-    let say = |arguments: &[&str]| {
-        let mut command = on(&server.url(), arguments);
-        command.args(caller);
-        run(command, "")
-    };
-    assert_eq!(say(&["call", "demo.echo", "hello"]).out, "hello\n");
-    assert!(say(&["card", "demo"]).out.contains("A2A 1.0"));
-    assert_eq!(say(&["skills", "demo"]).code, 0);
-    assert_eq!(say(&["task", "get", "demo", "nope"]).code, 1);
+    bridge.until_ready(&server.url(), &caller).await;
+    let run_as_caller = |arguments: &[&str]| run(command_on(&server.url(), arguments).args(caller), "");
+    assert_eq!(run_as_caller(&["call", "demo.echo", "hello"]).out, "hello\n");
+    assert!(run_as_caller(&["card", "demo"]).out.contains("A2A 1.0"));
+    assert_eq!(run_as_caller(&["skills", "demo"]).code, 0);
+    assert_eq!(run_as_caller(&["task", "get", "demo", "nope"]).code, 1);
     assert!(!bridge.log().contains("ermissions"), "{}", bridge.log());
 
-    // A denied permission is reported at once, not after a timeout.
-    let elsewhere = say(&["call", "demo.echo", "x", "--prefix", "other"]);
+    // A missing permission is reported at once, not after a timeout.
+    let elsewhere = run_as_caller(&["call", "demo.echo", "x", "--prefix", "other"]);
     assert_eq!(elsewhere.code, 69);
     assert!(elsewhere.err.contains("permission denied by NATS"), "{elsewhere:?}");
     for order in ["show", "start", "stop", "restart"] {
         let began = Instant::now();
-        let refused = say(&["agents", order, "demo"]);
+        let refused = run_as_caller(&["agents", order, "demo"]);
         assert_eq!(refused.code, 69, "{refused:?}");
         assert!(refused.err.contains("permission denied by NATS"), "{refused:?}");
         assert!(refused.err.contains("`a2a.control.>`"), "{refused:?}");
-        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert!(began.elapsed() < DEADLINE, "{:?}", began.elapsed());
     }
-    let stranger = run(on(&server.url(), &["agents", "--user", "x", "--password", "y"]), "");
+    let stranger = run(&mut command_on(&server.url(), &["agents", "--user", "x", "--password", "y"]), "");
     assert_eq!(stranger.code, 69);
     assert!(stranger.err.contains("the server rejects these credentials"), "{stranger:?}");
-    assert!(stranger.err.starts_with("error: "), "no log lines of the NATS library: {stranger:?}");
+    assert!(stranger.err.starts_with("error: "), "no message of the NATS library: {stranger:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_credentials_are_one_error_with_a_hint() {
+async fn run_with_wrong_nats_credentials_fails_with_a_hint() {
     let server = NatsServer::start_configured("authorization { user: u, password: p }").await;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bridge.yaml");
@@ -233,36 +223,31 @@ async fn wrong_credentials_are_one_error_with_a_hint() {
         server.url()
     );
     std::fs::write(&file, settings).unwrap();
-    let mut command = program();
-    command.args(["run", "--config"]).arg(&file);
-    let said = run(command, "");
-    assert_eq!(said.code, 69, "{said:?}");
-    assert!(said.err.starts_with("error: ") && said.err.contains("\nhint: "), "{said:?}");
+    let output = run(command(&["run", "--config"]).arg(&file), "");
+    assert_eq!(output.code, 69, "{output:?}");
+    assert!(output.err.starts_with("error: ") && output.err.contains("\nhint: "), "{output:?}");
 }
 
 #[test]
-fn an_invalid_prefix_and_a_used_port_have_a_hint() {
-    let mut command = program();
-    command.args(["agents", "--prefix", "a b"]);
-    let said = run(command, "");
-    assert!(said.code == 64 && said.err.contains("\nhint: "), "{said:?}");
-    assert!(said.err.contains("`nats.subject_prefix`"), "{said:?}");
+fn invalid_prefix_and_port_in_use_fail_with_a_hint() {
+    let output = run(&mut command(&["agents", "--prefix", "a b"]), "");
+    assert!(output.code == 64 && output.err.contains("\nhint: "), "{output:?}");
+    assert!(output.err.contains("`nats.subject_prefix`"), "{output:?}");
 
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut command = program();
-    command.args(["demo-agent", "--port", &taken.local_addr().unwrap().port().to_string()]);
-    let said = run(command, "");
-    assert!(said.code == 1 && said.err.contains("\nhint: "), "{said:?}");
-    assert!(said.err.contains("`--port 0`"), "{said:?}");
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = run(&mut command(&["demo-agent", "--port", &port]), "");
+    assert!(output.code == 1 && output.err.contains("\nhint: "), "{output:?}");
+    assert!(output.err.contains("`--port 0`"), "{output:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_control_request_without_a_reply_says_how_long_it_waits() {
+async fn control_command_without_a_reply_says_how_long_it_waits() {
     let server = NatsServer::start().await;
     let client = server.connect().await;
     let _mute = client.subscribe("a2a.control.demo.stop").await.unwrap();
     client.flush().await.unwrap();
-    let mut command = on(&server.url(), &["agents", "stop", "demo"]);
+    let mut command = command_on(&server.url(), &["agents", "stop", "demo"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
@@ -272,15 +257,10 @@ async fn a_control_request_without_a_reply_says_how_long_it_waits() {
 }
 
 #[test]
-fn completions_and_the_manifest_are_printed() {
+fn completions_and_the_plugin_manifest_are_printed() {
     for shell in ["bash", "zsh", "fish"] {
-        let mut command = program();
-        command.args(["completions", shell]);
-        let said = run(command, "");
-        assert!(said.code == 0 && said.out.contains("demo-agent"), "{shell}");
+        let output = run(&mut command(&["completions", shell]), "");
+        assert!(output.code == 0 && output.out.contains("demo-agent"), "{shell}");
     }
-    let mut command = program();
-    command.arg("plugin");
-    let file = std::fs::read_to_string(crate::support::commands::root().join("plugin.yaml")).unwrap();
-    assert_eq!(run(command, "").out, file);
+    assert_eq!(run(&mut command(&["plugin"]), "").out, repository_file("plugin.yaml"));
 }

@@ -1,23 +1,16 @@
-//! Commands that need only a configuration file, and their exit codes.
+//! `run`, `check` and `schema`: errors in the settings, and exit codes.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
-use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::support::commands::{CommandOutput, command, run};
 use crate::support::{DemoAgent, NatsServer};
 
-fn program(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"));
-    command.args(arguments).env_remove("A2A_BRIDGE_CONFIG");
-    command.output().expect("the program starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
+fn program(arguments: &[&str]) -> CommandOutput {
+    run(&mut command(arguments), "")
 }
 
 /// A configuration file in a temporary directory.
@@ -49,68 +42,67 @@ fn every_configuration_error_is_reported_with_its_position(#[case] command: &str
         "nats:\n  url: nats://127.0.0.1:4222\n  subjectprefix: a2a\nagents:\n  - name: demo\n    url: ftp://example.org\n    startup_timeout: soon\n  - name: demo\n    url: http://127.0.0.1:9\n",
     );
     let output = program(&[command, "--config", config.path()]);
-    assert_eq!(output.status.code(), Some(78));
-    let errors = text(&output.stderr);
+    assert_eq!(output.code, 78);
+    let errors = output.err;
     for position in ["bridge.yaml:3:3: ", "bridge.yaml:6:", "bridge.yaml:7:", "bridge.yaml:8:"] {
         assert!(errors.contains(position), "no {position} in:\n{errors}");
     }
     assert!(errors.contains("subjectprefix") && errors.contains("subject_prefix"), "{errors}");
-    assert_eq!(text(&output.stdout), "");
+    assert_eq!(output.out, "");
 }
 
 #[test]
-fn a_missing_configuration_file_is_named() {
+fn missing_configuration_file_is_named() {
     for command in ["run", "check"] {
         let output = program(&[command, "--config", "/nowhere/bridge.yaml"]);
-        assert_eq!(output.status.code(), Some(78));
-        assert!(text(&output.stderr).contains("/nowhere/bridge.yaml"));
+        assert_eq!(output.code, 78);
+        assert!(output.err.contains("/nowhere/bridge.yaml"));
     }
 }
 
 #[test]
-fn an_unset_variable_is_reported_with_its_position() {
+fn unset_variable_is_reported_with_its_position() {
     let config = ConfigFile::new("agents:\n  - name: demo\n    url: ${NO_SUCH_VARIABLE_HERE}\n");
     let output = program(&["check", "--offline", "--config", config.path()]);
-    assert_eq!(output.status.code(), Some(78));
-    let errors = text(&output.stderr);
+    assert_eq!(output.code, 78);
+    let errors = output.err;
     assert!(errors.contains("bridge.yaml:3:10"), "{errors}");
     assert!(errors.contains("NO_SUCH_VARIABLE_HERE"), "{errors}");
 }
 
 #[test]
-fn an_offline_check_needs_neither_nats_nor_agents() {
+fn check_offline_needs_neither_nats_nor_agents() {
     let config = ConfigFile::new(GOOD);
     let output = program(&["check", "--offline", "--config", config.path()]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).contains("valid"));
+    assert_eq!(output.code, 0, "{}", output.err);
+    assert!(output.out.contains("valid"));
 }
 
 #[test]
-fn renaming_a_skill_to_a_built_in_action_is_a_warning() {
+fn check_warns_about_a_skill_renamed_to_a_built_in_action() {
     let config = ConfigFile::new(
         "agents: [{ name: a, url: 'http://127.0.0.1:9', skills: { rename: { x: get_task, y: fine } } }]",
     );
     let output = program(&["check", "--offline", "--config", config.path()]);
-    let report = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{report}");
+    let report = output.out;
+    assert_eq!(output.code, 0, "{report}");
     assert!(report.contains("warning: skill `x` cannot be renamed to `get_task`"), "{report}");
     assert_eq!(report.matches("warning").count(), 1, "{report}");
 }
 
 #[test]
-fn a_variable_can_name_the_configuration_file() {
+fn variable_can_name_the_configuration_file() {
     let config = ConfigFile::new(GOOD);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"));
-    command.args(["check", "--offline"]).env("A2A_BRIDGE_CONFIG", config.path());
-    assert_eq!(command.output().unwrap().status.code(), Some(0));
+    let output = run(command(&["check", "--offline"]).env("A2A_BRIDGE_CONFIG", config.path()), "");
+    assert_eq!(output.code, 0, "{}", output.err);
 }
 
 #[test]
-fn the_bundled_configurations_are_valid() {
+fn bundled_configuration_files_are_valid() {
     for file in ["config/minimal.yaml", "config/full.yaml"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let output = program(&["check", "--offline", "--config", path.to_str().unwrap()]);
-        assert_eq!(output.status.code(), Some(0), "{file}: {}", text(&output.stderr));
+        assert_eq!(output.code, 0, "{file}: {}", output.err);
     }
 }
 
@@ -126,39 +118,38 @@ async fn check_connects_to_nats_and_to_the_agents() {
     };
     let fine = ConfigFile::new(&yaml("{ name: own, url: 'http://127.0.0.1:9', command: sh }"));
     let output = program(&["check", "--config", fine.path()]);
-    let report = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{report}");
+    let report = output.out;
+    assert_eq!(output.code, 0, "{report}");
     assert!(report.contains("NATS: ok") && report.contains("agent `demo`: ok, A2A 1.0"), "{report}");
     for problem in [
-        "{ name: away, url: 'http://127.0.0.1:9' }",
-        "{ name: away, url: 'http://127.0.0.1:9', command: no-such-program }",
+        "{ name: missing, url: 'http://127.0.0.1:9' }",
+        "{ name: missing, url: 'http://127.0.0.1:9', command: no-such-program }",
     ] {
         let output = program(&["check", "--config", ConfigFile::new(&yaml(problem)).path()]);
-        let report = text(&output.stdout);
-        assert_eq!(output.status.code(), Some(1), "{report}");
-        assert!(report.contains("agent `away`: "), "{report}");
+        let report = output.out;
+        assert_eq!(output.code, 1, "{report}");
+        assert!(report.contains("agent `missing`: "), "{report}");
     }
 }
 
 #[rstest]
 #[case("run")]
 #[case("check")]
-fn without_nats_the_exit_code_is_69(#[case] command: &str) {
+fn unreachable_nats_has_its_own_exit_code(#[case] command: &str) {
     let config = ConfigFile::new("nats: { url: 'nats://127.0.0.1:9' }\nagents: []\n");
     let began = Instant::now();
     let output = program(&[command, "--config", config.path()]);
-    assert_eq!(output.status.code(), Some(69));
-    let said = text(&output.stderr) + &text(&output.stdout);
-    assert!(said.contains("nats://127.0.0.1:9"), "{said}");
+    assert_eq!(output.code, 69);
+    let all = output.err + &output.out;
+    assert!(all.contains("nats://127.0.0.1:9"), "{all}");
     assert!(began.elapsed() < Duration::from_secs(20));
 }
 
 #[test]
-fn the_schema_is_json_and_has_the_settings() {
+fn schema_is_json_with_every_setting() {
     let output = program(&["schema"]);
-    assert_eq!(output.status.code(), Some(0));
-    let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let written = schema.to_string();
+    assert_eq!(output.code, 0);
+    let written = output.json().to_string();
     for key in ["subject_prefix", "reply_prefixes", "max_in_flight", "input_required_ttl", "shutdown_grace"] {
         assert!(written.contains(key), "no {key}");
     }
@@ -171,11 +162,10 @@ fn the_schema_is_json_and_has_the_settings() {
 #[case(&["--log", "=[", "schema"], 64)]
 #[case(&["--help"], 0)]
 #[case(&["--version"], 0)]
-fn invalid_arguments_are_usage_errors(#[case] arguments: &[&str], #[case] code: i32) {
+fn unknown_arguments_are_usage_errors(#[case] arguments: &[&str], #[case] code: i32) {
     let output = program(arguments);
-    assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
-    let (said, silent) =
-        if code == 0 { (output.stdout, output.stderr) } else { (output.stderr, output.stdout) };
-    assert!(!said.is_empty());
-    assert_eq!(text(&silent), "");
+    assert_eq!(output.code, code, "{}", output.err);
+    let (used, unused) = if code == 0 { (output.out, output.err) } else { (output.err, output.out) };
+    assert!(!used.is_empty());
+    assert_eq!(unused, "");
 }

@@ -1,12 +1,13 @@
-//! What `agents show` tells an operator in eight situations: the problem, and what to do about it.
+//! `agents show` explains a problem and what to do; `logs` explains missing output.
 
 use tokio::net::TcpListener;
 
 use crate::support::eventually;
-use crate::support::site::{SOON, Site, demo, program, shell};
+use crate::support::processes::program;
+use crate::support::site::{Site, demo, shell};
 
-/// Replaces everything that differs between runs: paths, ports, process ids, times.
-fn normalize(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
+/// The text without what differs from run to run: paths, ports, process ids, times.
+fn normalized(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
     let mut text = text.replace(program(), "PROGRAM");
     text = text.replace(&site.folder().display().to_string(), "FOLDER");
     for (value, name) in changing {
@@ -14,7 +15,7 @@ fn normalize(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
     }
     let lines = text.lines().map(|line| {
         let indent: String = line.chars().take_while(|c| *c == ' ').collect();
-        let mut words: Vec<String> = line.split_whitespace().map(normalize_word).collect();
+        let mut words: Vec<String> = line.split_whitespace().map(normalized_word).collect();
         if words.first().is_some_and(|word| word == "Bridge:") {
             words.truncate(1);
             words.push("ID".into());
@@ -25,7 +26,7 @@ fn normalize(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
 }
 
 /// A time of day becomes `CLOCK`, a duration `TIME`, a long number `N`.
-fn normalize_word(word: &str) -> String {
+fn normalized_word(word: &str) -> String {
     let bare = word.trim_end_matches([',', ';', ':']);
     let end = word.get(bare.len()..).unwrap_or_default();
     let is_clock = bare.len() == 12 && bare.bytes().filter(|b| *b == b':').count() == 2;
@@ -46,7 +47,7 @@ fn normalize_word(word: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_operator_learns_the_problem_and_what_to_do() {
+async fn agents_show_explains_eight_problems_and_what_to_do() {
     let mut site = Site::new().await;
     let foreign = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = foreign.local_addr().unwrap().port();
@@ -70,11 +71,11 @@ async fn the_operator_learns_the_problem_and_what_to_do() {
     let mut all = String::new();
     for (name, _) in agents {
         let state = if name == "crash-loop" { "failed" } else { "backing-off" };
-        let report = site.until(name, SOON, |report| report.state == state).await;
+        let report = site.until(name, |report| report.state == state).await;
         let port = report.url.rsplit(':').next().unwrap_or_default().trim_end_matches('/').to_owned();
-        // The bridge may retry at any time; the snapshot shows the state between two attempts.
+        // The bridge may retry at any time; the snapshot shows the back-off in between.
         let word = format!("Status: {state}");
-        let out = eventually(SOON, || async {
+        let out = eventually(|| async {
             let (code, out, error) = site.run(&["agents", "show", name]).await;
             assert_eq!((code, error.as_str()), (0, ""));
             let line = out.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -93,8 +94,8 @@ async fn the_operator_learns_the_problem_and_what_to_do() {
             (format!("port {port}"), "port PORT"),
             (own, "PID"),
         ];
-        // A second attempt writes the same output again.
-        let shown = normalize(&out, &site, &changing);
+        // The output of a retry repeats the same lines.
+        let shown = normalized(&out, &site, &changing);
         let mut lines: Vec<&str> = shown.lines().collect();
         lines.dedup();
         all.push_str(&lines.join("\n"));
@@ -106,12 +107,9 @@ async fn the_operator_learns_the_problem_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn logs_of_an_agent_that_the_bridge_did_not_launch_say_so() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", "url: http://127.0.0.1:1")]);
-    site.start();
+async fn logs_of_an_attached_agent_say_why_there_are_none() {
+    let site = Site::running(&[("a", "url: http://127.0.0.1:1")]).await;
     site.until_state("a", "backing-off").await;
-    // `--follow` has nothing to wait for either.
     for arguments in [&["logs", "a"][..], &["logs", "--follow"]] {
         let (code, out, error) = site.run(arguments).await;
         assert_eq!((code, out.as_str()), (0, ""), "{error}");

@@ -1,8 +1,9 @@
-//! What the mesh is told about an agent: the service protocol, the registry, the card.
+//! Discovery of an agent on NATS: the service protocol, the registry, the card.
 
 use rstest::rstest;
 use serde_json::{Value, json};
 
+use crate::support::caller::Call;
 use crate::support::{Answer, Bridge, Peer, attached, launched, peer};
 
 fn endpoint<'a>(info: &'a Value, name: &str) -> &'a Value {
@@ -18,8 +19,8 @@ fn keys(object: &Value) -> Vec<&str> {
 
 #[rstest]
 #[tokio::test]
-async fn info_tells_everything_about_an_agent_and_its_actions(#[values("1.0", "0.3")] protocol: &str) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol, "--skills", "echo,report"]).await;
+async fn info_describes_the_agent_and_its_actions(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol, "--skills", "echo,report"]).await;
     let info = bridge.info("demo").await;
     assert_eq!(info["type"], "io.nats.micro.v1.info_response");
     assert_eq!(info["name"], "demo");
@@ -81,8 +82,8 @@ async fn info_tells_everything_about_an_agent_and_its_actions(#[values("1.0", "0
 }
 
 #[tokio::test]
-async fn ping_and_stats_answer_for_all_for_the_name_and_for_the_instance() {
-    let bridge = Bridge::of(launched("demo", &[])).and(launched("other", &[])).start().await;
+async fn ping_and_stats_reply_for_all_services_one_name_and_one_instance() {
+    let bridge = Bridge::with(launched("demo", &[])).and(launched("other", &[])).start().await;
     let id = bridge.info("demo").await["id"].as_str().unwrap().to_owned();
     for name in ["demo".to_owned(), format!("demo.{id}")] {
         let ping = bridge.ask("PING", &name).await.unwrap();
@@ -92,16 +93,16 @@ async fn ping_and_stats_answer_for_all_for_the_name_and_for_the_instance() {
         assert_eq!(stats["type"], "io.nats.micro.v1.stats_response");
         assert!(stats["started"].as_str().unwrap().ends_with('Z'));
     }
-    let mut all = crate::support::caller::Call::new(&bridge.client, "$SRV.PING".into(), "").begin().await;
+    let mut all = Call::new(&bridge.client, "$SRV.PING".into(), "").begin().await;
     let mut names = [all.reply().await.body["name"].clone(), all.reply().await.body["name"].clone()];
     names.sort_by_key(Value::to_string);
     assert_eq!(names, [json!("demo"), json!("other")]);
-    assert!(bridge.ask("PING", "demo.nobody").await.is_none());
+    assert!(bridge.ask("PING", "demo.unknown").await.is_none());
 }
 
 #[tokio::test]
-async fn the_registry_tells_every_change_and_the_end() {
-    let mut bridge = Bridge::of_demo(&["--skills", "echo,crash"]).await;
+async fn registry_announces_every_state_change_and_the_stop() {
+    let mut bridge = Bridge::with_demo(&["--skills", "echo,crash"]).await;
     let ready = bridge.announced("demo", |object| object["state"] == "ready").await;
     assert_eq!(
         keys(&ready),
@@ -134,11 +135,11 @@ async fn the_registry_tells_every_change_and_the_end() {
     assert_eq!(ready["instance"], info["id"]);
 
     bridge.prompt("demo.crash", "x").await;
-    let gone = bridge.announced("demo", |object| object["state"] == "backing-off").await;
-    assert!(gone["last_error"].as_str().unwrap().contains("exited with code 3"), "{gone}");
-    assert_eq!(gone["actions"], json!([]));
-    let back = bridge.announced("demo", |object| object["state"] == "ready").await;
-    assert_eq!(back["restarts"], 1);
+    let failed = bridge.announced("demo", |object| object["state"] == "backing-off").await;
+    assert!(failed["last_error"].as_str().unwrap().contains("exited with code 3"), "{failed}");
+    assert_eq!(failed["actions"], json!([]));
+    let restarted = bridge.announced("demo", |object| object["state"] == "ready").await;
+    assert_eq!(restarted["restarts"], 1);
 
     bridge.stop().await;
     let stopped = bridge.announced("demo", |object| object["state"] == "stopped").await;
@@ -147,8 +148,8 @@ async fn the_registry_tells_every_change_and_the_end() {
 
 #[rstest]
 #[tokio::test]
-async fn the_card_is_given_in_v1_form_whatever_the_agent_speaks(#[values("1.0", "0.3")] protocol: &str) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn card_has_the_1_0_form_for_every_protocol_version(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let card = bridge.card("demo").only_reply().await;
     assert_eq!(card["name"], "demo");
     let interface = &card["supportedInterfaces"][0];
@@ -164,38 +165,38 @@ async fn the_card_is_given_in_v1_form_whatever_the_agent_speaks(#[values("1.0", 
 }
 
 #[tokio::test]
-async fn before_there_was_a_card_it_is_unavailable() {
-    let bridge = Bridge::of(attached("demo", "http://127.0.0.1:9")).start_early().await;
+async fn card_is_unavailable_until_it_was_read() {
+    let bridge = Bridge::with(attached("demo", "http://127.0.0.1:9")).start_early().await;
     bridge.until("demo", "backing-off").await;
     let reply = bridge.card("demo").await.expect_error("agent_unavailable");
     assert_eq!(reply["error_info"]["retryable"], true);
 }
 
 #[tokio::test]
-async fn a_card_from_the_settings_serves_an_agent_that_has_none() {
+async fn card_from_the_settings_replaces_the_agents_own() {
     let peer = Peer::start(|seen| match seen.method.as_str() {
         "GET" => Answer::text(404, "text/plain", "no card"),
         _ => Answer::task(seen, "TASK_STATE_COMPLETED", "done"),
     });
     let mut card = peer::card(&["ask"]);
     card["version"] = "not semantic".into();
-    let bridge = Bridge::of(attached("peer", &peer.url()).set("card", card)).start().await;
+    let bridge = Bridge::with(attached("peer", &peer.url()).set("card", card)).start().await;
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
     assert_eq!(bridge.info("peer").await["version"], "0.0.0");
-    assert_eq!(peer.seen().iter().filter(|seen| seen.method == "GET").count(), 0);
+    assert_eq!(peer.requests().iter().filter(|seen| seen.method == "GET").count(), 0);
 }
 
 #[rstest]
 #[case("--only-old-card-path")]
 #[case("--only-new-card-path")]
 #[tokio::test]
-async fn a_card_is_found_at_either_well_known_path(#[case] switch: &str) {
-    let bridge = Bridge::of_demo(&[switch]).await;
+async fn card_is_found_at_either_well_known_path(#[case] switch: &str) {
+    let bridge = Bridge::with_demo(&[switch]).await;
     bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
 }
 
 #[tokio::test]
-async fn the_card_can_want_credentials_and_be_elsewhere() {
+async fn card_can_be_at_another_path_and_require_credentials() {
     let peer = Peer::start(|seen| match (seen.method.as_str(), seen.path.as_str()) {
         ("GET", "/my/card.json") if seen.header("authorization") == Some("Bearer secret") => {
             Answer::json(&peer::card(&["ask"]))
@@ -204,6 +205,6 @@ async fn the_card_can_want_credentials_and_be_elsewhere() {
         _ => Answer::task(seen, "TASK_STATE_COMPLETED", "done"),
     });
     let agent = attached("peer", &peer.url()).set("card_path", "/my/card.json").set("bearer_token", "secret");
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
 }

@@ -1,14 +1,12 @@
-//! The same request twice runs the agent once.
+//! Idempotency keys: a repeated request runs the agent once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use serde_json::json;
-
-use crate::support::{Answer, Bridge, DemoAgent, Peer, SOON, attached, eventually, launched};
+use crate::support::{Answer, Bridge, DemoAgent, Peer, attached, eventually, launched};
 
 const KEY: &str = "Nats-Msg-Id";
 
-/// An agent that counts its messages.
+/// An agent that numbers its tasks.
 fn counting() -> Peer {
     let count = AtomicUsize::new(0);
     Peer::agent(move |seen| {
@@ -18,9 +16,9 @@ fn counting() -> Peer {
 }
 
 #[tokio::test]
-async fn a_repeat_gets_the_first_reply_and_the_agent_runs_once() {
+async fn repeated_request_gets_the_first_reply_and_runs_once() {
     let peer = counting();
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     let first = bridge.prompt("peer.ask", "x").header(KEY, "k-1").await.expect("COMPLETED");
     for _ in 0..3 {
         let again = bridge.prompt("peer.ask", "x").header(KEY, "k-1").only_reply().await;
@@ -35,8 +33,8 @@ async fn a_repeat_gets_the_first_reply_and_the_agent_runs_once() {
 }
 
 #[tokio::test]
-async fn repeats_while_the_first_still_runs_wait_for_its_reply() {
-    let bridge = Bridge::of(launched("demo", &[]).set("max_in_flight", 1)).start().await;
+async fn repeated_request_waits_for_the_running_first_one() {
+    let bridge = Bridge::with(launched("demo", &[]).set("max_in_flight", 1)).start().await;
     let begin = || bridge.prompt("demo.slow", "1").header(KEY, "k").begin();
     let first = begin().await;
     bridge.until_working("demo").await;
@@ -49,9 +47,9 @@ async fn repeats_while_the_first_still_runs_wait_for_its_reply() {
 }
 
 #[tokio::test]
-async fn the_same_key_with_another_body_is_refused() {
+async fn idempotency_key_with_another_body_is_refused() {
     let peer = counting();
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     let call = |prompt| bridge.prompt("peer.ask", prompt).header(KEY, "k");
     call("x").await.expect("COMPLETED");
     call("y").await.expect_error("invalid_request").saying("idempotency key");
@@ -60,13 +58,13 @@ async fn the_same_key_with_another_body_is_refused() {
 }
 
 #[tokio::test]
-async fn errors_of_the_agent_are_remembered() {
+async fn agent_errors_are_remembered() {
     let count = AtomicUsize::new(0);
     let peer = Peer::agent(move |seen| match count.fetch_add(1, Ordering::Relaxed) {
         0 => Answer::text(500, "text/plain", "sorry"),
         _ => Answer::task(seen, "TASK_STATE_COMPLETED", "done"),
     });
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     for _ in 0..2 {
         let reply = bridge.prompt("peer.ask", "x").header(KEY, "k").await;
         reply.expect_error("agent_error");
@@ -75,10 +73,10 @@ async fn errors_of_the_agent_are_remembered() {
 }
 
 #[tokio::test]
-async fn errors_from_before_the_agent_was_reached_are_not_remembered() {
+async fn errors_before_the_agent_was_reached_are_not_remembered() {
     let mut agent = DemoAgent::start(&["--ignore-blocking"]).await;
     let settings = attached("demo", &agent.url()).set("max_in_flight", 1);
-    let bridge = Bridge::of(settings).start().await;
+    let bridge = Bridge::with(settings).start().await;
     let slow = bridge.begin_slow("demo", 60).await;
     let task = bridge.working_task("demo").await;
     let call = || bridge.prompt("demo.echo", "x").header(KEY, "k");
@@ -89,14 +87,11 @@ async fn errors_from_before_the_agent_was_reached_are_not_remembered() {
 
     let asked = bridge.prompt("demo.state", "input-required").await;
     agent.kill();
-    let answer = || {
-        let body = json!({"follow_up_id": asked.follow_up_id(), "user_response": "x"});
-        bridge.call("demo.provide_required_input", body).header(KEY, "k")
-    };
+    let answer = || bridge.answer("demo", &asked.follow_up_id(), "x").header(KEY, "k");
     answer().await.expect_error("agent_unavailable");
     agent.run().await;
-    // The new instance does not know the task, and saying so needs it to be asked.
-    let reply = eventually(SOON, || async {
+    // The new instance does not know the task, so this reply is not a remembered one.
+    let reply = eventually(|| async {
         let reply = answer().await;
         (reply.code() != "agent_unavailable").then_some(reply)
     })

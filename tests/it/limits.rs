@@ -1,16 +1,16 @@
-//! Limits: time, calls at the same time, sizes.
+//! Limits: timeouts, calls in flight, sizes.
 
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Bridge, NatsServer, Peer, attached, launched};
+use crate::support::{Answer, Bridge, NatsServer, Peer, attached, launched, peer};
 
 #[tokio::test]
-async fn an_agent_that_never_answers_ends_in_a_timeout_without_a_task() {
+async fn call_to_a_hanging_agent_times_out_without_a_task() {
     let agent = launched("demo", &[]).set("max_in_flight", 1);
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     let began = Instant::now();
     let call = bridge.prompt("demo.hang", "x").header("A2A-Timeout", "1s");
     let reply = call.only_reply().await.expect_error("timeout");
@@ -23,9 +23,9 @@ async fn an_agent_that_never_answers_ends_in_a_timeout_without_a_task() {
 
 #[rstest]
 #[tokio::test]
-async fn a_task_that_takes_too_long_is_cancelled_at_the_agent(#[values("1.0", "0.3")] protocol: &str) {
+async fn task_is_cancelled_at_the_agent_when_its_call_times_out(#[values("1.0", "0.3")] protocol: &str) {
     let agent = launched("demo", &["--ignore-blocking", "--protocol", protocol]).set("max_in_flight", 1);
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     let call = bridge.prompt("demo.slow", "60").header("A2A-Timeout", "500ms");
     let reply = call.only_reply().await.expect_error("timeout");
     assert_eq!(reply["error_info"]["cancelled"], true);
@@ -36,12 +36,12 @@ async fn a_task_that_takes_too_long_is_cancelled_at_the_agent(#[values("1.0", "0
 }
 
 #[tokio::test]
-async fn a_task_that_cannot_be_cancelled_at_its_timeout_says_so() {
+async fn timeout_reports_a_task_that_could_not_be_cancelled() {
     let peer = Peer::agent(|seen| match seen.rpc_method().as_str() {
         "CancelTask" => Answer::text(500, "text/plain", "no"),
         _ => Answer::task(seen, "TASK_STATE_WORKING", "on it"),
     });
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     let call = bridge.prompt("peer.ask", "x").header("A2A-Timeout", "300ms");
     let reply = call.only_reply().await.expect_error("timeout");
     assert_eq!(reply["error_info"]["cancelled"], false);
@@ -51,19 +51,19 @@ async fn a_task_that_cannot_be_cancelled_at_its_timeout_says_so() {
 
 #[rstest]
 #[tokio::test]
-async fn the_callers_limit_is_never_longer_than_the_agents_whatever_its_size(
+async fn caller_cannot_raise_the_agents_request_timeout(
     #[values("1h", "31d", "99999999999999999999s", "99999999999999999999d", &"9".repeat(400))] limit: &str,
 ) {
     let agent = launched("demo", &[]).set("request_timeout", "1s");
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     let call = bridge.prompt("demo.hang", "x").header("A2A-Timeout", limit);
     call.only_reply().await.expect_error("timeout");
 }
 
 #[tokio::test]
-async fn one_call_too_many_is_busy_while_tasks_can_still_be_looked_up_and_cancelled() {
+async fn call_over_max_in_flight_is_busy_but_get_task_and_cancel_task_work() {
     let agent = launched("demo", &["--ignore-blocking"]).set("max_in_flight", 1);
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     let done = bridge.prompt("demo.echo", "x").await.expect("COMPLETED").task_id();
     let mut slow = bridge.begin_slow("demo", 60).await;
     let task = bridge.working_task("demo").await;
@@ -81,18 +81,18 @@ async fn one_call_too_many_is_busy_while_tasks_can_still_be_looked_up_and_cancel
 }
 
 #[tokio::test]
-async fn whoever_has_a_reply_may_call_again_at_once() {
-    let peer = Peer::agent(|seen| Answer::task(seen, "TASK_STATE_COMPLETED", "done"));
+async fn slot_is_free_as_soon_as_the_caller_has_its_reply() {
+    let peer = Peer::completing("done");
     let agent = attached("peer", &peer.url()).set("max_in_flight", 1);
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     for _ in 0..300 {
         bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
     }
 }
 
 #[tokio::test]
-async fn a_reply_over_the_payload_limit_is_too_large_and_the_connection_survives() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn reply_over_the_payload_limit_is_too_large_and_keeps_the_connection() {
+    let bridge = Bridge::with_demo(&[]).await;
     let reply = bridge.prompt("demo.big", "2000000").only_reply().await.expect_error("too_large");
     assert_eq!(reply["task"]["skill"], "big");
     let id = reply.task_id();
@@ -104,21 +104,19 @@ async fn a_reply_over_the_payload_limit_is_too_large_and_the_connection_survives
     assert_eq!(stats["num_errors"], 1);
 }
 
-/// An agent with a thousand skills, of which the bridge takes five hundred.
-fn talkative() -> Peer {
-    Peer::start(|_| {
-        let mut card = crate::support::peer::card(&[]);
-        let skill = |n: usize| json!({"id": format!("skill-{n}"), "name": "n".repeat(60), "description": "d".repeat(850)});
-        card["skills"] = (0..1000).map(skill).collect();
-        card["description"] = "long ".repeat(5_000).into();
-        Answer::json(&card)
-    })
+/// An agent with a thousand skills, of which the bridge publishes five hundred.
+fn agent_with_many_skills() -> Peer {
+    let mut card = peer::card(&[]);
+    let skill = |n: usize| json!({"id": format!("skill-{n}"), "name": "n".repeat(60), "description": "d".repeat(850)});
+    card["skills"] = (0..1000).map(skill).collect();
+    card["description"] = "long ".repeat(5_000).into();
+    Peer::agent_with_card(card, |_| Answer::text(500, "text/plain", "no"))
 }
 
 #[tokio::test]
-async fn a_thousand_skills_and_long_texts_still_fit_into_info_and_registry() {
-    let peer = talkative();
-    let mut bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+async fn info_and_registry_fit_for_a_thousand_skills_with_long_texts() {
+    let peer = agent_with_many_skills();
+    let mut bridge = Bridge::with_peer(&peer).await;
     let actions = bridge.actions("peer").await;
     assert_eq!(actions.len(), 500);
     let object = bridge.announced("peer", |object| object["state"] == "ready").await;
@@ -126,19 +124,19 @@ async fn a_thousand_skills_and_long_texts_still_fit_into_info_and_registry() {
 }
 
 #[tokio::test]
-async fn actions_that_do_not_fit_into_the_registry_or_info_are_counted() {
-    let peer = talkative();
+async fn actions_that_do_not_fit_into_registry_or_info_are_counted() {
+    let peer = agent_with_many_skills();
     let server = NatsServer::start_configured("max_payload: 32KB").await;
-    let mut bridge = Bridge::of(attached("peer", &peer.url())).start_on(server).await;
+    let mut bridge = Bridge::with(attached("peer", &peer.url())).start_on(server).await;
     let object = bridge.announced("peer", |object| object["state"] == "ready").await;
     let actions = object["actions"].as_array().unwrap();
     assert_eq!(actions[0]["action"], "skill-0");
     assert!(actions.len() > 100, "{}", actions.len());
     assert_eq!(actions.len() as u64 + object["actions_left_out"].as_u64().unwrap(), 500);
-    assert_eq!(object["skills_left_out"], 500, "those have no action");
+    assert_eq!(object["skills_left_out"], 500, "those without an action");
     let info = bridge.info("peer").await;
     let left_out: usize = info["metadata"]["a2a.endpoints_left_out"].as_str().unwrap().parse().unwrap();
     assert_eq!(bridge.actions("peer").await.len() + left_out, 500);
-    // They are there all the same.
+    // An action that INFO leaves out can still be called.
     bridge.prompt("peer.skill-499", "x").await.expect_error("agent_error");
 }

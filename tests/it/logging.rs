@@ -1,4 +1,4 @@
-//! A log that nobody reads does not hold up the bridge.
+//! A log whose reader blocks does not block the bridge.
 
 use std::io::{PipeReader, Read};
 use std::os::fd::OwnedFd;
@@ -8,9 +8,9 @@ use a2a_bridge::internal::ports;
 use serde_json::json;
 
 use crate::support::site::{Site, demo};
-use crate::support::{Answer, Bridge, Peer, SOON, attached, eventually};
+use crate::support::{Answer, Bridge, Peer, eventually, wait_until};
 
-/// A bridge whose agent writes megabytes a second, and the end of the pipe that its log goes to.
+/// A bridge whose agent writes megabytes per second, and the pipe with its log, which is not read yet.
 async fn site() -> (Site, PipeReader) {
     let (log, stderr) = std::io::pipe().unwrap();
     (site_with(stderr.into()).await, log)
@@ -22,26 +22,26 @@ async fn site_with(stderr: OwnedFd) -> Site {
     site.settings(&[("a", &lines)]);
     site.start_with_stderr(stderr.into());
     site.until_state("a", "ready").await;
-    // More than the pipe takes, and more than waits for it.
-    site.until("a", SOON, |report| report.counts.lines - report.counts.dropped_lines > 100).await;
+    // More than the pipe and the buffer of the bridge hold.
+    site.until("a", |report| report.counts.lines - report.counts.dropped_lines > 100).await;
     site
 }
 
 #[tokio::test]
-async fn a_bridge_whose_log_nobody_reads_serves_and_says_later_what_was_lost() {
+async fn bridge_serves_while_its_log_blocks_and_reports_dropped_lines() {
     let (site, log) = site().await;
-    serves_and_says_later_what_was_lost(site, log).await;
+    assert_serves_and_reports_dropped_lines(site, log).await;
 }
 
 #[tokio::test]
-async fn a_log_that_does_not_block_loses_nothing_in_silence() {
+async fn nonblocking_log_reports_dropped_lines() {
     let (log, stderr) = UnixStream::pair().unwrap();
     stderr.set_nonblocking(true).unwrap();
     let site = site_with(stderr.into()).await;
-    serves_and_says_later_what_was_lost(site, log).await;
+    assert_serves_and_reports_dropped_lines(site, log).await;
 }
 
-async fn serves_and_says_later_what_was_lost(mut site: Site, mut log: impl Read + Send + 'static) {
+async fn assert_serves_and_reports_dropped_lines(mut site: Site, mut log: impl Read + Send + 'static) {
     let reply = site.client.request("a2a.action.a.echo", "hello".into()).await.unwrap();
     assert!(String::from_utf8_lossy(&reply.payload).contains("COMPLETED"));
     let (seen, read) = tokio::sync::watch::channel(String::new());
@@ -52,23 +52,23 @@ async fn serves_and_says_later_what_was_lost(mut site: Site, mut log: impl Read 
             seen.send_modify(|seen| seen.push_str(&text));
         }
     });
-    eventually(SOON, || async { read.borrow().contains("log lines were dropped").then_some(()) }).await;
+    wait_until(|| async { read.borrow().contains("log lines were dropped") }).await;
     assert_eq!(site.stop().await, Some(0));
     reader.join().unwrap();
-    assert!(read.borrow().contains("NATS closed"), "the last lines are written too");
+    assert!(read.borrow().contains("NATS closed"), "the last lines are written as well");
 }
 
 #[tokio::test]
-async fn a_bridge_whose_log_nobody_reads_stops() {
+async fn bridge_stops_while_its_log_blocks() {
     let (mut site, _log) = site().await;
     assert_eq!(site.stop().await, Some(0));
     assert_eq!(site.processes(), Vec::<i32>::new());
 }
 
 #[tokio::test]
-async fn a_bridge_that_cannot_start_and_whose_log_nobody_reads_ends_with_its_error() {
+async fn failed_start_exits_with_an_error_while_the_log_blocks() {
     let (mut log, stderr) = std::io::pipe().unwrap();
-    // A pipe takes this much and no more.
+    // The capacity of a pipe.
     let mut full = tokio::process::Command::new("head");
     full.args(["-c", "65536", "/dev/zero"]).stdout(stderr.try_clone().unwrap());
     assert!(full.status().await.unwrap().success());
@@ -85,17 +85,17 @@ async fn a_bridge_that_cannot_start_and_whose_log_nobody_reads_ends_with_its_err
 }
 
 #[tokio::test]
-async fn the_words_of_an_agent_make_no_lines_of_their_own_in_the_log() {
+async fn line_breaks_in_agent_texts_do_not_forge_log_lines() {
     const FORGED: &str = "2026-01-01T00:00:00.000000Z ERROR all agents are lost";
     let words = format!("no\n{FORGED}\r{FORGED}\u{2028}{FORGED}");
-    let peer = Peer::agent(move |seen| {
-        let error = json!({"code": -32603, "message": words});
-        Answer::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": error}))
-    });
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let peer = Peer::agent(move |seen| Answer::error(seen, &json!({"code": -32603, "message": words})));
+    let bridge = Bridge::with_peer(&peer).await;
     let reply = bridge.prompt("peer.ask", "x").await.expect_error("agent_error");
-    assert!(reply.message().contains(&format!("no\n{FORGED}")), "the caller gets it as it is: {reply:?}");
-    let log = eventually(SOON, || async { Some(bridge.log()).filter(|log| log.contains(FORGED)) }).await;
+    assert!(
+        reply.message().contains(&format!("no\n{FORGED}")),
+        "the caller gets the text unchanged: {reply:?}"
+    );
+    let log = eventually(|| async { Some(bridge.log()).filter(|log| log.contains(FORGED)) }).await;
     let is_break = |c| matches!(c, '\n' | '\r' | '\u{2028}');
     assert!(!log.split(is_break).any(|line| line.starts_with(FORGED)), "{log}");
 }

@@ -1,28 +1,27 @@
-//! What goes along with a message to the agent, and what comes back beside its text.
+//! Data, files, metadata and headers of messages to the agent and of its answers.
 
 use rstest::rstest;
 use serde_json::json;
 
-use crate::support::{Answer, Bridge, Peer, attached, launched, peer};
+use crate::support::{Answer, Bridge, Peer, launched, peer};
 
-/// A bridge for an agent that answers every message with these parts in one artifact each.
+/// A bridge for an agent that answers every message with these artifacts.
 async fn answering(artifacts: &'static str) -> (Bridge, Peer) {
     let peer = Peer::agent(move |seen| {
         let task = format!(
             r#"{{"task": {{"id": "t", "contextId": "c", "status": {{"state": "TASK_STATE_COMPLETED"}}, "artifacts": {artifacts}}}}}"#
         );
-        let id = &seen.json()["id"];
-        let body = format!(r#"{{"jsonrpc": "2.0", "id": {id}, "result": {task}}}"#);
+        let body = format!(r#"{{"jsonrpc": "2.0", "id": {}, "result": {task}}}"#, seen.json()["id"]);
         Answer::text(200, "application/json", &body)
     });
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     (bridge, peer)
 }
 
 #[rstest]
 #[tokio::test]
-async fn text_data_and_files_go_both_ways_unchanged(#[values("1.0", "0.3")] protocol: &str) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn text_data_and_files_are_unchanged_in_both_directions(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let body = r#"{"prompt": "hello", "data": {"int": 1, "float": 1.0, "exp": 1e5, "big": 12345678901234567890123, "list": [1, null, 2.50]},
         "files": [{"name": "a.png", "mime_type": "image/png", "bytes": "iVBORwAB"}, "https://example.org/b.txt"]}"#;
     let reply = bridge.call("demo.echo", body).await.expect("COMPLETED");
@@ -41,8 +40,8 @@ async fn text_data_and_files_go_both_ways_unchanged(#[values("1.0", "0.3")] prot
 }
 
 #[tokio::test]
-async fn a_file_and_data_of_the_agent_arrive_without_a_text() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn files_and_data_without_text_are_returned() {
+    let bridge = Bridge::with_demo(&[]).await;
     let reply = bridge.prompt("demo.file", "please").await.expect("COMPLETED");
     assert_eq!(reply["files"][0]["name"], "a.png");
     assert_eq!(reply["files"][0]["size"], 6);
@@ -76,7 +75,7 @@ async fn data_parts_are_merged_unless_they_clash(
 }
 
 #[tokio::test]
-async fn answer_artifacts_are_joined_by_lines_and_notices_left_out() {
+async fn answer_artifacts_are_joined_by_lines_without_progress_artifacts() {
     let (bridge, _peer) = answering(
         r#"[{"artifactId": "1", "name": "execution_plan_update", "parts": [{"text": "the plan"}]},
             {"artifactId": "2", "name": "report", "parts": [{"text": "one "}, {"text": "two"}]},
@@ -97,8 +96,8 @@ async fn answer_artifacts_are_joined_by_lines_and_notices_left_out() {
 
 #[rstest]
 #[tokio::test]
-async fn the_skill_the_modes_and_the_references_go_along(#[values("1.0", "0.3")] protocol: &str) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn skill_id_output_modes_and_references_reach_the_agent(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let meta = json!({"session_id": "s-1", "reference_task_ids": ["t-1", "t-2"], "output_modes": ["text/x"]});
     let reply = bridge.call("demo.metadata", json!({"prompt": "x", "meta": meta})).await.expect("COMPLETED");
     let data = &reply["data"];
@@ -115,17 +114,17 @@ async fn the_skill_the_modes_and_the_references_go_along(#[values("1.0", "0.3")]
 }
 
 #[tokio::test]
-async fn without_a_session_each_call_is_a_conversation_of_its_own() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn each_call_without_a_session_has_its_own_context() {
+    let bridge = Bridge::with_demo(&[]).await;
     let first = bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
     let second = bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
     assert_ne!(first["task"]["context_id"], second["task"]["context_id"]);
 }
 
 #[tokio::test]
-async fn an_agent_that_makes_its_own_context_id_is_followed() {
-    let peer = Peer::agent(|seen| Answer::task(seen, "TASK_STATE_COMPLETED", "done"));
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+async fn session_adopts_the_context_id_that_the_agent_chose() {
+    let peer = Peer::completing("done");
+    let bridge = Bridge::with_peer(&peer).await;
     for _ in 0..2 {
         let body = json!({"prompt": "x", "meta": {"session_id": "mine"}});
         bridge.call("peer.ask", body).await.expect("COMPLETED");
@@ -139,11 +138,11 @@ async fn an_agent_that_makes_its_own_context_id_is_followed() {
 }
 
 #[tokio::test]
-async fn headers_credentials_and_the_trace_reach_the_agent() {
+async fn headers_credentials_and_trace_context_reach_the_agent() {
     let agent = launched("demo", &["--bearer", "t0ken"])
         .set("bearer_token", "t0ken")
         .set("headers", json!({"X-Team": "weather"}));
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let call = bridge.prompt("demo.headers", "x").header("traceparent", trace);
     let reply = call.await.expect("COMPLETED");
@@ -156,8 +155,8 @@ async fn headers_credentials_and_the_trace_reach_the_agent() {
 }
 
 #[tokio::test]
-async fn what_is_no_trace_context_is_not_handed_on() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn invalid_trace_context_is_not_propagated() {
+    let bridge = Bridge::with_demo(&[]).await;
     let headers = async |parent: &'static str| {
         let call = bridge.prompt("demo.headers", "x").header("traceparent", parent);
         call.header("tracestate", "vendor=1").await.expect("COMPLETED")["data"].clone()
@@ -172,7 +171,7 @@ async fn what_is_no_trace_context_is_not_handed_on() {
     ] {
         let sent = headers(invalid).await;
         assert_ne!(sent["traceparent"], invalid);
-        assert_eq!(sent.get("tracestate"), None, "it goes along with a valid traceparent only: {invalid}");
+        assert_eq!(sent.get("tracestate"), None, "only propagated with a valid traceparent: {invalid}");
     }
     let later = "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more";
     let sent = headers(later).await;
@@ -181,7 +180,7 @@ async fn what_is_no_trace_context_is_not_handed_on() {
 }
 
 #[tokio::test]
-async fn files_of_different_artifacts_or_names_are_never_merged() {
+async fn equal_files_of_different_artifacts_or_names_are_all_returned() {
     let (bridge, _peer) = answering(
         r#"[{"artifactId": "1", "parts": [{"raw": "QQ==", "filename": "a"}, {"raw": "QQ==", "filename": "b"}]},
             {"artifactId": "2", "parts": [{"raw": "QQ==", "filename": "a"}]},
@@ -194,12 +193,10 @@ async fn files_of_different_artifacts_or_names_are_never_merged() {
 }
 
 #[tokio::test]
-async fn an_agent_without_skills_gets_the_message_as_it_is() {
-    let peer = Peer::start(|seen| match seen.method.as_str() {
-        "GET" => Answer::json(&peer::card(&[])),
-        _ => Answer::task(seen, "TASK_STATE_COMPLETED", "done"),
-    });
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+async fn message_to_an_agent_without_skills_has_no_skill_id() {
+    let peer =
+        Peer::agent_with_card(peer::card(&[]), |seen| Answer::task(seen, "TASK_STATE_COMPLETED", "done"));
+    let bridge = Bridge::with_peer(&peer).await;
     let reply = bridge.prompt("peer.prompt", "x").await.expect("COMPLETED");
     assert_eq!(reply["task"]["skill"], json!(null));
     let sent = peer.calls("SendMessage")[0].json();

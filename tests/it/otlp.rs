@@ -1,12 +1,12 @@
-//! Spans of calls, exported to an OpenTelemetry collector.
+//! Spans of calls at an OpenTelemetry collector.
 
 #[cfg(not(feature = "otlp"))]
 #[tokio::test]
-async fn a_build_without_the_feature_warns_if_a_collector_is_set() {
+async fn build_without_the_feature_logs_that_the_endpoint_is_ignored() {
     use crate::support::Bridge;
 
     let variable = "OTEL_EXPORTER_OTLP_ENDPOINT";
-    let bridge = Bridge::of_none().variable(variable, "http://127.0.0.1:4318").start_early().await;
+    let bridge = Bridge::without_agents().variable(variable, "http://127.0.0.1:4318").start_early().await;
     let log = bridge.log();
     assert!(log.contains("built without the `otlp` feature"), "{log}");
 }
@@ -17,19 +17,19 @@ mod exported {
 
     use serde_json::json;
 
-    use crate::support::bridge::Builder;
+    use crate::support::bridge::{AgentSettings, BridgeBuilder};
     use crate::support::caller::Call;
     use crate::support::collector::{Collector, Span};
-    use crate::support::{Bridge, LATER, SOON, eventually, launched};
+    use crate::support::{Bridge, eventually, launched, wait_until};
 
     const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
     const PARENT: &str = "b7ad6b7169203331";
     const SERVER: u64 = 2;
     const ERROR: u64 = 2;
 
-    /// A bridge with a demo agent that exports at once, and that logs no spans.
-    fn exporting(collector: &Collector) -> Builder {
-        Bridge::of(launched("demo", &[]))
+    /// A bridge that exports spans at once.
+    fn exporting(agent: AgentSettings, collector: &Collector) -> BridgeBuilder {
+        Bridge::with(agent)
             .log("info")
             .variable("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())
             .variable("OTEL_BSP_SCHEDULE_DELAY", "20")
@@ -44,19 +44,19 @@ mod exported {
     }
 
     #[tokio::test]
-    async fn a_call_is_one_span_between_the_caller_and_the_agent() {
+    async fn call_is_one_span_between_the_caller_and_the_agent() {
         let collector = Collector::start();
-        let mut bridge = exporting(&collector)
+        let mut bridge = exporting(launched("demo", &[]), &collector)
             .variable("OTEL_EXPORTER_OTLP_HEADERS", "x-team=weather")
             .variable("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
             .start()
             .await;
         let call = bridge.prompt("demo.headers", "canary-prompt").header("traceparent", &traceparent());
         let reply = call.header("tracestate", "vendor=1").await.expect("COMPLETED");
-        // The caller does not sample this one.
+        // The caller of this one has not sampled it.
         let unsampled = format!("00-{TRACE}-{PARENT}-00");
         bridge.prompt("demo.echo", "x").header("traceparent", &unsampled).await.expect("COMPLETED");
-        let spans = collector.after(&mut bridge).await;
+        let spans = collector.spans_after_stop(&mut bridge).await;
 
         let [span] = spans.as_slice() else { panic!("not one span: {spans:#?}") };
         assert_eq!((span.trace_id.as_str(), span.parent_id.as_str()), (TRACE, PARENT));
@@ -80,7 +80,7 @@ mod exported {
         assert_eq!(reply["data"]["traceparent"], format!("00-{TRACE}-{}-01", span.id));
         assert_eq!(reply["data"]["tracestate"], "vendor=1");
 
-        for request in collector.seen() {
+        for request in collector.requests() {
             assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/v1/traces"));
             assert_eq!(request.header("content-type"), Some("application/x-protobuf"));
             assert_eq!(request.header("x-team"), Some("weather"));
@@ -90,26 +90,27 @@ mod exported {
     }
 
     #[tokio::test]
-    async fn a_call_without_a_trace_starts_one_and_propagates_it() {
+    async fn call_without_a_trace_starts_one_and_propagates_it() {
         let collector = Collector::start();
-        let mut bridge = exporting(&collector).variable("OTEL_SERVICE_NAME", "bridge-7").start().await;
+        let mut bridge = exporting(launched("demo", &[]), &collector)
+            .variable("OTEL_SERVICE_NAME", "bridge-7")
+            .start()
+            .await;
         let reply = bridge.prompt("demo.headers", "x").await.expect("COMPLETED");
-        let spans = collector.after(&mut bridge).await;
+        let spans = collector.spans_after_stop(&mut bridge).await;
         let [span] = spans.as_slice() else { panic!("not one span: {spans:#?}") };
         assert_eq!((span.parent_id.as_str(), span.resource["service.name"].as_str()), ("", "bridge-7"));
         assert_eq!(reply["data"]["traceparent"], format!("00-{}-{}-01", span.trace_id, span.id));
     }
 
     #[tokio::test]
-    async fn a_failed_call_exports_the_error_code_but_not_its_message() {
+    async fn failed_call_exports_the_error_code_but_no_texts() {
         const CANARY: &str = "canary-5b40";
         let collector = Collector::start();
         let agent = launched("demo", &["--bearer", CANARY]).set("bearer_token", CANARY);
-        let mut bridge = Bridge::of(agent)
+        let mut bridge = exporting(agent, &collector)
             .log("trace")
-            .variable("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())
             .variable("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer canary-collector")
-            .variable("OTEL_BSP_SCHEDULE_DELAY", "20")
             .start()
             .await;
         bridge.prompt("demo.http", "500").await.expect_error("agent_error");
@@ -119,7 +120,7 @@ mod exported {
         bridge.call("demo.echo", json!({"prompt": CANARY, "meta": 1})).await.expect_error("invalid_request");
         let asked = bridge.prompt("demo.auth", "x").await.expect("AUTH_REQUIRED");
         bridge.answer("demo", &asked.follow_up_id(), CANARY).await.expect("COMPLETED");
-        let spans = collector.after(&mut bridge).await;
+        let spans = collector.spans_after_stop(&mut bridge).await;
 
         let mut ends: Vec<_> = spans
             .iter()
@@ -143,24 +144,27 @@ mod exported {
             ("demo.provide_required_input", "COMPLETED", None, true),
         ];
         assert_eq!(ends, expected);
-        for seen in collector.seen() {
-            assert_eq!(seen.header("authorization"), Some("Bearer canary-collector"));
-            let body = String::from_utf8_lossy(&seen.body);
+        for request in collector.requests() {
+            assert_eq!(request.header("authorization"), Some("Bearer canary-collector"));
+            let body = String::from_utf8_lossy(&request.body);
             assert!(!body.contains("canary"), "{body}");
         }
         assert!(!bridge.log().contains("canary-collector"));
     }
 
     #[tokio::test]
-    async fn streams_submitted_tasks_and_prompts_are_calls_too() {
+    async fn streams_submitted_tasks_and_prompts_are_exported() {
         let collector = Collector::start();
-        let bridge = exporting(&collector).nats("agent_protocol", json!({"owner": "acme"})).start().await;
-        let submitted = bridge.prompt("demo.slow", "60").header("A2A-Reply", "submit");
+        let bridge = exporting(launched("demo", &[]), &collector)
+            .nats("agent_protocol", json!({"owner": "acme"}))
+            .start()
+            .await;
+        let submitted = bridge.prompt("demo.slow", "60").mode("submit");
         let submitted = submitted.header("traceparent", &traceparent()).await.expect("WORKING");
-        let call = bridge.prompt("demo.echo", "x").header("A2A-Reply", "stream");
+        let call = bridge.prompt("demo.echo", "x").mode("stream");
         call.header("traceparent", &traceparent()).begin().await.reply().await;
         let subject = "agents.prompt.a2a.acme.demo";
-        let prompted = eventually(SOON, || async {
+        let prompted = eventually(|| async {
             let call =
                 Call::new(&bridge.client, subject.into(), "hello").header("traceparent", &traceparent());
             let mut inbox = call.begin().await;
@@ -183,19 +187,18 @@ mod exported {
         bridge.cancel_task("demo", &submitted.task_id()).await;
     }
 
-    /// The default export timeout is longer than this test waits.
     #[tokio::test]
-    async fn a_collector_that_hangs_delays_neither_calls_nor_the_exit() {
+    async fn hanging_collector_delays_neither_calls_nor_the_stop() {
         let collector = Collector::hanging();
-        let patience = "600000";
-        let mut bridge = exporting(&collector)
-            .variable("OTEL_EXPORTER_OTLP_TIMEOUT", patience)
+        let mut bridge = exporting(launched("demo", &[]), &collector)
+            // Longer than any test may take.
+            .variable("OTEL_EXPORTER_OTLP_TIMEOUT", "600000")
             .variable("OTEL_BSP_MAX_QUEUE_SIZE", "2")
             .variable("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
             .start()
             .await;
         bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
-        eventually(LATER, || async { (!collector.seen().is_empty()).then_some(()) }).await;
+        wait_until(|| async { !collector.requests().is_empty() }).await;
         for _ in 0..10 {
             bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
         }
@@ -205,9 +208,9 @@ mod exported {
     }
 
     #[tokio::test]
-    async fn a_collector_that_rejects_spans_is_reported_once() {
+    async fn refusing_collector_is_logged_once() {
         let collector = Collector::answering(400);
-        let mut bridge = exporting(&collector).start().await;
+        let mut bridge = exporting(launched("demo", &[]), &collector).start().await;
         for count in 1..=3 {
             bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
             collector.until(count).await;
@@ -219,19 +222,20 @@ mod exported {
     }
 
     #[tokio::test]
-    async fn without_a_collector_the_callers_trace_is_propagated_unchanged() {
+    async fn callers_trace_is_propagated_unchanged_without_a_collector() {
         let collector = Collector::start();
-        let mut bridge = exporting(&collector).variable("OTEL_SDK_DISABLED", "true").start().await;
+        let mut bridge =
+            exporting(launched("demo", &[]), &collector).variable("OTEL_SDK_DISABLED", "true").start().await;
         let call = bridge.prompt("demo.headers", "x").header("traceparent", &traceparent());
         let reply = call.await.expect("COMPLETED");
         assert_eq!(reply["data"]["traceparent"], traceparent());
-        assert_eq!(collector.after(&mut bridge).await.len(), 0);
+        assert_eq!(collector.spans_after_stop(&mut bridge).await.len(), 0);
     }
 
     #[tokio::test]
-    async fn an_invalid_address_is_reported_and_the_bridge_runs_without_export() {
+    async fn invalid_endpoint_is_logged_and_disables_the_export() {
         let variable = "OTEL_EXPORTER_OTLP_ENDPOINT";
-        let bridge = Bridge::of_none().variable(variable, "user:canary@collector").start_early().await;
+        let bridge = Bridge::without_agents().variable(variable, "user:canary@collector").start_early().await;
         let log = bridge.log();
         assert!(log.contains("OTEL_EXPORTER_OTLP_ENDPOINT is not an http or https URL"), "{log}");
         assert!(!log.contains("canary"), "{log}");

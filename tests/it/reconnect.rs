@@ -1,17 +1,17 @@
-//! The server goes and comes back while the bridge runs.
+//! The NATS server stops and restarts while the bridge runs.
 
 use serde_json::json;
 
-use crate::support::{Bridge, LATER, SOON, eventually, launched};
+use crate::support::{Bridge, launched, wait_until};
 
 #[tokio::test]
-async fn a_call_in_flight_gets_its_reply_after_the_server_was_restarted() {
-    let mut bridge = Bridge::of_demo(&[]).await;
+async fn call_in_flight_gets_its_reply_after_a_nats_restart() {
+    let mut bridge = Bridge::with_demo(&[]).await;
     bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
     let slow = bridge.begin_slow("demo", 3).await;
     bridge.until_working("demo").await;
     bridge.nats.restart().await;
-    // The inbox is subscribed anew by the caller's own client when it is back.
+    // The caller's client subscribes to its inbox again when it reconnects.
     let reply = slow.only_reply().await.expect("COMPLETED");
     assert_eq!(reply.message(), "worked for 3 s");
 
@@ -23,29 +23,26 @@ async fn a_call_in_flight_gets_its_reply_after_the_server_was_restarted() {
 }
 
 #[tokio::test]
-async fn actions_and_questions_survive_the_servers_absence() {
-    let mut bridge = Bridge::of_demo(&[]).await;
+async fn actions_and_follow_ups_survive_a_nats_outage() {
+    let mut bridge = Bridge::with_demo(&[]).await;
     let body = json!({"topic": "tides", "audience": "sailors"});
     let asked = bridge.call("demo.report", body).await.expect("INPUT_REQUIRED");
     let pids = bridge.launched();
     bridge.nats.end();
-    eventually(SOON, || async { bridge.log().contains("NATS connection is down").then_some(()) }).await;
+    bridge.until_logged("NATS connection is down").await;
     bridge.nats.restart().await;
-    eventually(LATER, || async { (bridge.state("demo").await.as_deref() == Some("ready")).then_some(()) })
-        .await;
+    wait_until(|| async { bridge.state("demo").await.as_deref() == Some("ready") }).await;
     let done = bridge.answer("demo", &asked.follow_up_id(), "PDF").await;
     done.expect("COMPLETED");
-    assert_eq!(bridge.launched(), pids, "the agent was left alone");
+    assert_eq!(bridge.launched(), pids, "the agent keeps running");
 }
 
 #[tokio::test]
-async fn an_agent_that_changes_while_the_server_is_away_is_right_afterwards() {
-    let mut bridge = Bridge::of(launched("demo", &[]).set("restart_on_crash", false)).start().await;
+async fn agent_that_fails_during_a_nats_outage_is_announced_afterwards() {
+    let mut bridge = Bridge::with(launched("demo", &[]).set("restart_on_crash", false)).start().await;
     bridge.nats.end();
-    for pid in bridge.launched() {
-        crate::support::processes::signal(pid, nix::sys::signal::Signal::SIGKILL);
-    }
-    eventually(SOON, || async { bridge.log().contains("agent exited; not restarting").then_some(()) }).await;
+    bridge.kill_agents();
+    bridge.until_logged("agent exited; not restarting").await;
     bridge.nats.restart().await;
     bridge.until("demo", "failed").await;
     bridge.until_no_responders("demo.echo").await;

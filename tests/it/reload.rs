@@ -1,16 +1,15 @@
-//! Reloads while agents are at work: nobody waits for the calls of others, and nothing is lost.
+//! Reloads while calls are in flight: no agent waits for calls of another one, and no call is lost.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 #[cfg(target_os = "linux")]
-use tokio::net::{TcpListener, TcpStream};
-#[cfg(target_os = "linux")]
-use tokio_util::task::TaskTracker;
+use tokio::net::TcpListener;
 
-use crate::support::processes::{self, free_port};
-use crate::support::{Bridge, DemoAgent, SOON, attached, eventually, launched};
+use crate::support::bridge::is_working;
+use crate::support::processes::free_port;
+use crate::support::{Bridge, DemoAgent, attached, launched, processes, proxy, wait_until};
 
-/// Longer than any test: whoever waits for a call or for the grace period waits too long.
+/// Longer than any test: a test that waits for such a call or for the grace period fails.
 const LONG: u32 = 600;
 const GRACE: &str = "10m";
 
@@ -18,7 +17,7 @@ fn agents(settings: &mut Value) -> &mut Vec<Value> {
     settings["agents"].as_array_mut().unwrap()
 }
 
-/// What is announced of an agent, until `is` the case for one announcement.
+/// The announcements of an agent up to the first one for which the predicate is true.
 async fn announced(bridge: &mut Bridge, agent: &str, is: impl Fn(&Value) -> bool) -> Vec<Value> {
     let seen = std::cell::RefCell::new(Vec::new());
     bridge
@@ -35,12 +34,12 @@ async fn instance(bridge: &Bridge, agent: &str) -> String {
 }
 
 #[tokio::test]
-async fn an_added_agent_does_not_wait_for_the_calls_of_one_that_leaves() {
-    let mut gone = DemoAgent::start(&[]).await;
-    let bridge = Bridge::of(attached("gone", &gone.url())).and(launched("other", &[]));
+async fn added_agent_does_not_wait_for_calls_of_a_removed_one() {
+    let mut removed = DemoAgent::start(&[]).await;
+    let bridge = Bridge::with(attached("removed", &removed.url())).and(launched("other", &[]));
     let mut bridge = bridge.shutdown_grace(GRACE).start().await;
-    let long = bridge.begin_slow("gone", LONG).await;
-    bridge.until_working("gone").await;
+    let long = bridge.begin_slow("removed", LONG).await;
+    bridge.until_working("removed").await;
     let new = DemoAgent::start(&[]).await;
     bridge.reload(|settings| {
         agents(settings).remove(0);
@@ -48,19 +47,21 @@ async fn an_added_agent_does_not_wait_for_the_calls_of_one_that_leaves() {
     });
     bridge.until("new", "ready").await;
     bridge.prompt("new.echo", "x").await.expect("COMPLETED");
-    // The registry does not list what nobody serves.
-    bridge.announced("gone", |object| object["state"] == "stopped" && object["actions"] == json!([])).await;
-    assert!(!bridge.log().contains("agent drained"), "its call goes on: {}", bridge.log());
-    gone.kill();
+    // The registry lists no actions that are not served.
+    bridge
+        .announced("removed", |object| object["state"] == "stopped" && object["actions"] == json!([]))
+        .await;
+    assert!(!bridge.log().contains("agent drained"), "its call is still running: {}", bridge.log());
+    removed.kill();
     long.only_reply().await.expect_error("outcome_unknown");
-    eventually(SOON, || async { bridge.log().contains("agent drained").then_some(()) }).await;
+    bridge.until_logged("agent drained").await;
 }
 
 #[tokio::test]
-async fn an_attached_agent_with_another_limit_has_no_gap_and_keeps_its_calls_and_questions() {
+async fn changed_attached_agent_has_no_gap_and_keeps_its_calls_and_follow_ups() {
     let mut agent = DemoAgent::start(&[]).await;
     let port = free_port();
-    let bridge = Bridge::of(attached("demo", &agent.url()).set("max_in_flight", 7));
+    let bridge = Bridge::with(attached("demo", &agent.url()).set("max_in_flight", 7));
     let bridge = bridge.set("metrics", json!({"listen": format!("127.0.0.1:{port}")}));
     let mut bridge = bridge.shutdown_grace(GRACE).start().await;
     let long = bridge.begin_slow("demo", LONG).await;
@@ -68,7 +69,7 @@ async fn an_attached_agent_with_another_limit_has_no_gap_and_keeps_its_calls_and
     let question = bridge.prompt("demo.report", "report about tides").await.expect("INPUT_REQUIRED");
     let before = instance(&bridge, "demo").await;
     bridge.reload(|settings| agents(settings)[0]["max_in_flight"] = json!(2));
-    // Without a pause between calls until the old one has left the mesh and a while longer.
+    // Calls without a pause until the new instance has replaced the old one.
     let mut calls = 0;
     let is_replaced = |bridge: &Bridge| bridge.log().contains("configuration reloaded");
     loop {
@@ -88,7 +89,7 @@ async fn an_attached_agent_with_another_limit_has_no_gap_and_keeps_its_calls_and
         seen.iter().all(|object| object["instance"] != *after || object["state"] == "ready"),
         "{seen:#?}"
     );
-    // The last word is the new one's, and it serves.
+    // The last announcement comes from the new instance.
     bridge.announced("demo", |object| object["instance"] == *after && object["state"] == "ready").await;
     bridge.answer("demo", &question.follow_up_id(), "PDF").await.expect("COMPLETED");
     let text = reqwest::get(format!("http://127.0.0.1:{port}/metrics")).await.unwrap().text().await.unwrap();
@@ -97,20 +98,11 @@ async fn an_attached_agent_with_another_limit_has_no_gap_and_keeps_its_calls_and
     assert_eq!(in_flight, ["a2a_bridge_calls_in_flight{agent=\"demo\"} 1"]);
     let completed = text.lines().find(|line| line.contains("outcome=\"COMPLETED\"")).unwrap();
     let completed: u64 = completed.rsplit(' ').next().unwrap().parse().unwrap();
-    assert!(completed > calls, "the count goes on: {completed} of {calls}");
-    // The new limit holds: the long call counts for the old one.
+    assert!(completed > calls, "the count continues: {completed} of {calls}");
+    // The new limit applies: the long call counts for the old instance.
     let (one, two) = (bridge.begin_slow("demo", LONG).await, bridge.begin_slow("demo", LONG).await);
-    eventually(SOON, || async {
-        (bridge
-            .tasks("demo")
-            .await
-            .iter()
-            .filter(|task| task["status"]["state"] == "TASK_STATE_WORKING")
-            .count()
-            == 3)
-            .then_some(())
-    })
-    .await;
+    wait_until(|| async { bridge.tasks("demo").await.iter().filter(|task| is_working(task)).count() == 3 })
+        .await;
     bridge.prompt("demo.echo", "x").await.expect_error("busy");
     agent.kill();
     for call in [long, one, two] {
@@ -119,8 +111,8 @@ async fn an_attached_agent_with_another_limit_has_no_gap_and_keeps_its_calls_and
 }
 
 #[tokio::test]
-async fn a_changed_launched_agent_starts_after_its_old_process_and_nobody_else_waits() {
-    let bridge = Bridge::of(launched("demo", &["--name", "one"])).and(launched("other", &[]));
+async fn changed_launched_agent_waits_for_its_old_process_and_no_other_agent_does() {
+    let bridge = Bridge::with(launched("demo", &["--name", "one"])).and(launched("other", &[]));
     let mut bridge = bridge.shutdown_grace(GRACE).start().await;
     let old = bridge.launched();
     let long = bridge.begin_slow("demo", LONG).await;
@@ -136,7 +128,7 @@ async fn a_changed_launched_agent_starts_after_its_old_process_and_nobody_else_w
         announced(&mut bridge, "demo", |object| object["state"] == "starting" && waiting(object)).await;
     assert!(seen.iter().all(|object| object["state"] != "unhealthy"));
     bridge.until_withdrawn("demo.echo").await;
-    // A second reload, before the first one is over.
+    // A second reload before the first one has completed.
     let new = DemoAgent::start(&[]).await;
     bridge.reload(|settings| {
         named(settings, "three");
@@ -146,7 +138,6 @@ async fn a_changed_launched_agent_starts_after_its_old_process_and_nobody_else_w
     bridge.prompt("new.echo", "x").await.expect("COMPLETED");
     bridge.until("demo", "starting").await;
     assert_eq!(bridge.launched(), old, "its port is not free yet");
-    // Only the demo agent with a call has one; the other one is asked nothing.
     for pid in old.iter().filter(|pid| is_named(**pid, "one")) {
         processes::signal(*pid, Signal::SIGKILL);
     }
@@ -161,32 +152,28 @@ async fn a_changed_launched_agent_starts_after_its_old_process_and_nobody_else_w
 
 /// Whether a process is a demo agent with this name.
 fn is_named(pid: i32, name: &str) -> bool {
-    let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    line.split('\0').any(|word| word == name)
+    processes::command_line(pid).split('\0').any(|word| word == name)
 }
 
 #[tokio::test]
-async fn an_agent_with_the_port_of_one_that_leaves_starts_when_the_port_is_free() {
-    let mut bridge = Bridge::of(launched("old", &[])).shutdown_grace(GRACE).start().await;
-    let process = bridge.launched();
+async fn agent_on_the_port_of_a_removed_one_starts_when_the_port_is_free() {
+    let mut bridge = Bridge::with(launched("old", &[])).shutdown_grace(GRACE).start().await;
     let long = bridge.begin_slow("old", LONG).await;
     bridge.until_working("old").await;
     bridge.reload(|settings| agents(settings)[0]["name"] = json!("new"));
     bridge.until("new", "starting").await;
     bridge.until_withdrawn("old.echo").await;
-    for pid in process {
-        processes::signal(pid, Signal::SIGKILL);
-    }
+    bridge.kill_agents();
     long.only_reply().await.expect_error("outcome_unknown");
     let seen = announced(&mut bridge, "new", |object| object["state"] == "ready").await;
-    // It was never tried in vain.
+    // The bridge did not try to start it before the port was free.
     assert!(seen.iter().all(|object| object["state"] != "backing-off"), "{seen:#?}");
 }
 
 #[tokio::test]
-async fn agents_that_swap_their_ports_both_start_when_the_ports_are_free() {
+async fn agents_that_swap_ports_both_start_when_the_ports_are_free() {
     let bridge =
-        Bridge::of(launched("one", &["--name", "first"])).and(launched("two", &["--name", "second"]));
+        Bridge::with(launched("one", &["--name", "first"])).and(launched("two", &["--name", "second"]));
     let mut bridge = bridge.shutdown_grace(GRACE).start().await;
     let long = bridge.begin_slow("two", LONG).await;
     bridge.until_working("two").await;
@@ -196,8 +183,8 @@ async fn agents_that_swap_their_ports_both_start_when_the_ports_are_free() {
             std::mem::swap(&mut one[key], &mut two[key]);
         }
     });
-    // The first agent has no call and leaves at once, but the second holds the port that is needed next.
-    eventually(SOON, || async { bridge.log().contains("agent drained").then_some(()) }).await;
+    // The first agent has no call and stops at once, but the second one still uses the other port.
+    bridge.until_logged("agent drained").await;
     bridge.until_withdrawn("two.echo").await;
     bridge.until("one", "starting").await;
     for pid in bridge.launched().into_iter().filter(|pid| is_named(*pid, "second")) {
@@ -209,27 +196,17 @@ async fn agents_that_swap_their_ports_both_start_when_the_ports_are_free() {
         assert_eq!(bridge.card(agent).await["name"], name);
         bridge.prompt(&format!("{agent}.echo"), "x").await.expect("COMPLETED");
     }
-    // Neither was tried while its port was taken.
+    // The bridge did not try to start either one while its port was in use.
     assert!(!bridge.log().contains("in use by"), "{}", bridge.log());
     bridge.stop().await;
 }
 
-/// The address of a way to the agent on the same port of another host.
+/// The URL of a proxy to the agent, on the same port of another host.
 #[cfg(target_os = "linux")]
 async fn at_another_host(agent: &DemoAgent) -> String {
-    let url = agent.url().replace("127.0.0.1", "127.0.0.2");
-    let address = |url: &str| url.trim_start_matches("http://").to_owned();
-    let (listener, to) = (TcpListener::bind(address(&url)).await.unwrap(), address(&agent.url()));
-    TaskTracker::new().spawn(async move {
-        while let Ok((mut near, _)) = listener.accept().await {
-            let to = to.clone();
-            TaskTracker::new().spawn(async move {
-                let mut far = TcpStream::connect(to).await?;
-                tokio::io::copy_bidirectional(&mut near, &mut far).await
-            });
-        }
-    });
-    url
+    let listener = TcpListener::bind(("127.0.0.2", agent.port())).await.unwrap();
+    proxy::relay(listener, format!("127.0.0.1:{}", agent.port()), |_| true);
+    format!("http://127.0.0.2:{}", agent.port())
 }
 
 #[cfg(target_os = "linux")]
@@ -237,10 +214,10 @@ async fn at_another_host(agent: &DemoAgent) -> String {
 async fn attached_agents_on_the_same_port_of_two_hosts_do_not_wait_for_each_other() {
     let mut agent = DemoAgent::start(&[]).await;
     let bridge =
-        Bridge::of(attached("one", &agent.url())).and(attached("two", &at_another_host(&agent).await));
+        Bridge::with(attached("one", &agent.url())).and(attached("two", &at_another_host(&agent).await));
     let bridge = bridge.shutdown_grace(GRACE).start().await;
     let calls = [bridge.begin_slow("one", LONG).await, bridge.begin_slow("two", LONG).await];
-    eventually(SOON, || async { (bridge.tasks("one").await.len() == calls.len()).then_some(()) }).await;
+    wait_until(|| async { bridge.tasks("one").await.len() == calls.len() }).await;
     let before = [instance(&bridge, "one").await, instance(&bridge, "two").await];
     bridge.reload(|settings| {
         for agent in agents(settings) {
@@ -248,11 +225,11 @@ async fn attached_agents_on_the_same_port_of_two_hosts_do_not_wait_for_each_othe
         }
     });
     for (name, before) in ["one", "two"].into_iter().zip(before) {
-        eventually(SOON, || async { (instance(&bridge, name).await != before).then_some(()) }).await;
+        wait_until(|| async { instance(&bridge, name).await != before }).await;
         bridge.until(name, "ready").await;
         bridge.prompt(&format!("{name}.echo"), "x").await.expect("COMPLETED");
     }
-    assert!(!bridge.log().contains("agent drained"), "their calls go on: {}", bridge.log());
+    assert!(!bridge.log().contains("agent drained"), "their calls are still running: {}", bridge.log());
     agent.kill();
     for call in calls {
         call.only_reply().await.expect_error("outcome_unknown");
@@ -260,13 +237,13 @@ async fn attached_agents_on_the_same_port_of_two_hosts_do_not_wait_for_each_othe
 }
 
 #[tokio::test]
-async fn a_stop_waits_for_agents_that_a_reload_has_replaced() {
+async fn stop_waits_for_calls_of_agents_that_a_reload_replaced() {
     let agent = DemoAgent::start(&["--ignore-blocking"]).await;
-    let mut bridge = Bridge::of(attached("demo", &agent.url())).shutdown_grace("4s").start().await;
+    let mut bridge = Bridge::with(attached("demo", &agent.url())).shutdown_grace(GRACE).start().await;
     let brief = bridge.begin_slow("demo", 2).await;
     bridge.until_working("demo").await;
     bridge.reload(|settings| agents(settings)[0]["max_in_flight"] = json!(2));
-    eventually(SOON, || async { bridge.log().contains("configuration reloaded").then_some(()) }).await;
+    bridge.until_logged("configuration reloaded").await;
     assert_eq!(bridge.stop().await.code(), Some(0));
     brief.only_reply().await.expect("COMPLETED");
     assert!(bridge.log().contains("agent drained"), "{}", bridge.log());

@@ -1,27 +1,23 @@
-//! What a request may be, and what it may not.
+//! Valid and invalid requests.
 
 use bytes::Bytes;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::{Bridge, Peer, attached, eventually_eq, peer};
-use crate::support::{SOON, peer::Answer};
+use crate::support::{Answer, Bridge, Peer, eventually_eq, peer};
 
-/// A bridge for an agent with these descriptions of its skills `one`, `two`, …; it repeats what it is told.
+/// A bridge for an agent that echoes, with these descriptions of its skills `one`, `two`, ….
 async fn bridge_of(descriptions: &[&str]) -> (Bridge, Peer) {
     let mut card = peer::card(&[]);
     for (name, description) in ["one", "two", "three"].iter().zip(descriptions) {
         let skills = card["skills"].as_array_mut().unwrap();
         skills.push(json!({"id": name, "name": name, "description": description}));
     }
-    let peer = Peer::start(move |seen| match seen.method.as_str() {
-        "GET" => Answer::json(&card),
-        _ => {
-            let text = seen.json()["params"]["message"]["parts"][0]["text"].clone();
-            Answer::task(seen, "TASK_STATE_COMPLETED", text.as_str().unwrap_or_default())
-        }
+    let peer = Peer::agent_with_card(card, |seen| {
+        let text = seen.json()["params"]["message"]["parts"][0]["text"].clone();
+        Answer::task(seen, "TASK_STATE_COMPLETED", text.as_str().unwrap_or_default())
     });
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     (bridge, peer)
 }
 
@@ -45,7 +41,7 @@ async fn bridge_of(descriptions: &[&str]) -> (Bridge, Peer) {
 #[case::a_marked_string("\u{feff}\"hello\"", "hello")]
 #[case::a_marked_object("\u{feff}{\"prompt\": \"hello\"}", "hello")]
 #[tokio::test]
-async fn a_body_becomes_the_prompt(#[case] body: &'static str, #[case] prompt: &str) {
+async fn request_body_becomes_the_prompt(#[case] body: &'static str, #[case] prompt: &str) {
     let (bridge, peer) = bridge_of(&["Does anything"]).await;
     bridge.call("peer.one", body).await.expect("COMPLETED");
     let sent = peer.calls("SendMessage")[0].json();
@@ -53,7 +49,7 @@ async fn a_body_becomes_the_prompt(#[case] body: &'static str, #[case] prompt: &
 }
 
 #[tokio::test]
-async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent() {
+async fn invalid_request_names_the_wrong_field_and_never_reaches_the_agent() {
     let (bridge, peer) =
         bridge_of(&["Does anything", "Forecast for {city} in {days} days", " {word} "]).await;
     let deep = format!(r#"{{"prompt": "x", "data": {{"a": {}1{}}}}}"#, "[".repeat(300), "]".repeat(300));
@@ -124,10 +120,10 @@ async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent()
         let reply = reply.expect_error("invalid_request").saying(name);
         assert_eq!(reply["error_info"]["retryable"], false);
     }
-    // Not closed, so it is a text, and nothing that looks into it may fall over it.
+    // Unclosed, so it is text; no parser may overflow its stack on it.
     bridge.call("peer.one", far_too_deep).await.expect("COMPLETED");
-    let no_text = Bytes::from_static(b"caf\xe9");
-    bridge.call("peer.one", no_text).await.expect_error("invalid_request").saying("UTF-8");
+    let not_utf_8 = Bytes::from_static(b"caf\xe9");
+    bridge.call("peer.one", not_utf_8).await.expect_error("invalid_request").saying("UTF-8");
     assert_eq!(peer.calls("SendMessage").len(), 1);
 }
 
@@ -140,20 +136,16 @@ async fn what_is_not_understood_is_refused_by_name_and_never_reaches_the_agent()
 #[case("A2A-Reply", "twice", "A2A-Reply")]
 #[case("a2a-reply", "twice", "A2A-Reply")]
 #[tokio::test]
-async fn a_header_that_is_not_understood_is_refused(
-    #[case] name: &str,
-    #[case] value: &str,
-    #[case] said: &str,
-) {
+async fn invalid_header_is_refused(#[case] name: &str, #[case] value: &str, #[case] named: &str) {
     let (bridge, peer) = bridge_of(&["Does anything"]).await;
     let reply = bridge.prompt("peer.one", "x").header(name, value).await;
-    reply.expect_error("invalid_request").saying(said);
+    reply.expect_error("invalid_request").saying(named);
     assert_eq!(peer.calls("SendMessage").len(), 0);
 }
 
 #[rstest]
 #[tokio::test]
-async fn a_body_that_is_declared_as_json_has_to_be_json(
+async fn body_declared_as_json_must_be_json(
     #[values("application/json", "Application/JSON; charset=utf-8", "application/json;x=1")]
     content_type: &str,
 ) {
@@ -174,7 +166,7 @@ async fn a_body_that_is_declared_as_json_has_to_be_json(
 }
 
 #[tokio::test]
-async fn a_body_that_is_declared_as_something_else_may_be_text() {
+async fn body_of_another_content_type_may_be_text() {
     let (bridge, _peer) = bridge_of(&["Does anything"]).await;
     for content_type in ["text/plain", "application/jsonl", ""] {
         let call = bridge.call("peer.one", "[draft] hello").header("Content-Type", content_type);
@@ -183,7 +175,7 @@ async fn a_body_that_is_declared_as_something_else_may_be_text() {
 }
 
 #[tokio::test]
-async fn an_empty_prompt_with_files_or_data_is_a_request() {
+async fn empty_prompt_is_valid_with_files_or_data() {
     let (bridge, peer) = bridge_of(&["Does anything", "{word}"]).await;
     let rows = [
         ("one", r#"{"prompt": "", "data": {"a": 1}}"#),
@@ -199,9 +191,9 @@ async fn an_empty_prompt_with_files_or_data_is_a_request() {
 }
 
 #[tokio::test]
-async fn of_a_repeated_header_the_first_counts_and_of_two_spellings_the_documented_one() {
+async fn first_value_of_a_repeated_header_and_its_documented_spelling_win() {
     let (bridge, _peer) = bridge_of(&["Does anything"]).await;
-    // Several times, as the client forgets the order of spellings and may get it right by chance.
+    // Repeated, since the order of spellings in the client's header map is random.
     for _ in 0..10 {
         let call = |first: (&str, &str), second: (&str, &str)| {
             bridge.prompt("peer.one", "x").header(first.0, first.1).header(second.0, second.1)
@@ -216,7 +208,7 @@ async fn of_a_repeated_header_the_first_counts_and_of_two_spellings_the_document
 }
 
 #[tokio::test]
-async fn placeholders_are_filled_and_scalars_written_out() {
+async fn placeholders_are_filled_with_scalars() {
     let (bridge, _peer) = bridge_of(&["Say {what} {times} times, loud: {loud}, {prompt}"]).await;
     let filled = bridge
         .call("peer.one", r#"{"what": "a {times}", "times": 1e5, "loud": true}"#)
@@ -230,7 +222,7 @@ async fn placeholders_are_filled_and_scalars_written_out() {
 }
 
 #[tokio::test]
-async fn every_request_is_counted_once_and_errors_too() {
+async fn every_request_and_error_is_counted_once() {
     let (bridge, _peer) = bridge_of(&["Does anything"]).await;
     for body in ["fine", "[]", "fine too", "{}"] {
         bridge.call("peer.one", body).await;
@@ -243,7 +235,7 @@ async fn every_request_is_counted_once_and_errors_too() {
         stats["average_processing_time"].as_u64().unwrap(),
         stats["processing_time"].as_u64().unwrap() / 4
     );
-    let nobody = bridge.stats("peer", "get_task", 0).await;
-    assert_eq!(nobody["num_errors"], Value::from(0));
-    eventually_eq(SOON, Some("ready".to_owned()), || bridge.state("peer")).await;
+    let unused = bridge.stats("peer", "get_task", 0).await;
+    assert_eq!(unused["num_errors"], Value::from(0));
+    eventually_eq(Some("ready".to_owned()), || bridge.state("peer")).await;
 }

@@ -1,5 +1,5 @@
-//! Two replicas of one endpoint are stopped and started in turn under load: no request is lost, and
-//! none is run twice.
+//! Rolling restarts: two replicas of one endpoint stop and start in turn under load. No request is lost, and
+//! none runs twice.
 //!
 //! `ROLLING_RESTARTS` sets the number of restarts per test. With `ROLLING_LEAVE=drain` the replicas stop with
 //! the library's own `Subscriber::drain` instead, which shows that the test can fail.
@@ -19,13 +19,13 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::support::eventually::eventually;
-use crate::support::nats::NatsServer;
+use crate::support::NatsServer;
+use crate::support::eventually::eventually_within;
 
 const SUBJECT: &str = "a2a.action.weather.forecast";
 const WORK: Duration = Duration::from_millis(20);
 
-/// How often each request was run, by its body.
+/// The number of runs of each request, by its body.
 type Runs = Arc<Mutex<HashMap<String, usize>>>;
 
 fn restarts() -> usize {
@@ -36,7 +36,7 @@ fn by_drain() -> bool {
     std::env::var("ROLLING_LEAVE").is_ok_and(|how| how == "drain")
 }
 
-/// One bridge that serves one endpoint, with a connection of its own.
+/// A replica that serves one endpoint on its own connection.
 struct Replica {
     client: Client,
     tasks: TaskTracker,
@@ -124,7 +124,7 @@ impl Replica {
     }
 }
 
-/// Requests at a steady pace until told to end.
+/// Requests at a steady rate until `end`.
 struct Load {
     ended: CancellationToken,
     task: JoinSet<Tally>,
@@ -158,7 +158,7 @@ async fn ask_until(ended: CancellationToken, client: Client, per_second: u32, na
         sent.push(id.clone());
         let client = client.clone();
         calls.spawn(async move {
-            // Far longer than the work takes: what is not answered by then was lost.
+            // Far longer than the work takes: a request without a reply by then is lost.
             match timeout(Duration::from_secs(5), client.request(SUBJECT, id.clone().into())).await {
                 Ok(Ok(_)) => None,
                 Ok(Err(error)) => Some(format!("{id}: {error}")),
@@ -172,7 +172,7 @@ async fn ask_until(ended: CancellationToken, client: Client, per_second: u32, na
     Tally { sent, failed }
 }
 
-/// Stops and starts the replicas in turn, one after the other.
+/// Stops and starts the replicas in turn.
 async fn roll(
     server: &NatsServer,
     runs: &Runs,
@@ -224,7 +224,7 @@ async fn rolling_restarts_at_near_idle_lose_no_request_and_run_none_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_that_were_reconnected_leave_without_losing_a_request() {
+async fn reconnected_replicas_lose_no_request_when_they_leave() {
     let mut server = NatsServer::start().await;
     let runs = Runs::default();
     let (mut tally, mut longest) = (Tally { sent: vec![], failed: vec![] }, Duration::ZERO);
@@ -232,17 +232,17 @@ async fn replicas_that_were_reconnected_leave_without_losing_a_request() {
     let mut replicas =
         [Some(Replica::start(&server, &runs).await), Some(Replica::start(&server, &runs).await)];
     for round in 0..restarts().div_ceil(2) {
-        // Both replicas have counted messages on a connection that is then lost.
+        // Both replicas have received messages on a connection that is then lost.
         let ran = runs.lock().unwrap().len();
         let before = Load::start(asking.clone(), 800, format!("before-{round}"));
-        eventually(Duration::from_secs(5), || async {
+        eventually_within(Duration::from_secs(5), || async {
             (runs.lock().unwrap().len() > ran + 50).then_some(())
         })
         .await;
         tally.add(before.end().await);
         server.restart().await;
         for client in replicas.iter().flatten().map(|replica| &replica.client).chain([&asking]) {
-            eventually(Duration::from_secs(5), || async { round_trip(client).await.ok() }).await;
+            eventually_within(Duration::from_secs(5), || async { round_trip(client).await.ok() }).await;
         }
         let after = Load::start(asking.clone(), 800, format!("after-{round}"));
         longest = longest.max(roll(&server, &runs, &mut replicas, 2).await);

@@ -1,13 +1,14 @@
-//! Secrets are used and never shown.
+//! Secrets are redacted in outputs, logs, replies and announcements.
 
 use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::json;
 
-use crate::support::{Answer, Bridge, NatsServer, Peer, SOON, attached, eventually, launched, peer};
+use crate::support::commands::{command, run};
+use crate::support::{Answer, Bridge, NatsServer, Peer, attached, launched};
 
 #[tokio::test]
-async fn no_secret_shows_in_output_logs_or_on_the_mesh() {
+async fn no_secret_appears_in_output_logs_or_on_nats() {
     const TOKEN: &str = "canary-bearer-1f0c";
     const HEADER: &str = "canary-header-2e1d";
     const ENVIRONMENT: &str = "canary-environment-3d2e";
@@ -21,7 +22,7 @@ async fn no_secret_shows_in_output_logs_or_on_the_mesh() {
         .set("bearer_token", "${CANARY_TOKEN}")
         .set("headers", json!({"X-API-Key": HEADER}))
         .set("env", json!({"SOME_KEY": ENVIRONMENT}));
-    let mut bridge = Bridge::of(agent)
+    let mut bridge = Bridge::with(agent)
         .variable("CANARY_TOKEN", TOKEN)
         .nats("user", "bridge")
         .nats("password", PASSWORD)
@@ -38,20 +39,20 @@ async fn no_secret_shows_in_output_logs_or_on_the_mesh() {
     let info = bridge.info("demo").await.to_string();
     let card = bridge.card("demo").await.text;
     bridge.prompt("demo.crash", "x").await;
-    eventually(SOON, || async { bridge.log().contains("agent not available").then_some(()) }).await;
+    bridge.until_logged("agent unavailable").await;
     let registry = bridge.announced("demo", |object| object["last_error"].is_string()).await;
     bridge.stop().await;
 
     let own = [TOKEN, HEADER, ENVIRONMENT, PASSWORD];
     let shown =
-        [bridge.log(), bridge.output(), done.text, failed.text, html.text, info, card, registry.to_string()];
+        [bridge.log(), bridge.stdout(), done.text, failed.text, html.text, info, card, registry.to_string()];
     for secret in own {
         for text in &shown {
             assert!(!text.contains(secret), "{secret} in {text}");
         }
     }
-    assert!(!bridge.log().contains(RESPONSE), "the answer of a user is in the log");
-    // What others say on the mesh is theirs: the answer itself was sent there by the test.
+    assert!(!bridge.log().contains(RESPONSE), "the answer of the user is in the log");
+    // Not `RESPONSE`, which the test itself has published.
     while let Ok(Some(message)) =
         tokio::time::timeout(std::time::Duration::from_millis(50), everything.next()).await
     {
@@ -65,18 +66,18 @@ async fn no_secret_shows_in_output_logs_or_on_the_mesh() {
 #[case::as_an_error(|sent: &str| Answer::json(&json!({"jsonrpc": "2.0", "id": 1, "error": {
     "code": -32603, "message": format!("you sent {sent}"), "data": {"headers": [sent]}}})))]
 #[tokio::test]
-async fn an_agent_that_repeats_its_credentials_does_not_betray_them(#[case] repeat: fn(&str) -> Answer) {
+async fn credentials_in_an_agents_error_are_redacted(#[case] repeat: fn(&str) -> Answer) {
     const TOKEN: &str = "canary-bearer-1f0c";
     let peer = Peer::agent(move |seen| repeat(seen.header("authorization").unwrap()));
     let agent = attached("peer", &peer.url()).set("bearer_token", TOKEN);
-    let bridge = Bridge::of(agent).log("debug").start().await;
+    let bridge = Bridge::with(agent).log("debug").start().await;
     let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error").saying("Bearer ***");
     assert!(!failed.text.contains(TOKEN) && !format!("{:?}", failed.headers).contains(TOKEN), "{failed:?}");
     assert!(!bridge.log().contains(TOKEN), "{}", bridge.log());
 }
 
 #[tokio::test]
-async fn an_access_token_that_the_agent_repeats_is_not_shown() {
+async fn access_token_in_an_agents_error_is_redacted() {
     const TOKEN: &str = "canary-access-6d51";
     let peer = Peer::agent(|seen| match seen.path.as_str() {
         "/token" => Answer::json(&json!({"access_token": TOKEN, "token_type": "Bearer"})),
@@ -85,7 +86,7 @@ async fn an_access_token_that_the_agent_repeats_is_not_shown() {
     let oauth =
         json!({"token_url": format!("{}/token", peer.url()), "client_id": "me", "client_secret": "s3cret"});
     let agent = attached("peer", &peer.url()).set("auth", json!([{"oauth2": oauth}]));
-    let bridge = Bridge::of(agent).log("debug").start().await;
+    let bridge = Bridge::with(agent).log("debug").start().await;
     let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error").saying("Bearer ***");
     assert!(!failed.text.contains(TOKEN) && !bridge.log().contains(TOKEN), "{failed:?}");
 }
@@ -94,11 +95,11 @@ async fn an_access_token_that_the_agent_repeats_is_not_shown() {
 #[case::whole("")]
 #[case::cut_off_where_the_message_ends("0123456789".repeat(40))]
 #[tokio::test]
-async fn a_card_that_repeats_the_credentials_does_not_betray_them(#[case] more: impl AsRef<str>) {
+async fn credentials_in_an_invalid_card_are_redacted(#[case] more: impl AsRef<str>) {
     let token = format!("canary-bearer-1f0c{}", more.as_ref());
     let peer = Peer::start(|seen| Answer::text(200, "text/html", seen.header("authorization").unwrap()));
     let agent = attached("peer", &peer.url()).set("bearer_token", token.as_str());
-    let mut bridge = Bridge::of(agent).log("debug").start_early().await;
+    let mut bridge = Bridge::with(agent).log("debug").start_early().await;
     let has_error = |object: &serde_json::Value| object["last_error"].is_string();
     let registry = bridge.announced("peer", has_error).await.to_string();
     let card = bridge.card("peer").await.expect_error("agent_unavailable").saying("Bearer ***").text;
@@ -110,42 +111,39 @@ async fn a_card_that_repeats_the_credentials_does_not_betray_them(#[case] more: 
 
 #[rstest]
 #[tokio::test]
-async fn the_reason_of_a_failure_does_not_repeat_the_credentials(
+async fn credentials_in_the_reason_of_a_failed_task_are_redacted(
     #[values(("TASK_STATE_FAILED", "FAILED"), ("TASK_STATE_REJECTED", "REJECTED"))] row: (&str, &str),
 ) {
     const TOKEN: &str = "canary-bearer-1f0c";
     let (state, status) = (row.0.to_owned(), row.1);
-    let peer = Peer::start(move |seen| match seen.method.as_str() {
-        "GET" => Answer::json(&peer::streaming_card(&["ask"])),
-        _ if seen.rpc_method() == "SendStreamingMessage" => {
+    let peer = Peer::streaming_agent(move |seen| match seen.rpc_method().as_str() {
+        "SendStreamingMessage" => {
             let message = json!({"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": TOKEN}]});
             let update =
                 json!({"taskId": "t", "contextId": "c", "status": {"state": state, "message": message}});
-            Answer::Events(peer::event(&json!({ "statusUpdate": update })), 4096)
+            Answer::stream(&[json!({ "statusUpdate": update })])
         }
         _ => Answer::task(seen, &state, &format!("401 for {TOKEN}")),
     });
     let agent = attached("peer", &peer.url()).set("bearer_token", TOKEN);
-    let bridge = Bridge::of(agent).start().await;
-    let mut news = bridge.client.subscribe(format!("{}.task.>", bridge.prefix)).await.unwrap();
-    bridge.client.flush().await.unwrap();
+    let bridge = Bridge::with(agent).start().await;
+    let mut updates = bridge.task_updates().await;
     let reply = bridge.prompt("peer.ask", "x").await.expect(status).saying("401 for ***");
-    let looked = bridge.get_task("peer", &reply.task_id()).await.expect(status).saying("401 for ***");
-    bridge.prompt("peer.ask", "x").header("A2A-Reply", "submit").only_reply().await.expect(status);
-    let told = tokio::time::timeout(SOON, news.next()).await.unwrap().unwrap();
-    let told = String::from_utf8_lossy(&told.payload).into_owned();
+    let polled = bridge.get_task("peer", &reply.task_id()).await.expect(status).saying("401 for ***");
+    bridge.prompt("peer.ask", "x").mode("submit").only_reply().await.expect(status);
+    let (_, update) = updates.next().await;
     let streamed = bridge.prompt("peer.ask", "x").stream().await;
     let streamed = format!("{:?} {}", streamed.frames, streamed.result.expect(status).text);
-    for text in [reply.text, looked.text, told, streamed] {
+    for text in [reply.text, polled.text, update.to_string(), streamed] {
         assert!(text.contains("***") && !text.contains(TOKEN), "{text}");
     }
 }
 
 #[tokio::test]
-async fn what_an_agent_makes_is_passed_on_as_it_is() {
+async fn results_of_the_agent_are_not_redacted() {
     const TOKEN: &str = "canary-bearer-1f0c";
     let peer = Peer::agent(|seen| Answer::task(seen, "TASK_STATE_COMPLETED", TOKEN));
-    let bridge = Bridge::of(attached("peer", &peer.url()).set("bearer_token", TOKEN)).start().await;
+    let bridge = Bridge::with(attached("peer", &peer.url()).set("bearer_token", TOKEN)).start().await;
     bridge.prompt("peer.ask", "x").await.expect("COMPLETED").saying(TOKEN);
 }
 
@@ -153,7 +151,7 @@ async fn what_an_agent_makes_is_passed_on_as_it_is() {
 #[case::by_the_type("Content-Type", "text/html; x=")]
 #[case::by_the_encoding("Content-Encoding", "gzip, ")]
 #[tokio::test]
-async fn a_credential_that_is_cut_off_within_a_message_is_not_shown(
+async fn truncated_credential_in_an_error_is_redacted(
     #[case] header: &'static str,
     #[case] before: &'static str,
 ) {
@@ -163,20 +161,20 @@ async fn a_credential_that_is_cut_off_within_a_message_is_not_shown(
         Answer::Http(200, vec![(header, sent)], b"<p>hello".to_vec())
     });
     let agent = attached("peer", &peer.url()).set("bearer_token", token);
-    let bridge = Bridge::of(agent).log("debug").start().await;
+    let bridge = Bridge::with(agent).log("debug").start().await;
     let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error");
     let failed = failed.saying(&format!("{before}***"));
     assert!(!failed.text.contains("canary") && !bridge.log().contains("canary"), "{failed:?}");
 }
 
 #[tokio::test]
-async fn a_credential_that_is_cut_off_in_an_answer_that_was_not_taken_is_not_shown() {
+async fn truncated_credential_in_a_refused_answer_is_redacted() {
     let token = format!("canary-bearer-1f0c{}", "0123456789".repeat(20));
-    let peer = Peer::agent(|seen| match &seen.json()["params"]["message"]["taskId"] {
-        serde_json::Value::Null => Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", "which?"),
-        _ => Answer::text(503, "text/plain", seen.header("authorization").unwrap()),
+    let peer = Peer::agent(|seen| match seen.is_answer() {
+        true => Answer::text(503, "text/plain", seen.header("authorization").unwrap()),
+        false => Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", "which?"),
     });
-    let bridge = Bridge::of(attached("peer", &peer.url()).set("bearer_token", token)).start().await;
+    let bridge = Bridge::with(attached("peer", &peer.url()).set("bearer_token", token)).start().await;
     let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
     let failed = bridge.answer("peer", &asked.follow_up_id(), "red").await.expect_error("agent_error");
     let failed = failed.saying("Bearer ***").saying("the task still waits");
@@ -184,38 +182,35 @@ async fn a_credential_that_is_cut_off_in_an_answer_that_was_not_taken_is_not_sho
 }
 
 #[tokio::test]
-async fn a_key_that_the_agent_repeats_as_it_stands_in_the_address_is_not_shown() {
+async fn url_encoded_api_key_in_an_error_is_redacted() {
     let peer = Peer::agent(|seen| Answer::text(500, "text/plain", &format!("no route {}", seen.path)));
     let key = json!({"name": "key", "in": "query", "value": "canary key/1f0c+2e1d"});
     let agent = attached("peer", &peer.url()).set("auth", json!([{ "api_key": key }]));
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error").saying("key=***");
     assert!(!failed.text.contains("canary"), "{failed:?}");
 }
 
 #[tokio::test]
-async fn a_credential_is_found_in_the_data_of_an_error_however_it_is_escaped() {
+async fn escaped_credential_in_error_data_is_redacted() {
     let data = r#"{"canary\/bearer": [1.50, "a \u0063anary\u002Fbearer"], "n": 12345678901234567890123}"#;
     let body =
         format!(r#"{{"jsonrpc": "2.0", "error": {{"code": -32603, "message": "no", "data": {data}}}}}"#);
     let peer = Peer::agent(move |_| Answer::text(200, "application/json", &body));
     let agent = attached("peer", &peer.url()).set("bearer_token", "canary/bearer");
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     let failed = bridge.prompt("peer.ask", "x").await.expect_error("agent_error");
     let expected = r#""a2a_data":{"***": [1.50, "a ***"], "n": 12345678901234567890123}"#;
     assert!(failed.text.contains(expected), "{failed:?}");
 }
 
 #[tokio::test]
-async fn wrong_settings_with_secrets_in_them_do_not_show_them() {
+async fn errors_about_settings_show_no_secrets() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bridge.yaml");
     let yaml = "nats:\n  url: 'nats://user:canary-1@127.0.0.1:4222'\n  tokn: canary-2\nagents:\n  - name: demo\n    url: http://127.0.0.1:9\n    bearer_token: [canary-3]\n    headers: canary-4\n";
     std::fs::write(&file, yaml).unwrap();
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_a2a-bridge"));
-    let output = command.args(["run", "--config"]).arg(&file).output().unwrap();
-    assert_eq!(output.status.code(), Some(78));
-    let said =
-        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    assert!(!said.contains("canary"), "{said}");
+    let output = run(command(&["run", "--config"]).arg(&file), "");
+    assert_eq!(output.code, 78);
+    assert!(!(output.err.contains("canary") || output.out.contains("canary")), "{output:?}");
 }

@@ -1,4 +1,4 @@
-//! One agent's service as its callers see it.
+//! The NATS service of one agent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,15 +13,14 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::support::eventually::eventually_eq;
-use crate::support::nats::NatsServer;
 use crate::support::weather::{Weather, answer, endpoint};
+use crate::support::{NatsServer, eventually_eq, within_deadline};
 
 const FORECAST: &str = "a2a.action.weather.forecast";
-const SOON: Duration = Duration::from_secs(5);
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 #[tokio::test]
-async fn a_service_says_who_it_is_and_what_it_can_do() {
+async fn service_replies_to_ping_info_and_stats() {
     let weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
     let identity = json!({
@@ -48,7 +47,7 @@ async fn a_service_says_who_it_is_and_what_it_can_do() {
 }
 
 #[tokio::test]
-async fn endpoints_come_and_go_while_the_permanent_ones_stay() {
+async fn published_endpoints_change_while_permanent_ones_stay() {
     let weather = Weather::start().await;
     assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
     weather.publish(&[(FORECAST, "one"), ("a2a.action.weather.alerts", "two")]).await;
@@ -60,18 +59,18 @@ async fn endpoints_come_and_go_while_the_permanent_ones_stay() {
     assert_eq!(weather.endpoint_names().await, ["card", "alerts"]);
     assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
     assert_eq!(weather.ask("a2a.action.weather.alerts").await.unwrap(), "three");
-    eventually_eq(SOON, 2, || async { weather.counts("alerts").await.0 }).await;
+    eventually_eq(2, || async { weather.counts("alerts").await.0 }).await;
 
     weather.publish(&[]).await;
     weather.publish(&[("a2a.action.weather.alerts", "four")]).await;
-    assert_eq!(weather.counts("alerts").await.0, 2, "an endpoint that comes back counts on");
+    assert_eq!(weather.counts("alerts").await.0, 2, "an endpoint that is published again keeps its counts");
     assert_eq!(weather.ask("a2a.action.weather.alerts").await.unwrap(), "four");
-    eventually_eq(SOON, 3, || async { weather.counts("alerts").await.0 }).await;
+    eventually_eq(3, || async { weather.counts("alerts").await.0 }).await;
     assert_eq!(weather.ask("a2a.card.weather").await.unwrap(), "a card");
 }
 
 #[tokio::test]
-async fn a_subject_that_is_taken_is_not_served_twice() {
+async fn duplicate_subject_is_served_once() {
     let weather = Weather::start().await;
     weather.publish(&[(FORECAST, "first"), (FORECAST, "second"), ("a2a.card.weather", "not a card")]).await;
     assert_eq!(weather.endpoint_names().await, ["card", "forecast"]);
@@ -80,7 +79,7 @@ async fn a_subject_that_is_taken_is_not_served_twice() {
 }
 
 #[tokio::test]
-async fn a_new_description_shows_at_once() {
+async fn new_description_shows_at_once() {
     let weather = Weather::start().await;
     let metadata = BTreeMap::from([("a2a.state".to_owned(), "ready".to_owned())]);
     weather.service.describe(ServiceInfo { version: "2.0.0".into(), description: "New".into(), metadata });
@@ -92,7 +91,7 @@ async fn a_new_description_shows_at_once() {
 }
 
 #[tokio::test]
-async fn counts_are_true() {
+async fn stats_count_requests_errors_and_time() {
     let weather = Weather::start().await;
     let client = weather.context.client.clone();
     let tasks = weather.context.tasks.clone();
@@ -117,7 +116,7 @@ async fn counts_are_true() {
     ] {
         weather.caller.request(FORECAST, body.into()).await.unwrap();
         let counts = (counts.0, counts.1, counts.2.to_owned());
-        eventually_eq(SOON, counts, || weather.counts("forecast")).await;
+        eventually_eq(counts, || weather.counts("forecast")).await;
     }
     let stats = weather.question("STATS").await;
     let forecast = &stats["endpoints"][1];
@@ -127,30 +126,30 @@ async fn counts_are_true() {
 }
 
 #[tokio::test]
-async fn a_handler_that_panics_does_not_take_the_endpoint_along() {
+async fn panicking_handler_does_not_stop_its_endpoint() {
     let weather = Weather::start().await;
     let fine = answer(&weather.context, "fine");
     let handler: Handler = Arc::new(move |request| {
-        assert_ne!(&request.message.payload[..], b"boom", "the panic that this test is about");
+        assert_ne!(&request.message.payload[..], b"boom", "the panic of this test");
         fine(request);
     });
     weather.service.publish(vec![(endpoint(FORECAST, "forecast"), handler)]).await.unwrap();
     weather.caller.publish_with_reply(FORECAST, weather.caller.new_inbox(), "boom".into()).await.unwrap();
-    eventually_eq(SOON, (1, 1, "500:internal".to_owned()), || weather.counts("forecast")).await;
+    eventually_eq((1, 1, "500:internal".to_owned()), || weather.counts("forecast")).await;
     assert_eq!(weather.ask(FORECAST).await.unwrap(), "fine");
 }
 
 #[tokio::test]
-async fn a_message_without_a_reply_subject_is_not_run_and_counts_as_an_error() {
+async fn message_without_a_reply_subject_is_not_run_and_counts_as_error() {
     let weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
-    weather.caller.publish(FORECAST, "nobody listens".into()).await.unwrap();
+    weather.caller.publish(FORECAST, "no reply subject".into()).await.unwrap();
     assert_eq!(weather.ask(FORECAST).await.unwrap(), "tomorrow");
-    eventually_eq(SOON, (2, 1, "400:no reply subject".to_owned()), || weather.counts("forecast")).await;
+    eventually_eq((2, 1, "400:no reply subject".to_owned()), || weather.counts("forecast")).await;
 }
 
 #[tokio::test]
-async fn a_refused_reply_subject_is_counted_and_never_published_to() {
+async fn refused_reply_subject_is_counted_and_never_published_to() {
     let weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
     let mallory = weather.server.connect_with(ConnectOptions::new().skip_subject_validation(true)).await;
@@ -174,7 +173,7 @@ async fn a_refused_reply_subject_is_counted_and_never_published_to() {
     }
     let refusals = refused.len() as u64;
     let counts = (refusals, refusals, "403:reply subject refused".to_owned());
-    eventually_eq(SOON, counts, || weather.counts("forecast")).await;
+    eventually_eq(counts, || weather.counts("forecast")).await;
     round_trip(&weather.context.client).await.unwrap();
     weather.caller.publish("the.end", "".into()).await.unwrap();
     while let Some(message) = overheard.next().await {
@@ -188,7 +187,7 @@ async fn a_refused_reply_subject_is_counted_and_never_published_to() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn endpoints_are_swapped_under_load_without_a_gap() {
+async fn endpoints_are_replaced_under_load_without_a_gap() {
     let weather = Arc::new(Weather::start().await);
     weather.publish(&[(FORECAST, "0")]).await;
     let (ended, answered) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
@@ -198,7 +197,7 @@ async fn endpoints_are_swapped_under_load_without_a_gap() {
             let (weather, ended, answered) = (Arc::clone(&weather), ended.clone(), Arc::clone(&answered));
             load.spawn(async move {
                 while !ended.is_cancelled() {
-                    weather.ask(FORECAST).await.expect("someone always serves");
+                    weather.ask(FORECAST).await.expect("always served");
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
             })
@@ -208,19 +207,19 @@ async fn endpoints_are_swapped_under_load_without_a_gap() {
         let before = answered.load(Ordering::Relaxed);
         let other = format!("a2a.action.weather.other-{round}");
         weather.publish(&[(FORECAST, &round.to_string()), (&other, "other")]).await;
-        eventually_eq(SOON, true, || async { answered.load(Ordering::Relaxed) > before + 10 }).await;
+        eventually_eq(true, || async { answered.load(Ordering::Relaxed) > before + 10 }).await;
     }
-    assert_eq!(weather.ask(FORECAST).await.unwrap(), "50", "a swap is complete when publish returns");
+    assert_eq!(weather.ask(FORECAST).await.unwrap(), "50", "the new handler serves when publish returns");
     ended.cancel();
     for call in calls {
         call.await.unwrap();
     }
     let total = answered.load(Ordering::Relaxed) as u64 + 1;
-    eventually_eq(SOON, (total, 0, String::new()), || weather.counts("forecast")).await;
+    eventually_eq((total, 0, String::new()), || weather.counts("forecast")).await;
 }
 
 #[tokio::test]
-async fn a_stopped_service_leaves_nothing_behind() {
+async fn stopped_service_leaves_no_subscription_and_no_task() {
     let weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
     weather.service.stop().await;
@@ -229,36 +228,36 @@ async fn a_stopped_service_leaves_nothing_behind() {
         assert_eq!(weather.ask(subject).await, Err(RequestErrorKind::NoResponders), "{subject}");
     }
     weather.context.tasks.close();
-    tokio::time::timeout(SOON, weather.context.tasks.wait()).await.expect("no task is left");
+    within_deadline(weather.context.tasks.wait()).await;
     assert!(weather.service.publish(vec![]).await.is_err());
     weather.service.stop().await;
 }
 
 #[tokio::test]
-async fn a_service_can_be_stopped_while_the_server_is_away_and_stays_stopped() {
+async fn service_stopped_during_a_nats_outage_stays_stopped() {
     let mut weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
     weather.server.end();
     let began = Instant::now();
     weather.service.stop().await;
-    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < STOP_LIMIT, "{:?}", began.elapsed());
     weather.server.restart().await;
-    eventually_eq(SOON, Ok(()), || round_trip(&weather.context.client)).await;
-    eventually_eq(SOON, Ok(()), || round_trip(&weather.caller)).await;
+    eventually_eq(Ok(()), || round_trip(&weather.context.client)).await;
+    eventually_eq(Ok(()), || round_trip(&weather.caller)).await;
     assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
 }
 
 #[tokio::test]
-async fn a_service_comes_back_with_the_server() {
+async fn service_is_restored_after_a_nats_restart() {
     let mut weather = Weather::start().await;
     weather.publish(&[(FORECAST, "tomorrow")]).await;
     weather.server.restart().await;
-    eventually_eq(SOON, Ok("tomorrow".to_owned()), || weather.ask(FORECAST)).await;
+    eventually_eq(Ok("tomorrow".to_owned()), || weather.ask(FORECAST)).await;
     assert_eq!(weather.endpoint_names().await, ["card", "forecast"]);
 }
 
 #[tokio::test]
-async fn a_service_that_may_not_write_to_itself_still_starts_and_stops() {
+async fn service_without_permission_to_publish_to_itself_starts_and_stops() {
     let server = NatsServer::start_configured(
         r#"authorization { users: [
             {user: caller, password: c}
@@ -273,12 +272,12 @@ async fn a_service_that_may_not_write_to_itself_still_starts_and_stops() {
     assert_eq!(weather.ask(FORECAST).await.unwrap(), "tomorrow");
     let began = Instant::now();
     weather.service.stop().await;
-    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < STOP_LIMIT, "{:?}", began.elapsed());
     assert_eq!(weather.ask(FORECAST).await, Err(RequestErrorKind::NoResponders));
 }
 
 #[tokio::test]
-async fn an_info_response_stays_well_under_the_largest_payload() {
+async fn info_response_stays_below_max_payload() {
     let server = NatsServer::start_configured("max_payload: 16384").await;
     let weather = Weather::start_on(server, ConnectOptions::new()).await;
     let text = "long ".repeat(2000);
@@ -289,20 +288,20 @@ async fn an_info_response_stays_well_under_the_largest_payload() {
 }
 
 #[tokio::test]
-async fn stats_of_very_many_endpoints_stay_under_the_largest_payload() {
+async fn stats_response_of_many_endpoints_stays_below_max_payload() {
     let server = NatsServer::start_configured("max_payload: 16384").await;
     let weather = Weather::start_on(server, ConnectOptions::new()).await;
     let subjects: Vec<_> = (0..200).map(|n| format!("a2a.action.weather.s{n}")).collect();
     weather.publish(&subjects.iter().map(|subject| (subject.as_str(), "x")).collect::<Vec<_>>()).await;
     assert_eq!(weather.ask("a2a.action.weather.s199").await.unwrap(), "x");
-    eventually_eq(SOON, 1, || async { weather.counts("s199").await.0 }).await;
+    eventually_eq(1, || async { weather.counts("s199").await.0 }).await;
     let stats = weather.question("STATS").await;
     let left_out: usize = stats["metadata"]["a2a.endpoints_left_out"].as_str().unwrap().parse().unwrap();
     assert_eq!(stats["endpoints"].as_array().unwrap().len() + left_out, 201);
 }
 
 #[tokio::test]
-async fn a_request_reaches_its_handler_as_it_was_sent() {
+async fn request_reaches_its_handler_unchanged() {
     let weather = Weather::start().await;
     let client = weather.context.client.clone();
     let tasks = weather.context.tasks.clone();

@@ -1,26 +1,27 @@
-//! A mesh that takes little at once: what does not fit is cut or left out, and what matters is told.
+//! A NATS server with a small payload limit: the bridge splits or drops what does not fit, and keeps what callers
+//! need.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::frames::Stream;
-use crate::support::peer::{Answer, streaming_card};
-use crate::support::{Bridge, NatsServer, Peer, attached};
+use crate::support::peer::event;
+use crate::support::{Answer, Bridge, NatsServer, Peer, attached};
 
-/// A bridge on a server that takes messages of 4096 bytes.
+/// A bridge on a server with a payload limit of 4096 bytes.
 async fn bridge_of(peer: &Peer) -> Bridge {
     let server = NatsServer::start_configured("max_payload: 4096").await;
-    Bridge::of(attached("peer", &peer.url())).start_on(server).await
+    Bridge::with(attached("peer", &peer.url())).start_on(server).await
 }
 
-/// What a caller hears when the agent streams these results; gaps in the numbers are refused.
+/// The frames that a caller receives when the agent streams these results.
 async fn stream_of(results: &[Value]) -> Stream {
-    let event = |result| format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result}));
-    let events: String = results.iter().map(event).collect();
-    let peer = Peer::start(move |seen| match seen.rpc_method().as_str() {
-        "SendStreamingMessage" => Answer::Events(events.clone().into(), 1000),
-        "" => Answer::json(&streaming_card(&["ask"])),
-        _ => Answer::not_found(seen),
+    let events: Vec<u8> = results.iter().flat_map(event).collect();
+    let peer = Peer::streaming_agent(move |seen| match seen.rpc_method().as_str() {
+        "SendStreamingMessage" => Answer::Events(events.clone(), 1000),
+        _ => Answer::task_not_found(seen),
     });
     bridge_of(&peer).await.prompt("peer.ask", "x").stream().await
 }
@@ -33,7 +34,7 @@ async fn stream_of(results: &[Value]) -> Stream {
 #[case::file_name(json!({"url": "http://x", "filename": "n\n".repeat(4_000)}), "n\nn\n", 8)]
 #[case::media_type(json!({"url": "http://x", "filename": "f", "mediaType": "m".repeat(9_000)}), "f", 8)]
 #[tokio::test]
-async fn a_part_that_does_not_fit_is_told_without_its_content(
+async fn part_that_does_not_fit_is_sent_without_its_content(
     #[case] part: Value,
     #[case] name: &str,
     #[case] size: u64,
@@ -47,8 +48,8 @@ async fn a_part_that_does_not_fit_is_told_without_its_content(
     let parts: Vec<_> = stream.all("artifact").iter().map(|frame| frame["parts"][0].clone()).collect();
     assert_eq!([&parts[0]["text"], &parts[2]["text"]], ["before", "after"]);
     assert_eq!((&parts[1]["omitted"], &parts[1]["size"]), (&json!("too_large"), &json!(size)));
-    let told = parts[1]["filename"].as_str().unwrap_or_default();
-    assert!(told == name || told.starts_with(name) && told.ends_with('…'), "{told}");
+    let filename = parts[1]["filename"].as_str().unwrap_or_default();
+    assert!(filename == name || filename.starts_with(name) && filename.ends_with('…'), "{filename}");
 }
 
 #[rstest]
@@ -57,7 +58,7 @@ async fn a_part_that_does_not_fit_is_told_without_its_content(
 #[case::both(json!({"artifactId": "i".repeat(9_000), "name": "\"n".repeat(9_000)}))]
 #[case::description(json!({"artifactId": "a", "description": "d".repeat(9_000)}))]
 #[tokio::test]
-async fn an_artifact_with_a_long_name_or_id_keeps_its_content(#[case] mut artifact: Value) {
+async fn artifact_with_a_long_name_or_id_keeps_its_content(#[case] mut artifact: Value) {
     let text = "\u{2}long ".repeat(1_000);
     artifact["parts"] = json!([{"text": text, "filename": "f".repeat(9_000)}]);
     let mut without_parts = artifact.clone();
@@ -69,23 +70,23 @@ async fn an_artifact_with_a_long_name_or_id_keeps_its_content(#[case] mut artifa
     ])
     .await;
     let frames = stream.all("artifact");
-    let told: String = frames.iter().filter_map(|frame| frame["parts"][0]["text"].as_str()).collect();
-    assert!(told == text, "{} of {} bytes", told.len(), text.len());
+    let received: String = frames.iter().filter_map(|frame| frame["parts"][0]["text"].as_str()).collect();
+    assert!(received == text, "{} of {} bytes", received.len(), text.len());
     assert!(frames.iter().all(|frame| frame["artifact_id"] == frames[0]["artifact_id"]));
     assert_eq!(frames.last().unwrap()["last_chunk"], true);
 }
 
 #[tokio::test]
-async fn ids_that_are_hardly_more_than_escapes_leave_no_gap() {
+async fn ids_that_grow_by_escaping_leave_no_gap_in_the_frames() {
     let long = "\u{1}".repeat(1_024);
     let status =
         json!({"state": "TASK_STATE_FAILED", "message": {"parts": [{"text": "\u{2}".repeat(5_000)}]}});
     let update = json!({"statusUpdate": {"taskId": long, "contextId": long, "status": status}});
     let stream = stream_of(&[update]).await;
     assert_eq!(stream.all("task").len(), 1);
-    let told: usize =
+    let received: usize =
         stream.all("state").iter().filter_map(|frame| frame["message"].as_str()).map(str::len).sum();
-    assert_eq!(told, 5_000);
+    assert_eq!(received, 5_000);
     stream.result.expect_error("too_large");
 }
 
@@ -96,7 +97,7 @@ async fn ids_that_are_hardly_more_than_escapes_leave_no_gap() {
 #[case::file("which?".to_owned(), json!([{"data": {"n": 1}}, {"raw": "A".repeat(8_000)}]), "files")]
 #[case::everything("which? ".repeat(2_000), json!([{"data": {"n": 1}}, {"raw": "QQ=="}]), "the rest of the text")]
 #[tokio::test]
-async fn a_question_that_does_not_fit_keeps_its_follow_up_everywhere(
+async fn question_that_does_not_fit_keeps_its_follow_up(
     #[case] question: String,
     #[case] parts: Value,
     #[case] left_out: &str,
@@ -107,17 +108,15 @@ async fn a_question_that_does_not_fit_keeps_its_follow_up_everywhere(
     let status_object = json!({"state": format!("TASK_STATE_{status}"), "message": message});
     let task = json!({"id": "t", "contextId": "c", "status": status_object, "artifacts": [artifact]});
     let peer = Peer::agent(move |seen| match seen.rpc_method().as_str() {
-        "SendMessage" if seen.json()["params"]["message"]["taskId"].is_string() => {
-            Answer::task(seen, "TASK_STATE_COMPLETED", "thanks")
-        }
+        "SendMessage" if seen.is_answer() => Answer::task(seen, "TASK_STATE_COMPLETED", "thanks"),
         "SendMessage" => Answer::result(seen, &json!({"task": task})),
         _ => Answer::result(seen, &task),
     });
     let bridge = bridge_of(&peer).await;
     let reply = bridge.prompt("peer.ask", "x").only_reply().await;
     let streamed = bridge.prompt("peer.ask", "x").stream().await.result;
-    let looked = bridge.get_task("peer", "t").await;
-    for reply in [&reply, &streamed, &looked] {
+    let polled = bridge.get_task("peer", "t").await;
+    for reply in [&reply, &streamed, &polled] {
         let reply = reply.clone().expect(status).saying("… (too large").saying(left_out);
         assert!(reply.message().starts_with(&question[..6]), "{}", reply.message());
         assert!(reply["data"]["expires_at"].is_string(), "{reply:?}");
@@ -127,27 +126,16 @@ async fn a_question_that_does_not_fit_keeps_its_follow_up_everywhere(
 }
 
 #[tokio::test]
-async fn the_news_of_a_submitted_task_have_the_follow_up_of_a_long_question() {
-    use futures_util::StreamExt as _;
-    let asked = std::sync::atomic::AtomicBool::new(false);
+async fn updates_of_a_submitted_task_keep_the_follow_up_of_a_long_question() {
+    let asked = AtomicBool::new(false);
     let peer = Peer::agent(move |seen| match seen.rpc_method().as_str() {
         "SendMessage" => Answer::task(seen, "TASK_STATE_WORKING", "on it"),
-        _ if !asked.swap(true, std::sync::atomic::Ordering::Relaxed) => {
-            Answer::task(seen, "TASK_STATE_WORKING", "on it")
-        }
+        _ if !asked.swap(true, Ordering::Relaxed) => Answer::task(seen, "TASK_STATE_WORKING", "on it"),
         _ => Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", &"which? ".repeat(2_000)),
     });
     let bridge = bridge_of(&peer).await;
-    let mut news = bridge.client.subscribe(format!("{}.task.>", bridge.prefix)).await.unwrap();
-    bridge.prompt("peer.ask", "x").header("A2A-Reply", "submit").await.expect("WORKING");
-    loop {
-        let message = tokio::time::timeout(crate::support::LATER, news.next()).await;
-        let message = message.expect("news in time").expect("the connection is up");
-        let reply: Value = serde_json::from_slice(&message.payload).unwrap();
-        if reply["status"] != "WORKING" {
-            assert_eq!(reply["status"], "INPUT_REQUIRED");
-            assert!(reply["data"]["follow_up_id"].is_string(), "{reply}");
-            break;
-        }
-    }
+    let mut updates = bridge.task_updates().await;
+    bridge.prompt("peer.ask", "x").mode("submit").await.expect("WORKING");
+    let (_, question) = updates.until("INPUT_REQUIRED").await;
+    assert!(question["data"]["follow_up_id"].is_string(), "{question}");
 }

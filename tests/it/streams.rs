@@ -1,4 +1,4 @@
-//! Reply mode `stream`: every frame, in order, to one true result.
+//! Reply mode `stream`: every frame in order, up to one result.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::frames::Stream;
-use crate::support::peer::{Answer, Seen, event, streaming_card};
-use crate::support::proxy::Tap;
-use crate::support::{Bridge, NatsServer, Peer, SOON, attached, eventually, launched};
+use crate::support::peer::{event, streaming_card};
+use crate::support::proxy::PausableProxy;
+use crate::support::{Answer, Bridge, DEADLINE, NatsServer, Peer, attached, eventually, launched};
 
 #[rstest]
 #[tokio::test]
-async fn tokens_come_one_by_one_and_the_result_is_their_sum(#[values("1.0", "0.3")] protocol: &str) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn tokens_arrive_one_by_one_and_the_result_joins_them(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let stream = bridge.prompt("demo.stream", "one two three").stream().await;
     assert_eq!(stream.frames[0], ("status".to_owned(), json!("ack")));
     assert_eq!(stream.frames[1].0, "task");
@@ -27,8 +27,8 @@ async fn tokens_come_one_by_one_and_the_result_is_their_sum(#[values("1.0", "0.3
 }
 
 #[tokio::test]
-async fn six_hundred_events_of_a_supervisor_come_through_in_order_and_the_answer_is_said_once() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn six_hundred_events_arrive_in_order_and_the_answer_once() {
+    let bridge = Bridge::with_demo(&[]).await;
     let stream = bridge.prompt("demo.supervisor", "show argocd version").stream().await;
     // A task, 598 pieces of artifacts, and the final state.
     assert_eq!(stream.all("task").len() + stream.all("artifact").len() + 1, 600);
@@ -39,21 +39,18 @@ async fn six_hundred_events_of_a_supervisor_come_through_in_order_and_the_answer
     };
     assert_eq!(result.message(), text("streaming_result"));
     assert_eq!(stream.response(), result.message());
-    assert!(text("execution_plan_streaming").starts_with('⟦'), "the plan comes through as it is");
+    assert!(text("execution_plan_streaming").starts_with('⟦'), "the plan is unchanged");
     assert!(!result.message().contains('⟦'), "the plan is not the answer");
 }
 
 /// An agent whose stream is these results.
 fn streaming(results: &[Value]) -> Peer {
     let events: Vec<u8> = results.iter().flat_map(event).collect();
-    Peer::start(move |seen: &Seen| match seen.method.as_str() {
-        "GET" => Answer::json(&streaming_card(&["ask"])),
-        _ => Answer::Events(events.clone(), usize::MAX),
-    })
+    Peer::streaming_agent(move |_| Answer::Events(events.clone(), usize::MAX))
 }
 
 #[tokio::test]
-async fn text_that_only_looked_like_a_repetition_is_told_before_the_result() {
+async fn text_that_only_resembles_a_repetition_is_sent_before_the_result() {
     let piece = |id: &str, text: &str| {
         let artifact = json!({"artifactId": id, "parts": [{"text": text}]});
         json!({"artifactUpdate": {"taskId": "t", "artifact": artifact, "append": true}})
@@ -64,7 +61,7 @@ async fn text_that_only_looked_like_a_repetition_is_told_before_the_result() {
         piece("a", "ha"),
         json!({"statusUpdate": {"taskId": "t", "status": {"state": "TASK_STATE_COMPLETED"}}}),
     ]);
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     let stream = bridge.prompt("peer.ask", "x").stream().await;
     let result = stream.result.clone().expect("COMPLETED");
     assert_eq!(result.message(), "haha\nha");
@@ -72,12 +69,12 @@ async fn text_that_only_looked_like_a_repetition_is_told_before_the_result() {
 }
 
 #[tokio::test]
-async fn text_is_joined_while_the_connection_is_behind_and_none_is_lost() {
-    // More than all buffers on the way hold, in pieces of 2 KiB.
+async fn frames_are_coalesced_on_a_slow_connection_without_loss() {
+    // More than all buffers on the way hold; each piece has 2 KiB.
     const PIECES: usize = 6_000;
     let nats = NatsServer::start().await;
-    let tap = Tap::start(nats.port());
-    let shut = tap.shutter();
+    let proxy = PausableProxy::start(nats.port());
+    let pause = proxy.pauser();
     let piece = |number: usize| format!("{number:2048}");
     let mut results: Vec<_> = (0..PIECES)
         .map(|number| {
@@ -87,34 +84,31 @@ async fn text_is_joined_while_the_connection_is_behind_and_none_is_lost() {
         .collect();
     results.push(json!({"statusUpdate": {"taskId": "t", "status": {"state": "TASK_STATE_COMPLETED"}}}));
     let events: Vec<u8> = results.iter().flat_map(event).collect();
-    let peer = Peer::start(move |seen: &Seen| match seen.method.as_str() {
-        "GET" => Answer::json(&streaming_card(&["ask"])),
-        _ => {
-            shut();
-            Answer::Events(events.clone(), usize::MAX)
-        }
+    let peer = Peer::streaming_agent(move |_| {
+        pause();
+        Answer::Events(events.clone(), usize::MAX)
     });
-    let bridge = Bridge::of(attached("peer", &peer.url()).set("max_response_size", "32MiB"))
-        .nats("url", tap.url())
+    let bridge = Bridge::with(attached("peer", &peer.url()).set("max_response_size", "32MiB"))
+        .nats("url", proxy.url())
         .start_on(nats)
         .await;
-    let inbox = bridge.prompt("peer.ask", "x").header("A2A-Reply", "stream").begin().await;
-    // Until everything stands still, with most of the answer unread.
-    eventually(SOON, || async { peer.calls("SendStreamingMessage").pop() }).await;
+    let inbox = bridge.prompt("peer.ask", "x").mode("stream").begin().await;
+    // The connection is full once the bridge uses no more CPU time; most of the answer is unread then.
+    eventually(|| async { peer.calls("SendStreamingMessage").pop() }).await;
     let cpu_time = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", bridge.pid())).unwrap();
         stat.split(' ').skip(13).take(2).map(str::to_owned).collect::<Vec<_>>()
     };
-    let mut looks = vec![cpu_time()];
-    let give_up = std::time::Instant::now() + 3 * SOON;
-    while looks.len() < 4 {
-        assert!(std::time::Instant::now() < give_up, "it never stands still");
+    let mut samples = vec![cpu_time()];
+    let give_up = std::time::Instant::now() + 3 * DEADLINE;
+    while samples.len() < 4 {
+        assert!(std::time::Instant::now() < give_up, "it never stops working");
         tokio::time::sleep(Duration::from_millis(250)).await;
         let now = cpu_time();
-        looks.retain(|look| *look == now);
-        looks.push(now);
+        samples.retain(|sample| *sample == now);
+        samples.push(now);
     }
-    tap.open();
+    proxy.resume();
 
     let stream = Stream::collect(inbox).await;
     let artifacts = stream.all("artifact");
@@ -126,7 +120,7 @@ async fn text_is_joined_while_the_connection_is_behind_and_none_is_lost() {
 }
 
 #[tokio::test]
-async fn artifact_frames_have_all_that_the_agent_said() {
+async fn artifact_frames_keep_every_field() {
     let parts = json!([
         {"text": "# t", "metadata": {"pm": 1.0}, "mediaType": "text/markdown"},
         {"hologram": 1, "metadata": {"lost": true}},
@@ -146,7 +140,7 @@ async fn artifact_frames_have_all_that_the_agent_said() {
         v03,
         json!({"statusUpdate": done}),
     ]);
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     let stream = bridge.prompt("peer.ask", "x").stream().await;
     assert_eq!(
         stream.all("artifact"),
@@ -167,7 +161,7 @@ async fn artifact_frames_have_all_that_the_agent_said() {
 }
 
 #[tokio::test]
-async fn what_is_said_about_an_artifact_survives_its_splitting_or_gives_way() {
+async fn artifact_metadata_is_kept_when_split_or_dropped_if_it_does_not_fit() {
     let text = "long ".repeat(400_000);
     let large = "m".repeat(2 << 20);
     let artifact = |metadata: &str| json!({"artifactId": metadata.len().to_string(), "metadata": {"m": metadata}, "parts": [{"text": text, "mediaType": "text/x"}]});
@@ -176,7 +170,7 @@ async fn what_is_said_about_an_artifact_survives_its_splitting_or_gives_way() {
         json!({"artifactUpdate": {"taskId": "t", "artifact": artifact(&large)}}),
         json!({"statusUpdate": {"taskId": "t", "status": {"state": "TASK_STATE_FAILED"}}}),
     ]);
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     let stream = bridge.prompt("peer.ask", "x").stream().await;
     let frames = stream.all("artifact");
     let of = |id: &str| -> Vec<&Value> {
@@ -194,7 +188,7 @@ async fn what_is_said_about_an_artifact_survives_its_splitting_or_gives_way() {
 }
 
 #[tokio::test]
-async fn the_end_of_another_task_is_not_the_end_of_ours() {
+async fn end_of_another_task_does_not_end_the_call() {
     let status = |task: &str, state: &str, text: &str| {
         let message = json!({"messageId": text, "role": "ROLE_AGENT", "parts": [{"text": text}]});
         let state = format!("TASK_STATE_{state}");
@@ -209,20 +203,20 @@ async fn the_end_of_another_task_is_not_the_end_of_ours() {
         json!({"task": {"id": "third", "status": {"state": "TASK_STATE_REJECTED"}}}),
         status("ours", "FAILED", "ours failed"),
     ]);
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     let stream = bridge.prompt("peer.ask", "x").stream().await;
     let result = stream.result.clone().expect("FAILED");
     assert_eq!(result.task_id(), "ours");
     assert_eq!(stream.all("task").len(), 1);
     assert_eq!(stream.states(), ["working", "working", "failed"]);
-    assert_eq!(stream.all("artifact").len(), 1, "results come through, whoever made them");
+    assert_eq!(stream.all("artifact").len(), 1, "results of other tasks are forwarded");
     assert_eq!(stream.all("response")[0], "what it found");
     assert_eq!(result.message(), "ours failed");
 }
 
 #[rstest]
 #[tokio::test]
-async fn every_state_of_a_task_ends_a_stream_with_one_true_result(
+async fn every_final_state_ends_a_stream_with_one_result(
     #[values("1.0", "0.3")] protocol: &str,
     #[values(
         ("state", "completed", "COMPLETED"),
@@ -238,22 +232,22 @@ async fn every_state_of_a_task_ends_a_stream_with_one_true_result(
     row: (&str, &str, &str),
 ) {
     let (action, prompt, status) = row;
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let stream = bridge.prompt(&format!("demo.{action}"), prompt).stream().await;
     let result = stream.result.clone().expect(status);
     assert_eq!(stream.frames[0], ("status".to_owned(), json!("ack")));
     assert_eq!(result["data"]["follow_up_id"].is_string(), status.ends_with("REQUIRED"));
     if action == "state" {
         assert_eq!(stream.all("task")[0]["id"], result["task"]["id"]);
-        // Said in states only, so it is said once more as the answer.
+        // The text came only in states, so it is repeated as the answer.
         assert_eq!(stream.all("response").last(), Some(&&result["message"]));
     }
 }
 
 #[rstest]
 #[tokio::test]
-async fn an_error_ends_a_stream_in_the_same_order(#[values("1.0", "0.3")] protocol: &str) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn error_ends_a_stream_with_status_and_result(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let stream = bridge.prompt("demo.rpc-error", "-32005").stream().await;
     assert_eq!(stream.outline(), "status result");
     let result = stream.result.expect_error("agent_error");
@@ -265,8 +259,8 @@ async fn an_error_ends_a_stream_in_the_same_order(#[values("1.0", "0.3")] protoc
 
 #[rstest]
 #[tokio::test]
-async fn a_question_is_answered_on_a_stream(#[values("1.0", "0.3")] protocol: &str) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn follow_up_is_answered_on_a_stream(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let body = json!({"topic": "tides", "audience": "sailors"});
     let asked = bridge.call("demo.report", body).stream().await.result.expect("INPUT_REQUIRED");
     let done = bridge.answer("demo", &asked.follow_up_id(), "Markdown").stream().await;
@@ -276,7 +270,7 @@ async fn a_question_is_answered_on_a_stream(#[values("1.0", "0.3")] protocol: &s
 }
 
 #[tokio::test]
-async fn an_agent_that_does_not_stream_gets_the_same_frames_from_polling() {
+async fn agent_without_streaming_gives_the_same_frames_by_polling() {
     let folder = tempfile::tempdir().unwrap();
     let card = folder.path().join("card.json");
     let skills = json!([{"id": "slow", "name": "Slow", "description": "Slow", "tags": []}]);
@@ -284,7 +278,7 @@ async fn an_agent_that_does_not_stream_gets_the_same_frames_from_polling() {
     let content = json!({"name": "quiet", "description": "", "version": "1.0.0", "capabilities": {"streaming": false},
         "supportedInterfaces": interfaces, "skills": skills});
     std::fs::write(&card, content.to_string()).unwrap();
-    let bridge = Bridge::of_demo(&["--card-file", card.to_str().unwrap()]).await;
+    let bridge = Bridge::with_demo(&["--card-file", card.to_str().unwrap()]).await;
     let stream = bridge.prompt("demo.slow", "1").stream().await;
     let result = stream.result.clone().expect("COMPLETED");
     assert_eq!(stream.all("task")[0]["id"], result["task"]["id"]);
@@ -293,9 +287,10 @@ async fn an_agent_that_does_not_stream_gets_the_same_frames_from_polling() {
 }
 
 #[tokio::test]
-async fn silence_is_broken_by_a_keep_alive() {
-    let bridge =
-        Bridge::of(launched("demo", &["--token-delay", "1s"]).set("stream_keepalive", "200ms")).start().await;
+async fn keep_alives_are_sent_during_silence() {
+    let bridge = Bridge::with(launched("demo", &["--token-delay", "1s"]).set("stream_keepalive", "200ms"))
+        .start()
+        .await;
     let stream = bridge.prompt("demo.stream", "one two").stream().await;
     assert!(stream.keep_alives >= 2, "{stream:?}");
     assert_eq!(stream.all("status").len(), 1, "keep-alives have no number");
@@ -307,12 +302,12 @@ async fn silence_is_broken_by_a_keep_alive() {
 #[case("text", false, true)]
 #[case("Artifacts", true, false)]
 #[tokio::test]
-async fn a_caller_chooses_how_often_the_text_of_the_answer_comes(
+async fn caller_selects_which_frames_carry_text(
     #[case] form: &str,
     #[case] artifacts: bool,
     #[case] responses: bool,
 ) {
-    let bridge = Bridge::of_demo(&[]).await;
+    let bridge = Bridge::with_demo(&[]).await;
     let stream = bridge.prompt("demo.stream", "one two three").header("A2A-Frames", form).stream().await;
     assert_eq!(!stream.all("artifact").is_empty(), artifacts, "{}", stream.outline());
     assert_eq!(!stream.all("response").is_empty(), responses, "{}", stream.outline());
@@ -326,8 +321,8 @@ async fn a_caller_chooses_how_often_the_text_of_the_answer_comes(
 }
 
 #[tokio::test]
-async fn files_and_data_come_as_artifacts_in_a_stream_of_text() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn files_and_data_are_artifacts_in_a_text_stream() {
+    let bridge = Bridge::with_demo(&[]).await;
     let stream = bridge.prompt("demo.file", "please").header("A2A-Frames", "text").stream().await;
     let parts: Vec<_> =
         stream.all("artifact").into_iter().flat_map(|data| data["parts"].as_array()).flatten().collect();
@@ -336,17 +331,17 @@ async fn files_and_data_come_as_artifacts_in_a_stream_of_text() {
 }
 
 #[tokio::test]
-async fn a_form_of_frames_that_is_not_known_is_refused() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn unknown_frames_selection_is_refused() {
+    let bridge = Bridge::with_demo(&[]).await;
     let stream = bridge.prompt("demo.stream", "one").header("A2A-Frames", "tokens").stream().await;
     let error = stream.result.expect_error("invalid_request");
     assert!(error.message().contains("A2A-Frames: tokens"), "{}", error.message());
 }
 
 #[tokio::test]
-async fn a_stream_that_is_silent_for_too_long_times_out_and_the_task_is_cancelled() {
+async fn idle_stream_times_out_and_its_task_is_cancelled() {
     let agent = launched("demo", &["--token-delay", "60s"]).set("stream_idle_timeout", "500ms");
-    let bridge = Bridge::of(agent).start().await;
+    let bridge = Bridge::with(agent).start().await;
     let stream = bridge.prompt("demo.stream", "one two").stream().await;
     let result = stream.result.expect_error("timeout");
     assert_eq!(result["error_info"]["cancelled"], true);
@@ -354,9 +349,9 @@ async fn a_stream_that_is_silent_for_too_long_times_out_and_the_task_is_cancelle
 }
 
 #[tokio::test]
-async fn a_task_can_be_cancelled_while_it_streams() {
-    let bridge = Bridge::of_demo(&[]).await;
-    let mut inbox = bridge.prompt("demo.slow", "60").header("A2A-Reply", "stream").begin().await;
+async fn streaming_task_can_be_cancelled() {
+    let bridge = Bridge::with_demo(&[]).await;
+    let mut inbox = bridge.prompt("demo.slow", "60").mode("stream").begin().await;
     let task = loop {
         let frame = inbox.reply().await;
         if frame["type"] == "task" {
@@ -375,18 +370,18 @@ async fn a_task_can_be_cancelled_while_it_streams() {
 }
 
 #[tokio::test]
-async fn a_caller_that_is_gone_cancels_the_task_if_it_wanted_that() {
-    let bridge = Bridge::of(launched("demo", &[]).set("stream_keepalive", "200ms")).start().await;
-    let impatient = bridge.prompt("demo.hang", "x").header("A2A-Reply", "stream");
-    drop(impatient.header("A2A-On-Disconnect", "cancel").begin().await);
-    let leaver = bridge.prompt("demo.stream", &"word ".repeat(3000)).header("A2A-Reply", "stream");
-    drop(leaver.header("A2A-On-Disconnect", "cancel").begin().await);
-    let stayer = bridge.prompt("demo.slow", "2").header("A2A-Reply", "stream");
-    drop(stayer.begin().await);
-    // The slow one tells something every half second, so its caller is asked for in between.
-    let slow = bridge.prompt("demo.slow", "50").header("A2A-Reply", "stream");
+async fn disconnected_caller_cancels_the_task_if_requested() {
+    let bridge = Bridge::with(launched("demo", &[]).set("stream_keepalive", "200ms")).start().await;
+    let hanging = bridge.prompt("demo.hang", "x").mode("stream");
+    drop(hanging.header("A2A-On-Disconnect", "cancel").begin().await);
+    let streaming = bridge.prompt("demo.stream", &"word ".repeat(3000)).mode("stream");
+    drop(streaming.header("A2A-On-Disconnect", "cancel").begin().await);
+    let kept = bridge.prompt("demo.slow", "2").mode("stream");
+    drop(kept.begin().await);
+    // This task sends an update every half second; the bridge checks for the caller in between.
+    let slow = bridge.prompt("demo.slow", "50").mode("stream");
     drop(slow.header("A2A-On-Disconnect", "cancel").begin().await);
-    let states = eventually(SOON, || async {
+    let states = eventually(|| async {
         let tasks = bridge.tasks("demo").await;
         let state = |task: &Value| task["status"]["state"].as_str().unwrap_or_default().to_owned();
         let ended: Vec<_> = tasks
@@ -402,8 +397,8 @@ async fn a_caller_that_is_gone_cancels_the_task_if_it_wanted_that() {
 }
 
 #[tokio::test]
-async fn text_that_does_not_fit_into_one_message_is_split_and_nothing_is_lost() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn text_over_the_payload_limit_is_split_without_loss() {
+    let bridge = Bridge::with_demo(&[]).await;
     let stream = bridge.prompt("demo.big", "2500000").stream().await;
     assert!(stream.all("response").len() > 2);
     assert_eq!(stream.response().len(), 2_500_000);
@@ -419,8 +414,8 @@ async fn text_that_does_not_fit_into_one_message_is_split_and_nothing_is_lost() 
 }
 
 #[tokio::test]
-async fn a_repeated_streams_caller_gets_the_result_only() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn repeated_stream_request_gets_only_the_result() {
+    let bridge = Bridge::with_demo(&[]).await;
     let call = || bridge.prompt("demo.stream", "one two").header("Nats-Msg-Id", "key-1");
     let first = call().stream().await;
     let again = call().stream().await;
@@ -429,8 +424,8 @@ async fn a_repeated_streams_caller_gets_the_result_only() {
 }
 
 #[tokio::test]
-async fn mode_final_may_stream_inside_and_then_knows_the_task_early() {
-    let bridge = Bridge::of(launched("demo", &[]).set("prefer_stream", true)).start().await;
+async fn prefer_stream_lets_a_final_call_cancel_its_task_on_timeout() {
+    let bridge = Bridge::with(launched("demo", &[]).set("prefer_stream", true)).start().await;
     let late = bridge.prompt("demo.slow", "60").header("A2A-Timeout", "700ms").only_reply().await;
     let late = late.expect_error("timeout");
     assert_eq!(late["error_info"]["cancelled"], true);
@@ -438,7 +433,7 @@ async fn mode_final_may_stream_inside_and_then_knows_the_task_early() {
     assert_eq!(done.message(), "hello");
 }
 
-/// The recorded streams, each with the dialect it was spoken in.
+/// The recorded streams with their names and protocol versions.
 fn recordings() -> Vec<(String, &'static str, Vec<u8>)> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/wire");
     let mut all = Vec::new();
@@ -460,22 +455,22 @@ fn recordings() -> Vec<(String, &'static str, Vec<u8>)> {
     all
 }
 
-/// An agent that answers a stream with a recording, in pieces, and knows no task afterwards.
-fn player(protocol: &'static str, recording: Vec<u8>, piece: usize) -> Peer {
-    Peer::start(move |seen: &Seen| match seen.method.as_str() {
-        "GET" if protocol == "1.0" => Answer::json(&streaming_card(&["ask"])),
-        "GET" => Answer::json(&json!({
+/// An agent that replays a recording in chunks of this size, and knows no task afterwards.
+fn replaying_agent(protocol: &'static str, recording: Vec<u8>, piece: usize) -> Peer {
+    let card = match protocol {
+        "1.0" => streaming_card(&["ask"]),
+        _ => json!({
             "name": "Peer", "description": "", "version": "1.0.0", "protocolVersion": "0.3.0", "url": "/",
             "preferredTransport": "JSONRPC", "capabilities": {"streaming": true}, "skills": [{"id": "ask", "name": "ask"}],
-        })),
-        _ if seen.rpc_method().to_lowercase().contains("stream") => Answer::Events(recording.clone(), piece),
-        _ => Answer::json(
-            &json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": {"code": -32001, "message": "Task not found"}}),
-        ),
+        }),
+    };
+    Peer::agent_with_card(card, move |seen| match seen.rpc_method().to_lowercase().contains("stream") {
+        true => Answer::Events(recording.clone(), piece),
+        false => Answer::task_not_found(seen),
     })
 }
 
-/// Frames without what is made anew at every call.
+/// The frames without what differs from call to call.
 fn comparable(stream: &Stream) -> Vec<(String, Value)> {
     let mut frames = stream.frames.clone();
     for (_, data) in &mut frames {
@@ -491,14 +486,14 @@ fn comparable(stream: &Stream) -> Vec<(String, Value)> {
 }
 
 #[tokio::test]
-async fn recorded_streams_give_the_same_frames_in_any_pieces() {
+async fn recorded_streams_give_the_same_frames_for_any_chunk_size() {
     const PIECES: [usize; 3] = [1, 7, 64 << 10];
     let recordings = recordings();
     let mut peers = Vec::new();
-    let mut bridge = Bridge::of_none();
+    let mut bridge = Bridge::without_agents();
     for (index, (_, protocol, recording)) in recordings.iter().enumerate() {
         for piece in PIECES {
-            let peer = player(protocol, recording.clone(), piece);
+            let peer = replaying_agent(protocol, recording.clone(), piece);
             bridge = bridge.and(attached(&format!("r{index}p{piece}"), &peer.url()));
             peers.push(peer);
         }
@@ -509,7 +504,7 @@ async fn recorded_streams_give_the_same_frames_in_any_pieces() {
         let calls = PIECES.map(|piece| bridge.prompt(&format!("r{index}p{piece}.ask"), "x").stream());
         let streams =
             tokio::time::timeout(Duration::from_secs(20), futures_util::future::join_all(calls)).await;
-        let streams = streams.unwrap_or_else(|_| panic!("{name} has no end"));
+        let streams = streams.unwrap_or_else(|_| panic!("{name} does not end"));
         for (stream, piece) in streams.iter().zip(PIECES) {
             assert_eq!(comparable(stream), comparable(&streams[0]), "{name} in pieces of {piece}");
         }

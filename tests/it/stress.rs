@@ -1,6 +1,6 @@
-//! The faults that supervision has to stand, with figures: `scripts/stress supervise`.
+//! Faults that the supervisor must survive, with measurements: `scripts/stress supervise`.
 //!
-//! `STRESS=full` takes the counts that are promised, anything else the short form of them.
+//! `STRESS=full` runs the full number of repetitions, anything else a short form.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -11,14 +11,15 @@ use a2a_bridge::internal::child::{Child, Host, Spec};
 use a2a_bridge::internal::guard;
 use a2a_bridge::internal::output::Output;
 use a2a_bridge::internal::procfs::{self, Stat};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::eventually::eventually;
-use crate::support::site::{MARK, Site, demo, marked, program, shell};
+use crate::support::eventually::eventually_within;
+use crate::support::processes;
+use crate::support::processes::{MARK, marked, program};
+use crate::support::site::{Site, demo, demo_at, shell};
 
 const LONG: Duration = Duration::from_secs(60);
 const TREE: &str = "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; exec sleep 1000";
@@ -64,7 +65,7 @@ fn table(rows: &[Row]) -> String {
 async fn supervise() {
     guard::use_program(program());
     let mut rows = Vec::new();
-    // The first only waits, so the others need not wait for it.
+    // The first one mostly waits, so the others run meanwhile.
     let first = exits_at_once();
     let others = async {
         let mut rows = vec![reset().await, foreign().await];
@@ -108,53 +109,45 @@ async fn exits_at_once() -> Row {
 }
 
 async fn reset() -> Row {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &format!("{}\nstable_after: 300ms", demo("")))]);
-    site.start();
+    let site = Site::running(&[("a", &format!("{}\nstable_after: 300ms", demo("")))]).await;
     let mut pauses = Vec::new();
     for restarts in 0..times(3, 10) {
         let report = site
-            .until("a", LONG, |report| report.state == "ready" && report.restarts as usize == restarts)
+            .until_within(LONG, "a", |report| report.state == "ready" && report.restarts as usize == restarts)
             .await;
         let stable = SystemTime::UNIX_EPOCH + Duration::from_millis(report.since_ms + 300);
-        eventually(LONG, || async { (SystemTime::now() > stable).then_some(()) }).await;
-        kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGKILL).unwrap();
-        let report = site.until("a", LONG, |report| report.next_try_ms.is_some()).await;
+        eventually_within(LONG, || async { (SystemTime::now() > stable).then_some(()) }).await;
+        processes::signal(report.pid.unwrap(), Signal::SIGKILL);
+        let report = site.until_within(LONG, "a", |report| report.next_try_ms.is_some()).await;
         pauses.push(report.next_try_ms.unwrap() - report.since_ms);
     }
     let (least, most) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
     row(
-        "2 crash after a healthy stretch",
-        "the first pause again: 0.8 to 1.2 s",
+        "2 crash after a stable time",
+        "back-off reset to 0.8 to 1.2 s",
         format!("{} crashes, pauses {least} to {most} ms", pauses.len()),
         *least >= 790 && *most <= 1210,
     )
 }
 
 async fn foreign() -> Row {
-    let (mut named, mut visits) = (0, 0);
+    let (mut named, mut connections) = (0, 0);
     let count = times(3, 20);
     for _ in 0..count {
-        let mut site = Site::new().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let lines = format!(
-            "url: http://127.0.0.1:{port}\ncommand: {} demo-agent --port {port}\nbearer_token: secret-token",
-            program()
-        );
-        site.settings(&[("a", &lines)]);
-        site.start();
-        let report = site.until("a", LONG, |report| report.last_error.is_some()).await;
+        let site = Site::running(&[("a", &demo_at("127.0.0.1", port, ""))]).await;
+        let report = site.until_within(LONG, "a", |report| report.last_error.is_some()).await;
         let wanted = format!("port {port} in use by pid {}", std::process::id());
         named += usize::from(report.last_error.unwrap().contains(&wanted));
-        visits +=
+        connections +=
             usize::from(tokio::time::timeout(Duration::from_millis(100), listener.accept()).await.is_ok());
     }
     row(
         "3 foreign process on the port",
-        "named with its pid; not even a connection",
-        format!("{named} of {count} named, {visits} connections"),
-        named == count && visits == 0,
+        "named with its pid, no connection",
+        format!("{named} of {count} named, {connections} connections"),
+        named == count && connections == 0,
     )
 }
 
@@ -179,8 +172,8 @@ async fn trees() -> Row {
     for _ in 0..count {
         let mark = uuid::Uuid::new_v4().to_string();
         let child = Child::spawn(&spec(&mark, TREE), &host, &output()).await.unwrap();
-        // The guard, and four that sleep.
-        eventually(LONG, || async { (marked(&mark).len() >= 5).then_some(()) }).await;
+        // The guard and four times `sleep`.
+        eventually_within(LONG, || async { (marked(&mark).len() >= 5).then_some(()) }).await;
         let began = Instant::now();
         child.stop(Duration::from_secs(10), &CancellationToken::new()).await;
         slowest = slowest.max(began.elapsed());
@@ -212,8 +205,8 @@ async fn deaf() -> Row {
     }
     row(
         "4 SIGTERM ignored",
-        format!("SIGKILL at the grace limit ({grace:?})"),
-        format!("{clean} of {count} gone, after {least:.0?} to {most:.0?}"),
+        format!("SIGKILL after the grace period ({grace:?})"),
+        format!("{clean} of {count} ended, after {least:.0?} to {most:.0?}"),
         clean == count && least >= grace && most < grace * 4,
     )
 }
@@ -222,18 +215,17 @@ async fn killed() -> [Row; 2] {
     let count = times(16, 200);
     let mut site = Site::new().await;
     site.settings(&[("a", &shell("sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; DEMO"))]);
-    let (mut gone, mut slowest, mut alone) = (0, Duration::ZERO, 0);
+    let (mut ended_alone, mut slowest, mut alone) = (0, Duration::ZERO, 0);
     let (mut found, mut both, mut double) = (0, 0, 0);
     for turn in 0..count {
         site.start();
-        let report = site.until("a", LONG, |report| report.state == "ready").await;
+        let report = site.until_within(LONG, "a", |report| report.state == "ready").await;
         let agents = site.processes().into_iter().filter(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).into_owned();
+            let line = processes::command_line(*pid);
             line.starts_with(program()) && line.contains("demo-agent")
         });
         double += usize::from(agents.count() != 1);
-        eventually(LONG, || async { (site.processes().len() >= 6).then_some(()) }).await;
+        eventually_within(LONG, || async { (site.processes().len() >= 6).then_some(()) }).await;
         if turn % 4 < 3 {
             alone += 1;
             site.kill_9().await;
@@ -243,21 +235,16 @@ async fn killed() -> [Row; 2] {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             });
-            gone += usize::from(ended.await.is_ok());
+            ended_alone += usize::from(ended.await.is_ok());
             slowest = slowest.max(began.elapsed());
             continue;
         }
         both += 1;
-        let guard = Stat::read(report.pid.unwrap()).unwrap().parent;
-        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
-            kill(Pid::from_raw(guard), signal).unwrap();
-            site.signal(signal);
-        }
-        site.ended().await;
+        site.kill_9_with_guard_of(report.pid.unwrap()).await;
         let left = site.processes();
         site.start();
-        // The new agent is launched only when the old ones are gone.
-        site.until("a", LONG, |report| report.pid.is_some()).await;
+        // The new agent is launched only when the old processes have exited.
+        site.until_within(LONG, "a", |report| report.pid.is_some()).await;
         let still = site.processes().iter().any(|pid| left.contains(pid));
         found += usize::from(!left.is_empty() && !still);
         site.kill_9().await;
@@ -266,9 +253,9 @@ async fn killed() -> [Row; 2] {
     [
         row(
             "5 bridge killed with -9",
-            format!("agents gone in 2 s, {alone} of {alone}, no double agent"),
-            format!("{gone} of {alone} gone, slowest {slowest:.0?}, {double} double"),
-            gone == alone && slowest < Duration::from_secs(2) && double == 0,
+            format!("agents end within 2 s, {alone} of {alone}, no second agent"),
+            format!("{ended_alone} of {alone} ended, slowest {slowest:.0?}, {double} second agents"),
+            ended_alone == alone && slowest < Duration::from_secs(2) && double == 0,
         ),
         row(
             "5 bridge and guard killed together",
@@ -306,11 +293,12 @@ async fn flood(line: &str) -> Row {
     ]);
     let bridge = site.start();
     for agent in ["calm", "loud"] {
-        site.until(agent, LONG, |report| report.state == "ready").await;
+        site.until_within(LONG, agent, |report| report.state == "ready").await;
         let subject = format!("a2a.action.{agent}.echo");
-        eventually(LONG, || async { site.client.request(subject.clone(), "hello".into()).await.ok() }).await;
+        eventually_within(LONG, || async { site.client.request(subject.clone(), "hello".into()).await.ok() })
+            .await;
     }
-    // The quiet agent shares the machine with the loud one, so the difference is the flood's own.
+    // The quiet agent shares the machine with the loud one, so the flood alone causes the difference.
     let calm = latency(&site, "calm").await;
     let before = (memory(bridge), site.show("loud").await.unwrap().counts, Instant::now());
     let mut most = before.0;
@@ -324,13 +312,12 @@ async fn flood(line: &str) -> Row {
     let grown = most - before.0;
     let slower = loud.as_secs_f64() / calm.as_secs_f64();
     let kind = if line.is_empty() { "lines of 100 bytes" } else { "lines of 10 MB" };
-    // An unoptimised build reads at half the speed or less.
-    // The short form runs unoptimised, beside whatever else the machine does: there, only what is held
-    // of the flood counts, and that calls get through.
+    // The short form runs an unoptimised build on a shared machine, so its limits only show that the bridge
+    // buffers little of the flood and that calls get through.
     let (enough, limit) = (times(5, 100), times(20, 2));
     row(
         format!("6 flood on stderr, {kind}"),
-        format!("{enough} MB/s or more taken, calls less than {limit}x slower, < 32 MiB more"),
+        format!("{enough} MB/s or more read, calls less than {limit}x slower, < 32 MiB more"),
         format!(
             "{rate:.0} MB/s, a call {loud:.1?} and {calm:.1?} at a quiet agent ({slower:.2}x), +{grown} MiB"
         ),
@@ -339,49 +326,47 @@ async fn flood(line: &str) -> Row {
 }
 
 async fn stopped() -> Row {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &demo(""))]);
-    site.start();
+    let site = Site::running(&[("a", &demo(""))]).await;
     let count = times(1, 5);
     let (mut noticed, mut back) = (Duration::ZERO, Duration::ZERO);
     for restarts in 0..count {
         let report = site
-            .until("a", LONG, |report| report.state == "ready" && report.restarts as usize == restarts)
+            .until_within(LONG, "a", |report| report.state == "ready" && report.restarts as usize == restarts)
             .await;
-        kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGSTOP).unwrap();
+        processes::signal(report.pid.unwrap(), Signal::SIGSTOP);
         let began = Instant::now();
-        site.until("a", LONG, |report| report.state != "ready").await;
+        site.until_within(LONG, "a", |report| report.state != "ready").await;
         noticed = noticed.max(began.elapsed());
-        site.until("a", LONG, |report| report.state == "ready" && report.restarts as usize > restarts).await;
+        site.until_within(LONG, "a", |report| report.state == "ready" && report.restarts as usize > restarts)
+            .await;
         back = back.max(began.elapsed());
     }
     row(
-        "7 agent stopped (SIGSTOP), default settings",
+        "7 agent suspended (SIGSTOP), default settings",
         "unpublished and restarted within 30 s",
-        format!("{count} times, unpublished after {noticed:.1?}, ready again after {back:.1?} at the most"),
+        format!("{count} times, unpublished after {noticed:.1?}, ready again within {back:.1?}"),
         back < Duration::from_secs(30),
     )
 }
 
 async fn busy() -> Row {
-    let mut site = Site::new().await;
     let probes = if full() {
         ""
     } else {
         "\nliveness: { interval: 500ms, timeout: 200ms, failures: 2 }\nreadiness: { timeout: 200ms }"
     };
-    site.settings(&[("a", &format!("{}{probes}", demo("--slow-card 10m")))]);
-    site.start();
-    site.until("a", LONG, |report| report.state == "ready").await;
+    let site = Site::running(&[("a", &format!("{}{probes}", demo("--slow-card 10m")))]).await;
+    site.until_within(LONG, "a", |report| report.state == "ready").await;
     let seconds = times(5, 90);
-    eventually(LONG, || async { site.client.request("a2a.action.a.echo", "hello".into()).await.ok() }).await;
+    eventually_within(LONG, || async { site.client.request("a2a.action.a.echo", "hello".into()).await.ok() })
+        .await;
     let mut request = async_nats::Request::new();
     request = request.payload(format!("slow {seconds}").into()).timeout(Some(LONG * 3));
     let reply = site.client.send_request("a2a.action.a.slow", request).await.unwrap();
     let done = String::from_utf8_lossy(&reply.payload).contains("COMPLETED");
     let restarts = site.show("a").await.unwrap().restarts;
     row(
-        "7 agent busy, and slow on its card",
+        "7 busy agent with a slow card",
         "not restarted, the task completes",
         format!(
             "{seconds} s of work, {restarts} restarts, {}",
@@ -411,7 +396,7 @@ async fn thousand() -> Row {
         one().await;
     }
     let took = began.elapsed();
-    // Pipes are read to their end by tasks of their own.
+    // Tasks of their own read the pipes to their end.
     let _ = tokio::time::timeout(Duration::from_secs(5), async {
         while descriptors() > before {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -422,7 +407,7 @@ async fn thousand() -> Row {
     let zombies = procfs::children(own).into_iter().filter_map(Stat::read).filter(Stat::has_exited).count();
     row(
         format!("8 {count} starts and ends"),
-        "no zombie, descriptors flat",
+        "no zombies, no leaked descriptors",
         format!(
             "{zombies} zombies, {before} descriptors before and {after} after, {:.1?} each",
             took / u32::try_from(count).unwrap()

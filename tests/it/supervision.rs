@@ -1,22 +1,23 @@
-//! Agents as processes: started, watched, started again and ended, by a bridge that is one too.
+//! The supervisor: it launches, checks, restarts and stops the processes of agents.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use a2a_bridge::internal::AgentReport;
 use a2a_bridge::internal::procfs::{self, Stat};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde_json::Value;
-use tokio::io::AsyncWriteExt as _;
+use futures_util::StreamExt as _;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpListener;
 
-use crate::support::eventually::eventually;
-use crate::support::site::{SOON, Site, demo, shell};
+use crate::support::processes::{free_port, program};
+use crate::support::site::{Site, demo, demo_at, guard_of, shell};
+use crate::support::{DEADLINE, processes, wait_until, within_deadline};
 
 const TREE: &str =
     "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; DEMO --leave-daemon --leave-grandchild";
 
-async fn service_is_published(site: &Site, agent: &str, action: &str) -> bool {
+async fn is_published(site: &Site, agent: &str, action: &str) -> bool {
     let subject = format!("$SRV.INFO.{agent}");
     let Ok(reply) = site.client.request(subject, "".into()).await else {
         return false;
@@ -26,41 +27,36 @@ async fn service_is_published(site: &Site, agent: &str, action: &str) -> bool {
     endpoints.iter().any(|endpoint| endpoint["name"] == action)
 }
 
-/// Ready, and its skills are on the mesh.
+/// Waits until the agent is ready and its skills are published.
 async fn until_published(site: &Site, agent: &str) -> AgentReport {
     let report = site.until_state(agent, "ready").await;
-    eventually(SOON, || async { service_is_published(site, agent, "echo").await.then_some(()) }).await;
+    wait_until(|| async { is_published(site, agent, "echo").await }).await;
     report
 }
 
 #[tokio::test]
-async fn an_agent_that_exits_at_once_waits_longer_each_time_and_publishes_nothing() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &demo("--exit-at-start 3"))]);
-    site.start();
-    let report = site.until("a", SOON, |report| report.restarts == 2).await;
-    assert!(!service_is_published(&site, "a", "echo").await);
+async fn agent_that_exits_at_once_backs_off_longer_and_publishes_nothing() {
+    let site = Site::running(&[("a", &demo("--exit-at-start 3"))]).await;
+    let report = site.until("a", |report| report.restarts == 2).await;
+    assert!(!is_published(&site, "a", "echo").await);
     let report =
         if report.state == "backing-off" { report } else { site.until_state("a", "backing-off").await };
     assert!(report.last_error.unwrap().contains("exited with code 3"));
     assert_eq!(report.last_exit.unwrap().how, "exited with code 3");
-    // Two pauses are over, so the third is 4 s, less a fifth.
+    // The third pause is 4 s, give or take a fifth.
     let pause = report.next_try_ms.unwrap() - report.since_ms;
     assert!((3200..=4800).contains(&pause), "{pause}");
 }
 
 #[tokio::test]
-async fn a_crash_after_a_stable_time_is_followed_by_the_first_pause_again() {
-    let mut site = Site::new().await;
+async fn crash_after_a_stable_time_resets_the_back_off() {
     let lines = format!("{}\nstable_after: 300ms", demo(""));
-    site.settings(&[("a", &lines)]);
-    site.start();
+    let site = Site::running(&[("a", &lines)]).await;
     for restarts in 0..3 {
-        let report =
-            site.until("a", SOON, |report| report.state == "ready" && report.restarts == restarts).await;
+        let report = site.until_restarted("a", restarts).await;
         let stable = SystemTime::UNIX_EPOCH + Duration::from_millis(report.since_ms + 300);
-        eventually(SOON, || async { (SystemTime::now() > stable).then_some(()) }).await;
-        kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGKILL).unwrap();
+        wait_until(|| async { SystemTime::now() > stable }).await;
+        processes::signal(report.pid.unwrap(), Signal::SIGKILL);
         let report = site.until_state("a", "backing-off").await;
         assert!(report.last_error.unwrap().contains("was killed by SIGKILL"));
         let pause = report.next_try_ms.unwrap() - report.since_ms;
@@ -69,101 +65,75 @@ async fn a_crash_after_a_stable_time_is_followed_by_the_first_pause_again() {
 }
 
 #[tokio::test]
-async fn a_foreign_process_on_the_port_is_named_and_is_sent_nothing() {
-    let mut site = Site::new().await;
+async fn foreign_process_on_the_port_is_named_and_gets_no_connection() {
     let foreign = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = foreign.local_addr().unwrap().port();
-    let lines = format!(
-        "url: http://127.0.0.1:{port}\ncommand: {} demo-agent --port {port}\nbearer_token: s3cret-token",
-        crate::support::site::program()
-    );
-    site.settings(&[("a", &lines)]);
-    site.start();
+    let site = Site::running(&[("a", &demo_at("127.0.0.1", port, ""))]).await;
     let own = std::process::id();
     let report = site.until_state("a", "backing-off").await;
     let error = report.last_error.unwrap();
     assert!(error.starts_with(&format!("port {port} in use by pid {own} (")), "{error}");
     assert!(report.advice.unwrap().contains(&format!("kill {own}")));
-    assert!(!service_is_published(&site, "a", "echo").await);
-    let visited = tokio::time::timeout(Duration::from_millis(300), foreign.accept()).await;
-    assert!(visited.is_err(), "somebody has connected");
-    // Once it is free, the agent comes.
+    assert!(!is_published(&site, "a", "echo").await);
+    let accepted = tokio::time::timeout(Duration::from_millis(300), foreign.accept()).await;
+    assert!(accepted.is_err(), "it got a connection");
+    // The agent starts once the port is free.
     drop(foreign);
     site.until_state("a", "ready").await;
 }
 
 #[tokio::test]
-async fn a_foreign_process_that_takes_the_port_while_the_agent_starts_is_sent_nothing() {
-    let mut site = Site::new().await;
-    let port = a2a_bridge::internal::ports::free().unwrap();
-    let lines = format!(
-        "url: http://127.0.0.1:{port}\ncommand: {} demo-agent --port {port} --slow-start 1s\nbearer_token: s3cret-token",
-        crate::support::site::program()
-    );
-    site.settings(&[("a", &lines)]);
-    site.start();
-    site.until("a", SOON, |report| report.pid.is_some()).await;
+async fn foreign_process_that_takes_the_port_during_the_start_gets_no_connection() {
+    let port = free_port();
+    let site = Site::running(&[("a", &demo_at("127.0.0.1", port, "--slow-start 1s"))]).await;
+    site.until("a", |report| report.pid.is_some()).await;
     let foreign = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     let report = site.until_state("a", "backing-off").await;
     assert!(report.last_error.unwrap().starts_with(&format!("port {port} in use by pid ")));
-    let visited = tokio::time::timeout(Duration::from_millis(100), foreign.accept()).await;
-    assert!(visited.is_err(), "somebody has connected");
+    let accepted = tokio::time::timeout(Duration::from_millis(100), foreign.accept()).await;
+    assert!(accepted.is_err(), "it got a connection");
 }
 
 #[tokio::test]
-async fn ending_an_agent_ends_everything_it_started() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &shell(TREE))]);
-    site.start();
+async fn stopping_an_agent_ends_all_its_processes() {
+    let mut site = Site::running(&[("a", &shell(TREE))]).await;
     site.until_state("a", "ready").await;
-    // The guard, a shell, the agent and five that sleep.
-    eventually(SOON, || async { (site.processes().len() >= 8).then_some(()) }).await;
-    let (code, out, _) = site.run(&["agents", "stop", "a"]).await;
-    assert_eq!((code, site.processes()), (0, vec![]), "{out}");
+    // The guard, a shell, the agent and five times `sleep`.
+    wait_until(|| async { site.processes().len() >= 8 }).await;
+    site.stop_agent("a").await;
+    assert_eq!(site.processes(), Vec::<i32>::new());
     assert_eq!(site.stop().await, Some(0));
 }
 
 #[tokio::test]
-async fn an_agent_that_ignores_the_signal_is_killed_at_the_grace_limit() {
-    let mut site = Site::new().await;
+async fn agent_that_ignores_sigterm_is_killed_after_the_grace_period() {
     let lines = format!("{}\nstop_grace: 1s", demo("--ignore-sigterm"));
-    site.settings(&[("a", &lines)]);
-    site.start();
+    let site = Site::running(&[("a", &lines)]).await;
     site.until_state("a", "ready").await;
     let began = Instant::now();
-    site.run(&["agents", "stop", "a"]).await;
+    site.stop_agent("a").await;
     let took = began.elapsed();
     let report = site.until_state("a", "stopped").await;
     assert_eq!(report.last_exit.unwrap().how, "was killed by SIGKILL");
-    assert!(took >= Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}");
+    assert!(took >= Duration::from_secs(1) && took < Duration::from_secs(8), "{took:?}");
     assert_eq!(site.processes(), Vec::<i32>::new());
 }
 
 #[tokio::test]
-async fn the_agents_of_a_bridge_that_was_killed_are_gone_within_two_seconds() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &shell(TREE)), ("b", &demo("--ignore-sigterm"))]);
-    site.start();
+async fn agents_of_a_killed_bridge_end_within_two_seconds() {
+    let mut site = Site::running(&[("a", &shell(TREE)), ("b", &demo("--ignore-sigterm"))]).await;
     site.until_state("a", "ready").await;
     site.until_state("b", "ready").await;
     site.kill_9().await;
-    let took = site.until_nothing_runs(SOON).await;
+    let took = site.until_nothing_runs(DEADLINE).await;
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 #[tokio::test]
-async fn what_bridge_and_guard_leave_when_killed_together_is_ended_before_the_next_start() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &shell(TREE))]);
-    site.start();
+async fn agents_of_a_killed_bridge_and_guard_are_killed_before_the_next_start() {
+    let mut site = Site::running(&[("a", &shell(TREE))]).await;
     let report = site.until_state("a", "ready").await;
-    let guard = Stat::read(report.pid.unwrap()).unwrap().parent;
-    // Stopped first, or one of them would see the other die.
-    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
-        kill(Pid::from_raw(guard), signal).unwrap();
-        site.signal(signal);
-    }
-    site.ended().await;
+    site.kill_9_with_guard_of(report.pid.unwrap()).await;
     let left = site.processes();
     assert!(left.len() >= 6, "{left:?}");
     site.start();
@@ -174,34 +144,30 @@ async fn what_bridge_and_guard_leave_when_killed_together_is_ended_before_the_ne
 }
 
 #[tokio::test]
-async fn an_agent_whose_guard_is_killed_is_ended_and_started_again() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &shell(TREE))]);
-    let bridge = site.start();
+async fn agent_whose_guard_is_killed_is_restarted() {
+    let site = Site::running(&[("a", &shell(TREE))]).await;
+    let bridge = site.pid();
     let report = site.until_state("a", "ready").await;
     let before = site.processes();
-    let guard = Stat::read(report.pid.unwrap()).unwrap().parent;
-    kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
-    site.until("a", SOON, |report| report.state == "ready" && report.restarts == 1).await;
-    eventually(SOON, || async { (!site.processes().iter().any(|pid| before.contains(pid))).then_some(()) })
-        .await;
-    // What came to the bridge was reaped there.
-    eventually(SOON, || async {
+    processes::signal(guard_of(report.pid.unwrap()), Signal::SIGKILL);
+    site.until_restarted("a", 1).await;
+    wait_until(|| async { !site.processes().iter().any(|pid| before.contains(pid)) }).await;
+    // The bridge has reaped the orphans.
+    wait_until(|| async {
         let mut children = procfs::children(bridge).into_iter().filter_map(Stat::read);
-        children.all(|stat| !stat.has_exited()).then_some(())
+        children.all(|stat| !stat.has_exited())
     })
     .await;
 }
 
-/// The states that are announced of the agent `a` from now on, each one once, until `last` comes.
+/// The announced states of the agent `a` from now on without repetitions, up to `last`.
 async fn states_until(registry: &mut async_nats::Subscriber, last: &str) -> Vec<String> {
-    use futures_util::StreamExt as _;
     let mut states: Vec<String> = Vec::new();
     while states.last().is_none_or(|state| state != last) {
-        let message = tokio::time::timeout(SOON, registry.next()).await.expect("it is announced").unwrap();
+        let message = within_deadline(registry.next()).await.unwrap();
         let object: Value = serde_json::from_slice(&message.payload).unwrap();
-        // Nobody can call it while it is anything but ready.
-        assert_eq!(object["actions"] != serde_json::json!([]), object["state"] == "ready", "{object}");
+        // Only a ready agent has actions.
+        assert_eq!(object["actions"] != json!([]), object["state"] == "ready", "{object}");
         states.push(object["state"].as_str().unwrap().to_owned());
         states.dedup();
     }
@@ -209,9 +175,9 @@ async fn states_until(registry: &mut async_nats::Subscriber, last: &str) -> Vec<
 }
 
 #[tokio::test]
-async fn a_process_that_exited_or_is_ended_on_an_order_is_never_unhealthy() {
+async fn exited_or_stopped_process_is_never_unhealthy() {
     let mut site = Site::new().await;
-    // What it leaves behind ignores the signal, so it takes two seconds until all is gone.
+    // Its child ignores the signal, so it takes two seconds until all processes have exited.
     let line = "(trap \"\" TERM; exec sleep 1000) & exec DEMO --ignore-sigterm";
     site.settings(&[("a", &format!("{}\nstop_grace: 1s", shell(line)))]);
     let mut registry = site.client.subscribe("a2a.registry.a").await.unwrap();
@@ -219,11 +185,11 @@ async fn a_process_that_exited_or_is_ended_on_an_order_is_never_unhealthy() {
     site.start();
     states_until(&mut registry, "ready").await;
     let pid = site.until_state("a", "ready").await.pid.unwrap();
-    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    processes::signal(pid, Signal::SIGKILL);
     assert_eq!(states_until(&mut registry, "ready").await, ["backing-off", "starting", "ready"]);
     let order = async |verb: &str| {
         let subject = format!("a2a.control.a.{verb}");
-        let request = async_nats::Request::new().payload("".into()).timeout(Some(SOON));
+        let request = async_nats::Request::new().payload("".into()).timeout(Some(DEADLINE));
         let reply = site.client.send_request(subject, request).await.unwrap();
         serde_json::from_slice::<AgentReport>(&reply.payload).unwrap().state
     };
@@ -235,10 +201,8 @@ async fn a_process_that_exited_or_is_ended_on_an_order_is_never_unhealthy() {
 }
 
 #[tokio::test]
-async fn a_start_after_a_stop_reports_the_agent_that_it_has_started() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &demo(""))]);
-    site.start();
+async fn start_after_stop_reports_the_new_process() {
+    let site = Site::running(&[("a", &demo(""))]).await;
     site.until_state("a", "ready").await;
     for round in 0..20 {
         for (verb, state) in [("stop", "a: stopped"), ("start", "a: ready")] {
@@ -250,21 +214,19 @@ async fn a_start_after_a_stop_reports_the_agent_that_it_has_started() {
 }
 
 #[tokio::test]
-async fn a_stopped_agent_is_unpublished_and_started_again_even_with_a_call_in_flight() {
-    let mut site = Site::new().await;
+async fn suspended_agent_is_unpublished_and_restarted_even_with_a_call_in_flight() {
     let lines = format!("{}\nliveness: {{ interval: 1s }}", demo(""));
-    site.settings(&[("a", &lines)]);
-    site.start();
+    let site = Site::running(&[("a", &lines)]).await;
     let report = until_published(&site, "a").await;
-    let request = async_nats::Request::new().payload("slow 60".into()).timeout(Some(SOON * 2));
+    let request = async_nats::Request::new().payload("slow 60".into()).timeout(Some(DEADLINE * 2));
     let call = site.client.send_request("a2a.action.a.slow", request);
     let rest = async {
-        site.until("a", SOON, |report| report.in_flight == 1).await;
-        kill(Pid::from_raw(report.pid.unwrap()), Signal::SIGSTOP).unwrap();
-        let report = site.until("a", SOON, |report| report.state != "ready").await;
+        site.until("a", |report| report.in_flight == 1).await;
+        processes::signal(report.pid.unwrap(), Signal::SIGSTOP);
+        let report = site.until("a", |report| report.state != "ready").await;
         assert!(report.last_error.unwrap().contains("is suspended (SIGSTOP)"));
-        eventually(SOON, || async { (!service_is_published(&site, "a", "echo").await).then_some(()) }).await;
-        site.until("a", SOON, |report| report.state == "ready" && report.restarts == 1).await;
+        wait_until(|| async { !is_published(&site, "a", "echo").await }).await;
+        site.until_restarted("a", 1).await;
     };
     let (reply, ()) = tokio::join!(call, rest);
     let reply: Value = serde_json::from_slice(&reply.unwrap().payload).unwrap();
@@ -272,22 +234,20 @@ async fn a_stopped_agent_is_unpublished_and_started_again_even_with_a_call_in_fl
 }
 
 #[tokio::test]
-async fn a_busy_agent_that_is_slow_on_its_card_is_left_in_peace_and_an_idle_one_is_not() {
-    let mut site = Site::new().await;
+async fn liveness_checks_restart_an_idle_agent_but_not_a_busy_one() {
     let probes = "liveness: { interval: 200ms, timeout: 100ms, failures: 2 }\nreadiness: { timeout: 100ms }";
     let lines = format!("{}\n{probes}", demo("--slow-card 60s"));
-    site.settings(&[("a", &lines)]);
-    site.start();
+    let site = Site::running(&[("a", &lines)]).await;
     until_published(&site, "a").await;
     let reply = site.client.request("a2a.action.a.slow", "slow 3".into()).await.unwrap();
     let reply: Value = serde_json::from_slice(&reply.payload).unwrap();
     assert_eq!(reply["status"], "COMPLETED", "{reply}");
-    site.until("a", SOON, |report| report.restarts > 0).await;
+    site.until("a", |report| report.restarts > 0).await;
     assert!(site.log().contains("failed 2 liveness checks in a row"), "{}", site.log());
 }
 
 #[tokio::test]
-async fn an_agent_gets_a_clean_environment_and_no_descriptors() {
+async fn agent_gets_a_clean_environment_and_no_descriptors() {
     let mut site = Site::new().await;
     let line = "env > FOLDER/env; ls -l /proc/self/fd > FOLDER/fd; DEMO"
         .replace("FOLDER", &site.folder().display().to_string());
@@ -314,70 +274,64 @@ async fn an_agent_gets_a_clean_environment_and_no_descriptors() {
         assert!(allowed.iter().any(|name| line.starts_with(name)), "{line}");
     }
     let descriptors = std::fs::read_to_string(site.folder().join("fd")).unwrap();
-    // The listing itself holds one more, the folder that it reads.
+    // `ls` itself has one more open, the folder that it lists.
     assert_eq!(descriptors.lines().filter(|line| line.contains(" -> ")).count(), 4, "{descriptors}");
 }
 
 #[tokio::test]
-async fn exit_code_0_is_a_wanted_end_unless_the_settings_say_always() {
-    let mut site = Site::new().await;
+async fn exit_code_0_is_not_restarted_unless_restart_is_always() {
     let always = format!("{}\nrestart: always", demo("--exit-at-start 0"));
     let never = format!("{}\nrestart_on_crash: false", demo("--exit-at-start 3"));
-    site.settings(&[("quiet", &demo("--exit-at-start 0")), ("always", &always), ("never", &never)]);
-    site.start();
+    let site =
+        Site::running(&[("quiet", &demo("--exit-at-start 0")), ("always", &always), ("never", &never)]).await;
     let report = site.until_state("quiet", "stopped").await;
     let error = report.last_error.unwrap();
     assert!(error.contains("exited with code 0") && error.contains("restart: on-failure"), "{error}");
     assert!(report.advice.unwrap().contains("restart: always"));
     let report = site.until_state("never", "failed").await;
     assert!(report.last_error.unwrap().contains("`restart` is `never`"));
-    site.until("always", SOON, |report| report.restarts > 0).await;
+    site.until("always", |report| report.restarts > 0).await;
 }
 
 #[tokio::test]
-async fn after_too_many_restarts_an_agent_has_failed_until_somebody_starts_it() {
-    let mut site = Site::new().await;
+async fn agent_over_max_restarts_fails_until_an_operator_starts_it() {
     let lines = format!("{}\nmax_restarts: 1\nrestart_window: 1m", demo("--exit-at-start 3"));
-    site.settings(&[("a", &lines)]);
-    site.start();
+    let site = Site::running(&[("a", &lines)]).await;
     let report = site.until_state("a", "failed").await;
     assert_eq!(report.restarts, 1);
     assert!(report.last_error.unwrap().starts_with("restarted 1 times within 1m"));
     assert!(report.advice.unwrap().contains("agents start a"));
     let (code, _, _) = site.run(&["agents", "start", "a"]).await;
     assert_eq!(code, 1);
-    site.until("a", SOON, |report| report.restarts == 2).await;
+    site.until("a", |report| report.restarts == 2).await;
 }
 
 #[tokio::test]
-async fn a_reload_keeps_what_did_not_change_and_a_bad_file_changes_nothing() {
-    let mut site = Site::new().await;
+async fn reload_keeps_unchanged_agents_and_an_invalid_file_changes_nothing() {
     let (same, other, gone) = (demo(""), demo("--name one"), demo(""));
-    site.settings(&[("same", &same), ("other", &other), ("gone", &gone)]);
-    site.start();
+    let site = Site::running(&[("same", &same), ("other", &other), ("gone", &gone)]).await;
     let before = site.until_state("same", "ready").await.pid;
     let changed = site.until_state("other", "ready").await.pid;
     site.until_state("gone", "ready").await;
 
     std::fs::write(site.file(), "agents: [{ name: x }]").unwrap();
     site.signal(Signal::SIGHUP);
-    eventually(SOON, || async { site.log().contains("keeping the current configuration").then_some(()) })
-        .await;
+    site.until_logged("keeping the current configuration").await;
     assert!(site.log().contains("`url` is missing"), "{}", site.log());
     assert_eq!(site.show("same").await.unwrap().pid, before);
 
     site.settings(&[("same", &same), ("other", &demo("--name two")), ("new", &demo(""))]);
     site.signal(Signal::SIGHUP);
     site.until_state("new", "ready").await;
-    let other = site.until("other", SOON, |report| report.state == "ready" && report.pid != changed).await;
+    let other = site.until("other", |report| report.state == "ready" && report.pid != changed).await;
     assert_eq!(other.card.unwrap().name, "two");
     assert_eq!(site.show("same").await.unwrap().pid, before);
-    eventually(SOON, || async { site.show("gone").await.is_none().then_some(()) }).await;
-    assert!(!service_is_published(&site, "gone", "get_task").await);
+    wait_until(|| async { site.show("gone").await.is_none() }).await;
+    assert!(!is_published(&site, "gone", "get_task").await);
 }
 
 #[tokio::test]
-async fn logs_show_what_an_agent_wrote_and_follow_what_it_writes() {
+async fn logs_print_past_output_and_follow_new_output() {
     let mut site = Site::new().await;
     let line = "echo first; (while read line < FOLDER/pipe; do echo \"WARN $line\" >&2; done) & DEMO";
     let folder = site.folder().display().to_string();
@@ -389,31 +343,28 @@ async fn logs_show_what_an_agent_wrote_and_follow_what_it_writes() {
     let (code, out, error) = site.run(&["logs", "a"]).await;
     assert_eq!(code, 0, "{error}");
     assert!(out.contains(" INFO first\n"), "{out}");
-    let mut follower = tokio::process::Command::new(crate::support::site::program())
+    let mut follower = tokio::process::Command::new(program())
         .args(["logs", "-f", "--lines", "1"])
         .args(site.connection())
         .stdout(std::process::Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let mut seen = tokio::io::BufReader::new(follower.stdout.take().unwrap());
-    let mut first = String::new();
-    tokio::io::AsyncBufReadExt::read_line(&mut seen, &mut first).await.unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    let first = within_deadline(lines.next_line()).await.unwrap().unwrap();
     assert!(first.contains("listening on"), "{first}");
     let mut writer = tokio::fs::File::options().write(true).open(&pipe).await.unwrap();
     writer.write_all(b"something new\n").await.unwrap();
     writer.flush().await.unwrap();
     drop(writer);
-    let mut next = String::new();
-    let read = tokio::io::AsyncBufReadExt::read_line(&mut seen, &mut next);
-    tokio::time::timeout(SOON, read).await.unwrap().unwrap();
+    let next = within_deadline(lines.next_line()).await.unwrap().unwrap();
     assert!(next.contains(" WARN WARN something new"), "{next}");
 }
 
 #[tokio::test]
 async fn metrics_and_health_are_served() {
     let mut site = Site::new().await;
-    let port = a2a_bridge::internal::ports::free().unwrap();
+    let port = free_port();
     site.settings_with(&format!("metrics: {{ listen: '127.0.0.1:{port}' }}"), &[("a", &demo(""))]);
     site.start();
     until_published(&site, "a").await;
@@ -439,19 +390,17 @@ async fn metrics_and_health_are_served() {
     assert_eq!(get("/healthz").await.0, 200);
     assert_eq!(get("/readyz").await, (200, "ok\n".into()));
     site.server.end();
-    eventually(SOON, || async { (get("/readyz").await.0 == 503).then_some(()) }).await;
+    wait_until(|| async { get("/readyz").await.0 == 503 }).await;
 }
 
 #[tokio::test]
-async fn control_requests_answer_only_to_inboxes() {
-    let mut site = Site::new().await;
-    site.settings(&[("a", &demo(""))]);
-    site.start();
+async fn control_requests_reply_only_to_inboxes() {
+    let site = Site::running(&[("a", &demo(""))]).await;
     site.until_state("a", "ready").await;
     let mut forged = site.client.subscribe("a2a.registry.x").await.unwrap();
     let subject = "a2a.control.a.show";
     site.client.publish_with_reply(subject, "a2a.registry.x", "".into()).await.unwrap();
     site.show("a").await.unwrap();
-    let none = futures_util::StreamExt::next(&mut forged);
-    assert!(tokio::time::timeout(Duration::from_millis(200), none).await.is_err());
+    let received = tokio::time::timeout(Duration::from_millis(200), forged.next()).await;
+    assert!(received.is_err(), "{received:?}");
 }

@@ -1,18 +1,18 @@
-//! Every state in which an agent can leave a task, over every version of the protocol.
+//! Every state in which an agent can leave a task, in every protocol version.
 
 use rstest::rstest;
 use serde_json::json;
 
 use crate::support::{Bridge, Reply};
 
-async fn end_of(protocol: &str, action: &str, prompt: &str) -> Reply {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn call(protocol: &str, action: &str, prompt: &str) -> Reply {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     bridge.prompt(&format!("demo.{action}"), prompt).only_reply().await
 }
 
 #[rstest]
 #[tokio::test]
-async fn a_task_that_ends_gets_exactly_one_true_reply(
+async fn task_that_ends_gets_one_reply_with_its_state(
     #[values("1.0", "0.3")] protocol: &str,
     #[values(
         ("state", "completed", "COMPLETED", "completed as asked"),
@@ -27,7 +27,7 @@ async fn a_task_that_ends_gets_exactly_one_true_reply(
     row: (&str, &str, &str, &str),
 ) {
     let (action, prompt, status, message) = row;
-    let reply = end_of(protocol, action, prompt).await.expect(status);
+    let reply = call(protocol, action, prompt).await.expect(status);
     assert_eq!(reply.message(), message);
     let code = match status {
         "FAILED" => "task_failed",
@@ -43,12 +43,12 @@ async fn a_task_that_ends_gets_exactly_one_true_reply(
 
 #[rstest]
 #[tokio::test]
-async fn a_task_that_waits_gets_exactly_one_reply_with_a_follow_up(
+async fn task_that_waits_gets_one_reply_with_a_follow_up(
     #[values("1.0", "0.3")] protocol: &str,
     #[values(("input-required", "INPUT_REQUIRED"), ("auth-required", "AUTH_REQUIRED"))] row: (&str, &str),
 ) {
     let (state, status) = row;
-    let reply = end_of(protocol, "state", state).await.expect(status);
+    let reply = call(protocol, "state", state).await.expect(status);
     assert_eq!(reply.message(), format!("{state} as asked"));
     let data = reply["data"].as_object().unwrap();
     let keys: Vec<_> = data.keys().map(String::as_str).collect();
@@ -60,8 +60,8 @@ async fn a_task_that_waits_gets_exactly_one_reply_with_a_follow_up(
 
 #[rstest]
 #[tokio::test]
-async fn a_direct_message_is_a_completed_reply_without_a_task_id(#[values("1.0", "0.3")] protocol: &str) {
-    let reply = end_of(protocol, "message", "hello").await.expect("COMPLETED");
+async fn direct_message_is_a_completed_reply_without_a_task_id(#[values("1.0", "0.3")] protocol: &str) {
+    let reply = call(protocol, "message", "hello").await.expect("COMPLETED");
     assert!(reply.message().contains("hello"), "{reply:?}");
     assert_eq!(reply["task"]["id"], json!(null));
     assert_eq!(reply["artifacts"], json!([]));
@@ -69,8 +69,8 @@ async fn a_direct_message_is_a_completed_reply_without_a_task_id(#[values("1.0",
 
 #[rstest]
 #[tokio::test]
-async fn a_json_rpc_error_keeps_the_agents_code_and_data(#[values("1.0", "0.3")] protocol: &str) {
-    let reply = end_of(protocol, "rpc-error", "-32005").await.expect_error("agent_error");
+async fn json_rpc_error_keeps_the_agents_code(#[values("1.0", "0.3")] protocol: &str) {
+    let reply = call(protocol, "rpc-error", "-32005").await.expect_error("agent_error");
     assert_eq!(reply["error_info"]["a2a_code"], -32005);
     assert_eq!(reply["error_info"]["retryable"], false);
     assert_eq!(reply["task"], json!(null));
@@ -78,10 +78,8 @@ async fn a_json_rpc_error_keeps_the_agents_code_and_data(#[values("1.0", "0.3")]
 
 #[rstest]
 #[tokio::test]
-async fn a_task_in_a_state_that_nobody_knows_is_followed_until_the_limit(
-    #[values("1.0", "0.3")] protocol: &str,
-) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn task_in_an_unknown_state_is_followed_until_the_timeout(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let call = bridge.prompt("demo.state", "unknown").header("A2A-Timeout", "1s");
     let reply = call.only_reply().await.expect_error("timeout");
     assert_eq!(reply["error_info"]["cancelled"], true);

@@ -1,16 +1,14 @@
-//! Looking tasks up and cancelling them.
+//! `get_task` and `cancel_task`.
 
 use rstest::rstest;
 use serde_json::json;
 
-use crate::support::{Answer, Bridge, DemoAgent, Peer, SOON, attached, eventually, launched};
+use crate::support::{Answer, Bridge, DemoAgent, Peer, attached, eventually, launched, wait_until};
 
 #[rstest]
 #[tokio::test]
-async fn a_task_can_be_looked_up_while_it_works_and_when_it_has_ended(
-    #[values("1.0", "0.3")] protocol: &str,
-) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn get_task_returns_the_reply_of_an_ended_task(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let done = bridge.prompt("demo.echo", "hello").await.expect("COMPLETED");
     let seen = bridge.get_task("demo", &done.task_id()).only_reply().await;
     assert_eq!(seen.expect("COMPLETED").body, done.body);
@@ -20,8 +18,8 @@ async fn a_task_can_be_looked_up_while_it_works_and_when_it_has_ended(
 }
 
 #[tokio::test]
-async fn a_working_task_is_working_and_can_be_cancelled() {
-    let bridge = Bridge::of_demo(&["--ignore-blocking"]).await;
+async fn working_task_can_be_cancelled() {
+    let bridge = Bridge::with_demo(&["--ignore-blocking"]).await;
     let slow = bridge.begin_slow("demo", 60).await;
     let id = bridge.working_task("demo").await;
     let working = bridge.get_task("demo", &id).await.expect("WORKING");
@@ -38,10 +36,8 @@ async fn a_working_task_is_working_and_can_be_cancelled() {
 
 #[rstest]
 #[tokio::test]
-async fn a_waiting_task_can_be_cancelled_and_its_question_is_then_closed(
-    #[values("1.0", "0.3")] protocol: &str,
-) {
-    let bridge = Bridge::of_demo(&["--protocol", protocol]).await;
+async fn cancelling_a_waiting_task_closes_its_follow_up(#[values("1.0", "0.3")] protocol: &str) {
+    let bridge = Bridge::with_demo(&["--protocol", protocol]).await;
     let asked = bridge.prompt("demo.state", "input-required").await.expect("INPUT_REQUIRED");
     let cancelled = bridge.cancel_task("demo", &asked.task_id()).await;
     assert!(cancelled.is("CANCELED"), "{cancelled:?}");
@@ -51,8 +47,8 @@ async fn a_waiting_task_can_be_cancelled_and_its_question_is_then_closed(
 }
 
 #[tokio::test]
-async fn a_task_that_was_never_seen_here_is_not_found() {
-    let bridge = Bridge::of(launched("demo", &[])).and(launched("other", &[])).start().await;
+async fn unknown_task_or_one_of_another_agent_is_not_found() {
+    let bridge = Bridge::with(launched("demo", &[])).and(launched("other", &[])).start().await;
     let id = bridge.prompt("demo.echo", "x").await.expect("COMPLETED").task_id();
     for (agent, id) in [("demo", "never-seen"), ("other", id.as_str()), ("demo", "")] {
         bridge.get_task(agent, id).await.expect_error("not_found");
@@ -61,32 +57,29 @@ async fn a_task_that_was_never_seen_here_is_not_found() {
 }
 
 #[tokio::test]
-async fn a_task_in_a_final_state_is_not_cancelable() {
-    let bridge = Bridge::of_demo(&[]).await;
+async fn task_in_a_final_state_is_not_cancelable() {
+    let bridge = Bridge::with_demo(&[]).await;
     let id = bridge.prompt("demo.echo", "x").await.expect("COMPLETED").task_id();
     let reply = bridge.cancel_task("demo", &id).await.expect_error("not_cancelable");
     assert_eq!(reply.task_id(), id);
 }
 
 #[tokio::test]
-async fn an_agent_that_refuses_to_cancel_makes_the_task_not_cancelable() {
+async fn task_is_not_cancelable_if_the_agent_refuses() {
     let peer = Peer::agent(|seen| match seen.rpc_method().as_str() {
-        "CancelTask" => {
-            let error = json!({"code": -32002, "message": "Task cannot be canceled"});
-            Answer::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": error}))
-        }
+        "CancelTask" => Answer::error(seen, &json!({"code": -32002, "message": "Task cannot be canceled"})),
         _ => Answer::task(seen, "TASK_STATE_INPUT_REQUIRED", "which?"),
     });
-    let bridge = Bridge::of(attached("peer", &peer.url())).start().await;
+    let bridge = Bridge::with_peer(&peer).await;
     let id = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED").task_id();
     bridge.cancel_task("peer", &id).await.expect_error("not_cancelable");
     bridge.get_task("peer", &id).await.expect("INPUT_REQUIRED");
 }
 
 #[tokio::test]
-async fn while_the_agent_is_away_tasks_are_looked_up_from_memory_and_cannot_be_cancelled() {
+async fn tasks_of_an_unavailable_agent_come_from_memory_and_cannot_be_cancelled() {
     let mut agent = DemoAgent::start(&[]).await;
-    let bridge = Bridge::of(attached("demo", &agent.url())).start().await;
+    let bridge = Bridge::with(attached("demo", &agent.url())).start().await;
     let done = bridge.prompt("demo.echo", "hello").await.expect("COMPLETED");
     let asked = bridge.prompt("demo.state", "input-required").await.expect("INPUT_REQUIRED");
     agent.kill();
@@ -98,15 +91,15 @@ async fn while_the_agent_is_away_tasks_are_looked_up_from_memory_and_cannot_be_c
         let refused = bridge.cancel_task("demo", &asked.task_id()).await;
         refused.expect_error("agent_unavailable");
         assert_eq!(bridge.card("demo").await["name"], "demo");
-        // The first time nobody has noticed yet, the second time it is known.
+        // In the first round the bridge may not know yet that the agent is down.
         bridge.until("demo", "backing-off").await;
     }
 }
 
 #[tokio::test]
-async fn a_task_that_the_agent_has_forgotten_is_lost() {
+async fn task_that_the_agent_forgot_is_lost() {
     let mut agent = DemoAgent::start(&[]).await;
-    let bridge = Bridge::of(attached("demo", &agent.url())).start().await;
+    let bridge = Bridge::with(attached("demo", &agent.url())).start().await;
     let asked = bridge.prompt("demo.state", "input-required").await.expect("INPUT_REQUIRED");
     agent.kill();
     bridge.until("demo", "backing-off").await;
@@ -119,21 +112,18 @@ async fn a_task_that_the_agent_has_forgotten_is_lost() {
 }
 
 #[tokio::test]
-async fn a_task_is_remembered_while_it_goes_on_and_forgotten_some_time_after_its_end() {
-    let bridge = Bridge::of(launched("demo", &[]).set("task_ttl", "300ms")).start().await;
+async fn task_is_remembered_while_it_runs_and_forgotten_after_task_ttl() {
+    let bridge = Bridge::with(launched("demo", &[]).set("task_ttl", "300ms")).start().await;
     let question = json!({"topic": "tides", "audience": "sailors"});
     let asked = bridge.call("demo.report", question).await.expect("INPUT_REQUIRED");
-    let running = bridge.prompt("demo.slow", "2").header("A2A-Reply", "submit").await.expect("WORKING");
-    // When a task that ended after both began is forgotten, the time is over for them, too.
+    let running = bridge.prompt("demo.slow", "60").mode("submit").await.expect("WORKING");
+    // When this task is forgotten, `task_ttl` has passed for the others as well.
     let ended = bridge.prompt("demo.echo", "x").await.expect("COMPLETED").task_id();
     let forgotten = || async { (bridge.get_task("demo", &ended).await.code() == "not_found").then_some(()) };
-    eventually(SOON, forgotten).await;
+    eventually(forgotten).await;
     bridge.get_task("demo", &asked.task_id()).await.expect("INPUT_REQUIRED");
     bridge.get_task("demo", &running.task_id()).await.expect("WORKING");
     bridge.answer("demo", &asked.follow_up_id(), "PDF").await.expect("COMPLETED");
-    eventually(SOON, || async {
-        let looked = bridge.get_task("demo", &running.task_id()).await;
-        (looked["error_info"]["code"] == "not_found").then_some(())
-    })
-    .await;
+    bridge.cancel_task("demo", &running.task_id()).await;
+    wait_until(|| async { bridge.get_task("demo", &running.task_id()).await.code() == "not_found" }).await;
 }

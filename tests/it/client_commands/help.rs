@@ -1,20 +1,18 @@
 //! The help texts.
 
-use crate::support::commands::{program, run};
+use crate::support::commands::{command, run};
 
 /// The help of a command, and the subcommands it lists.
 fn help(words: &[String]) -> (String, Vec<String>) {
-    let mut command = program();
-    command.args(words).arg("--help").env("COLUMNS", "100");
-    let said = run(command, "");
-    let listed = said.out.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let output = run(command(&[]).args(words).arg("--help").env("COLUMNS", "100"), "");
+    let listed = output.out.lines().skip_while(|line| *line != "Commands:").skip(1);
     let listed = listed.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
     let listed = listed.filter(|name| *name != "help").map(str::to_owned).collect();
-    (format!("exit code {}\n\n{}{}", said.code, said.out, said.err), listed)
+    (format!("exit code {}\n\n{}{}", output.code, output.out, output.err), listed)
 }
 
 #[test]
-fn every_help_text_matches_its_snapshot() {
+fn help_texts_match_their_snapshots() {
     let mut commands = vec![Vec::new(), vec!["nonsense".to_owned()]];
     let mut seen = Vec::new();
     while let Some(words) = commands.pop() {

@@ -1,22 +1,19 @@
-//! `call --stream` and `call --submit` against a bridge that the test simulates frame by frame.
+//! `call --stream`, `call --submit` and `task`, against a bridge that the test simulates frame by frame.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::Stdio;
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
-use async_nats::{Client, HeaderMap, Message};
+use async_nats::{Client, HeaderMap, Message, Subscriber};
 use futures_util::StreamExt as _;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::task::JoinHandle;
 
-use crate::support::commands::{ended, interrupt, on, run};
-use crate::support::nats::NatsServer;
+use crate::support::commands::{CommandOutput, command_on, exit_status, run, send_signal};
+use crate::support::{NatsServer, within_deadline};
 
-const PATIENCE: Duration = Duration::from_secs(10);
-
-async fn next(requests: &mut async_nats::Subscriber) -> Message {
-    timeout(PATIENCE, requests.next()).await.unwrap().unwrap()
+async fn next(requests: &mut Subscriber) -> Message {
+    within_deadline(requests.next()).await.unwrap()
 }
 
 fn header(message: &Message, name: &str) -> String {
@@ -24,14 +21,18 @@ fn header(message: &Message, name: &str) -> String {
     headers.get(name).unwrap().to_string()
 }
 
-/// Sends the frames of a stream.
-struct Stream<'a> {
+/// The bridge's side of a stream.
+struct SimulatedStream<'a> {
     client: &'a Client,
     request: &'a Message,
     number: u64,
 }
 
-impl Stream<'_> {
+impl<'a> SimulatedStream<'a> {
+    fn of(client: &'a Client, request: &'a Message) -> Self {
+        Self { client, request, number: 0 }
+    }
+
     async fn frame(&mut self, kind: &str, data: Value) {
         let mut headers = HeaderMap::new();
         headers.insert("A2A-Seq", self.number.to_string());
@@ -53,26 +54,27 @@ fn completed(message: &str) -> Value {
            "task": {"id": "t-1", "context_id": "c", "agent": "demo", "skill": "talk"}})
 }
 
-async fn stage() -> (NatsServer, Client) {
+/// A NATS server on which the test receives the requests to these subjects.
+async fn stage(subject: &'static str) -> (NatsServer, Client, Subscriber) {
     let server = NatsServer::start().await;
     let client = server.connect().await;
-    (server, client)
+    let requests = client.subscribe(subject).await.unwrap();
+    client.flush().await.unwrap();
+    (server, client, requests)
 }
 
 /// Runs a command in the background.
-fn start(command: std::process::Command) -> tokio::task::JoinHandle<crate::support::commands::Said> {
-    tokio::task::spawn_blocking(|| run(command, ""))
+fn start(mut command: Command) -> JoinHandle<CommandOutput> {
+    tokio::task::spawn_blocking(move || run(&mut command, ""))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_is_printed_once_while_it_arrives() {
-    let (server, client) = stage().await;
-    let mut requests = client.subscribe("a2a.action.demo.talk").await.unwrap();
-    client.flush().await.unwrap();
-    let call = start(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
+async fn stream_is_printed_as_it_arrives_and_its_answer_once() {
+    let (server, client, mut requests) = stage("a2a.action.demo.talk").await;
+    let call = start(command_on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
     let request = next(&mut requests).await;
     assert_eq!(header(&request, "A2A-Reply"), "stream");
-    let mut stream = Stream { client: &client, request: &request, number: 0 };
+    let mut stream = SimulatedStream::of(&client, &request);
     let artifact = |name: &str, text: &str| json!({"artifact_id": name, "name": name, "append": false, "last_chunk": false, "parts": [{"text": text}]});
     stream.frame("status", json!("ack")).await;
     stream.frame("task", json!({"id": "t-1", "context_id": "c"})).await;
@@ -85,59 +87,55 @@ async fn a_stream_is_printed_once_while_it_arrives() {
     }
     stream.frame("result", completed("one two three")).await;
     stream.end().await;
-    let said = call.await.unwrap();
-    assert_eq!((said.code, said.out.as_str()), (0, "one two three\n"), "{said:?}");
-    assert_eq!(said.err, "· execution_plan_1: first look, then speak\n");
+    let output = call.await.unwrap();
+    assert_eq!((output.code, output.out.as_str()), (0, "one two three\n"), "{output:?}");
+    assert_eq!(output.err, "· execution_plan_1: first look, then speak\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn json_frames_are_lines_and_the_result_replaces_lost_frames() {
-    let (server, client) = stage().await;
-    let mut requests = client.subscribe("a2a.action.demo.talk").await.unwrap();
-    client.flush().await.unwrap();
+async fn json_frames_are_printed_as_lines_and_lost_frames_are_reported() {
+    let (server, client, mut requests) = stage("a2a.action.demo.talk").await;
     for json in [true, false] {
-        let mut command = on(&server.url(), &["call", "demo.talk", "--stream", "go"]);
+        let mut command = command_on(&server.url(), &["call", "demo.talk", "--stream", "go"]);
         command.args(json.then_some("--json"));
         let call = start(command);
         let request = next(&mut requests).await;
-        let mut stream = Stream { client: &client, request: &request, number: 0 };
+        let mut stream = SimulatedStream::of(&client, &request);
         stream.frame("response", json!("one ")).await;
         stream.number += 5;
         stream.frame("response", json!("three")).await;
         stream.frame("result", completed("one two three")).await;
         stream.end().await;
-        let said = call.await.unwrap();
+        let output = call.await.unwrap();
         if json {
             let lines: Vec<Value> =
-                said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+                output.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             assert_eq!(lines.len(), 3);
             assert_eq!(lines[2]["data"]["message"], "one two three");
         } else {
-            assert_eq!(said.out, "one three\none two three\n");
-            assert!(said.err.contains("5 frames were lost"), "{said:?}");
+            assert_eq!(output.out, "one three\none two three\n");
+            assert!(output.err.contains("5 frames were lost"), "{output:?}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_cancels_the_task_of_a_stream() {
-    let (server, client) = stage().await;
-    let mut requests = client.subscribe("a2a.action.demo.*").await.unwrap();
-    client.flush().await.unwrap();
-    let mut call = on(&server.url(), &["call", "demo.talk", "--stream", "go"])
+    let (server, client, mut requests) = stage("a2a.action.demo.*").await;
+    let mut call = command_on(&server.url(), &["call", "demo.talk", "--stream", "go"])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let request = next(&mut requests).await;
-    let mut stream = Stream { client: &client, request: &request, number: 0 };
+    let mut stream = SimulatedStream::of(&client, &request);
     stream.frame("status", json!("ack")).await;
     client.flush().await.unwrap();
-    // The task id is not known yet; the cancellation waits for it.
-    interrupt(&call, Signal::SIGINT);
-    let mut said = BufReader::new(call.stderr.take().unwrap()).lines();
-    let noticed = tokio::task::block_in_place(|| said.any(|line| line.unwrap().contains("cancelling")));
-    assert!(noticed, "it ended without a message");
+    // The task id is not known yet, so the cancellation waits for it.
+    send_signal(&call, Signal::SIGINT);
+    let mut stderr = BufReader::new(call.stderr.take().unwrap()).lines();
+    let noticed = tokio::task::block_in_place(|| stderr.any(|line| line.unwrap().contains("cancelling")));
+    assert!(noticed, "it exited without a message");
     stream.frame("task", json!({"id": "t-1", "context_id": "c"})).await;
     let cancel = next(&mut requests).await;
     assert_eq!(cancel.subject.as_str(), "a2a.action.demo.cancel_task");
@@ -151,37 +149,35 @@ async fn ctrl_c_cancels_the_task_of_a_stream() {
         )
         .await;
     stream.end().await;
-    assert_eq!(ended(&mut call).await.code(), Some(1));
+    assert_eq!(exit_status(&mut call).await.code(), Some(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_submitted_task_prints_its_id_and_can_be_watched_and_cancelled() {
-    let (server, client) = stage().await;
-    let mut requests = client.subscribe("a2a.action.demo.*").await.unwrap();
-    client.flush().await.unwrap();
+async fn submit_prints_the_task_id_and_watch_follows_the_task() {
+    let (server, client, mut requests) = stage("a2a.action.demo.*").await;
     let working = json!({"success": true, "status": "WORKING", "message": "", "task": {"id": "t.1"}});
     let reply = async |request: Message, body: &Value| {
         client.publish(request.reply.unwrap(), body.to_string().into()).await.unwrap();
         client.flush().await.unwrap();
     };
 
-    let call = start(on(&server.url(), &["call", "demo.talk", "--submit", "go"]));
+    let call = start(command_on(&server.url(), &["call", "demo.talk", "--submit", "go"]));
     let request = next(&mut requests).await;
     assert_eq!(header(&request, "A2A-Reply"), "submit");
     reply(request, &working).await;
-    let said_first = call.await.unwrap();
-    assert_eq!((said_first.code, said_first.out.as_str()), (0, "t.1\n"));
-    assert!(said_first.err.contains("a2a-bridge task watch demo t.1"), "{said_first:?}");
+    let submitted = call.await.unwrap();
+    assert_eq!((submitted.code, submitted.out.as_str()), (0, "t.1\n"));
+    assert!(submitted.err.contains("a2a-bridge task watch demo t.1"), "{submitted:?}");
 
-    let watch = start(on(&server.url(), &["task", "watch", "demo", "t.1"]));
-    let get_task = next(&mut requests).await;
-    assert_eq!(get_task.subject.as_str(), "a2a.action.demo.get_task");
-    reply(get_task, &working).await;
+    let watch = start(command_on(&server.url(), &["task", "watch", "demo", "t.1"]));
+    let get = next(&mut requests).await;
+    assert_eq!(get.subject.as_str(), "a2a.action.demo.get_task");
+    reply(get, &working).await;
     client.publish("a2a.task.demo._xt_2E1", completed("done").to_string().into()).await.unwrap();
     let watched = watch.await.unwrap();
     assert_eq!((watched.code, watched.out.as_str()), (0, "done\n"), "{watched:?}");
 
-    let cancel = start(on(&server.url(), &["task", "cancel", "demo", "t.1"]));
+    let cancel = start(command_on(&server.url(), &["task", "cancel", "demo", "t.1"]));
     let request = next(&mut requests).await;
     assert_eq!(request.subject.as_str(), "a2a.action.demo.cancel_task");
     reply(request, &json!({"success": true, "status": "CANCELED", "message": "", "task": {"id": "t.1"}}))
@@ -190,15 +186,13 @@ async fn a_submitted_task_prints_its_id_and_can_be_watched_and_cancelled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reply_without_frames_is_accepted() {
-    let (server, client) = stage().await;
-    let mut requests = client.subscribe("a2a.action.demo.talk").await.unwrap();
-    client.flush().await.unwrap();
-    let call = start(on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
+async fn stream_handles_a_single_error_reply() {
+    let (server, client, mut requests) = stage("a2a.action.demo.talk").await;
+    let call = start(command_on(&server.url(), &["call", "demo.talk", "--stream", "go"]));
     let request = next(&mut requests).await;
     let error = json!({"success": false, "status": "ERROR", "message": "not served", "error_info": {"code": "invalid_request"}});
     client.publish(request.reply.unwrap(), error.to_string().into()).await.unwrap();
-    let said = call.await.unwrap();
-    assert_eq!(said.code, 1);
-    assert!(said.err.contains("error: not served"), "{said:?}");
+    let output = call.await.unwrap();
+    assert_eq!(output.code, 1);
+    assert!(output.err.contains("error: not served"), "{output:?}");
 }

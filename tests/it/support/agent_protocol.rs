@@ -1,63 +1,22 @@
 //! A bridge with a demo agent behind it, as a client of the agent protocol sees them.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use a2a_bridge::internal::Bridge;
 use a2a_bridge::internal::{Config, parse_config};
 use async_nats::{Client, HeaderMap, Message, Subscriber};
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_util::task::TaskTracker;
+use tokio::net::TcpListener;
 
-use super::eventually::eventually;
+use super::demo_agent::DemoAgent;
+use super::eventually::{eventually, within_deadline};
 use super::nats::NatsServer;
+use super::proxy;
 
-pub const SOON: Duration = Duration::from_secs(20);
 pub const PROMPT: &str = "agents.prompt.a2a.acme.demo";
 
-/// The bundled agent as a separate process. Dropping it ends the process.
-pub struct DemoAgent {
-    child: Child,
-    pub url: String,
-}
-
-impl DemoAgent {
-    pub fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"))
-            .args(["demo-agent"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let url = line.trim().strip_prefix("listening on ").unwrap().to_owned();
-        Self { child, url }
-    }
-
-    pub fn port(&self) -> &str {
-        self.url.rsplit(':').next().unwrap()
-    }
-
-    pub fn end(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for DemoAgent {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// A server, a demo agent, a bridge between them, and a client that prompts.
+/// A NATS server, a demo agent, a bridge between them, and a caller.
 pub struct Scene {
     pub server: NatsServer,
     pub agent: DemoAgent,
@@ -68,7 +27,10 @@ pub struct Scene {
 impl Scene {
     /// `settings` are further settings of the agent, one per line.
     pub async fn start(settings: &str) -> Self {
-        let agent = DemoAgent::start(&[]);
+        Self::of(DemoAgent::start(&[]).await, settings).await
+    }
+
+    pub async fn of(agent: DemoAgent, settings: &str) -> Self {
         Self::with(NatsServer::start().await, agent, "demo", None, settings).await
     }
 
@@ -80,23 +42,24 @@ impl Scene {
         settings: &str,
     ) -> Self {
         let caller = server.connect().await;
-        let bridge = bridge(self::settings(&server, name, url.unwrap_or(&agent.url), settings)).await;
+        let bridge = bridge(self::settings(&server, name, url.unwrap_or(&agent.url()), settings)).await;
         let scene = Self { server, agent, bridge, caller };
-        eventually(SOON, || scene.info()).await;
+        eventually(|| scene.info()).await;
         scene
     }
 
-    /// Reloads the bridge with other settings or another name of the agent.
+    /// Reloads other settings of the agent, or another name for it, without waiting for the grace period.
     pub async fn reload(&self, name: &str, settings: &str) {
-        let config = self::settings(&self.server, name, &self.agent.url, settings);
-        tokio::time::timeout(SOON, self.bridge.reload(config)).await.expect("no wait for the grace").unwrap();
+        let config = self::settings(&self.server, name, &self.agent.url(), settings);
+        within_deadline(self.bridge.reload(config)).await.unwrap();
     }
 
+    /// Stops the bridge without waiting for the grace period.
     pub async fn stop(&self) {
-        tokio::time::timeout(SOON, self.bridge.stop()).await.expect("no wait for the grace");
+        within_deadline(self.bridge.stop()).await;
     }
 
-    /// INFO of the agent's service, if there is one.
+    /// The INFO of the agent, if it is published.
     pub async fn info(&self) -> Option<Value> {
         let answer = self.caller.request("$SRV.INFO.agents", "".into()).await.ok()?;
         serde_json::from_slice(&answer.payload).ok()
@@ -119,31 +82,29 @@ impl Scene {
         (prompt["num_requests"].as_u64().unwrap(), prompt["num_errors"].as_u64().unwrap())
     }
 
-    /// Sends a prompt.
-    pub async fn prompt(&self, body: impl ToString) -> Stream {
+    pub async fn prompt(&self, body: impl ToString) -> PromptStream {
         self.prompt_bytes(body.to_string().into_bytes()).await
     }
 
-    pub async fn prompt_bytes(&self, body: Vec<u8>) -> Stream {
+    pub async fn prompt_bytes(&self, body: Vec<u8>) -> PromptStream {
         let inbox = self.caller.new_inbox();
         let messages = self.caller.subscribe(inbox.clone()).await.unwrap();
         self.caller.publish_with_reply(PROMPT, inbox, body.into()).await.unwrap();
-        Stream { caller: self.caller.clone(), messages }
+        PromptStream { caller: self.caller.clone(), messages }
     }
 
     /// Prompts and reads to the end.
-    pub async fn answer(&self, body: impl ToString) -> Answer {
+    pub async fn answer(&self, body: impl ToString) -> PromptAnswer {
         self.prompt(body).await.rest().await
     }
 
-    /// The error of a prompt that must have one: number and text.
+    /// The error of a prompt that must fail: number and text.
     pub async fn error(&self, body: impl ToString) -> (u16, String) {
         self.answer(body).await.error.unwrap()
     }
 }
 
-/// The configuration of a bridge with one agent. The grace period is longer than any test, so a test that
-/// waits for it fails.
+/// The settings of a bridge with one agent. The grace period is longer than any test may take.
 fn settings(server: &NatsServer, name: &str, url: &str, settings: &str) -> Config {
     let settings: String = settings.lines().map(|line| format!("    {}\n", line.trim())).collect();
     let text = format!(
@@ -160,14 +121,14 @@ async fn bridge(config: Config) -> Bridge {
 }
 
 /// The chunks of one answer.
-pub struct Stream {
+pub struct PromptStream {
     caller: Client,
     messages: Subscriber,
 }
 
-/// All chunks of one answer, combined.
+/// All chunks of one answer, collected.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct PromptAnswer {
     pub chunks: Vec<Value>,
     pub text: String,
     pub texts: Vec<String>,
@@ -175,10 +136,9 @@ pub struct Answer {
     pub error: Option<(u16, String)>,
 }
 
-impl Stream {
+impl PromptStream {
     async fn message(&mut self) -> Message {
-        let next = tokio::time::timeout(SOON, self.messages.next()).await;
-        next.expect("a chunk in time").expect("a subscription")
+        within_deadline(self.messages.next()).await.expect("the connection is up")
     }
 
     /// The next chunk; panics at the end and at errors.
@@ -199,24 +159,24 @@ impl Stream {
         }
     }
 
-    /// Skips the chunks that have arrived.
-    pub fn skip_arrived(&mut self) {
+    /// Drops the chunks that have already arrived.
+    pub fn drop_arrived(&mut self) {
         while self.messages.next().now_or_never().is_some() {}
     }
 
-    /// Answers a question.
+    /// Answers a query.
     pub async fn reply(&self, query: &Value, body: impl ToString) {
         let to = query["reply_subject"].as_str().unwrap().to_owned();
         self.caller.publish(to, body.to_string().into()).await.unwrap();
     }
 
-    /// Reads on until the empty message without headers.
-    pub async fn rest(mut self) -> Answer {
-        let mut answer = Answer::default();
+    /// Reads up to the empty message without headers.
+    pub async fn rest(mut self) -> PromptAnswer {
+        let mut answer = PromptAnswer::default();
         loop {
             let message = self.message().await;
             if let Some(headers) = message.headers {
-                assert_eq!(message.status, None, "nobody took the prompt");
+                assert_eq!(message.status, None, "no responders");
                 answer.error = Some(error(&headers));
                 continue;
             }
@@ -242,7 +202,6 @@ fn error(headers: &HeaderMap) -> (u16, String) {
     (value("Nats-Service-Error-Code").parse().unwrap(), value("Nats-Service-Error"))
 }
 
-/// An attachment in an envelope.
 pub fn attachment(name: &str, content: &str) -> Value {
     json!({"filename": name, "content": content})
 }
@@ -250,11 +209,11 @@ pub fn attachment(name: &str, content: &str) -> Value {
 /// A proxy in front of a demo agent that records what the bridge sends.
 pub struct RecordingProxy {
     pub url: String,
-    received: Arc<Mutex<Vec<u8>>>,
+    sent: Arc<Mutex<Vec<u8>>>,
 }
 
 impl RecordingProxy {
-    /// Also starts the agent, whose card has the URL of the proxy.
+    /// The proxy and the agent behind it, whose card names the proxy.
     pub async fn start() -> (Self, DemoAgent) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -267,38 +226,17 @@ impl RecordingProxy {
         });
         std::fs::write(&card, content.to_string()).unwrap();
         let (_, card) = card.keep().unwrap();
-        let agent = DemoAgent::start(&["--card-file", card.to_str().unwrap()]);
-        let received = Arc::<Mutex<Vec<u8>>>::default();
-        TaskTracker::new().spawn(proxy(
-            listener,
-            agent.url.strip_prefix("http://").unwrap().to_owned(),
-            Arc::clone(&received),
-        ));
-        (Self { url, received }, agent)
-    }
-
-    pub fn has_received(&self, text: &str) -> bool {
-        String::from_utf8_lossy(&self.received.lock().unwrap()).contains(text)
-    }
-}
-
-async fn proxy(listener: TcpListener, to: String, received: Arc<Mutex<Vec<u8>>>) {
-    while let Ok((near, _)) = listener.accept().await {
-        let Ok(far) = TcpStream::connect(&to).await else {
-            continue;
-        };
-        let (mut from_bridge, mut to_bridge) = near.into_split();
-        let (mut from_agent, mut to_agent) = far.into_split();
-        let received = Arc::clone(&received);
-        TaskTracker::new().spawn(async move {
-            let mut buffer = vec![0; 1 << 16];
-            while let Ok(count @ 1..) = from_bridge.read(&mut buffer).await {
-                received.lock().unwrap().extend_from_slice(&buffer[..count]);
-                if to_agent.write_all(&buffer[..count]).await.is_err() {
-                    break;
-                }
-            }
+        let agent = DemoAgent::start(&["--card-file", card.to_str().unwrap()]).await;
+        let sent = Arc::<Mutex<Vec<u8>>>::default();
+        let record = Arc::clone(&sent);
+        proxy::relay(listener, format!("127.0.0.1:{}", agent.port()), move |chunk| {
+            record.lock().unwrap().extend_from_slice(chunk);
+            true
         });
-        TaskTracker::new().spawn(async move { tokio::io::copy(&mut from_agent, &mut to_bridge).await });
+        (Self { url, sent }, agent)
+    }
+
+    pub fn has_sent(&self, text: &str) -> bool {
+        String::from_utf8_lossy(&self.sent.lock().unwrap()).contains(text)
     }
 }

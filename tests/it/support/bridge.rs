@@ -1,4 +1,4 @@
-//! The bridge as people run it: a process, its settings file, its log, and callers on its mesh.
+//! The bridge as operators run it: a process with a settings file and a log, and callers on its NATS server.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt as _;
@@ -12,49 +12,46 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use super::caller::{Call, Inbox, IntoBody};
-use super::eventually::eventually;
+use super::demo_agent::request_agent;
+use super::eventually::{eventually, wait_until, within_deadline};
 use super::nats::NatsServer;
-use super::processes::{self, MARK, free_port};
-use super::{LATER, SOON};
+use super::peer::Peer;
+use super::processes::{self, MARK, free_port, program};
+use super::updates::TaskUpdates;
 
-/// How long a bridge may take to end when a test is over.
-const END: Duration = Duration::from_secs(15);
+/// How long a bridge may take to stop at the end of a test.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a service may take to tell about itself.
-const QUESTION: Duration = Duration::from_secs(2);
+/// How long a service may take to reply to PING, INFO and STATS.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The settings of one agent.
+/// An entry under `agents` in the settings.
 pub struct AgentSettings(Map<String, Value>);
 
 /// A demo agent that the bridge launches, with these switches.
 pub fn launched(name: &str, switches: &[&str]) -> AgentSettings {
     let port = free_port();
-    let mut command = vec![
-        env!("CARGO_BIN_EXE_a2a-bridge").to_owned(),
-        "demo-agent".to_owned(),
-        "--port".to_owned(),
-        port.to_string(),
-    ];
+    let mut command =
+        vec![program().to_owned(), "demo-agent".to_owned(), "--port".to_owned(), port.to_string()];
     command.extend(switches.iter().map(|&switch| switch.to_owned()));
     attached(name, &format!("http://127.0.0.1:{port}")).set("command", json!(command))
 }
 
-/// An agent that somebody else runs.
+/// An agent that the bridge does not launch.
 pub fn attached(name: &str, url: &str) -> AgentSettings {
     let settings = json!({"name": name, "url": url});
     AgentSettings(settings.as_object().cloned().unwrap_or_default())
 }
 
 impl AgentSettings {
-    /// Adds a setting.
     pub fn set(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.0.insert(key.to_owned(), value.into());
         self
     }
 }
 
-/// A bridge in the making.
-pub struct Builder {
+/// The settings of a bridge that is not started yet.
+pub struct BridgeBuilder {
     agents: Vec<AgentSettings>,
     nats: Map<String, Value>,
     more: Map<String, Value>,
@@ -63,14 +60,13 @@ pub struct Builder {
     variables: Vec<(String, String)>,
 }
 
-impl Builder {
-    /// One more agent.
+impl BridgeBuilder {
     pub fn and(mut self, agent: AgentSettings) -> Self {
         self.agents.push(agent);
         self
     }
 
-    /// A setting of the connection.
+    /// A setting below `nats`.
     pub fn nats(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.nats.insert(key.to_owned(), value.into());
         self
@@ -82,13 +78,12 @@ impl Builder {
         self
     }
 
-    /// How long calls may go on when the bridge stops.
     pub fn shutdown_grace(mut self, grace: &str) -> Self {
         self.grace = grace.to_owned();
         self
     }
 
-    /// What is logged.
+    /// The filter of the log.
     pub fn log(mut self, filter: &str) -> Self {
         self.log = filter.to_owned();
         self
@@ -115,7 +110,7 @@ impl Builder {
         bridge
     }
 
-    /// Starts a server and the bridge, and waits until it serves, its agents ready or not.
+    /// Starts a server and the bridge, and waits until the bridge serves, whether its agents are ready or not.
     pub async fn start_early(self) -> Bridge {
         self.start_early_on(NatsServer::start().await).await
     }
@@ -144,7 +139,7 @@ impl Builder {
         let registry = client.subscribe(format!("{prefix}.registry.*")).await.unwrap();
         client.flush().await.unwrap();
         let log = dir.path().join("bridge.log");
-        let child = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"))
+        let child = Command::new(program())
             .args(["run", "--config"])
             .arg(&file)
             .env("A2A_BRIDGE_LOG", &self.log)
@@ -155,18 +150,18 @@ impl Builder {
             .spawn()
             .expect("the bridge starts");
         let bridge = Bridge { child, log, client, prefix, registry, mark, nats, dir };
-        eventually(SOON, || async { bridge.log().contains("serving; stop with Ctrl-C").then_some(()) }).await;
+        bridge.until_logged("serving; stop with Ctrl-C").await;
         bridge
     }
 }
 
-/// A running bridge with a server of its own. Dropping it stops it, and checks that nothing is left.
+/// A running bridge with a server of its own. Dropping it stops it, and checks that no process is left.
 pub struct Bridge {
     child: Child,
     log: PathBuf,
     pub client: Client,
     pub prefix: String,
-    /// Everything that is announced, from the start on.
+    /// All announcements in the registry since the start.
     pub registry: Subscriber,
     mark: String,
     pub nats: NatsServer,
@@ -174,40 +169,42 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// A bridge for this agent.
-    pub fn of(agent: AgentSettings) -> Builder {
-        Self::of_none().and(agent)
+    pub fn with(agent: AgentSettings) -> BridgeBuilder {
+        Self::without_agents().and(agent)
     }
 
-    /// A bridge without an agent yet.
-    pub fn of_none() -> Builder {
-        let (nats, variables) = (Map::new(), Vec::new());
-        Builder {
+    pub fn without_agents() -> BridgeBuilder {
+        BridgeBuilder {
             agents: Vec::new(),
-            nats,
+            nats: Map::new(),
             more: Map::new(),
             grace: "500ms".into(),
             log: "info,a2a_bridge=debug".into(),
-            variables,
+            variables: Vec::new(),
         }
     }
 
-    /// A bridge for one demo agent called `demo`.
-    pub async fn of_demo(switches: &[&str]) -> Self {
-        Self::of(launched("demo", switches)).start().await
+    /// A running bridge that launched one demo agent, called `demo`.
+    pub async fn with_demo(switches: &[&str]) -> Self {
+        Self::with(launched("demo", switches)).start().await
     }
 
-    /// A request to an action, as in `demo.echo`.
+    /// A running bridge for one fake agent, called `peer`.
+    pub async fn with_peer(peer: &Peer) -> Self {
+        Self::with(attached("peer", &peer.url())).start().await
+    }
+
+    /// A call of an action, as in `demo.echo`.
     pub fn call(&self, action: &str, body: impl IntoBody) -> Call {
         Call::new(&self.client, self.subject(action), body)
     }
 
-    /// A request with nothing but a prompt.
+    /// A call with nothing but a prompt.
     pub fn prompt(&self, action: &str, prompt: &str) -> Call {
         self.call(action, json!({ "prompt": prompt }))
     }
 
-    /// An answer to a question of the agent.
+    /// An answer to a follow-up.
     pub fn answer(&self, agent: &str, follow_up_id: &str, response: &str) -> Call {
         let body = json!({"follow_up_id": follow_up_id, "user_response": response});
         self.call(&format!("{agent}.provide_required_input"), body)
@@ -229,17 +226,17 @@ impl Bridge {
         format!("{}.action.{action}", self.prefix)
     }
 
-    /// What `$SRV.<verb>.<name>` answers; `None` when nobody does, or when a service that is about to
-    /// leave has taken the question along.
+    /// The reply to `$SRV.<verb>.<name>`; `None` if there are no responders, or if a service that is stopping
+    /// has received the request and does not reply any more.
     pub async fn ask(&self, verb: &str, name: &str) -> Option<Value> {
         let question = Call::new(&self.client, format!("$SRV.{verb}.{name}"), "");
-        let reply = question.begin().await.reply_within(QUESTION).await?;
+        let reply = question.begin().await.reply_within(DISCOVERY_TIMEOUT).await?;
         (!reply.is_no_responders()).then_some(reply.body)
     }
 
     /// The service of an agent as INFO shows it.
     pub async fn info(&self, agent: &str) -> Value {
-        self.ask("INFO", agent).await.expect("the service is there")
+        self.ask("INFO", agent).await.expect("the service replies")
     }
 
     /// The state of an agent as INFO shows it.
@@ -248,19 +245,19 @@ impl Bridge {
         info["metadata"]["a2a.state"].as_str().map(str::to_owned)
     }
 
-    /// Waits until the agent is in this state and its actions are what they are in it.
+    /// Waits until the agent is in this state; its skills are published in state `ready` only.
     pub async fn until(&self, agent: &str, state: &str) {
-        eventually(LATER, || async {
+        eventually(|| async {
             let info = self.ask("INFO", agent).await?;
-            let skills = info["endpoints"].as_array()?.len() > BUILT_IN;
+            let skills = info["endpoints"].as_array()?.len() > BUILT_IN.len();
             (info["metadata"]["a2a.state"] == state && skills == (state == "ready")).then_some(())
         })
         .await;
     }
 
-    /// Waits until nobody listens to a skill any more. What is asked while it leaves is told so.
+    /// Waits until a skill of an unavailable agent is withdrawn. Calls before that get `agent_unavailable`.
     pub async fn until_no_responders(&self, action: &str) {
-        eventually(SOON, || async {
+        eventually(|| async {
             let reply = self.prompt(action, "x").await;
             if reply.is_no_responders() {
                 return Some(());
@@ -271,19 +268,23 @@ impl Bridge {
         .await;
     }
 
-    /// Waits until an agent that is replaced or removed listens to a skill no more. It serves what arrives before.
+    /// Waits until a skill of a replaced or removed agent is withdrawn. Calls before that are served.
     pub async fn until_withdrawn(&self, action: &str) {
-        eventually(SOON, || async { self.prompt(action, "x").await.is_no_responders().then_some(()) }).await;
+        wait_until(|| async { self.prompt(action, "x").await.is_no_responders() }).await;
     }
 
-    /// The names of an agent's endpoints, the built-in ones left out.
+    /// The names of an agent's endpoints without the built-in ones.
     pub async fn actions(&self, agent: &str) -> Vec<String> {
-        names(&self.info(agent).await)
+        let info = self.info(agent).await;
+        let endpoints = info["endpoints"].as_array().expect("a list of endpoints");
+        let names = endpoints.iter().filter_map(|endpoint| endpoint["name"].as_str());
+        let is_built_in = |name: &&str| BUILT_IN.contains(name);
+        names.filter(|name| !is_built_in(name)).map(str::to_owned).collect()
     }
 
-    /// The counts of one endpoint, once `requests` are counted.
+    /// The STATS of one endpoint, once they count this many requests.
     pub async fn stats(&self, agent: &str, endpoint: &str, requests: u64) -> Value {
-        eventually(SOON, || async {
+        eventually(|| async {
             let stats = self.ask("STATS", agent).await?;
             let all = stats["endpoints"].as_array()?;
             let found = all.iter().find(|one| one["name"] == endpoint)?.clone();
@@ -292,7 +293,7 @@ impl Bridge {
         .await
     }
 
-    /// The next announcement of `agent` that `is` what the test waits for.
+    /// The next announcement of `agent` for which the predicate is true.
     pub async fn announced(&mut self, agent: &str, is: impl Fn(&Value) -> bool) -> Value {
         use futures_util::StreamExt as _;
         let wanted = async {
@@ -304,19 +305,19 @@ impl Bridge {
                 }
             }
         };
-        tokio::time::timeout(LATER, wanted).await.expect("it is announced in time")
+        within_deadline(wanted).await
     }
 
-    /// Begins a call that takes this long.
+    /// Begins a call that takes this many seconds.
     pub async fn begin_slow(&self, agent: &str, seconds: u32) -> Inbox {
         let call = self.prompt(&format!("{agent}.slow"), &seconds.to_string());
         call.begin().await
     }
 
-    /// The id of the one task that a demo agent works on, once the bridge knows it. The agent has to
-    /// give tasks back at once (`--ignore-blocking`), or the bridge knows it only at its end.
+    /// The id of the one task that a demo agent works on, once the bridge knows it. The agent must return
+    /// tasks at once (`--ignore-blocking`), or the bridge learns the id only at the end of the task.
     pub async fn working_task(&self, agent: &str) -> String {
-        eventually(SOON, || async {
+        eventually(|| async {
             let task = self.tasks(agent).await.into_iter().find(is_working)?;
             let id = task["id"].as_str()?.to_owned();
             self.get_task(agent, &id).await.is("WORKING").then_some(id)
@@ -324,34 +325,46 @@ impl Bridge {
         .await
     }
 
-    /// Waits until a demo agent works on something.
+    /// Waits until a demo agent works on a task.
     pub async fn until_working(&self, agent: &str) {
-        eventually(SOON, || async { self.tasks(agent).await.iter().any(is_working).then_some(()) }).await;
+        wait_until(|| async { self.tasks(agent).await.iter().any(is_working) }).await;
     }
 
-    /// All tasks that a demo agent of A2A 1.0 has, asked for at the agent itself.
+    /// All tasks of a demo agent of A2A 1.0, as the agent itself lists them.
     pub async fn tasks(&self, agent: &str) -> Vec<Value> {
         let card = self.card(agent).await;
         let url = card["supportedInterfaces"][0]["url"].as_str().expect("an address");
-        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}});
-        let request = reqwest::Client::new().post(url).header("A2A-Version", "1.0");
-        let answer = request.body(body.to_string()).send().await.unwrap();
-        let answer: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
-        answer["result"]["tasks"].as_array().cloned().unwrap_or_default()
+        let tasks = request_agent(url, "ListTasks", json!({})).await;
+        tasks["tasks"].as_array().cloned().unwrap_or_default()
     }
 
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// What it wrote to stdout.
-    pub fn output(&self) -> String {
+    pub fn stdout(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("bridge.out")).unwrap_or_default()
     }
 
-    /// The processes that it has launched, and theirs.
+    /// The processes of its agents, without the guards: those are the bridge's own.
     pub fn launched(&self) -> Vec<i32> {
-        processes::marked(&self.mark)
+        let is_guard = |pid: &i32| processes::command_line(*pid).starts_with("a2a-bridge: guard of");
+        processes::marked(&self.mark).into_iter().filter(|pid| !is_guard(pid)).collect()
+    }
+
+    pub fn kill_agents(&self) {
+        for pid in self.launched() {
+            processes::signal(pid, Signal::SIGKILL);
+        }
+    }
+
+    pub async fn until_logged(&self, text: &str) {
+        wait_until(|| async { self.log().contains(text) }).await;
+    }
+
+    /// The updates of all submitted tasks from now on.
+    pub async fn task_updates(&self) -> TaskUpdates {
+        TaskUpdates::subscribe(&self.client, &self.prefix).await
     }
 
     pub fn pid(&self) -> u32 {
@@ -362,7 +375,7 @@ impl Bridge {
         processes::signal(i32::try_from(self.child.id()).unwrap(), signal);
     }
 
-    /// Has it read its settings again, with this change.
+    /// Changes the settings and has the bridge reload them.
     pub fn reload(&self, change: impl Fn(&mut Value)) {
         let file = self.dir.path().join("bridge.yaml");
         let mut settings = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -371,13 +384,12 @@ impl Bridge {
         self.signal(Signal::SIGHUP);
     }
 
-    /// Waits until the bridge has ended.
+    /// Waits until the bridge has exited.
     pub async fn ended(&mut self) -> ExitStatus {
         let child = std::cell::RefCell::new(&mut self.child);
-        eventually(LATER, || async { child.borrow_mut().try_wait().unwrap() }).await
+        eventually(|| async { child.borrow_mut().try_wait().unwrap() }).await
     }
 
-    /// Stops it in order.
     pub async fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
         self.ended().await
@@ -403,26 +415,16 @@ impl Bridge {
     }
 }
 
-fn is_working(task: &Value) -> bool {
+pub fn is_working(task: &Value) -> bool {
     task["status"]["state"] == "TASK_STATE_WORKING"
 }
 
-/// How many endpoints every agent has.
-const BUILT_IN: usize = 4;
-
-/// The names of a service's endpoints, the built-in ones left out.
-pub fn names(info: &Value) -> Vec<String> {
-    let all = info["endpoints"].as_array().expect("a list of endpoints");
-    all.iter()
-        .filter_map(|endpoint| endpoint["name"].as_str())
-        .filter(|name| !["provide_required_input", "cancel_task", "get_task", "card"].contains(name))
-        .map(str::to_owned)
-        .collect()
-}
+/// The endpoints that every agent has.
+const BUILT_IN: [&str; 4] = ["provide_required_input", "cancel_task", "get_task", "card"];
 
 #[expect(clippy::disallowed_methods, reason = "a drop cannot await")]
 fn wait(child: &mut Child) -> Result<ExitStatus, String> {
-    let deadline = Instant::now() + END;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     while Instant::now() < deadline {
         if let Ok(Some(status)) = child.try_wait() {
             return Ok(status);
@@ -431,7 +433,7 @@ fn wait(child: &mut Child) -> Result<ExitStatus, String> {
     }
     let _ = child.kill();
     let _ = child.wait();
-    Err(format!("the bridge did not end within {END:?}"))
+    Err(format!("the bridge did not end within {STOP_TIMEOUT:?}"))
 }
 
 impl Drop for Bridge {

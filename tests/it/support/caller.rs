@@ -1,4 +1,4 @@
-//! A caller on the mesh, with an inbox of its own for every request.
+//! A caller on NATS, with an inbox of its own for every request.
 
 use std::future::{Future, IntoFuture};
 use std::ops::Index;
@@ -11,12 +11,11 @@ use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-/// How long a reply may take.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How long an inbox is watched for a reply too many.
-const BEYOND: Duration = Duration::from_millis(200);
+use super::eventually::within_deadline;
 
-/// What can be the body of a request.
+/// How long a test watches an inbox for a second reply.
+const SECOND_REPLY: Duration = Duration::from_millis(200);
+
 pub trait IntoBody {
     fn into_body(self) -> Bytes;
 }
@@ -45,7 +44,7 @@ impl IntoBody for Bytes {
     }
 }
 
-/// A request in the making: await it for its reply.
+/// A request that is not sent yet: await it for its reply.
 pub struct Call {
     client: Client,
     subject: String,
@@ -58,13 +57,18 @@ impl Call {
         Self { client: client.clone(), subject, headers: HeaderMap::new(), body: body.into_body() }
     }
 
-    /// Adds a header; one that is there already gets a second value.
+    /// Adds a header; one that is already set gets a second value.
     pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.append(name, value);
         self
     }
 
-    /// Sends the request; the inbox gets what comes back.
+    /// Sets the reply mode.
+    pub fn mode(self, mode: &str) -> Self {
+        self.header("A2A-Reply", mode)
+    }
+
+    /// Sends the request; replies arrive in the inbox.
     pub async fn begin(self) -> Inbox {
         let inbox = self.client.new_inbox();
         let subscriber = self.client.subscribe(inbox.clone()).await.unwrap();
@@ -76,7 +80,7 @@ impl Call {
         Inbox { subscriber }
     }
 
-    /// The reply, and the certainty that there is only one.
+    /// The reply; panics if there is a second one.
     pub async fn only_reply(self) -> Reply {
         self.begin().await.only_reply().await
     }
@@ -91,16 +95,14 @@ impl IntoFuture for Call {
     }
 }
 
-/// Where replies arrive.
+/// The subscription on which replies arrive.
 pub struct Inbox {
     subscriber: Subscriber,
 }
 
 impl Inbox {
-    /// The next reply.
     pub async fn reply(&mut self) -> Reply {
-        let message = timeout(PATIENCE, self.subscriber.next()).await;
-        Reply::of(message.expect("a reply in time").expect("the connection is up"))
+        Reply::of(within_deadline(self.subscriber.next()).await.expect("the connection is up"))
     }
 
     /// The next reply if it comes within `limit`.
@@ -108,17 +110,16 @@ impl Inbox {
         timeout(limit, self.subscriber.next()).await.ok().flatten().map(Reply::of)
     }
 
-    /// The reply, and the certainty that there is only one.
+    /// The reply; panics if there is a second one.
     pub async fn only_reply(mut self) -> Reply {
         let reply = self.reply().await;
-        if let Some(second) = self.reply_within(BEYOND).await {
+        if let Some(second) = self.reply_within(SECOND_REPLY).await {
             panic!("a second reply: {second:?} after {reply:?}");
         }
         reply
     }
 }
 
-/// What came back.
 #[derive(Debug, Clone)]
 pub struct Reply {
     pub nats_status: Option<u16>,
@@ -154,24 +155,22 @@ impl Reply {
         self["message"].as_str().unwrap_or_default()
     }
 
-    /// The id of the task that the reply is about.
     pub fn task_id(&self) -> String {
         let id = self["task"]["id"].as_str();
         id.unwrap_or_else(|| panic!("no task id in {self:?}")).to_owned()
     }
 
-    /// The id to answer the agent's question with.
     pub fn follow_up_id(&self) -> String {
         let id = self["data"]["follow_up_id"].as_str();
         id.unwrap_or_else(|| panic!("no follow-up id in {self:?}")).to_owned()
     }
 
-    /// The code of an error, and of a task that failed.
+    /// The code of an error or of a failed task.
     pub fn code(&self) -> &str {
         self["error_info"]["code"].as_str().unwrap_or_default()
     }
 
-    /// Asserts that this is a reply with `status`, as the contract wants such replies to be.
+    /// Asserts that this is a valid reply with this status.
     #[track_caller]
     pub fn expect(self, status: &str) -> Self {
         assert!(self.is(status), "not {status}: {self:?}");
@@ -188,7 +187,7 @@ impl Reply {
         self
     }
 
-    /// Asserts that this is an error with `code` and its number, as the contract wants errors to be.
+    /// Asserts that this is a valid error with this code and its number.
     #[track_caller]
     pub fn expect_error(self, code: &str) -> Self {
         let number = match code {
@@ -201,7 +200,7 @@ impl Reply {
             "agent_error" => "502",
             "agent_unavailable" | "task_lost" => "503",
             "timeout" | "outcome_unknown" => "504",
-            other => panic!("{other} is no code of the contract"),
+            other => panic!("{other} is not an error code"),
         };
         assert_eq!(self.code(), code, "{self:?}");
         assert_eq!(self["status"], "ERROR", "{self:?}");
@@ -220,7 +219,7 @@ impl Reply {
         self
     }
 
-    /// Asserts that the message says `what`.
+    /// Asserts that the message contains this text.
     #[track_caller]
     pub fn saying(self, what: &str) -> Self {
         assert!(self.message().contains(what), "not {what:?}: {self:?}");

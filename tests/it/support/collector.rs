@@ -1,12 +1,12 @@
-//! A collector of OpenTelemetry: takes what is exported and reads it as `opentelemetry/proto` has it.
+//! A fake OpenTelemetry collector, which decodes the exported spans by hand after `opentelemetry/proto`.
 
 use std::collections::BTreeMap;
 
+use super::Bridge;
 use super::eventually::eventually;
-use super::peer::{Answer, Peer, Seen};
-use super::{Bridge, LATER};
+use super::peer::{Answer, HttpRequest, Peer};
 
-/// A span as it arrived, ids in hex.
+/// An exported span; ids are hexadecimal.
 #[derive(Debug, Clone, Default)]
 pub struct Span {
     pub trace_id: String,
@@ -16,15 +16,14 @@ pub struct Span {
     pub name: String,
     pub kind: u64,
     pub attributes: BTreeMap<String, String>,
-    /// 2 is an error.
+    /// 2 means error.
     pub status: u64,
     pub status_text: String,
     pub events: usize,
-    /// The attributes of whoever sent it.
+    /// The attributes of its resource.
     pub resource: BTreeMap<String, String>,
 }
 
-/// A receiver on a free port.
 pub struct Collector(Peer);
 
 impl Collector {
@@ -32,12 +31,12 @@ impl Collector {
         Self::answering(200)
     }
 
-    /// One that answers everything with this status.
+    /// A collector that answers every request with this status.
     pub fn answering(status: u16) -> Self {
         Self(Peer::start(move |_| Answer::text(status, "application/x-protobuf", "")))
     }
 
-    /// One that takes everything and never answers.
+    /// A collector that reads requests and never answers.
     pub fn hanging() -> Self {
         Self(Peer::start(|_| {
             loop {
@@ -50,23 +49,21 @@ impl Collector {
         self.0.url()
     }
 
-    /// The requests that arrived.
-    pub fn seen(&self) -> Vec<Seen> {
-        self.0.seen()
+    pub fn requests(&self) -> Vec<HttpRequest> {
+        self.0.requests()
     }
 
-    /// All spans that arrived.
     pub fn spans(&self) -> Vec<Span> {
-        self.seen().iter().flat_map(|seen| spans(&seen.body)).collect()
+        self.requests().iter().flat_map(|seen| spans(&seen.body)).collect()
     }
 
     /// All spans, once there are this many.
     pub async fn until(&self, count: usize) -> Vec<Span> {
-        eventually(LATER, || async { Some(self.spans()).filter(|spans| spans.len() >= count) }).await
+        eventually(|| async { Some(self.spans()).filter(|spans| spans.len() >= count) }).await
     }
 
-    /// All spans there ever will be: those of a bridge that has ended.
-    pub async fn after(&self, bridge: &mut Bridge) -> Vec<Span> {
+    /// Stops the bridge, which exports the rest, and returns all spans.
+    pub async fn spans_after_stop(&self, bridge: &mut Bridge) -> Vec<Span> {
         assert!(bridge.stop().await.success());
         self.spans()
     }
@@ -101,7 +98,7 @@ impl Field<'_> {
     }
 }
 
-/// A message of protobuf, taken apart by field number.
+/// The fields of a protobuf message with their numbers.
 fn fields(mut message: &[u8]) -> Vec<(u64, Field<'_>)> {
     let mut fields = Vec::new();
     while !message.is_empty() {

@@ -3,9 +3,10 @@
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::{Child, Command, Stdio};
 
-use super::SOON;
+use serde_json::{Value, json};
+
 use super::eventually::eventually;
-use super::processes::free_port;
+use super::processes::{free_port, program};
 
 /// A demo agent that the test runs. Dropping it ends it.
 pub struct DemoAgent {
@@ -24,16 +25,15 @@ impl DemoAgent {
         }
     }
 
-    /// A running agent.
     pub async fn start(switches: &[&str]) -> Self {
         let mut agent = Self::new(switches);
         agent.run().await;
         agent
     }
 
-    /// Starts it and waits until it listens.
+    /// Starts the process, also again after [`kill`](Self::kill), and waits until it listens.
     pub async fn run(&mut self) {
-        let child = Command::new(env!("CARGO_BIN_EXE_a2a-bridge"))
+        let child = Command::new(program())
             .args(["demo-agent", "--port", &self.port.to_string()])
             .args(&self.switches)
             .stdin(Stdio::null())
@@ -43,10 +43,9 @@ impl DemoAgent {
             .expect("the demo agent starts");
         self.child = Some(child);
         let port = self.port;
-        eventually(SOON, || async move { TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok() }).await;
+        eventually(|| async move { TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok() }).await;
     }
 
-    /// Ends it as a crash would.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -54,17 +53,16 @@ impl DemoAgent {
         }
     }
 
-    /// The state of a task, asked for at the agent itself.
+    /// The state of a task, as the agent itself returns it.
     pub async fn state_of(&self, task_id: &str) -> String {
-        let body =
-            serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": task_id}});
-        let request = reqwest::Client::new().post(self.url()).header("A2A-Version", "1.0");
-        let answer = request.body(body.to_string()).send().await.unwrap().bytes().await.unwrap();
-        let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
-        answer["result"]["status"]["state"].as_str().unwrap_or_default().to_owned()
+        let task = request_agent(&self.url(), "GetTask", json!({ "id": task_id })).await;
+        task["status"]["state"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
@@ -74,4 +72,12 @@ impl Drop for DemoAgent {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Calls a method of an agent of A2A 1.0 without the bridge, and returns its result.
+pub async fn request_agent(url: &str, method: &str, params: Value) -> Value {
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+    let request = reqwest::Client::new().post(url).header("A2A-Version", "1.0").body(body);
+    let answer = request.send().await.unwrap().bytes().await.unwrap();
+    serde_json::from_slice::<Value>(&answer).unwrap()["result"].take()
 }

@@ -1,4 +1,4 @@
-//! The frames of a streamed reply, collected to its end and checked for what holds of every stream.
+//! The frames of a streamed reply, collected to its end and checked for the rules of every stream.
 
 use serde_json::Value;
 
@@ -11,20 +11,33 @@ pub struct Stream {
     pub frames: Vec<(String, Value)>,
     /// The result, with the headers of its message.
     pub result: Reply,
-    /// How many keep-alives came, which have no number.
+    /// The number of keep-alives, which have no sequence number.
     pub keep_alives: usize,
 }
 
 impl Call {
-    /// Sends the request in mode `stream` and collects everything to the empty message.
+    /// Sends the request in mode `stream` and collects the frames up to the empty message.
     pub async fn stream(self) -> Stream {
-        let inbox = self.header("A2A-Reply", "stream").begin().await;
-        Stream::collect(inbox).await
+        Stream::collect(self.mode("stream").begin().await).await
+    }
+
+    /// Sends the request in this mode and returns its only reply, or the result of its stream.
+    pub async fn reply_in_mode(self, mode: &str) -> Reply {
+        self.mode(mode).begin().await.reply_in_mode(mode).await
+    }
+}
+
+impl Inbox {
+    /// The only reply to a request in this mode, or the result of its stream.
+    pub async fn reply_in_mode(self, mode: &str) -> Reply {
+        match mode {
+            "stream" => Stream::collect(self).await.result,
+            _ => self.only_reply().await,
+        }
     }
 }
 
 impl Stream {
-    /// Collects a stream to its end.
     pub async fn collect(mut inbox: Inbox) -> Self {
         let (mut frames, mut keep_alives) = (Vec::new(), 0);
         let mut result = None;
@@ -62,19 +75,19 @@ impl Stream {
         self.frames.iter().filter(|(own, _)| own == kind).map(|(_, data)| data).collect()
     }
 
-    /// The types of all frames, runs of one type as one.
+    /// The types of all frames, with repetitions of one type as one.
     pub fn outline(&self) -> String {
         let mut kinds: Vec<&str> = self.frames.iter().map(|(kind, _)| kind.as_str()).collect();
         kinds.dedup();
         kinds.join(" ")
     }
 
-    /// All text of the answer.
+    /// The text of all `response` frames.
     pub fn response(&self) -> String {
         self.all("response").iter().filter_map(|data| data.as_str()).collect()
     }
 
-    /// The states that were told.
+    /// The states of all `state` frames.
     pub fn states(&self) -> Vec<&str> {
         self.all("state").iter().filter_map(|data| data["state"].as_str()).collect()
     }

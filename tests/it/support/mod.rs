@@ -1,4 +1,5 @@
-//! What the tests stand on: a real server, the real program, real agents, and waiting without sleeping.
+//! Support for the tests: a real nats-server, the real program, real and fake agents, callers, and waiting
+//! without sleeping.
 
 pub mod agent_protocol;
 pub mod bridge;
@@ -15,18 +16,12 @@ pub mod processes;
 pub mod proxy;
 #[cfg(target_os = "linux")]
 pub mod site;
+pub mod updates;
 pub mod weather;
 
 pub use bridge::{Bridge, attached, launched};
 pub use caller::Reply;
 pub use demo_agent::DemoAgent;
-pub use eventually::{eventually, eventually_eq};
+pub use eventually::{DEADLINE, eventually, eventually_eq, wait_until, within_deadline};
 pub use nats::NatsServer;
 pub use peer::{Answer, Peer};
-
-use std::time::Duration;
-
-/// For things that take a moment.
-pub const SOON: Duration = Duration::from_secs(10);
-/// For things that take a pause of the bridge: a restart, a look-up of an agent that was away.
-pub const LATER: Duration = Duration::from_secs(20);

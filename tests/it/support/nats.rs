@@ -10,9 +10,6 @@ use tempfile::TempDir;
 
 use super::eventually::eventually;
 
-/// How long a server may take to listen.
-const START: Duration = Duration::from_secs(10);
-
 /// A nats-server on a free port. Dropping it ends it.
 pub struct NatsServer {
     dir: TempDir,
@@ -22,7 +19,6 @@ pub struct NatsServer {
 }
 
 impl NatsServer {
-    /// A server without a configuration file.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
     }
@@ -45,7 +41,7 @@ impl NatsServer {
         Self { dir, arguments, child, port }
     }
 
-    /// Gives a server that was started with a configuration file another content of it.
+    /// Replaces the configuration file of a server that was started with one, and reloads it.
     pub fn reconfigure(&self, configuration: &str) {
         std::fs::write(self.dir.path().join("nats.conf"), configuration)
             .expect("the configuration is written");
@@ -56,16 +52,16 @@ impl NatsServer {
         assert!(reloaded.success());
     }
 
-    /// Ends the server by force and starts it again on the same port.
+    /// Kills the server and starts it again on the same port.
     pub async fn restart(&mut self) {
         self.end();
         let (child, port) = spawn(self.dir.path(), &self.arguments, Some(self.port)).await;
         (self.child, self.port) = (child, port);
     }
 
-    /// Ends the server by force; [`restart`](Self::restart) brings it back.
+    /// Kills the server; [`restart`](Self::restart) starts it again.
     pub fn end(&mut self) {
-        // It may have ended already; what matters is that it has when this returns.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -74,17 +70,15 @@ impl NatsServer {
         self.port
     }
 
-    /// Where it listens.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// A client of it that comes back quickly when the server does.
+    /// A client that reconnects quickly.
     pub async fn connect(&self) -> Client {
         self.connect_with(ConnectOptions::new()).await
     }
 
-    /// A client of it with these options.
     pub async fn connect_with(&self, options: ConnectOptions) -> Client {
         options
             .reconnect_delay_callback(|_| Duration::from_millis(20))
@@ -112,7 +106,7 @@ async fn spawn(dir: &Path, arguments: &[String], port: Option<u16>) -> (Child, u
         .spawn()
         .expect("nats-server starts; set NATS_SERVER_BIN to where it is");
     let file = dir.join(format!("nats-server_{}.ports", child.id()));
-    let port = eventually(START, || async {
+    let port = eventually(|| async {
         let ports: Value = serde_json::from_slice(&std::fs::read(&file).ok()?).ok()?;
         ports["nats"][0].as_str()?.rsplit(':').next()?.parse().ok()
     })
@@ -120,7 +114,7 @@ async fn spawn(dir: &Path, arguments: &[String], port: Option<u16>) -> (Child, u
     (child, port)
 }
 
-/// `NATS_SERVER_BIN`, or the one that the setup script fetched, or whichever is in the path.
+/// `NATS_SERVER_BIN`, or the one that `scripts/nats-server` downloaded, or the one on the path.
 fn binary() -> PathBuf {
     let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join(".tools/bin/nats-server");
     match std::env::var_os("NATS_SERVER_BIN") {

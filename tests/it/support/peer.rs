@@ -1,4 +1,4 @@
-//! Tiny HTTP servers that misbehave as told: plain sockets, so that every byte can be wrong.
+//! Fake agents: tiny HTTP servers on plain sockets, so that a test can get every byte wrong.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// A request as it arrived.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct HttpRequest {
     pub method: String,
     pub path: String,
     /// Names in lower case.
@@ -18,7 +17,7 @@ pub struct Seen {
     pub body: Vec<u8>,
 }
 
-impl Seen {
+impl HttpRequest {
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(own, _)| own == name);
         found.map(|(_, value)| value.as_str())
@@ -32,28 +31,31 @@ impl Seen {
     pub fn rpc_method(&self) -> String {
         self.json()["method"].as_str().unwrap_or_default().to_owned()
     }
-}
 
-impl Seen {
-    /// Whether the bridge only wants to know which wire is spoken: it asks for a task that nobody has.
+    /// Whether it sends a message to an existing task, as an answer to a follow-up does.
+    pub fn is_answer(&self) -> bool {
+        self.json()["params"]["message"]["taskId"].is_string()
+    }
+
+    /// Whether the bridge only probes the dialect: it asks for a task that does not exist.
     fn is_probe(&self) -> bool {
         let id = self.json()["params"]["id"].as_str().map(uuid::Uuid::parse_str);
         matches!(self.rpc_method().as_str(), "GetTask" | "tasks/get") && matches!(id, Some(Ok(_)))
     }
 }
 
-/// What to do with a request.
+/// How a fake agent answers a request.
 pub enum Answer {
     /// A whole response.
     Http(u16, Vec<(&'static str, String)>, Vec<u8>),
-    /// These bytes, and the end of the connection.
+    /// These bytes, then the connection closes.
     Raw(Vec<u8>),
     /// Server-sent events, written in pieces of this size.
     Events(Vec<u8>, usize),
-    /// The beginning of a stream of events, then these bytes again and again with a pause between them,
-    /// until the reader leaves.
+    /// The beginning of a stream of events, then these bytes repeatedly with a pause between them, until
+    /// the reader disconnects.
     Endless(Vec<u8>, Vec<u8>, Duration),
-    /// Nothing, and the end of the connection.
+    /// The connection closes without an answer.
     Close,
 }
 
@@ -68,18 +70,26 @@ impl Answer {
     }
 
     /// The result of a JSON-RPC call.
-    pub fn result(seen: &Seen, result: &Value) -> Self {
+    pub fn result(seen: &HttpRequest, result: &Value) -> Self {
         Self::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "result": result}))
     }
 
-    /// The agent knows no such task.
-    pub fn not_found(seen: &Seen) -> Self {
-        let error = json!({"code": -32001, "message": "Task not found"});
+    /// The error of a JSON-RPC call.
+    pub fn error(seen: &HttpRequest, error: &Value) -> Self {
         Self::json(&json!({"jsonrpc": "2.0", "id": seen.json()["id"], "error": error}))
     }
 
-    /// A task of A2A 1.0 as the result of a send.
-    pub fn task(seen: &Seen, state: &str, text: &str) -> Self {
+    pub fn task_not_found(seen: &HttpRequest) -> Self {
+        Self::error(seen, &json!({"code": -32001, "message": "Task not found"}))
+    }
+
+    /// A stream of these results, written at once.
+    pub fn stream(results: &[Value]) -> Self {
+        Self::Events(results.iter().flat_map(event).collect(), usize::MAX)
+    }
+
+    /// A task of A2A 1.0 as the result of any method.
+    pub fn task(seen: &HttpRequest, state: &str, text: &str) -> Self {
         let message = json!({"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": text}]});
         let task =
             json!({"id": "task-1", "contextId": "context-1", "status": {"state": state, "message": message}});
@@ -94,16 +104,16 @@ const EVENTS: &str = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConn
 /// A server on a free port. Dropping it ends it.
 pub struct Peer {
     port: u16,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<HttpRequest>>>,
     ended: Arc<AtomicBool>,
 }
 
 impl Peer {
     /// Serves every request by `answer`.
-    pub fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
+    pub fn start(answer: impl Fn(&HttpRequest) -> Answer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().unwrap().port();
-        let (seen, ended) = (Arc::<Mutex<Vec<Seen>>>::default(), Arc::new(AtomicBool::new(false)));
+        let (seen, ended) = (Arc::<Mutex<Vec<HttpRequest>>>::default(), Arc::new(AtomicBool::new(false)));
         let (record, end, answer) = (Arc::clone(&seen), Arc::clone(&ended), Arc::new(answer));
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -114,7 +124,7 @@ impl Peer {
                 std::thread::spawn(move || {
                     if let Some(request) = read(&stream) {
                         if request.is_probe() {
-                            return write(stream, &Answer::not_found(&request));
+                            return write(stream, &Answer::task_not_found(&request));
                         }
                         record.lock().unwrap().push(request.clone());
                         write(stream, &answer(&request));
@@ -125,29 +135,46 @@ impl Peer {
         Self { port, seen, ended }
     }
 
-    /// An agent of A2A 1.0 with one skill, `ask`: its card is good, its calls are answered by `answer`.
-    pub fn agent(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
+    /// An agent of A2A 1.0 with one skill, `ask`, that does not stream.
+    pub fn agent(answer: impl Fn(&HttpRequest) -> Answer + Send + Sync + 'static) -> Self {
+        Self::agent_with_card(card(&["ask"]), answer)
+    }
+
+    /// An agent of A2A 1.0 with one skill, `ask`, that streams.
+    pub fn streaming_agent(answer: impl Fn(&HttpRequest) -> Answer + Send + Sync + 'static) -> Self {
+        Self::agent_with_card(streaming_card(&["ask"]), answer)
+    }
+
+    pub fn agent_with_card(
+        card: Value,
+        answer: impl Fn(&HttpRequest) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         Self::start(move |seen| match seen.method.as_str() {
-            "GET" if seen.path.starts_with("/.well-known/") => Answer::json(&card(&["ask"])),
+            "GET" if seen.path.starts_with("/.well-known/") => Answer::json(&card),
             "GET" => Answer::text(404, "text/plain", "nothing here"),
             _ => answer(seen),
         })
+    }
+
+    /// An agent that completes every task with this text.
+    pub fn completing(text: &'static str) -> Self {
+        Self::agent(move |seen| Answer::task(seen, "TASK_STATE_COMPLETED", text))
     }
 
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Everything that arrived.
-    pub fn seen(&self) -> Vec<Seen> {
+    /// All requests that arrived, without probes of the dialect.
+    pub fn requests(&self) -> Vec<HttpRequest> {
         self.seen.lock().unwrap().clone()
     }
 
     /// The JSON-RPC calls that arrived, by their method.
-    pub fn calls(&self, method: &str) -> Vec<Seen> {
-        let mut seen = self.seen();
-        seen.retain(|seen| seen.rpc_method() == method);
-        seen
+    pub fn calls(&self, method: &str) -> Vec<HttpRequest> {
+        let mut requests = self.requests();
+        requests.retain(|request| request.rpc_method() == method);
+        requests
     }
 }
 
@@ -177,12 +204,12 @@ pub fn card(skills: &[&str]) -> Value {
     })
 }
 
-/// One event of a stream, with this result.
+/// A server-sent event with this result.
 pub fn event(result: &Value) -> Vec<u8> {
     format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": 1, "result": result})).into_bytes()
 }
 
-fn read(stream: &TcpStream) -> Option<Seen> {
+fn read(stream: &TcpStream) -> Option<HttpRequest> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
@@ -200,11 +227,11 @@ fn read(stream: &TcpStream) -> Option<Seen> {
     let length = headers.iter().find(|(name, _)| name == "content-length");
     let mut body = vec![0; length.map_or(0, |(_, value)| value.parse().unwrap_or(0))];
     reader.read_exact(&mut body).ok()?;
-    Some(Seen { method, path, headers, body })
+    Some(HttpRequest { method, path, headers, body })
 }
 
 fn write(mut stream: TcpStream, answer: &Answer) {
-    // The reader may have gone: that is its business.
+    // The reader may have disconnected.
     let _ = match answer {
         Answer::Close => Ok(()),
         Answer::Raw(bytes) => stream.write_all(bytes),

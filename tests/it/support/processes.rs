@@ -1,14 +1,19 @@
-//! Ports, signals and what is left of processes.
+//! The program under test, ports, signals, and the processes that a test's bridge launched.
 
 use std::net::{Ipv4Addr, TcpListener};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The variable that marks every process which a test's bridge has launched.
-pub const MARK: &str = "A2A_BRIDGE_TEST_MARK";
+/// The variable that marks every process which a test's bridge launched.
+pub const MARK: &str = "A2A_TEST_MARK";
 
-/// A port that is free right now, and that no outgoing connection will take: those use higher ones.
+/// The path of the program under test.
+pub fn program() -> &'static str {
+    env!("CARGO_BIN_EXE_a2a-bridge")
+}
+
+/// A port that is free right now, and that no outgoing connection takes: those use higher ones.
 pub fn free_port() -> u16 {
     loop {
         let port = fastrand::u16(10_000..32_000);
@@ -18,7 +23,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// The processes of this system whose environment has the mark. A zombie has none.
+/// The living processes whose environment has the mark, guards included. A zombie has no environment.
 pub fn marked(mark: &str) -> Vec<i32> {
     let wanted = format!("{MARK}={mark}").into_bytes();
     let Ok(all) = std::fs::read_dir("/proc") else {
@@ -26,18 +31,19 @@ pub fn marked(mark: &str) -> Vec<i32> {
     };
     all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|pid: &i32| {
-            // The guards are the bridge's own; they end with what they guard.
-            let is_guard = std::fs::read(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|line| line.starts_with(b"a2a-bridge: guard of"));
-            !is_guard
-                && std::fs::read(format!("/proc/{pid}/environ"))
-                    .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted))
+            std::fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted))
         })
         .collect()
 }
 
-/// Sends a signal to one process.
+/// The arguments of a process, each followed by a NUL.
+pub fn command_line(pid: i32) -> String {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).into_owned()
+}
+
+/// Sends a signal to a process, which may have exited already.
 pub fn signal(pid: i32, signal: Signal) {
-    // It may have ended by itself.
     let _ = kill(Pid::from_raw(pid), signal);
 }

@@ -1,4 +1,4 @@
-//! A bridge as its own process, agents with a mark, and looking at what runs.
+//! A bridge whose process a test starts, kills and starts again, and the processes of its agents.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -6,27 +6,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use a2a_bridge::internal::AgentReport;
-use a2a_bridge::internal::procfs::{self, Stat};
+use a2a_bridge::internal::procfs::Stat;
 use a2a_bridge::internal::{Subjects, Token};
 use async_nats::Client;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::eventually::eventually;
+use super::eventually::{DEADLINE, eventually_within, wait_until};
 use super::nats::NatsServer;
+use super::processes::{self, MARK, marked, program};
 
-/// Long enough for a machine that does much else.
-pub const SOON: Duration = Duration::from_secs(20);
-/// The variable that marks the processes of one test.
-pub const MARK: &str = "A2A_TEST_MARK";
-
-/// The program under test.
-pub fn program() -> &'static str {
-    env!("CARGO_BIN_EXE_a2a-bridge")
-}
-
-/// A settings file, a broker, and whatever bridge runs there now. Dropping it ends everything.
+/// A folder with a settings file, a NATS server, and at most one running bridge. Dropping it ends them all.
 pub struct Site {
     pub server: NatsServer,
     pub client: Client,
@@ -48,6 +38,14 @@ impl Site {
         }
     }
 
+    /// A site with these agents and a running bridge.
+    pub async fn running(agents: &[(&str, &str)]) -> Self {
+        let mut site = Self::new().await;
+        site.settings(agents);
+        site.start();
+        site
+    }
+
     pub fn folder(&self) -> &Path {
         self.dir.path()
     }
@@ -60,7 +58,7 @@ impl Site {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    /// Writes the settings: each agent is a block of lines below its name.
+    /// Writes the settings: each agent is a name and the lines below it.
     pub fn settings(&self, agents: &[(&str, &str)]) {
         self.settings_with("", agents);
     }
@@ -69,7 +67,7 @@ impl Site {
         self.settings_at(&self.server.url(), head, agents);
     }
 
-    /// The same for a bridge that finds its broker elsewhere.
+    /// Writes the settings of a bridge that connects to another NATS URL.
     pub fn settings_at(&self, url: &str, head: &str, agents: &[(&str, &str)]) {
         let mut text = format!("{head}\nnats: {{ url: '{url}' }}\nshutdown_grace: 1s\nagents:\n");
         for (name, lines) in agents {
@@ -84,21 +82,19 @@ impl Site {
         std::fs::write(self.file(), text).unwrap();
     }
 
-    /// Starts a bridge.
     pub fn start(&mut self) -> i32 {
         self.spawn(self.command(&["run"]), self.log_file())
     }
 
-    /// Starts a bridge that logs elsewhere.
     pub fn start_with_stderr(&mut self, stderr: Stdio) -> i32 {
         self.spawn(self.command(&["run"]), stderr)
     }
 
-    /// Starts a bridge by way of another command, which gets the bridge's as its last arguments.
-    pub fn start_by(&mut self, way: &[&str]) -> i32 {
+    /// Starts a bridge through another command, which gets the bridge's command as its last arguments.
+    pub fn start_through(&mut self, wrapper: &[&str]) -> i32 {
         let bridge = self.command(&["run"]);
-        let mut command = Command::new(way[0]);
-        command.args(&way[1..]).arg(bridge.get_program()).args(bridge.get_args());
+        let mut command = Command::new(wrapper[0]);
+        command.args(&wrapper[1..]).arg(bridge.get_program()).args(bridge.get_args());
         command.env("XDG_RUNTIME_DIR", self.dir.path());
         self.spawn(command, self.log_file())
     }
@@ -115,7 +111,7 @@ impl Site {
         pid
     }
 
-    /// How a command finds the mesh.
+    /// The arguments that connect a command to this NATS server.
     pub fn connection(&self) -> [String; 2] {
         ["--nats".into(), self.server.url()]
     }
@@ -127,9 +123,8 @@ impl Site {
             ["run" | "check", ..] => command.arg("--config").arg(self.file()),
             _ => command.args(self.connection()),
         };
-        command
-            // Records of this test only.
-            .env("XDG_RUNTIME_DIR", self.dir.path());
+        // Bridges keep records of their agents there, which other tests must not see.
+        command.env("XDG_RUNTIME_DIR", self.dir.path());
         command
     }
 
@@ -148,12 +143,18 @@ impl Site {
         self.bridge.as_ref().map_or(0, |bridge| i32::try_from(bridge.id()).unwrap())
     }
 
-    /// Sends the bridge a signal.
-    pub fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.pid()), signal).unwrap();
+    /// Stops an agent by command.
+    pub async fn stop_agent(&self, agent: &str) {
+        let (code, out, error) = self.run(&["agents", "stop", agent]).await;
+        assert_eq!(code, 0, "{out}{error}");
     }
 
-    /// Waits until the bridge has ended; its exit code.
+    /// Sends the bridge a signal.
+    pub fn signal(&self, signal: Signal) {
+        processes::signal(self.pid(), signal);
+    }
+
+    /// Waits until the bridge has exited; its exit code.
     pub async fn ended(&mut self) -> Option<i32> {
         let mut bridge = self.bridge.take().unwrap();
         tokio::task::spawn_blocking(move || bridge.wait().unwrap().code()).await.unwrap()
@@ -164,12 +165,23 @@ impl Site {
         self.ended().await;
     }
 
+    /// Kills the bridge together with the guard of this agent.
+    pub async fn kill_9_with_guard_of(&mut self, agent: i32) {
+        let guard = guard_of(agent);
+        // Both are suspended first, or one of them would see the other die.
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            processes::signal(guard, signal);
+            self.signal(signal);
+        }
+        self.ended().await;
+    }
+
     pub async fn stop(&mut self) -> Option<i32> {
         self.signal(Signal::SIGTERM);
         self.ended().await
     }
 
-    /// What the bridge says of an agent; `None` before it does.
+    /// The report of the bridge about an agent; `None` while there is none.
     pub async fn show(&self, agent: &str) -> Option<AgentReport> {
         let subject = Subjects::new("a2a").unwrap().control(&Token::new(agent), "show");
         let reply =
@@ -177,10 +189,14 @@ impl Site {
         serde_json::from_slice(&reply.ok()?.ok()?.payload).ok()
     }
 
-    pub async fn until(
+    pub async fn until(&self, agent: &str, is: impl Fn(&AgentReport) -> bool) -> AgentReport {
+        self.until_within(DEADLINE, agent, is).await
+    }
+
+    pub async fn until_within(
         &self,
-        agent: &str,
         limit: Duration,
+        agent: &str,
         is: impl Fn(&AgentReport) -> bool,
     ) -> AgentReport {
         let began = Instant::now();
@@ -195,7 +211,26 @@ impl Site {
     }
 
     pub async fn until_state(&self, agent: &str, state: &str) -> AgentReport {
-        self.until(agent, SOON, |report| report.state == state).await
+        self.until(agent, |report| report.state == state).await
+    }
+
+    /// Waits until the agent is ready after this many restarts.
+    pub async fn until_restarted(&self, agent: &str, restarts: u32) -> AgentReport {
+        self.until(agent, |report| report.state == "ready" && report.restarts == restarts).await
+    }
+
+    pub async fn until_logged(&self, text: &str) {
+        let began = Instant::now();
+        while !self.log().contains(text) {
+            assert!(began.elapsed() < DEADLINE, "not logged: {text}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until this file exists in the folder of the site.
+    pub async fn until_file(&self, name: &str) {
+        let path = self.dir.path().join(name);
+        wait_until(|| async { path.exists() }).await;
     }
 
     /// The living processes of this test's agents, guards included.
@@ -203,19 +238,17 @@ impl Site {
         marked(&self.mark)
     }
 
+    /// Waits until no process of an agent runs; how long that took.
     pub async fn until_nothing_runs(&self, limit: Duration) -> Duration {
         let began = Instant::now();
-        eventually(limit, || async { self.processes().is_empty().then_some(()) }).await;
+        eventually_within(limit, || async { self.processes().is_empty().then_some(()) }).await;
         began.elapsed()
     }
 }
 
-/// The living processes with this mark.
-pub fn marked(mark: &str) -> Vec<i32> {
-    procfs::all()
-        .filter(|pid| procfs::variable(*pid, MARK).as_deref() == Some(mark))
-        .filter(|pid| Stat::read(*pid).is_some_and(|stat| !stat.has_exited()))
-        .collect()
+/// The guard of an agent is the parent of its process.
+pub fn guard_of(agent: i32) -> i32 {
+    Stat::read(agent).unwrap().parent
 }
 
 impl Drop for Site {
@@ -225,12 +258,12 @@ impl Drop for Site {
             let _ = bridge.wait();
         }
         for pid in self.processes() {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            processes::signal(pid, Signal::SIGKILL);
         }
     }
 }
 
-/// Lines for an agent that is the demo agent with these switches.
+/// The settings of a demo agent with these switches.
 pub fn demo(switches: &str) -> String {
     format!(
         "url: http://127.0.0.1:{{port}}\nport: auto\ncommand: {} demo-agent --port {{port}} {switches}",
@@ -238,7 +271,13 @@ pub fn demo(switches: &str) -> String {
     )
 }
 
-/// Lines for an agent that is a shell line; `DEMO` in it is the demo agent on its port.
+/// The settings of a demo agent on this port of this host, with a token that no other process may get.
+pub fn demo_at(host: &str, port: u16, switches: &str) -> String {
+    let command = format!("{} demo-agent --port {port} {switches}", program());
+    format!("url: http://{host}:{port}\ncommand: {command}\nbearer_token: s3cret-token")
+}
+
+/// The settings of an agent that is a shell line; `DEMO` in it is the demo agent on its port.
 pub fn shell(line: &str) -> String {
     let line = line.replace("DEMO", &format!("{} demo-agent --port {{port}}", program()));
     format!("url: http://127.0.0.1:{{port}}\nport: auto\nshell: true\ncommand: '{line}'")
