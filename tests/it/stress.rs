@@ -68,12 +68,12 @@ async fn supervise() {
     // The first one mostly waits, so the others run meanwhile.
     let first = exits_at_once();
     let others = async {
-        let mut rows = vec![reset().await, foreign().await];
-        rows.extend([trees().await, deaf().await]);
-        rows.extend(killed().await);
+        let mut rows = vec![back_off_reset().await, foreign_process().await];
+        rows.extend([process_trees().await, ignored_sigterm().await]);
+        rows.extend(killed_bridge().await);
         rows.push(flood("").await);
         rows.push(flood("--flood-line 10000000").await);
-        rows.extend([stopped().await, busy().await, thousand().await]);
+        rows.extend([suspended().await, busy().await, many_starts().await]);
         rows
     };
     let (one, others) = tokio::join!(first, others);
@@ -108,7 +108,7 @@ async fn exits_at_once() -> Row {
     )
 }
 
-async fn reset() -> Row {
+async fn back_off_reset() -> Row {
     let site = Site::running(&[("a", &format!("{}\nstable_after: 300ms", demo("")))]).await;
     let mut pauses = Vec::new();
     for restarts in 0..times(3, 10) {
@@ -130,7 +130,7 @@ async fn reset() -> Row {
     )
 }
 
-async fn foreign() -> Row {
+async fn foreign_process() -> Row {
     let (mut named, mut connections) = (0, 0);
     let count = times(3, 20);
     for _ in 0..count {
@@ -165,7 +165,7 @@ fn output() -> Output {
     Output::new(Arc::from("stress"), Secrets::default())
 }
 
-async fn trees() -> Row {
+async fn process_trees() -> Row {
     let count = times(20, 200);
     let (mut clean, mut slowest) = (0, Duration::ZERO);
     let host = Host::default();
@@ -187,7 +187,7 @@ async fn trees() -> Row {
     )
 }
 
-async fn deaf() -> Row {
+async fn ignored_sigterm() -> Row {
     let count = times(5, 50);
     let grace = Duration::from_millis(300);
     let (mut clean, mut least, mut most) = (0, LONG, Duration::ZERO);
@@ -211,7 +211,7 @@ async fn deaf() -> Row {
     )
 }
 
-async fn killed() -> [Row; 2] {
+async fn killed_bridge() -> [Row; 2] {
     let count = times(16, 200);
     let mut site = Site::new().await;
     site.settings(&[("a", &shell("sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; DEMO"))]);
@@ -325,7 +325,7 @@ async fn flood(line: &str) -> Row {
     )
 }
 
-async fn stopped() -> Row {
+async fn suspended() -> Row {
     let site = Site::running(&[("a", &demo(""))]).await;
     let count = times(1, 5);
     let (mut noticed, mut back) = (Duration::ZERO, Duration::ZERO);
@@ -376,7 +376,7 @@ async fn busy() -> Row {
     )
 }
 
-async fn thousand() -> Row {
+async fn many_starts() -> Row {
     let count = times(50, 1000);
     let host = Host::default();
     let own = i32::try_from(std::process::id()).unwrap();
