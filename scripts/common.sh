@@ -1,4 +1,4 @@
-# Shared by scripts/* and .ci/run. Source it with `root` set to the top folder.
+# Shared by scripts/* and .ci/run. Source it with `root` set to the root directory.
 # shellcheck shell=bash
 
 say() { printf '%s\n' "$*" >&2; }
@@ -12,7 +12,7 @@ PATH="$PATH:${root:?}/.tools/bin"
 find_cargo() {
   local cargo home complaint
   if ! cargo="$(command -v cargo)"; then
-    say "cargo is not on PATH; install Rust with rustup, or add the folder of cargo to PATH"
+    say "cargo is not on PATH; install Rust with rustup, or add the directory of cargo to PATH"
     return 1
   fi
   complaint="$(cargo --version 2>&1 >/dev/null)" && return 0
@@ -27,6 +27,6 @@ find_cargo() {
     fi
   fi
   say "$complaint"
-  say "$cargo does not run; set RUSTUP_HOME and CARGO_HOME to the folders of the Rust installation (often ~/.rustup and ~/.cargo of the user who installed it), or install Rust with rustup for this HOME"
+  say "$cargo does not run; set RUSTUP_HOME and CARGO_HOME to the directories of the Rust installation (often ~/.rustup and ~/.cargo of the user who installed it), or install Rust with rustup for this HOME"
   return 1
 }

@@ -1,5 +1,5 @@
 # Starts a nats-server and a bridge with the demo agent, for scripts that call the bridge. Source it with `root` set to
-# the top folder, then call `start_stage`, or `start_nats` and `start_bridge FILE`. Everything ends with the script.
+# the root directory, then call `start_stage`, or `start_nats` and `start_bridge FILE`. Everything ends with the script.
 # shellcheck shell=bash
 
 # shellcheck source=scripts/common.sh
