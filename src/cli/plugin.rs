@@ -84,7 +84,7 @@ fn serves() -> Value {
         {"subject": format!("{PREFIX}.action.<agent>.cancel_task"), "description": "cancel a task"},
         {"subject": format!("{PREFIX}.action.<agent>.get_task"), "description": "get a task"},
         {"subject": format!("{PREFIX}.card.<agent>"), "description": "the agent's card"},
-        {"subject": format!("{PREFIX}.control.<agent>.<order>"), "description": "for operators: show, start, stop, restart, logs"},
+        {"subject": format!("{PREFIX}.control.<agent>.<command>"), "description": "for operators: show, start, stop, restart, logs"},
         {"subject": "$SRV.PING|INFO|STATS[.<agent>[.<id>]]", "description": "NATS service discovery and statistics"},
     ])
 }
@@ -120,7 +120,7 @@ mod tests {
                 name.replace("<agent>", "A")
                     .replace("<skill>", "B")
                     .replace("<task>", "B")
-                    .replace("<order>", "B")
+                    .replace("<command>", "B")
             };
             names.map(filled).collect()
         };
