@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use super::client::NatsArgs;
 use super::discover::{DiscoveredAgent, discover};
 use super::logs::log_line;
-use super::output::{Colour, OutputArgs, TextTable, age, counted, eprintln_dim, print_json, println};
+use super::output::{Colour, OutputArgs, age, counted, eprintln_dim, print_json, print_table, println};
 use super::{CliResult, FAILED, control};
 use crate::bus::control::{AgentReport, LogsRequest};
 use crate::text::duration;
@@ -85,11 +85,8 @@ async fn list(nats: &NatsArgs, output: &OutputArgs) -> CliResult {
     if discovery.agents.is_empty() {
         return Err(discovery.no_agents_error(&mesh));
     }
-    let mut table = TextTable::new(&["NAME", "STATUS", "SKILLS", "RESTARTS", "AGE", "LAST-ERROR"]);
-    for agent in &discovery.agents {
-        table.row(table_row(agent));
-    }
-    table.print()?;
+    let header = ["NAME", "STATUS", "SKILLS", "RESTARTS", "AGE", "LAST-ERROR"];
+    print_table(&header, discovery.agents.iter().map(table_row))?;
     if let Some(agent) = discovery.agents.iter().find(|agent| !agent.skills.is_empty()) {
         eprintln_dim(format_args!("`a2a-bridge skills {}` lists its skills", agent.agent));
     }
@@ -109,68 +106,52 @@ fn table_row(agent: &DiscoveredAgent) -> Vec<(Colour, String)> {
 }
 
 fn short_report(report: &AgentReport) -> String {
-    let mut text = format!("{}: {}", report.agent, report.state);
-    if let Some(pid) = report.pid {
-        let _ = write!(text, ", pid {pid}");
-    }
-    if let Some(error) = &report.last_error {
-        let _ = write!(text, "\n  {error}");
-    }
-    if let Some(advice) = &report.advice {
-        let _ = write!(text, "\n  what to do: {advice}");
-    }
-    text
+    let pid = report.pid.map(|pid| format!(", pid {pid}"));
+    let error = report.last_error.as_ref().map(|error| format!("\n  {error}"));
+    let advice = report.advice.as_ref().map(|advice| format!("\n  what to do: {advice}"));
+    let more: String = [pid, error, advice].into_iter().flatten().collect();
+    format!("{}: {}{more}", report.agent, report.state)
 }
 
 fn full_report(report: &AgentReport) -> String {
-    let mut rows = Vec::new();
-    let mut row = |name: &'static str, value: String| rows.push((name, value));
-    row("Status", format!("{}, for {}", report.state, time_since(report.since_ms)));
-    if let Some(error) = &report.last_error {
-        row(if report.state == "stopped" { "Reason" } else { "Problem" }, error.clone());
-    }
-    if let Some(advice) = &report.advice {
-        row("What to do", advice.clone());
-    }
-    if let Some(at) = report.next_try_ms {
-        row("Next retry", format!("in {}", time_until(at)));
-    }
-    if let Some(pid) = report.pid {
-        let started = report.started_ms.map(|at| format!(", started {} ago", time_since(at)));
-        row("Process", format!("{pid}{}", started.unwrap_or_default()));
-    }
-    if let Some(exit) = &report.last_exit {
-        row("Last exit", format!("{}, {} ago", exit.how, time_since(exit.at_ms)));
-    }
-    if let Some(program) = &report.program {
-        row("Command", format!("{program} (for its arguments, see the configuration)"));
-    }
-    if let Some(policy) = &report.restart {
-        row("Restarts", format!("{} (restart: {policy})", report.restarts));
-    }
-    row("URL", report.url.clone());
+    let mut text = format!("{}\n", report.agent);
+    let mut row = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            let _ = writeln!(text, "  {:<17}{value}", format!("{name}:"));
+        }
+    };
+    row("Status", Some(format!("{}, for {}", report.state, time_since(report.since_ms))));
+    let is_stopped = report.state == "stopped";
+    row(if is_stopped { "Reason" } else { "Problem" }, report.last_error.clone());
+    row("What to do", report.advice.clone());
+    row("Next retry", report.next_try_ms.map(|at| format!("in {}", time_until(at))));
+    let started = report.started_ms.map(|at| format!(", started {} ago", time_since(at))).unwrap_or_default();
+    row("Process", report.pid.map(|pid| format!("{pid}{started}")));
+    let exit = report.last_exit.as_ref();
+    row("Last exit", exit.map(|exit| format!("{}, {} ago", exit.how, time_since(exit.at_ms))));
+    let program = report.program.as_ref();
+    row("Command", program.map(|program| format!("{program} (for its arguments, see the configuration)")));
+    let policy = report.restart.as_ref();
+    row("Restarts", policy.map(|policy| format!("{} (restart: {policy})", report.restarts)));
+    row("URL", Some(report.url.clone()));
     if let Some(card) = &report.card {
         let title = format!("{} {}", card.name, card.version);
-        row("Card", format!("{}, {}, {}", title.trim_end(), counted(card.skills, "skill"), card.hash));
-        row("Protocol", format!("A2A {} over {} at {}", card.protocol_version, card.binding, card.endpoint));
+        let skills = counted(card.skills, "skill");
+        row("Card", Some(format!("{}, {skills}, {}", title.trim_end(), card.hash)));
+        let (version, binding, endpoint) = (&card.protocol_version, &card.binding, &card.endpoint);
+        row("Protocol", Some(format!("A2A {version} over {binding} at {endpoint}")));
     } else {
-        row("Card", "not fetched yet".to_owned());
+        row("Card", Some("not fetched yet".to_owned()));
     }
-    row("In flight", report.in_flight.to_string());
-    if let Some(error) = &report.last_call_error {
-        row("Last call error", format!("{}: {}, {} ago", error.code, error.message, time_since(error.at_ms)));
-    }
-    let counts = &report.counts;
-    if counts.dropped_bytes > 0 {
-        let (lines, bytes) = (counts.dropped_lines, counts.dropped_bytes);
-        let reason = "the agent writes faster than the bridge can log";
-        row("Output", format!("{lines} lines and {bytes} bytes dropped: {reason}"));
-    }
-    row("Bridge", report.instance.clone());
-    let mut text = format!("{}\n", report.agent);
-    for (name, value) in rows {
-        let _ = writeln!(text, "  {:<17}{value}", format!("{name}:"));
-    }
+    row("In flight", Some(report.in_flight.to_string()));
+    let error = report.last_call_error.as_ref();
+    let error =
+        error.map(|error| format!("{}: {}, {} ago", error.code, error.message, time_since(error.at_ms)));
+    row("Last call error", error);
+    let (lines, bytes) = (report.counts.dropped_lines, report.counts.dropped_bytes);
+    let reason = "the agent writes faster than the bridge can log";
+    row("Output", (bytes > 0).then(|| format!("{lines} lines and {bytes} bytes dropped: {reason}")));
+    row("Bridge", Some(report.instance.clone()));
     if !report.output.is_empty() {
         let _ = writeln!(text, "  Last output:");
         for line in &report.output {

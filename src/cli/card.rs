@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::client::{JsonFields as _, MeshClient, NatsArgs, parse_json};
 use super::discover::discover;
-use super::output::{Colour, OutputArgs, StdStream, TextTable, one_line, print_json, println};
+use super::output::{Colour, OutputArgs, StdStream, one_line, print_json, print_table, println};
 use super::{CliError, CliResult, FAILED};
 use crate::bus::subject::Token;
 
@@ -32,14 +32,11 @@ pub(super) async fn run(args: CardArgs) -> CliResult {
         return print_json(&card);
     }
     println(&summary(&card))?;
-    let mut table = TextTable::new(&["SKILL", "NAME", "DESCRIPTION"]);
-    for skill in card.list("/skills") {
-        let fields = ["/id", "/name", "/description"];
-        table.row(
-            fields.map(|field| (Colour::Plain, skill.text(field).unwrap_or_default().to_owned())).into(),
-        );
-    }
-    table.print()
+    let rows = card.list("/skills").iter().map(|skill| {
+        let cell = |field| (Colour::Plain, skill.text(field).unwrap_or_default().to_owned());
+        ["/id", "/name", "/description"].map(cell).into()
+    });
+    print_table(&["SKILL", "NAME", "DESCRIPTION"], rows)
 }
 
 async fn fetch(mesh: &MeshClient, agent: &str) -> CliResult<Value> {
@@ -50,11 +47,7 @@ async fn fetch(mesh: &MeshClient, agent: &str) -> CliResult<Value> {
     let mut reply = request(agent).await;
     if reply.as_ref().is_err_and(CliError::is_no_responders) {
         // The user may have given the escaped form of the name.
-        let discovery = discover(mesh).await?;
-        let Some(found) = discovery.instances(agent).first().copied() else {
-            return Err(discovery.unknown_agent_error(agent, mesh));
-        };
-        reply = request(&found.agent).await;
+        reply = request(&discover(mesh).await?.instance(agent, mesh)?.agent).await;
     }
     parse_json(&reply.map_err(|error| error.context("cannot get the card"))?)
 }

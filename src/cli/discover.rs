@@ -1,11 +1,10 @@
 //! NATS service discovery: the agents and skills on the mesh, and errors for those that are not there.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -13,7 +12,6 @@ use super::client::{JsonFields as _, MeshClient, NoReply};
 use super::output::{one_line, similar_names};
 use super::{CliError, CliResult, UNAVAILABLE, USAGE};
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
-use crate::json::null_is_default;
 use crate::text::shorten;
 
 const FIRST_REPLY: Duration = Duration::from_secs(2);
@@ -63,6 +61,24 @@ pub(super) struct DiscoveredSkill {
 }
 
 impl DiscoveredSkill {
+    fn from_endpoint(endpoint: &Value) -> Option<Self> {
+        let metadata = |key: &str| endpoint.get("metadata")?.get(key)?.as_str();
+        let text = |key: &str| metadata(key).unwrap_or_default().to_owned();
+        let value = |key: &str| serde_json::from_str(metadata(key)?).ok();
+        Some(Self {
+            action: endpoint.text("/name")?.to_owned(),
+            subject: endpoint.text("/subject")?.to_owned(),
+            skill: metadata("a2a.skill").map(str::to_owned),
+            name: text("name"),
+            description: text("description"),
+            tags: value("tags").unwrap_or_default(),
+            input_modes: value("input_modes").unwrap_or_default(),
+            output_modes: value("output_modes").unwrap_or_default(),
+            streaming: metadata("streaming") == Some("true"),
+            params: value("params").unwrap_or_default(),
+        })
+    }
+
     pub(super) fn required_parameters(&self) -> String {
         let mut required = self.params.list("/required");
         if required.is_empty() {
@@ -72,29 +88,6 @@ impl DiscoveredSkill {
         let required: Vec<_> = required.iter().filter_map(Value::as_str).collect();
         required.join(", ")
     }
-}
-
-/// The used fields of an INFO reply.
-#[derive(Debug, Deserialize)]
-struct ServiceInfo {
-    name: String,
-    id: String,
-    #[serde(default)]
-    version: String,
-    #[serde(default)]
-    description: String,
-    #[serde(default, deserialize_with = "null_is_default")]
-    metadata: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "null_is_default")]
-    endpoints: Vec<EndpointInfo>,
-}
-
-#[derive(Debug, Deserialize)]
-struct EndpointInfo {
-    name: String,
-    subject: String,
-    #[serde(default, deserialize_with = "null_is_default")]
-    metadata: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Default)]
@@ -115,9 +108,8 @@ pub(super) async fn discover(mesh: &MeshClient) -> CliResult<Discovery> {
         match replies.next(timeout.min(end.saturating_duration_since(Instant::now()))).await {
             Ok(message) => {
                 timeout = NEXT_REPLY;
-                // Services of other programs answer too, some with other fields.
                 if let Ok(info) = serde_json::from_slice(&message.payload) {
-                    discovery.add(info, &mesh.subjects);
+                    discovery.add(&info, &mesh.subjects);
                 }
             }
             Err(NoReply::NoResponders | NoReply::Timeout(_)) => break,
@@ -131,21 +123,20 @@ pub(super) async fn discover(mesh: &MeshClient) -> CliResult<Discovery> {
 }
 
 impl Discovery {
-    fn add(&mut self, info: ServiceInfo, subjects: &Subjects) {
-        let metadata = info.metadata;
-        let meta = |key: &str| metadata.get(key).cloned();
-        let (Some(agent), Some(bridge)) = (meta("a2a.agent"), meta("bridge")) else {
-            return;
-        };
+    /// Adds the agent of an INFO reply. Services of other programs answer too; they are not agents.
+    fn add(&mut self, info: &Value, subjects: &Subjects) -> Option<()> {
+        let field = |name: &str| info.get(name)?.as_str().map(str::to_owned);
+        let metadata = |key: &str| info.get("metadata")?.get(key)?.as_str().map(str::to_owned);
+        let (agent, bridge) = (metadata("a2a.agent")?, metadata("bridge")?);
         let token = Token::new(&agent);
+        let endpoints = info.list("/endpoints");
         let ours = subjects.card(&token);
-        if let Some(card) = info.endpoints.iter().find(|endpoint| endpoint.name == "card")
-            && card.subject != ours
+        let card = endpoints.iter().find(|endpoint| endpoint.text("/name") == Some("card"));
+        if let Some(subject) = card.and_then(|card| card.text("/subject")).filter(|subject| *subject != ours)
         {
-            if let Some(prefix) = card.subject.strip_suffix(&format!(".card.{token}")) {
-                self.other_prefixes.push(prefix.to_owned());
-            }
-            return;
+            let prefix = subject.strip_suffix(&format!(".card.{token}"))?;
+            self.other_prefixes.push(prefix.to_owned());
+            return None;
         }
         let built_in = [
             subjects.provide_required_input(&token),
@@ -153,27 +144,23 @@ impl Discovery {
             subjects.get_task(&token),
             ours,
         ];
-        let skills = info
-            .endpoints
-            .into_iter()
-            .filter(|endpoint| !built_in.contains(&endpoint.subject))
-            .map(discovered_skill)
-            .collect();
+        let skills = endpoints.iter().filter_map(DiscoveredSkill::from_endpoint);
         self.agents.push(DiscoveredAgent {
-            state: meta("a2a.state").unwrap_or_default(),
-            since: meta("a2a.since"),
-            restarts: meta("a2a.restarts").and_then(|text| text.parse().ok()),
-            last_error: meta("a2a.last_error"),
-            protocol_version: meta("a2a.protocol_version"),
-            binding: meta("a2a.binding"),
+            state: metadata("a2a.state").unwrap_or_default(),
+            since: metadata("a2a.since"),
+            restarts: metadata("a2a.restarts").and_then(|text| text.parse().ok()),
+            last_error: metadata("a2a.last_error"),
+            protocol_version: metadata("a2a.protocol_version"),
+            binding: metadata("a2a.binding"),
             agent,
             bridge,
-            token: info.name,
-            instance: info.id,
-            description: info.description,
-            version: info.version,
-            skills,
+            token: field("name")?,
+            instance: field("id")?,
+            description: field("description").unwrap_or_default(),
+            version: field("version").unwrap_or_default(),
+            skills: skills.filter(|skill| !built_in.contains(&skill.subject)).collect(),
         });
+        Some(())
     }
 
     /// The instances of an agent, found by its name, else by its escaped name.
@@ -183,6 +170,12 @@ impl Discovery {
             return by_name;
         }
         self.agents.iter().filter(|agent| agent.token == name).collect()
+    }
+
+    /// The first instance of an agent.
+    pub(super) fn instance(&self, name: &str, mesh: &MeshClient) -> CliResult<&DiscoveredAgent> {
+        let first = self.instances(name).first().copied();
+        first.ok_or_else(|| self.unknown_agent_error(name, mesh))
     }
 
     pub(super) fn unknown_agent_error(&self, name: &str, mesh: &MeshClient) -> CliError {
@@ -209,10 +202,8 @@ impl Discovery {
 
     /// Finds a skill by its action, id or name. An agent with a single skill needs no skill name.
     pub(super) fn skill(&self, agent: &str, skill: &str, mesh: &MeshClient) -> CliResult<&DiscoveredSkill> {
+        let first = self.instance(agent, mesh)?;
         let instances = self.instances(agent);
-        let Some(first) = instances.first() else {
-            return Err(self.unknown_agent_error(agent, mesh));
-        };
         if let ("", [only]) = (skill, first.skills.as_slice()) {
             return Ok(only);
         }
@@ -261,21 +252,4 @@ fn not_ready_error(agent: &DiscoveredAgent) -> CliError {
         _ => format!("`a2a-bridge agents show {name}` shows what to do"),
     };
     CliError::msg(UNAVAILABLE, error).hint(hint)
-}
-
-fn discovered_skill(endpoint: EndpointInfo) -> DiscoveredSkill {
-    let text = |key: &str| endpoint.metadata.get(key).cloned().unwrap_or_default();
-    let value = |key: &str| serde_json::from_str(&text(key)).unwrap_or_default();
-    DiscoveredSkill {
-        skill: endpoint.metadata.get("a2a.skill").cloned(),
-        name: text("name"),
-        description: text("description"),
-        tags: value("tags"),
-        input_modes: value("input_modes"),
-        output_modes: value("output_modes"),
-        streaming: text("streaming") == "true",
-        params: value("params"),
-        action: endpoint.name,
-        subject: endpoint.subject,
-    }
 }

@@ -1,6 +1,7 @@
 //! `init`: writes a configuration file to start from, for a running agent or for the demo agent.
 
 use std::error::Error;
+use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,6 +21,8 @@ const MAX_SKILLS: usize = 50;
 const MAX_NAME: usize = 40;
 const MAX_COMMENT: usize = 100;
 const DEFAULT_FILE: &str = "a2a-bridge.yaml";
+const NO_CARD_HINT: &str =
+    "is this an A2A agent? If its card has another path, run `init` without `--from` and set `card_path`";
 
 const DETAILS: &str = "\
 An existing file is never overwritten.
@@ -87,13 +90,9 @@ async fn fetch_card(url: &Url) -> CliResult<Card> {
         CliError::msg(FAILED, error_chain(error))
             .hint("is the agent running? Without `--from`, `a2a-bridge init` writes a file for you to edit")
     };
-    let no_card = |error: card::CardError| {
-        match error {
-        card::CardError::Status(_) => no_agent(&error).hint(
-            "is this an A2A agent? If its card has another path, run `init` without `--from` and set `card_path`",
-        ),
+    let no_card = |error: card::CardError| match error {
+        card::CardError::Status(_) => no_agent(&error).hint(NO_CARD_HINT),
         _ => no_agent(&error),
-    }
     };
     let agent = config
         .agents
@@ -164,9 +163,8 @@ agents:
 }
 
 fn write_new(file: &Path, text: &str) -> CliResult<()> {
-    let mut options = std::fs::OpenOptions::new();
-    let opened = options.write(true).create_new(true).open(file);
-    opened.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
+    let created = File::create_new(file);
+    created.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
         if error.kind() == std::io::ErrorKind::AlreadyExists {
             return file_exists_error(file);
         }

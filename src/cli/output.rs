@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-use unicode_width::UnicodeWidthStr as _;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use super::{CliError, CliResult, FAILED};
 use crate::text::duration;
@@ -50,29 +50,18 @@ impl OutputArgs {
     }
 }
 
-/// A colour of the terminal's own palette.
+/// A style of the terminal, with its ANSI code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Colour {
-    Plain,
-    Bold,
-    Dim,
-    Red,
-    Green,
-    Yellow,
+    Plain = 0,
+    Bold = 1,
+    Dim = 2,
+    Red = 31,
+    Green = 32,
+    Yellow = 33,
 }
 
 impl Colour {
-    fn code(self) -> &'static str {
-        match self {
-            Self::Plain => "",
-            Self::Bold => "1",
-            Self::Dim => "2",
-            Self::Red => "31",
-            Self::Green => "32",
-            Self::Yellow => "33",
-        }
-    }
-
     pub(super) fn of_agent_state(state: &str) -> Self {
         match state {
             "ready" => Self::Green,
@@ -107,7 +96,7 @@ impl StdStream {
         if colour == Colour::Plain || !self.supports_colour() {
             return text.to_string();
         }
-        format!("\x1b[{}m{text}\x1b[0m", colour.code())
+        format!("\x1b[{}m{text}\x1b[0m", colour as u8)
     }
 
     /// Makes text from outside safe to print: a terminal would execute its control characters. Files and
@@ -162,55 +151,42 @@ pub(super) fn print_json(value: &impl Serialize) -> CliResult {
     println(&serde_json::to_string_pretty(value).map_err(CliError::internal)?)
 }
 
-/// A table whose last column is truncated at the edge of the terminal.
-#[derive(Debug)]
-pub(super) struct TextTable {
-    /// The first row is the header.
-    rows: Vec<Vec<(Colour, String)>>,
+/// Prints a table whose last column is truncated at the edge of the terminal.
+pub(super) fn print_table(header: &[&str], rows: impl Iterator<Item = Vec<(Colour, String)>>) -> CliResult {
+    let width = match terminal_size::terminal_size_of(std::io::stdout()) {
+        Some((width, _)) if StdStream::Stdout.is_terminal() => usize::from(width.0),
+        _ => UNLIMITED,
+    };
+    println(&table_text(header, rows, width, |colour, text| StdStream::Stdout.paint(colour, text)))
 }
 
-impl TextTable {
-    pub(super) fn new(header: &[&str]) -> Self {
-        Self { rows: vec![header.iter().map(|cell| (Colour::Bold, (*cell).to_owned())).collect()] }
-    }
-
-    pub(super) fn row(&mut self, cells: Vec<(Colour, String)>) {
-        self.rows.push(cells.into_iter().map(|(colour, text)| (colour, one_line(&text))).collect());
-    }
-
-    pub(super) fn print(&self) -> CliResult {
-        let width = match terminal_size::terminal_size_of(std::io::stdout()) {
-            Some((width, _)) if StdStream::Stdout.is_terminal() => usize::from(width.0),
-            _ => UNLIMITED,
-        };
-        println(self.text(width, |colour, text| StdStream::Stdout.paint(colour, text)).trim_end())
-    }
-
-    fn text(&self, width: usize, paint: impl Fn(Colour, &str) -> String) -> String {
-        let mut widths = vec![0; self.rows.first().map_or(0, Vec::len)];
-        for row in &self.rows {
-            for (width, (_, cell)) in widths.iter_mut().zip(row) {
-                *width = cell.width().max(*width);
-            }
+fn table_text(
+    header: &[&str],
+    rows: impl Iterator<Item = Vec<(Colour, String)>>,
+    width: usize,
+    paint: impl Fn(Colour, &str) -> String,
+) -> String {
+    let header = header.iter().map(|cell| (Colour::Bold, (*cell).to_owned())).collect();
+    let mut rows: Vec<Vec<_>> = std::iter::once(header).chain(rows).collect();
+    let mut widths = vec![0; rows.first().map_or(0, Vec::len)];
+    for row in &mut rows {
+        for (width, (_, cell)) in widths.iter_mut().zip(row) {
+            *cell = one_line(cell);
+            *width = cell.width().max(*width);
         }
-        widths.pop();
-        let before: usize = widths.iter().map(|width| width + COLUMN_GAP.len()).sum();
-        let room = width.saturating_sub(before).max(MIN_LAST_COLUMN);
-        let mut text = String::new();
-        for row in &self.rows {
-            let mut line = String::new();
-            for ((colour, cell), width) in row.iter().zip(&widths) {
-                let padding = " ".repeat(width.saturating_sub(cell.width()));
-                line.extend([&paint(*colour, cell), &padding, COLUMN_GAP]);
-            }
-            if let Some((colour, cell)) = row.last() {
-                line.push_str(&paint(*colour, &truncate(cell, room)));
-            }
-            text.push_str(line.trim_end());
-            text.push('\n');
-        }
-        text
     }
+    if let Some((last, others)) = widths.split_last_mut() {
+        let before: usize = others.iter().map(|width| width + COLUMN_GAP.len()).sum();
+        *last = width.saturating_sub(before).max(MIN_LAST_COLUMN).min(*last);
+    }
+    let line = |row: &Vec<(Colour, String)>| {
+        let cells = row.iter().zip(&widths).map(|((colour, cell), width)| {
+            let cell = truncate(cell, *width);
+            paint(*colour, &cell) + &" ".repeat(width.saturating_sub(cell.width()))
+        });
+        cells.collect::<Vec<_>>().join(COLUMN_GAP).trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Truncates text that is wider than `room`, with an ellipsis.
@@ -218,15 +194,12 @@ fn truncate(text: &str, room: usize) -> String {
     if text.width() <= room {
         return text.to_owned();
     }
-    let mut short = String::new();
-    for c in text.chars() {
-        short.push(c);
-        if short.width() >= room {
-            short.pop();
-            break;
-        }
-    }
-    format!("{}…", short.trim_end())
+    let mut width = 0;
+    let fits = |c: &char| {
+        width += c.width().unwrap_or_default();
+        width < room
+    };
+    format!("{}…", text.chars().take_while(fits).collect::<String>().trim_end())
 }
 
 /// The time since an RFC 3339 timestamp; empty if it is not valid.
@@ -266,22 +239,20 @@ pub(super) fn similar_names<'a>(name: &str, known: impl Iterator<Item = &'a str>
 mod tests {
     use super::*;
 
-    fn text(table: &TextTable, width: usize) -> String {
-        table.text(width, |_, text| text.to_owned())
-    }
-
     #[test]
     fn a_table_is_aligned_and_its_last_column_is_truncated() {
-        let mut table = TextTable::new(&["NAME", "STATUS", "LAST-ERROR"]);
-        let cell = |text: &str| (Colour::Plain, text.to_owned());
-        table.row(vec![cell("weather"), cell("ready"), cell("")]);
-        table.row(vec![cell("天気"), cell("backing-off"), cell("connection refused\nby the host next door")]);
-        insta::assert_snapshot!(text(&table, 50), @r"
+        let rows =
+            [["weather", "ready", ""], ["天気", "backing-off", "connection refused\nby the host next door"]];
+        let text = |width: usize| {
+            let rows = rows.iter().map(|row| row.map(|cell| (Colour::Plain, cell.to_owned())).into());
+            table_text(&["NAME", "STATUS", "LAST-ERROR"], rows, width, |_, text| text.to_owned())
+        };
+        insta::assert_snapshot!(text(50), @r"
         NAME     STATUS       LAST-ERROR
         weather  ready
         天気     backing-off  connection refused by the h…
         ");
-        assert!(text(&table, UNLIMITED).contains("next door"));
+        assert!(text(UNLIMITED).contains("next door"));
     }
 
     #[test]

@@ -130,26 +130,23 @@ async fn stop_faster(stop: &mut StopSignals, bridge: &Bridge) {
 }
 
 fn bridge_error(error: BridgeError) -> CliError {
-    let (code, hint) = match &error {
-        BridgeError::Connect(error) if error.is_refused() => (
-            UNAVAILABLE,
-            Some(
+    match &error {
+        BridgeError::Connect(cause) => {
+            let hint = if cause.is_refused() {
                 "the server rejects these credentials: set `credentials`, `user` and `password`, `token` or `nkey` \
-                 under `nats` in the configuration",
-            ),
-        ),
-        BridgeError::Connect(_) => (
-            UNAVAILABLE,
-            Some("is a nats-server running there? Set its URL as `nats.url` in the configuration"),
-        ),
-        BridgeError::Subject(_) | BridgeError::Auth { .. } => (INVALID_CONFIG, None),
+                 under `nats` in the configuration"
+            } else {
+                "is a nats-server running there? Set its URL as `nats.url` in the configuration"
+            };
+            CliError::new(UNAVAILABLE, error).hint(hint)
+        }
+        BridgeError::Subject(_) | BridgeError::Auth { .. } => CliError::new(INVALID_CONFIG, error),
         BridgeError::Http(_)
         | BridgeError::Publish { .. }
         | BridgeError::Control { .. }
         | BridgeError::Stopping
-        | BridgeError::Metrics { .. } => (FAILED, None),
-    };
-    CliError { hint: hint.map(str::to_owned), ..CliError::new(code, error) }
+        | BridgeError::Metrics { .. } => CliError::new(FAILED, error),
+    }
 }
 
 struct StopSignals {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::CliResult;
 use super::client::NatsArgs;
 use super::discover::{DiscoveredSkill, discover};
-use super::output::{Colour, OutputArgs, TextTable, eprintln_dim, print_json};
+use super::output::{Colour, OutputArgs, eprintln_dim, print_json, print_table};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SkillsArgs {
@@ -60,16 +60,15 @@ pub(super) async fn run(args: SkillsArgs) -> CliResult {
         ));
         return Ok(ExitCode::SUCCESS);
     };
-    let mut table = TextTable::new(&["SKILL", "NEEDS", "NAME", "DESCRIPTION"]);
-    for (agent, skill) in &skills {
-        table.row(vec![
+    let rows = skills.iter().map(|(agent, skill)| {
+        vec![
             (Colour::Bold, format!("{}.{}", agent.token, skill.action)),
             (Colour::Plain, skill.required_parameters()),
             (Colour::Plain, skill.name.clone()),
             (Colour::Plain, skill.description.clone()),
-        ]);
-    }
-    table.print()?;
+        ]
+    });
+    print_table(&["SKILL", "NEEDS", "NAME", "DESCRIPTION"], rows)?;
     let example = match skill.required_parameters().as_str() {
         "prompt" | "" => "'some text'".to_owned(),
         names => names.split(", ").map(|name| format!("--param {name}=…")).collect::<Vec<_>>().join(" "),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use serde_json::json;
 
-use super::call::{CallMode, CallReply, CallResult, Caller, ReplyPrinter, SaveArgs, answer_questions};
+use super::call::{CallMode, CallReply, Caller, ReplyPrinter, SaveArgs, answer_questions};
 use super::client::{MeshClient, NatsArgs};
 use super::discover::discover;
 use super::output::{Colour, OutputArgs, StdStream, eprintln, eprintln_dim};
@@ -131,9 +131,16 @@ async fn watch(
     printer: &ReplyPrinter<'_>,
     may_ask: bool,
 ) -> CliResult {
-    let agent = Token::new(&task.agent);
-    let mut interrupts = Interrupts::new()?;
-    let mut updates = mesh.subscribe(mesh.subjects.task(&agent, &Token::new(&task.task))).await?;
+    let interrupts = Interrupts::new()?;
+    let caller = Caller {
+        mesh,
+        interrupts: &interrupts,
+        agent: Token::new(&task.agent),
+        mode: CallMode::Submit,
+        timeout: None,
+        json: false,
+    };
+    let mut updates = mesh.subscribe(mesh.subjects.task(&caller.agent, &Token::new(&task.task))).await?;
     let mut reply = get_task(mesh, task).await?;
     let mut last_status = String::new();
     loop {
@@ -145,10 +152,7 @@ async fn watch(
             }
         }
         if may_ask && reply.follow_up().is_some() {
-            let caller =
-                Caller { mesh, agent: agent.clone(), mode: CallMode::Submit, timeout: None, json: false };
-            let question = CallResult::from(reply);
-            reply = answer_questions(&caller, question, printer, true, &mut interrupts).await?.reply;
+            reply = answer_questions(&caller, reply.into(), printer).await?.reply;
             continue;
         }
         if !matches!(reply.status(), "WORKING" | "AUTH_REQUIRED") {

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Mutex;
 
 use super::output::{Colour, StdStream};
 use super::{CliError, CliResult};
@@ -16,15 +17,15 @@ pub(super) fn is_interactive() -> bool {
 
 /// Ctrl-C as an event. While this exists, Ctrl-C does not end the program.
 #[derive(Debug)]
-pub(super) struct Interrupts(Signal);
+pub(super) struct Interrupts(Mutex<Signal>);
 
 impl Interrupts {
     pub(super) fn new() -> CliResult<Self> {
-        signal(SignalKind::interrupt()).map(Self).map_err(CliError::internal)
+        Ok(Self(Mutex::new(signal(SignalKind::interrupt()).map_err(CliError::internal)?)))
     }
 
-    pub(super) async fn next(&mut self) {
-        self.0.recv().await;
+    pub(super) async fn next(&self) {
+        self.0.lock().await.recv().await;
     }
 }
 
@@ -36,7 +37,7 @@ pub(super) fn end_interrupted_line() {
 }
 
 /// Reads an answer; `None` after Ctrl-C or Ctrl-D. The terminal does not show a secret answer.
-pub(super) async fn read_answer(is_secret: bool, interrupts: &mut Interrupts) -> io::Result<Option<String>> {
+pub(super) async fn read_answer(is_secret: bool, interrupts: &Interrupts) -> io::Result<Option<String>> {
     let hidden = is_secret.then(HiddenInput::new).transpose()?;
     let mut err = io::stderr();
     let _ = write!(err, "{}", StdStream::Stderr.paint(Colour::Bold, "> "));

@@ -34,6 +34,7 @@ pub(in crate::cli) enum CallMode {
 #[derive(Debug)]
 pub(in crate::cli) struct Caller<'a> {
     pub(in crate::cli) mesh: &'a MeshClient,
+    pub(in crate::cli) interrupts: &'a Interrupts,
     pub(in crate::cli) agent: Token,
     pub(in crate::cli) mode: CallMode,
     /// The user's time limit, as it goes into the header.
@@ -43,12 +44,7 @@ pub(in crate::cli) struct Caller<'a> {
 }
 
 impl Caller<'_> {
-    pub(in crate::cli) async fn send(
-        &self,
-        subject: String,
-        body: &Value,
-        interrupts: &mut Interrupts,
-    ) -> CliResult<CallResult> {
+    pub(in crate::cli) async fn send(&self, subject: String, body: &Value) -> CliResult<CallResult> {
         let mut headers = HeaderMap::new();
         match self.mode {
             CallMode::Final => {}
@@ -63,33 +59,24 @@ impl Caller<'_> {
         }
         let replies = self.mesh.request(subject, headers, body.to_string().into()).await?;
         match self.mode {
-            CallMode::Stream => self.receive_stream(replies, deadline, interrupts).await,
-            CallMode::Final | CallMode::Submit => self.receive_one(replies, deadline, interrupts).await,
+            CallMode::Stream => self.receive_stream(replies, deadline).await,
+            CallMode::Final | CallMode::Submit => self.receive_one(replies, deadline).await,
         }
     }
 
     /// Answers a question of the agent.
-    pub(in crate::cli) async fn answer(
-        &self,
-        body: &Value,
-        interrupts: &mut Interrupts,
-    ) -> CliResult<CallResult> {
-        self.send(self.mesh.subjects.provide_required_input(&self.agent), body, interrupts).await
+    pub(in crate::cli) async fn answer(&self, body: &Value) -> CliResult<CallResult> {
+        self.send(self.mesh.subjects.provide_required_input(&self.agent), body).await
     }
 
-    async fn receive_one(
-        &self,
-        mut replies: Replies,
-        deadline: Option<Instant>,
-        interrupts: &mut Interrupts,
-    ) -> CliResult<CallResult> {
+    async fn receive_one(&self, mut replies: Replies, deadline: Option<Instant>) -> CliResult<CallResult> {
         let reply = self.next_message(&mut replies, deadline);
         tokio::pin!(reply);
         let mut is_notified = !StdStream::Stderr.is_terminal();
         loop {
             tokio::select! {
                 reply = &mut reply => return Ok(CallReply::parse(&reply?)?.into()),
-                () = interrupts.next() => {
+                () = self.interrupts.next() => {
                     terminal::end_interrupted_line();
                     let error = CliError::msg(INTERRUPTED, "interrupted; the task may still be running");
                     return Err(error.hint("with `--stream`, Ctrl-C cancels the task"));
@@ -129,70 +116,60 @@ impl Caller<'_> {
         &self,
         mut replies: Replies,
         mut deadline: Option<Instant>,
-        interrupts: &mut Interrupts,
     ) -> CliResult<CallResult> {
         let mut display = StreamDisplay::default();
-        let mut cancel = Cancel::No;
+        let mut is_interrupted = false;
+        let mut is_cancel_sent = false;
         let mut result = None;
         loop {
+            if is_interrupted
+                && !is_cancel_sent
+                && let Some(task) = display.task_id()
+            {
+                is_cancel_sent = true;
+                self.cancel(task).await?;
+            }
             let message = tokio::select! {
                 biased;
-                () = interrupts.next() => {
+                () = self.interrupts.next() => {
                     display.break_line()?;
                     terminal::end_interrupted_line();
-                    if cancel != Cancel::No {
+                    if is_interrupted {
                         return Err(CliError::msg(INTERRUPTED, "interrupted while cancelling the task")
                             .hint("`a2a-bridge task get` shows the state of the task"));
                     }
                     eprintln_dim("cancelling … (press Ctrl-C again to exit at once)");
-                    cancel = Cancel::Wanted;
+                    is_interrupted = true;
                     deadline = Some(Instant::now() + CANCEL_TIMEOUT);
-                    None
+                    continue;
                 }
-                message = self.next_message(&mut replies, deadline) => Some(message?),
+                message = self.next_message(&mut replies, deadline) => message?,
             };
-            if let Some(message) = message {
-                match self.receive_frame(&message, &mut display)? {
-                    Frame::Progress => {}
-                    Frame::Result(reply) => result = Some(reply),
-                    Frame::PlainReply(reply) => return Ok(reply.into()),
-                    Frame::End => {
-                        let reply = result.ok_or_else(|| {
-                            CliError::msg(UNAVAILABLE, "the stream ended without a result")
-                                .hint("try again, or see the log of the bridge")
-                        })?;
-                        let is_displayed = self.json || display.finish(&reply)?;
-                        return Ok(CallResult { reply, is_displayed });
-                    }
-                }
+            if message.payload.is_empty() {
+                let reply = result.ok_or_else(|| {
+                    CliError::msg(UNAVAILABLE, "the stream ended without a result")
+                        .hint("try again, or see the log of the bridge")
+                })?;
+                let is_displayed = self.json || display.finish(&reply)?;
+                return Ok(CallResult { reply, is_displayed });
             }
-            if let (Cancel::Wanted, Some(task)) = (cancel, display.task_id()) {
-                cancel = Cancel::Requested;
-                self.cancel(task).await?;
+            let mut frame = parse_json(&message)?;
+            let Some(kind) = frame.text("/type").map(str::to_owned) else {
+                // A bridge that does not support streams sends a single reply.
+                return Ok(CallReply::parse(&message)?.into());
+            };
+            if self.json {
+                print(&format!("{}\n", String::from_utf8_lossy(&message.payload)))?;
+            }
+            let sequence = message.headers.as_ref().and_then(|headers| headers.get("A2A-Seq"));
+            display.count_frame(sequence.and_then(|sequence| sequence.as_str().parse().ok()));
+            let data = frame.get_mut("data").map(Value::take).unwrap_or_default();
+            if kind == "result" {
+                result = Some(CallReply::from_value(data));
+            } else {
+                display.show_frame(&kind, &data, !self.json)?;
             }
         }
-    }
-
-    fn receive_frame(&self, message: &Message, display: &mut StreamDisplay) -> CliResult<Frame> {
-        if message.payload.is_empty() {
-            return Ok(Frame::End);
-        }
-        let mut frame = parse_json(message)?;
-        let Some(kind) = frame.text("/type").map(str::to_owned) else {
-            // A bridge that does not support streams sends a single reply.
-            return Ok(Frame::PlainReply(CallReply::parse(message)?));
-        };
-        if self.json {
-            print(&format!("{}\n", String::from_utf8_lossy(&message.payload)))?;
-        }
-        let data = frame.get_mut("data").map(Value::take).unwrap_or_default();
-        let sequence = message.headers.as_ref().and_then(|headers| headers.get("A2A-Seq"));
-        display.count_frame(sequence.and_then(|sequence| sequence.as_str().parse().ok()));
-        if kind == "result" {
-            return Ok(Frame::Result(CallReply::from_value(data)));
-        }
-        display.show_frame(&kind, &data, !self.json)?;
-        Ok(Frame::Progress)
     }
 
     /// Requests the cancellation; its effect arrives in the stream.
@@ -228,19 +205,4 @@ impl From<CallReply> for CallResult {
     fn from(reply: CallReply) -> Self {
         Self { reply, is_displayed: false }
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cancel {
-    No,
-    /// The task id is not known yet.
-    Wanted,
-    Requested,
-}
-
-enum Frame {
-    Progress,
-    Result(CallReply),
-    PlainReply(CallReply),
-    End,
 }

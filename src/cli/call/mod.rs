@@ -82,10 +82,11 @@ pub(super) async fn run(args: CallArgs) -> CliResult {
         Some(id) => args.request.answer_body(id)?,
     };
     let mesh = args.nats.connect().await?;
-    let mut interrupts = Interrupts::new()?;
+    let interrupts = Interrupts::new()?;
     let (agent, skill) = parse_target(&args.target, mesh.subjects.prefix());
     let mut caller = Caller {
         mesh: &mesh,
+        interrupts: &interrupts,
         agent: Token::new(agent),
         mode: match (args.stream, args.submit) {
             (true, _) => CallMode::Stream,
@@ -95,10 +96,11 @@ pub(super) async fn run(args: CallArgs) -> CliResult {
         timeout: args.timeout.clone(),
         json: args.output.is_json(),
     };
-    let result = send_request(&mut caller, agent, skill, &args, &body, &mut interrupts).await?;
+    let mut result = send_request(&mut caller, agent, skill, args.answer.is_some(), &body).await?;
     let printer = ReplyPrinter { agent, nats: &args.nats, save: &args.save };
-    let may_ask = !args.no_input && !caller.json && terminal::is_interactive();
-    let result = answer_questions(&caller, result, &printer, may_ask, &mut interrupts).await?;
+    if !args.no_input && !caller.json && terminal::is_interactive() {
+        result = answer_questions(&caller, result, &printer).await?;
+    }
     if !caller.json {
         return printer.print(&result);
     }
@@ -120,32 +122,26 @@ async fn send_request(
     caller: &mut Caller<'_>,
     agent: &str,
     skill: &str,
-    args: &CallArgs,
+    is_answer: bool,
     body: &Value,
-    interrupts: &mut Interrupts,
 ) -> CliResult<CallResult> {
-    let is_answer = args.answer.is_some();
     if is_answer || !skill.is_empty() {
         let result = if is_answer {
-            caller.answer(body, interrupts).await
+            caller.answer(body).await
         } else {
-            let subject = caller.mesh.subjects.action(&caller.agent, &Token::action(skill));
-            caller.send(subject, body, interrupts).await
+            caller.send(caller.mesh.subjects.action(&caller.agent, &Token::action(skill)), body).await
         };
         if !result.as_ref().is_err_and(CliError::is_no_responders) {
             return result;
         }
     }
     let discovery = discover(caller.mesh).await?;
-    let Some(instance) = discovery.instances(agent).first().copied() else {
-        return Err(discovery.unknown_agent_error(agent, caller.mesh));
-    };
-    caller.agent = Token::new(&instance.agent);
+    caller.agent = Token::new(&discovery.instance(agent, caller.mesh)?.agent);
     if is_answer {
-        return caller.answer(body, interrupts).await;
+        return caller.answer(body).await;
     }
     let subject = discovery.skill(agent, skill, caller.mesh)?.subject.clone();
-    caller.send(subject, body, interrupts).await
+    caller.send(subject, body).await
 }
 
 /// Asks the user and sends the answers until the agent has no more questions.
@@ -153,26 +149,22 @@ pub(super) async fn answer_questions(
     caller: &Caller<'_>,
     mut result: CallResult,
     printer: &ReplyPrinter<'_>,
-    may_ask: bool,
-    interrupts: &mut Interrupts,
 ) -> CliResult<CallResult> {
-    while may_ask && let Some((id, _)) = result.reply.follow_up() {
+    while let Some((id, _)) = result.reply.follow_up() {
         let is_secret = result.reply.status() == "AUTH_REQUIRED";
         printer.print_question(&result.reply);
         if is_secret {
             eprintln_dim("  your input is hidden");
         }
-        let answer = terminal::read_answer(is_secret, interrupts)
-            .await
-            .map_err(|error| CliError::new(FAILED, error))?;
-        let Some(line) = answer else {
+        let answer = terminal::read_answer(is_secret, caller.interrupts).await;
+        let Some(line) = answer.map_err(|error| CliError::new(FAILED, error))? else {
             let hint = printer.how_to_answer(&result.reply).unwrap_or_default();
             return Err(
                 CliError::msg(INTERRUPTED, "interrupted; the agent still waits for an answer").hint(hint)
             );
         };
         let body = json!({"follow_up_id": id, "user_response": line});
-        result = caller.answer(&body, interrupts).await?;
+        result = caller.answer(&body).await?;
     }
     Ok(result)
 }

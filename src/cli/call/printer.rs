@@ -29,21 +29,21 @@ impl ReplyPrinter<'_> {
                 self.print_task_id(reply)?;
                 return Ok(ExitCode::SUCCESS);
             }
-            "INPUT_REQUIRED" | "AUTH_REQUIRED" => self.print_unanswered_question(reply),
             status => {
                 let (label, colour) = match status {
+                    "INPUT_REQUIRED" => ("the agent asks", Colour::Yellow),
+                    "AUTH_REQUIRED" => ("the agent requires authentication", Colour::Yellow),
                     "FAILED" => ("failed", Colour::Red),
                     "REJECTED" => ("rejected by the agent", Colour::Red),
                     "CANCELED" => ("canceled", Colour::Yellow),
                     _ => ("error", Colour::Red),
                 };
                 let reason = match StdStream::Stderr.sanitize(reply.message().trim()) {
-                    reason if reason.is_empty() && status != "CANCELED" => ": no reason given".to_owned(),
                     // The stream has already shown the last state of a canceled task.
-                    reason if reason.is_empty() || status == "CANCELED" && result.is_displayed => {
-                        String::new()
-                    }
-                    reason => format!(": {reason}"),
+                    _ if status == "CANCELED" && result.is_displayed => String::new(),
+                    reason if !reason.is_empty() => format!(": {reason}"),
+                    _ if colour == Colour::Red => ": no reason given".to_owned(),
+                    _ => String::new(),
                 };
                 eprintln(format_args!("{}{reason}", StdStream::Stderr.paint(colour, label)));
                 if let Some(hint) = self.hint(reply) {
@@ -96,19 +96,6 @@ impl ReplyPrinter<'_> {
         }
     }
 
-    fn print_unanswered_question(&self, reply: &CallReply) {
-        let what = if reply.status() == "AUTH_REQUIRED" {
-            "the agent requires authentication"
-        } else {
-            "the agent asks"
-        };
-        let message = StdStream::Stderr.sanitize(reply.message().trim());
-        eprintln(format_args!("{}: {message}", StdStream::Stderr.paint(Colour::Yellow, what)));
-        if let Some(hint) = self.how_to_answer(reply) {
-            eprintln(format_args!("hint: {hint}"));
-        }
-    }
-
     /// The command with which the user can answer later.
     pub(in crate::cli) fn how_to_answer(&self, reply: &CallReply) -> Option<String> {
         let (id, expires) = reply.follow_up()?;
@@ -135,6 +122,7 @@ impl ReplyPrinter<'_> {
             ("FAILED" | "REJECTED", _) => {
                 "the agent gave this reason; change the request, or see the agent's log"
             }
+            ("INPUT_REQUIRED" | "AUTH_REQUIRED", _) => return self.how_to_answer(reply),
             ("CANCELED", _) => return None,
             (_, "invalid_request") => {
                 let skills = self.command(&format!("skills {agent}"));
@@ -153,7 +141,17 @@ impl ReplyPrinter<'_> {
                 "request less; the limits are `max_response_size` in the bridge's configuration and `max_payload` of nats-server"
             }
             (_, "busy") => "try again; `max_in_flight` in the bridge's configuration is the limit",
-            (_, "agent_error") => return Some(agent_error_hint(reply, agent)),
+            (_, "agent_error") => match reply.error_number("http_status") {
+                Some(401 | 403) => {
+                    "the agent requires credentials: set `bearer_token`, `headers` or `auth` in the bridge's configuration"
+                }
+                Some(429 | 503) => "the agent is overloaded; try again later",
+                _ if reply.error_number("a2a_code").is_some() => {
+                    let logs = format!("`a2a-bridge logs {agent}` may show more");
+                    return Some(format!("if the bridge launched the agent, {logs}"));
+                }
+                _ => "see the agent's log",
+            },
             (_, "agent_unavailable") => {
                 return Some(format!("`{}` shows the state of the agent", self.command("agents")));
             }
@@ -168,19 +166,5 @@ impl ReplyPrinter<'_> {
             _ => "see the bridge's log; if this looks like a bug, please report it",
         };
         Some(text.to_owned())
-    }
-}
-
-fn agent_error_hint(reply: &CallReply, agent: &str) -> String {
-    match reply.error_number("http_status") {
-        Some(401 | 403) => {
-            "the agent requires credentials: set `bearer_token`, `headers` or `auth` in the bridge's configuration"
-                .to_owned()
-        }
-        Some(429 | 503) => "the agent is overloaded; try again later".to_owned(),
-        _ if reply.error_number("a2a_code").is_some() => {
-            format!("if the bridge launched the agent, `a2a-bridge logs {agent}` may show more")
-        }
-        _ => "see the agent's log".to_owned(),
     }
 }

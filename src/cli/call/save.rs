@@ -1,6 +1,6 @@
 //! Files in a reply: listed, or saved under names that cannot leave the target directory.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -86,12 +86,10 @@ impl SaveArgs {
                 // Removed, not truncated: the file could be a symbolic link to another directory.
                 let _ = std::fs::remove_file(&path);
             }
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
+            match File::create_new(&path) {
                 Ok(mut file) => {
-                    return file
-                        .write_all(bytes)
-                        .map(|()| path.clone())
-                        .map_err(|error| save_error(&path, error));
+                    file.write_all(bytes).map_err(|error| save_error(&path, error))?;
+                    return Ok(path);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(save_error(&path, error)),
