@@ -6,7 +6,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use super::card::field;
-use crate::config::KeyPlace;
+use crate::config::{KeyPlace, parse_word};
 use crate::text::shorten;
 
 /// What the card requires of callers: all schemes of one alternative. Without alternatives it requires nothing.
@@ -108,7 +108,7 @@ impl SecurityScheme {
             .unwrap_or_else(|| text(scheme, "in"));
         Self::ApiKey {
             name: shorten(text(scheme, "name"), 128),
-            place: KeyPlace::parse(&place.to_ascii_lowercase()).unwrap_or_default(),
+            place: parse_word(&place.to_ascii_lowercase()).unwrap_or_default(),
         }
     }
 }

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use async_nats::{HeaderMap, Message};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::client::{MeshClient, NoReply, Replies};
+use super::client::{JsonFields as _, MeshClient, NoReply, Replies, parse_json};
 use super::output::eprintln_dim;
 use super::{CliError, CliResult, FAILED, UNAVAILABLE};
 use crate::bus::control::LogsRequest;
@@ -56,13 +55,11 @@ pub(super) async fn request(
 }
 
 pub(super) fn parse<T: DeserializeOwned>(message: &Message) -> CliResult<T> {
-    #[derive(Deserialize)]
-    struct ErrorReply {
-        message: String,
-    }
-    serde_json::from_slice(&message.payload).map_err(|error| match serde_json::from_slice(&message.payload) {
-        Ok(ErrorReply { message }) => CliError::msg(FAILED, message),
-        Err(_) => CliError::new(FAILED, error).context("cannot parse the reply of the bridge"),
+    serde_json::from_slice(&message.payload).map_err(|error| {
+        match parse_json(message).as_ref().ok().and_then(|reply| reply.text("/message")) {
+            Some(message) => CliError::msg(FAILED, message),
+            None => CliError::new(FAILED, error).context("cannot parse the reply of the bridge"),
+        }
     })
 }
 

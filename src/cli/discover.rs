@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::client::{JsonFields as _, MeshClient, NoReply};
-use super::output::{one_line, similar_names};
+use super::output::one_line;
 use super::{CliError, CliResult, UNAVAILABLE, USAGE};
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::text::shorten;
@@ -229,16 +229,18 @@ impl Discovery {
     }
 }
 
-/// A hint with the names most similar to a wrong one, or with all names.
-fn suggest(wrong: &str, mut names: Vec<&str>, intro: &str) -> String {
+/// A hint with up to three names that are similar to a misspelled one, or with all names.
+fn suggest(misspelled: &str, mut names: Vec<&str>, intro: &str) -> String {
     names.dedup();
-    let similar: Vec<_> =
-        similar_names(wrong, names.iter().copied()).iter().map(|name| format!("`{name}`")).collect();
+    let similarity = |name: &str| strsim::jaro_winkler(&misspelled.to_lowercase(), &name.to_lowercase());
+    let mut similar = names.clone();
+    similar.retain(|name| similarity(name) > 0.75);
+    similar.sort_by(|a, b| similarity(b).total_cmp(&similarity(a)));
+    similar.truncate(3);
     if similar.is_empty() {
-        format!("{intro}: {}", shorten(&names.join(", "), MAX_NAMES))
-    } else {
-        format!("did you mean {}?", similar.join(" or "))
+        return format!("{intro}: {}", shorten(&names.join(", "), MAX_NAMES));
     }
+    format!("did you mean `{}`?", similar.join("` or `"))
 }
 
 /// The error for an agent that has no skills because it is not ready.
@@ -252,4 +254,16 @@ fn not_ready_error(agent: &DiscoveredAgent) -> CliError {
         _ => format!("`a2a-bridge agents show {name}` shows what to do"),
     };
     CliError::msg(UNAVAILABLE, error).hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelled_name_finds_the_most_similar_ones() {
+        let hint = |name: &str| suggest(name, vec!["report", "weather", "whether"], "the agents are");
+        assert_eq!(hint("wether"), "did you mean `weather` or `whether`?");
+        assert_eq!(hint("zzz"), "the agents are: report, weather, whether");
+    }
 }

@@ -225,16 +225,6 @@ pub(super) fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// Up to three known names that are similar to a misspelled one, the most similar first.
-pub(super) fn similar_names<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut similar: Vec<_> = known
-        .map(|other| (strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase()), other))
-        .filter(|(similarity, _)| *similarity > 0.75)
-        .collect();
-    similar.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-    similar.into_iter().map(|(_, other)| other).take(3).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,12 +266,5 @@ mod tests {
             [format_size(6), format_size(2_048), format_size(3 << 20)],
             ["6 bytes", "2.0 KiB", "3.0 MiB"]
         );
-    }
-
-    #[test]
-    fn a_misspelled_name_finds_the_most_similar_ones() {
-        let known = ["weather", "whether", "report"];
-        assert_eq!(similar_names("wether", known.into_iter()), ["weather", "whether"]);
-        assert!(similar_names("zzz", known.into_iter()).is_empty());
     }
 }

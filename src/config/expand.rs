@@ -8,6 +8,7 @@ use super::problems::Problems;
 
 /// Limit of all expanded text, far above any real use.
 const MAX_BYTES: usize = 8 << 20;
+const FORMS: &str = "the forms are `${NAME}`, `${NAME:-default}` and `${NAME:?hint}`; `$$` is a plain `$`";
 
 pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -63,29 +64,26 @@ pub(super) fn expand_text(text: &str, env: Env<'_>) -> Result<(String, bool), Ve
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('$') {
         out.push_str(before);
-        if let Some(after) = after.strip_prefix('$') {
+        let Some(after) = after.strip_prefix('{') else {
             out.push('$');
-            rest = after;
-        } else if let Some(after) = after.strip_prefix('{') {
-            let Some((reference, after)) = after.split_once('}') else {
-                bad_references.push(BadReference {
-                    starts: "${".into(),
-                    message: "`${` without a closing `}`".into(),
-                    hint: "write `$${` for a literal `${`".into(),
-                });
-                rest = "";
-                continue;
-            };
-            expanded = true;
-            match resolve(reference, env) {
-                Ok(value) => out.push_str(&value),
-                Err(bad) => bad_references.push(bad),
-            }
-            rest = after;
-        } else {
-            out.push('$');
-            rest = after;
+            rest = after.strip_prefix('$').unwrap_or(after);
+            continue;
+        };
+        let Some((reference, after)) = after.split_once('}') else {
+            let (message, hint) = ("`${` without a closing `}`", "write `$${` for a literal `${`");
+            bad_references.push(BadReference {
+                starts: "${".into(),
+                message: message.into(),
+                hint: hint.into(),
+            });
+            break;
+        };
+        expanded = true;
+        match resolve(reference, env) {
+            Ok(value) => out.push_str(&value),
+            Err(bad) => bad_references.push(bad),
         }
+        rest = after;
     }
     out.push_str(rest);
     if bad_references.is_empty() { Ok((out, expanded)) } else { Err(bad_references) }
@@ -96,10 +94,9 @@ fn resolve(reference: &str, env: Env<'_>) -> Result<String, BadReference> {
     let end = reference.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
     let (name, operation) = reference.split_at(end);
     let bad = |message: String, hint: String| BadReference { starts: format!("${{{name}"), message, hint };
-    let forms = || "the forms are `${NAME}`, `${NAME:-default}` and `${NAME:?hint}`; `$$` is a plain `$`";
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
         let message = "expected the name of a variable after `${`: letters, digits and `_`";
-        return Err(BadReference { starts: "${".into(), message: message.into(), hint: forms().into() });
+        return Err(bad(message.into(), FORMS.into()));
     }
     let word = operation.get(2..).unwrap_or_default();
     if word.replace("$$", "").contains("${") {
@@ -110,16 +107,14 @@ fn resolve(reference: &str, env: Env<'_>) -> Result<String, BadReference> {
     let filled = value.clone().filter(|value| !value.is_empty());
     match operation.get(..2) {
         None if operation.is_empty() => value.ok_or_else(|| {
-            bad(
-                format!("the variable `{name}` is not set"),
-                format!("set it, or give a default: `${{{name}:-default}}`"),
-            )
+            let hint = format!("set it, or give a default: `${{{name}:-default}}`");
+            bad(format!("the variable `{name}` is not set"), hint)
         }),
         Some(":-") => Ok(filled.unwrap_or_else(|| word.replace("$$", "$"))),
         Some(":?") => filled.ok_or_else(|| {
             let hint = if word.is_empty() { format!("set `{name}`") } else { word.to_owned() };
             bad(format!("the variable `{name}` is not set or is empty"), hint)
         }),
-        _ => Err(bad(format!("`${{{name}` is followed by unsupported characters"), forms().into())),
+        _ => Err(bad(format!("`${{{name}` is followed by unsupported characters"), FORMS.into())),
     }
 }

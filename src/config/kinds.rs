@@ -11,6 +11,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use nix::sys::signal::Signal;
 use secrecy::SecretString;
 use serde::Serialize;
@@ -114,11 +116,11 @@ kinds! {
         &agent::STOP_SIGNALS.map(|name| format!("SIG{name}")),
         &format!("^{}?{}$", any_case(&["sig"]), any_case(&agent::STOP_SIGNALS)),
     );
-    Restart: "a word", parse Restart::parse, words_schema(Restart::WORDS, &one_of(Restart::WORDS));
-    KeyPlace: "a word", parse KeyPlace::parse, words_schema(KeyPlace::WORDS, &one_of(KeyPlace::WORDS));
-    Binding: "a word", parse values::binding,
+    Restart: "a word", parse parse_word, enum_schema::<Self>();
+    KeyPlace: "a word", parse parse_word, enum_schema::<Self>();
+    Binding: "a word", parse |text| parse_word(&text.to_ascii_lowercase()),
         words_schema(&["jsonrpc", "rest"], &format!("^{}$", any_case(&["jsonrpc", "rest", "http+json"])));
-    A2aVersion: "a version", parse values::a2a_version, json!({
+    A2aVersion: "a version", parse parse_word, json!({
         "type": ["string", "number"],
         "anyOf": [
             { "enum": ["0.1", "0.2", "0.3", "1.0", "1", 0.1, 0.2, 0.3, 1] },
@@ -155,6 +157,11 @@ fn words_schema(words: &[impl Serialize], pattern: &str) -> Value {
     json!({ "type": "string", "anyOf": [{ "enum": words }, strict_schema(&["string"], pattern)] })
 }
 
+fn enum_schema<T: ValueEnum>() -> Value {
+    let words = words::<T>();
+    words_schema(&words, &format!("^({})$", words.join("|")))
+}
+
 /// A pattern for one of the words in upper or lower case, as patterns in JSON schemas have no flags.
 fn any_case(words: &[&str]) -> String {
     let letter = |c: char| match (c.to_ascii_lowercase(), c.to_ascii_uppercase()) {
@@ -165,71 +172,59 @@ fn any_case(words: &[&str]) -> String {
     format!("({})", words.join("|").chars().map(letter).collect::<String>())
 }
 
-fn one_of(words: &[&str]) -> String {
-    format!("^({})$", words.join("|"))
+/// When the supervisor restarts an agent that exited on its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Restart {
+    Always,
+    OnFailure,
+    Never,
 }
 
-/// Declares enums whose values are words in the file.
-macro_rules! word_kinds {
-    ($(
-        $(#[$attribute:meta])*
-        $vis:vis enum $name:ident { $($(#[$on_variant:meta])* $variant:ident = $word:literal,)* }
-    )*) => {$(
-        $(#[$attribute])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        $vis enum $name { $($(#[$on_variant])* $variant,)* }
-
-        impl $name {
-            const WORDS: &[&str] = &[$($word),*];
-
-            pub(crate) fn parse(text: &str) -> Result<Self, String> {
-                match text {
-                    $($word => Ok(Self::$variant),)*
-                    _ => Err(format!("expected one of `{}`", Self::WORDS.join("`, `"))),
-                }
-            }
-        }
-
-        impl Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $(Self::$variant => $word,)* })
-            }
-        }
-    )*};
-}
-
-word_kinds! {
-    /// When the supervisor restarts an agent that exited on its own.
-    pub(crate) enum Restart {
-        Always = "always",
-        OnFailure = "on-failure",
-        Never = "never",
-    }
-
-    /// Where an API key goes.
-    #[derive(Default)]
-    pub enum KeyPlace {
-        #[default]
-        Header = "header",
-        Query = "query",
-        Cookie = "cookie",
+impl Display for Restart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_possible_value().as_ref().map_or("", PossibleValue::get_name))
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where an API key goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum KeyPlace {
+    #[default]
+    Header,
+    Query,
+    Cookie,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum A2aVersion {
+    #[value(name = "0.1")]
     V01,
+    #[value(name = "0.2")]
     V02,
+    #[value(name = "0.3")]
     V03,
+    #[value(name = "1.0", alias = "1")]
     V1,
 }
 
 /// How A2A is carried over HTTP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Binding {
+    #[value(name = "jsonrpc")]
     JsonRpc,
-    /// REST, which A2A calls HTTP+JSON.
+    // REST, which A2A calls HTTP+JSON.
+    #[value(alias = "http+json")]
     Rest,
+}
+
+/// The words that stand for the variants of an enum.
+fn words<T: ValueEnum>() -> Vec<String> {
+    let names = T::value_variants().iter().filter_map(T::to_possible_value);
+    names.map(|name| name.get_name().to_owned()).collect()
+}
+
+pub(crate) fn parse_word<T: ValueEnum>(text: &str) -> Result<T, String> {
+    T::from_str(text, false).map_err(|_| format!("expected one of `{}`", words::<T>().join("`, `")))
 }
 
 fn scalar<'n>(node: &'n Node, scope: &mut Scope<'_, '_>, expected: &str) -> Option<&'n Scalar> {

@@ -75,20 +75,16 @@ fn parse_in(directory: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> R
         problems.cover(mask::secrets(&root, text, &keys));
         settle(&mut root, &mut problems);
         expand(&mut root, env, &mut problems);
-        config(&root, &mut problems)
+        if root.is_null() {
+            problems.add_with_hint(root.at.start, "the file is empty", "the minimum is `agents: []`");
+            return None;
+        }
+        Config::read(&root, &mut Scope::root(&mut problems))
     });
     match config {
         Some(config) if problems.is_empty() => Ok(config),
         _ => Err(problems.into_error(file)),
     }
-}
-
-fn config(root: &Node, problems: &mut Problems<'_>) -> Option<Config> {
-    if root.is_null() {
-        problems.add_with_hint(root.at.start, "the file is empty", "the minimum is `agents: []`");
-        return None;
-    }
-    Config::read(root, &mut Scope::root(problems))
 }
 
 /// Nothing, if the text is not valid YAML; then that is the only problem.

@@ -25,7 +25,7 @@ mod tests;
 pub(crate) mod values;
 
 pub(crate) use agent::Port;
-pub(crate) use kinds::{A2aVersion, Binding, KeyPlace, NatsUrl, Restart, without_user_info};
+pub(crate) use kinds::{A2aVersion, Binding, KeyPlace, NatsUrl, Restart, parse_word, without_user_info};
 pub(crate) use load::load;
 pub use load::parse;
 pub(crate) use problems::ConfigError;

@@ -9,8 +9,6 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::kinds::{A2aVersion, Binding};
-
 /// The longest duration that a setting may have.
 pub(super) const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
@@ -161,24 +159,6 @@ pub(super) fn host(text: &str) -> Result<String, String> {
         (Ok(host), Some(port)) => Ok(format!("{host}:{port}")),
         (Ok(host), None) => Ok(host.to_string()),
         (Err(_), _) => Err("expected a host such as `agents.example.org` or `10.0.0.7:9000`".into()),
-    }
-}
-
-pub(super) fn a2a_version(text: &str) -> Result<A2aVersion, String> {
-    match text {
-        "0.1" => Ok(A2aVersion::V01),
-        "0.2" => Ok(A2aVersion::V02),
-        "0.3" => Ok(A2aVersion::V03),
-        "1.0" | "1" => Ok(A2aVersion::V1),
-        _ => Err("expected `0.1`, `0.2`, `0.3` or `1.0`".into()),
-    }
-}
-
-pub(super) fn binding(text: &str) -> Result<Binding, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "jsonrpc" => Ok(Binding::JsonRpc),
-        "rest" | "http+json" => Ok(Binding::Rest),
-        _ => Err("expected `jsonrpc` or `rest`".into()),
     }
 }
 

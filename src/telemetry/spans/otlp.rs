@@ -5,11 +5,12 @@
 
 mod export;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use opentelemetry::context::{FutureExt as _, WithContext};
-use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
+use opentelemetry::propagation::TextMapPropagator as _;
 use opentelemetry::trace::{SpanKind, Status, TraceContextExt as _, Tracer as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
@@ -37,7 +38,6 @@ struct Tracer {
 struct SpanState {
     has_task: AtomicBool,
     outcome: Mutex<Option<&'static str>>,
-    ended_spans: Arc<AtomicU64>,
 }
 
 /// The span of one call; empty if spans are not exported.
@@ -46,7 +46,7 @@ pub(crate) struct CallSpan(Context);
 
 impl CallSpan {
     pub(crate) fn start(arrival: Arrival<'_>, trace: impl FnOnce() -> TraceContext) -> Self {
-        Self(TRACER.get().map_or_else(Context::new, |tracer| start_span(tracer, arrival, trace())))
+        Self(TRACER.get().map_or_else(Context::new, |tracer| start_span(tracer, arrival, &trace())))
     }
 
     /// Runs the work of the call, which can add to the span with the functions of this module.
@@ -57,9 +57,14 @@ impl CallSpan {
 
 /// Attribute names follow the semantic conventions for messaging and for generative AI where those define one.
 /// The caller waits for a reply, so the kind is SERVER.
-fn start_span(tracer: &Tracer, arrival: Arrival<'_>, mut trace: TraceContext) -> Context {
+fn start_span(tracer: &Tracer, arrival: Arrival<'_>, trace: &TraceContext) -> Context {
     let Arrival { agent, action, subject } = arrival;
-    let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Carrier(&mut trace));
+    let headers = [("traceparent", &trace.parent), ("tracestate", &trace.state)];
+    let headers: HashMap<_, _> = headers
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value.as_ref()?.to_str().ok()?.to_owned())))
+        .collect();
+    let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &headers);
     let attributes = [
         KeyValue::new("messaging.system", "nats"),
         KeyValue::new("messaging.operation.name", "process"),
@@ -70,16 +75,18 @@ fn start_span(tracer: &Tracer, arrival: Arrival<'_>, mut trace: TraceContext) ->
     ];
     let builder = tracer.sdk.span_builder(format!("{agent}.{action}")).with_kind(SpanKind::Server);
     let span = builder.with_attributes(attributes).start_with_context(&tracer.sdk, &parent);
-    let ended_spans = Arc::clone(&tracer.ended_spans);
-    parent.with_span(span).with_value(SpanState { ended_spans, ..SpanState::default() })
+    parent.with_span(span).with_value(SpanState::default())
 }
 
 /// Makes the call's span the parent of the agent's spans.
 pub(crate) fn propagate(trace: &mut TraceContext) {
     let context = Context::current();
     if context.get::<SpanState>().is_some() {
-        *trace = TraceContext::default();
-        TraceContextPropagator::new().inject_context(&context, &mut Carrier(trace));
+        let mut headers = HashMap::new();
+        TraceContextPropagator::new().inject_context(&context, &mut headers);
+        let mut header = |name: &str| HeaderValue::try_from(headers.remove(name)?).ok();
+        trace.parent = header("traceparent");
+        trace.state = header("tracestate").filter(|state| !state.is_empty());
     }
 }
 
@@ -125,35 +132,8 @@ pub(crate) fn end(error: Option<&'static str>) {
         // Without the error's text: it may be the agent's and contain user data.
         span.set_status(Status::error(""));
     }
-    state.ended_spans.fetch_add(1, Relaxed);
+    if let Some(tracer) = TRACER.get() {
+        tracer.ended_spans.fetch_add(1, Relaxed);
+    }
     span.end();
-}
-
-/// Lets the propagator read and write the two headers of a trace.
-struct Carrier<'a>(&'a mut TraceContext);
-
-impl Extractor for Carrier<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
-        let value = match key {
-            "traceparent" => self.0.parent.as_ref(),
-            "tracestate" => self.0.state.as_ref(),
-            _ => None,
-        };
-        value.and_then(|value| value.to_str().ok())
-    }
-
-    fn keys(&self) -> Vec<&str> {
-        vec!["traceparent", "tracestate"]
-    }
-}
-
-impl Injector for Carrier<'_> {
-    fn set(&mut self, key: &str, value: String) {
-        let value = HeaderValue::try_from(value).ok().filter(|value| !value.is_empty());
-        match key {
-            "traceparent" => self.0.parent = value,
-            "tracestate" => self.0.state = value,
-            _ => {}
-        }
-    }
 }

@@ -1,13 +1,13 @@
 //! Sends finished spans to the collector, and logs when that fails.
 
-use crate::text::error_chain;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, bail};
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry::{InstrumentationScope, KeyValue};
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::resource::{EnvResourceDetector, TelemetryResourceDetector};
@@ -16,6 +16,7 @@ use url::Url;
 
 use super::super::{collector_variable, first_variable, variable};
 use super::{TRACER, Tracer};
+use crate::text::error_chain;
 
 const NAME: &str = env!("CARGO_PKG_NAME");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -44,18 +45,6 @@ struct SpanCounts {
     delivered: Arc<AtomicU64>,
 }
 
-#[derive(Debug, thiserror::Error)]
-enum ExportError {
-    #[error("{0} is not an http or https URL")]
-    Address(&'static str),
-    #[error("{0} names a protocol other than `http/protobuf`, the only one supported")]
-    Protocol(&'static str),
-    #[error("cannot create the HTTP client")]
-    Http(#[source] reqwest::Error),
-    #[error("cannot create the exporter")]
-    Exporter(#[source] ExporterBuildError),
-}
-
 /// Exports spans until it is dropped, which flushes the queue.
 #[derive(Debug)]
 pub(crate) struct SpanExport {
@@ -72,7 +61,7 @@ pub(crate) fn start_export() -> Option<SpanExport> {
     let provider = match provider(name, &value, counts.clone()) {
         Ok(provider) => provider,
         Err(error) => {
-            tracing::warn!(error = error_chain(&error), "no spans are exported");
+            tracing::warn!(error = error_chain(error.as_ref()), "no spans are exported");
             return None;
         }
     };
@@ -82,14 +71,12 @@ pub(crate) fn start_export() -> Option<SpanExport> {
     Some(SpanExport { provider, counts })
 }
 
-fn provider(name: &'static str, value: &str, counts: SpanCounts) -> Result<SdkTracerProvider, ExportError> {
-    let address = Url::parse(value).map_err(|_| ExportError::Address(name))?;
-    if !matches!(address.scheme(), "http" | "https") {
-        return Err(ExportError::Address(name));
-    }
+fn provider(name: &'static str, value: &str, counts: SpanCounts) -> anyhow::Result<SdkTracerProvider> {
+    let address = Url::parse(value).ok().filter(|address| matches!(address.scheme(), "http" | "https"));
+    let address = address.with_context(|| format!("{name} is not an http or https URL"))?;
     let protocol = first_variable(["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]);
     if let Some((name, _)) = protocol.filter(|(_, value)| !value.eq_ignore_ascii_case("http/protobuf")) {
-        return Err(ExportError::Protocol(name));
+        bail!("{name} names a protocol other than `http/protobuf`, the only one supported");
     }
     if let Some(sampler) = variable("OTEL_TRACES_SAMPLER").filter(|name| !SAMPLERS.contains(&name.as_str())) {
         tracing::warn!(sampler, "unknown OTEL_TRACES_SAMPLER; sampling every trace that starts here");
@@ -104,10 +91,10 @@ fn provider(name: &'static str, value: &str, counts: SpanCounts) -> Result<SdkTr
         .no_proxy()
         .timeout(timeout)
         .build()
-        .map_err(ExportError::Http)?;
+        .context("cannot create the HTTP client")?;
     // The exporter reads the address, headers and compression from the environment.
     let exporter = SpanExporter::builder().with_http().with_http_client(http).with_timeout(timeout);
-    let exporter = exporter.build().map_err(ExportError::Exporter)?;
+    let exporter = exporter.build().context("cannot create the exporter")?;
 
     // The path and query of the address may hold a secret.
     let collector = address.origin().ascii_serialization();
