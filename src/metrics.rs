@@ -6,7 +6,6 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_nats::Client;
@@ -29,31 +28,32 @@ use crate::state::State as BridgeState;
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-const STARTING: u8 = 0;
-const SERVING: u8 = 1;
-const STOPPING: u8 = 2;
-
 #[derive(Debug)]
 pub(crate) struct Metrics {
     client: Client,
     state: Arc<BridgeState>,
     agents: Mutex<Vec<Agent>>,
-    phase: AtomicU8,
+    /// Why `/readyz` fails, whatever the connection to NATS.
+    not_ready: Mutex<Option<&'static str>>,
 }
 
 impl Metrics {
     pub(crate) fn new(client: Client, state: Arc<BridgeState>) -> Self {
-        Self { client, state, agents: Mutex::default(), phase: AtomicU8::new(STARTING) }
+        Self { client, state, agents: Mutex::default(), not_ready: Mutex::new(Some("starting")) }
     }
 
     /// Every configured agent is published: `/readyz` succeeds from now on.
     pub(crate) fn set_serving(&self) {
-        self.phase.store(SERVING, Relaxed);
+        self.set_not_ready(None);
     }
 
     /// The bridge stops: `/readyz` fails from now on.
     pub(crate) fn set_stopping(&self) {
-        self.phase.store(STOPPING, Relaxed);
+        self.set_not_ready(Some("stopping"));
+    }
+
+    fn set_not_ready(&self, reason: Option<&'static str>) {
+        *self.not_ready.lock().unwrap_or_else(PoisonError::into_inner) = reason;
     }
 
     /// Adds an agent, or replaces the one with the same name: a name has one set of series.
@@ -76,12 +76,8 @@ impl Metrics {
     }
 
     fn not_ready_reason(&self) -> Option<&'static str> {
-        match self.phase.load(Relaxed) {
-            STARTING => Some("starting"),
-            STOPPING => Some("stopping"),
-            _ if !self.is_connected() => Some("no connection to NATS"),
-            _ => None,
-        }
+        let reason = *self.not_ready.lock().unwrap_or_else(PoisonError::into_inner);
+        reason.or_else(|| (!self.is_connected()).then_some("no connection to NATS"))
     }
 
     /// All metrics in the OpenMetrics text format.

@@ -14,6 +14,9 @@ pub(crate) fn block(value: &Value) -> String {
 fn write_block(value: &Value, depth: usize, text: &mut String) {
     let indent = "  ".repeat(depth);
     match value {
+        value if !is_block(value) => {
+            let _ = writeln!(text, "{indent}{}", flow(value));
+        }
         Value::Object(object) => {
             for (key, value) in object {
                 let _ = write!(text, "{indent}{}:", scalar(key));
@@ -27,18 +30,12 @@ fn write_block(value: &Value, depth: usize, text: &mut String) {
         }
         Value::Array(items) => {
             for item in items {
-                if is_block(item) {
-                    let mut entry = String::new();
-                    write_block(item, depth + 1, &mut entry);
-                    let _ = writeln!(text, "{indent}- {}", entry.trim());
-                } else {
-                    let _ = writeln!(text, "{indent}- {}", flow(item));
-                }
+                let mut entry = String::new();
+                write_block(item, depth + 1, &mut entry);
+                let _ = writeln!(text, "{indent}- {}", entry.trim());
             }
         }
-        other => {
-            let _ = writeln!(text, "{indent}{}", flow(other));
-        }
+        _ => {}
     }
 }
 

@@ -184,12 +184,9 @@ impl MeshClient {
     ) -> CliResult<Replies> {
         let max = self.client.max_payload();
         if body.len() + MAX_HEADERS > max {
-            let size = body.len();
-            return Err(CliError::msg(
-                USAGE,
-                format!("the request has {size} bytes; NATS accepts at most {max}"),
-            )
-            .hint("send less, or send files as URLs; `max_payload` of nats-server is the limit"));
+            let message = format!("the request has {} bytes; NATS accepts at most {max}", body.len());
+            return Err(CliError::msg(USAGE, message)
+                .hint("send less, or send files as URLs; `max_payload` of nats-server is the limit"));
         }
         let inbox = self.client.new_inbox();
         let mut denials = self.denials.clone();

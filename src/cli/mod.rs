@@ -265,14 +265,10 @@ fn execute(cli: Cli, log: &LogWriter) -> CliResult {
 }
 
 fn demo_agent_error(error: anyhow::Error) -> CliError {
-    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-    let error = CliError::new(FAILED, error);
-    match kind {
-        Some(io::ErrorKind::AddrInUse) => {
-            error.hint("another program uses this port: choose another one, or `--port 0` for a free one")
-        }
-        _ => error,
-    }
+    let cause = error.downcast_ref::<io::Error>();
+    let is_port_used = cause.is_some_and(|cause| cause.kind() == io::ErrorKind::AddrInUse);
+    let hint = "another program uses this port: choose another one, or `--port 0` for a free one";
+    CliError { hint: is_port_used.then(|| hint.to_owned()), ..CliError::new(FAILED, error) }
 }
 
 fn block_on(command: impl Future<Output = CliResult>) -> CliResult {

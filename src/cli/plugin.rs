@@ -59,18 +59,14 @@ fn environment() -> Value {
     let mut command = Cli::command();
     command.build();
     let mut variables = Map::new();
-    let Some(run) = command.find_subcommand("run") else {
-        return variables.into();
-    };
-    for argument in run.get_arguments() {
+    for argument in command.find_subcommand("run").into_iter().flat_map(clap::Command::get_arguments) {
         if let Some(name) = argument.get_env() {
-            let mut about = Map::new();
             let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-            about.insert("description".to_owned(), help.into());
-            if let Some(default) = argument.get_default_values().first() {
-                about.insert("default".to_owned(), default.to_string_lossy().into());
-            }
-            variables.insert(name.to_string_lossy().into_owned(), about.into());
+            let about = match argument.get_default_values().first() {
+                Some(default) => json!({"description": help, "default": default.to_string_lossy()}),
+                None => json!({"description": help}),
+            };
+            variables.insert(name.to_string_lossy().into_owned(), about);
         }
     }
     variables.insert("NO_COLOR".to_owned(), json!({"description": "Disables colours in the log"}));

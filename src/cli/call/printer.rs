@@ -6,7 +6,7 @@ use super::caller::CallResult;
 use super::reply::CallReply;
 use super::save::SaveArgs;
 use crate::cli::client::NatsArgs;
-use crate::cli::output::{Colour, StdStream, age, eprintln, eprintln_dim, print};
+use crate::cli::output::{Colour, StdStream, age, eprintln, eprintln_dim, print, println};
 use crate::cli::{CliResult, FAILED};
 
 #[derive(Debug)]
@@ -21,14 +21,8 @@ impl ReplyPrinter<'_> {
     pub(in crate::cli) fn print(&self, result: &CallResult) -> CliResult {
         let reply = &result.reply;
         match reply.status() {
-            "COMPLETED" => {
-                self.print_content(reply, result.is_displayed)?;
-                return Ok(ExitCode::SUCCESS);
-            }
-            "WORKING" => {
-                self.print_task_id(reply)?;
-                return Ok(ExitCode::SUCCESS);
-            }
+            "COMPLETED" => return self.print_content(reply, result.is_displayed),
+            "WORKING" => return self.print_task_id(reply),
             status => {
                 let (label, colour) = match status {
                     "INPUT_REQUIRED" => ("the agent asks", Colour::Yellow),
@@ -55,33 +49,31 @@ impl ReplyPrinter<'_> {
         Ok(ExitCode::from(FAILED))
     }
 
-    fn print_content(&self, reply: &CallReply, is_displayed: bool) -> CliResult<()> {
+    fn print_content(&self, reply: &CallReply, is_displayed: bool) -> CliResult {
         let message = reply.message();
         if !message.is_empty() && !is_displayed {
             let end = if message.ends_with('\n') { "" } else { "\n" };
             print(&format!("{}{end}", StdStream::Stdout.sanitize(message)))?;
         }
         if let Some(data) = reply.data_text() {
-            print(&format!("{data}\n"))?;
+            println(&data)?;
         }
         self.save.save_or_list(reply.files())?;
         if message.is_empty() && reply.data().is_none() && reply.files().is_empty() {
             eprintln_dim("completed without content");
         }
-        Ok(())
+        Ok(ExitCode::SUCCESS)
     }
 
-    fn print_task_id(&self, reply: &CallReply) -> CliResult<()> {
-        let Some(task) = reply.task_id() else {
+    fn print_task_id(&self, reply: &CallReply) -> CliResult {
+        if let Some(task) = reply.task_id() {
+            println(&StdStream::Stdout.sanitize(task))?;
+            let command = self.command(&format!("task watch {} {task}", self.agent));
+            eprintln_dim(format_args!("the task is running; follow it with:\n  {command}"));
+        } else {
             eprintln_dim("the task is running, but the agent gave no task id");
-            return Ok(());
-        };
-        print(&format!("{}\n", StdStream::Stdout.sanitize(task)))?;
-        eprintln_dim(format_args!(
-            "the task is running; follow it with:\n  {}",
-            self.command(&format!("task watch {} {task}", self.agent))
-        ));
-        Ok(())
+        }
+        Ok(ExitCode::SUCCESS)
     }
 
     pub(in crate::cli) fn print_question(&self, reply: &CallReply) {

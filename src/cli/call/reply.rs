@@ -51,11 +51,9 @@ impl CallReply {
 
     /// The agent's structured data: its parts, or the object they were merged into.
     pub(in crate::cli) fn data(&self) -> Option<&Value> {
-        let parts = self.value.get("data_parts").filter(|_| !self.needs_input());
-        parts.or_else(|| {
-            let data = self.value.get("data").filter(|_| !self.needs_input())?;
-            data.as_object().is_some_and(|object| !object.is_empty()).then_some(data)
-        })
+        let is_filled = |data: &&Value| data.as_object().is_some_and(|object| !object.is_empty());
+        let data = self.value.get("data_parts").or_else(|| self.value.get("data").filter(is_filled));
+        data.filter(|_| !self.needs_input())
     }
 
     pub(in crate::cli) fn needs_input(&self) -> bool {

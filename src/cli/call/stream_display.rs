@@ -68,29 +68,26 @@ impl StreamDisplay {
                 // the answer or the reason of a failure.
                 if self.shown.is_empty() && without_spaces(text) == without_spaces(&self.state_messages) {
                     self.held = Some(text.to_owned());
-                    return Ok(());
+                } else {
+                    self.show(text)?;
                 }
-                self.show(text)
             }
             "artifact" => {
                 self.flush_notice()?;
                 self.pending = self.new_artifact(data);
-                Ok(())
             }
             "state" => {
                 self.flush_notice()?;
                 let text = data.text("/message").unwrap_or_default();
                 self.state_messages.push_str(text);
-                let is_open = matches!(data.text("/state"), Some("working" | "submitted" | "unknown"));
-                if is_open {
-                    self.show_state_message(text)
-                } else {
-                    self.final_message = text.to_owned();
-                    Ok(())
+                match data.text("/state") {
+                    Some("working" | "submitted" | "unknown") => self.show_state_message(text)?,
+                    _ => self.final_message = text.to_owned(),
                 }
             }
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(())
     }
 
     fn show(&mut self, text: &str) -> CliResult<()> {

@@ -58,13 +58,9 @@ pub(crate) fn start_export() -> Option<SpanExport> {
         || variable("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
     let (name, value) = collector_variable().filter(|_| !is_off)?;
     let counts = SpanCounts::default();
-    let provider = match provider(name, &value, counts.clone()) {
-        Ok(provider) => provider,
-        Err(error) => {
-            tracing::warn!(error = error_chain(error.as_ref()), "no spans are exported");
-            return None;
-        }
-    };
+    let provider = provider(name, &value, counts.clone())
+        .inspect_err(|error| tracing::warn!(error = error_chain(error.as_ref()), "no spans are exported"))
+        .ok()?;
     let scope = InstrumentationScope::builder(NAME).with_version(VERSION).build();
     let sdk = provider.tracer_with_scope(scope);
     let _ = TRACER.set(Tracer { sdk, ended_spans: Arc::clone(&counts.ended) });
