@@ -16,7 +16,7 @@ use crate::bus::subject::Token;
 use crate::config;
 use crate::text::{error_chain, head, shorten};
 
-/// Most skills that are listed in a comment.
+/// Maximum number of skills that the comment lists.
 const MAX_SKILLS: usize = 50;
 const MAX_NAME: usize = 40;
 const MAX_COMMENT: usize = 100;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use serde_json::json;
 
-use super::call::{CallMode, CallReply, Caller, ReplyPrinter, SaveArgs, answer_questions};
+use super::call::{CallMode, CallReply, CallResult, Caller, ReplyPrinter, SaveArgs, answer_questions};
 use super::client::{MeshClient, NatsArgs};
 use super::discover::discover;
 use super::output::{Colour, OutputArgs, StdStream, eprintln, eprintln_dim};
@@ -85,9 +85,10 @@ pub(super) async fn run(args: TaskArgs) -> CliResult {
             print_reply(reply, &task, &output, &nats, is_canceled)
         }
         TaskCommand::Watch { task, no_input, save } => {
-            let printer = ReplyPrinter { agent: &task.agent, nats: &nats, save: &save };
-            let may_ask = !no_input && !output.is_json() && terminal::is_interactive();
-            watch(&mesh, &task, &output, &printer, may_ask).await
+            let json = output.is_json();
+            let printer = ReplyPrinter { agent: &task.agent, nats: &nats, save: &save, json };
+            let may_ask = !no_input && !json && terminal::is_interactive();
+            watch(&mesh, &task, &printer, may_ask).await
         }
     }
 }
@@ -100,12 +101,9 @@ fn print_reply(
     nats: &NatsArgs,
     succeeded: bool,
 ) -> CliResult {
-    if output.is_json() {
-        reply.print_raw()?;
-    } else {
-        let save = SaveArgs::default();
-        ReplyPrinter { agent: &task.agent, nats, save: &save }.print(&reply.into())?;
-    }
+    let save = SaveArgs::default();
+    let printer = ReplyPrinter { agent: &task.agent, nats, save: &save, json: output.is_json() };
+    printer.print(&reply.into())?;
     Ok(ExitCode::from(if succeeded { 0 } else { FAILED }))
 }
 
@@ -124,13 +122,7 @@ async fn request(mesh: &MeshClient, subject: String, task: &TaskId) -> CliResult
     }
 }
 
-async fn watch(
-    mesh: &MeshClient,
-    task: &TaskId,
-    output: &OutputArgs,
-    printer: &ReplyPrinter<'_>,
-    may_ask: bool,
-) -> CliResult {
+async fn watch(mesh: &MeshClient, task: &TaskId, printer: &ReplyPrinter<'_>, may_ask: bool) -> CliResult {
     let interrupts = Interrupts::new()?;
     let caller = Caller {
         mesh,
@@ -145,7 +137,7 @@ async fn watch(
     let mut last_status = String::new();
     loop {
         if (reply.status() == "WORKING" || reply.needs_input()) && reply.status() != last_status {
-            if output.is_json() {
+            if printer.json {
                 reply.print_raw()?;
             } else {
                 print_state(&reply);
@@ -156,14 +148,8 @@ async fn watch(
             continue;
         }
         if !matches!(reply.status(), "WORKING" | "AUTH_REQUIRED") {
-            if !output.is_json() {
-                return printer.print(&reply.into());
-            }
-            if !reply.needs_input() {
-                reply.print_raw()?;
-            }
-            let is_completed = reply.status() == "COMPLETED";
-            return Ok(ExitCode::from(if is_completed { 0 } else { FAILED }));
+            let is_displayed = printer.json && reply.needs_input();
+            return printer.print(&CallResult { reply, is_displayed });
         }
         last_status = reply.status().to_owned();
         reply = tokio::select! {

@@ -22,7 +22,7 @@ const MAX_NODES: usize = 100_000;
 const MAX_TEXT: usize = 4 << 20;
 const MAX_DEPTH: usize = 64;
 
-/// Reads and checks a settings file, with the variables of this process.
+/// Reads and checks a configuration file, with the variables of this process.
 ///
 /// Relative paths in the file are relative to its directory; in the result they are absolute.
 ///
@@ -57,7 +57,7 @@ fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {
     problems.into_error(file)
 }
 
-/// Checks the text of a settings file. `file` is its name in messages, `env` gives the variables.
+/// Checks the text of a configuration file. `file` is its name in messages, `env` gives the variables.
 ///
 /// # Errors
 ///

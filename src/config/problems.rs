@@ -18,7 +18,7 @@ const LINE_WIDTH: usize = 160;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error(
-        "cannot read the settings file {}\n    hint: create one with `a2a-bridge init` (`config/minimal.yaml` is an \
+        "cannot read the configuration file {}\n    hint: create one with `a2a-bridge init` (`config/minimal.yaml` is an \
          example), or name another with `--config FILE` or `A2A_BRIDGE_CONFIG`",
         path.display()
     )]

@@ -277,7 +277,7 @@ settings! {
     }
 }
 
-/// The JSON Schema of a settings file (draft 2020-12).
+/// The JSON Schema of a configuration file (draft 2020-12).
 pub(crate) fn schema() -> Value {
     let head = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Settings of a2a-bridge",

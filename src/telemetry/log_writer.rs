@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Most queued bytes; the background thread may hold as many again.
+/// Maximum number of queued bytes; the background thread may hold as many again.
 const CAPACITY: usize = 1 << 20;
 /// How long the program waits for its last lines before it exits.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);

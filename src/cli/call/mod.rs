@@ -13,8 +13,6 @@ mod request;
 mod save;
 mod stream_display;
 
-use std::process::ExitCode;
-
 use serde_json::{Value, json};
 
 use super::client::NatsArgs;
@@ -97,18 +95,11 @@ pub(super) async fn run(args: CallArgs) -> CliResult {
         json: args.output.is_json(),
     };
     let mut result = send_request(&mut caller, agent, skill, args.answer.is_some(), &body).await?;
-    let printer = ReplyPrinter { agent, nats: &args.nats, save: &args.save };
+    let printer = ReplyPrinter { agent, nats: &args.nats, save: &args.save, json: caller.json };
     if !args.no_input && !caller.json && terminal::is_interactive() {
         result = answer_questions(&caller, result, &printer).await?;
     }
-    if !caller.json {
-        return printer.print(&result);
-    }
-    if !result.is_displayed {
-        result.reply.print_raw()?;
-    }
-    let succeeded = matches!(result.reply.status(), "COMPLETED" | "WORKING");
-    Ok(ExitCode::from(if succeeded { 0 } else { FAILED }))
+    printer.print(&result)
 }
 
 /// Splits `AGENT.SKILL`, or a complete subject.

@@ -1,4 +1,4 @@
-//! Prints a reply for people: the content on stdout, everything else on stderr.
+//! Prints a reply: the content on stdout, everything else on stderr.
 
 use std::process::ExitCode;
 
@@ -14,12 +14,20 @@ pub(in crate::cli) struct ReplyPrinter<'a> {
     pub(in crate::cli) agent: &'a str,
     pub(in crate::cli) nats: &'a NatsArgs,
     pub(in crate::cli) save: &'a SaveArgs,
+    pub(in crate::cli) json: bool,
 }
 
 impl ReplyPrinter<'_> {
     /// Prints a reply and returns the exit code for its status.
     pub(in crate::cli) fn print(&self, result: &CallResult) -> CliResult {
         let reply = &result.reply;
+        if self.json {
+            if !result.is_displayed {
+                reply.print_raw()?;
+            }
+            let succeeded = matches!(reply.status(), "COMPLETED" | "WORKING");
+            return Ok(ExitCode::from(if succeeded { 0 } else { FAILED }));
+        }
         match reply.status() {
             "COMPLETED" => return self.print_content(reply, result.is_displayed),
             "WORKING" => return self.print_task_id(reply),

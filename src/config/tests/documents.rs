@@ -22,7 +22,7 @@ fn description(field: &Field) -> String {
     text
 }
 
-/// Every key with its default and its explanation, as a settings file that works.
+/// Every key with its default and its explanation, as a configuration file that works.
 fn full_yaml() -> String {
     let mut out = String::from(
         "# yaml-language-server: $schema=schema.json\n\
