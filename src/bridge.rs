@@ -21,7 +21,7 @@ use crate::agent::{Agent, AgentState, Predecessors};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::{ConnectError, connect};
-use crate::bus::control::{Control, ControlError};
+use crate::bus::control::Control;
 use crate::bus::publication::Publication;
 use crate::bus::service::{ServiceContext, ServiceError, round_trip};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
@@ -53,7 +53,7 @@ pub enum BridgeError {
     #[error("cannot publish agent `{agent}`")]
     Publish { agent: String, source: ServiceError },
     #[error("cannot receive commands for agent `{agent}`")]
-    Control { agent: String, source: ControlError },
+    Control { agent: String, source: ServiceError },
     #[error("the bridge is stopping")]
     Stopping,
     #[error("cannot listen on {listen} (`metrics.listen`)")]

@@ -94,20 +94,14 @@ pub(crate) fn shorten_to_json(text: &str, max: usize) -> Option<String> {
 }
 
 /// The first items that fit into a JSON document of `limit` bytes, of which `used` bytes are taken already.
-pub(crate) fn first_that_fit<T: Serialize>(
-    items: Vec<T>,
-    mut used: usize,
-    limit: usize,
-) -> serde_json::Result<Vec<T>> {
-    let mut kept = Vec::new();
-    for item in items {
-        used += serde_json::to_vec(&item)?.len() + ",".len();
-        if used > limit {
-            break;
-        }
-        kept.push(item);
-    }
-    Ok(kept)
+pub(crate) fn first_that_fit<T: Serialize>(mut items: Vec<T>, mut used: usize, limit: usize) -> Vec<T> {
+    let is_too_much = |item: &T| {
+        used += to_bytes(item).len() + ",".len();
+        used > limit
+    };
+    let fitting = items.iter().position(is_too_much).unwrap_or(items.len());
+    items.truncate(fitting);
+    items
 }
 
 /// A JSON object with its keys in order and its values as raw text.

@@ -22,12 +22,9 @@ const ELLIPSIS: &str = "…";
 
 /// The secrets of one agent. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Secrets(Arc<KnownSecrets>);
-
-#[derive(Debug, Default)]
-struct KnownSecrets {
-    configured: SecretForms,
-    tokens: RwLock<AccessTokens>,
+pub struct Secrets {
+    configured: Arc<SecretForms>,
+    tokens: Arc<RwLock<AccessTokens>>,
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +48,7 @@ impl Secrets {
     pub fn new(secrets: impl IntoIterator<Item = SecretString>) -> Self {
         let secrets: Vec<SecretString> = secrets.into_iter().collect();
         let lines = secrets.iter().flat_map(|secret| secret.expose_secret().lines().map(str::trim));
-        Self(Arc::new(KnownSecrets { configured: SecretForms::new(lines), tokens: RwLock::default() }))
+        Self { configured: Arc::new(SecretForms::new(lines)), tokens: Arc::default() }
     }
 
     /// Adds an access token.
@@ -59,7 +56,7 @@ impl Secrets {
         if token.len() < MIN_LENGTH {
             return;
         }
-        let mut tokens = self.0.tokens.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tokens = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
         // Some token endpoints issue the same token again while it is valid.
         if tokens.all.iter().any(|known| known.expose_secret() == token) {
             return;
@@ -73,8 +70,8 @@ impl Secrets {
 
     /// Replaces every secret in a text, including one that the end of the text or an ellipsis truncates.
     pub fn redact(&self, text: &mut String) {
-        self.0.configured.redact(text);
-        self.0.tokens.read().unwrap_or_else(PoisonError::into_inner).forms.redact(text);
+        self.configured.redact(text);
+        self.tokens.read().unwrap_or_else(PoisonError::into_inner).forms.redact(text);
     }
 
     /// Redacts the keys and strings of a JSON text, in whatever way they are escaped; everything else stays as it is.

@@ -10,7 +10,7 @@ use crate::config;
 
 #[derive(Debug, Clone)]
 pub(super) struct AddressPolicy {
-    base: Url,
+    pub(super) base: Url,
     use_card_url: bool,
     allowed_hosts: Vec<String>,
 }
@@ -22,10 +22,6 @@ impl AddressPolicy {
             use_card_url: config.use_card_url,
             allowed_hosts: config.allowed_hosts.clone(),
         }
-    }
-
-    pub(super) fn base(&self) -> &Url {
-        &self.base
     }
 
     /// The URL for an interface that the card declares at `card_url`.

@@ -109,30 +109,28 @@ impl Keyring {
 
     /// All credentials for the card, because its demands are not known yet.
     pub fn for_card(&self) -> Credentials {
-        self.credentials(
-            self.card_methods.as_ref().unwrap_or(&self.methods).iter().map(|method| &method.secret),
-        )
+        self.credentials(self.card_methods.as_ref().unwrap_or(&self.methods))
     }
 
     /// The credentials for the first alternative in the card that the configuration can satisfy. The error is what the
     /// card demands.
     pub fn for_tasks(&self, security: &Security) -> Result<Credentials, String> {
         if security.alternatives.is_empty() || !self.obeys_card {
-            return Ok(self.credentials(self.methods.iter().map(|method| &method.secret)));
+            return Ok(self.credentials(&self.methods));
         }
         let satisfy = |alternative: &Vec<(String, SecurityScheme)>| {
             alternative.iter().map(|(name, scheme)| self.satisfy(name, scheme)).collect::<Option<Vec<_>>>()
         };
-        let secrets = security.alternatives.iter().find_map(satisfy).ok_or_else(|| security.to_string())?;
-        Ok(self.credentials(secrets.into_iter().flatten()))
+        let methods = security.alternatives.iter().find_map(satisfy).ok_or_else(|| security.to_string())?;
+        Ok(self.credentials(methods.into_iter().flatten()))
     }
 
-    /// The secret that satisfies a scheme of the card; `Some(None)` if a configured header or certificate does.
-    fn satisfy(&self, name: &str, scheme: &SecurityScheme) -> Option<Option<&Secret>> {
+    /// The method that satisfies a scheme of the card; `Some(None)` if a configured header or certificate does.
+    fn satisfy(&self, name: &str, scheme: &SecurityScheme) -> Option<Option<&AuthMethod>> {
         let named = self.methods.iter().find(|method| method.scheme.as_deref() == Some(name));
         let is_unnamed = |method: &&AuthMethod| method.scheme.is_none() && method.secret.satisfies(scheme);
         if let Some(method) = named.or_else(|| self.methods.iter().find(is_unnamed)) {
-            return Some(Some(&method.secret));
+            return Some(Some(method));
         }
         let is_configured = match scheme {
             SecurityScheme::Bearer
@@ -149,9 +147,9 @@ impl Keyring {
         is_configured.then_some(None)
     }
 
-    fn credentials<'a>(&self, secrets: impl IntoIterator<Item = &'a Secret>) -> Credentials {
+    fn credentials<'a>(&self, methods: impl IntoIterator<Item = &'a AuthMethod>) -> Credentials {
         let mut credentials = Credentials { headers: self.headers.clone(), ..Credentials::default() };
-        secrets.into_iter().for_each(|secret| credentials.add(secret));
+        methods.into_iter().for_each(|method| credentials.add(&method.secret));
         credentials
     }
 }

@@ -85,8 +85,9 @@ pub struct Card {
     pub input_modes: Vec<String>,
     pub skills: Vec<Skill>,
     pub warnings: Vec<String>,
-    security: Security,
-    hash: String,
+    pub(super) security: Security,
+    /// Changes when the card does, but not with the order of its keys.
+    pub hash: String,
     raw: Map<String, Value>,
 }
 
@@ -176,15 +177,6 @@ impl Card {
                 raw
             },
         })
-    }
-
-    /// Changes when the card does, but not with the order of its keys.
-    pub fn hash(&self) -> &str {
-        &self.hash
-    }
-
-    pub fn security(&self) -> &Security {
-        &self.security
     }
 
     pub(super) fn describe_interfaces(&self) -> String {

@@ -86,7 +86,7 @@ impl Chooser {
         if let Some(interface) = self.remembered(card) {
             return Ok(interface);
         }
-        let candidates = Candidates::new(card, self)?;
+        let candidates = Candidates::new(card, self);
         let Some(declared) = candidates.declared.first() else {
             return Err(CardError::Unsupported(card.describe_interfaces()));
         };
@@ -113,7 +113,7 @@ impl Chooser {
         if last_search.is_some_and(|last| last.elapsed() < SEARCH_INTERVAL) {
             return None;
         }
-        let candidates = Candidates::new(card, self).ok()?;
+        let candidates = Candidates::new(card, self);
         let probing = self.probe(card, &candidates, Some((rejected, url)));
         let found = tokio::time::timeout(CHOICE_TIMEOUT, probing).await.ok().flatten();
         match found.filter(|found| !found.is_same(rejected, url)) {
@@ -140,13 +140,13 @@ impl Chooser {
     }
 
     fn credentials(&self, card: &Card) -> Result<Credentials, CardError> {
-        self.keyring.for_tasks(card.security()).map_err(CardError::Auth)
+        self.keyring.for_tasks(&card.security).map_err(CardError::Auth)
     }
 
     fn remembered(&self, card: &Card) -> Option<Interface> {
         let memory = self.lock();
         let (hash, interface) = memory.choice.as_ref()?;
-        (hash == card.hash()).then(|| interface.clone())
+        (*hash == card.hash).then(|| interface.clone())
     }
 
     fn remember(&self, card: &Card, interface: Interface) -> Interface {
@@ -157,7 +157,7 @@ impl Chooser {
             );
         }
         let mut memory = self.lock();
-        memory.choice = Some((card.hash().to_owned(), interface.clone()));
+        memory.choice = Some((card.hash.clone(), interface.clone()));
         memory.last_failed_search = None;
         interface
     }
@@ -348,7 +348,7 @@ struct Candidate {
 }
 
 impl Candidates {
-    fn new(card: &Card, chooser: &Chooser) -> Result<Self, CardError> {
+    fn new(card: &Card, chooser: &Chooser) -> Self {
         let Chooser { addresses, protocol, binding, .. } = chooser;
         let (protocol, binding) = (*protocol, *binding);
         let is_allowed = |dialect: Dialect| {
@@ -387,8 +387,8 @@ impl Candidates {
         // host, the agent is there, even if it demands credentials that it does not get.
         for candidate in &declared {
             let url = &candidate.interface.url;
-            if url != addresses.base() && !addresses.is_elsewhere_by_card(url) {
-                let interface = Interface { url: addresses.base().clone(), ..candidate.interface.clone() };
+            if *url != addresses.base && !addresses.is_elsewhere_by_card(url) {
+                let interface = Interface { url: addresses.base.clone(), ..candidate.interface.clone() };
                 add(&mut others, Candidate { interface, is_exact: candidate.is_exact });
             }
         }
@@ -396,11 +396,8 @@ impl Candidates {
         if declared.is_empty() && is_configured {
             declared = std::mem::take(&mut others);
         }
-        if declared.is_empty() {
-            return Err(CardError::Unsupported(card.describe_interfaces()));
-        }
         let source = if is_configured { "the configuration" } else { "the card" };
-        Ok(Self { declared, others, source })
+        Self { declared, others, source }
     }
 }
 

@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use reqwest::StatusCode;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use url::Url;
 
 use super::auth::Credentials;
 use super::card::Interface;
@@ -75,10 +74,6 @@ impl Client {
 
     pub fn dialect(&self) -> Dialect {
         self.dialect
-    }
-
-    pub fn endpoint(&self) -> &Url {
-        self.endpoint.url()
     }
 
     /// Sends a message and waits until the agent answers.
@@ -182,7 +177,7 @@ impl Client {
     /// Searches for another dialect after the agent has rejected this one.
     async fn find_other_dialect(&self) -> Option<Self> {
         let DialectFallback { chooser, card, changed } = self.fallback.as_ref()?;
-        let other = chooser.choose_other(card, self.dialect, self.endpoint()).await?;
+        let other = chooser.choose_other(card, self.dialect, &self.endpoint.url).await?;
         changed.notify_one();
         chooser.client(card, &other).ok()
     }
@@ -191,7 +186,7 @@ impl Client {
     /// cancel a task, so their failure alone is no reason to search for another dialect.
     fn with_changed_dialect(&self) -> Option<Self> {
         let DialectFallback { chooser, card, .. } = self.fallback.as_ref()?;
-        let other = chooser.chosen_instead_of(card, self.dialect, self.endpoint())?;
+        let other = chooser.chosen_instead_of(card, self.dialect, &self.endpoint.url)?;
         chooser.client(card, &other).ok()
     }
 
@@ -267,13 +262,13 @@ impl Client {
         let mut headers = HeaderMap::with_capacity(HEADERS);
         let mut url = None;
         if !call.path.is_empty()
-            && let Ok(mut segments) = url.insert(self.endpoint().clone()).path_segments_mut()
+            && let Ok(mut segments) = url.insert(self.endpoint.url.clone()).path_segments_mut()
         {
             segments.pop_if_empty().extend(&call.path);
         }
         self.credentials.add_to_headers(&mut headers);
         if self.credentials.are_in_url() {
-            self.credentials.add_to_url(url.get_or_insert_with(|| self.endpoint().clone()));
+            self.credentials.add_to_url(url.get_or_insert_with(|| self.endpoint.url.clone()));
         }
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(call.content_type));

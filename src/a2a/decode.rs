@@ -178,7 +178,7 @@ impl LenientEvent {
             // v0.1 has these inside the artifact.
             let append = self.append.or(artifact.append).unwrap_or(false);
             let last_chunk = self.last_chunk.or(artifact.last_chunk).unwrap_or(false);
-            let artifact = artifact.with_update_metadata(self.metadata);
+            let artifact = artifact.into_artifact(self.metadata);
             return Ok(Event::Artifact(ArtifactUpdate { task_id, context_id, artifact, append, last_chunk }));
         }
         let Some(LenientStatus { state: Some(state), message }) = self.status.map(|status| *status) else {
@@ -199,7 +199,12 @@ impl LenientEvent {
             context_id: non_empty(self.context_id.or(self.context_id_snake).or(self.session_id)),
             state,
             status_message: message.map(Into::into),
-            artifacts: self.artifacts.into_iter().flatten().map(Into::into).collect(),
+            artifacts: self
+                .artifacts
+                .into_iter()
+                .flatten()
+                .map(|artifact| artifact.into_artifact(None))
+                .collect(),
             history: self.history.into_iter().flatten().map(Into::into).collect(),
         }))
     }
@@ -278,14 +283,8 @@ struct LenientArtifact {
     extensions: Option<Box<RawValue>>,
 }
 
-impl From<LenientArtifact> for Artifact {
-    fn from(artifact: LenientArtifact) -> Self {
-        artifact.with_update_metadata(None)
-    }
-}
-
 impl LenientArtifact {
-    fn with_update_metadata(self, update_metadata: Option<Box<RawValue>>) -> Artifact {
+    fn into_artifact(self, update_metadata: Option<Box<RawValue>>) -> Artifact {
         let mut parts = Vec::with_capacity(self.parts.len());
         let mut part_extras = Vec::new();
         for mut part in self.parts {

@@ -59,15 +59,9 @@ pub struct HttpClient {
     pub(super) pools: Arc<ConnectionPools>,
 }
 
-impl HttpClient {
-    pub(super) fn with_tls(&self, reqwest: reqwest::Client) -> Self {
-        Self { reqwest, pools: Arc::clone(&self.pools) }
-    }
-}
-
 #[derive(Debug, Clone)]
 pub(super) struct HttpEndpoint {
-    url: Url,
+    pub(super) url: Url,
     transport: Transport,
 }
 
@@ -84,10 +78,6 @@ impl HttpEndpoint {
             _ => Transport::Reqwest(http.reqwest.clone()),
         };
         Self { url, transport }
-    }
-
-    pub(super) fn url(&self) -> &Url {
-        &self.url
     }
 
     /// Sends a request to `url`, by default the endpoint's own.

@@ -82,9 +82,10 @@ pub(crate) fn chooser(
             with_identity.identity(reqwest::Identity::from_pem(&pem).map_err(|e| tls_error(cert, e.into()))?);
     }
     // The client certificate is for the agent, not for the token endpoint.
-    let without_identity = http.with_tls(with_authorities()?.build()?);
+    let without_identity = HttpClient { reqwest: with_authorities()?.build()?, ..http.clone() };
+    let with_identity = HttpClient { reqwest: with_identity.build()?, ..http.clone() };
     let keyring = Keyring::new(config, &without_identity.reqwest, secrets)?;
-    Ok(Chooser::new(config, http.with_tls(with_identity.build()?), without_identity, keyring))
+    Ok(Chooser::new(config, with_identity, without_identity, keyring))
 }
 
 fn tls_error(path: &Path, source: Box<dyn std::error::Error + Send + Sync>) -> AuthError {

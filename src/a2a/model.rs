@@ -205,13 +205,6 @@ impl TaskState {
         known.map_or_else(|| Self::Unknown(crate::text::shorten(text, 64)), |(state, _)| state.clone())
     }
 
-    /// The JSON of protobuf allows the number of a state in place of its name.
-    fn from_number(number: u64) -> Self {
-        let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
-        let known = index.and_then(|index| STATES.get(index));
-        known.map_or_else(|| Self::Unknown(number.to_string()), |(state, _)| state.clone())
-    }
-
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Canceled | Self::Rejected)
     }
@@ -256,8 +249,11 @@ impl<'de> Deserialize<'de> for TaskState {
                 Ok(TaskState::parse(text))
             }
 
+            /// The JSON of protobuf allows the number of a state in place of its name.
             fn visit_u64<E>(self, number: u64) -> Result<TaskState, E> {
-                Ok(TaskState::from_number(number))
+                let known = STATES.iter().zip(1..).find(|(_, index)| *index == number);
+                Ok(known
+                    .map_or_else(|| TaskState::Unknown(number.to_string()), |((state, _), _)| state.clone()))
             }
         }
         deserializer.deserialize_any(Visitor)

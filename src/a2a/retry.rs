@@ -52,9 +52,11 @@ impl Retry {
             ClientError::Refused { code: Some(code::VERSION_NOT_SUPPORTED), .. } => {
                 Some(Self::VersionNotSupported)
             }
-            // Only these have a variant in which the client assigns all ids.
+            // Only these have a variant in which the client assigns the ids of task and context. The request failed
+            // the agent's validation, so nothing ran.
             _ if matches!(dialect, None | Some(Dialect::V02 | Dialect::V03)) => {
-                demands_ids(error).then_some(Self::MissingIds)
+                let codes = [code::PARSE_ERROR, code::INVALID_PARAMS, code::INVALID_REQUEST];
+                is_invalid(error, &codes, error_text::demands_ids).then_some(Self::MissingIds)
             }
             _ => None,
         }
@@ -115,13 +117,6 @@ impl Retries {
     fn lock(&self) -> MutexGuard<'_, Vec<Retry>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether the agent requires ids of task and context from the client, as UUIDs. The request failed its validation,
-/// so nothing ran.
-fn demands_ids(error: &ClientError) -> bool {
-    let codes = [code::PARSE_ERROR, code::INVALID_PARAMS, code::INVALID_REQUEST];
-    is_invalid(error, &codes, error_text::demands_ids)
 }
 
 /// Whether the agent reports invalid parameters with one of `codes`, and the message or the data says why.

@@ -11,7 +11,7 @@ use super::http::JoinedBytes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooLarge;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SseParser {
     buffer: BytesMut,
     /// Length of the beginning of the buffer that has no line end.
@@ -26,13 +26,7 @@ pub(super) struct SseParser {
 impl SseParser {
     /// No event and no line may be larger than `max_event` bytes.
     pub(super) fn new(max_event: usize) -> Self {
-        Self {
-            buffer: BytesMut::new(),
-            searched: 0,
-            data: JoinedBytes::default(),
-            is_started: false,
-            max_event,
-        }
+        Self { max_event, ..Self::default() }
     }
 
     pub(super) fn feed(&mut self, bytes: &[u8]) {

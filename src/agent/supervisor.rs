@@ -151,7 +151,7 @@ impl Supervisor {
         if self.lifecycle.state() == AgentState::Ready && seen == Some(&known) {
             return (AgentEvent::Found(known), None);
         }
-        if seen.is_none_or(|seen| seen.card.hash() != known.card.hash()) {
+        if seen.is_none_or(|seen| seen.card.hash != known.card.hash) {
             self.log_warnings(&known.card);
         }
         let started = self.started.as_ref().expect(STARTED);

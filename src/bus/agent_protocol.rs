@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -264,23 +264,14 @@ impl Registrar {
 }
 
 fn heartbeat(subjects: &AgentProtocolSubjects, instance_id: &str) -> Bytes {
-    #[derive(Serialize)]
-    struct Heartbeat<'a> {
-        agent: &'a str,
-        owner: &'a str,
-        session: &'a str,
-        instance_id: &'a str,
-        ts: String,
-        interval_s: u64,
-    }
-    to_bytes(&Heartbeat {
-        agent: AGENT_PROTOCOL_KIND,
-        owner: &subjects.owner,
-        session: &subjects.session,
-        instance_id,
-        ts: rfc3339(SystemTime::now()),
-        interval_s: HEARTBEAT_INTERVAL.as_secs(),
-    })
+    to_bytes(&json!({
+        "agent": AGENT_PROTOCOL_KIND,
+        "owner": subjects.owner,
+        "session": subjects.session,
+        "instance_id": instance_id,
+        "ts": rfc3339(SystemTime::now()),
+        "interval_s": HEARTBEAT_INTERVAL.as_secs(),
+    }))
 }
 
 /// A size in the largest unit of the protocol that is exact, such as `1MB` for 1024 × 1024 bytes.

@@ -30,13 +30,12 @@ const MAX_NAME: usize = 256;
 pub(crate) struct Action {
     /// The last token of its subject.
     pub token: Token,
-    pub subject: String,
     /// The same as `token`, for requests to share.
     pub label: Arc<str>,
     pub skill: Arc<actions::CallableSkill>,
     pub name: String,
     pub description: String,
-    metadata: BTreeMap<String, String>,
+    pub endpoint: EndpointInfo,
 }
 
 /// The published actions of a card.
@@ -167,28 +166,23 @@ impl Action {
             insert("tags", Value::from(skill.tags.as_slice()).to_string());
         }
         Self {
-            subject: subjects.action(agent, &token),
             label: token.as_str().into(),
-            token,
             skill: Arc::new(called_skill),
             name: shorten(name, MAX_NAME),
             description: shorten(description, MAX_DESCRIPTION),
-            metadata,
-        }
-    }
-
-    pub(crate) fn endpoint(&self) -> EndpointInfo {
-        EndpointInfo {
-            name: self.token.to_string(),
-            subject: self.subject.clone(),
-            metadata: self.metadata.clone(),
+            endpoint: EndpointInfo {
+                name: token.to_string(),
+                subject: subjects.action(agent, &token),
+                metadata,
+            },
+            token,
         }
     }
 
     pub(crate) fn registry_entry(&self) -> RegistryEntry<'_> {
         RegistryEntry {
             action: self.token.as_str(),
-            subject: &self.subject,
+            subject: &self.endpoint.subject,
             skill: self.skill.id.as_deref(),
             name: &self.name,
             description: &self.description,

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::{Message, Subject, SubscribeError, Subscriber};
+use async_nats::{Message, Subject, Subscriber};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::encoded_reply::EncodedReply;
-use super::service::ServiceContext;
+use super::service::{ServiceContext, ServiceError};
 use super::stoppable_task::StoppableTask;
 use super::subject::{Subjects, Token};
 use crate::agent::{Agent, AgentCommand, AgentState};
@@ -40,13 +40,6 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_FOLLOW: Duration = Duration::from_secs(60);
 /// Number of output lines in a report.
 const REPORT_LINES: usize = 10;
-
-#[derive(Debug, thiserror::Error)]
-#[error("cannot subscribe to {subject}")]
-pub struct ControlError {
-    subject: String,
-    source: SubscribeError,
-}
 
 /// The state of one agent at one bridge. Times are in milliseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -146,10 +139,10 @@ impl Control {
         agent: &Agent,
         context: &ServiceContext,
         subjects: &Subjects,
-    ) -> Result<Subscriber, ControlError> {
+    ) -> Result<Subscriber, ServiceError> {
         let subject = subjects.control(&Token::new(&agent.name), "*");
         let subscriber = context.client.subscribe(subject.clone()).await;
-        subscriber.map_err(|source| ControlError { subject, source })
+        subscriber.map_err(|source| ServiceError::Subscribe { subject, source })
     }
 
     pub(crate) fn start(
@@ -325,7 +318,7 @@ fn report(agent: &Agent, instance: &str) -> AgentReport {
             name: known.card.name.clone(),
             version: known.card.version.clone(),
             skills: known.card.skills.len(),
-            hash: known.card.hash().to_owned(),
+            hash: known.card.hash.clone(),
             endpoint: known.interface.url.to_string(),
             protocol_version: known.interface.dialect.protocol_version().to_owned(),
             binding: known.interface.dialect.binding().to_owned(),

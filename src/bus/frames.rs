@@ -92,7 +92,7 @@ impl FrameWriter {
     pub(crate) async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
         self.flush().await;
         let EncodedReply { body, headers, error } =
-            EncodedReply::new(reply, self.inbox.max_payload(), OVERHEAD);
+            EncodedReply::new(reply, self.inbox.client.max_payload(), OVERHEAD);
         // The reply is JSON already.
         let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
         self.send_with_headers(headers.unwrap_or_default(), frame).await;
@@ -118,27 +118,24 @@ impl FrameWriter {
         self.inbox.send(headers, reply, body).await;
     }
 
-    fn fits(&self, body: &Bytes) -> bool {
-        body.len() <= self.inbox.data_room()
-    }
-
     /// Sends text in as many frames as it needs.
     async fn send_text<'t>(&mut self, text: &'t str, encode: impl Fn(&'t str) -> Bytes) {
         let body = encode(text);
-        if self.fits(&body) || text.is_empty() {
+        let room = self.inbox.data_room();
+        if body.len() <= room || text.is_empty() {
             return self.send(body).await;
         }
-        let room = self.inbox.data_room().saturating_sub(encode("").len());
-        for piece in split_text(text, room) {
+        for piece in split_text(text, room.saturating_sub(encode("").len())) {
             self.send(encode(piece)).await;
         }
     }
 
     /// Sends an artifact, in pieces that append to each other if it does not fit into one frame.
     async fn send_artifact(&mut self, update: &ArtifactUpdate) {
-        let encoder = ArtifactEncoder::new(update, self.inbox.data_room());
+        let room = self.inbox.data_room();
+        let encoder = ArtifactEncoder::new(update, room);
         let whole = encoder.whole();
-        if self.fits(&whole) {
+        if whole.len() <= room {
             return self.send(whole).await;
         }
         for body in encoder.pieces() {
@@ -169,25 +166,6 @@ impl FrameWriter {
             }
             Frame::Artifact { update, .. } => self.send_artifact(&update).await,
             Frame::Response(text) => self.send_text(&text, |text| typed_body("response", text)).await,
-        }
-    }
-
-    /// Sends a keep-alive, and asks the server whether anyone is subscribed to the caller's inbox.
-    async fn caller_has_disconnected(&mut self) -> bool {
-        if let Some(Probe::Wanted) = self.probe {
-            let inbox = Subject::from(self.inbox.client.new_inbox());
-            if let Ok(answers) = self.inbox.client.subscribe(inbox.clone()).await {
-                self.probe = Some(Probe::Subscribed { inbox, answers });
-            }
-        }
-        // Keep-alives have no number: the sequence covers only what the agent reports.
-        self.send_unnumbered(None, acknowledgement()).await;
-        match &mut self.probe {
-            Some(Probe::Subscribed { answers, .. }) => {
-                let answer = tokio::time::timeout(PROBE_TIMEOUT, answers.next()).await;
-                matches!(answer, Ok(Some(message)) if message.status == Some(StatusCode::NO_RESPONDERS))
-            }
-            _ => false,
         }
     }
 
@@ -248,7 +226,7 @@ impl Progress for FrameWriter {
 
     async fn frame(&mut self, frame: Frame) {
         let Some(mut frame) = self.select(frame) else { return };
-        while self.inbox.is_behind() {
+        while self.inbox.is_behind {
             frame = match self.coalescer.add(frame) {
                 Some(frame) => frame,
                 None => return,
@@ -262,7 +240,7 @@ impl Progress for FrameWriter {
     }
 
     async fn flush(&mut self) {
-        self.inbox.pause();
+        self.inbox.is_behind = false;
         self.flush().await;
     }
 
@@ -270,8 +248,23 @@ impl Progress for FrameWriter {
         Some(self.inbox.until_keepalive())
     }
 
+    /// Sends a keep-alive, and asks the server whether anyone is subscribed to the caller's inbox.
     async fn keep_alive(&mut self) -> Listener {
-        if self.caller_has_disconnected().await { Listener::Disconnected } else { Listener::Connected }
+        if let Some(Probe::Wanted) = self.probe {
+            let inbox = Subject::from(self.inbox.client.new_inbox());
+            if let Ok(answers) = self.inbox.client.subscribe(inbox.clone()).await {
+                self.probe = Some(Probe::Subscribed { inbox, answers });
+            }
+        }
+        // Keep-alives have no number: the sequence covers only what the agent reports.
+        self.send_unnumbered(None, acknowledgement()).await;
+        if let Some(Probe::Subscribed { answers, .. }) = &mut self.probe
+            && let Ok(Some(answer)) = tokio::time::timeout(PROBE_TIMEOUT, answers.next()).await
+            && answer.status == Some(StatusCode::NO_RESPONDERS)
+        {
+            return Listener::Disconnected;
+        }
+        Listener::Connected
     }
 }
 

@@ -24,7 +24,9 @@ pub(super) struct Inbox {
     to: Subject,
     keepalive: Duration,
     last_sent: Instant,
-    is_behind: bool,
+    /// Whether a message had to wait because the connection accepts less than the bridge sends. Reset in a pause,
+    /// during which the connection can catch up.
+    pub(super) is_behind: bool,
 }
 
 impl Inbox {
@@ -32,28 +34,14 @@ impl Inbox {
         Self { client, to, keepalive, last_sent: Instant::now(), is_behind: false }
     }
 
-    pub(super) fn max_payload(&self) -> usize {
-        self.client.max_payload()
-    }
-
     /// The part of the largest payload that is left for data.
     pub(super) fn data_room(&self) -> usize {
-        self.max_payload().saturating_sub(OVERHEAD)
+        self.client.max_payload().saturating_sub(OVERHEAD)
     }
 
     /// The time until the next keep-alive is due.
     pub(super) fn until_keepalive(&self) -> Duration {
         self.keepalive.saturating_sub(self.last_sent.elapsed())
-    }
-
-    /// Whether a message had to wait because the connection accepts less than the bridge sends.
-    pub(super) fn is_behind(&self) -> bool {
-        self.is_behind
-    }
-
-    /// Resets [`is_behind`](Self::is_behind) in a pause during which the connection can catch up.
-    pub(super) fn pause(&mut self) {
-        self.is_behind = false;
     }
 
     /// Sends a message after those before it. The server answers to `reply` if no one is subscribed.

@@ -22,7 +22,7 @@ use crate::action::actions::TaskUpdate;
 use crate::agent::{Agent, AgentState, AgentStatus};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::dispatch::Dispatcher;
-use crate::json::first_that_fit;
+use crate::json::{first_that_fit, to_bytes};
 use crate::text::{error_chain, rfc3339, shorten};
 
 const QUEUE_GROUP: &str = "a2a";
@@ -36,11 +36,8 @@ pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")
 
 #[derive(Debug)]
 pub(crate) struct Publication {
-    service: Arc<Service>,
-    registry: Registry,
+    registry: Arc<Registry>,
     publisher: StoppableTask,
-    is_current: CancellationToken,
-    announce: Arc<Notify>,
 }
 
 impl Publication {
@@ -63,49 +60,42 @@ impl Publication {
             .collect();
         let info = service_info(agent, &agent.status.borrow(), &Catalog::default());
         let service = Service::start(context, token.clone(), QUEUE_GROUP, info, built_ins).await?;
-        let registry = Registry {
+        let registry = Arc::new(Registry {
             client: context.client.clone(),
             subject: subjects.registry(&token),
             agent: Arc::clone(&agent.name),
-            instance: service.id().to_owned(),
-        };
+            service,
+            is_current: CancellationToken::new(),
+            announce: Arc::default(),
+        });
         let publish_updates =
             publish_updates(context.client.clone(), subjects.clone(), token.clone(), updates);
         tasks.spawn("task updates", OnPanic::StopBridge, publish_updates);
-        let is_current = CancellationToken::new();
-        let announce = Arc::new(Notify::new());
-        let publisher = Publisher {
-            token,
-            subjects: subjects.clone(),
-            service: Arc::clone(&service),
-            dispatcher,
-            registry: registry.clone(),
-            is_current: is_current.clone(),
-            announce: Arc::clone(&announce),
-        };
+        let (subjects, registry_of_publisher) = (subjects.clone(), Arc::clone(&registry));
+        let publisher = Publisher { token, subjects, dispatcher, registry: registry_of_publisher };
         let publisher = StoppableTask::spawn(tasks, "publication", |stop| publisher.run(stop));
-        Ok(Self { service, registry, publisher, is_current, announce })
+        Ok(Self { registry, publisher })
     }
 
     /// The id of this agent's service, which distinguishes replicas.
     pub(crate) fn instance(&self) -> String {
-        self.registry.instance.clone()
+        self.registry.service.id().to_owned()
     }
 
     /// Waits until the agent's first state is published, and its actions if it is ready.
     pub(crate) async fn until_current(&self) {
-        self.is_current.cancelled().await;
+        self.registry.is_current.cancelled().await;
     }
 
     /// Announces the agent in the registry when notified, in addition to every change and every 15 s.
     pub(crate) fn announcer(&self) -> Arc<Notify> {
-        Arc::clone(&self.announce)
+        Arc::clone(&self.registry.announce)
     }
 
     /// Removes the agent's service without losing a request. Requests that were received still run.
     pub(crate) async fn withdraw(&self) {
         self.publisher.stop().await;
-        self.service.stop().await;
+        self.registry.service.stop().await;
     }
 
     /// Announces `stopped` in the registry: this instance no longer serves the agent.
@@ -118,12 +108,8 @@ impl Publication {
 struct Publisher {
     token: Token,
     subjects: Subjects,
-    service: Arc<Service>,
     dispatcher: Arc<Dispatcher>,
-    registry: Registry,
-    /// Cancelled when the agent's first state is published.
-    is_current: CancellationToken,
-    announce: Arc<Notify>,
+    registry: Arc<Registry>,
 }
 
 impl Publisher {
@@ -136,7 +122,7 @@ impl Publisher {
             let catalog = self.publish(&current).await;
             let announce = || self.registry.announce(&current, current.state, &catalog);
             announce().await;
-            self.is_current.cancel();
+            self.registry.is_current.cancel();
             loop {
                 tokio::select! {
                     biased;
@@ -146,7 +132,7 @@ impl Publisher {
                         // The agent's supervisor has ended; the last state stays published until the stop.
                         Err(_) => return stop.cancelled().await,
                     },
-                    () = self.announce.notified() => announce().await,
+                    () = self.registry.announce.notified() => announce().await,
                     _ = ticks.tick() => announce().await,
                 }
             }
@@ -164,16 +150,16 @@ impl Publisher {
         for warning in &catalog.warnings {
             tracing::warn!(agent = %agent.name, "{warning}");
         }
-        self.service.describe(service_info(agent, status, &catalog));
+        self.registry.service.describe(service_info(agent, status, &catalog));
         let endpoints = catalog
             .actions
             .iter()
             .map(|action| {
                 let target = Target::Skill(Arc::clone(action));
-                (action.endpoint(), actions::handler(&self.dispatcher, &self.registry.client, target))
+                (action.endpoint.clone(), actions::handler(&self.dispatcher, &self.registry.client, target))
             })
             .collect();
-        if let Err(error) = self.service.publish(endpoints).await {
+        if let Err(error) = self.registry.service.publish(endpoints).await {
             tracing::error!(agent = %agent.name, error = error_chain(&error), "cannot publish the agent's actions");
         }
         catalog
@@ -214,7 +200,7 @@ fn service_info(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Servi
         insert("a2a.protocol_version", dialect.protocol_version());
         insert("a2a.binding", dialect.binding());
         insert("a2a.chosen_because", &known.interface.reason);
-        insert("a2a.card_hash", known.card.hash());
+        insert("a2a.card_hash", &known.card.hash);
         version = semver_or_zero(&known.card.version);
         description = shorten(&known.card.description, MAX_DESCRIPTION);
     }
@@ -239,13 +225,17 @@ pub(super) async fn publish_if_connected(client: &Client, agent: &str, subject: 
     }
 }
 
-/// Announces the agent in the registry.
-#[derive(Debug, Clone)]
+/// The agent's service and its entry in the registry. Without the dispatcher, which has to be dropped before the
+/// task that publishes updates can end.
+#[derive(Debug)]
 struct Registry {
     client: Client,
     subject: String,
     agent: Arc<str>,
-    instance: String,
+    service: Arc<Service>,
+    /// Cancelled when the agent's first state is published.
+    is_current: CancellationToken,
+    announce: Arc<Notify>,
 }
 
 #[derive(Serialize)]
@@ -273,17 +263,11 @@ struct Announcement<'a> {
 
 impl Registry {
     async fn announce(&self, status: &AgentStatus, state: AgentState, catalog: &Catalog) {
-        let body =
-            self.encode(status, state, catalog).expect("strings, numbers and schemas always serialize");
-        publish_if_connected(&self.client, &self.agent, self.subject.clone(), body.into()).await;
+        let body = self.encode(status, state, catalog);
+        publish_if_connected(&self.client, &self.agent, self.subject.clone(), body).await;
     }
 
-    fn encode(
-        &self,
-        status: &AgentStatus,
-        state: AgentState,
-        catalog: &Catalog,
-    ) -> serde_json::Result<Vec<u8>> {
+    fn encode(&self, status: &AgentStatus, state: AgentState, catalog: &Catalog) -> Bytes {
         let since = if state == status.state { status.since } else { SystemTime::now() };
         let known = status.known.as_ref();
         let dialect = known.map(|known| known.interface.dialect);
@@ -292,12 +276,12 @@ impl Registry {
             agent: &self.agent,
             state,
             since: rfc3339(since),
-            instance: &self.instance,
+            instance: self.service.id(),
             bridge: BRIDGE,
             actions,
             actions_left_out: if_any(left_out),
             skills_left_out: if_any(catalog.skills_left_out),
-            card_hash: known.map(|known| known.card.hash()),
+            card_hash: known.map(|known| known.card.hash.as_str()),
             restarts: status.restarts,
             last_error: status.last_error.as_deref(),
             protocol_version: dialect.map(|dialect| dialect.protocol_version()),
@@ -307,13 +291,13 @@ impl Registry {
         };
         let (limit, count) = (self.client.max_payload(), catalog.actions.len());
         let entries = || catalog.actions.iter().map(|action| action.registry_entry());
-        let body = serde_json::to_vec(&announcement(entries().collect(), 0))?;
+        let body = to_bytes(&announcement(entries().collect(), 0));
         if body.len() <= limit {
-            return Ok(body);
+            return body;
         }
-        let used = serde_json::to_vec(&announcement(Vec::new(), count))?.len();
-        let kept = first_that_fit(entries().map(RegistryEntry::without_details).collect(), used, limit)?;
+        let used = to_bytes(&announcement(Vec::new(), count)).len();
+        let kept = first_that_fit(entries().map(RegistryEntry::without_details).collect(), used, limit);
         let left_out = count - kept.len();
-        serde_json::to_vec(&announcement(kept, left_out))
+        to_bytes(&announcement(kept, left_out))
     }
 }

@@ -36,12 +36,11 @@ use std::time::SystemTime;
 use async_nats::{Client, Message, SubscribeError, Subscriber};
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll};
-use serde::Serialize;
 use tokio::sync::{Mutex, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 use uuid::Uuid;
 
 pub(crate) use self::discovery::semver_or_zero;
@@ -76,7 +75,7 @@ pub struct ServiceInfo {
 }
 
 /// One endpoint as INFO shows it. The subject identifies it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointInfo {
     pub name: String,
     pub subject: String,
@@ -278,7 +277,7 @@ impl Service {
         removed.iter().for_each(|endpoint| endpoint.drain(&settled));
         let confirmed = async {
             for endpoint in &removed {
-                endpoint.unsubscribed().await;
+                endpoint.unsubscribed.cancelled().await;
             }
             round_trip(&self.context.client).await
         };
@@ -288,8 +287,10 @@ impl Service {
             warn!(service = %self.name, removed, %error, "cannot confirm the change of endpoints; continuing");
         }
         settled.cancel();
-        for endpoint in removed {
-            endpoint.ended().await;
+        for EndpointTask { listed, task, .. } in removed {
+            if let Err(error) = task.await {
+                error!(subject = listed.info.subject, %error, "endpoint task failed");
+            }
         }
     }
 
@@ -321,14 +322,8 @@ impl Service {
                 continue;
             };
             let client = &self.context.client;
-            let response = match discovery::response(verb, &self, client.max_payload()) {
-                Ok(response) => response,
-                Err(error) => {
-                    warn!(service = %self.name, %error, "cannot encode the response");
-                    continue;
-                }
-            };
-            let sent = self.stopped.run_until_cancelled(client.publish(reply, response.into())).await;
+            let response = discovery::response(verb, &self, client.max_payload());
+            let sent = self.stopped.run_until_cancelled(client.publish(reply, response)).await;
             if let Some(Err(error)) = sent {
                 warn!(service = %self.name, verb = verb.as_str(), %error, "cannot send the response");
             }

@@ -25,21 +25,16 @@ pub(crate) async fn fetch(
 ) -> Result<Card, CardError> {
     let mut refusals = Vec::new();
     for url in candidates(base, card_path) {
-        match tokio::time::timeout(TIMEOUT, get(http, &url, credentials)).await {
-            Err(_) => {
-                return Err(CardError::Timeout { url: url.into(), limit: TIMEOUT });
-            }
-            Ok(Err(ClientError::TooLarge { limit })) => {
-                return Err(CardError::TooLarge { url: url.into(), limit });
-            }
-            Ok(Err(source)) => {
-                return Err(CardError::Fetch { url: url.into(), source: Box::new(source) });
-            }
+        return Err(match tokio::time::timeout(TIMEOUT, get(http, &url, credentials)).await {
             Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
             Ok(Ok((status, _))) => {
                 refusals.push(format!("{url} answers {}{}", status.as_u16(), hint(status)));
+                continue;
             }
-        }
+            Ok(Err(ClientError::TooLarge { limit })) => CardError::TooLarge { url: url.into(), limit },
+            Ok(Err(source)) => CardError::Fetch { url: url.into(), source: Box::new(source) },
+            Err(_) => CardError::Timeout { url: url.into(), limit: TIMEOUT },
+        });
     }
     Err(CardError::Status(refusals.join(", ")))
 }

@@ -33,11 +33,6 @@ impl HttpCall {
         }
     }
 
-    /// The same JSON-RPC call to a path below the URL of the interface.
-    pub(super) fn at(self, path: impl Into<Vec<String>>) -> Self {
-        Self { path: path.into(), ..self }
-    }
-
     /// A REST call with a body.
     pub(super) fn post(path: Vec<String>, content_type: &'static str, body: &impl Serialize) -> Self {
         Self { method: Method::POST, path, content_type, rpc_method: None, params: Some(raw(body)) }

@@ -163,11 +163,12 @@ impl Dialect {
     }
 
     fn rpc_call(self, operation: Operation, params: &impl Serialize) -> HttpCall {
-        let call = HttpCall::rpc(operation.rpc_method(self), params);
-        match self {
-            Self::V01Paths => call.at(["tasks".to_owned(), operation.python_a2a_path().to_owned()]),
-            _ => call,
+        let mut call = HttpCall::rpc(operation.rpc_method(self), params);
+        if self == Self::V01Paths {
+            let last = if operation == Operation::Subscribe { "stream" } else { operation.rest_verb() };
+            call.path = vec!["tasks".to_owned(), last.to_owned()];
         }
+        call
     }
 
     fn rest_path(self, segments: impl IntoIterator<Item = String>) -> Vec<String> {
@@ -245,14 +246,6 @@ impl Operation {
             Self::Subscribe => "subscribe",
             Self::Get => "get",
             Self::Cancel => "cancel",
-        }
-    }
-
-    /// The last segment of the path that python-a2a has for each method.
-    fn python_a2a_path(self) -> &'static str {
-        match self {
-            Self::Subscribe => "stream",
-            other => other.rest_verb(),
         }
     }
 }

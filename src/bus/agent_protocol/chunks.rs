@@ -102,12 +102,12 @@ impl ChunkWriter {
             typed_body("query", QueryData { id, reply_subject, prompt, attachments })
         };
         let mut body = query(message, groups.first().map_or(&[], Vec::as_slice));
-        if groups.len() > 1 || body.len() > self.inbox.max_payload() {
+        if groups.len() > 1 || body.len() > self.inbox.client.max_payload() {
             self.send_attachments(groups).await;
             body = query(message, &[]);
         }
         self.send_text(&notes).await;
-        if body.len() > self.inbox.max_payload() {
+        if body.len() > self.inbox.client.max_payload() {
             self.send_text(message).await;
             body = query(&shorten(message, SHORT_QUESTION), &[]);
         }
@@ -257,7 +257,7 @@ impl Progress for ChunkWriter {
         match frame {
             Frame::Response(text) => match &mut self.held {
                 Some(held) => held.push(text),
-                None if self.inbox.is_behind() && self.coalesced.len() < MAX_COALESCED => {
+                None if self.inbox.is_behind && self.coalesced.len() < MAX_COALESCED => {
                     self.coalesced.push_str(&text);
                 }
                 None => {
@@ -279,7 +279,7 @@ impl Progress for ChunkWriter {
     }
 
     async fn flush(&mut self) {
-        self.inbox.pause();
+        self.inbox.is_behind = false;
         self.flush().await;
     }
 

@@ -8,10 +8,11 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use serde::Serialize;
 
+use super::Service;
 use super::request::StatsSnapshot;
-use super::{EndpointInfo, Service};
 use crate::bus::subject::DiscoveryVerb;
 use crate::json::{first_that_fit, shorten_to_json, to_bytes};
 
@@ -29,148 +30,108 @@ struct Identity<'a> {
 
 /// An INFO or a STATS response.
 #[derive(Serialize)]
-struct DiscoveryResponse<'a, E> {
+struct DiscoveryResponse<'a> {
     #[serde(flatten)]
     identity: Identity<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     started: Option<&'a str>,
-    endpoints: Vec<E>,
+    endpoints: Vec<EndpointEntry<'a>>,
 }
 
 #[derive(Serialize)]
-struct InfoEntry {
-    #[serde(flatten)]
-    info: EndpointInfo,
-    queue_group: &'static str,
-}
-
-#[derive(Serialize)]
-struct StatsEntry<'a> {
+struct EndpointEntry<'a> {
     name: &'a str,
     subject: &'a str,
+    /// Only in INFO.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<BTreeMap<String, String>>,
     queue_group: &'static str,
+    /// Only in STATS.
     #[serde(flatten)]
-    stats: StatsSnapshot,
+    stats: Option<StatsSnapshot>,
+}
+
+impl EndpointEntry<'_> {
+    /// The texts that may be cut.
+    fn texts(&mut self) -> impl Iterator<Item = &mut String> {
+        let metadata = self.metadata.iter_mut().flat_map(BTreeMap::values_mut);
+        metadata.chain(self.stats.iter_mut().map(|stats| &mut stats.last_error))
+    }
 }
 
 /// The response to `verb`, in at most `max_payload` bytes where possible.
-pub(super) fn response(
-    verb: DiscoveryVerb,
-    service: &Service,
-    max_payload: usize,
-) -> serde_json::Result<Vec<u8>> {
-    let (info, listed, queue_group) = (service.info.borrow(), service.listed.borrow(), service.queue_group);
-    let identity = |r#type| Identity {
-        r#type,
+pub(super) fn response(verb: DiscoveryVerb, service: &Service, max_payload: usize) -> Bytes {
+    let (info, listed) = (service.info.borrow(), service.listed.borrow());
+    let identity = Identity {
+        r#type: match verb {
+            DiscoveryVerb::Ping => "io.nats.micro.v1.ping_response",
+            DiscoveryVerb::Info => "io.nats.micro.v1.info_response",
+            DiscoveryVerb::Stats => "io.nats.micro.v1.stats_response",
+        },
         name: service.name.as_str(),
         id: &service.id,
         version: &info.version,
         metadata: Cow::Borrowed(&info.metadata),
     };
+    if verb == DiscoveryVerb::Ping {
+        return to_bytes(&identity);
+    }
+    let is_stats = verb == DiscoveryVerb::Stats;
+    let endpoints = listed.iter().map(|listed| EndpointEntry {
+        name: &listed.info.name,
+        subject: &listed.info.subject,
+        metadata: (!is_stats).then(|| listed.info.metadata.clone()),
+        queue_group: service.queue_group,
+        stats: is_stats.then(|| listed.stats.snapshot()),
+    });
+    let response = DiscoveryResponse {
+        identity,
+        description: (!is_stats).then(|| info.description.clone()),
+        started: is_stats.then_some(service.started.as_str()),
+        endpoints: endpoints.collect(),
+    };
     // Leaves a quarter for what other tools add on the way.
-    let limit = max_payload / 4 * 3;
-    match verb {
-        DiscoveryVerb::Ping => serde_json::to_vec(&identity("io.nats.micro.v1.ping_response")),
-        DiscoveryVerb::Stats => {
-            let endpoints = listed.iter().map(|listed| StatsEntry {
-                name: &listed.info.name,
-                subject: &listed.info.subject,
-                queue_group,
-                stats: listed.stats.snapshot(),
-            });
-            let response = DiscoveryResponse {
-                identity: identity("io.nats.micro.v1.stats_response"),
-                description: None,
-                started: Some(&service.started),
-                endpoints: endpoints.collect(),
-            };
-            response.encode(limit)
-        }
-        DiscoveryVerb::Info => {
-            let endpoints =
-                listed.iter().map(|listed| InfoEntry { info: (*listed.info).clone(), queue_group });
-            let response = DiscoveryResponse {
-                identity: identity("io.nats.micro.v1.info_response"),
-                description: Some(info.description.clone()),
-                started: None,
-                endpoints: endpoints.collect(),
-            };
-            response.encode(limit)
-        }
-    }
+    response.encode(max_payload / 4 * 3)
 }
 
-/// An endpoint in a response that may have to shrink.
-trait Shrink: Serialize {
-    fn texts(&mut self) -> impl Iterator<Item = &mut String>;
-
-    fn remove_texts(&mut self);
-
-    /// Of endpoints that do not all fit, those with the highest rank stay.
-    fn rank(&self) -> u64 {
-        0
-    }
-}
-
-impl Shrink for InfoEntry {
-    fn texts(&mut self) -> impl Iterator<Item = &mut String> {
-        self.info.metadata.values_mut()
-    }
-
-    fn remove_texts(&mut self) {
-        self.info.metadata.clear();
-    }
-}
-
-impl Shrink for StatsEntry<'_> {
-    fn texts(&mut self) -> impl Iterator<Item = &mut String> {
-        std::iter::once(&mut self.stats.last_error)
-    }
-
-    fn remove_texts(&mut self) {
-        self.stats.last_error.clear();
-    }
-
-    fn rank(&self) -> u64 {
-        self.stats.num_requests
-    }
-}
-
-impl<E: Shrink> DiscoveryResponse<'_, E> {
+impl DiscoveryResponse<'_> {
     /// Writes the response in at most `limit` bytes. If it is too long, the longest texts are cut, all to the
     /// same length. If even empty texts are not enough, the endpoints lose their texts altogether, and then
-    /// those of the lowest rank are left out.
-    fn encode(mut self, limit: usize) -> serde_json::Result<Vec<u8>> {
-        let bytes = serde_json::to_vec(&self)?;
+    /// those with the fewest requests are left out.
+    fn encode(mut self, limit: usize) -> Bytes {
+        let bytes = to_bytes(&self);
         if bytes.len() <= limit {
-            return Ok(bytes);
+            return bytes;
         }
         let lengths: Vec<usize> = self.texts().map(|text| written_len(text)).collect();
         let fixed = bytes.len().saturating_sub(lengths.iter().sum());
         if let Some(budget) = limit.checked_sub(fixed) {
             let length = common_length(&lengths, budget);
             self.texts().for_each(|text| shorten(text, length));
-            return serde_json::to_vec(&self);
+            return to_bytes(&self);
         }
         self.description.iter_mut().for_each(String::clear);
-        self.endpoints.iter_mut().for_each(Shrink::remove_texts);
-        let bytes = serde_json::to_vec(&self)?;
+        for endpoint in &mut self.endpoints {
+            endpoint.metadata.iter_mut().for_each(BTreeMap::clear);
+            endpoint.texts().for_each(String::clear);
+        }
+        let bytes = to_bytes(&self);
         if bytes.len() <= limit {
-            return Ok(bytes);
+            return bytes;
         }
         let mut all = std::mem::take(&mut self.endpoints);
-        all.sort_by_key(|endpoint| Reverse(endpoint.rank()));
+        all.sort_by_key(|endpoint| Reverse(endpoint.stats.as_ref().map(|stats| stats.num_requests)));
         let count = all.len();
         self.set_left_out(count);
-        self.endpoints = first_that_fit(all, serde_json::to_vec(&self)?.len(), limit)?;
+        self.endpoints = first_that_fit(all, to_bytes(&self).len(), limit);
         self.set_left_out(count - self.endpoints.len());
-        serde_json::to_vec(&self)
+        to_bytes(&self)
     }
 
     fn texts(&mut self) -> impl Iterator<Item = &mut String> {
-        self.endpoints.iter_mut().flat_map(Shrink::texts).chain(&mut self.description)
+        self.endpoints.iter_mut().flat_map(EndpointEntry::texts).chain(&mut self.description)
     }
 
     fn set_left_out(&mut self, count: usize) {
@@ -244,18 +205,17 @@ mod tests {
         Identity { r#type: "t", name: "weather", id: "i", version: "0.0.0", metadata }
     }
 
-    fn info(texts: &[String]) -> DiscoveryResponse<'static, InfoEntry> {
-        let entry = |text: &String| InfoEntry {
-            info: EndpointInfo {
-                name: "forecast".to_owned(),
-                subject: "a2a.action.weather.forecast".to_owned(),
-                metadata: BTreeMap::from([
-                    ("a2a.skill".to_owned(), "forecast".to_owned()),
-                    ("description".to_owned(), text.clone()),
-                    ("params".to_owned(), format!("{{\"description\":{text:?}}}")),
-                ]),
-            },
+    fn info(texts: &[String]) -> DiscoveryResponse<'static> {
+        let entry = |text: &String| EndpointEntry {
+            name: "forecast",
+            subject: "a2a.action.weather.forecast",
+            metadata: Some(BTreeMap::from([
+                ("a2a.skill".to_owned(), "forecast".to_owned()),
+                ("description".to_owned(), text.clone()),
+                ("params".to_owned(), format!("{{\"description\":{text:?}}}")),
+            ])),
             queue_group: "a2a",
+            stats: None,
         };
         DiscoveryResponse {
             identity: identity(),
@@ -266,8 +226,8 @@ mod tests {
     }
 
     /// The encoded response, which must fit, and the number of endpoints that were left out.
-    fn encoded<E: Shrink>(response: DiscoveryResponse<'_, E>, limit: usize) -> (Value, Option<usize>) {
-        let bytes = response.encode(limit).unwrap();
+    fn encoded(response: DiscoveryResponse<'_>, limit: usize) -> (Value, Option<usize>) {
+        let bytes = response.encode(limit);
         assert!(bytes.len() <= limit, "{}", bytes.len());
         let value: Value = serde_json::from_slice(&bytes).unwrap();
         let left_out = value["metadata"][LEFT_OUT].as_str().map(|text| text.parse().unwrap());
@@ -299,15 +259,16 @@ mod tests {
 
     #[test]
     fn stats_that_are_too_long_leave_out_the_endpoints_with_the_fewest_requests() {
-        let entry = |num_requests| StatsEntry {
+        let entry = |num_requests| EndpointEntry {
             name: "forecast",
             subject: "a2a.action.weather.forecast",
+            metadata: None,
             queue_group: "a2a",
-            stats: StatsSnapshot {
+            stats: Some(StatsSnapshot {
                 num_requests,
                 last_error: "502:".to_owned() + &"x".repeat(200),
                 ..StatsSnapshot::default()
-            },
+            }),
         };
         let stats = |limit| {
             let endpoints = (0..100).map(entry).collect();
@@ -334,7 +295,7 @@ mod tests {
             texts in prop::collection::vec(any::<String>(), 1..20),
             limit in 0usize..8000,
         ) {
-            let size = info(&texts).encode(limit).unwrap().len();
+            let size = info(&texts).encode(limit).len();
             let mut least = info(&[]);
             least.description = Some(String::new());
             least.set_left_out(texts.len());

@@ -31,8 +31,9 @@ pub(super) struct EndpointTask {
     pub(super) listed: ListedEndpoint,
     commands: watch::Sender<ReaderCommand>,
     /// Cancelled when the unsubscribe command is on its way to the server, or never will be.
-    unsubscribed: CancellationToken,
-    task: JoinHandle<()>,
+    pub(super) unsubscribed: CancellationToken,
+    /// Ends when the handler has received the last message.
+    pub(super) task: JoinHandle<()>,
 }
 
 impl EndpointTask {
@@ -68,18 +69,6 @@ impl EndpointTask {
     /// Unsubscribes at the server, and keeps reading until `settled` is cancelled.
     pub(super) fn drain(&self, settled: &CancellationToken) {
         self.commands.send_replace(ReaderCommand::Drain(settled.clone()));
-    }
-
-    /// Resolves when the command of [`drain`](Self::drain) is on its way to the server.
-    pub(super) async fn unsubscribed(&self) {
-        self.unsubscribed.cancelled().await;
-    }
-
-    /// Resolves when the handler has received the last message.
-    pub(super) async fn ended(self) {
-        if let Err(error) = self.task.await {
-            error!(subject = self.listed.info.subject, %error, "endpoint task failed");
-        }
     }
 }
 
