@@ -153,10 +153,9 @@ impl Card {
             return Err(CardError::Invalid("it is not a JSON object".to_owned()));
         };
         let name = text(&raw, "name").ok_or_else(|| CardError::Invalid("it has no `name`".to_owned()))?;
-        let mut warnings = Vec::new();
-        let skills = match raw.get("skills") {
-            None | Some(Value::Null) => Vec::new(),
-            Some(Value::Array(list)) => skills(list, &mut warnings),
+        let (skills, warnings) = match raw.get("skills") {
+            None | Some(Value::Null) => Default::default(),
+            Some(Value::Array(list)) => skills(list),
             Some(_) => return Err(CardError::Invalid("its `skills` is not a list".to_owned())),
         };
         let streaming = raw.get("capabilities").and_then(|capabilities| capabilities.get("streaming"));
@@ -256,27 +255,26 @@ fn without_nulls(mut object: Value) -> Value {
     object
 }
 
-/// All skills of a card; the configuration decides which of them are published. The size of a card bounds their number.
-fn skills(list: &[Value], warnings: &mut Vec<String>) -> Vec<Skill> {
+/// All skills of a card, and warnings about those that are ignored; the configuration decides which of them are published. The size of a card bounds their number.
+fn skills(list: &[Value]) -> (Vec<Skill>, Vec<String>) {
     let mut skills: Vec<Skill> = Vec::new();
     let mut ids = HashSet::new();
-    let mut problems = Vec::new();
+    let mut warnings = Vec::new();
     for (index, value) in list.iter().enumerate() {
         match skill(index, value) {
-            Err(problem) => problems.push(problem),
+            Err(warning) => warnings.push(warning),
             Ok(skill) if !ids.insert(skill.id.clone()) => {
-                problems.push(format!("ignoring a second skill with the id `{}`", shorten(&skill.id, 80)));
+                warnings.push(format!("ignoring a second skill with the id `{}`", shorten(&skill.id, 80)));
             }
             Ok(skill) => skills.push(skill),
         }
     }
-    let omitted = problems.len().saturating_sub(MAX_SKILL_WARNINGS);
-    problems.truncate(MAX_SKILL_WARNINGS);
-    warnings.append(&mut problems);
+    let omitted = warnings.len().saturating_sub(MAX_SKILL_WARNINGS);
+    warnings.truncate(MAX_SKILL_WARNINGS);
     if omitted > 0 {
         warnings.push(format!("ignoring {omitted} more skills for similar reasons"));
     }
-    skills
+    (skills, warnings)
 }
 
 /// The error is a warning.

@@ -355,26 +355,26 @@ impl Candidates {
             protocol.is_none_or(|protocol| is_version(dialect, protocol))
                 && binding.is_none_or(|binding| (binding == Binding::Rest) == dialect.is_rest())
         };
-        let interfaces = card.declared_interfaces();
+        // Without those whose binding the bridge does not have.
+        let with_binding =
+            |interface: DeclaredInterface| Some((parse_binding(&interface.binding)?, interface));
+        let interfaces: Vec<_> = card.declared_interfaces().into_iter().filter_map(with_binding).collect();
         let mut declared: Vec<Candidate> = Vec::new();
         let mut others: Vec<Candidate> = Vec::new();
-        for interface in &interfaces {
-            for (dialect, is_exact) in declared_dialects(interface) {
+        for (declared_binding, interface) in &interfaces {
+            for (dialect, is_exact) in declared_dialects(interface, *declared_binding) {
                 if is_allowed(dialect) {
                     let is_exact = is_exact || protocol.is_some();
                     add(&mut declared, Candidate::new(interface, addresses, dialect, is_exact));
                 }
             }
         }
-        for interface in &interfaces {
+        for (declared_binding, interface) in &interfaces {
             use Dialect::{V01, V1, V01Paths, V1Rest, V03, V03Ids, V03Rest};
-            let Some(declared_binding) = parse_binding(&interface.binding) else {
-                continue;
-            };
             for dialect in [V1, V03, V03Ids, V01, V01Paths, V1Rest, V03Rest] {
                 // A URL for JSON-RPC says nothing about the URL for REST, and vice versa, unless the configuration
                 // asks for the other binding.
-                let is_same_binding = (declared_binding == Binding::Rest) == dialect.is_rest();
+                let is_same_binding = (*declared_binding == Binding::Rest) == dialect.is_rest();
                 if is_allowed(dialect) && (is_same_binding || binding.is_some()) {
                     let candidate = Candidate::new(interface, addresses, dialect, protocol.is_some());
                     if !contains(&declared, &candidate) {
@@ -455,11 +455,8 @@ fn parse_binding(text: &str) -> Option<Binding> {
 }
 
 /// The dialects that an interface of a card may mean, and whether the card names exactly that version.
-fn declared_dialects(interface: &DeclaredInterface) -> Vec<(Dialect, bool)> {
+fn declared_dialects(interface: &DeclaredInterface, binding: Binding) -> Vec<(Dialect, bool)> {
     use Dialect::{V01, V1, V1Rest, V02, V03, V03Rest};
-    let Some(binding) = parse_binding(&interface.binding) else {
-        return Vec::new();
-    };
     let is_rest = binding == Binding::Rest;
     let version = interface.version.trim_start_matches(['v', 'V']);
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());

@@ -12,7 +12,7 @@
 //! | without its context id | [`Retry::without_context`] | `CallRun::deliver` |
 //! | with a new token, or as plain JSON | [`Retry::after_status`] | `Client::exchange` |
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use reqwest::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -107,15 +107,11 @@ impl Retries {
     pub fn record(&self, retry: Retry) {
         let reason = serde_json::json!(retry);
         tracing::info!(agent = %self.agent, reason = reason.as_str(), "repeating the message, which the agent did not run");
-        self.lock().push(retry);
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).push(retry);
     }
 
     pub fn list(&self) -> Vec<Retry> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Retry>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

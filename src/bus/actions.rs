@@ -33,8 +33,12 @@ pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Tar
         Arc::new(ActionEndpoint { dispatcher: Arc::clone(dispatcher), client: client.clone(), target });
     Arc::new(move |request| {
         let agent = &endpoint.dispatcher.agent().name;
+        let action = match &endpoint.target {
+            Target::Skill(action) => &action.label,
+            Target::BuiltIn(built_in) => built_in.name(),
+        };
         let subject = request.message.subject.clone();
-        let arrival = Arrival { agent, action: endpoint.target.name(), subject: &subject };
+        let arrival = Arrival { agent, action, subject: &subject };
         let trace = headers::trace(&request.message);
         let serving = Arc::clone(&endpoint).serve(request, trace.clone());
         endpoint.dispatcher.spawn(arrival, &trace, serving);
@@ -113,16 +117,6 @@ fn dispatcher_request(headers: Headers, operation: Operation, message: &Message)
     }
     let idempotency_key = idempotency_key.map(|key| IdempotencyKey { key, body: message.payload.clone() });
     Request { operation, options, idempotency_key, admission: Admission::Try }
-}
-
-impl Target {
-    /// The name of the action in subjects, spans and logs.
-    fn name(&self) -> &str {
-        match self {
-            Self::Skill(action) => &action.label,
-            Self::BuiltIn(built_in) => built_in.name(),
-        }
-    }
 }
 
 /// Sends the reply of a request: when the call ends or, for a submitted task, when the agent accepts it.

@@ -76,12 +76,11 @@ impl AgentProtocol {
         stop: &CallShutdown,
         tasks: &BackgroundTasks,
     ) -> Self {
-        let protocol_subjects = AgentProtocolSubjects::new(owner, &Token::new(&dispatcher.agent().name));
         let prompts = PromptEndpoint {
-            dispatcher: Arc::clone(&dispatcher),
+            protocol_subjects: AgentProtocolSubjects::new(owner, &Token::new(&dispatcher.agent().name)),
+            dispatcher,
             client: context.client.clone(),
             subjects: subjects.clone(),
-            protocol_subjects: protocol_subjects.clone(),
             questions: Semaphore::new(MAX_QUESTIONS),
             stop: stop.clone(),
         };
@@ -89,9 +88,7 @@ impl AgentProtocol {
         let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let registrar = Registrar {
-            dispatcher,
             context: context.clone(),
-            subjects: protocol_subjects,
             prompts: Arc::new(prompts),
             is_current: is_current.clone(),
             registered: None,
@@ -116,9 +113,7 @@ impl AgentProtocol {
 
 /// Registers and removes the service as the agent's state changes.
 struct Registrar {
-    dispatcher: Arc<Dispatcher>,
     context: ServiceContext,
-    subjects: AgentProtocolSubjects,
     prompts: Arc<PromptEndpoint>,
     /// Cancelled when the registration matches the agent's state for the first time.
     is_current: CancellationToken,
@@ -134,7 +129,7 @@ struct Registered {
 
 impl Registrar {
     async fn run(mut self, stop: CancellationToken) {
-        let mut status = self.dispatcher.agent().status.clone();
+        let mut status = self.prompts.dispatcher.agent().status.clone();
         loop {
             let current = status.borrow_and_update().clone();
             self.update(&current).await;
@@ -169,7 +164,7 @@ impl Registrar {
                 self.registered = Some(registered);
             }
             Err(error) => {
-                let agent = &self.dispatcher.agent().name;
+                let agent = &self.prompts.dispatcher.agent().name;
                 tracing::error!(%agent, error = error_chain(&error), "cannot register the agent for the agent protocol");
             }
         }
@@ -198,7 +193,7 @@ impl Registrar {
         let max_payload = self.context.client.max_payload();
         let prompt = EndpointInfo {
             name: "prompt".to_owned(),
-            subject: self.subjects.prompt(),
+            subject: self.prompts.protocol_subjects.prompt(),
             metadata: BTreeMap::from([
                 ("max_payload".to_owned(), format_size(max_payload)),
                 ("attachments_ok".to_owned(), "true".to_owned()),
@@ -211,7 +206,7 @@ impl Registrar {
                 .await?;
         let status = EndpointInfo {
             name: "status".to_owned(),
-            subject: self.subjects.status(),
+            subject: self.prompts.protocol_subjects.status(),
             metadata: BTreeMap::new(),
         };
         // The handler needs the id of the service, so this endpoint is published after the start.
@@ -225,13 +220,14 @@ impl Registrar {
     }
 
     fn service_info(&self, status: &AgentStatus) -> ServiceInfo {
+        let PromptEndpoint { protocol_subjects: subjects, dispatcher, .. } = &*self.prompts;
         let metadata = [
             ("agent", AGENT_PROTOCOL_KIND),
-            ("owner", &self.subjects.owner),
-            ("session", &self.subjects.session),
+            ("owner", &subjects.owner),
+            ("session", &subjects.session),
             ("protocol_version", PROTOCOL_VERSION),
             ("bridge", BRIDGE),
-            ("a2a.agent", &self.dispatcher.agent().name),
+            ("a2a.agent", &dispatcher.agent().name),
         ];
         let card = status.known.as_ref().map(|known| &known.card);
         ServiceInfo {
@@ -243,7 +239,7 @@ impl Registrar {
 
     fn status_handler(&self, instance_id: &str) -> Handler {
         let (client, tasks) = (self.context.client.clone(), self.context.tasks.clone());
-        let (subjects, instance_id) = (self.subjects.clone(), instance_id.to_owned());
+        let (subjects, instance_id) = (self.prompts.protocol_subjects.clone(), instance_id.to_owned());
         Arc::new(move |ServiceRequest { message, accounting }| {
             let Some(to) = message.reply else { return };
             let (client, heartbeat) = (client.clone(), heartbeat(&subjects, &instance_id));
@@ -257,9 +253,9 @@ impl Registrar {
     }
 
     async fn publish_heartbeat(&self, instance_id: &str) {
-        let (agent, subject) = (&self.dispatcher.agent().name, self.subjects.heartbeat());
-        let heartbeat = heartbeat(&self.subjects, instance_id);
-        publish_if_connected(&self.context.client, agent, subject, heartbeat).await;
+        let PromptEndpoint { protocol_subjects: subjects, dispatcher, client, .. } = &*self.prompts;
+        let heartbeat = heartbeat(subjects, instance_id);
+        publish_if_connected(client, &dispatcher.agent().name, subjects.heartbeat(), heartbeat).await;
     }
 }
 

@@ -181,7 +181,9 @@ impl Controller {
                 Ok(permit) => {
                     let controller = Arc::clone(&self);
                     tasks.spawn("control request", OnPanic::Log, async move {
-                        controller.answer(message, reply).await;
+                        if let Err(error) = controller.answer(&message, reply.clone()).await {
+                            controller.refuse(reply, error).await;
+                        }
                         drop(permit);
                     });
                 }
@@ -193,20 +195,15 @@ impl Controller {
         }
     }
 
-    async fn answer(&self, message: Message, reply: Subject) {
-        let request = match message.payload.as_ref() {
-            b"" => Ok(LogsRequest::default()),
-            body => serde_json::from_slice::<LogsRequest>(body),
-        };
-        let request = match request {
-            Ok(request) => request,
-            Err(error) => {
-                let text = format!("invalid body: {}", shorten(&error.to_string(), 300));
-                return self.refuse(reply, ActionError::invalid(text)).await;
-            }
+    async fn answer(&self, message: &Message, reply: Subject) -> Result<(), ActionError> {
+        let request: LogsRequest = match message.payload.as_ref() {
+            b"" => LogsRequest::default(),
+            body => serde_json::from_slice(body).map_err(|error| {
+                ActionError::invalid(format!("invalid body: {}", shorten(&error.to_string(), 300)))
+            })?,
         };
         if request.instance.as_ref().is_some_and(|wanted| *wanted != self.instance) {
-            return;
+            return Ok(());
         }
         match message.subject.rsplit('.').next().unwrap_or_default() {
             "show" => self.send_report(reply).await,
@@ -216,9 +213,10 @@ impl Controller {
             "logs" => self.send_logs(&request, reply).await,
             _ => {
                 let text = "unknown verb; use one of `show`, `start`, `stop`, `restart`, `logs`";
-                self.refuse(reply, ActionError::invalid(text)).await;
+                return Err(ActionError::invalid(text));
             }
         }
+        Ok(())
     }
 
     async fn command(&self, command: AgentCommand, reply: Subject) {

@@ -71,8 +71,8 @@ impl Publication {
         let publish_updates =
             publish_updates(context.client.clone(), subjects.clone(), token.clone(), updates);
         tasks.spawn("task updates", OnPanic::StopBridge, publish_updates);
-        let (subjects, registry_of_publisher) = (subjects.clone(), Arc::clone(&registry));
-        let publisher = Publisher { token, subjects, dispatcher, registry: registry_of_publisher };
+        let publisher =
+            Publisher { token, subjects: subjects.clone(), dispatcher, registry: Arc::clone(&registry) };
         let publisher = StoppableTask::spawn(tasks, "publication", |stop| publisher.run(stop));
         Ok(Self { registry, publisher })
     }

@@ -338,15 +338,15 @@ impl Service {
 
 /// Drops endpoints whose subject is in `taken` or belongs to an earlier one.
 fn distinct(
-    endpoints: Vec<(EndpointInfo, Handler)>,
+    mut endpoints: Vec<(EndpointInfo, Handler)>,
     mut taken: HashSet<String>,
 ) -> Vec<(EndpointInfo, Handler)> {
-    let is_new = |(info, _): &(EndpointInfo, Handler)| {
-        let new = taken.insert(info.subject.clone());
-        if !new {
+    endpoints.retain(|(info, _)| {
+        let is_new = taken.insert(info.subject.clone());
+        if !is_new {
             warn!(subject = info.subject, endpoint = info.name, "subject is taken; ignoring the endpoint");
         }
-        new
-    };
-    endpoints.into_iter().filter(is_new).collect()
+        is_new
+    });
+    endpoints
 }

@@ -60,7 +60,7 @@ impl<'a, P> SentMessage<'a, P> {
             task_id: message.task_id.map(Cow::Borrowed),
             context_id: message.context_id.map(Cow::Borrowed),
             reference_task_ids: message.reference_task_ids,
-            metadata: SentMetadata::skill(message),
+            metadata: SentMetadata::new(message.skill_id, &[]),
         }
     }
 }
@@ -74,15 +74,10 @@ struct SentMetadata<'a> {
 }
 
 impl<'a> SentMetadata<'a> {
-    fn skill(message: &OutgoingMessage<'a>) -> Option<Self> {
-        message.skill_id.is_some().then_some(Self { skill_id: message.skill_id, reference_task_ids: &[] })
-    }
-
-    /// For dialects whose messages have no field for the tasks that they refer to.
-    fn skill_and_references(message: &OutgoingMessage<'a>) -> Option<Self> {
-        let (skill_id, reference_task_ids) = (message.skill_id, message.reference_task_ids);
-        (skill_id.is_some() || !reference_task_ids.is_empty())
-            .then_some(Self { skill_id, reference_task_ids })
+    /// `reference_task_ids` are for dialects whose messages have no field for them.
+    fn new(skill_id: Option<&'a str>, reference_task_ids: &'a [String]) -> Option<Self> {
+        let is_empty = skill_id.is_none() && reference_task_ids.is_empty();
+        (!is_empty).then_some(Self { skill_id, reference_task_ids })
     }
 }
 
@@ -137,10 +132,10 @@ pub(super) fn v01<'a>(message: &OutgoingMessage<'a>) -> V01Params<'a> {
         message: V01Message {
             role: "user",
             parts: message.parts.iter().map(part).collect(),
-            metadata: SentMetadata::skill_and_references(message),
+            metadata: SentMetadata::new(message.skill_id, message.reference_task_ids),
         },
         accepted_output_modes: message.output_modes,
-        metadata: SentMetadata::skill(message),
+        metadata: SentMetadata::new(message.skill_id, &[]),
     }
 }
 
@@ -208,7 +203,7 @@ pub(super) fn v03_rest<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a, V0Pa
         message: SentMessage {
             content: Some(message.parts.iter().map(part).collect()),
             reference_task_ids: &[],
-            metadata: SentMetadata::skill_and_references(message),
+            metadata: SentMetadata::new(message.skill_id, message.reference_task_ids),
             ..SentMessage::new(message, "ROLE_USER")
         },
         configuration: SendConfiguration {

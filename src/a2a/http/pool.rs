@@ -75,15 +75,9 @@ pub(super) struct ConnectionPool {
 #[derive(Debug, Default)]
 struct IdleConnections {
     /// The oldest first.
-    list: Vec<IdleConnection>,
+    list: Vec<Box<Connection>>,
     /// Whether a task runs that closes expired connections.
     is_swept: bool,
-}
-
-#[derive(Debug)]
-struct IdleConnection {
-    connection: Box<Connection>,
-    since: Instant,
 }
 
 /// Always boxed, because it is large and often moved.
@@ -94,6 +88,8 @@ struct Connection {
     io: Option<http1::Connection<TokioIo<Socket>, RequestBody>>,
     /// Shared with the socket.
     peeks: Arc<AtomicBool>,
+    /// When its last response was complete.
+    idle_since: Instant,
 }
 
 impl ConnectionPool {
@@ -155,26 +151,27 @@ impl ConnectionPool {
         let peeks = Arc::new(AtomicBool::new(false));
         let socket = Socket { stream, peeks: Arc::clone(&peeks) };
         let (sender, io) = http1::handshake(TokioIo::new(socket)).await?;
-        Ok(Box::new(Connection { sender, io: Some(io), peeks }))
+        Ok(Box::new(Connection { sender, io: Some(io), peeks, idle_since: Instant::now() }))
     }
 
     /// Takes the most recently used connection that still works.
     async fn reuse(&self) -> Option<Box<Connection>> {
         loop {
-            let IdleConnection { mut connection, since } = self.lock().list.pop()?;
-            if since.elapsed() < IDLE_TIMEOUT && connection.is_usable().await {
+            let mut connection = self.lock().list.pop()?;
+            if connection.idle_since.elapsed() < IDLE_TIMEOUT && connection.is_usable().await {
                 return Some(connection);
             }
         }
     }
 
-    fn keep(self: &Arc<Self>, connection: Box<Connection>) {
+    fn keep(self: &Arc<Self>, mut connection: Box<Connection>) {
+        connection.idle_since = Instant::now();
         let mut idle = self.lock();
         if !std::mem::replace(&mut idle.is_swept, true) {
             #[expect(clippy::disallowed_methods, reason = "it ends by itself, and nothing depends on it")]
             tokio::spawn(sweep(Arc::downgrade(self)));
         }
-        idle.list.push(IdleConnection { connection, since: Instant::now() });
+        idle.list.push(connection);
     }
 
     fn lock(&self) -> MutexGuard<'_, IdleConnections> {
@@ -218,7 +215,7 @@ async fn sweep(pool: Weak<ConnectionPool>) {
         tokio::time::sleep(IDLE_TIMEOUT).await;
         let Some(pool) = pool.upgrade() else { return };
         let mut idle = pool.lock();
-        let expired = idle.list.partition_point(|idle| idle.since.elapsed() >= IDLE_TIMEOUT);
+        let expired = idle.list.partition_point(|idle| idle.idle_since.elapsed() >= IDLE_TIMEOUT);
         let expired: Vec<_> = idle.list.drain(..expired).collect();
         idle.is_swept = !idle.list.is_empty();
         let is_done = !idle.is_swept;
@@ -389,11 +386,11 @@ mod tests {
         call(&pool).await.unwrap();
         let _open = agent.join().unwrap();
         // Does not depend on how long this has taken so far.
-        pool.lock().list[0].since = Instant::now();
+        pool.lock().list[0].idle_since = Instant::now();
         let mut fresh = pool.reuse().await.expect("the connection is fresh");
         assert!(fresh.is_usable().await);
         pool.keep(fresh);
-        pool.lock().list[0].since -= Duration::from_millis(500);
+        pool.lock().list[0].idle_since -= Duration::from_millis(500);
         assert!(pool.reuse().await.is_none());
     }
 

@@ -108,7 +108,7 @@ impl DiscoveryResponse<'_> {
         let lengths: Vec<usize> = self.texts().map(|text| written_len(text)).collect();
         let fixed = bytes.len().saturating_sub(lengths.iter().sum());
         if let Some(budget) = limit.checked_sub(fixed) {
-            let length = common_length(&lengths, budget);
+            let length = common_length(lengths, budget);
             self.texts().for_each(|text| shorten(text, length));
             return to_bytes(&self);
         }
@@ -140,18 +140,16 @@ impl DiscoveryResponse<'_> {
 }
 
 /// The greatest length to which all can be cut so that their sum is at most `budget`.
-fn common_length(lengths: &[usize], budget: usize) -> usize {
-    let fits = |length: usize| lengths.iter().map(|one| one.min(&length)).sum::<usize>() <= budget;
-    let (mut low, mut high) = (0, lengths.iter().copied().max().unwrap_or(0));
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if fits(middle) {
-            low = middle;
-        } else {
-            high = middle - 1;
+fn common_length(mut lengths: Vec<usize>, mut budget: usize) -> usize {
+    lengths.sort_unstable();
+    for (shorter, length) in lengths.iter().enumerate() {
+        let share = budget / (lengths.len() - shorter);
+        if *length > share {
+            return share;
         }
+        budget -= length;
     }
-    low
+    usize::MAX
 }
 
 /// Cuts a text to at most `length` bytes of JSON. A list or a schema becomes empty instead: a reader could
