@@ -21,7 +21,7 @@ use crate::agent::{Agent, AgentState, Predecessors};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::{ConnectError, connect};
-use crate::bus::control::Control;
+use crate::bus::control;
 use crate::bus::publication::Publication;
 use crate::bus::service::{ServiceContext, ServiceError, round_trip};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
@@ -251,7 +251,7 @@ impl Bridge {
     /// that would have to be undone.
     async fn open_front_doors(&self, agent: Agent) -> Result<ServedAgent, BridgeError> {
         let name = || agent.name.to_string();
-        let commands = Control::subscribe(&agent, &self.context, &self.subjects).await;
+        let commands = control::subscribe(&agent, &self.context, &self.subjects).await;
         let commands = commands.map_err(|source| BridgeError::Control { agent: name(), source })?;
         let (update_sender, updates) = mpsc::channel(UPDATE_QUEUE);
         let stop = self.stop.child();
@@ -270,7 +270,7 @@ impl Bridge {
         let publication =
             Publication::start(Arc::clone(&dispatcher), updates, context, subjects, tasks).await;
         let publication = publication.map_err(|source| BridgeError::Publish { agent: name(), source })?;
-        let control = Control::start(commands, agent.clone(), publication.instance(), context, tasks);
+        let control = control::start(commands, agent.clone(), publication.instance(), context, tasks);
         let agent_protocol = self
             .owner
             .as_ref()

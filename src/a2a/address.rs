@@ -37,15 +37,12 @@ impl AddressPolicy {
                 card.set_fragment(None);
                 card
             }
-            Some(card) => {
+            card => {
                 let mut url = self.base.clone();
-                url.set_path(card.path());
-                url.set_query(card.query());
-                url
-            }
-            None => {
-                let mut url = self.base.clone();
-                if card_url.starts_with('/') {
+                if let Some(card) = card {
+                    url.set_path(card.path());
+                    url.set_query(card.query());
+                } else if card_url.starts_with('/') {
                     url.set_path(card_url);
                 }
                 url

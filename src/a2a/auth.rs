@@ -127,22 +127,18 @@ impl Keyring {
 
     /// The method that satisfies a scheme of the card; `Some(None)` if a configured header or certificate does.
     fn satisfy(&self, name: &str, scheme: &SecurityScheme) -> Option<Option<&AuthMethod>> {
+        use SecurityScheme::{ApiKey, Basic, Bearer, MutualTls, OAuth2, Unknown};
         let named = self.methods.iter().find(|method| method.scheme.as_deref() == Some(name));
         let is_unnamed = |method: &&AuthMethod| method.scheme.is_none() && method.secret.satisfies(scheme);
         if let Some(method) = named.or_else(|| self.methods.iter().find(is_unnamed)) {
             return Some(Some(method));
         }
         let is_configured = match scheme {
-            SecurityScheme::Bearer
-            | SecurityScheme::Basic
-            | SecurityScheme::OAuth2
-            | SecurityScheme::Unknown(_) => self.headers.contains_key(AUTHORIZATION),
-            SecurityScheme::ApiKey { name, place: KeyPlace::Header } => {
-                self.headers.contains_key(name.as_str())
-            }
-            SecurityScheme::ApiKey { place: KeyPlace::Cookie, .. } => self.headers.contains_key(COOKIE),
-            SecurityScheme::ApiKey { place: KeyPlace::Query, .. } => false,
-            SecurityScheme::MutualTls => self.has_certificate,
+            Bearer | Basic | OAuth2 | Unknown(_) => self.headers.contains_key(AUTHORIZATION),
+            ApiKey { name, place: KeyPlace::Header } => self.headers.contains_key(name.as_str()),
+            ApiKey { place: KeyPlace::Cookie, .. } => self.headers.contains_key(COOKIE),
+            ApiKey { place: KeyPlace::Query, .. } => false,
+            MutualTls => self.has_certificate,
         };
         is_configured.then_some(None)
     }

@@ -85,7 +85,7 @@ pub struct Card {
     pub input_modes: Vec<String>,
     pub skills: Vec<Skill>,
     pub warnings: Vec<String>,
-    pub(super) security: Security,
+    pub security: Security,
     /// Changes when the card does, but not with the order of its keys.
     pub hash: String,
     raw: Map<String, Value>,

@@ -13,7 +13,7 @@ use super::address::{AddressPolicy, toggle_trailing_slash};
 use super::auth::{Credentials, Keyring};
 use super::card::{Card, CardError, DeclaredInterface, Interface};
 use super::client::{Client, ClientError, code};
-use super::dialect::Dialect;
+use super::dialect::{A2aMethod, Dialect};
 use super::http::HttpClient;
 use super::retry::Retry;
 use crate::config::{self, A2aVersion, Binding};
@@ -29,7 +29,7 @@ const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 /// Chooses the dialect of one agent and remembers it.
 #[derive(Debug)]
 pub struct Chooser {
-    http: HttpClient,
+    pub http: HttpClient,
     http_without_certificate: HttpClient,
     keyring: Keyring,
     addresses: AddressPolicy,
@@ -67,10 +67,6 @@ impl Chooser {
             probing: tokio::sync::Mutex::default(),
             memory: Mutex::default(),
         }
-    }
-
-    pub fn http(&self) -> &HttpClient {
-        &self.http
     }
 
     pub fn card_credentials(&self) -> Credentials {
@@ -273,8 +269,8 @@ enum Verdict {
 
 /// Asks for a task that does not exist. Nearly all agents answer that they do not know it.
 async fn get_unknown_task(client: &Client) -> Verdict {
-    let (dialect, trace) = (client.dialect(), TraceContext::default());
-    let call = dialect.get(&uuid::Uuid::new_v4().to_string());
+    let (dialect, trace) = (client.dialect, TraceContext::default());
+    let call = dialect.task_call(A2aMethod::Get, &uuid::Uuid::new_v4().to_string());
     let got = client.call(call, &trace, None, Dialect::read_task);
     match tokio::time::timeout(PROBE_TIMEOUT, got).await {
         Err(_) => Verdict::NoAnswer,

@@ -18,7 +18,7 @@ use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName
 use super::auth::Credentials;
 use super::card::Interface;
 use super::choose::DialectFallback;
-use super::dialect::{Dialect, HttpCall, OutgoingMessage, ReadError, RpcError};
+use super::dialect::{A2aMethod, Dialect, HttpCall, OutgoingMessage, ReadError, RpcError};
 use super::http::{HttpClient, HttpEndpoint, HttpResponse};
 use super::model::{Answer, Task};
 use super::retry::{Retries, Retry};
@@ -38,7 +38,7 @@ const MAX_REASON: usize = 400;
 #[derive(Debug, Clone)]
 pub struct Client {
     endpoint: HttpEndpoint,
-    dialect: Dialect,
+    pub dialect: Dialect,
     tenant: Option<String>,
     credentials: Credentials,
     max_response: u64,
@@ -72,10 +72,6 @@ impl Client {
         self
     }
 
-    pub fn dialect(&self) -> Dialect {
-        self.dialect
-    }
-
     /// Sends a message and waits until the agent answers.
     pub async fn send(
         &self,
@@ -102,11 +98,11 @@ impl Client {
     }
 
     pub async fn get(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
-        self.call_task(Dialect::get, task_id, trace).await
+        self.call_task(A2aMethod::Get, task_id, trace).await
     }
 
     pub async fn cancel(&self, task_id: &str, trace: &TraceContext) -> Result<Task, ClientError> {
-        self.call_task(Dialect::cancel, task_id, trace).await
+        self.call_task(A2aMethod::Cancel, task_id, trace).await
     }
 
     /// Sends a message and receives the events of its task as they occur.
@@ -115,7 +111,8 @@ impl Client {
         message: &OutgoingMessage<'_>,
         trace: &TraceContext,
     ) -> Result<EventStream, ClientError> {
-        let opened = self.events(self.dialect.stream(message), trace, Some(message.retries)).await;
+        let call = self.dialect.message_call(A2aMethod::Stream, message);
+        let opened = self.events(call, trace, Some(message.retries)).await;
         if let Err(error) = &opened {
             self.recheck_dialect(error).await;
         }
@@ -124,7 +121,7 @@ impl Client {
 
     /// Receives the further events of a task.
     pub async fn subscribe(&self, task_id: &str, trace: &TraceContext) -> Result<EventStream, ClientError> {
-        self.events(self.dialect.subscribe(task_id), trace, None).await
+        self.events(self.dialect.task_call(A2aMethod::Subscribe, task_id), trace, None).await
     }
 
     async fn events(
@@ -147,19 +144,20 @@ impl Client {
         message: &OutgoingMessage<'_>,
         trace: &TraceContext,
     ) -> Result<Answer, ClientError> {
-        self.call(self.dialect.send(message), trace, Some(message.retries), Dialect::read_answer).await
+        let call = self.dialect.message_call(A2aMethod::Send, message);
+        self.call(call, trace, Some(message.retries), Dialect::read_answer).await
     }
 
     async fn call_task(
         &self,
-        call: fn(Dialect, &str) -> HttpCall,
+        method: A2aMethod,
         task_id: &str,
         trace: &TraceContext,
     ) -> Result<Task, ClientError> {
-        let call_once = |client: &Self| call(client.dialect, task_id);
-        match self.call(call_once(self), trace, None, Dialect::read_task).await {
+        let call = |client: &Self| client.dialect.task_call(method, task_id);
+        match self.call(call(self), trace, None, Dialect::read_task).await {
             Err(error) if error.is_wrong_dialect() => match self.with_changed_dialect() {
-                Some(other) => Box::pin(other.call(call_once(&other), trace, None, Dialect::read_task)).await,
+                Some(other) => Box::pin(other.call(call(&other), trace, None, Dialect::read_task)).await,
                 None => Err(error),
             },
             result => result,

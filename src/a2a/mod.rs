@@ -3,7 +3,7 @@
 //! ```text
 //! card::fetch ──> Card ──Chooser::choose──> Interface ──Chooser::client──> Client
 //!                                                                            │ send / stream / get / cancel
-//! OutgoingMessage ──Dialect::send──> HTTP ──Dialect::read_answer──> Answer (Task | Message)
+//! OutgoingMessage ──Dialect::message_call──> HTTP ──Dialect::read_answer──> Answer (Task | Message)
 //! ```
 
 mod address;

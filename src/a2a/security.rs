@@ -86,7 +86,16 @@ impl SecurityScheme {
         let (kind, scheme) = wrapped.unwrap_or_else(|| (text(scheme, "type"), scheme));
         match kind {
             "http" => Self::of_http(text(scheme, "scheme")),
-            "apiKey" => Self::of_api_key(scheme),
+            "apiKey" => {
+                let place = match text(scheme, "location") {
+                    "" => text(scheme, "in"),
+                    place => place,
+                };
+                Self::ApiKey {
+                    name: shorten(text(scheme, "name"), 128),
+                    place: parse_word(&place.to_ascii_lowercase()).unwrap_or_default(),
+                }
+            }
             "oauth2" | "openIdConnect" => Self::OAuth2,
             "mutualTLS" => Self::MutualTls,
             other => Self::Unknown(shorten(other, 64)),
@@ -99,16 +108,6 @@ impl SecurityScheme {
             "basic" => Self::Basic,
             "oauth2" => Self::OAuth2,
             _ => Self::Unknown(shorten(scheme, 64)),
-        }
-    }
-
-    fn of_api_key(scheme: &Value) -> Self {
-        let place = Some(text(scheme, "location"))
-            .filter(|text| !text.is_empty())
-            .unwrap_or_else(|| text(scheme, "in"));
-        Self::ApiKey {
-            name: shorten(text(scheme, "name"), 128),
-            place: parse_word(&place.to_ascii_lowercase()).unwrap_or_default(),
         }
     }
 }

@@ -100,7 +100,7 @@ impl Start {
         }
         let credentials = self.chooser.card_credentials();
         let reading = async {
-            let card = probe::read_card(&self.config, self.chooser.http(), &credentials).await?;
+            let card = probe::read_card(&self.config, &self.chooser.http, &credentials).await?;
             let interface = self.chooser.choose(&card).await?;
             Ok(KnownCard { card: Arc::new(card), interface })
         };

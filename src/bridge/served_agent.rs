@@ -7,8 +7,8 @@ use tokio_util::task::TaskTracker;
 use crate::action::actions::CallShutdown;
 use crate::agent::Agent;
 use crate::bus::agent_protocol::AgentProtocol;
-use crate::bus::control::Control;
 use crate::bus::publication::Publication;
+use crate::bus::stoppable_task::StoppableTask;
 
 /// How long interrupted calls may take to cancel their tasks and to reply.
 const LAST_REPLIES_TIMEOUT: Duration = Duration::from_secs(4);
@@ -17,7 +17,7 @@ const LAST_REPLIES_TIMEOUT: Duration = Duration::from_secs(4);
 pub(super) struct ServedAgent {
     pub(super) agent: Agent,
     pub(super) publication: Publication,
-    pub(super) control: Control,
+    pub(super) control: StoppableTask,
     pub(super) agent_protocol: Option<AgentProtocol>,
     pub(super) calls: TaskTracker,
     pub(super) stop: CallShutdown,

@@ -193,7 +193,7 @@ impl Registrar {
         let max_payload = self.context.client.max_payload();
         let prompt = EndpointInfo {
             name: "prompt".to_owned(),
-            subject: self.prompts.protocol_subjects.prompt(),
+            subject: self.prompts.protocol_subjects.subject("prompt"),
             metadata: BTreeMap::from([
                 ("max_payload".to_owned(), format_size(max_payload)),
                 ("attachments_ok".to_owned(), "true".to_owned()),
@@ -206,7 +206,7 @@ impl Registrar {
                 .await?;
         let status = EndpointInfo {
             name: "status".to_owned(),
-            subject: self.prompts.protocol_subjects.status(),
+            subject: self.prompts.protocol_subjects.subject("status"),
             metadata: BTreeMap::new(),
         };
         // The handler needs the id of the service, so this endpoint is published after the start.
@@ -255,7 +255,7 @@ impl Registrar {
     async fn publish_heartbeat(&self, instance_id: &str) {
         let PromptEndpoint { protocol_subjects: subjects, dispatcher, client, .. } = &*self.prompts;
         let heartbeat = heartbeat(subjects, instance_id);
-        publish_if_connected(client, &dispatcher.agent().name, subjects.heartbeat(), heartbeat).await;
+        publish_if_connected(client, &dispatcher.agent().name, subjects.subject("hb"), heartbeat).await;
     }
 }
 

@@ -129,38 +129,30 @@ pub(crate) struct LogsReply {
     pub more: bool,
 }
 
-/// Answers the control requests of one agent until it is stopped.
-#[derive(Debug)]
-pub(crate) struct Control(StoppableTask);
+/// Subscribes to the control requests of an agent. Cancel-safe: dropping the future or the subscriber leaves nothing
+/// behind.
+pub(crate) async fn subscribe(
+    agent: &Agent,
+    context: &ServiceContext,
+    subjects: &Subjects,
+) -> Result<Subscriber, ServiceError> {
+    let subject = subjects.control(&Token::new(&agent.name), "*");
+    let subscriber = context.client.subscribe(subject.clone()).await;
+    subscriber.map_err(|source| ServiceError::Subscribe { subject, source })
+}
 
-impl Control {
-    /// Subscribes to the requests. Cancel-safe: dropping the future or the subscriber leaves nothing behind.
-    pub(crate) async fn subscribe(
-        agent: &Agent,
-        context: &ServiceContext,
-        subjects: &Subjects,
-    ) -> Result<Subscriber, ServiceError> {
-        let subject = subjects.control(&Token::new(&agent.name), "*");
-        let subscriber = context.client.subscribe(subject.clone()).await;
-        subscriber.map_err(|source| ServiceError::Subscribe { subject, source })
-    }
-
-    pub(crate) fn start(
-        requests: Subscriber,
-        agent: Agent,
-        instance: String,
-        context: &ServiceContext,
-        tasks: &BackgroundTasks,
-    ) -> Self {
-        Self(StoppableTask::spawn(tasks, "control", |stop| {
-            let controller = Controller { agent, instance, context: context.clone(), stop };
-            Arc::new(controller).run(requests, tasks.clone())
-        }))
-    }
-
-    pub(crate) async fn stop(&self) {
-        self.0.stop().await;
-    }
+/// Answers the control requests of one agent until the task is stopped.
+pub(crate) fn start(
+    requests: Subscriber,
+    agent: Agent,
+    instance: String,
+    context: &ServiceContext,
+    tasks: &BackgroundTasks,
+) -> StoppableTask {
+    StoppableTask::spawn(tasks, "control", |stop| {
+        let controller = Controller { agent, instance, context: context.clone(), stop };
+        Arc::new(controller).run(requests, tasks.clone())
+    })
 }
 
 struct Controller {

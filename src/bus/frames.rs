@@ -44,16 +44,10 @@ pub(crate) struct FrameWriter {
     selection: FrameSelection,
     /// With [`FrameSelection::Text`]: the answer artifacts of which the caller has received a part.
     started_artifacts: HashSet<Option<String>>,
-    /// `None` unless the caller wants the task cancelled on disconnect.
-    probe: Option<Probe>,
+    cancel_on_disconnect: bool,
+    /// Where the server answers if no one is subscribed to the caller's inbox.
+    probe: Option<(Subject, Subscriber)>,
     coalescer: Coalescer,
-}
-
-/// Detects that no one is subscribed to the caller's inbox.
-#[derive(Debug)]
-enum Probe {
-    Wanted,
-    Subscribed { inbox: Subject, answers: Subscriber },
 }
 
 #[derive(Serialize)]
@@ -82,7 +76,8 @@ impl FrameWriter {
             sequence: 0,
             selection,
             started_artifacts: HashSet::new(),
-            probe: cancel_on_disconnect.then_some(Probe::Wanted),
+            cancel_on_disconnect,
+            probe: None,
             coalescer: Coalescer::default(),
         }
     }
@@ -111,10 +106,7 @@ impl FrameWriter {
     }
 
     async fn send_unnumbered(&mut self, headers: Option<HeaderMap>, body: Bytes) {
-        let reply = match &self.probe {
-            Some(Probe::Subscribed { inbox, .. }) => Some(inbox.clone()),
-            _ => None,
-        };
+        let reply = self.probe.as_ref().map(|(inbox, _)| inbox.clone());
         self.inbox.send(headers, reply, body).await;
     }
 
@@ -193,11 +185,6 @@ impl FrameWriter {
     }
 }
 
-/// The first frame, and the keep-alive.
-fn acknowledgement() -> Bytes {
-    typed_body("status", "ack")
-}
-
 /// Removes the text parts, and moves the extras of the other parts to their new indices.
 fn remove_text(artifact: &mut Artifact) {
     if let Some(extras) = &mut artifact.extras {
@@ -221,7 +208,7 @@ fn remove_text(artifact: &mut Artifact) {
 
 impl Progress for FrameWriter {
     async fn started(&mut self) {
-        self.send(acknowledgement()).await;
+        self.send(typed_body("status", "ack")).await;
     }
 
     async fn frame(&mut self, frame: Frame) {
@@ -250,15 +237,14 @@ impl Progress for FrameWriter {
 
     /// Sends a keep-alive, and asks the server whether anyone is subscribed to the caller's inbox.
     async fn keep_alive(&mut self) -> Listener {
-        if let Some(Probe::Wanted) = self.probe {
+        if self.cancel_on_disconnect && self.probe.is_none() {
             let inbox = Subject::from(self.inbox.client.new_inbox());
-            if let Ok(answers) = self.inbox.client.subscribe(inbox.clone()).await {
-                self.probe = Some(Probe::Subscribed { inbox, answers });
-            }
+            let answers = self.inbox.client.subscribe(inbox.clone()).await;
+            self.probe = answers.ok().map(|answers| (inbox, answers));
         }
         // Keep-alives have no number: the sequence covers only what the agent reports.
-        self.send_unnumbered(None, acknowledgement()).await;
-        if let Some(Probe::Subscribed { answers, .. }) = &mut self.probe
+        self.send_unnumbered(None, typed_body("status", "ack")).await;
+        if let Some((_, answers)) = &mut self.probe
             && let Ok(Some(answer)) = tokio::time::timeout(PROBE_TIMEOUT, answers.next()).await
             && answer.status == Some(StatusCode::NO_RESPONDERS)
         {

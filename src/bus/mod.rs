@@ -14,5 +14,5 @@ pub(crate) mod headers;
 mod inbox;
 pub(crate) mod publication;
 pub mod service;
-mod stoppable_task;
+pub(crate) mod stoppable_task;
 pub(crate) mod subject;

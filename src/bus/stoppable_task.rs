@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 use crate::background::{BackgroundTasks, OnPanic};
 
 #[derive(Debug)]
-pub(super) struct StoppableTask {
+pub(crate) struct StoppableTask {
     stop: CancellationToken,
     stopped: CancellationToken,
 }
@@ -30,7 +30,7 @@ impl StoppableTask {
         Self { stop, stopped }
     }
 
-    pub(super) async fn stop(&self) {
+    pub(crate) async fn stop(&self) {
         self.stop.cancel();
         self.stopped.cancelled().await;
     }

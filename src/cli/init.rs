@@ -101,7 +101,7 @@ async fn fetch_card(url: &Url) -> CliResult<Card> {
     let http = a2a::http_client().map_err(CliError::internal)?;
     let chooser = a2a::chooser(agent, &http, &agent.secrets()).map_err(|error| no_agent(&error))?;
     let card =
-        card::fetch(chooser.http(), &agent.url, None, &chooser.card_credentials()).await.map_err(no_card)?;
+        card::fetch(&chooser.http, &agent.url, None, &chooser.card_credentials()).await.map_err(no_card)?;
     chooser.choose(&card).await.map_err(|error| no_agent(&error))?;
     Ok(card)
 }

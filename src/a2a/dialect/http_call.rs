@@ -12,7 +12,7 @@ use crate::json;
 pub(super) const JSON: &str = "application/json";
 
 #[derive(Debug, Clone)]
-pub struct HttpCall {
+pub(crate) struct HttpCall {
     pub method: Method,
     /// Path segments below the URL of the interface.
     pub path: Vec<String>,
@@ -45,7 +45,7 @@ impl HttpCall {
 
     /// The same call for one tenant: v1.0 has it in the parameters of JSON-RPC, and as the first segment of a
     /// REST path.
-    pub fn for_tenant(mut self, tenant: &str) -> Self {
+    pub(crate) fn for_tenant(mut self, tenant: &str) -> Self {
         if self.rpc_method.is_none() {
             self.path.insert(0, tenant.to_owned());
         } else if let Some(params) = &self.params {
@@ -60,12 +60,12 @@ impl HttpCall {
     }
 
     /// Changes the media type to `application/json`; false if it is that already.
-    pub fn use_plain_json(&mut self) -> bool {
+    pub(crate) fn use_plain_json(&mut self) -> bool {
         std::mem::replace(&mut self.content_type, JSON) != JSON
     }
 
     /// Changes GET to POST for a subscription, which some agents require; false if this is any other call.
-    pub fn subscribe_with_post(&mut self) -> bool {
+    pub(crate) fn subscribe_with_post(&mut self) -> bool {
         let is_subscribe = self.path.last().is_some_and(|last| last.ends_with(":subscribe"));
         let was_get = is_subscribe && self.method == Method::GET;
         if was_get {
@@ -74,7 +74,7 @@ impl HttpCall {
         was_get
     }
 
-    pub fn body(&self) -> Option<Bytes> {
+    pub(crate) fn body(&self) -> Option<Bytes> {
         #[derive(Serialize)]
         struct RpcRequest<'a> {
             jsonrpc: &'static str,

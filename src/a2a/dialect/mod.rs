@@ -43,10 +43,13 @@ pub enum Dialect {
     V1Rest,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Operation {
+/// A method of A2A, whatever the dialect calls it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum A2aMethod {
     Send,
+    /// A send whose response is a stream of events.
     Stream,
+    /// Requests the further events of a task.
     Subscribe,
     Get,
     Cancel,
@@ -102,41 +105,20 @@ impl Dialect {
         matches!(self, Self::V1 | Self::V1Rest).then_some("1.0")
     }
 
-    pub fn send(self, message: &OutgoingMessage<'_>) -> HttpCall {
-        self.message_call(Operation::Send, message)
-    }
-
-    /// A send whose response is a stream of events.
-    pub fn stream(self, message: &OutgoingMessage<'_>) -> HttpCall {
-        self.message_call(Operation::Stream, message)
-    }
-
-    /// Requests the further events of a task.
-    pub fn subscribe(self, task_id: &str) -> HttpCall {
-        self.task_call(Operation::Subscribe, task_id)
-    }
-
-    pub fn get(self, task_id: &str) -> HttpCall {
-        self.task_call(Operation::Get, task_id)
-    }
-
-    pub fn cancel(self, task_id: &str) -> HttpCall {
-        self.task_call(Operation::Cancel, task_id)
-    }
-
     /// A send without a message, which no agent runs. It distinguishes v0.1 from v0.2.
     pub(super) fn empty_send() -> HttpCall {
         HttpCall::rpc("message/send", &serde_json::Map::new())
     }
 
-    fn message_call(self, operation: Operation, message: &OutgoingMessage<'_>) -> HttpCall {
+    /// A request to send a message, with or without a stream.
+    pub(crate) fn message_call(self, method: A2aMethod, message: &OutgoingMessage<'_>) -> HttpCall {
         match self {
-            Self::V01 | Self::V01Paths => self.rpc_call(operation, &send::v01(message)),
-            Self::V02 | Self::V03 => self.rpc_call(operation, &send::v03(message)),
-            Self::V03Ids => self.rpc_call(operation, &send::v03_ids(message)),
-            Self::V1 => self.rpc_call(operation, &send::v1(message)),
+            Self::V01 | Self::V01Paths => self.rpc_call(method, &send::v01(message)),
+            Self::V02 | Self::V03 => self.rpc_call(method, &send::v03(message)),
+            Self::V03Ids => self.rpc_call(method, &send::v03_ids(message)),
+            Self::V1 => self.rpc_call(method, &send::v1(message)),
             Self::V03Rest | Self::V1Rest => {
-                let path = self.rest_path([format!("message:{}", operation.rest_verb())]);
+                let path = self.rest_path([format!("message:{}", method.rest_verb())]);
                 match self {
                     Self::V03Rest => HttpCall::post(path, self.media_type(), &send::v03_rest(message)),
                     _ => HttpCall::post(path, self.media_type(), &send::v1(message)),
@@ -145,27 +127,28 @@ impl Dialect {
         }
     }
 
-    fn task_call(self, operation: Operation, task_id: &str) -> HttpCall {
+    /// A request about one task: subscribe, get or cancel.
+    pub(crate) fn task_call(self, method: A2aMethod, task_id: &str) -> HttpCall {
         if !self.is_rest() {
             let key = if self == Self::V03Ids { "taskId" } else { "id" };
-            return self.rpc_call(operation, &BTreeMap::from([(key, task_id)]));
+            return self.rpc_call(method, &BTreeMap::from([(key, task_id)]));
         }
-        let task = match operation {
-            Operation::Get => task_id.to_owned(),
-            _ => format!("{task_id}:{}", operation.rest_verb()),
+        let task = match method {
+            A2aMethod::Get => task_id.to_owned(),
+            _ => format!("{task_id}:{}", method.rest_verb()),
         };
         let path = self.rest_path(["tasks".to_owned(), task]);
-        match operation {
-            Operation::Cancel => HttpCall::post(path, self.media_type(), &serde_json::Map::new()),
+        match method {
+            A2aMethod::Cancel => HttpCall::post(path, self.media_type(), &serde_json::Map::new()),
             // The specification has GET in one place and POST in another for `:subscribe`; agents accept GET.
             _ => HttpCall::get(path, self.media_type()),
         }
     }
 
-    fn rpc_call(self, operation: Operation, params: &impl Serialize) -> HttpCall {
-        let mut call = HttpCall::rpc(operation.rpc_method(self), params);
+    fn rpc_call(self, method: A2aMethod, params: &impl Serialize) -> HttpCall {
+        let mut call = HttpCall::rpc(method.rpc_method(self), params);
         if self == Self::V01Paths {
-            let last = if operation == Operation::Subscribe { "stream" } else { operation.rest_verb() };
+            let last = if method == A2aMethod::Subscribe { "stream" } else { method.rest_verb() };
             call.path = vec!["tasks".to_owned(), last.to_owned()];
         }
         call
@@ -180,17 +163,17 @@ impl Dialect {
         if self == Self::V1Rest { "application/a2a+json" } else { http_call::JSON }
     }
 
-    /// Reads the response to [`Dialect::send`].
+    /// Reads the response to a send.
     pub fn read_answer(self, body: &[u8]) -> Result<Answer, ReadError> {
         self.read(body, Answer::try_from)
     }
 
-    /// Reads the data of one SSE event in the response to [`Dialect::stream`] or [`Dialect::subscribe`].
+    /// Reads the data of one SSE event in the response to a stream or a subscription.
     pub fn read_event(self, data: &[u8]) -> Result<Event, ReadError> {
         self.read(data, Ok)
     }
 
-    /// Reads the response to [`Dialect::get`] or [`Dialect::cancel`].
+    /// Reads the response to a get or a cancel.
     pub fn read_task(self, body: &[u8]) -> Result<Task, ReadError> {
         self.read(body, Task::try_from)
     }
@@ -220,7 +203,7 @@ impl Dialect {
     }
 }
 
-impl Operation {
+impl A2aMethod {
     fn rpc_method(self, dialect: Dialect) -> &'static str {
         use Dialect::{V01, V1, V01Paths};
         match (self, dialect) {
@@ -301,7 +284,9 @@ mod tests {
         for dialect in
             [Dialect::V02, Dialect::V03, Dialect::V03Ids, Dialect::V03Rest, Dialect::V1, Dialect::V1Rest]
         {
-            for call in [dialect.send(&message), dialect.stream(&message)] {
+            for call in
+                [A2aMethod::Send, A2aMethod::Stream].map(|method| dialect.message_call(method, &message))
+            {
                 let body: Value = serde_json::from_slice(&call.body().unwrap()).unwrap();
                 let params = body.get("params").unwrap_or(&body);
                 assert_eq!(params["message"]["messageId"], message.message_id.to_string(), "{dialect:?}");

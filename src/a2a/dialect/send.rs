@@ -314,7 +314,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::a2a::dialect::Dialect;
+    use crate::a2a::dialect::{A2aMethod, Dialect};
     use crate::a2a::model::{File, FileContent};
     use crate::a2a::retry::Retries;
 
@@ -341,7 +341,7 @@ mod tests {
         let body = |call: crate::a2a::dialect::HttpCall| -> Value {
             serde_json::from_slice(&call.body().unwrap()).unwrap()
         };
-        let sent = body(Dialect::V03Ids.send(&message));
+        let sent = body(Dialect::V03Ids.message_call(A2aMethod::Send, &message));
         assert!(Uuid::try_parse(sent["id"].as_str().unwrap()).is_ok());
         let params = &sent["params"];
         assert_eq!(params["message"]["taskId"], "40cf7ab0-0a57-40fe-9b84-83973c0b87da");
@@ -354,7 +354,7 @@ mod tests {
         );
         let uri = json!({"kind": "file", "text": "", "file": {"bytes": "", "uri": "https://example.org/a"}});
         assert_eq!(params["message"]["parts"][2], uri);
-        assert_eq!(body(Dialect::V03Ids.cancel("t"))["params"], json!({"taskId": "t"}));
+        assert_eq!(body(Dialect::V03Ids.task_call(A2aMethod::Cancel, "t"))["params"], json!({"taskId": "t"}));
         // The agent repeats such parts in its answer.
         let read = Dialect::V03Ids.read_answer(
             br#"{"result": {"role": "agent", "parts": [{"kind": "file", "text": "", "file": {"bytes": "aGk="}}]}}"#,

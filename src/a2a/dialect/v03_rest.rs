@@ -41,10 +41,8 @@ fn unwrap_part(part: &mut Part) {
 /// The inner value of `{"data": …}` if that is the only key.
 fn inner_data(data: &RawValue) -> Option<Box<RawValue>> {
     let fields: std::collections::BTreeMap<String, &RawValue> = serde_json::from_str(data.get()).ok()?;
-    match fields.len() {
-        1 => fields.get("data").map(|inner| (*inner).to_owned()),
-        _ => None,
-    }
+    let inner = fields.get("data").filter(|_| fields.len() == 1)?;
+    Some((*inner).to_owned())
 }
 
 /// The inner base64 of a file whose bytes the Python SDK has encoded twice. Only where that is certain: a file of a

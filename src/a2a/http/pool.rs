@@ -75,6 +75,7 @@ pub(super) struct ConnectionPool {
 #[derive(Debug, Default)]
 struct IdleConnections {
     /// The oldest first.
+    #[expect(clippy::vec_box, reason = "a request takes the box out and puts it back")]
     list: Vec<Box<Connection>>,
     /// Whether a task runs that closes expired connections.
     is_swept: bool,

@@ -106,7 +106,7 @@ async fn the_card_can_have_its_own_credentials() {
         ("bearer_token: tasks\ncard_auth: { bearer: card }", "Bearer card"),
     ] {
         let (config, chooser) = (fake.config(lines), fake.chooser(lines));
-        card::fetch(chooser.http(), &config.url, None, &chooser.card_credentials()).await.unwrap();
+        card::fetch(&chooser.http, &config.url, None, &chooser.card_credentials()).await.unwrap();
         assert_eq!(fake.received().pop().unwrap().header("authorization"), Some(expected));
     }
 }

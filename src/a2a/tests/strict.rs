@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use url::Url;
 
 use crate::a2a::card::{Card, Interface};
-use crate::a2a::dialect::{Dialect, HttpCall, OutgoingMessage};
+use crate::a2a::dialect::{A2aMethod, Dialect, HttpCall, OutgoingMessage};
 use crate::a2a::model::{File, FileContent, Part};
 use crate::a2a::retry::Retries;
 
@@ -90,13 +90,27 @@ fn requests_are_exactly_v1() {
                 Some(tenant) => call.for_tenant(tenant),
                 None => call,
             };
-            params::<a2a::SendMessageRequest>(&of(Dialect::V1.send(message)), "SendMessage");
-            params::<a2a::SendMessageRequest>(&of(Dialect::V1.stream(message)), "SendStreamingMessage");
-            params::<a2a::GetTaskRequest>(&of(Dialect::V1.get("t-1")), "GetTask");
-            params::<a2a::CancelTaskRequest>(&of(Dialect::V1.cancel("t-1")), "CancelTask");
-            params::<a2a::SubscribeToTaskRequest>(&of(Dialect::V1.subscribe("t-1")), "SubscribeToTask");
+            params::<a2a::SendMessageRequest>(
+                &of(Dialect::V1.message_call(A2aMethod::Send, message)),
+                "SendMessage",
+            );
+            params::<a2a::SendMessageRequest>(
+                &of(Dialect::V1.message_call(A2aMethod::Stream, message)),
+                "SendStreamingMessage",
+            );
+            params::<a2a::GetTaskRequest>(&of(Dialect::V1.task_call(A2aMethod::Get, "t-1")), "GetTask");
+            params::<a2a::CancelTaskRequest>(
+                &of(Dialect::V1.task_call(A2aMethod::Cancel, "t-1")),
+                "CancelTask",
+            );
+            params::<a2a::SubscribeToTaskRequest>(
+                &of(Dialect::V1.task_call(A2aMethod::Subscribe, "t-1")),
+                "SubscribeToTask",
+            );
         }
-        let rest: Value = serde_json::from_slice(&Dialect::V1Rest.send(message).body().unwrap()).unwrap();
+        let rest: Value =
+            serde_json::from_slice(&Dialect::V1Rest.message_call(A2aMethod::Send, message).body().unwrap())
+                .unwrap();
         assert_strict::<a2a::SendMessageRequest>(&rest);
     }
 }

@@ -203,7 +203,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         if streams {
             match Box::pin(self.stream(message)).await {
                 Err(DeliveryError::Client(error)) => {
-                    match Retry::without_streaming(&error, self.agent.instance.client.dialect()) {
+                    match Retry::without_streaming(&error, self.agent.instance.client.dialect) {
                         // The agent does not stream in spite of its card, and did not take the message.
                         Some(reason) => message.retries.record(reason),
                         None => return Err(DeliveryError::Client(error)),
@@ -276,7 +276,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// The task of a message, if its id does not depend on the agent's answer.
     fn task_with_known_id(&self, message: &OutgoingMessage<'_>) -> Option<TaskRef> {
-        let has_client_ids = self.agent.instance.client.dialect().client_assigns_task_ids();
+        let has_client_ids = self.agent.instance.client.dialect.client_assigns_task_ids();
         let id = message.task_id.or(message.new_task_id.filter(|_| has_client_ids))?;
         Some(self.recorder.task_ref(Some(id.to_owned()), message.context_id.map(str::to_owned)))
     }

@@ -158,7 +158,7 @@ impl PromptEndpoint {
     /// agents accept no other context id.
     fn session_id(&self, selected: Option<&str>) -> String {
         let hash = Sha256::new()
-            .chain_update(self.protocol_subjects.prompt())
+            .chain_update(self.protocol_subjects.subject("prompt"))
             .chain_update([0])
             .chain_update(selected.unwrap_or_default())
             .finalize();

@@ -98,14 +98,14 @@ pub(super) fn response(verb: DiscoveryVerb, service: &Service, max_payload: usiz
 
 impl DiscoveryResponse<'_> {
     /// Writes the response in at most `limit` bytes. If it is too long, the longest texts are cut, all to the
-    /// same length. If even empty texts are not enough, the endpoints lose their texts altogether, and then
-    /// those with the fewest requests are left out.
+    /// same length. If even empty texts are not enough, the endpoints lose their texts altogether. If that is not
+    /// enough either, STATS leaves out the endpoints with the fewest requests, and INFO the last ones.
     fn encode(mut self, limit: usize) -> Bytes {
         let bytes = to_bytes(&self);
         if bytes.len() <= limit {
             return bytes;
         }
-        let lengths: Vec<usize> = self.texts().map(|text| written_len(text)).collect();
+        let lengths: Vec<usize> = self.texts().map(|text| to_bytes(text).len() - "\"\"".len()).collect();
         let fixed = bytes.len().saturating_sub(lengths.iter().sum());
         if let Some(budget) = limit.checked_sub(fixed) {
             let length = common_length(lengths, budget);
@@ -159,11 +159,6 @@ fn shorten(text: &mut String, length: usize) {
         let can_be_cut = !text.starts_with(['{', '[']) && length >= '…'.len_utf8();
         *text = if can_be_cut { short } else { String::new() };
     }
-}
-
-/// The length of a text in JSON, without quotes.
-fn written_len(text: &str) -> usize {
-    to_bytes(&text).len() - 2
 }
 
 /// The version if it is a semantic version, as the service protocol requires, else `0.0.0`.

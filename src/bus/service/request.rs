@@ -47,12 +47,9 @@ impl Accounting {
     }
 
     /// The request has its reply, `error` if that was one. Also ends the request's span.
-    pub(crate) fn end(self, error: Option<(u16, &'static str)>) {
+    pub(crate) fn end(mut self, error: Option<(u16, &'static str)>) {
         spans::end(error.map(|(_, code)| code));
-        match error {
-            None => self.succeed(),
-            Some((number, code)) => self.fail(number, code),
-        }
+        self.count(error);
     }
 
     fn count(&mut self, error: Option<(u16, &str)>) {

@@ -28,19 +28,8 @@ impl AgentProtocolSubjects {
         Self { owner: owner.to_owned(), session: lower_case(agent.as_str()) }
     }
 
-    pub(crate) fn prompt(&self) -> String {
-        self.subject("prompt")
-    }
-
-    pub(crate) fn status(&self) -> String {
-        self.subject("status")
-    }
-
-    pub(crate) fn heartbeat(&self) -> String {
-        self.subject("hb")
-    }
-
-    fn subject(&self, verb: &str) -> String {
+    /// The subject for `prompt`, `status` or `hb` (heartbeats).
+    pub(crate) fn subject(&self, verb: &str) -> String {
         format!("{ROOT}.{verb}.{KIND}.{}.{}", self.owner, self.session)
     }
 }
@@ -70,9 +59,9 @@ mod tests {
     #[test]
     fn subjects_are_those_of_the_protocol() {
         let subjects = AgentProtocolSubjects::new("acme", &Token::new("weather"));
-        assert_eq!(subjects.prompt(), "agents.prompt.a2a.acme.weather");
-        assert_eq!(subjects.status(), "agents.status.a2a.acme.weather");
-        assert_eq!(subjects.heartbeat(), "agents.hb.a2a.acme.weather");
+        assert_eq!(subjects.subject("prompt"), "agents.prompt.a2a.acme.weather");
+        assert_eq!(subjects.subject("status"), "agents.status.a2a.acme.weather");
+        assert_eq!(subjects.subject("hb"), "agents.hb.a2a.acme.weather");
     }
 
     #[rstest]
