@@ -32,8 +32,8 @@ use crate::process::output::Output;
 use crate::secrets::Secrets;
 
 use call_stats::{CallStats, InFlightCall};
-use lifecycle::{DesiredState, Lifecycle};
-use supervisor::{Commands, Supervisor};
+use lifecycle::{AgentEvent, DesiredState, Lifecycle};
+use supervisor::Supervisor;
 
 pub(crate) use status::{AgentState, AgentStatus};
 
@@ -71,32 +71,25 @@ impl Agent {
         let lifecycle = Lifecycle::new(Arc::clone(&name), Arc::clone(&config));
         let (status_sender, status) = channel::channel(lifecycle.status());
         let (live_sender, live) = channel::channel(None);
-        let (desired, commands) = channel::channel(DesiredState { running: true, generation: 0 });
         let agent = Self {
-            config: Arc::clone(&config),
-            name: Arc::clone(&name),
+            config,
+            output: Output::new(Arc::clone(&name), secrets.clone()),
+            name,
             status,
             live,
-            output: Output::new(Arc::clone(&name), secrets.clone()),
             secrets,
             calls: predecessors.calls,
-            desired,
+            desired: channel::Sender::new(DesiredState { running: true, generation: 0 }),
             recheck: Arc::default(),
             stop: CancellationToken::new(),
             ended: CancellationToken::new(),
         };
         let supervisor = Supervisor {
-            config,
-            name,
+            agent: agent.clone(),
             http: http.clone(),
             host: host.clone(),
-            output: agent.output.clone(),
-            secrets: agent.secrets.clone(),
-            calls: Arc::clone(&agent.calls),
             status: status_sender,
             live: live_sender,
-            commands: Commands { desired: commands, stop: agent.stop.clone() },
-            recheck: Arc::clone(&agent.recheck),
             skip_grace,
             predecessors: predecessors.ended,
             lifecycle,
@@ -140,6 +133,18 @@ impl Agent {
             generation = desired.generation;
         });
         generation
+    }
+
+    /// Resolves on shutdown, or when the generation differs from this one. Cancel-safe.
+    async fn commanded(&self, generation: u64) -> AgentEvent {
+        let mut desired = self.desired.subscribe();
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => AgentEvent::Shutdown,
+            Ok(desired) = desired.wait_for(|desired| desired.generation != generation) => {
+                AgentEvent::Commanded(*desired)
+            }
+        }
     }
 
     /// Stops supervising the agent; a launched process exits first.

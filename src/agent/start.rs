@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Agent;
 use super::diagnosis::{Diagnosis, ProbeError};
 use super::lifecycle::AgentEvent;
 use super::probe;
@@ -34,22 +35,18 @@ pub(super) struct Start {
 }
 
 impl Start {
-    pub(super) fn attached(
-        config: &Arc<config::AgentConfig>,
-        http: &HttpClient,
-        secrets: &Secrets,
-    ) -> Result<Self, Diagnosis> {
-        Self::new(Arc::clone(config), http, secrets, None)
+    pub(super) fn attached(agent: &Agent, http: &HttpClient) -> Result<Self, Diagnosis> {
+        Self::new(Arc::clone(&agent.config), http, &agent.secrets, None)
     }
 
     /// Chooses a port for `port: auto`, preferably `last_port`, and checks that no other process uses it.
     /// Cancel-safe.
     pub(super) async fn launched(
-        config: &Arc<config::AgentConfig>,
+        agent: &Agent,
         http: &HttpClient,
-        secrets: &Secrets,
         last_port: Option<u16>,
     ) -> Result<Self, Diagnosis> {
+        let config = &agent.config;
         let config = match config.port {
             None => Arc::clone(config),
             Some(Port::Fixed(port)) => Arc::new(config.at_port(port)),
@@ -72,7 +69,7 @@ impl Start {
         {
             return Err(Diagnosis::port_taken(local.number, process.as_ref(), &config));
         }
-        Self::new(config, http, secrets, port)
+        Self::new(config, http, &agent.secrets, port)
     }
 
     fn new(
@@ -81,8 +78,11 @@ impl Start {
         secrets: &Secrets,
         port: Option<LocalPort>,
     ) -> Result<Self, Diagnosis> {
-        let chooser = chooser(&config, http, secrets)?;
-        Ok(Self { config, chooser, secrets: secrets.clone(), port, tree: None })
+        let chooser = a2a::chooser(&config, http, secrets).map_err(|error| Diagnosis {
+            text: error_chain(&error),
+            advice: "check the credentials and `tls` in the agent's configuration".into(),
+        })?;
+        Ok(Self { config, chooser: Arc::new(chooser), secrets: secrets.clone(), port, tree: None })
     }
 
     /// Reads the agent's card once. Sends nothing if another process owns the port.
@@ -115,18 +115,6 @@ impl Start {
 async fn is_free(config: &config::AgentConfig, port: u16) -> bool {
     let local = LocalPort::of(&config.at_port(port).url).await;
     local.is_none_or(|local| matches!(local.owner(None), PortOwner::Free))
-}
-
-fn chooser(
-    config: &config::AgentConfig,
-    http: &HttpClient,
-    secrets: &Secrets,
-) -> Result<Arc<Chooser>, Diagnosis> {
-    let chooser = a2a::chooser(config, http, secrets).map_err(|error| Diagnosis {
-        text: error_chain(&error),
-        advice: "check the credentials and `tls` in the agent's configuration".into(),
-    });
-    chooser.map(Arc::new)
 }
 
 /// Probes a launched agent until it serves a usable card or `startup_timeout` expires.

@@ -3,40 +3,30 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use tokio::sync::{Notify, watch as channel};
+use tokio::sync::watch as channel;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::call_stats::CallStats;
+use super::Agent;
 use super::diagnosis::{Diagnosis, ProbeError};
 use super::health_check::HealthCheck;
-use super::lifecycle::{AgentEvent, DesiredState, LaunchedProcess, Lifecycle, Step};
+use super::lifecycle::{AgentEvent, LaunchedProcess, Lifecycle, Step};
 use super::start::{Start, StartupProbe};
 use super::status::{AgentState, AgentStatus, KnownCard};
-use crate::a2a::card::Card;
 use crate::a2a::choose::DialectFallback;
 use crate::a2a::{HttpClient, Instance};
-use crate::config;
 use crate::process::child::{Child, Exit, Host, Spec};
-use crate::process::output::Output;
-use crate::secrets::Secrets;
 
 /// Output lines that the log repeats when an agent exits.
 const LAST_LINES: usize = 3;
 const STARTED: &str = "the lifecycle asks for this step only after a start";
 
 pub(super) struct Supervisor {
-    pub(super) config: Arc<config::AgentConfig>,
-    pub(super) name: Arc<str>,
+    pub(super) agent: Agent,
     pub(super) http: HttpClient,
     pub(super) host: Host,
-    pub(super) output: Output,
-    pub(super) secrets: Secrets,
-    pub(super) calls: Arc<CallStats>,
     pub(super) status: channel::Sender<AgentStatus>,
     pub(super) live: channel::Sender<Option<Arc<Instance>>>,
-    pub(super) commands: Commands,
-    pub(super) recheck: Arc<Notify>,
     pub(super) skip_grace: CancellationToken,
     /// The agent starts after all of these are cancelled.
     pub(super) predecessors: Vec<CancellationToken>,
@@ -44,32 +34,6 @@ pub(super) struct Supervisor {
     pub(super) started: Option<StartedAgent>,
     /// The port that `port: auto` chose last.
     pub(super) last_port: Option<u16>,
-}
-
-pub(super) struct Commands {
-    pub(super) desired: channel::Receiver<DesiredState>,
-    pub(super) stop: CancellationToken,
-}
-
-impl Commands {
-    /// Resolves on shutdown, or when the generation differs from this one. Cancel-safe.
-    async fn changed(&self, generation: u64) -> AgentEvent {
-        let mut desired = self.desired.clone();
-        let commanded = async {
-            let desired =
-                desired.wait_for(|desired| desired.generation != generation).await.map(|desired| *desired);
-            match desired {
-                Ok(desired) => desired,
-                // No handle is left to send a command.
-                Err(_) => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = self.stop.cancelled() => AgentEvent::Shutdown,
-            desired = commanded => AgentEvent::Commanded(desired),
-        }
-    }
 }
 
 /// The agent between a start and the exit of its process.
@@ -152,14 +116,16 @@ impl Supervisor {
             return (AgentEvent::Found(known), None);
         }
         if seen.is_none_or(|seen| seen.card.hash != known.card.hash) {
-            self.log_warnings(&known.card);
+            for warning in &known.card.warnings {
+                tracing::warn!(agent = %self.agent.name, "{warning}");
+            }
         }
         let started = self.started.as_ref().expect(STARTED);
         let client = match started.start.chooser.client(&known.card, &known.interface) {
             Ok(client) => client.with_fallback(DialectFallback {
                 chooser: Arc::clone(&started.start.chooser),
                 card: Arc::clone(&known.card),
-                changed: Arc::clone(&self.recheck),
+                changed: Arc::clone(&self.agent.recheck),
             }),
             Err(error) => {
                 let problem = Diagnosis::probe(&ProbeError::Card(error), &started.start.config);
@@ -167,7 +133,7 @@ impl Supervisor {
             }
         };
         tracing::info!(
-            agent = %self.name,
+            agent = %self.agent.name,
             skills = known.card.skills.len(),
             protocol = known.interface.dialect.protocol_version(),
             binding = known.interface.dialect.binding(),
@@ -184,12 +150,6 @@ impl Supervisor {
         (AgentEvent::Found(known), Some(Arc::new(instance)))
     }
 
-    fn log_warnings(&self, card: &Card) {
-        for warning in &card.warnings {
-            tracing::warn!(agent = %self.name, "{warning}");
-        }
-    }
-
     async fn start(&mut self) -> AgentEvent {
         let generation = self.lifecycle.generation();
         if self.predecessors.iter().any(|ended| !ended.is_cancelled()) && !self.lifecycle.is_delayed() {
@@ -202,27 +162,27 @@ impl Supervisor {
         };
         tokio::select! {
             biased;
-            event = self.commands.changed(generation) => return event,
+            event = self.agent.commanded(generation) => return event,
             () = predecessors => {}
         }
         self.predecessors.clear();
         if self.lifecycle.is_delayed() {
             return AgentEvent::Delayed(None);
         }
-        match self.config.command {
+        match self.agent.config.command {
             Some(_) => self.launch(generation).await,
             None => self.attach(generation).await,
         }
     }
 
     async fn attach(&mut self, generation: u64) -> AgentEvent {
-        let start = match Start::attached(&self.config, &self.http, &self.secrets) {
+        let start = match Start::attached(&self.agent, &self.http) {
             Ok(start) => start,
             Err(problem) => return AgentEvent::NotStarted(problem),
         };
         let probed = tokio::select! {
             biased;
-            event = self.commands.changed(generation) => return event,
+            event = self.agent.commanded(generation) => return event,
             probed = start.probe(start.config.readiness.timeout) => probed,
         };
         match probed {
@@ -237,8 +197,8 @@ impl Supervisor {
     async fn launch(&mut self, generation: u64) -> AgentEvent {
         let prepared = tokio::select! {
             biased;
-            event = self.commands.changed(generation) => return event,
-            prepared = Start::launched(&self.config, &self.http, &self.secrets, self.last_port) => prepared,
+            event = self.agent.commanded(generation) => return event,
+            prepared = Start::launched(&self.agent, &self.http, self.last_port) => prepared,
         };
         let mut start = match prepared {
             Ok(start) => start,
@@ -246,20 +206,20 @@ impl Supervisor {
         };
         self.last_port = start.config.url.port();
         let spec = Spec {
-            agent: Arc::clone(&self.name),
+            agent: Arc::clone(&self.agent.name),
             command: start.config.command.clone().unwrap_or_default(),
             working_dir: start.config.working_dir.clone(),
             env: start.config.env.clone(),
             stop_signal: start.config.stop_signal,
         };
-        let first_line = self.output.next();
+        let first_line = self.agent.output.next();
         // Not cancellable: an interrupted spawn could leave a process behind.
-        let child = match Child::spawn(&spec, &self.host, &self.output).await {
+        let child = match Child::spawn(&spec, &self.host, &self.agent.output).await {
             Ok(child) => child,
             Err(error) => return AgentEvent::NotStarted(Diagnosis::spawn(&error)),
         };
         start.tree = Some(child.guard().unwrap_or(child.pid()));
-        tracing::info!(agent = %self.name, pid = child.pid(), url = %start.config.url, "agent launched");
+        tracing::info!(agent = %self.agent.name, pid = child.pid(), url = %start.config.url, "agent launched");
         let process =
             LaunchedProcess { pid: child.pid(), launched: Instant::now(), started: SystemTime::now() };
         let config = Arc::clone(&start.config);
@@ -273,8 +233,8 @@ impl Supervisor {
         tokio::select! {
             biased;
             exit = exit_of(started.child.as_ref()) => AgentEvent::Exited(exit),
-            event = started.startup.next(&started.start, &self.name) => event,
-            event = self.commands.changed(generation) => event,
+            event = started.startup.next(&started.start, &self.agent.name) => event,
+            event = self.agent.commanded(generation) => event,
         }
     }
 
@@ -288,9 +248,9 @@ impl Supervisor {
             started.health_check.get_or_insert_with(|| HealthCheck::new(&started.start.config));
         tokio::select! {
             biased;
-            event = self.commands.changed(generation) => event,
+            event = self.agent.commanded(generation) => event,
             exit = exit_of(child) => AgentEvent::Exited(exit),
-            event = health_check.next(&started.start, child, is_suspended, &self.recheck, &self.calls) => event,
+            event = health_check.next(&started.start, child, is_suspended, &self.agent.recheck, &self.agent.calls) => event,
         }
     }
 
@@ -299,7 +259,7 @@ impl Supervisor {
         let child = child.expect("an attached agent never enters Exiting");
         let began = Instant::now();
         let exit = child.stop(start.config.stop_grace, &self.skip_grace).await;
-        tracing::info!(agent = %self.name, took = ?began.elapsed(), "agent {exit}{}", self.last_output(first_line));
+        tracing::info!(agent = %self.agent.name, took = ?began.elapsed(), "agent {exit}{}", self.last_output(first_line));
         AgentEvent::Gone(exit)
     }
 
@@ -312,14 +272,14 @@ impl Supervisor {
         };
         tokio::select! {
             biased;
-            event = self.commands.changed(self.lifecycle.generation()) => event,
+            event = self.agent.commanded(self.lifecycle.generation()) => event,
             () = due => AgentEvent::Due,
         }
     }
 
     /// The last output lines, which usually tell why the process exited.
     fn last_output(&self, first_line: u64) -> String {
-        let lines = self.output.tail(first_line, LAST_LINES);
+        let lines = self.agent.output.tail(first_line, LAST_LINES);
         if lines.is_empty() {
             return String::new();
         }
