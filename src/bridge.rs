@@ -29,7 +29,7 @@ use crate::config::{self, AgentConfig, Config};
 use crate::dispatch::Dispatcher;
 use crate::metrics::{self, Metrics};
 use crate::process::child::Host;
-use crate::process::orphans::Records;
+use crate::process::orphans::ProcessRecords;
 use crate::state::memory::MemoryStore;
 use crate::state::{State, StateStore};
 
@@ -103,12 +103,12 @@ pub struct ReloadSummary {
 }
 
 impl Bridge {
-    /// Connects to NATS; no agent is served yet.
+    /// Connects to NATS; no agent is served yet. `host` runs the processes of agents.
     ///
     /// # Errors
     ///
     /// When NATS is not reachable or does not accept a name in the configuration.
-    pub async fn connect(config: &Config) -> Result<Self, BridgeError> {
+    pub async fn connect(config: &Config, host: Host) -> Result<Self, BridgeError> {
         let subjects = Subjects::new(&config.nats.subject_prefix)?;
         let mut guard = ReplyGuard::new(&config.nats.reply_prefixes, subjects.prefix())?;
         if config.nats.agent_protocol.is_some() {
@@ -116,7 +116,7 @@ impl Bridge {
         }
         let http = a2a::http_client()?;
         let client = connect(&config.nats).await?;
-        let tasks = BackgroundTasks::default();
+        let tasks = host.tasks.clone();
         let context =
             ServiceContext { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
@@ -128,7 +128,7 @@ impl Bridge {
             subjects,
             http,
             state,
-            host: Host { tasks: tasks.clone(), records: open_records(config) },
+            host: Host { records: open_records(config), ..host },
             tasks,
             served: Mutex::new(Some(Vec::new())),
             draining,
@@ -431,9 +431,9 @@ fn limits(config: &AgentConfig) -> ActionSettings {
 
 /// Opens the records of agent processes, and ends the processes that an earlier bridge with the same
 /// configuration file left running, before any new process starts.
-fn open_records(config: &Config) -> Option<Arc<Records>> {
+fn open_records(config: &Config) -> Option<Arc<ProcessRecords>> {
     let file = config.file.as_deref()?;
-    match Records::open(file) {
+    match ProcessRecords::open(file) {
         Ok(records) => {
             let ended = records.kill_orphans();
             if !ended.is_empty() {

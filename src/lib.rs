@@ -163,6 +163,6 @@ pub mod internal {
     pub use crate::bus::service;
     pub use crate::bus::subject::{ReplyGuard, Subjects, Token};
     pub use crate::config::{Config, parse as parse_config};
-    pub use crate::process::{child, guard, output, ports, procfs};
+    pub use crate::process::{child, output, ports, procfs};
     pub use crate::secrets::Secrets;
 }

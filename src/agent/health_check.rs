@@ -16,6 +16,8 @@ use super::probe;
 use super::start::Start;
 use crate::config;
 use crate::process::child::Child;
+use crate::process::ports::PortOwner;
+use crate::process::procfs::Stat;
 
 /// Interval of connection checks of an attached agent.
 const CONNECTION_CHECK_INTERVAL: Duration = Duration::from_secs(3);
@@ -122,13 +124,9 @@ impl HealthCheck {
 }
 
 /// The suspended process, if it is the child itself or if all listeners of the port are suspended.
-#[cfg(target_os = "linux")]
 fn suspended_process(start: &Start, child: Option<&Child>) -> Option<i32> {
-    use crate::process::ports::PortOwner;
-    use crate::process::procfs::Stat;
-
     let is_stopped = |pid: &i32| Stat::read(*pid).is_some_and(|stat| stat.state == 'T');
-    let child = child?.pid();
+    let child = child?.pid;
     if is_stopped(&child) {
         return Some(child);
     }
@@ -138,9 +136,4 @@ fn suspended_process(start: &Start, child: Option<&Child>) -> Option<i32> {
     };
     let all = !owners.is_empty() && owners.iter().all(is_stopped);
     owners.first().copied().filter(|_| all)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn suspended_process(_: &Start, _: Option<&Child>) -> Option<i32> {
-    None
 }

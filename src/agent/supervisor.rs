@@ -218,10 +218,10 @@ impl Supervisor {
             Ok(child) => child,
             Err(error) => return AgentEvent::NotStarted(Diagnosis::spawn(&error)),
         };
-        start.tree = Some(child.guard().unwrap_or(child.pid()));
-        tracing::info!(agent = %self.agent.name, pid = child.pid(), url = %start.config.url, "agent launched");
+        start.tree = Some(child.guard.unwrap_or(child.pid));
+        tracing::info!(agent = %self.agent.name, pid = child.pid, url = %start.config.url, "agent launched");
         let process =
-            LaunchedProcess { pid: child.pid(), launched: Instant::now(), started: SystemTime::now() };
+            LaunchedProcess { pid: child.pid, launched: Instant::now(), started: SystemTime::now() };
         let config = Arc::clone(&start.config);
         self.started = Some(StartedAgent::new(start, Some(child), first_line));
         AgentEvent::Launched { process, config }

@@ -11,6 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::{CliError, CliResult, FAILED, INTERNAL_ERROR, INVALID_CONFIG, UNAVAILABLE};
 use crate::bridge::{Bridge, BridgeError};
 use crate::config::{self, Config};
+use crate::process::child::Host;
 use crate::text::error_chain;
 
 pub(super) const DETAILS: &str = "\
@@ -22,12 +23,12 @@ Signals:
 pub(super) async fn run(config: Config) -> CliResult {
     let mut stop = StopSignals::new().map_err(CliError::internal)?;
     let hang_up = signal(SignalKind::hangup()).map_err(CliError::internal)?;
-    adopt_orphans();
+    let host = process_host();
     if config.agents.is_empty() {
         tracing::warn!("the configuration has no agents; the bridge has nothing to serve");
     }
     let bridge = tokio::select! {
-        bridge = Bridge::connect(&config) => bridge.map_err(bridge_error)?,
+        bridge = Bridge::connect(&config, host) => bridge.map_err(bridge_error)?,
         name = stop.next() => {
             tracing::info!("received {name} during startup; stopping");
             return Ok(ExitCode::SUCCESS);
@@ -97,28 +98,33 @@ async fn reload(bridge: &Bridge, file: Option<&Path>) {
     }
 }
 
-/// Adopts and reaps processes that outlive the agent which started them.
+/// Runs agents under guards, and adopts and reaps processes that outlive the agent which started them.
 #[cfg(target_os = "linux")]
-fn adopt_orphans() {
-    use crate::process::{guard, reaper};
+fn process_host() -> Host {
     // Not the path of the program: an upgrade may replace that file while the bridge runs.
-    guard::use_program("/proc/self/exe");
-    if let Err(error) = reaper::become_subreaper() {
+    let host = Host::guarded("/proc/self/exe");
+    // Fails on Linux before 3.4.
+    if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {
         tracing::warn!(%error, "cannot adopt orphans of agents");
     }
-    tokio_util::task::TaskTracker::new().spawn(async {
-        if let Err(error) = reaper::run().await {
+    let reaper = host.reaper.clone();
+    tokio_util::task::TaskTracker::new().spawn(async move {
+        if let Some(reaper) = reaper
+            && let Err(error) = reaper.run().await
+        {
             tracing::warn!(%error, "cannot reap orphans of agents");
         }
     });
+    host
 }
 
 #[cfg(not(target_os = "linux"))]
-fn adopt_orphans() {
+fn process_host() -> Host {
     tracing::warn!(
         "this system is not Linux: the bridge stops an agent's process group only, so processes that called setsid \
          keep running, agents outlive a bridge killed with SIGKILL, and `verify_port` has no effect"
     );
+    Host::default()
 }
 
 /// A second signal skips all grace periods; a third one exits at once.

@@ -16,9 +16,11 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::orphans::{MARK, Records};
+use super::orphans::{MARK, ProcessRecords};
 use super::output::{Output, Stream};
 use super::process_group;
+#[cfg(target_os = "linux")]
+use super::reaper::Reaper;
 use crate::background::{BackgroundTasks, OnPanic};
 
 /// Variables that a child inherits from the bridge; `*` ends a prefix.
@@ -41,7 +43,18 @@ pub struct Spec {
 #[derive(Debug, Clone, Default)]
 pub struct Host {
     pub tasks: BackgroundTasks,
-    pub records: Option<Arc<Records>>,
+    pub records: Option<Arc<ProcessRecords>>,
+    /// Starts a guard for each child; without it, children run in plain process groups.
+    #[cfg(target_os = "linux")]
+    pub(crate) reaper: Option<Arc<Reaper>>,
+}
+
+#[cfg(target_os = "linux")]
+impl Host {
+    /// Runs children under guards, which are instances of `program`.
+    pub fn guarded(program: impl Into<PathBuf>) -> Self {
+        Self { reaper: Some(Arc::new(Reaper::new(program.into()))), ..Self::default() }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -133,21 +146,15 @@ pub(super) enum ChildState {
     Gone(Exit),
 }
 
-pub(super) struct SpawnedChild {
-    pub(super) pid: i32,
-    pub(super) guard: Option<i32>,
-    pub(super) state: watch::Receiver<ChildState>,
-    pub(super) commands: mpsc::Sender<ChildCommand>,
-}
-
 #[derive(Debug)]
 pub struct Child {
     agent: Arc<str>,
-    pid: i32,
-    guard: Option<i32>,
+    pub pid: i32,
+    /// The pid of the guard, which is the root of the child's process tree.
+    pub guard: Option<i32>,
     state: watch::Receiver<ChildState>,
     commands: mpsc::Sender<ChildCommand>,
-    records: Option<Arc<Records>>,
+    records: Option<Arc<ProcessRecords>>,
 }
 
 impl Child {
@@ -157,15 +164,16 @@ impl Child {
         if let Some(dir) = spec.working_dir.as_ref().filter(|dir| !dir.is_dir()) {
             return Err(SpawnError::NoSuchDir(dir.clone()));
         }
+        let (state_sender, state) = watch::channel(ChildState::Running);
+        let (commands, received) = mpsc::channel(4);
         #[cfg(target_os = "linux")]
-        let started = match super::guard::program() {
-            Some(guard) => super::guarded::start(guard, spec, host, output).await,
-            None => process_group::start(spec, host, output),
+        let started = match &host.reaper {
+            Some(reaper) => super::guarded::start(reaper, spec, host, output, state_sender, received).await,
+            None => process_group::start(spec, host, output, state_sender, received),
         };
         #[cfg(not(target_os = "linux"))]
-        let started = process_group::start(spec, host, output);
-        let SpawnedChild { pid, guard, state, commands } =
-            started.map_err(|source| SpawnError::new(program, source))?;
+        let started = process_group::start(spec, host, output, state_sender, received);
+        let (pid, guard) = started.map_err(|source| SpawnError::new(program, source))?;
         if let Some(records) = &host.records {
             records.add(&spec.agent, guard, pid);
         }
@@ -177,15 +185,6 @@ impl Child {
             commands,
             records: host.records.clone(),
         })
-    }
-
-    pub fn pid(&self) -> i32 {
-        self.pid
-    }
-
-    /// The pid of the guard, which is the root of the child's process tree.
-    pub fn guard(&self) -> Option<i32> {
-        self.guard
     }
 
     /// Waits until the child itself exits. Cancel-safe.

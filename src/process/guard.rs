@@ -19,12 +19,10 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -77,7 +75,7 @@ pub fn main_if_asked() -> Option<ExitCode> {
 fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
     close_inherited();
     // Without a tag, orphans are still found by the mark in their environment.
-    let _ = ProcessTag::of(own()).map(ProcessTag::apply);
+    let _ = ProcessTag::of(Pid::this().as_raw()).map(ProcessTag::apply);
     nix::sys::prctl::set_child_subreaper(true)?;
     let mut bridge = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let started = command
@@ -240,7 +238,7 @@ impl Guard {
     fn send_stop_signals(&mut self) {
         let is_first = self.signalled.is_empty();
         for stat in below().into_iter().filter_map(procfs::Stat::read) {
-            let is_alone = stat.parent == own();
+            let is_alone = stat.parent == Pid::this().as_raw();
             let is_due = match self.signalled.get(&stat.pid) {
                 None => is_first || stat.start < self.began || is_alone,
                 // A shell's child that has since called exec has lost the signal.
@@ -299,11 +297,7 @@ fn signal_all(signal: Signal) {
 }
 
 fn below() -> Vec<i32> {
-    procfs::descendants(own())
-}
-
-fn own() -> i32 {
-    i32::try_from(std::process::id()).unwrap_or_default()
+    procfs::descendants(Pid::this().as_raw())
 }
 
 /// Parses an exit status from the guard. An unreadable status is unknown, never a success.
@@ -318,25 +312,6 @@ pub(super) fn read_status(text: &str) -> Exit {
         }
     });
     status.map_or(Exit::Unknown, Exit::Known)
-}
-
-/// A socket pair: our end, and the one that becomes the guard's standard input.
-pub(super) fn socket_pair() -> io::Result<(UnixStream, OwnedFd)> {
-    let (ours, theirs) = UnixStream::pair()?;
-    ours.set_nonblocking(true)?;
-    Ok((ours, theirs.into()))
-}
-
-static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-
-/// Sets the program that runs guards. Without one, children run in plain process groups.
-pub fn use_program(program: impl Into<PathBuf>) {
-    // All callers set the same program, so the first one wins.
-    let _ = PROGRAM.set(program.into());
-}
-
-pub(super) fn program() -> Option<&'static Path> {
-    PROGRAM.get().map(PathBuf::as_path)
 }
 
 #[cfg(test)]

@@ -25,9 +25,7 @@ pub(crate) mod orphans;
 pub mod output;
 pub mod ports;
 mod process_group;
-#[cfg(target_os = "linux")]
 mod process_tag;
-#[cfg(target_os = "linux")]
 pub mod procfs;
 #[cfg(target_os = "linux")]
 pub(crate) mod reaper;

@@ -5,21 +5,21 @@
 //! every process of an agent has a mark in its environment that names the bridge that started it. Both apply
 //! only to bridges with the same configuration file, and only after that bridge has died.
 
-#[cfg(target_os = "linux")]
-use crate::text::hex;
 use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-#[cfg(target_os = "linux")]
 use super::process_tag::{self, ProcessTag};
-#[cfg(target_os = "linux")]
 use super::procfs::{self, Stat};
+use crate::text::hex;
 
 /// The environment variable that marks every process of an agent.
 pub(crate) const MARK: &str = "A2A_BRIDGE_AGENT";
@@ -32,18 +32,11 @@ struct Process {
 }
 
 impl Process {
-    #[cfg(target_os = "linux")]
     fn find(pid: i32) -> Option<Self> {
         let stat = Stat::read(pid)?;
         Some(Self { pid, start: stat.start })
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn find(_: i32) -> Option<Self> {
-        None
-    }
-
-    #[cfg(target_os = "linux")]
     fn is_alive(self) -> bool {
         Stat::read(self.pid).is_some_and(|stat| stat.start == self.start && !stat.has_exited())
     }
@@ -59,7 +52,6 @@ struct Record {
 }
 
 /// The contents of the records of dead bridges.
-#[cfg(target_os = "linux")]
 #[derive(Default)]
 struct DeadBridges {
     /// Guards and children that still run, with their descendants.
@@ -71,20 +63,19 @@ struct DeadBridges {
 
 /// The process records of bridges with one configuration file.
 #[derive(Debug)]
-pub struct Records {
+pub struct ProcessRecords {
     dir: PathBuf,
     key: String,
     boot: String,
     bridge: Process,
 }
 
-impl Records {
+impl ProcessRecords {
     /// Opens the record directory for a configuration file. Fails if no directory is private to this user, or
     /// without `/proc`.
     pub fn open(settings: &Path) -> io::Result<Self> {
         let no_proc = || io::Error::new(io::ErrorKind::Unsupported, "no /proc to identify processes");
-        let bridge = i32::try_from(std::process::id()).ok().and_then(Process::find);
-        let bridge = bridge.ok_or_else(no_proc)?;
+        let bridge = Process::find(Pid::this().as_raw()).ok_or_else(no_proc)?;
         let settings = fs::canonicalize(settings)?;
         let mut hash = Sha256::new();
         hash.update(settings.as_os_str().as_encoded_bytes());
@@ -93,15 +84,7 @@ impl Records {
         let key = short_hex(&hash.finalize());
         let dir = base()?.join(&key);
         make_private(&dir)?;
-        Ok(Self {
-            dir,
-            key,
-            #[cfg(target_os = "linux")]
-            boot: procfs::boot_id().ok_or_else(no_proc)?,
-            #[cfg(not(target_os = "linux"))]
-            boot: String::new(),
-            bridge,
-        })
+        Ok(Self { dir, key, boot: procfs::boot_id().ok_or_else(no_proc)?, bridge })
     }
 
     pub(super) fn mark(&self, agent: &str) -> String {
@@ -135,80 +118,63 @@ impl Records {
 
     /// Kills the orphans of earlier bridges with this configuration file and returns their names. Blocks for at
     /// most two seconds.
-    #[cfg(target_os = "linux")]
     pub fn kill_orphans(&self) -> Vec<String> {
-        use nix::sys::signal::{Signal, kill};
-        use nix::unistd::Pid;
-
         // If an agent started this bridge, the bridge carries the evidence of that agent itself.
         let spared = procfs::ancestors(self.bridge.pid);
         let is_meant = |process: &Process| !spared.contains(&process.pid);
         let DeadBridges { mut left, tags, files } = self.recorded();
         left.retain(is_meant);
         left.extend(self.traced(&tags).filter(is_meant));
-        let mut said: Vec<String> = Vec::new();
-        for process in &left {
-            if let Some(stat) = Stat::read(process.pid) {
-                said.push(format!("{} ({})", process.pid, stat.name));
-            }
-        }
-        let limit = std::time::Instant::now() + std::time::Duration::from_secs(2);
-        while !left.is_empty() && std::time::Instant::now() < limit {
+        let found = left.iter().filter_map(|process| Stat::read(process.pid));
+        let names = found.map(|stat| format!("{} ({})", stat.pid, stat.name)).collect();
+        let limit = Instant::now() + Duration::from_secs(2);
+        while !left.is_empty() && Instant::now() < limit {
             left.retain(|process| process.is_alive());
             for process in &left {
                 let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
             }
             // Processes that they have started since carry the same evidence.
             left.extend(self.traced(&tags).filter(is_meant));
-            let pause = nix::poll::PollTimeout::from(5_u8);
-            let _ = nix::poll::poll(&mut [], pause);
+            let _ = nix::poll::poll(&mut [], nix::poll::PollTimeout::from(5_u8));
         }
         for file in files {
             let _ = fs::remove_file(file);
         }
-        said
+        names
     }
 
-    #[cfg(not(target_os = "linux"))]
-    pub fn kill_orphans(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    #[cfg(target_os = "linux")]
     fn recorded(&self) -> DeadBridges {
-        let DeadBridges { mut left, mut tags, mut files } = DeadBridges::default();
+        let mut dead = DeadBridges::default();
         for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let path = file.path();
             let record = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok());
             let Some(record) = record else {
-                files.push(path);
+                dead.files.push(path);
                 continue;
             };
             let same_boot = record.boot == self.boot;
             if same_boot && record.bridge.is_alive() {
                 continue;
             }
-            files.push(path);
+            dead.files.push(path);
             let guard = record.guard.filter(|_| same_boot);
-            tags.extend(guard.and_then(|guard| ProcessTag::new(guard.pid, guard.start)));
+            dead.tags.extend(guard.and_then(|guard| ProcessTag::new(guard.pid, guard.start)));
             let known = [record.guard, record.child].into_iter().flatten();
             for process in known.filter(|process| same_boot && process.is_alive()) {
-                left.extend(procfs::descendants(process.pid).into_iter().filter_map(Process::find));
-                left.insert(process);
+                dead.left.extend(procfs::descendants(process.pid).into_iter().filter_map(Process::find));
+                dead.left.insert(process);
             }
         }
-        DeadBridges { left, tags, files }
+        dead
     }
 
     /// Processes with one of the tags, or with the mark of a dead bridge.
-    #[cfg(target_os = "linux")]
     fn traced(&self, tags: &[ProcessTag]) -> impl Iterator<Item = Process> {
         let branded =
             process_tag::tagged_processes(tags).map(|stat| Process { pid: stat.pid, start: stat.start });
         branded.chain(self.marked_by_dead_bridges())
     }
 
-    #[cfg(target_os = "linux")]
     fn marked_by_dead_bridges(&self) -> HashSet<Process> {
         let own = format!("{}:", self.key);
         let is_left = |pid: &i32| {

@@ -6,7 +6,6 @@
 mod pump;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -83,31 +82,19 @@ struct Shared {
     ring: Mutex<Ring>,
     /// The next sequence number; followers wait for it to change.
     next: watch::Sender<u64>,
-    lines: AtomicU64,
-    bytes: AtomicU64,
-    dropped_lines: AtomicU64,
-    dropped_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Ring {
     lines: VecDeque<Line>,
     bytes: usize,
+    counts: Counts,
 }
 
 impl Output {
     /// Redacts `secrets` in every line.
     pub fn new(agent: Arc<str>, secrets: Secrets) -> Self {
-        Self(Arc::new(Shared {
-            agent,
-            secrets,
-            ring: Mutex::default(),
-            next: watch::channel(0).0,
-            lines: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            dropped_lines: AtomicU64::new(0),
-            dropped_bytes: AtomicU64::new(0),
-        }))
+        Self(Arc::new(Shared { agent, secrets, ring: Mutex::default(), next: watch::Sender::new(0) }))
     }
 
     /// The sequence number of the next line.
@@ -131,12 +118,7 @@ impl Output {
     }
 
     pub fn counts(&self) -> Counts {
-        Counts {
-            lines: self.0.lines.load(Relaxed),
-            bytes: self.0.bytes.load(Relaxed),
-            dropped_lines: self.0.dropped_lines.load(Relaxed),
-            dropped_bytes: self.0.dropped_bytes.load(Relaxed),
-        }
+        self.ring().counts
     }
 
     pub fn pump<P>(&self, pipe: P, stream: Stream) -> impl Future<Output = ()> + Send + use<P>
@@ -228,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn secrets_and_control_characters_are_covered() {
+    async fn secrets_and_control_characters_are_replaced() {
         let output = output();
         let text = b"token t0ps3cret \x1b[31mred".as_slice();
         output.pump(text, Stream::Stdout).await;
@@ -236,12 +218,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_follows_is_told_of_new_lines() {
+    async fn a_new_line_wakes_followers() {
         let output = output();
         let follower = output.clone();
         let waiting = tokio::time::timeout(Duration::from_secs(5), follower.beyond(0));
-        let (state_sender, ()) = tokio::join!(waiting, output.pump(b"one\n".as_slice(), Stream::Stdout));
-        state_sender.unwrap();
+        let (resolved, ()) = tokio::join!(waiting, output.pump(b"one\n".as_slice(), Stream::Stdout));
+        resolved.unwrap();
         assert_eq!((output.tail(0, 9).len(), output.next()), (1, 1));
     }
 }

@@ -3,10 +3,13 @@
 //! Linux lists listening sockets in `/proc/net/tcp` and `tcp6` by inode, and the descriptors of a process by
 //! inode too. On other systems the owner is always [`PortOwner::Unknown`].
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use url::{Host, Url};
+
+use super::procfs::{self, Stat};
 
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -49,7 +52,6 @@ impl LocalPort {
     }
 
     /// Whether a listener on this address receives connections to `hosts`.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "needs /proc"))]
     fn is_reachable_at(&self, listens: IpAddr) -> bool {
         let listens = listens.to_canonical();
         listens.is_unspecified()
@@ -60,13 +62,13 @@ impl LocalPort {
     }
 
     /// The owner of the port. `tree` is the root of the agent's own process tree.
-    #[cfg(target_os = "linux")]
     pub fn owner(&self, tree: Option<i32>) -> PortOwner {
-        use super::procfs::{self, Stat};
-
-        let Some(inodes) = linux::listeners(self.number, |ip| self.is_reachable_at(ip)) else {
-            return PortOwner::Unknown;
-        };
+        let Some(sockets) = procfs::listeners() else { return PortOwner::Unknown };
+        let inodes: HashSet<u64> = sockets
+            .into_iter()
+            .filter(|(ip, port, _)| *port == self.number && self.is_reachable_at(*ip))
+            .map(|(_, _, inode)| inode)
+            .collect();
         if inodes.is_empty() {
             return PortOwner::Free;
         }
@@ -75,7 +77,7 @@ impl LocalPort {
             .flat_map(|tree| std::iter::once(tree).chain(procfs::descendants(tree)))
             .collect();
         let held = procfs::sockets(ours, &inodes);
-        let foreign: std::collections::HashSet<u64> =
+        let foreign: HashSet<u64> =
             inodes.iter().filter(|inode| !held.contains_key(inode)).copied().collect();
         if foreign.is_empty() {
             let mut owners: Vec<i32> = held.into_values().flatten().collect();
@@ -90,11 +92,6 @@ impl LocalPort {
             .and_then(Stat::read)
             .map(|stat| (stat.pid, stat.name));
         PortOwner::Other { process }
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    pub fn owner(&self, _: Option<i32>) -> PortOwner {
-        PortOwner::Unknown
     }
 }
 
@@ -128,10 +125,8 @@ fn allows_nonlocal_bind(ip: IpAddr) -> bool {
 }
 
 /// The addresses on which a process and its descendants listen, sorted by port.
-#[cfg(target_os = "linux")]
 pub fn listening_addresses(tree: i32) -> Vec<SocketAddr> {
-    use super::procfs;
-    let all = linux::listening();
+    let all = procfs::listeners().unwrap_or_default();
     let inodes = all.iter().map(|(_, _, inode)| *inode).collect();
     let held = procfs::sockets(std::iter::once(tree).chain(procfs::descendants(tree)), &inodes);
     let mut found: Vec<SocketAddr> = all
@@ -144,78 +139,9 @@ pub fn listening_addresses(tree: i32) -> Vec<SocketAddr> {
     found
 }
 
-#[cfg(not(target_os = "linux"))]
-pub fn listening_addresses(_: i32) -> Vec<SocketAddr> {
-    Vec::new()
-}
-
 /// An unused port.
 pub fn free() -> std::io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
-}
-
-#[cfg(target_os = "linux")]
-mod linux {
-    use std::collections::HashSet;
-    use std::fs;
-    use std::io::{self, BufRead as _, BufReader};
-    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-    const LISTEN: &str = "0A";
-
-    /// The inodes of sockets that listen on `port`; `None` without `/proc/net/tcp`.
-    pub(super) fn listeners(port: u16, is_reachable_at: impl Fn(IpAddr) -> bool) -> Option<HashSet<u64>> {
-        let sockets = read()?;
-        let wanted = sockets.into_iter().filter(|(ip, number, _)| *number == port && is_reachable_at(*ip));
-        Some(wanted.map(|(_, _, inode)| inode).collect())
-    }
-
-    pub(super) fn listening() -> Vec<(IpAddr, u16, u64)> {
-        read().unwrap_or_default()
-    }
-
-    fn read() -> Option<Vec<(IpAddr, u16, u64)>> {
-        let mut sockets = Vec::new();
-        read_file("/proc/net/tcp", &mut sockets).ok()?;
-        // Missing if IPv6 is disabled.
-        let _ = read_file("/proc/net/tcp6", &mut sockets);
-        Some(sockets)
-    }
-
-    /// The kernel lists listening sockets first and generates lines on demand, so reading stops after the last
-    /// listening socket; there may be thousands of others.
-    fn read_file(path: &str, sockets: &mut Vec<(IpAddr, u16, u64)>) -> io::Result<()> {
-        for line in BufReader::new(fs::File::open(path)?).lines().skip(1) {
-            match listener(&line?) {
-                Some(socket) => sockets.push(socket),
-                None => break,
-            }
-        }
-        Ok(())
-    }
-
-    fn listener(line: &str) -> Option<(IpAddr, u16, u64)> {
-        let mut fields = line.split_ascii_whitespace();
-        let (address, number) = fields.nth(1)?.split_once(':')?;
-        if fields.nth(1)? != LISTEN {
-            return None;
-        }
-        let port = u16::from_str_radix(number, 16).ok()?;
-        Some((ip(address)?, port, fields.nth(5)?.parse().ok()?))
-    }
-
-    /// 32-bit words in native byte order.
-    fn ip(text: &str) -> Option<IpAddr> {
-        let word = |index: usize| {
-            let digits = text.get(index * 8..index * 8 + 8)?;
-            Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
-        };
-        if text.len() == 8 {
-            return Some(Ipv4Addr::from(word(0)?).into());
-        }
-        let bytes = [word(0)?, word(1)?, word(2)?, word(3)?].concat();
-        Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into())
-    }
 }
 
 #[cfg(all(test, target_os = "linux"))]

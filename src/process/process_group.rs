@@ -8,13 +8,18 @@ use nix::unistd::Pid;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::child::{
-    ChildCommand, ChildState, Exit, Host, SpawnedChild, Spec, configure, pid_of, read_output,
-};
+use super::child::{ChildCommand, ChildState, Exit, Host, Spec, configure, pid_of, read_output};
 use super::output::Output;
 use crate::background::OnPanic;
 
-pub(super) fn start(spec: &Spec, host: &Host, output: &Output) -> io::Result<SpawnedChild> {
+/// Returns the pid of the child, and no guard.
+pub(super) fn start(
+    spec: &Spec,
+    host: &Host,
+    output: &Output,
+    state: watch::Sender<ChildState>,
+    commands: mpsc::Receiver<ChildCommand>,
+) -> io::Result<(i32, Option<i32>)> {
     let (program, arguments) =
         spec.command.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut command = tokio::process::Command::new(program);
@@ -23,34 +28,30 @@ pub(super) fn start(spec: &Spec, host: &Host, output: &Output) -> io::Result<Spa
     let mut child = command.spawn()?;
     read_output(&mut child, host, output);
     let pid = pid_of(&child);
-    let (state_sender, state) = watch::channel(ChildState::Running);
-    let (commands, received) = mpsc::channel(4);
-    let handle = keep(child, Pid::from_raw(pid), spec.stop_signal, state_sender, received);
-    host.tasks.spawn("agent process", OnPanic::StopBridge, handle);
-    Ok(SpawnedChild { pid, guard: None, state, commands })
+    let watching = watch_child(child, Pid::from_raw(pid), spec.stop_signal, state, commands);
+    host.tasks.spawn("agent process", OnPanic::StopBridge, watching);
+    Ok((pid, None))
 }
 
-async fn keep(
+async fn watch_child(
     mut child: tokio::process::Child,
     group: Pid,
     stop_signal: Signal,
-    state_sender: watch::Sender<ChildState>,
+    state: watch::Sender<ChildState>,
     mut commands: mpsc::Receiver<ChildCommand>,
 ) {
     let far = Duration::from_secs(24 * 60 * 60 * 365);
     let mut kill_at = Instant::now() + far;
-    let mut open = true;
     let status = loop {
         tokio::select! {
             status = child.wait() => break status,
-            command = commands.recv(), if open => match command {
-                Some(ChildCommand::Stop(grace)) => {
+            Some(command) = commands.recv() => match command {
+                ChildCommand::Stop(grace) => {
                     signal(group, stop_signal);
                     signal(group, Signal::SIGCONT);
                     kill_at = Instant::now() + grace;
                 }
-                Some(ChildCommand::Kill) => kill_at = Instant::now(),
-                None => open = false,
+                ChildCommand::Kill => kill_at = Instant::now(),
             },
             () = tokio::time::sleep_until(kill_at) => {
                 signal(group, Signal::SIGKILL);
@@ -62,7 +63,7 @@ async fn keep(
     let exit = status.map_or(Exit::Unknown, Exit::Known);
     // Other members of the group may still run.
     signal(group, Signal::SIGKILL);
-    state_sender.send_replace(ChildState::Gone(exit));
+    state.send_replace(ChildState::Gone(exit));
 }
 
 fn signal(group: Pid, signal: Signal) {
@@ -81,7 +82,7 @@ mod tests {
     use crate::secrets::Secrets;
 
     #[tokio::test]
-    async fn an_exit_that_somebody_else_has_read_is_unknown_and_no_success() {
+    async fn an_exit_status_that_another_reader_took_is_unknown_and_no_success() {
         let spec = Spec {
             agent: "a".into(),
             command: vec!["true".into()],
@@ -91,7 +92,9 @@ mod tests {
         };
         let output = Output::new("a".into(), Secrets::default());
         // No await between spawn and wait, so this reads the status first.
-        let SpawnedChild { pid, mut state, .. } = start(&spec, &Host::default(), &output).unwrap();
+        let (state_sender, mut state) = watch::channel(ChildState::Running);
+        let (_commands, received) = mpsc::channel(1);
+        let (pid, _) = start(&spec, &Host::default(), &output, state_sender, received).unwrap();
         waitpid(Pid::from_raw(pid), None).unwrap();
         let ended = state.wait_for(|state| *state != ChildState::Running).await.unwrap();
         let ChildState::Gone(exit) = *ended else { panic!("{ended:?}") };

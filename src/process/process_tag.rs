@@ -7,8 +7,6 @@
 //!
 //! The guard sets only the soft limit, so that an agent that is itself a bridge can tag its own agents.
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-
 use super::procfs::{self, Stat};
 
 /// Bits of the tag for the pid.
@@ -24,12 +22,16 @@ impl ProcessTag {
         Some(Self(start.checked_mul(1 << PID_BITS)? | u64::try_from(pid).ok()?))
     }
 
+    #[cfg(target_os = "linux")]
     pub(super) fn of(guard: i32) -> Option<Self> {
         Self::new(guard, Stat::read(guard)?.start)
     }
 
     /// Tags this process and everything it starts from now on.
+    #[cfg(target_os = "linux")]
     pub(super) fn apply(self) -> nix::Result<()> {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
         let (_, hard) = getrlimit(Resource::RLIMIT_LOCKS)?;
         setrlimit(Resource::RLIMIT_LOCKS, self.0, hard)
     }

@@ -1,9 +1,11 @@
 //! Processes as Linux reports them in `/proc`: parents, states, start times, sockets.
 //!
-//! Every result is a snapshot. A process that exits in the meantime is skipped, not an error.
+//! On other systems nothing is found. Every result is a snapshot. A process that exits in the meantime is skipped, not an error.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io::{self, BufRead as _, BufReader};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// One line of `/proc/<pid>/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,6 +140,54 @@ pub fn sockets(processes: impl IntoIterator<Item = i32>, wanted: &HashSet<u64>) 
         }
     }
     held
+}
+
+/// Address, port and inode of a listening TCP socket.
+type Listener = (IpAddr, u16, u64);
+
+/// All listening TCP sockets; `None` without `/proc/net/tcp`.
+pub(super) fn listeners() -> Option<Vec<Listener>> {
+    let mut sockets = Vec::new();
+    read_listeners("/proc/net/tcp", &mut sockets).ok()?;
+    // Missing if IPv6 is disabled.
+    let _ = read_listeners("/proc/net/tcp6", &mut sockets);
+    Some(sockets)
+}
+
+/// The kernel lists listening sockets first and generates lines on demand, so reading stops after the last
+/// listening socket; there may be thousands of others.
+fn read_listeners(path: &str, sockets: &mut Vec<Listener>) -> io::Result<()> {
+    for line in BufReader::new(fs::File::open(path)?).lines().skip(1) {
+        match listener(&line?) {
+            Some(socket) => sockets.push(socket),
+            None => break,
+        }
+    }
+    Ok(())
+}
+
+fn listener(line: &str) -> Option<Listener> {
+    const LISTEN: &str = "0A";
+    let mut fields = line.split_ascii_whitespace();
+    let (address, number) = fields.nth(1)?.split_once(':')?;
+    if fields.nth(1)? != LISTEN {
+        return None;
+    }
+    let port = u16::from_str_radix(number, 16).ok()?;
+    Some((ip(address)?, port, fields.nth(5)?.parse().ok()?))
+}
+
+/// 32-bit words in native byte order.
+fn ip(text: &str) -> Option<IpAddr> {
+    let word = |index: usize| {
+        let digits = text.get(index * 8..index * 8 + 8)?;
+        Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
+    };
+    if text.len() == 8 {
+        return Some(Ipv4Addr::from(word(0)?).into());
+    }
+    let bytes = [word(0)?, word(1)?, word(2)?, word(3)?].concat();
+    Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into())
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
 //! Reaps orphans that the bridge adopts.
 //!
 //! The runtime waits for the children that it has spawned. Adopted orphans, of a killed guard or, if the bridge
-//! is the first process of a container, of any process, would stay zombies; [`run`] reaps them. It cannot wait
+//! is the first process of a container, of any process, would stay zombies; [`Reaper::run`] reaps them. It cannot wait
 //! for "any child", because it would take exit statuses away from the runtime. It therefore skips the children
-//! that `spawn` has started.
+//! that [`Reaper::spawn`] has started.
 //!
-//! When a guard is killed, its descendants are adopted alive; `kill_orphans` kills them.
+//! When a guard is killed, its descendants are adopted alive; [`GuardedProcesses::kill`] kills them.
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -29,31 +30,52 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// delays calls to other agents.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-static KNOWN: LazyLock<Mutex<HashSet<i32>>> = LazyLock::new(Mutex::default);
-
-fn known() -> MutexGuard<'static, HashSet<i32>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+/// Starts guards, and reaps orphans.
+#[derive(Debug)]
+pub(crate) struct Reaper {
+    pub(super) guard_program: PathBuf,
+    /// The guards, which the runtime waits for.
+    guards: Mutex<HashSet<i32>>,
 }
 
-/// Makes this process adopt the orphans among its descendants. Fails on Linux before 3.4.
-pub(crate) fn become_subreaper() -> io::Result<()> {
-    nix::sys::prctl::set_child_subreaper(true).map_err(io::Error::from)
-}
+impl Reaper {
+    pub(super) fn new(guard_program: PathBuf) -> Self {
+        Self { guard_program, guards: Mutex::default() }
+    }
 
-/// Reaps orphans forever. All other children of this process must come from `spawn`.
-pub(crate) async fn run() -> io::Result<()> {
-    let mut ended = signal(SignalKind::child())?;
-    let own = own();
-    while ended.recv().await.is_some() {
-        // Hold the lock while listing, so that a child that is being spawned is known.
-        let known = known();
-        for pid in procfs::children(own) {
-            if !known.contains(&pid) && Stat::read(pid).is_some_and(|stat| stat.has_exited()) {
-                let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG));
+    /// Reaps orphans forever. All other children of this process must come from `spawn`.
+    pub(crate) async fn run(&self) -> io::Result<()> {
+        let mut ended = signal(SignalKind::child())?;
+        while ended.recv().await.is_some() {
+            // Hold the lock while listing, so that a child that is being spawned is known.
+            let guards = self.guards();
+            for pid in procfs::children(Pid::this().as_raw()) {
+                if !guards.contains(&pid) && Stat::read(pid).is_some_and(|stat| stat.has_exited()) {
+                    let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG));
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
+
+    pub(super) fn spawn(&self, command: &mut tokio::process::Command) -> io::Result<tokio::process::Child> {
+        let mut guards = self.guards();
+        let child = command.spawn()?;
+        guards.insert(pid_of(&child));
+        Ok(child)
+    }
+
+    /// Waits for a child from `spawn`. Returns whether it exited with code 0.
+    pub(super) async fn wait(&self, child: &mut tokio::process::Child) -> bool {
+        let pid = pid_of(child);
+        let status = child.wait().await;
+        self.guards().remove(&pid);
+        status.is_ok_and(|status| status.success())
+    }
+
+    fn guards(&self) -> MutexGuard<'_, HashSet<i32>> {
+        self.guards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Identifies the descendants of one guard.
@@ -75,43 +97,24 @@ impl GuardedProcesses {
         }
         found
     }
-}
 
-/// Kills the descendants of a killed guard and no other process. The first process of a container also
-/// adopts orphans that no agent has started; those are only reaped.
-pub(super) async fn kill_orphans(guarded: &GuardedProcesses) {
-    let limit = Instant::now() + KILL_TIMEOUT;
-    // A process that is being forked appears a moment later, so repeat.
-    loop {
-        let orphans = guarded.alive();
-        if orphans.is_empty() {
-            return;
+    /// Kills the descendants of a killed guard and no other process. The first process of a container also
+    /// adopts orphans that no agent has started; those are only reaped.
+    pub(super) async fn kill(&self) {
+        let limit = Instant::now() + KILL_TIMEOUT;
+        // A process that is being forked appears a moment later, so repeat.
+        loop {
+            let orphans = self.alive();
+            if orphans.is_empty() {
+                return;
+            }
+            if Instant::now() >= limit {
+                return tracing::error!("orphans of an agent are still running after SIGKILL");
+            }
+            for pid in orphans {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
-        if Instant::now() >= limit {
-            return tracing::error!("orphans of an agent are still running after SIGKILL");
-        }
-        for pid in orphans {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
     }
-}
-
-fn own() -> i32 {
-    i32::try_from(std::process::id()).unwrap_or_default()
-}
-
-pub(super) fn spawn(command: &mut tokio::process::Command) -> io::Result<tokio::process::Child> {
-    let mut known = known();
-    let child = command.spawn()?;
-    known.insert(pid_of(&child));
-    Ok(child)
-}
-
-/// Waits for a child from `spawn`. Returns whether it exited with code 0.
-pub(super) async fn wait(child: &mut tokio::process::Child) -> bool {
-    let pid = pid_of(child);
-    let status = child.wait().await;
-    known().remove(&pid);
-    status.is_ok_and(|status| status.success())
 }

@@ -1,6 +1,5 @@
 //! Splits a pipe into lines and limits their length and rate.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -47,7 +46,7 @@ impl Pump {
         let mut chunk = vec![0; CHUNK];
         while let Ok(count @ 1..) = pipe.read(&mut chunk).await {
             let text = chunk.get(..count).unwrap_or_default();
-            self.output.0.bytes.fetch_add(count as u64, Relaxed);
+            self.output.ring().counts.bytes += count as u64;
             self.take(text);
         }
         self.end_of_flood();
@@ -76,10 +75,10 @@ impl Pump {
     /// Counts lines that exceed the rate, and keeps the last chunk in case the output ends with it.
     fn drop_all(&mut self, text: &[u8]) {
         let lines = text.iter().filter(|byte| **byte == b'\n').count() as u64;
-        let counts = &self.output.0;
-        counts.lines.fetch_add(lines, Relaxed);
-        counts.dropped_lines.fetch_add(lines, Relaxed);
-        counts.dropped_bytes.fetch_add((text.len() + self.line.len()) as u64 + self.cut, Relaxed);
+        let counts = &mut self.output.ring().counts;
+        counts.lines += lines;
+        counts.dropped_lines += lines;
+        counts.dropped_bytes += (text.len() + self.line.len()) as u64 + self.cut;
         self.dropped += lines;
         self.cut = 0;
         self.line.clear();
@@ -110,14 +109,14 @@ impl Pump {
 
     fn show(&mut self) {
         let text = self.output.redacted_text(&self.line);
-        self.output.0.dropped_bytes.fetch_add(self.cut, Relaxed);
+        self.output.ring().counts.dropped_bytes += self.cut;
         self.line.clear();
         self.cut = 0;
         if text.is_empty() {
             return;
         }
         self.admitted += 1;
-        self.output.0.lines.fetch_add(1, Relaxed);
+        self.output.ring().counts.lines += 1;
         let level = level_of(&text);
         self.output.keep(self.stream, level, &text);
         let (agent, stream) = (&self.output.0.agent, self.stream);
