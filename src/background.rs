@@ -21,9 +21,12 @@ pub enum OnPanic {
 /// The tracked tasks and the token that stops them. Clones share the same tasks.
 #[derive(Debug, Clone, Default)]
 pub struct BackgroundTasks {
-    tracker: TaskTracker,
-    stop: CancellationToken,
-    essential_task_panicked: Arc<AtomicBool>,
+    /// For modules that spawn tasks by other means, so that [`BackgroundTasks::finished`] waits for those too.
+    pub(crate) tracker: TaskTracker,
+    /// The root token: cancelling it ends the loop of every background task.
+    pub(crate) stop: CancellationToken,
+    /// Whether a task with [`OnPanic::StopBridge`] has panicked.
+    pub(crate) essential_task_panicked: Arc<AtomicBool>,
 }
 
 impl BackgroundTasks {
@@ -43,22 +46,7 @@ impl BackgroundTasks {
         });
     }
 
-    /// For modules that spawn tasks by other means, so that [`BackgroundTasks::finished`] waits for those too.
-    pub fn tracker(&self) -> &TaskTracker {
-        &self.tracker
-    }
-
-    /// The root token: cancelling it ends the loop of every background task.
-    pub fn stopping(&self) -> &CancellationToken {
-        &self.stop
-    }
-
-    /// Whether a task with [`OnPanic::StopBridge`] has panicked.
-    pub fn essential_task_panicked(&self) -> bool {
-        self.essential_task_panicked.load(Ordering::Relaxed)
-    }
-
-    /// Waits until all tasks have ended. Call it once, after cancelling [`BackgroundTasks::stopping`].
+    /// Waits until all tasks have ended. Call it once, after cancelling [`BackgroundTasks::stop`].
     pub async fn finished(&self) {
         self.tracker.close();
         self.tracker.wait().await;

@@ -3,6 +3,7 @@
 mod draining;
 mod served_agent;
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,10 +16,9 @@ use tokio_util::task::TaskTracker;
 use self::draining::DrainingAgents;
 use self::served_agent::ServedAgent;
 use crate::a2a::{self, HttpClient, auth::AuthError};
-use crate::action::actions::{ActionSettings, Actions, CallShutdown};
-use crate::action::assemble::ArtifactRules;
+use crate::action::actions::{Actions, CallShutdown};
 use crate::agent::{Agent, AgentState, Predecessors};
-use crate::background::{BackgroundTasks, OnPanic};
+use crate::background::OnPanic;
 use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::{ConnectError, connect};
 use crate::bus::control;
@@ -67,7 +67,6 @@ pub struct Bridge {
     http: HttpClient,
     state: Arc<State>,
     host: Host,
-    tasks: BackgroundTasks,
     /// `None` once the bridge stops. Code that takes an agent out has to stop it.
     served: Mutex<Option<Vec<ServedAgent>>>,
     draining: DrainingAgents,
@@ -116,20 +115,21 @@ impl Bridge {
         }
         let http = a2a::http_client()?;
         let client = connect(&config.nats).await?;
-        let tasks = host.tasks.clone();
-        let context =
-            ServiceContext { client: client.clone(), guard: Arc::new(guard), tasks: tasks.tracker().clone() };
+        let context = ServiceContext {
+            client: client.clone(),
+            guard: Arc::new(guard),
+            tasks: host.tasks.tracker.clone(),
+        };
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
         let state = Arc::new(State::new(&store));
         let metrics = Arc::new(Metrics::new(client, Arc::clone(&state)));
-        let draining = DrainingAgents::new(tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
+        let draining = DrainingAgents::new(host.tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {
             context,
             subjects,
             http,
             state,
             host: Host { records: open_records(config), ..host },
-            tasks,
             served: Mutex::new(Some(Vec::new())),
             draining,
             change: tokio::sync::Mutex::default(),
@@ -152,15 +152,15 @@ impl Bridge {
     /// When an agent or the metrics cannot be served. The agents before it are served until [`Bridge::stop`].
     pub async fn serve(&self, config: Config) -> Result<(), BridgeError> {
         let _change = self.change.lock().await;
-        let (state, stopping) = (Arc::clone(&self.state), self.tasks.stopping().clone());
-        self.tasks.spawn("sweep", OnPanic::Log, async move {
+        let (state, stopping) = (Arc::clone(&self.state), self.host.tasks.stop.clone());
+        self.host.tasks.spawn("sweep", OnPanic::Log, async move {
             stopping.run_until_cancelled(state.sweep_periodically()).await;
         });
         if let Some(config::MetricsConfig { listen }) = config.metrics {
-            let server = metrics::serve(listen, Arc::clone(&self.metrics), self.tasks.stopping().clone())
+            let server = metrics::serve(listen, Arc::clone(&self.metrics), self.host.tasks.stop.clone())
                 .await
                 .map_err(|source| BridgeError::Metrics { listen, source })?;
-            self.tasks.spawn("metrics", OnPanic::Log, server);
+            self.host.tasks.spawn("metrics", OnPanic::Log, server);
         }
         for agent in config.agents {
             self.add(agent).await?;
@@ -257,7 +257,7 @@ impl Bridge {
         let stop = self.stop.child();
         let actions = Actions::new(
             Arc::clone(&agent.name),
-            limits(&agent.config),
+            Arc::clone(&agent.config),
             agent.live.clone(),
             Arc::clone(&self.state),
             update_sender,
@@ -266,7 +266,7 @@ impl Bridge {
         );
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
-        let (context, subjects, tasks) = (&self.context, &self.subjects, &self.tasks);
+        let (context, subjects, tasks) = (&self.context, &self.subjects, &self.host.tasks);
         let publication =
             Publication::start(Arc::clone(&dispatcher), updates, context, subjects, tasks).await;
         let publication = publication.map_err(|source| BridgeError::Publish { agent: name(), source })?;
@@ -361,8 +361,8 @@ impl Bridge {
             }
             // Without a connection the client's queue may be full and never drain.
             let _ = tokio::time::timeout(LAST_TASKS_TIMEOUT, self.context.client.drain()).await;
-            self.tasks.stopping().cancel();
-            let _ = tokio::time::timeout(LAST_TASKS_TIMEOUT, self.tasks.finished()).await;
+            self.host.tasks.stop.cancel();
+            let _ = tokio::time::timeout(LAST_TASKS_TIMEOUT, self.host.tasks.finished()).await;
         })
         .await;
     }
@@ -391,12 +391,12 @@ impl Bridge {
 
     /// Resolves when a task that the bridge depends on has failed.
     pub async fn failed(&self) {
-        self.tasks.stopping().cancelled().await;
+        self.host.tasks.stop.cancelled().await;
     }
 
     /// Whether a task that the bridge depends on has panicked.
     pub fn has_panicked(&self) -> bool {
-        self.tasks.essential_task_panicked()
+        self.host.tasks.essential_task_panicked.load(Ordering::Relaxed)
     }
 }
 
@@ -411,22 +411,6 @@ async fn log_step<T>(name: &'static str, step: impl Future<Output = T>) {
 /// are redacted in it, so a changed password alone goes unnoticed.
 fn restart_only_settings(config: &Config) -> String {
     format!("{:?} {:?} {:?}", config.nats, config.metrics, config.shutdown_grace)
-}
-
-fn limits(config: &AgentConfig) -> ActionSettings {
-    ActionSettings {
-        request_timeout: config.request_timeout,
-        stream_idle_timeout: config.stream_idle_timeout,
-        task_timeout: config.task_timeout,
-        task_ttl: config.task_ttl,
-        max_response_size: config.max_response_size,
-        prefer_stream: config.prefer_stream,
-        input_required_ttl: config.input_required_ttl,
-        artifacts: ArtifactRules {
-            answer: config.answer_artifacts.clone(),
-            notice: config.notice_artifacts.clone(),
-        },
-    }
 }
 
 /// Opens the records of agent processes, and ends the processes that an earlier bridge with the same

@@ -23,6 +23,7 @@ use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Task, TaskState};
 use crate::a2a::retry::Retries;
+use crate::config::AgentConfig;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, TaskRef};
@@ -33,26 +34,6 @@ use crate::telemetry::spans;
 
 /// Timeout of a cancel.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The settings of one agent that its actions need.
-#[derive(Debug, Clone)]
-pub(crate) struct ActionSettings {
-    /// Limit for a whole call in mode `final`.
-    pub request_timeout: Duration,
-    /// Limit between two events of a stream.
-    pub stream_idle_timeout: Duration,
-    /// Limit for a whole task in the modes `stream` and `submit`.
-    pub task_timeout: Duration,
-    /// How long a caller can answer a question.
-    pub input_required_ttl: Duration,
-    /// How long a caller can look up a task.
-    pub task_ttl: Duration,
-    /// Limit for the bytes of one task.
-    pub max_response_size: u64,
-    /// Whether calls in mode `final` use a stream to the agent, so that the task id is known early.
-    pub prefer_stream: bool,
-    pub artifacts: ArtifactRules,
-}
 
 /// Signals a shutdown of the bridge, or of one agent's publication, to the calls in flight.
 #[derive(Debug, Clone, Default)]
@@ -84,9 +65,10 @@ pub(crate) struct TaskUpdate {
 #[derive(Debug)]
 pub(crate) struct Actions {
     pub(super) agent: Arc<str>,
-    pub(super) settings: ActionSettings,
+    pub(super) config: Arc<AgentConfig>,
+    pub(super) artifacts: ArtifactRules,
     live: LiveInstance,
-    pub(super) state: Arc<State>,
+    pub(crate) state: Arc<State>,
     updates: mpsc::Sender<TaskUpdate>,
     pub(super) shutdown: CallShutdown,
     pub(super) secrets: Secrets,
@@ -111,25 +93,25 @@ impl CallableSkill {
 impl Actions {
     pub(crate) fn new(
         agent: Arc<str>,
-        settings: ActionSettings,
+        config: Arc<AgentConfig>,
         live: LiveInstance,
         state: Arc<State>,
         updates: mpsc::Sender<TaskUpdate>,
         shutdown: CallShutdown,
         secrets: Secrets,
     ) -> Self {
-        Self { agent, settings, live, state, updates, shutdown, secrets }
-    }
-
-    pub(crate) fn state(&self) -> &State {
-        &self.state
+        let artifacts = ArtifactRules {
+            answer: config.answer_artifacts.clone(),
+            notice: config.notice_artifacts.clone(),
+        };
+        Self { agent, config, artifacts, live, state, updates, shutdown, secrets }
     }
 
     /// The caller's timeout, but at most that of the configuration.
     pub(crate) fn timeout(&self, options: &CallOptions) -> Duration {
         let max = match options.mode {
-            ReplyMode::Final => self.settings.request_timeout,
-            ReplyMode::Stream | ReplyMode::Submit => self.settings.task_timeout,
+            ReplyMode::Final => self.config.request_timeout,
+            ReplyMode::Stream | ReplyMode::Submit => self.config.task_timeout,
         };
         options.timeout.map_or(max, |timeout| timeout.min(max))
     }

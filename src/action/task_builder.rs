@@ -9,7 +9,7 @@ mod tests;
 use std::collections::HashMap;
 
 use super::answer_text::AnswerText;
-use super::assemble::ArtifactRules;
+use super::assemble::{ArtifactRules, text_of_parts};
 use super::progress::Frame;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
 
@@ -22,9 +22,10 @@ const MAX_UNINDEXED: usize = 16;
 pub(crate) struct TaskBuilder<'a> {
     rules: &'a ArtifactRules,
     task: Option<Task>,
-    direct_message: Option<Message>,
+    /// The message of an agent that answered without a task.
+    pub(super) direct_message: Option<Message>,
     /// The texts of all states before the last, in order.
-    status_texts: String,
+    pub(super) status_texts: String,
     streamed: AnswerText,
     is_task_reported: bool,
     before_answer: BeforeAnswer,
@@ -123,16 +124,6 @@ impl<'a> TaskBuilder<'a> {
         self.task().filter(|task| !task.id.is_empty())
     }
 
-    /// The message of an agent that answered without a task.
-    pub(crate) fn direct_message(&self) -> Option<&Message> {
-        self.direct_message.as_ref()
-    }
-
-    /// The texts of all states before the last, in order.
-    pub(crate) fn status_texts(&self) -> &str {
-        &self.status_texts
-    }
-
     /// Whether the task has ended or waits for the caller.
     pub(crate) fn is_settled(&self) -> bool {
         let is_settled = |task: &Task| task.state.is_settled();
@@ -199,7 +190,7 @@ impl<'a> TaskBuilder<'a> {
         }
         match event {
             Event::Message(message) => {
-                let text: String = message.parts.iter().filter_map(Part::as_text).collect();
+                let text = text_of_parts(&message.parts);
                 self.resize(0, text.len())?;
                 if !text.is_empty() {
                     frames.push(Frame::Response(text));
@@ -413,7 +404,7 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
 }
 
 fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
-    let text = message.map(|message| message.parts.iter().filter_map(Part::as_text).collect());
+    let text = message.map(|message| text_of_parts(&message.parts));
     Frame::State { state: state.clone(), message: text.unwrap_or_default() }
 }
 
@@ -459,9 +450,6 @@ fn size(parts: &[Part]) -> usize {
 
 /// Compares the parts of an artifact. Text may be divided into parts differently.
 fn same_parts(one: &[Part], other: &[Part]) -> bool {
-    fn text(parts: &[Part]) -> String {
-        parts.iter().filter_map(Part::as_text).collect()
-    }
     fn others(parts: &[Part]) -> impl Iterator<Item = &Part> {
         parts.iter().filter(|part| part.as_text().is_none())
     }
@@ -472,5 +460,5 @@ fn same_parts(one: &[Part], other: &[Part]) -> bool {
     };
     others(one).count() == others(other).count()
         && others(one).zip(others(other)).all(is_same)
-        && text(one) == text(other)
+        && text_of_parts(one) == text_of_parts(other)
 }

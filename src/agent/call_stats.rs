@@ -37,7 +37,7 @@ pub struct Latency {
 
 /// Counts one call as in flight until it is dropped.
 #[derive(Debug)]
-pub struct InFlightCall(Arc<CallStats>);
+pub(crate) struct InFlightCall(Arc<CallStats>);
 
 impl Drop for InFlightCall {
     fn drop(&mut self) {
@@ -46,7 +46,8 @@ impl Drop for InFlightCall {
 }
 
 impl CallStats {
-    pub(super) fn begin(self: &Arc<Self>) -> InFlightCall {
+    /// Counts a call as in flight until the guard is dropped. A busy agent is not considered hung.
+    pub(crate) fn begin(self: &Arc<Self>) -> InFlightCall {
         self.in_flight.fetch_add(1, Relaxed);
         InFlightCall(Arc::clone(self))
     }

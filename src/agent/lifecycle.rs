@@ -187,14 +187,14 @@ pub(super) struct Lifecycle {
     phase: Phase,
     /// When the public state last changed.
     since: SystemTime,
-    generation: u64,
+    pub(super) generation: u64,
     restarts: u32,
     backoff: Backoff,
     budget: RestartBudget,
     /// The configuration of the last launch, with its port.
     launched: Option<Arc<config::AgentConfig>>,
     last_exit: Option<(Exit, SystemTime)>,
-    known: Option<KnownCard>,
+    pub(super) known: Option<KnownCard>,
     last_logged_problem: String,
 }
 
@@ -221,53 +221,50 @@ impl Lifecycle {
     pub(super) fn on(&mut self, event: AgentEvent) -> Step {
         let before = self.state();
         let phase = std::mem::replace(&mut self.phase, Phase::Stopped(StopReason::Shutdown));
-        self.phase = match event {
-            AgentEvent::Commanded(desired) => self.commanded(phase, desired),
-            AgentEvent::Shutdown => match phase.process() {
+        self.phase = match (event, phase) {
+            (AgentEvent::Commanded(desired), phase) => self.commanded(phase, desired),
+            (AgentEvent::Shutdown, phase) => match phase.process() {
                 Some(process) => Phase::Exiting { process, cause: ExitCause::Shutdown },
                 None => Phase::Stopped(StopReason::Shutdown),
             },
-            AgentEvent::Launched { process, config } => match phase {
-                Phase::Starting { process: None, problem, delay } => {
-                    self.launched = Some(config);
-                    Phase::Starting { process: Some(process), problem, delay }
-                }
-                other => other,
-            },
-            AgentEvent::Delayed(delay) => match phase {
-                Phase::Starting { process, problem, .. } => Phase::Starting { process, problem, delay },
-                other => other,
-            },
-            AgentEvent::NotStarted(problem) => match phase {
-                Phase::Starting { process, .. } => {
-                    self.give_up(process, AgentState::Starting, problem, Duration::ZERO)
-                }
-                Phase::Retrying { .. } => self.after_failure(problem, None, Duration::ZERO),
-                other => other,
-            },
-            AgentEvent::Found(card) => self.found(phase, card),
-            AgentEvent::Unusable(problem) => match phase.found() {
+            (AgentEvent::Launched { process, config }, Phase::Starting { process: None, problem, delay }) => {
+                self.launched = Some(config);
+                Phase::Starting { process: Some(process), problem, delay }
+            }
+            (AgentEvent::Delayed(delay), Phase::Starting { process, problem, .. }) => {
+                Phase::Starting { process, problem, delay }
+            }
+            (AgentEvent::NotStarted(problem), Phase::Starting { process, .. }) => {
+                self.give_up(process, AgentState::Starting, problem, Duration::ZERO)
+            }
+            (AgentEvent::NotStarted(problem), Phase::Retrying { .. }) => {
+                self.after_failure(problem, None, Duration::ZERO)
+            }
+            (AgentEvent::Found(card), phase) => self.found(phase, card),
+            (AgentEvent::Unusable(problem), phase) => match phase.found() {
                 Some(found) => Phase::Unhealthy { found, suspended: None, problem },
                 None => phase,
             },
-            AgentEvent::Unanswered { error, busy } => self.unanswered(phase, &error, busy),
-            AgentEvent::Suspended(pid) => self.suspended(phase, pid),
-            AgentEvent::Resumed => match phase {
-                Phase::Unhealthy { found, problem, .. } => {
-                    Phase::Unhealthy { found, suspended: None, problem }
-                }
-                other => other,
-            },
-            AgentEvent::Exited(exit) => self.exited(phase, exit),
-            AgentEvent::Gone(exit) => self.tree_exited(phase, exit),
-            AgentEvent::Due => match phase {
-                Phase::BackingOff { problem, .. } if self.is_launched() => {
-                    self.restarts += 1;
-                    Phase::Starting { process: None, problem: Some(problem), delay: None }
-                }
-                Phase::BackingOff { problem, .. } => Phase::Retrying { problem },
-                other => other,
-            },
+            (AgentEvent::Unanswered { error, busy }, phase) => self.unanswered(phase, &error, busy),
+            (AgentEvent::Suspended(pid), phase) => self.suspended(phase, pid),
+            (AgentEvent::Resumed, Phase::Unhealthy { found, problem, .. }) => {
+                Phase::Unhealthy { found, suspended: None, problem }
+            }
+            (AgentEvent::Exited(exit), phase) => self.exited(phase, exit),
+            (AgentEvent::Gone(exit), phase) => self.tree_exited(phase, exit),
+            (AgentEvent::Due, Phase::BackingOff { problem, .. }) if self.is_launched() => {
+                self.restarts += 1;
+                Phase::Starting { process: None, problem: Some(problem), delay: None }
+            }
+            (AgentEvent::Due, Phase::BackingOff { problem, .. }) => Phase::Retrying { problem },
+            (
+                AgentEvent::Launched { .. }
+                | AgentEvent::Delayed(_)
+                | AgentEvent::NotStarted(_)
+                | AgentEvent::Resumed
+                | AgentEvent::Due,
+                late_for,
+            ) => late_for,
         };
         if self.state() != before {
             self.since = SystemTime::now();
@@ -291,14 +288,6 @@ impl Lifecycle {
 
     pub(super) fn state(&self) -> AgentState {
         self.phase.state()
-    }
-
-    pub(super) fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    pub(super) fn known(&self) -> Option<&KnownCard> {
-        self.known.as_ref()
     }
 
     pub(super) fn is_delayed(&self) -> bool {
@@ -332,20 +321,15 @@ impl Lifecycle {
     }
 
     fn problem(&self) -> Option<Diagnosis> {
-        let stopped = |reason: &StopReason| match reason {
-            StopReason::OnCommand => Some(Diagnosis::stopped_on_request(&self.name)),
-            StopReason::Exited(problem) => Some(problem.clone()),
-            StopReason::Shutdown => None,
+        let phase = match &self.phase {
+            Phase::Exiting { cause: ExitCause::Exited { next }, .. } => next,
+            phase => phase,
         };
-        match &self.phase {
-            Phase::Exiting { cause: ExitCause::Exited { next }, .. } => match &**next {
-                Phase::Stopped(reason) => stopped(reason),
-                next => next.phase_problem().cloned(),
-            },
+        match phase {
             Phase::Exiting { cause: ExitCause::Commanded { .. } | ExitCause::Shutdown, .. } => {
                 Some(Diagnosis::ending())
             }
-            Phase::Stopped(reason) => stopped(reason),
+            Phase::Stopped(StopReason::OnCommand) => Some(Diagnosis::stopped_on_request(&self.name)),
             phase => phase.phase_problem().cloned(),
         }
     }
@@ -372,7 +356,6 @@ impl Lifecycle {
             Phase::Stopped(StopReason::OnCommand | StopReason::Shutdown) => {
                 return Phase::Starting { process: None, problem: None, delay: None };
             }
-            Phase::Stopped(StopReason::Exited(problem)) => Some(problem),
             phase => phase.phase_problem().cloned(),
         };
         self.restarts += u32::from(self.is_launched());
@@ -596,6 +579,7 @@ impl Phase {
             | Self::Unhealthy { problem, .. }
             | Self::BackingOff { problem, .. }
             | Self::Failed { problem }
+            | Self::Stopped(StopReason::Exited(problem))
             | Self::Exiting { cause: ExitCause::GivenUp { problem, .. }, .. } => Some(problem),
             Self::Ready(_) | Self::Exiting { .. } | Self::Stopped(_) => None,
         }

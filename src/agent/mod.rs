@@ -31,7 +31,7 @@ use crate::process::child::Host;
 use crate::process::output::Output;
 use crate::secrets::Secrets;
 
-use call_stats::{CallStats, InFlightCall};
+use call_stats::CallStats;
 use lifecycle::{AgentEvent, DesiredState, Lifecycle};
 use supervisor::Supervisor;
 
@@ -49,9 +49,11 @@ pub struct Agent {
     pub secrets: Secrets,
     pub calls: Arc<CallStats>,
     desired: channel::Sender<DesiredState>,
-    recheck: Arc<Notify>,
+    /// Notify it to probe the agent now, because a call could not reach it.
+    pub recheck: Arc<Notify>,
     stop: CancellationToken,
-    ended: CancellationToken,
+    /// Cancelled when [`stop`](Self::stop) is complete.
+    pub ended: CancellationToken,
 }
 
 impl Agent {
@@ -104,16 +106,6 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Probes the agent now, because a call could not reach it.
-    pub fn recheck(&self) {
-        self.recheck.notify_one();
-    }
-
-    /// Counts a call as in flight until the guard is dropped. A busy agent is not considered hung.
-    pub fn begin_call(&self) -> InFlightCall {
-        self.calls.begin()
-    }
-
     /// Starts, stops or restarts the agent. Returns the generation that [`AgentStatus::generation`] reaches
     /// once the supervisor acts on the command.
     pub fn command(&self, command: AgentCommand) -> u64 {
@@ -156,11 +148,6 @@ impl Agent {
     /// Whether both are handles to the same agent. A reload can replace an agent by one of the same name.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.name, &other.name)
-    }
-
-    /// Cancelled when [`stop`](Self::stop) is complete.
-    pub fn ended(&self) -> &CancellationToken {
-        &self.ended
     }
 }
 

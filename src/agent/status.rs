@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::a2a::card::{Card, Interface};
 
 /// The states of an agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum AgentState {
     /// Not callable yet: the supervisor launches or probes the agent, or ends its process because of a
     /// command.
@@ -44,12 +45,6 @@ impl AgentState {
 impl fmt::Display for AgentState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-impl Serialize for AgentState {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use futures_util::future::OptionFuture;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +16,7 @@ use super::start::{Start, StartupProbe};
 use super::status::{AgentState, AgentStatus, KnownCard};
 use crate::a2a::choose::DialectFallback;
 use crate::a2a::{HttpClient, Instance};
-use crate::process::child::{Child, Exit, Host, Spec};
+use crate::process::child::{Child, Host, Spec};
 
 /// Output lines that the log repeats when an agent exits.
 const LAST_LINES: usize = 3;
@@ -53,14 +54,6 @@ impl StartedAgent {
     fn new(start: Start, child: Option<Child>, first_line: u64) -> Self {
         let startup = StartupProbe::new(&start.config);
         Self { start, child, exited: CancellationToken::new(), first_line, startup, health_check: None }
-    }
-}
-
-/// Resolves when the process exits; never for an attached agent.
-async fn exit_of(child: Option<&Child>) -> Exit {
-    match child {
-        Some(child) => child.wait().await,
-        None => std::future::pending().await,
     }
 }
 
@@ -111,7 +104,7 @@ impl Supervisor {
 
     /// The instance for this card; `None` if the current one stays.
     fn instance(&self, known: KnownCard) -> (AgentEvent, Option<Arc<Instance>>) {
-        let seen = self.lifecycle.known();
+        let seen = self.lifecycle.known.as_ref();
         if self.lifecycle.state() == AgentState::Ready && seen == Some(&known) {
             return (AgentEvent::Found(known), None);
         }
@@ -151,7 +144,7 @@ impl Supervisor {
     }
 
     async fn start(&mut self) -> AgentEvent {
-        let generation = self.lifecycle.generation();
+        let generation = self.lifecycle.generation;
         if self.predecessors.iter().any(|ended| !ended.is_cancelled()) && !self.lifecycle.is_delayed() {
             return AgentEvent::Delayed(Some(Diagnosis::predecessor()));
         }
@@ -228,11 +221,11 @@ impl Supervisor {
     }
 
     async fn await_ready(&mut self) -> AgentEvent {
-        let generation = self.lifecycle.generation();
+        let generation = self.lifecycle.generation;
         let started = self.started.as_mut().expect(STARTED);
         tokio::select! {
             biased;
-            exit = exit_of(started.child.as_ref()) => AgentEvent::Exited(exit),
+            Some(exit) = OptionFuture::from(started.child.as_ref().map(Child::wait)) => AgentEvent::Exited(exit),
             event = started.startup.next(&started.start, &self.agent.name) => event,
             event = self.agent.commanded(generation) => event,
         }
@@ -240,7 +233,7 @@ impl Supervisor {
 
     /// Commands and exits interrupt a slow probe.
     async fn watch(&mut self) -> AgentEvent {
-        let generation = self.lifecycle.generation();
+        let generation = self.lifecycle.generation;
         let is_suspended = self.lifecycle.is_suspended();
         let started = self.started.as_mut().expect(STARTED);
         let child = started.child.as_ref();
@@ -249,7 +242,7 @@ impl Supervisor {
         tokio::select! {
             biased;
             event = self.agent.commanded(generation) => event,
-            exit = exit_of(child) => AgentEvent::Exited(exit),
+            Some(exit) = OptionFuture::from(child.map(Child::wait)) => AgentEvent::Exited(exit),
             event = health_check.next(&started.start, child, is_suspended, &self.agent.recheck, &self.agent.calls) => event,
         }
     }
@@ -264,16 +257,10 @@ impl Supervisor {
     }
 
     async fn wait(&mut self, until: Option<Instant>) -> AgentEvent {
-        let due = async {
-            match until {
-                Some(until) => tokio::time::sleep_until(until).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
-            event = self.agent.commanded(self.lifecycle.generation()) => event,
-            () = due => AgentEvent::Due,
+            event = self.agent.commanded(self.lifecycle.generation) => event,
+            Some(()) = OptionFuture::from(until.map(tokio::time::sleep_until)) => AgentEvent::Due,
         }
     }
 

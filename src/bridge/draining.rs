@@ -79,7 +79,7 @@ impl DrainingAgents {
             old.config.command.is_some() && (same_name(old) || shares_port(&old.config, config))
         });
         Predecessors {
-            ended: blocking.map(|old| old.ended().clone()).collect(),
+            ended: blocking.map(|old| old.ended.clone()).collect(),
             calls: calls.unwrap_or_default(),
         }
     }

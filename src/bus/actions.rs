@@ -12,7 +12,7 @@ use super::service::{Accounting, Handler, ServiceRequest};
 use crate::action::progress::{Frame, Progress};
 use crate::action::request::ReplyMode;
 use crate::dispatch::Dispatcher;
-use crate::dispatch::request::{Admission, IdempotencyKey, Input, Operation, Request};
+use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request};
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
@@ -116,7 +116,7 @@ fn dispatcher_request(headers: Headers, operation: Operation, message: &Message)
         options.mode = ReplyMode::Final;
     }
     let idempotency_key = idempotency_key.map(|key| IdempotencyKey { key, body: message.payload.clone() });
-    Request { operation, options, idempotency_key, admission: Admission::Try }
+    Request { operation, options, idempotency_key, permit: None }
 }
 
 /// Sends the reply of a request: when the call ends or, for a submitted task, when the agent accepts it.

@@ -79,7 +79,10 @@ impl RpcCall {
     async fn run(self, method: &str, params: &str) -> Result<Response, MethodError> {
         use ProtocolVersion::{V1, V03};
         let (version, tasks) = (self.version, &self.agent.tasks);
-        self.check_version()?;
+        // An agent of 1.0 refuses other versions; 0.3 has no version header.
+        if version == V1 && self.headers.get("a2a-version").is_some_and(|it| it != "1.0") {
+            return Err(MethodError::new(-32009, "VERSION_NOT_SUPPORTED", "this agent speaks A2A 1.0 only"));
+        }
         match (version, method) {
             (V1, "SendMessage") | (V03, "message/send") => return self.send(params, false).await,
             (V1, "SendStreamingMessage") | (V03, "message/stream") => return self.send(params, true).await,
@@ -104,16 +107,6 @@ impl RpcCall {
             _ => return Err(MethodError::new(-32601, "", "Method not found")),
         };
         Ok(self.result(result))
-    }
-
-    /// An agent of 1.0 refuses other versions; 0.3 has no version header.
-    fn check_version(&self) -> Result<(), MethodError> {
-        if self.version == ProtocolVersion::V1
-            && self.headers.get("a2a-version").is_some_and(|it| it != "1.0")
-        {
-            return Err(MethodError::new(-32009, "VERSION_NOT_SUPPORTED", "this agent speaks A2A 1.0 only"));
-        }
-        Ok(())
     }
 
     async fn send(self, params: &str, streaming: bool) -> Result<Response, MethodError> {

@@ -30,23 +30,19 @@ pub(super) enum DemoSkill {
 }
 
 impl DemoSkill {
-    fn from_id(id: &str) -> Option<Self> {
-        Self::from_str(id, true).ok()
-    }
-
     /// The skill that `message` asks for, and its argument: the `skill_id` of its metadata with
     /// the whole text, else the first word with the rest, else `None` with the whole text.
     pub(super) fn chosen_by(message: &DemoMessage) -> (Option<Self>, String) {
         let text = message.text();
         let named = message.metadata.as_ref().and_then(|metadata| metadata.get("skill_id")?.as_str());
-        if let Some(skill) = named.and_then(Self::from_id) {
+        if let Some(skill) = named.and_then(|id| Self::from_str(id, true).ok()) {
             return (Some(skill), text);
         }
         let (first, rest) = text.trim_start().split_once(char::is_whitespace).unwrap_or((text.trim(), ""));
-        match Self::from_id(first) {
-            Some(Self::Echo) => (Some(Self::Echo), text),
-            Some(skill) => (Some(skill), rest.trim_start().to_owned()),
-            None => (None, text),
+        match Self::from_str(first, true) {
+            Ok(Self::Echo) => (Some(Self::Echo), text),
+            Ok(skill) => (Some(skill), rest.trim_start().to_owned()),
+            Err(_) => (None, text),
         }
     }
 

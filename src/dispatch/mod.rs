@@ -14,7 +14,7 @@
 //! 2. passes a [`Request`] to [`Dispatcher::call`], with a [`Progress`] that reports to the caller; passes requests
 //!    that it cannot read to [`Dispatcher::refuse`], and reads data that needs no agent, such as the card, in
 //!    [`Dispatcher::look_up`];
-//! 3. is started for each agent in `bridge.rs`, and stopped by the `Served` in `bridge/served.rs`.
+//! 3. is started for each agent in `bridge.rs`, and stopped by the `ServedAgent` in `bridge/served_agent.rs`.
 //!
 //! A front door whose requests have several steps, such as the agent protocol, also uses [`Dispatcher::permit`] and
 //! [`Dispatcher::guarded`] between two calls.
@@ -45,7 +45,7 @@ use crate::state::idempotency::{FirstRequest, RepeatedRequest, Reservation};
 use crate::telemetry::spans::{self, Arrival, CallSpan};
 use crate::telemetry::trace_context::TraceContext;
 use permits::{Permit, Permits};
-use request::{Admission, IdempotencyKey, Operation, Request};
+use request::{IdempotencyKey, Operation, Request};
 
 /// Runs the requests to one agent.
 #[derive(Debug)]
@@ -90,11 +90,11 @@ impl Dispatcher {
     /// end of the task, which is already published.
     pub(crate) async fn call(&self, request: Request, progress: &mut impl Progress) -> Reply {
         let began = Instant::now();
-        let Request { operation, mut options, idempotency_key, admission } = request;
+        let Request { operation, mut options, idempotency_key, permit } = request;
         spans::propagate(&mut options.trace);
         let mut first = None;
         if let Some(IdempotencyKey { key, body }) = idempotency_key.filter(|_| operation.runs_the_agent()) {
-            let keys = &self.actions.state().idempotency;
+            let keys = &self.actions.state.idempotency;
             let timeout = self.actions.timeout(&options);
             let reservation = keys.reserve(&self.agent.name, operation.name(), &key, &body, timeout);
             match Box::pin(reservation).await {
@@ -105,11 +105,7 @@ impl Dispatcher {
                 Err(error) => return Box::pin(self.refuse(error, progress)).await,
             }
         }
-        let permit = match admission {
-            Admission::Try => self.permits.take(&operation, options.mode),
-            Admission::Permitted(permit) => Ok(permit),
-        };
-        let permit = match permit {
+        let permit = match permit.map_or_else(|| self.permits.take(&operation, options.mode), Ok) {
             Ok(permit) => permit,
             Err(error) => {
                 let reply = Box::pin(self.refuse(error, progress)).await;
@@ -120,7 +116,7 @@ impl Dispatcher {
         progress.started().await;
         let pending = Some(PendingReply { first, permit });
         let mut tracked = TrackedCall { dispatcher: self, progress, began, pending, accepted: None };
-        let in_flight = operation.runs_the_agent().then(|| self.agent.begin_call());
+        let in_flight = operation.runs_the_agent().then(|| self.agent.calls.begin());
         let reply = self.guarded(self.perform(operation, &options, &mut tracked)).await;
         drop(in_flight);
         tracked.end(&reply).await;
@@ -163,7 +159,7 @@ impl Dispatcher {
 
     /// Waits until a task that the agent still works on has settled.
     pub(crate) async fn wait_until_settled(&self, task_id: &str, options: &CallOptions) -> Reply {
-        let _in_flight = self.agent.begin_call();
+        let _in_flight = self.agent.calls.begin();
         let is_settled = |outcome: &Outcome| outcome.status != ReplyStatus::Working;
         let limit = self.agent.config.task_timeout;
         self.guarded(self.actions.watch_task(task_id, options, limit, is_settled)).await
@@ -246,7 +242,7 @@ impl Dispatcher {
             let (code, message) = (error.info.code, error.message_for_logs());
             self.agent.calls.failed(code.name(), message);
             if code == Code::AgentUnavailable {
-                self.agent.recheck();
+                self.agent.recheck.notify_one();
             }
             tracing::debug!(agent = %self.agent.name, code = code.name(), message, "request failed");
         }

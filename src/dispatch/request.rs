@@ -14,7 +14,9 @@ pub(crate) struct Request {
     pub operation: Operation,
     pub options: CallOptions,
     pub idempotency_key: Option<IdempotencyKey>,
-    pub admission: Admission,
+    /// From [`Dispatcher::permit`](super::Dispatcher::permit). Without it, the dispatcher takes a permit, or refuses
+    /// the request as `busy`.
+    pub permit: Option<Permit>,
 }
 
 #[derive(Debug)]
@@ -45,14 +47,6 @@ pub(crate) enum Input<T> {
 pub(crate) struct IdempotencyKey {
     pub key: String,
     pub body: Bytes,
-}
-
-#[derive(Debug)]
-pub(crate) enum Admission {
-    /// The dispatcher acquires a permit, or refuses the request as `busy`.
-    Try,
-    /// The front door has a permit from [`Dispatcher::permit`](super::Dispatcher::permit).
-    Permitted(Permit),
 }
 
 impl Operation {

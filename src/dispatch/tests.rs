@@ -1,13 +1,10 @@
 //! The rules for every request, without an agent that answers.
 
-use std::time::Duration;
-
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::action::actions::{ActionSettings, CallShutdown};
-use crate::action::assemble::ArtifactRules;
+use crate::action::actions::CallShutdown;
 use crate::agent::Predecessors;
 use crate::process::child::Host;
 
@@ -17,21 +14,11 @@ fn dispatcher(lines: &str) -> Dispatcher {
         "nats: {{ url: 'nats://127.0.0.1:4222' }}\nagents: [{{ name: a, url: 'http://127.0.0.1:9', {lines} }}]"
     );
     let config = crate::config::parse(&text, "test", &|_| None).unwrap().agents.remove(0);
-    let limits = ActionSettings {
-        request_timeout: Duration::from_secs(10),
-        stream_idle_timeout: Duration::from_secs(10),
-        task_timeout: Duration::from_secs(10),
-        input_required_ttl: Duration::from_secs(10),
-        task_ttl: Duration::from_secs(10),
-        max_response_size: 1 << 20,
-        prefer_stream: false,
-        artifacts: ArtifactRules { answer: Vec::new(), notice: Vec::new() },
-    };
     let (http, skip_grace) = (crate::a2a::http_client().unwrap(), CancellationToken::new());
     let agent = Agent::start(config, &http, &Host::default(), skip_grace, Predecessors::default()).unwrap();
     let actions = Actions::new(
         Arc::clone(&agent.name),
-        limits,
+        Arc::clone(&agent.config),
         agent.live.clone(),
         Arc::default(),
         mpsc::channel(1).0,

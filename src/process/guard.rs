@@ -237,8 +237,9 @@ impl Guard {
     /// shell trap, and are left alone while their parent lives.
     fn send_stop_signals(&mut self) {
         let is_first = self.signalled.is_empty();
-        for stat in below().into_iter().filter_map(procfs::Stat::read) {
-            let is_alone = stat.parent == Pid::this().as_raw();
+        let own = Pid::this().as_raw();
+        for stat in procfs::descendants(own).into_iter().filter_map(procfs::Stat::read) {
+            let is_alone = stat.parent == own;
             let is_due = match self.signalled.get(&stat.pid) {
                 None => is_first || stat.start < self.began || is_alone,
                 // A shell's child that has since called exec has lost the signal.
@@ -291,13 +292,9 @@ impl Guard {
 }
 
 fn signal_all(signal: Signal) {
-    for pid in below() {
+    for pid in procfs::descendants(Pid::this().as_raw()) {
         let _ = kill(Pid::from_raw(pid), signal);
     }
-}
-
-fn below() -> Vec<i32> {
-    procfs::descendants(Pid::this().as_raw())
 }
 
 /// Parses an exit status from the guard. An unreadable status is unknown, never a success.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 
-use super::table::{self, BoundedTable, Full};
+use super::table::{self, BoundedTable, Full, WhenFull};
 use super::{
     ABSENT, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError,
 };
@@ -37,13 +37,16 @@ struct RecordTable {
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        let table = |table| Mutex::new(RecordTable { table, revision: ABSENT });
+        let table = |max_bytes, when_full| {
+            let table = BoundedTable::new(max_bytes, when_full);
+            Mutex::new(RecordTable { table, revision: ABSENT })
+        };
         Self {
-            follow_ups: table(BoundedTable::evicting(FOLLOW_UP_BYTES)),
-            tasks: table(BoundedTable::evicting(TASK_BYTES)),
-            sessions: table(BoundedTable::evicting(SESSION_BYTES)),
-            idempotency_keys: table(BoundedTable::refusing(KEY_BYTES)),
-            replies: table(BoundedTable::evicting(REPLY_BYTES)),
+            follow_ups: table(FOLLOW_UP_BYTES, WhenFull::Evict),
+            tasks: table(TASK_BYTES, WhenFull::Evict),
+            sessions: table(SESSION_BYTES, WhenFull::Evict),
+            idempotency_keys: table(KEY_BYTES, WhenFull::Refuse),
+            replies: table(REPLY_BYTES, WhenFull::Evict),
         }
     }
 }
@@ -89,7 +92,7 @@ impl StateStore for MemoryStore {
             }
             let bytes = value.len();
             // One record never evicts all others.
-            if bytes > table.max_bytes() / 2 {
+            if bytes > table.max_bytes / 2 {
                 return Err(WriteError::Full);
             }
             *revision += 1;

@@ -96,23 +96,21 @@ impl<R: Serialize + DeserializeOwned> TypedRecords<R> {
     }
 }
 
+#[derive(Serialize, Deserialize)]
+struct Versioned<R> {
+    v: u32,
+    record: R,
+}
+
 fn encode<R: Serialize>(record: &R) -> Bytes {
-    #[derive(Serialize)]
-    struct Versioned<'a, R> {
-        v: u32,
-        record: &'a R,
-    }
     json::to_bytes(&Versioned { v: VERSION, record })
 }
 
 fn decode<R: DeserializeOwned>(value: &[u8]) -> Result<R, StoreUnavailable> {
+    // Read first: the record of another version may have another form.
     #[derive(Deserialize)]
     struct Version {
         v: u32,
-    }
-    #[derive(Deserialize)]
-    struct WithoutVersion<R> {
-        record: R,
     }
     let unreadable = |error: serde_json::Error| {
         // The category only: the text of the error may quote the record.
@@ -127,8 +125,7 @@ fn decode<R: DeserializeOwned>(value: &[u8]) -> Result<R, StoreUnavailable> {
         );
         return Err(StoreUnavailable);
     }
-    let read: WithoutVersion<R> = serde_json::from_slice(value).map_err(unreadable)?;
-    Ok(read.record)
+    serde_json::from_slice(value).map_err(unreadable).map(|Versioned { record, .. }| record)
 }
 
 #[cfg(test)]

@@ -25,10 +25,10 @@ const SPARE: usize = 64;
 pub(super) struct Full;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WhenFull {
-    /// The limit applies to all agents together.
+pub(super) enum WhenFull {
+    /// Makes room by evicting rows. The limit applies to all agents together.
     Evict,
-    /// The limit applies to each agent.
+    /// Refuses new rows. The limit applies to each agent.
     Refuse,
 }
 
@@ -36,7 +36,7 @@ enum WhenFull {
 pub(super) struct BoundedTable<V> {
     agents: HashMap<Arc<str>, AgentRows<V>>,
     bytes: usize,
-    max_bytes: usize,
+    pub(super) max_bytes: usize,
     when_full: WhenFull,
     rows: usize,
     writes_since_sweep: usize,
@@ -80,17 +80,7 @@ pub(super) async fn sweep<V>(step: impl Fn() -> Option<Vec<Row<V>>>) {
 }
 
 impl<V> BoundedTable<V> {
-    /// Makes room by evicting rows.
-    pub(super) fn evicting(max_bytes: usize) -> Self {
-        Self::new(max_bytes, WhenFull::Evict)
-    }
-
-    /// Refuses new rows of an agent that holds `max_bytes`.
-    pub(super) fn refusing(max_bytes: usize) -> Self {
-        Self::new(max_bytes, WhenFull::Refuse)
-    }
-
-    fn new(max_bytes: usize, when_full: WhenFull) -> Self {
+    pub(super) fn new(max_bytes: usize, when_full: WhenFull) -> Self {
         Self {
             agents: HashMap::new(),
             bytes: 0,
@@ -106,10 +96,6 @@ impl<V> BoundedTable<V> {
     pub(super) fn get(&self, agent: &str, id: &str, now: Instant) -> Option<&V> {
         let row = self.agents.get(agent)?.by_id.get(id)?;
         (row.expires > now).then_some(&row.value)
-    }
-
-    pub(super) fn max_bytes(&self) -> usize {
-        self.max_bytes
     }
 
     /// Inserts or replaces a row of `bytes` bytes beside its id. Returns the removed rows, so that the caller can drop
@@ -287,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_table_over_its_limit_evicts_the_oldest_rows() {
-        let mut table = BoundedTable::evicting(40_000);
+        let mut table = BoundedTable::new(40_000, WhenFull::Evict);
         (0..100).for_each(|id| put(&mut table, "a", id, 1000));
         assert_eq!(table.get("a", "0", Instant::now()), None);
         assert_eq!(table.get("a", "99", Instant::now()), Some(&99));
@@ -296,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_busy_agent_evicts_only_its_own_rows() {
-        let mut table = BoundedTable::evicting(100_000);
+        let mut table = BoundedTable::new(100_000, WhenFull::Evict);
         (0..10).for_each(|id| put(&mut table, "quiet", id, 100));
         (0..10_000).for_each(|id| put(&mut table, "busy", id, 100));
         assert_eq!(held(&table, "quiet"), 10);
@@ -313,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_row_that_grows_beyond_all_others_is_not_evicted_for_itself() {
-        let mut table = BoundedTable::evicting(10_000);
+        let mut table = BoundedTable::new(10_000, WhenFull::Evict);
         for agent in ["a", "b", "c"] {
             put(&mut table, agent, 0, 2_000);
         }
@@ -323,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_row_that_is_written_repeatedly_counts_once() {
-        let mut table = BoundedTable::evicting(40_000);
+        let mut table = BoundedTable::new(40_000, WhenFull::Evict);
         put(&mut table, "a", 0, 1);
         (0..10_000).for_each(|size| put(&mut table, "a", 1, size % 7));
         assert_eq!(held(&table, "a"), 2);
@@ -335,7 +321,7 @@ mod tests {
 
     #[test]
     fn expired_rows_are_not_found_and_later_writes_remove_them() {
-        let mut table = BoundedTable::evicting(1 << 30);
+        let mut table = BoundedTable::new(1 << 30, WhenFull::Evict);
         let expired = Duration::ZERO;
         put(&mut table, "a", 0, 1);
         for id in 1..2000 {
@@ -359,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_sweep_removes_expired_rows_step_by_step_and_frees_their_capacity() {
-        let mut table = BoundedTable::evicting(1 << 30);
+        let mut table = BoundedTable::new(1 << 30, WhenFull::Evict);
         let now = Instant::now();
         let (second, rows) = (Duration::from_secs(1), 20 * STEP);
         for id in 0..rows {
@@ -384,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_sweep_continues_after_the_table_has_changed() {
-        let mut table = BoundedTable::evicting(1 << 30);
+        let mut table = BoundedTable::new(1 << 30, WhenFull::Evict);
         let now = Instant::now();
         let later = now + Duration::from_secs(1);
         for id in 0..3 * STEP {
@@ -400,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_refusing_table_keeps_its_rows_and_has_room_for_every_agent() {
-        let mut table = BoundedTable::refusing(10 * (ROW + 100));
+        let mut table = BoundedTable::new(10 * (ROW + 100), WhenFull::Refuse);
         let now = Instant::now();
         let mut put = |agent: &str, id: usize, ttl, now| {
             table.put(&agent.into(), &id.to_string(), id, 90, ttl, now).map(drop)

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
 use super::records::{Change, TypedRecords};
-use super::table::{self, BoundedTable};
+use super::table::{self, BoundedTable, WhenFull};
 use super::task_ends::{TaskEndSubscription, TaskEnds};
 use super::{RecordKey, RecordKind, StateStore};
 use crate::a2a::model::TaskState;
@@ -56,9 +56,8 @@ impl TaskRecord {
     /// use of the same id, because some agents give every task of a conversation the same one. Anything
     /// recorded during a lookup is newer than what the lookup has seen.
     fn takes_precedence_over(&self, new: &Self, observer: Observer) -> bool {
-        let (Observer::Call { began } | Observer::Lookup { began }) = observer;
-        let is_older_lookup = matches!(observer, Observer::Lookup { .. }) && !new.state.is_final();
-        (self.state.is_final() || is_older_lookup) && self.seen_at >= began
+        let is_older_lookup = observer.is_lookup && !new.state.is_final();
+        (self.state.is_final() || is_older_lookup) && self.seen_at >= observer.began
     }
 
     fn allocated(&self) -> usize {
@@ -74,12 +73,11 @@ impl TaskRecord {
     }
 }
 
+/// Who has seen a task: the call that follows it, or a lookup, which reads it once.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Observer {
-    /// The call that follows the task.
-    Call { began: SystemTime },
-    /// A request that reads the task once.
-    Lookup { began: SystemTime },
+pub(crate) struct Observer {
+    pub began: SystemTime,
+    pub is_lookup: bool,
 }
 
 #[derive(Debug)]
@@ -145,7 +143,7 @@ impl LocalTask {
 impl Tasks {
     pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
         Self {
-            local: Mutex::new(BoundedTable::evicting(LOCAL_BYTES)),
+            local: Mutex::new(BoundedTable::new(LOCAL_BYTES, WhenFull::Evict)),
             records: TypedRecords::new(store, RecordKind::Task),
             ends: TaskEnds::default(),
         }
@@ -169,7 +167,7 @@ impl Tasks {
         }
     }
 
-    /// TypedRecords the state of a task, unless the existing record is final or newer. A submitted task stays submitted.
+    /// Records the state of a task, unless the existing record is final or newer. A submitted task stays submitted.
     pub(crate) async fn record(
         &self,
         agent: &Arc<str>,
@@ -177,7 +175,7 @@ impl Tasks {
         new: TaskRecord,
         observer: Observer,
     ) -> RecordResult {
-        let is_end_in_lookup = new.state.is_final() && matches!(observer, Observer::Lookup { .. });
+        let is_end_in_lookup = new.state.is_final() && observer.is_lookup;
         let local = match new.is_shared() {
             true => Err(Box::new(new)),
             false => self.record_locally(agent, id, new, observer),
@@ -198,7 +196,7 @@ impl Tasks {
         self.ends.subscribe(agent, id)
     }
 
-    /// TypedRecords why a call has lost track of a task, for lookups while the agent is unavailable. A final state
+    /// Records why a call has lost track of a task, for lookups while the agent is unavailable. A final state
     /// stays, and so does an open question: a caller can still answer it.
     pub(crate) async fn mark_lost(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
         let known = self.find_seen_here(agent, id).await.ok().flatten();
@@ -209,11 +207,11 @@ impl Tasks {
                 seen_at: SystemTime::now(),
                 ..TaskRecord::clone(&record)
             };
-            self.record(agent, id, lost, Observer::Call { began: record.seen_at }).await;
+            self.record(agent, id, lost, Observer { began: record.seen_at, is_lookup: false }).await;
         }
     }
 
-    /// TypedRecords the task of a plain call in one step. Returns the record if the task is in the store.
+    /// Records the task of a plain call in one step. Returns the record if the task is in the store.
     fn record_locally(
         &self,
         agent: &Arc<str>,
@@ -298,8 +296,7 @@ impl Tasks {
     }
 
     fn put_local(&self, agent: &Arc<str>, id: &str, task: LocalTask, bytes: usize, ttl: Duration) {
-        let removed = self.local().put(agent, id, task, bytes, ttl, Instant::now());
-        drop(removed);
+        let _removed = self.local().put(agent, id, task, bytes, ttl, Instant::now());
     }
 
     /// Frees the memory of expired local tasks.
@@ -370,7 +367,7 @@ mod tests {
     #[tokio::test]
     async fn the_task_of_a_plain_call_stays_in_its_process() {
         let (one, other, agent) = replicas();
-        let began = Observer::Call { began: SystemTime::now() };
+        let began = Observer { began: SystemTime::now(), is_lookup: false };
         one.record(&agent, "t", task(TaskState::Working, "w"), began).await;
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "w");
         assert!(other.find(&agent, "t").await.unwrap().is_none());
@@ -380,7 +377,7 @@ mod tests {
     #[tokio::test]
     async fn a_submitted_task_is_known_at_every_replica_until_its_end() {
         let (one, other, agent) = replicas();
-        let began = Observer::Call { began: SystemTime::now() };
+        let began = Observer { began: SystemTime::now(), is_lookup: false };
         one.record(&agent, "t", task(TaskState::Working, "named"), began).await;
         let recorded = one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
         assert!(
@@ -401,11 +398,11 @@ mod tests {
     #[tokio::test]
     async fn the_first_end_of_a_task_stays_but_its_id_can_be_reused() {
         let (one, _, agent) = replicas();
-        let began = Observer::Call { began: SystemTime::now() };
+        let began = Observer { began: SystemTime::now(), is_lookup: false };
         one.record(&agent, "t", task(TaskState::Completed, "first"), began).await;
         let again = one.record(&agent, "t", task(TaskState::Working, "older lookup"), began).await;
         assert!(matches!(again, RecordResult::Kept(_)));
-        let later = Observer::Call { began: SystemTime::now() + Duration::from_millis(1) };
+        let later = Observer { began: SystemTime::now() + Duration::from_millis(1), is_lookup: false };
         let next = one.record(&agent, "t", task(TaskState::Working, "next call"), later).await;
         assert!(matches!(next, RecordResult::Written { .. }));
     }
@@ -413,8 +410,8 @@ mod tests {
     #[tokio::test]
     async fn a_lookup_does_not_undo_a_newer_record() {
         let (one, _, agent) = replicas();
-        let call = Observer::Call { began: SystemTime::now() };
-        let lookup = Observer::Lookup { began: SystemTime::now() };
+        let call = Observer { began: SystemTime::now(), is_lookup: false };
+        let lookup = Observer { began: SystemTime::now(), is_lookup: true };
         one.record(&agent, "t", submitted(TaskState::InputRequired, "which?"), call).await;
         let older = one.record(&agent, "t", task(TaskState::Working, "older"), lookup).await;
         assert!(matches!(older, RecordResult::Kept(kept) if message(&kept) == "which?"));
@@ -430,7 +427,7 @@ mod tests {
     async fn a_lookup_that_sees_the_end_of_a_task_notifies_the_call_that_follows_it() {
         let (one, _, agent) = replicas();
         let began = SystemTime::now();
-        let (call, lookup) = (Observer::Call { began }, Observer::Lookup { began });
+        let (call, lookup) = (Observer { began, is_lookup: false }, Observer { began, is_lookup: true });
         let (here, stored, own) = (
             one.subscribe_to_end(&agent, "here"),
             one.subscribe_to_end(&agent, "stored"),
@@ -455,7 +452,7 @@ mod tests {
     #[tokio::test]
     async fn a_lost_task_says_why_unless_it_has_ended() {
         let (one, _, agent) = replicas();
-        let began = Observer::Call { began: SystemTime::now() };
+        let began = Observer { began: SystemTime::now(), is_lookup: false };
         let why = ActionError::new(Code::OutcomeUnknown, "cut off");
         one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
         one.mark_lost(&agent, "t", &why).await;
@@ -469,7 +466,7 @@ mod tests {
     #[tokio::test]
     async fn a_task_expires() {
         let (one, _, agent) = replicas();
-        let began = Observer::Call { began: SystemTime::now() };
+        let began = Observer { began: SystemTime::now(), is_lookup: false };
         let short =
             |may_run_for| TaskRecord { may_run_for, ttl: Duration::ZERO, ..task(TaskState::Working, "w") };
         one.record(&agent, "t", short(HOUR), began).await;
@@ -481,7 +478,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn expired_tasks_are_freed_even_without_writes() {
         let (state, agent) = (State::default(), "a".into());
-        let began = Observer::Call { began: SystemTime::now() };
+        let began = Observer { began: SystemTime::now(), is_lookup: false };
         let short = TaskRecord { ttl: Duration::from_nanos(1), ..task(TaskState::Completed, "done") };
         state.tasks.record(&agent, "t", short, began).await;
         assert_eq!(state.tasks.local().rows(), 1);

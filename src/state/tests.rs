@@ -175,7 +175,7 @@ async fn a_change_of_a_task_is_reported_once_when_its_write_is_not_confirmed(
 ) {
     let store = FaultyStore::new(&[]);
     let tasks = Tasks::new(&as_store(&store));
-    let (agent, began): (Arc<str>, _) = ("a".into(), Observer::Call { began: SystemTime::now() });
+    let (agent, began): (Arc<str>, _) = ("a".into(), Observer { began: SystemTime::now(), is_lookup: false });
     tasks.record(&agent, "t", submitted(TaskState::Working), began).await;
     store.faults.lock().unwrap().push_back(fault);
     let recorded = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await;
@@ -193,7 +193,12 @@ async fn a_task_is_kept_locally_while_the_store_is_unavailable() {
     let tasks = Tasks::new(&as_store(&store));
     let agent: Arc<str> = "a".into();
     tasks
-        .record(&agent, "t", submitted(TaskState::Working), Observer::Call { began: SystemTime::now() })
+        .record(
+            &agent,
+            "t",
+            submitted(TaskState::Working),
+            Observer { began: SystemTime::now(), is_lookup: false },
+        )
         .await;
     assert_eq!(tasks.find(&agent, "t").await.unwrap().unwrap().state, TaskState::Working);
 }

@@ -147,8 +147,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
         input: RunInput<'a>,
         progress: &'a mut P,
     ) -> Self {
-        let max_size = usize::try_from(actions.settings.max_response_size).unwrap_or(usize::MAX);
-        let builder = TaskBuilder::new(&actions.settings.artifacts, max_size, progress.wants_content());
+        let max_size = usize::try_from(actions.config.max_response_size).unwrap_or(usize::MAX);
+        let builder = TaskBuilder::new(&actions.artifacts, max_size, progress.wants_content());
         let agent = AgentWaiter {
             actions,
             instance,
@@ -195,7 +195,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     async fn send(&mut self, message: &OutgoingMessage<'_>) -> Result<Arc<Outcome>, DeliveryError> {
         self.builder.reset();
-        let wants_stream = self.agent.mode != ReplyMode::Final || self.actions.settings.prefer_stream;
+        let wants_stream = self.agent.mode != ReplyMode::Final || self.actions.config.prefer_stream;
         let streams = wants_stream && self.agent.instance.card.streaming;
         if let (Purpose::Answer { .. }, Some(id)) = (&self.recorder.input.purpose, message.task_id) {
             Box::pin(self.read_before_answer(id, streams)).await?;
@@ -368,7 +368,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         if self.builder.is_settled() && subscriptions == 0 && !self.builder.is_empty() {
             return Ok(RunPhase::Polling);
         }
-        Ok(match self.builder.direct_message() {
+        Ok(match &self.builder.direct_message {
             Some(_) => RunPhase::Settled,
             None => RunPhase::Checking { end, subscriptions },
         })
@@ -553,7 +553,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             && !self.is_over()
         {
             self.last_recorded = Some(ReplyStatus::AuthRequired);
-            let (outcome, _) = self.recorder.observe(task, self.builder.status_texts(), None).await?;
+            let (outcome, _) = self.recorder.observe(task, &self.builder.status_texts, None).await?;
             self.accept(&outcome).await;
         }
         Ok(())
@@ -567,7 +567,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     /// Records a change of the task, and passes the frames to the caller.
     async fn report(&mut self, frames: Result<Vec<Frame>, TaskTooLarge>) -> Result<(), ActionError> {
         let frames = frames.map_err(|TaskTooLarge| {
-            let limit = self.actions.settings.max_response_size;
+            let limit = self.actions.config.max_response_size;
             ActionError::from_client(ClientError::TooLarge { limit }).with_task(self.known_task())
         })?;
         // The task is recorded as soon as it has an id, so that requests can find and cancel it, and when its status
@@ -582,7 +582,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
                 self.end_subscription = Some(tasks.subscribe_to_end(&self.actions.agent, &task.id));
             }
             self.recorder.update_session(task.context_id.as_deref()).await;
-            let (outcome, _) = self.recorder.observe(task, self.builder.status_texts(), None).await?;
+            let (outcome, _) = self.recorder.observe(task, &self.builder.status_texts, None).await?;
             self.accept(&outcome).await;
         }
         self.agent.is_task_named |= self.builder.named_task().is_some();
@@ -617,7 +617,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// Builds the reply.
     async fn conclude(&mut self) -> Reply {
-        if let Some(message) = self.builder.direct_message() {
+        if let Some(message) = &self.builder.direct_message {
             self.recorder.update_session(message.context_id.as_deref()).await;
             let content = assemble::message_content(message).map_err(|reason| unreadable(&reason))?;
             let task = self.recorder.task_ref(None, message.context_id.clone());
@@ -628,7 +628,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             return Err(ActionError::internal().after_reaching_agent());
         };
         self.recorder.update_session(task.context_id.as_deref()).await;
-        let (outcome, source) = self.recorder.observe(task, self.builder.status_texts(), None).await?;
+        let (outcome, source) = self.recorder.observe(task, &self.builder.status_texts, None).await?;
         let message = &outcome.content.message;
         let not_streamed = match source {
             MessageSource::Artifacts => self.builder.not_streamed(message),

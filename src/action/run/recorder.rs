@@ -56,7 +56,7 @@ impl TaskRecorder<'_> {
     ) -> Result<Observation, ActionError> {
         let (state, agent) = (&self.actions.state, &self.actions.agent);
         let task_ref = self.task_ref(Some(task.id.clone()), task.context_id.clone());
-        let (content, source) = assemble::task_content(task, status_texts, &self.actions.settings.artifacts)
+        let (content, source) = assemble::task_content(task, status_texts, &self.actions.artifacts)
             .map_err(|reason| unreadable(&reason).with_task(task_ref.clone()))?;
         let mut outcome =
             Outcome::new(ReplyStatus::from(&task.state), content, task_ref).with_retries(self.input.retries);
@@ -77,14 +77,12 @@ impl TaskRecorder<'_> {
             is_submitted: is_submission,
             seen_at: SystemTime::now(),
             may_run_for: self.may_run_for(&task.state),
-            ttl: self.actions.settings.task_ttl,
+            ttl: self.actions.config.task_ttl,
         };
         tracing::Span::current().record("task", task.id.as_str());
         spans::set_task(&task.id, outcome.task.context_id.as_deref());
-        let observer = match self.input.purpose {
-            Purpose::NewTask { .. } | Purpose::Answer { .. } => Observer::Call { began: self.began },
-            Purpose::Lookup => Observer::Lookup { began: self.began },
-        };
+        let is_lookup = matches!(self.input.purpose, Purpose::Lookup);
+        let observer = Observer { began: self.began, is_lookup };
         let previous = match state.tasks.record(agent, &task.id, record, observer).await {
             RecordResult::Written { previous } => previous,
             // Another call has recorded the end, or a newer state.
@@ -150,20 +148,20 @@ impl TaskRecorder<'_> {
             output_modes: Arc::clone(&self.input.output_modes),
             fingerprint,
         };
-        let ttl = self.actions.settings.input_required_ttl;
+        let ttl = self.actions.config.input_required_ttl;
         Ok((state.follow_ups.issue(agent, question, ttl).await?, true))
     }
 
     /// How long a task in this state may go on without another event. A lookup does not know which call follows the
     /// task, so the longest limit counts.
     fn may_run_for(&self, state: &TaskState) -> Duration {
-        let settings = &self.actions.settings;
-        let longest_call = settings.task_timeout.max(settings.request_timeout);
+        let config = &self.actions.config;
+        let longest_call = config.task_timeout.max(config.request_timeout);
         match state {
             state if state.is_final() => Duration::ZERO,
-            TaskState::InputRequired => settings.input_required_ttl,
+            TaskState::InputRequired => config.input_required_ttl,
             // The task may go on without an answer, or wait for one.
-            TaskState::AuthRequired => longest_call.max(settings.input_required_ttl),
+            TaskState::AuthRequired => longest_call.max(config.input_required_ttl),
             _ => longest_call,
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 
 use super::poller::Polled;
@@ -55,7 +56,7 @@ impl<P: Progress> AgentWaiter<'_, P> {
         if self.mode == ReplyMode::Final {
             return self.within(wait).await;
         }
-        let idle = Instant::now() + self.actions.settings.stream_idle_timeout;
+        let idle = Instant::now() + self.actions.config.stream_idle_timeout;
         let result = self.until(idle.min(self.deadline), wait).await;
         result.map_err(|why| {
             if why == Interruption::Deadline && idle < self.deadline { Interruption::Idle } else { why }
@@ -79,12 +80,7 @@ impl<P: Progress> AgentWaiter<'_, P> {
         let mut end = pin!(tokio::time::sleep_until(end));
         loop {
             let keep_alive_interval = self.progress.keep_alive_interval().filter(|_| !self.is_abandoned);
-            let silence = async {
-                match keep_alive_interval {
-                    Some(interval) => tokio::time::sleep(interval).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let silence = OptionFuture::from(keep_alive_interval.map(tokio::time::sleep));
             tokio::select! {
                 biased;
                 result = &mut wait => return Ok(result),
@@ -92,7 +88,7 @@ impl<P: Progress> AgentWaiter<'_, P> {
                 () = &mut end => return Err(Interruption::Deadline),
                 () = &mut grace_over => return Err(Interruption::Shutdown),
                 () = &mut shutdown_begun, if leaves_at_once => return Err(Interruption::Shutdown),
-                () = silence => {
+                Some(()) = silence => {
                     self.is_abandoned |= self.progress.keep_alive().await == Listener::Disconnected;
                     if self.is_abandoned && self.is_task_named {
                         return Err(Interruption::Abandoned);

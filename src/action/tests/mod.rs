@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::assemble::ArtifactRules;
 use crate::a2a::Instance;
 use crate::a2a::card::Card;
 use crate::a2a::model::Part;
 use crate::a2a::tests::fake::{FakeAgent, NO_RESPONSE, error, ok, v01};
-use crate::action::actions::{ActionSettings, Actions, CallShutdown, CallableSkill};
+use crate::action::actions::{Actions, CallShutdown, CallableSkill};
 use crate::action::progress::NoProgress;
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
+use crate::config::AgentConfig;
 use crate::reply::Reply;
 use crate::secrets::Secrets;
 
@@ -36,7 +36,7 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         terminated: CancellationToken::new(),
     };
     let (_, live) = watch::channel(Some(Arc::new(instance)));
-    let limits = ActionSettings {
+    let config = AgentConfig {
         request_timeout: Duration::from_secs(10),
         stream_idle_timeout: Duration::from_secs(10),
         task_timeout: Duration::from_secs(10),
@@ -44,12 +44,14 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         max_response_size: 1 << 20,
         prefer_stream: false,
         input_required_ttl: Duration::from_secs(60),
-        artifacts: ArtifactRules { answer: vec!["*".to_owned()], notice: Vec::new() },
+        answer_artifacts: vec!["*".to_owned()],
+        notice_artifacts: Vec::new(),
+        ..fake.config(lines)
     };
     let (updates, _) = mpsc::channel(1);
     Actions::new(
         "fake".into(),
-        limits,
+        Arc::new(config),
         live,
         Arc::default(),
         updates,

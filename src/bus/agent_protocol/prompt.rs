@@ -17,7 +17,7 @@ use crate::bus::headers::{self, Headers};
 use crate::bus::service::{Handler, ServiceRequest};
 use crate::bus::subject::{AgentProtocolSubjects, Subjects, Token};
 use crate::dispatch::Dispatcher;
-use crate::dispatch::request::{Admission, Input, Operation, Permit, Request};
+use crate::dispatch::request::{Input, Operation, Permit, Request};
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus};
@@ -83,7 +83,7 @@ impl PromptEndpoint {
     ) -> Result<(), ActionError> {
         let parsed = self.parse(message, trace).inspect_err(|error| self.dispatcher.count_refusal(error));
         let (operation, options) = parsed?;
-        let first = request(operation, &options, Admission::Try);
+        let first = request(operation, &options, None);
         let mut outcome = self.dispatcher.call(first, chunks).await?;
         while let Some(follow_up) = outcome.follow_up.clone() {
             // A person may take minutes to answer; the call has released its permit.
@@ -91,7 +91,7 @@ impl PromptEndpoint {
                 Ok(Continuation::Answered(PromptEnvelope { parts, .. }, permit)) => {
                     let answer = FollowUpAnswer { follow_up_id: follow_up.id.to_string(), parts };
                     let operation = Operation::Answer(Input::Parsed(answer));
-                    let next = request(operation, &options, Admission::Permitted(permit));
+                    let next = request(operation, &options, Some(permit));
                     self.dispatcher.call(next, chunks).await?
                 }
                 Ok(Continuation::Resumed(resumed)) => {
@@ -244,9 +244,9 @@ impl PromptEndpoint {
     }
 }
 
-fn request(operation: Operation, options: &CallOptions, admission: Admission) -> Request {
+fn request(operation: Operation, options: &CallOptions, permit: Option<Permit>) -> Request {
     // The protocol has no idempotency keys.
-    Request { operation, options: options.clone(), idempotency_key: None, admission }
+    Request { operation, options: options.clone(), idempotency_key: None, permit }
 }
 
 /// The error of an outcome that is not a completed task.
