@@ -13,7 +13,8 @@ const MAX_PLACEHOLDERS: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Template {
     pieces: Vec<Piece>,
-    names: Vec<String>,
+    /// The parameters, in the order of the description.
+    pub(crate) names: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,11 +49,6 @@ impl Template {
         text.push_str(rest);
         pieces.push(Piece::Text(text));
         Self { pieces, names }
-    }
-
-    /// The parameters, in the order of the description.
-    pub(crate) fn names(&self) -> &[String] {
-        &self.names
     }
 
     /// The description with the values filled in. Placeholders in values stay as they are.
@@ -114,7 +110,7 @@ mod tests {
     #[test]
     fn placeholders_become_parameters_in_order_and_once() {
         let template = Template::parse("Translate {text} into {language}: {text}");
-        assert_eq!(template.names(), ["text", "language"]);
+        assert_eq!(template.names, ["text", "language"]);
         let filled = template.fill(|name| if name == "text" { "{language}" } else { "French" });
         assert_eq!(filled, "Translate {language} into French: {language}");
     }
@@ -125,10 +121,10 @@ mod tests {
             ["a {b c} d", "{}", "{1a}", "json {\"a\": 1}", "{prompt} {files} {data} {meta}", "open {", "{é}"]
         {
             let template = Template::parse(text);
-            assert!(template.names().is_empty(), "{text}");
+            assert!(template.names.is_empty(), "{text}");
             assert_eq!(template.fill(|_| ""), text);
         }
-        assert_eq!(Template::parse("{{city}}").names(), ["city"]);
+        assert_eq!(Template::parse("{{city}}").names, ["city"]);
     }
 
     #[test]

@@ -155,12 +155,12 @@ impl Invocation {
         let prompt = fields.take_string("prompt")?;
 
         let mut values = Vec::new();
-        for name in template.names() {
+        for name in &template.names {
             if let Some(raw) = fields.take(name) {
                 values.push((name.as_str(), scalar(name, &raw)?));
             }
         }
-        let names = template.names().iter().map(String::as_str);
+        let names = template.names.iter().map(String::as_str);
         fields.finish(names.chain(["prompt", "files", "data", "meta"]))?;
         let text = match prompt {
             Some(_) if !values.is_empty() => {
@@ -169,10 +169,9 @@ impl Invocation {
                 return Err(ActionError::invalid(message));
             }
             Some(prompt) => prompt,
-            None if template.names().is_empty() => return Err(missing("prompt")),
+            None if template.names.is_empty() => return Err(missing("prompt")),
             None => {
-                if let Some(name) =
-                    template.names().iter().find(|name| !values.iter().any(|(n, _)| n == name))
+                if let Some(name) = template.names.iter().find(|name| !values.iter().any(|(n, _)| n == name))
                 {
                     return Err(missing(name));
                 }

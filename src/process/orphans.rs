@@ -170,9 +170,9 @@ impl ProcessRecords {
 
     /// Processes with one of the tags, or with the mark of a dead bridge.
     fn traced(&self, tags: &[ProcessTag]) -> impl Iterator<Item = Process> {
-        let branded =
+        let tagged =
             process_tag::tagged_processes(tags).map(|stat| Process { pid: stat.pid, start: stat.start });
-        branded.chain(self.marked_by_dead_bridges())
+        tagged.chain(self.marked_by_dead_bridges())
     }
 
     fn marked_by_dead_bridges(&self) -> HashSet<Process> {
