@@ -37,8 +37,8 @@ use crate::state::{State, StateStore};
 const UPDATE_QUEUE: usize = 256;
 /// How long a reload waits for a changed attached agent to become ready before it replaces the old one anyway.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long the last tasks may take to end.
-const LAST_TASKS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of each of the last two steps of a stop: draining the connection, and ending the remaining tasks.
+const SHUTDOWN_STEP_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BridgeError {
@@ -71,15 +71,15 @@ pub struct Bridge {
     served: Mutex<Option<Vec<ServedAgent>>>,
     draining: DrainingAgents,
     /// Held during a start or a reload; the stop waits for it.
-    change: tokio::sync::Mutex<()>,
+    reload_lock: tokio::sync::Mutex<()>,
     /// Cancelled when the bridge stops, to interrupt a start or a reload.
-    closing: CancellationToken,
+    stop_requested: CancellationToken,
     metrics: Arc<Metrics>,
     /// The owner of the agents in the agent protocol; `None` without that protocol.
     owner: Option<String>,
-    stop: CallShutdown,
-    /// Skips the grace period of agent processes.
-    kill_agents: CancellationToken,
+    call_shutdown: CallShutdown,
+    /// Cancelled to skip the grace period of agent processes.
+    skip_grace: CancellationToken,
     grace: Duration,
     /// See [`restart_only_settings`].
     restart_only: String,
@@ -132,12 +132,12 @@ impl Bridge {
             host: Host { records: open_records(config), ..host },
             served: Mutex::new(Some(Vec::new())),
             draining,
-            change: tokio::sync::Mutex::default(),
-            closing: CancellationToken::new(),
+            reload_lock: tokio::sync::Mutex::default(),
+            stop_requested: CancellationToken::new(),
             metrics,
             owner: config.nats.agent_protocol.as_ref().map(|protocol| protocol.owner.clone()),
-            stop: CallShutdown::default(),
-            kill_agents: CancellationToken::new(),
+            call_shutdown: CallShutdown::default(),
+            skip_grace: CancellationToken::new(),
             grace: config.shutdown_grace,
             restart_only: restart_only_settings(config),
         })
@@ -151,7 +151,7 @@ impl Bridge {
     ///
     /// When an agent or the metrics cannot be served. The agents before it are served until [`Bridge::stop`].
     pub async fn serve(&self, config: Config) -> Result<(), BridgeError> {
-        let _change = self.change.lock().await;
+        let _reload_lock = self.reload_lock.lock().await;
         let (state, stopping) = (Arc::clone(&self.state), self.host.tasks.stop.clone());
         self.host.tasks.spawn("sweep", OnPanic::Log, async move {
             stopping.run_until_cancelled(state.sweep_periodically()).await;
@@ -191,12 +191,12 @@ impl Bridge {
         if is_attached {
             let mut status = agent.status.clone();
             let started = status.wait_for(|status| status.state != AgentState::Starting);
-            let _ = self.closing.run_until_cancelled(tokio::time::timeout_at(deadline, started)).await;
+            let _ = self.stop_requested.run_until_cancelled(tokio::time::timeout_at(deadline, started)).await;
         }
         let new = self.serve_or_stop(agent).await?;
         if is_attached {
-            let current = tokio::time::timeout_at(deadline, new.until_current());
-            let _ = self.closing.run_until_cancelled(current).await;
+            let published = tokio::time::timeout_at(deadline, new.wait_until_first_published());
+            let _ = self.stop_requested.run_until_cancelled(published).await;
         }
         self.insert(new, Some(&old))
     }
@@ -230,15 +230,15 @@ impl Bridge {
         if self.served().is_none() {
             return Err(BridgeError::Stopping);
         }
-        let (name, kill) = (config.name.clone(), self.kill_agents.clone());
-        Agent::start(config, &self.http, &self.host, kill, predecessors)
+        let (name, skip_grace) = (config.name.clone(), self.skip_grace.clone());
+        Agent::start(config, &self.http, &self.host, skip_grace, predecessors)
             .map_err(|source| BridgeError::Auth { agent: name, source })
     }
 
     async fn serve_or_stop(&self, agent: Agent) -> Result<ServedAgent, BridgeError> {
         let served = tokio::select! {
             biased;
-            () = self.closing.cancelled() => Err(BridgeError::Stopping),
+            () = self.stop_requested.cancelled() => Err(BridgeError::Stopping),
             served = self.open_front_doors(agent.clone()) => served,
         };
         if served.is_err() {
@@ -254,14 +254,14 @@ impl Bridge {
         let commands = control::subscribe(&agent, &self.context, &self.subjects).await;
         let commands = commands.map_err(|source| BridgeError::Control { agent: name(), source })?;
         let (update_sender, updates) = mpsc::channel(UPDATE_QUEUE);
-        let stop = self.stop.child();
+        let call_shutdown = self.call_shutdown.child();
         let actions = Actions::new(
             Arc::clone(&agent.name),
             Arc::clone(&agent.config),
             agent.live.clone(),
             Arc::clone(&self.state),
             update_sender,
-            stop.clone(),
+            call_shutdown.clone(),
             agent.secrets.clone(),
         );
         let calls = TaskTracker::new();
@@ -274,8 +274,8 @@ impl Bridge {
         let agent_protocol = self
             .owner
             .as_ref()
-            .map(|owner| AgentProtocol::start(owner, dispatcher, context, subjects, &stop, tasks));
-        Ok(ServedAgent { agent, publication, control, agent_protocol, calls, stop })
+            .map(|owner| AgentProtocol::start(owner, dispatcher, context, subjects, &call_shutdown, tasks));
+        Ok(ServedAgent { agent, publication, control, agent_protocol, calls, call_shutdown })
     }
 
     /// Applies a new configuration. Unchanged agents keep their process and their calls.
@@ -288,7 +288,7 @@ impl Bridge {
     ///
     /// When an agent of the new configuration cannot be served. The new configuration applies to the others.
     pub async fn reload(&self, config: Config) -> Result<ReloadSummary, BridgeError> {
-        let _change = self.change.lock().await;
+        let _reload_lock = self.reload_lock.lock().await;
         let needs_restart = self.restart_only != restart_only_settings(&config);
         let before = self.agents();
         let names: Vec<String> = config.agents.iter().map(|agent| agent.name.clone()).collect();
@@ -320,7 +320,7 @@ impl Bridge {
             self.draining.drain(served, None);
         }
         let is_changed = |old: &Agent| changed.iter().any(|agent| *old.name == *agent.name);
-        self.draining.expect(before.into_iter().filter(is_changed));
+        self.draining.mark_replacing(before.into_iter().filter(is_changed));
         let mut failed = None;
         for agent in added {
             failed = self.add(agent).await.err().or(failed);
@@ -330,7 +330,7 @@ impl Bridge {
         }
         // An agent that could not be replaced is still served.
         for agent in self.agents() {
-            self.draining.forget(&agent);
+            self.draining.unmark(&agent);
         }
         failed.map_or(Ok(summary), Err)
     }
@@ -342,12 +342,12 @@ impl Bridge {
     /// agent.
     pub async fn stop(&self) {
         self.metrics.set_stopping();
-        self.closing.cancel();
+        self.stop_requested.cancel();
         let served = self.served().take().unwrap_or_default();
         let draining = async {
-            let change = self.change.lock().await;
+            let reload_lock = self.reload_lock.lock().await;
             self.draining.finished().await;
-            drop(change);
+            drop(reload_lock);
         };
         tokio::join!(draining, self.stop_agents(&served));
 
@@ -360,9 +360,9 @@ impl Bridge {
                 tracing::warn!(%error, "the last replies may not have reached NATS");
             }
             // Without a connection the client's queue may be full and never drain.
-            let _ = tokio::time::timeout(LAST_TASKS_TIMEOUT, self.context.client.drain()).await;
+            let _ = tokio::time::timeout(SHUTDOWN_STEP_TIMEOUT, self.context.client.drain()).await;
             self.host.tasks.stop.cancel();
-            let _ = tokio::time::timeout(LAST_TASKS_TIMEOUT, self.host.tasks.finished()).await;
+            let _ = tokio::time::timeout(SHUTDOWN_STEP_TIMEOUT, self.host.tasks.finished()).await;
         })
         .await;
     }
@@ -370,14 +370,14 @@ impl Bridge {
     async fn stop_agents(&self, served: &[ServedAgent]) {
         log_step("actions removed from NATS", join_all(served.iter().map(ServedAgent::withdraw))).await;
         let finish_calls = served.iter().map(|served| served.finish_calls(self.grace));
-        log_step("calls finished", join_all(finish_calls)).await;
+        log_step("calls drained", join_all(finish_calls)).await;
         log_step("agents stopped", join_all(served.iter().map(|served| served.agent.stop()))).await;
     }
 
     /// Ends every grace period of a concurrent [`Bridge::stop`].
     pub fn skip_grace_periods(&self) {
-        self.stop.grace_over.cancel();
-        self.kill_agents.cancel();
+        self.call_shutdown.grace_over.cancel();
+        self.skip_grace.cancel();
     }
 
     /// The agents that are served.
@@ -389,12 +389,12 @@ impl Bridge {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Resolves when a task that the bridge depends on has failed.
-    pub async fn failed(&self) {
+    /// Resolves when an essential task panics or the bridge stops.
+    pub async fn stopping(&self) {
         self.host.tasks.stop.cancelled().await;
     }
 
-    /// Whether a task that the bridge depends on has panicked.
+    /// Whether an essential task has panicked.
     pub fn has_panicked(&self) -> bool {
         self.host.tasks.essential_task_panicked.load(Ordering::Relaxed)
     }

@@ -139,6 +139,7 @@ mod cli;
 mod config;
 mod demo_agent;
 mod dispatch;
+mod files;
 mod json;
 mod metrics;
 mod process;

@@ -70,7 +70,7 @@ pub(crate) struct Actions {
     live: LiveInstance,
     pub(crate) state: Arc<State>,
     updates: mpsc::Sender<TaskUpdate>,
-    pub(super) shutdown: CallShutdown,
+    pub(super) call_shutdown: CallShutdown,
     pub(super) secrets: Secrets,
 }
 
@@ -97,14 +97,14 @@ impl Actions {
         live: LiveInstance,
         state: Arc<State>,
         updates: mpsc::Sender<TaskUpdate>,
-        shutdown: CallShutdown,
+        call_shutdown: CallShutdown,
         secrets: Secrets,
     ) -> Self {
         let artifacts = ArtifactRules {
             answer: config.answer_artifacts.clone(),
             notice: config.notice_artifacts.clone(),
         };
-        Self { agent, config, artifacts, live, state, updates, shutdown, secrets }
+        Self { agent, config, artifacts, live, state, updates, call_shutdown, secrets }
     }
 
     /// The caller's timeout, but at most that of the configuration.

@@ -30,12 +30,12 @@ impl DrainingAgents {
 
     /// Adds the agents that a reload is about to replace, before any new agent starts: a new agent may need
     /// the port of any of them.
-    pub(super) fn expect(&self, replaced: impl IntoIterator<Item = Agent>) {
+    pub(super) fn mark_replacing(&self, replaced: impl IntoIterator<Item = Agent>) {
         lock(&self.agents).extend(replaced);
     }
 
     /// Removes an agent that was not replaced after all.
-    pub(super) fn forget(&self, agent: &Agent) {
+    pub(super) fn unmark(&self, agent: &Agent) {
         lock(&self.agents).retain(|draining| !draining.is(agent));
     }
 

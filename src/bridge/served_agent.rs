@@ -20,15 +20,15 @@ pub(super) struct ServedAgent {
     pub(super) control: StoppableTask,
     pub(super) agent_protocol: Option<AgentProtocol>,
     pub(super) calls: TaskTracker,
-    pub(super) stop: CallShutdown,
+    pub(super) call_shutdown: CallShutdown,
 }
 
 impl ServedAgent {
-    /// Waits until NATS shows the agent's current state, and its actions if it is ready.
-    pub(super) async fn until_current(&self) {
-        self.publication.until_current().await;
+    /// Waits until NATS shows the agent's first state, and its actions if it is ready.
+    pub(super) async fn wait_until_first_published(&self) {
+        self.publication.wait_until_first_published().await;
         if let Some(agent_protocol) = &self.agent_protocol {
-            agent_protocol.until_current().await;
+            agent_protocol.wait_until_first_published().await;
         }
     }
 
@@ -45,20 +45,21 @@ impl ServedAgent {
     }
 
     /// Waits for calls in flight until the grace period ends, then cancels their tasks and replies with an
-    /// error. Submitted tasks and open questions end at once, because no caller waits for their reply.
+    /// error. The bridge stops following submitted tasks immediately; they continue at the agent.
+    /// Open questions of the agent protocol end in an error, and the bridge cancels their tasks.
     pub(super) async fn finish_calls(&self, grace: Duration) {
-        self.stop.begun.cancel();
+        self.call_shutdown.begun.cancel();
         self.calls.close();
         let in_time = tokio::select! {
             biased;
             () = self.calls.wait() => true,
             () = tokio::time::sleep(grace) => false,
-            () = self.stop.grace_over.cancelled() => false,
+            () = self.call_shutdown.grace_over.cancelled() => false,
         };
         if !in_time {
             let (agent, calls) = (&self.agent.name, self.calls.len());
             tracing::warn!(%agent, calls, "interrupting calls that are still in flight");
-            self.stop.grace_over.cancel();
+            self.call_shutdown.grace_over.cancel();
             let _ = tokio::time::timeout(LAST_REPLIES_TIMEOUT, self.calls.wait()).await;
         }
     }

@@ -135,7 +135,7 @@ impl Responder<'_> {
 
     async fn send_card(&mut self) {
         let max_payload = self.endpoint.client.max_payload();
-        let encoded = match self.endpoint.dispatcher.look_up(|| self.endpoint.card()) {
+        let encoded = match self.endpoint.dispatcher.read_card(|| self.endpoint.card()) {
             Ok(card) => EncodedReply::from_document(card.into(), max_payload),
             Err(error) => EncodedReply::new(&Err(error), max_payload, 0),
         };
@@ -159,8 +159,8 @@ impl Responder<'_> {
     ) {
         let Some((to, accounting)) = self.pending.take() else { return };
         let ActionEndpoint { dispatcher, client, .. } = self.endpoint;
-        let keepalive = dispatcher.agent().config.stream_keepalive;
-        let mut frames = FrameWriter::new(client.clone(), to, keepalive, selection, cancel_on_disconnect);
+        let keep_alive = dispatcher.agent().config.stream_keepalive;
+        let mut frames = FrameWriter::new(client.clone(), to, keep_alive, selection, cancel_on_disconnect);
         let reply = match request {
             Ok(request) => dispatcher.call(request, &mut frames).await,
             Err(error) => dispatcher.refuse(error, &mut frames).await,

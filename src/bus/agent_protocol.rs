@@ -63,7 +63,7 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct AgentProtocol {
     registrar: StoppableTask,
-    is_current: CancellationToken,
+    first_published: CancellationToken,
 }
 
 impl AgentProtocol {
@@ -73,7 +73,7 @@ impl AgentProtocol {
         dispatcher: Arc<Dispatcher>,
         context: &ServiceContext,
         subjects: &Subjects,
-        stop: &CallShutdown,
+        call_shutdown: &CallShutdown,
         tasks: &BackgroundTasks,
     ) -> Self {
         let prompts = PromptEndpoint {
@@ -82,27 +82,27 @@ impl AgentProtocol {
             client: context.client.clone(),
             subjects: subjects.clone(),
             questions: Semaphore::new(MAX_QUESTIONS),
-            stop: stop.clone(),
+            call_shutdown: call_shutdown.clone(),
         };
-        let is_current = CancellationToken::new();
+        let first_published = CancellationToken::new();
         let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let registrar = Registrar {
             context: context.clone(),
             prompts: Arc::new(prompts),
-            is_current: is_current.clone(),
+            first_published: first_published.clone(),
             registered: None,
             ticks,
         };
         Self {
             registrar: StoppableTask::spawn(tasks, "agent protocol", |stop| registrar.run(stop)),
-            is_current,
+            first_published,
         }
     }
 
     /// Waits until the registration matches the agent's state for the first time.
-    pub(crate) async fn until_current(&self) {
-        self.is_current.cancelled().await;
+    pub(crate) async fn wait_until_first_published(&self) {
+        self.first_published.cancelled().await;
     }
 
     /// Removes the service without losing a prompt. Prompts that were received still run.
@@ -116,7 +116,7 @@ struct Registrar {
     context: ServiceContext,
     prompts: Arc<PromptEndpoint>,
     /// Cancelled when the registration matches the agent's state for the first time.
-    is_current: CancellationToken,
+    first_published: CancellationToken,
     registered: Option<Registered>,
     ticks: Interval,
 }
@@ -133,7 +133,7 @@ impl Registrar {
         loop {
             let current = status.borrow_and_update().clone();
             self.update(&current).await;
-            self.is_current.cancel();
+            self.first_published.cancel();
             let changed = loop {
                 tokio::select! {
                     biased;
@@ -195,7 +195,7 @@ impl Registrar {
             name: "prompt".to_owned(),
             subject: self.prompts.protocol_subjects.subject("prompt"),
             metadata: BTreeMap::from([
-                ("max_payload".to_owned(), format_size(max_payload)),
+                ("max_payload".to_owned(), size_limit(max_payload)),
                 ("attachments_ok".to_owned(), "true".to_owned()),
             ]),
         };
@@ -239,13 +239,15 @@ impl Registrar {
 
     fn status_handler(&self, instance_id: &str) -> Handler {
         let (client, tasks) = (self.context.client.clone(), self.context.tasks.clone());
+        let agent = Arc::clone(&self.prompts.dispatcher.agent().name);
         let (subjects, instance_id) = (self.prompts.protocol_subjects.clone(), instance_id.to_owned());
         Arc::new(move |ServiceRequest { message, accounting }| {
             let Some(to) = message.reply else { return };
-            let (client, heartbeat) = (client.clone(), heartbeat(&subjects, &instance_id));
+            let (client, agent) = (client.clone(), Arc::clone(&agent));
+            let heartbeat = heartbeat(&subjects, &instance_id);
             tasks.spawn(async move {
                 if let Err(error) = client.publish(to, heartbeat).await {
-                    tracing::warn!(error = error_chain(&error), "cannot send a status");
+                    tracing::warn!(%agent, error = error_chain(&error), "cannot reply to a status request");
                 }
                 accounting.succeed();
             });
@@ -270,8 +272,8 @@ fn heartbeat(subjects: &AgentProtocolSubjects, instance_id: &str) -> Bytes {
     }))
 }
 
-/// A size in the largest unit of the protocol that is exact, such as `1MB` for 1024 × 1024 bytes.
-fn format_size(bytes: usize) -> String {
+/// A size as the protocol writes limits: in the largest unit that is exact, such as `1MB` for 1024 × 1024 bytes.
+fn size_limit(bytes: usize) -> String {
     let units = [("GB", 30), ("MB", 20), ("KB", 10)];
     let is_exact = |(_, shift): &(&str, u32)| bytes > 0 && bytes.trailing_zeros() >= *shift;
     match units.into_iter().find(is_exact) {
@@ -294,7 +296,7 @@ mod tests {
     #[case(1_000_000, "1000000B")]
     #[case(1000, "1000B")]
     fn a_limit_has_the_largest_unit_that_is_exact(#[case] bytes: usize, #[case] text: &str) {
-        assert_eq!(format_size(bytes), text);
+        assert_eq!(size_limit(bytes), text);
     }
 
     #[test]

@@ -15,13 +15,13 @@ use crate::action::params::{Template, files_schema};
 use crate::config;
 use crate::text::shorten;
 
-/// Most actions of one agent beside the built-in ones: each needs a subscription and an entry in INFO.
+/// Maximum number of actions of one agent, not counting the built-in ones: each needs a subscription and an entry in INFO.
 pub(crate) const MAX_ACTIONS: usize = 500;
-/// Most name clashes that are logged for one card.
+/// Maximum number of name clashes that are logged for one card.
 const MAX_WARNINGS: usize = 20;
 /// The action of an agent without published skills.
 const PROMPT: &str = "prompt";
-/// Longest description in metadata; placeholders are read from the whole text.
+/// Maximum bytes of a description in metadata; placeholders are read from the whole text.
 const MAX_DESCRIPTION: usize = 2048;
 const MAX_NAME: usize = 256;
 
@@ -30,7 +30,7 @@ const MAX_NAME: usize = 256;
 pub(crate) struct Action {
     /// The last token of its subject.
     pub token: Token,
-    /// The same as `token`, for requests to share.
+    /// The text of `token` in an `Arc`, which requests share.
     pub label: Arc<str>,
     pub skill: Arc<actions::CallableSkill>,
     pub name: String,

@@ -106,7 +106,10 @@ fn log_event(event: &Event) {
         Event::Disconnected => tracing::warn!("NATS connection is down; reconnecting"),
         Event::LameDuckMode => tracing::info!("the NATS server is about to shut down (lame duck mode)"),
         Event::SlowConsumer(subscription) => {
-            tracing::error!(subscription, "requests arrive faster than the bridge reads them; some are lost");
+            tracing::error!(
+                subscription,
+                "requests arrive faster than the bridge reads them; some are lost (slow consumer)"
+            );
         }
         Event::ServerError(error) => tracing::warn!(%error, "NATS server error"),
         Event::ClientError(error) => tracing::warn!(%error, "NATS client error"),

@@ -32,11 +32,11 @@ use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
 use crate::text::{error_chain, shorten, unix_millis};
 
-/// Concurrent requests, including those that follow logs.
+/// Maximum number of concurrent requests, including those that follow logs.
 const MAX_CONCURRENT: usize = 16;
 /// How long the reply to `start` and `restart` waits for the result.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time that one request follows logs.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time that one request follows logs.
 const MAX_FOLLOW: Duration = Duration::from_secs(60);
 /// Number of output lines in a report.
 const REPORT_LINES: usize = 10;
@@ -216,10 +216,10 @@ impl Controller {
         let number = self.agent.command(command);
         let mut status = self.agent.status.clone();
         let timeout = match command {
-            AgentCommand::Stop => self.agent.config.stop_grace + SETTLE_TIMEOUT,
-            AgentCommand::Start | AgentCommand::Restart => SETTLE_TIMEOUT,
+            AgentCommand::Stop => self.agent.config.stop_grace + COMMAND_TIMEOUT,
+            AgentCommand::Start | AgentCommand::Restart => COMMAND_TIMEOUT,
         };
-        let settled = status.wait_for(|status| {
+        let finished = status.wait_for(|status| {
             let is_done = match command {
                 AgentCommand::Stop => status.state == AgentState::Stopped,
                 AgentCommand::Start | AgentCommand::Restart => status.state != AgentState::Starting,
@@ -227,7 +227,7 @@ impl Controller {
             status.generation >= number && is_done
         });
         // The report shows the result, whatever it is.
-        let _ = self.stop.run_until_cancelled(tokio::time::timeout(timeout, settled)).await;
+        let _ = self.stop.run_until_cancelled(tokio::time::timeout(timeout, finished)).await;
         self.send_report(reply).await;
     }
 

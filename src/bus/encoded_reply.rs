@@ -9,9 +9,9 @@ use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyContent, TaskRef};
 use crate::text::shorten;
 
-/// Longest `Nats-Service-Error`.
+/// Maximum bytes of `Nats-Service-Error`.
 const MAX_ERROR: usize = 400;
-/// Largest size of a message beside payload and headers.
+/// Maximum bytes of a message in addition to payload and headers.
 const FRAMING: usize = 64;
 
 #[derive(Debug)]

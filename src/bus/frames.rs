@@ -21,7 +21,7 @@ use crate::json;
 use crate::reply::Reply;
 
 const SEQUENCE: HeaderName = HeaderName::from_static("A2A-Seq");
-/// Size of a part beside its text.
+/// Bytes of a part in addition to its text.
 const PART_OVERHEAD: usize = 16;
 /// How long to wait for the server's message that no one is subscribed.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
@@ -63,16 +63,16 @@ struct TaskData {
 }
 
 impl FrameWriter {
-    /// Sends frames to `to`, and a keep-alive after `keepalive` without a frame.
+    /// Sends frames to `to`, and a keep-alive after `keep_alive` without a frame.
     pub(crate) fn new(
         client: Client,
         to: Subject,
-        keepalive: Duration,
+        keep_alive: Duration,
         selection: FrameSelection,
         cancel_on_disconnect: bool,
     ) -> Self {
         Self {
-            inbox: Inbox::new(client, to, keepalive),
+            inbox: Inbox::new(client, to, keep_alive),
             sequence: 0,
             selection,
             started_artifacts: HashSet::new(),
@@ -232,7 +232,7 @@ impl Progress for FrameWriter {
     }
 
     fn keep_alive_interval(&self) -> Option<Duration> {
-        Some(self.inbox.until_keepalive())
+        Some(self.inbox.until_keep_alive())
     }
 
     /// Sends a keep-alive, and asks the server whether anyone is subscribed to the caller's inbox.

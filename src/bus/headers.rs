@@ -9,9 +9,9 @@ use crate::reply::error::ActionError;
 use crate::telemetry::trace_context::{TraceContext, is_valid_traceparent};
 use crate::text::shorten;
 
-/// Longest idempotency key.
+/// Maximum bytes of an idempotency key.
 const MAX_KEY: usize = 512;
-/// Longest `tracestate` that is passed on.
+/// Maximum bytes of a `tracestate` that is passed on.
 const MAX_TRACE_STATE: usize = 512;
 
 /// The validated headers of a request.

@@ -15,14 +15,14 @@ use crate::text::error_chain;
 /// Approximate limit of text that is coalesced into one message while the connection is behind.
 pub(super) const MAX_COALESCED: usize = 16 << 10;
 
-/// Size of a streamed message beside its data: the object around it, and its headers.
+/// Bytes of a streamed message in addition to its data: the object around it, and its headers.
 pub(super) const OVERHEAD: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Inbox {
     pub(super) client: Client,
     to: Subject,
-    keepalive: Duration,
+    keep_alive: Duration,
     last_sent: Instant,
     /// Whether a message had to wait because the connection accepts less than the bridge sends. Reset in a pause,
     /// during which the connection can catch up.
@@ -30,18 +30,18 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    pub(super) fn new(client: Client, to: Subject, keepalive: Duration) -> Self {
-        Self { client, to, keepalive, last_sent: Instant::now(), is_behind: false }
+    pub(super) fn new(client: Client, to: Subject, keep_alive: Duration) -> Self {
+        Self { client, to, keep_alive, last_sent: Instant::now(), is_behind: false }
     }
 
-    /// The part of the largest payload that is left for data.
+    /// The maximum bytes of data in one message.
     pub(super) fn data_room(&self) -> usize {
         self.client.max_payload().saturating_sub(OVERHEAD)
     }
 
     /// The time until the next keep-alive is due.
-    pub(super) fn until_keepalive(&self) -> Duration {
-        self.keepalive.saturating_sub(self.last_sent.elapsed())
+    pub(super) fn until_keep_alive(&self) -> Duration {
+        self.keep_alive.saturating_sub(self.last_sent.elapsed())
     }
 
     /// Sends a message after those before it. The server answers to `reply` if no one is subscribed.

@@ -28,9 +28,9 @@ use crate::text::{error_chain, rfc3339, shorten};
 const QUEUE_GROUP: &str = "a2a";
 /// The registry entry is published at least this often.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(15);
-/// Longest description of a service.
+/// Maximum bytes of the description of a service.
 pub(super) const MAX_DESCRIPTION: usize = 2048;
-/// Longest error in metadata; the registry entry has the whole text.
+/// Maximum bytes of an error in metadata; the registry entry has the whole text.
 const MAX_ERROR: usize = 512;
 pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
 
@@ -65,7 +65,7 @@ impl Publication {
             subject: subjects.registry(&token),
             agent: Arc::clone(&agent.name),
             service,
-            is_current: CancellationToken::new(),
+            first_published: CancellationToken::new(),
             announce: Arc::default(),
         });
         let publish_updates =
@@ -83,8 +83,8 @@ impl Publication {
     }
 
     /// Waits until the agent's first state is published, and its actions if it is ready.
-    pub(crate) async fn until_current(&self) {
-        self.registry.is_current.cancelled().await;
+    pub(crate) async fn wait_until_first_published(&self) {
+        self.registry.first_published.cancelled().await;
     }
 
     /// Announces the agent in the registry when notified, in addition to every change and every 15 s.
@@ -122,7 +122,7 @@ impl Publisher {
             let catalog = self.publish(&current).await;
             let announce = || self.registry.announce(&current, current.state, &catalog);
             announce().await;
-            self.registry.is_current.cancel();
+            self.registry.first_published.cancel();
             loop {
                 tokio::select! {
                     biased;
@@ -221,7 +221,7 @@ pub(super) async fn publish_if_connected(client: &Client, agent: &str, subject: 
     if client.connection_state() == Connection::Connected
         && let Err(error) = client.publish(subject, body).await
     {
-        tracing::warn!(%agent, error = error_chain(&error), "cannot announce the agent");
+        tracing::warn!(%agent, error = error_chain(&error), "cannot publish the registry entry or the heartbeat of the agent");
     }
 }
 
@@ -234,7 +234,7 @@ struct Registry {
     agent: Arc<str>,
     service: Arc<Service>,
     /// Cancelled when the agent's first state is published.
-    is_current: CancellationToken,
+    first_published: CancellationToken,
     announce: Arc<Notify>,
 }
 

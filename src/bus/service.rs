@@ -12,7 +12,7 @@
 //!
 //! # Removing an endpoint without losing requests
 //!
-//! A client that unsubscribes forgets the subscription at once, while the server keeps sending until it has
+//! A client that unsubscribes forgets the subscription immediately, while the server keeps sending until it has
 //! processed the command. Those messages are lost, although another replica could have served them. So the
 //! service unsubscribes at the server first, keeps reading until the server has certainly processed the
 //! command, and only then drops the subscription. The library cannot unsubscribe at the server only, but
@@ -179,7 +179,7 @@ impl Service {
             endpoints.permanent.push(EndpointTask::start(context, info, handler, subscriber, Arc::default()));
         }
         service.list(&endpoints);
-        service.settle(Vec::new()).await;
+        service.wait_until_applied(Vec::new()).await;
         // Up to here no task keeps the service alive: if this future is dropped, the endpoints end with it.
         let service = Arc::new(service);
         endpoints.responder = Some(context.tasks.spawn(Arc::clone(&service).answer_discovery(discovery)));
@@ -195,9 +195,9 @@ impl Service {
         self.info.send_replace(info);
     }
 
-    /// Replaces the set of endpoints beside the permanent ones. An endpoint whose subject was published
+    /// Replaces all endpoints except the permanent ones. An endpoint whose subject was published
     /// before is served without a gap, with the new handler and metadata and the old statistics. A removed
-    /// endpoint disappears from INFO at once, and callers get "no responders" when this returns; if it is
+    /// endpoint disappears from INFO immediately, and callers get "no responders" when this returns; if it is
     /// published again later, it continues its statistics. Of two with the same subject the first is taken.
     ///
     /// The change completes even if the future is dropped: half of it would leave subscriptions behind that
@@ -254,7 +254,7 @@ impl Service {
         }
         previous.values().for_each(|removed| endpoints.keep_stats(&removed.listed));
         self.list(&endpoints);
-        self.settle(previous.into_values().collect()).await;
+        self.wait_until_applied(previous.into_values().collect()).await;
         Ok(())
     }
 
@@ -263,7 +263,7 @@ impl Service {
         let Endpoints { permanent, published, responder, .. } = std::mem::take(&mut *endpoints);
         let Some(responder) = responder else { return };
         self.list(&endpoints);
-        self.settle(permanent.into_iter().chain(published).collect()).await;
+        self.wait_until_applied(permanent.into_iter().chain(published).collect()).await;
         self.stopped.cancel();
         if let Err(error) = responder.await {
             warn!(service = %self.name, %error, "the task that answers PING, INFO and STATS failed");
@@ -272,9 +272,9 @@ impl Service {
 
     /// Waits until the server knows all new subscriptions, and until the removed endpoints have read their
     /// last message. One round trip serves them all.
-    async fn settle(&self, removed: Vec<EndpointTask>) {
-        let settled = CancellationToken::new();
-        removed.iter().for_each(|endpoint| endpoint.drain(&settled));
+    async fn wait_until_applied(&self, removed: Vec<EndpointTask>) {
+        let applied = CancellationToken::new();
+        removed.iter().for_each(|endpoint| endpoint.drain(&applied));
         let confirmed = async {
             for endpoint in &removed {
                 endpoint.unsubscribed.cancelled().await;
@@ -286,7 +286,7 @@ impl Service {
             let removed = removed.len();
             warn!(service = %self.name, removed, %error, "cannot confirm the change of endpoints; continuing");
         }
-        settled.cancel();
+        applied.cancel();
         for EndpointTask { listed, task, .. } in removed {
             if let Err(error) = task.await {
                 error!(subject = listed.info.subject, %error, "endpoint task failed");

@@ -27,7 +27,7 @@ const ESCAPED: &str = "_x";
 const HASHED: &str = "_z";
 /// 128 bits in hexadecimal digits.
 const HASH_LEN: usize = 32;
-/// Longest beginning of an id that is kept before its hash.
+/// Maximum bytes of the beginning of an id that is kept before its hash.
 const BEGINNING_MAX: usize = TOKEN_MAX - ESCAPED.len() - HASHED.len() - HASH_LEN;
 
 const PROVIDE_REQUIRED_INPUT: &str = "provide_required_input";

@@ -37,7 +37,7 @@ pub(super) async fn run(config: Config) -> CliResult {
     let mut serving = pin!(serve(&bridge, config, hang_up).fuse());
     let result = tokio::select! {
         result = &mut serving => result,
-        () = bridge.failed() => {
+        () = bridge.stopping() => {
             tracing::error!("stopping after an internal error");
             Ok(())
         }

@@ -12,8 +12,7 @@
 //!
 //! 1. runs each request in [`Dispatcher::spawn`], which gives it a span and makes a shutdown wait for it;
 //! 2. passes a [`Request`] to [`Dispatcher::call`], with a [`Progress`] that reports to the caller; passes requests
-//!    that it cannot read to [`Dispatcher::refuse`], and reads data that needs no agent, such as the card, in
-//!    [`Dispatcher::look_up`];
+//!    that it cannot read to [`Dispatcher::refuse`], and reads the card in [`Dispatcher::read_card`];
 //! 3. is started for each agent in `bridge.rs`, and stopped by the `ServedAgent` in `bridge/served_agent.rs`.
 //!
 //! A front door whose requests have several steps, such as the agent protocol, also uses [`Dispatcher::permit`] and
@@ -139,8 +138,11 @@ impl Dispatcher {
         self.permits.wait().await
     }
 
-    /// Reads data that needs neither the agent nor a task, such as the card.
-    pub(crate) fn look_up<T>(&self, read: impl FnOnce() -> Result<T, ActionError>) -> Result<T, ActionError> {
+    /// Counts and limits a request for the card, which needs neither the agent nor a task.
+    pub(crate) fn read_card<T>(
+        &self,
+        read: impl FnOnce() -> Result<T, ActionError>,
+    ) -> Result<T, ActionError> {
         let began = Instant::now();
         let found = self.permits.lookup().and_then(|_permit| read());
         match &found {

@@ -8,12 +8,12 @@ use super::request::Operation;
 use crate::action::request::ReplyMode;
 use crate::reply::error::{ActionError, Code};
 
-/// Concurrent lookups and cancels. They have their own limit, so that a task can be canceled while the agent is
-/// busy.
+/// Maximum number of concurrent lookups and cancels. They have their own limit, so that a task can be canceled while
+/// the agent is busy.
 const MAX_LOOKUPS: usize = 1024;
-/// Repeated requests that wait for the reply of the first.
+/// Maximum number of repeated requests that wait for the reply of the first.
 const MAX_REPEATS: usize = 1024;
-/// Submitted tasks that the bridge follows concurrently.
+/// Maximum number of submitted tasks that the bridge follows concurrently.
 const MAX_SUBMITTED: usize = 10_000;
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Permits {
         Ok(Permit { _in_flight: in_flight.map_err(|_| ActionError::internal())?, submitted: None })
     }
 
-    /// For a request that does not run the agent.
+    /// For requests that do not run the agent: lookups of a task or the card, and cancels.
     pub(super) fn lookup(&self) -> Result<OwnedSemaphorePermit, ActionError> {
         self.try_acquire(&self.lookups, "lookups and cancels in flight")
     }

@@ -53,7 +53,7 @@ async fn errors_do_not_show_the_agents_credentials() {
 async fn lookups_have_their_own_limit() {
     let dispatcher = dispatcher("max_in_flight: 1");
     let mut permits: Vec<_> = std::iter::from_fn(|| dispatcher.permits.lookup().ok()).take(10_000).collect();
-    let refused = dispatcher.look_up(|| Ok(())).unwrap_err();
+    let refused = dispatcher.read_card(|| Ok(())).unwrap_err();
     assert_eq!(refused.info.code, Code::Busy);
     assert!(refused.message.contains("lookups"), "{}", refused.message);
     assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 1, "the refusal counts");
@@ -63,7 +63,7 @@ async fn lookups_have_their_own_limit() {
     assert!(dispatcher.permit().now_or_never().is_none(), "that was the only permit");
     permits.pop();
     let read = || Ok(dispatcher.permits.lookup().is_err());
-    assert!(dispatcher.look_up(read).unwrap(), "a lookup holds a permit while it reads");
-    assert!(dispatcher.look_up(read).unwrap(), "and releases it");
+    assert!(dispatcher.read_card(read).unwrap(), "a lookup holds a permit while it reads");
+    assert!(dispatcher.read_card(read).unwrap(), "and releases it");
     drop(call);
 }

@@ -41,9 +41,9 @@ pub(crate) enum Code {
     /// Not an error of the call: the agent's task failed. Actions reply with an outcome; only the agent
     /// protocol reports it as an error.
     TaskFailed,
-    /// The same for a task that the agent rejected.
+    /// Not an error of the call: the agent rejected the task.
     TaskRejected,
-    /// The same for a canceled task.
+    /// Not an error of the call: the task was canceled.
     TaskCanceled,
     /// A bug of the bridge, or a code that a newer release has stored.
     #[serde(other)]
@@ -95,7 +95,8 @@ pub(crate) struct ErrorInfo {
     /// The HTTP status of the agent's answer, if it is an error status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_status: Option<u16>,
-    /// After a timeout: whether the task was canceled at the agent; `null` if its id was not known.
+    /// Whether the task was canceled at the agent after a timeout. `None`: no timeout, and the field is absent;
+    /// `Some(None)`: the id of the task was not known, and the field is `null`.
     #[serde(default, deserialize_with = "null_is_some", skip_serializing_if = "Option::is_none")]
     pub cancelled: Option<Option<bool>>,
     /// Why the bridge sent the message again. A reply has it in `metadata` instead.

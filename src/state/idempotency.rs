@@ -20,7 +20,7 @@ use crate::text::hex;
 
 /// How long a reply is kept.
 const REPLY_TTL: Duration = Duration::from_secs(120);
-/// How long a released key remains in the store. A request can reserve it at once.
+/// How long a released key remains in the store. A request can reserve it immediately.
 const RELEASED_TTL: Duration = Duration::from_secs(1);
 /// Initial and maximum poll interval while another replica runs the first request.
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));

@@ -11,7 +11,7 @@
 //! Idempotency ┘               └── (a store that replicas share)
 //! ```
 //!
-//! A plain call writes nothing to the store. Its task stays in a local table of [`Tasks`] until a request at another
+//! A call in mode `final` or `stream` writes nothing to the store. Its task stays in a local table of [`Tasks`] until a request at another
 //! replica may need it: when the task is submitted, or when it waits for an answer.
 
 pub(crate) mod follow_ups;

@@ -8,17 +8,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The bytes of a row beside its id and value: its entries in both maps, and its allocations.
-const ROW: usize = 320;
+/// Bytes of memory that a row takes in addition to its id and value: its entries in both maps, and its allocations.
+const ROW_OVERHEAD: usize = 320;
 /// Writes to tolerate before a sweep. Most expired rows are among the oldest and are removed earlier.
 const WRITES_BEFORE_SWEEP: usize = 64 << 10;
 /// Minimum interval between two sweeps of a full table.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Rows that one step of a sweep visits, which takes well below a millisecond. Only the last step for an agent may take
+/// Maximum number of rows that one step of a sweep visits, which takes well below a millisecond. Only the last step for an agent may take
 /// longer, to free the capacity of many rows.
-const STEP: usize = 1024;
-/// Capacity that an agent keeps after a sweep, beside twice what it needs.
-const SPARE: usize = 64;
+const ROWS_PER_SWEEP_STEP: usize = 1024;
+/// Rows for which an agent keeps capacity after a sweep, in addition to twice the rows that it has.
+const SPARE_ROWS: usize = 64;
 
 /// The table has no room for another row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl<V> BoundedTable<V> {
         (row.expires > now).then_some(&row.value)
     }
 
-    /// Inserts or replaces a row of `bytes` bytes beside its id. Returns the removed rows, so that the caller can drop
+    /// Inserts or replaces a row of `bytes` bytes, not counting its id. Returns the removed rows, so that the caller can drop
     /// them after it has released its lock.
     pub(super) fn put(
         &mut self,
@@ -110,7 +110,7 @@ impl<V> BoundedTable<V> {
         now: Instant,
     ) -> Result<Vec<Row<V>>, Full> {
         let mut swept = Vec::new();
-        let bytes = ROW + id.len() + bytes;
+        let bytes = ROW_OVERHEAD + id.len() + bytes;
         if self.when_full == WhenFull::Refuse && !self.has_room(agent, id, bytes) {
             if now.duration_since(self.last_sweep) < SWEEP_INTERVAL {
                 return Err(Full);
@@ -235,13 +235,13 @@ impl<V> AgentRows<V> {
         Some(row)
     }
 
-    /// Takes the expired rows among the next [`STEP`] ones. Returns the number of the last of these if there are more,
+    /// Takes the expired rows among the next [`ROWS_PER_SWEEP_STEP`] ones. Returns the number of the last of these if there are more,
     /// and frees capacity otherwise.
     fn sweep(&mut self, sweep: &Sweep, expired: &mut Vec<Row<V>>) -> Option<u64> {
         let mut next = self.by_age.range(sweep.after + 1..);
         let step: Vec<(u64, bool)> = next
             .by_ref()
-            .take(STEP)
+            .take(ROWS_PER_SWEEP_STEP)
             .map(|(number, id)| (*number, self.by_id.get(id).is_some_and(|row| row.expires <= sweep.now)))
             .collect();
         let has_more = next.next().is_some();
@@ -249,7 +249,7 @@ impl<V> AgentRows<V> {
         if has_more {
             return step.last().map(|(number, _)| *number);
         }
-        let enough = 2 * self.by_id.len() + SPARE;
+        let enough = 2 * self.by_id.len() + SPARE_ROWS;
         if self.by_id.capacity() > 2 * enough {
             self.by_id.shrink_to(enough);
         }
@@ -277,7 +277,7 @@ mod tests {
         (0..100).for_each(|id| put(&mut table, "a", id, 1000));
         assert_eq!(table.get("a", "0", Instant::now()), None);
         assert_eq!(table.get("a", "99", Instant::now()), Some(&99));
-        assert!((20..=40_000 / (1000 + ROW)).contains(&held(&table, "a")), "{}", held(&table, "a"));
+        assert!((20..=40_000 / (1000 + ROW_OVERHEAD)).contains(&held(&table, "a")), "{}", held(&table, "a"));
     }
 
     #[test]
@@ -335,7 +335,7 @@ mod tests {
         for id in 0..2000 {
             table.put(&"c".into(), &id.to_string(), id, 1, expired, Instant::now()).unwrap();
         }
-        assert_eq!(table.rows, 2, "the oldest ones are removed at once");
+        assert_eq!(table.rows, 2, "the oldest ones are removed immediately");
     }
 
     /// Sweeps to the end; returns the number of steps.
@@ -347,10 +347,10 @@ mod tests {
     fn a_sweep_removes_expired_rows_step_by_step_and_frees_their_capacity() {
         let mut table = BoundedTable::new(1 << 30, WhenFull::Evict);
         let now = Instant::now();
-        let (second, rows) = (Duration::from_secs(1), 20 * STEP);
+        let (second, rows) = (Duration::from_secs(1), 20 * ROWS_PER_SWEEP_STEP);
         for id in 0..rows {
             // Some rows do not expire, at the front and in between; one is written again.
-            let ttl = if id % STEP == 0 { HOUR } else { second };
+            let ttl = if id % ROWS_PER_SWEEP_STEP == 0 { HOUR } else { second };
             table.put(&"a".into(), &id.to_string(), id, 1, ttl, now).unwrap();
         }
         table.put(&"a".into(), "1", 1, 1, HOUR, now).unwrap();
@@ -373,11 +373,11 @@ mod tests {
         let mut table = BoundedTable::new(1 << 30, WhenFull::Evict);
         let now = Instant::now();
         let later = now + Duration::from_secs(1);
-        for id in 0..3 * STEP {
+        for id in 0..3 * ROWS_PER_SWEEP_STEP {
             table.put(&"a".into(), &id.to_string(), id, 1, Duration::from_secs(1), now).unwrap();
         }
         table.sweep_step(later).unwrap();
-        // The first of these writes removes all expired rows at once.
+        // The first of these writes removes all expired rows.
         (0..10).for_each(|id| drop(table.put(&"a".into(), &id.to_string(), id, 1, HOUR, later).unwrap()));
         sweep_all(&mut table, later);
         assert_eq!((table.rows, held(&table, "a")), (10, 10));
@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_refusing_table_keeps_its_rows_and_has_room_for_every_agent() {
-        let mut table = BoundedTable::new(10 * (ROW + 100), WhenFull::Refuse);
+        let mut table = BoundedTable::new(10 * (ROW_OVERHEAD + 100), WhenFull::Refuse);
         let now = Instant::now();
         let mut put = |agent: &str, id: usize, ttl, now| {
             table.put(&agent.into(), &id.to_string(), id, 90, ttl, now).map(drop)

@@ -1,6 +1,6 @@
 //! Tasks as they were last seen, so that callers can look them up, cancel and follow them.
 //!
-//! A local table holds the tasks of plain calls: every call writes one and few are read again. A task that a request
+//! A local table holds the tasks of calls in mode `final` or `stream`: every call writes one and few are read again. A task that a request
 //! at another replica may need, because it was submitted or waits for an answer, moves to the store and stays
 //! there until it expires.
 
@@ -19,7 +19,7 @@ use crate::reply::error::ActionError;
 use crate::reply::outcome::{FollowUp, Outcome, TaskRef};
 use crate::reply::{Reply, for_storage};
 
-/// Limit for the tasks of plain calls, in bytes.
+/// Maximum bytes of the tasks in the local table.
 const LOCAL_BYTES: usize = 64 << 20;
 
 /// A task as it was last seen.
@@ -101,7 +101,7 @@ type FindResult = Result<Option<Arc<TaskRecord>>, ActionError>;
 /// What this process knows of a task.
 #[derive(Debug, Clone)]
 enum LocalTask {
-    /// The task of a plain call that has ended. Nearly all tasks are such, so it holds only the outcome.
+    /// The ended task of a call in mode `final` or `stream`. Nearly all tasks are such, so it holds only the outcome.
     Ended {
         outcome: Arc<Outcome>,
         seen_at: SystemTime,
@@ -211,7 +211,7 @@ impl Tasks {
         }
     }
 
-    /// Records the task of a plain call in one step. Returns the record if the task is in the store.
+    /// Records the task of a call in mode `final` or `stream` in one step. Returns the record if the task is in the store.
     fn record_locally(
         &self,
         agent: &Arc<str>,

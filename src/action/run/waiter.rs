@@ -75,8 +75,8 @@ impl<P: Progress> AgentWaiter<'_, P> {
         // No caller waits for a submitted task, so a shutdown does not wait either.
         let leaves_at_once = self.mode == ReplyMode::Submit && self.is_task_named;
         let mut agent_exited = pin!(instance.terminated.cancelled());
-        let mut grace_over = pin!(actions.shutdown.grace_over.cancelled());
-        let mut shutdown_begun = pin!(actions.shutdown.begun.cancelled());
+        let mut grace_over = pin!(actions.call_shutdown.grace_over.cancelled());
+        let mut shutdown_begun = pin!(actions.call_shutdown.begun.cancelled());
         let mut end = pin!(tokio::time::sleep_until(end));
         loop {
             let keep_alive_interval = self.progress.keep_alive_interval().filter(|_| !self.is_abandoned);

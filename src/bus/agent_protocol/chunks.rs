@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::envelope::safe_name;
+use super::envelope::attachment_name;
 use crate::a2a::model::TaskState;
 use crate::action::progress::{Frame, Listener, Progress};
 use crate::bus::encoded_reply::error_headers;
@@ -21,8 +21,8 @@ use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus};
 use crate::text::shorten;
 
 /// The protocol requires a chunk at least this often.
-const MAX_KEEPALIVE: Duration = Duration::from_secs(30);
-/// Longest `Nats-Service-Error`.
+const MAX_KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// Maximum bytes of `Nats-Service-Error`.
 const MAX_ERROR: usize = 200;
 /// Length of a question in its chunk if the whole question does not fit.
 const SHORT_QUESTION: usize = 1024;
@@ -63,9 +63,9 @@ struct Attachment {
 }
 
 impl ChunkWriter {
-    pub(super) fn new(client: Client, to: Subject, keepalive: Duration) -> Self {
+    pub(super) fn new(client: Client, to: Subject, keep_alive: Duration) -> Self {
         Self {
-            inbox: Inbox::new(client, to, keepalive.min(MAX_KEEPALIVE)),
+            inbox: Inbox::new(client, to, keep_alive.min(MAX_KEEP_ALIVE)),
             has_started: false,
             has_sent_text: false,
             held: None,
@@ -83,7 +83,7 @@ impl ChunkWriter {
     pub(super) async fn keep_alive_during<T>(&mut self, wait: impl Future<Output = T>) -> T {
         tokio::pin!(wait);
         loop {
-            let silence = self.inbox.until_keepalive();
+            let silence = self.inbox.until_keep_alive();
             tokio::select! {
                 biased;
                 result = &mut wait => return result,
@@ -183,7 +183,7 @@ impl ChunkWriter {
     fn new_attachments(&mut self, content: &ReplyContent) -> Attachments {
         let mut attachments = Attachments { room: self.inbox.data_room(), ..Attachments::default() };
         for (index, file) in content.files.iter().enumerate() {
-            let filename = safe_name(file.name.as_deref(), &format!("file-{}", index + 1));
+            let filename = attachment_name(file.name.as_deref(), &format!("file-{}", index + 1));
             let source = file.bytes.as_deref().or(file.url.as_deref()).unwrap_or_default();
             if !self.sent_attachments.insert(digest(&filename, source)) {
                 continue;
@@ -284,7 +284,7 @@ impl Progress for ChunkWriter {
     }
 
     fn keep_alive_interval(&self) -> Option<Duration> {
-        Some(self.inbox.until_keepalive())
+        Some(self.inbox.until_keep_alive())
     }
 
     async fn keep_alive(&mut self) -> Listener {

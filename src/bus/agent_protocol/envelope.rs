@@ -5,14 +5,15 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
 use crate::a2a::model::{File, FileContent, Part};
+use crate::files::{last_component, media_type};
 use crate::json::null_is_default;
 use crate::reply::error::ActionError;
-use crate::text::shorten;
+use crate::text::{head, shorten};
 
 const MAX_ATTACHMENTS: usize = 64;
-/// Longest file name.
+/// Maximum bytes of a file name.
 const MAX_NAME: usize = 255;
-/// Longest `skill` or `session`.
+/// Maximum bytes of `skill` and `session`.
 const MAX_ID: usize = 256;
 
 /// A validated message of a caller.
@@ -94,6 +95,7 @@ impl EnvelopeAttachment {
         if STANDARD.decode(&self.content).is_err() {
             return invalid(format!("attachments[{index}]: the content is not base64"));
         }
+        // The protocol has no media types, but many agents depend on them.
         Ok(Part::File(File {
             media_type: media_type(&self.filename).map(str::to_owned),
             name: Some(self.filename),
@@ -113,37 +115,11 @@ fn is_safe(name: &str) -> bool {
 }
 
 /// A safe form of the file name that the agent uses; `fallback` if nothing is left of it.
-pub(super) fn safe_name(name: Option<&str>, fallback: &str) -> String {
-    let last = name.unwrap_or_default().rsplit(['/', '\\']).next().unwrap_or_default();
+pub(super) fn attachment_name(name: Option<&str>, fallback: &str) -> String {
+    let last = last_component(name.unwrap_or_default());
     let kept: String = last.chars().filter(|c| !c.is_control()).collect();
-    let kept = crate::text::head(kept.trim(), MAX_NAME);
+    let kept = head(kept.trim(), MAX_NAME);
     if is_safe(kept) { kept } else { fallback }.to_owned()
-}
-
-/// The protocol has no media types, but many agents depend on them. `None` for extensions with more than one
-/// meaning.
-fn media_type(name: &str) -> Option<&'static str> {
-    let (_, extension) = name.rsplit_once('.')?;
-    Some(match extension.to_ascii_lowercase().as_str() {
-        "txt" | "log" => "text/plain",
-        "md" => "text/markdown",
-        "csv" => "text/csv",
-        "html" | "htm" => "text/html",
-        "json" => "application/json",
-        "xml" => "application/xml",
-        "yaml" | "yml" => "application/yaml",
-        "pdf" => "application/pdf",
-        "zip" => "application/zip",
-        "png" => "image/png",
-        "jpg" | "jpeg" => "image/jpeg",
-        "gif" => "image/gif",
-        "webp" => "image/webp",
-        "svg" => "image/svg+xml",
-        "mp3" => "audio/mpeg",
-        "wav" => "audio/wav",
-        "mp4" => "video/mp4",
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
@@ -265,6 +241,6 @@ mod tests {
     #[case(Some("dir/"), "file-1")]
     #[case(None, "file-1")]
     fn a_file_of_the_agent_gets_a_plain_name(#[case] name: Option<&str>, #[case] safe: &str) {
-        assert_eq!(safe_name(name, "file-1"), safe);
+        assert_eq!(attachment_name(name, "file-1"), safe);
     }
 }

@@ -27,7 +27,7 @@ use crate::text::duration;
 
 /// The name of a prompt in spans and metrics.
 const PROMPT: &str = "prompt";
-/// Questions of one agent that may be open at the same time.
+/// Maximum number of open questions of one agent.
 pub(super) const MAX_QUESTIONS: usize = 1024;
 /// How long to wait for the agent to cancel the task of an abandoned question.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -41,7 +41,7 @@ pub(super) struct PromptEndpoint {
     pub(super) protocol_subjects: AgentProtocolSubjects,
     /// One permit for each question that may be open at the same time.
     pub(super) questions: Semaphore,
-    pub(super) stop: CallShutdown,
+    pub(super) call_shutdown: CallShutdown,
 }
 
 /// How the call continues after a question.
@@ -69,8 +69,8 @@ impl PromptEndpoint {
         let ServiceRequest { message, accounting } = request;
         // The service passes on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
-        let keepalive = self.dispatcher.agent().config.stream_keepalive;
-        let mut chunks = ChunkWriter::new(self.client.clone(), to, keepalive);
+        let keep_alive = self.dispatcher.agent().config.stream_keepalive;
+        let mut chunks = ChunkWriter::new(self.client.clone(), to, keep_alive);
         let result = self.dispatcher.guarded(Box::pin(self.run(&message, trace, &mut chunks))).await;
         accounting.end(chunks.finish(result).await);
     }
@@ -203,13 +203,13 @@ impl PromptEndpoint {
                     let message = "the agent ended while it waited for the answer";
                     Err(ActionError::new(Code::TaskLost, message))
                 }
-                () = self.stop.begun.cancelled() => {
-                    let message = "the bridge stops serving the agent; the question is closed and the task is cancelled";
+                () = self.call_shutdown.begun.cancelled() => {
+                    let message = "the bridge stops serving the agent; the question is closed and the task is canceled";
                     Err(ActionError::new(Code::Timeout, message))
                 }
                 () = sleep_until(deadline) => {
                     let ttl = duration(agent.config.input_required_ttl);
-                    let message = format!("no answer within {ttl} (`input_required_ttl`); the task is cancelled");
+                    let message = format!("no answer within {ttl} (`input_required_ttl`); the task is canceled");
                     Err(ActionError::new(Code::FollowUpExpired, message))
                 }
                 resumed = self.resumed(outcome, options) => resumed.map(Continuation::Resumed),
@@ -255,7 +255,7 @@ fn result_of(outcome: &Outcome) -> Result<(), ActionError> {
         ReplyStatus::Completed => return Ok(()),
         ReplyStatus::Failed => (Code::TaskFailed, "the agent's task failed"),
         ReplyStatus::Rejected => (Code::TaskRejected, "the agent rejected the task"),
-        ReplyStatus::Canceled => (Code::TaskCanceled, "the agent's task was cancelled"),
+        ReplyStatus::Canceled => (Code::TaskCanceled, "the agent's task was canceled"),
         ReplyStatus::InputRequired | ReplyStatus::AuthRequired | ReplyStatus::Working => {
             (Code::OutcomeUnknown, "the agent's task has not ended")
         }

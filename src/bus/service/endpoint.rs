@@ -30,7 +30,7 @@ enum ReaderCommand {
 pub(super) struct EndpointTask {
     pub(super) listed: ListedEndpoint,
     commands: watch::Sender<ReaderCommand>,
-    /// Cancelled when the unsubscribe command is on its way to the server, or never will be.
+    /// Cancelled once UNSUB is written or has failed.
     pub(super) unsubscribed: CancellationToken,
     /// Ends when the handler has received the last message.
     pub(super) task: JoinHandle<()>,
@@ -45,15 +45,13 @@ impl EndpointTask {
         subscriber: Subscriber,
         stats: Arc<EndpointStats>,
     ) -> Self {
-        let reader = EndpointReader {
-            guard: Arc::clone(&context.guard),
-            stats: Arc::clone(&stats),
-            handler: handler.clone(),
-        };
+        let listed = ListedEndpoint { info: Arc::new(info), stats };
+        let (guard, handled) = (Arc::clone(&context.guard), handler.clone());
+        let reader = EndpointReader { guard, listed: listed.clone(), handler: handled };
         let (commands, received) = watch::channel(ReaderCommand::Serve(handler));
         let unsubscribed = CancellationToken::new();
         let task = context.tasks.spawn(reader.run(subscriber, received, unsubscribed.clone()));
-        Self { listed: ListedEndpoint { info: Arc::new(info), stats }, commands, unsubscribed, task }
+        Self { listed, commands, unsubscribed, task }
     }
 
     pub(super) fn subject(&self) -> &str {
@@ -66,15 +64,15 @@ impl EndpointTask {
         self.commands.send_replace(ReaderCommand::Serve(handler));
     }
 
-    /// Unsubscribes at the server, and keeps reading until `settled` is cancelled.
-    pub(super) fn drain(&self, settled: &CancellationToken) {
-        self.commands.send_replace(ReaderCommand::Drain(settled.clone()));
+    /// Unsubscribes at the server, and keeps reading until `applied` is cancelled.
+    pub(super) fn drain(&self, applied: &CancellationToken) {
+        self.commands.send_replace(ReaderCommand::Drain(applied.clone()));
     }
 }
 
 struct EndpointReader {
     guard: Arc<ReplyGuard>,
-    stats: Arc<EndpointStats>,
+    listed: ListedEndpoint,
     handler: Handler,
 }
 
@@ -87,11 +85,11 @@ impl EndpointReader {
     ) {
         // Whichever way this task ends, nothing waits for it forever.
         let unsubscribed = unsubscribed.drop_guard();
-        let settled = loop {
+        let applied = loop {
             tokio::select! {
                 biased;
                 changed = commands.changed() => match &*commands.borrow_and_update() {
-                    ReaderCommand::Drain(settled) => break settled.clone(),
+                    ReaderCommand::Drain(applied) => break applied.clone(),
                     ReaderCommand::Serve(handler) if changed.is_ok() => self.handler = Arc::clone(handler),
                     // The service was dropped without a stop.
                     ReaderCommand::Serve(_) => return,
@@ -105,12 +103,14 @@ impl EndpointReader {
 
         // See the module docs of `service`: for the server this means "now", for the client "never", so the
         // client still knows the subscription when the last messages arrive.
-        let sent = settled.run_until_cancelled(subscriber.unsubscribe_after(u64::MAX)).await;
-        if !matches!(sent, Some(Ok(()))) {
-            warn!("cannot unsubscribe the endpoint in order; requests on their way may be lost");
+        let sent = applied.run_until_cancelled(subscriber.unsubscribe_after(u64::MAX)).await;
+        let sent = sent.map_or_else(|| Err("timed out".to_owned()), |sent| sent.map_err(|e| e.to_string()));
+        if let Err(error) = sent {
+            let subject = &self.listed.info.subject;
+            warn!(subject, error, "cannot drain the endpoint; requests in flight may be lost");
         }
         drop(unsubscribed);
-        while let Some(message) = settled.run_until_cancelled(subscriber.next()).await {
+        while let Some(message) = applied.run_until_cancelled(subscriber.next()).await {
             match message {
                 Some(message) => self.handle(message),
                 None => return,
@@ -124,7 +124,7 @@ impl EndpointReader {
     }
 
     fn handle(&self, message: Message) {
-        let accounting = Accounting::begin(&self.stats);
+        let accounting = Accounting::begin(&self.listed.stats);
         match &message.reply {
             // The caller could not learn the result, so the request does not run.
             None => return accounting.fail(400, "no reply subject"),
@@ -137,7 +137,7 @@ impl EndpointReader {
         // is dropped, and the panic hook has logged the cause.
         let request = ServiceRequest { message, accounting };
         if catch_unwind(AssertUnwindSafe(|| (self.handler)(request))).is_err() {
-            error!("a request handler panicked");
+            error!(subject = self.listed.info.subject, "a request handler panicked");
         }
     }
 }

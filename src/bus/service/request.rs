@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::telemetry::spans;
 
-/// Longest error text in STATS, so that the statistics of all endpoints fit into one message.
+/// Maximum bytes of an error text in STATS, so that the statistics of all endpoints fit into one message.
 const MAX_LAST_ERROR: usize = 200;
 
 /// A message with a reply subject to which the bridge may publish.

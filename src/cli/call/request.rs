@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{CliError, CliResult, USAGE};
+use crate::files::media_type;
 
 /// More than any NATS message can hold; avoids reading huge files.
 const MAX_FILE: u64 = 64 << 20;
@@ -136,51 +137,9 @@ fn encode_file(file: &str) -> CliResult<Value> {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(json!({
         "name": name,
-        "mime_type": mime_type(path),
+        "mime_type": name.as_deref().and_then(media_type).unwrap_or("application/octet-stream"),
         "bytes": STANDARD.encode(bytes),
     }))
-}
-
-/// Common media types; any other file is sent as `application/octet-stream`.
-const MIME_TYPES: [(&str, &str); 24] = [
-    ("csv", "text/csv"),
-    ("doc", "application/msword"),
-    ("docx", "application/vnd.openxmlformats-officedocument.wordprocessingml.document"),
-    ("gif", "image/gif"),
-    ("htm", "text/html"),
-    ("html", "text/html"),
-    ("jpeg", "image/jpeg"),
-    ("jpg", "image/jpeg"),
-    ("json", "application/json"),
-    ("md", "text/markdown"),
-    ("mp3", "audio/mpeg"),
-    ("mp4", "video/mp4"),
-    ("pdf", "application/pdf"),
-    ("png", "image/png"),
-    ("svg", "image/svg+xml"),
-    ("txt", "text/plain"),
-    ("wav", "audio/wav"),
-    ("webm", "video/webm"),
-    ("webp", "image/webp"),
-    ("xlsx", "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
-    ("xml", "application/xml"),
-    ("yaml", "application/yaml"),
-    ("yml", "application/yaml"),
-    ("zip", "application/zip"),
-];
-
-fn mime_type(path: &Path) -> &'static str {
-    let extension = path.extension().map(|ext| ext.to_string_lossy().to_lowercase());
-    MIME_TYPES
-        .iter()
-        .find(|(known, _)| Some(*known) == extension.as_deref())
-        .map_or("application/octet-stream", |(_, mime)| mime)
-}
-
-/// The usual extension of a media type.
-pub(super) fn extension(mime: &str) -> Option<&'static str> {
-    let mut known = MIME_TYPES.iter().rev();
-    known.find(|(_, known)| *known == mime).map(|(extension, _)| *extension)
 }
 
 fn usage(message: impl Display) -> CliError {
@@ -223,13 +182,5 @@ mod tests {
         assert!(wrong(data).contains("not a JSON object"));
         let file = RequestArgs { files: vec!["/nowhere/x.png".into()], ..RequestArgs::default() };
         assert!(wrong(file).contains("/nowhere/x.png"));
-    }
-
-    #[test]
-    fn media_types_go_by_extension_and_back() {
-        assert_eq!(mime_type(Path::new("A.JPG")), "image/jpeg");
-        assert_eq!(mime_type(Path::new("a")), "application/octet-stream");
-        assert_eq!(extension("image/jpeg"), Some("jpg"));
-        assert_eq!(extension("x/y"), None);
     }
 }

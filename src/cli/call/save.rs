@@ -8,13 +8,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::request::extension;
 use crate::cli::client::JsonFields as _;
 use crate::cli::output::{eprintln_dim, format_size, one_line};
 use crate::cli::{CliError, CliResult, FAILED};
+use crate::files::{extension, last_component};
 use crate::text::{head, shorten};
 
-/// Longest file name, without its extension.
+/// Maximum bytes of a file name, without its extension.
 const MAX_NAME: usize = 100;
 /// How many numbered names to try if a file exists.
 const MAX_ATTEMPTS: usize = 1000;
@@ -52,7 +52,7 @@ impl SaveArgs {
             let about = format!("{mime_type}, {}", format_size(bytes.len() as u64));
             match &self.save {
                 Some(dir) => {
-                    let path = self.write(dir, &safe_name(file, number), &bytes, &written)?;
+                    let path = self.write(dir, &local_name(file, number), &bytes, &written)?;
                     eprintln_dim(format_args!("saved: {} ({about})", path.display()));
                     written.push(path);
                 }
@@ -104,9 +104,8 @@ fn save_error(path: &Path, error: std::io::Error) -> CliError {
 }
 
 /// A file name from the agent's: its last path component, with safe characters only, never a hidden file.
-fn safe_name(file: &Value, number: usize) -> String {
-    let name = file.text("/name").unwrap_or_default();
-    let name = name.rsplit(['/', '\\']).next().unwrap_or_default();
+fn local_name(file: &Value, number: usize) -> String {
+    let name = last_component(file.text("/name").unwrap_or_default());
     let is_safe = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ' ' | '+' | '@');
     let safe: String = name.chars().map(|c| if is_safe(c) { c } else { '_' }).collect();
     let safe = safe.trim_matches([' ', '.']).trim_start_matches('-');
@@ -144,15 +143,15 @@ mod tests {
     #[case("a\u{0}b\nc\u{202E}.txt", "a_b_c_.txt")]
     #[case("Übersicht 2.pdf", "Übersicht 2.pdf")]
     fn a_name_from_an_agent_is_never_a_path(#[case] name: &str, #[case] safe: &str) {
-        assert_eq!(safe_name(&json!({"name": name}), 0), safe);
+        assert_eq!(local_name(&json!({"name": name}), 0), safe);
     }
 
     #[test]
     fn a_long_name_is_shortened_and_a_missing_extension_comes_from_the_type() {
-        let long = safe_name(&json!({"name": format!("{}.{}", "a".repeat(4096), "b".repeat(4096))}), 0);
+        let long = local_name(&json!({"name": format!("{}.{}", "a".repeat(4096), "b".repeat(4096))}), 0);
         assert!(long.len() < 128, "{long}");
-        assert_eq!(safe_name(&json!({"mime_type": "image/png"}), 2), "file-3.png");
-        assert_eq!(safe_name(&json!({"name": "x", "mime_type": "text/plain"}), 0), "x.txt");
+        assert_eq!(local_name(&json!({"mime_type": "image/png"}), 2), "file-3.png");
+        assert_eq!(local_name(&json!({"name": "x", "mime_type": "text/plain"}), 0), "x.txt");
     }
 
     #[test]
