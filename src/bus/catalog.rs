@@ -15,7 +15,8 @@ use crate::action::params::{Template, files_schema};
 use crate::config;
 use crate::text::shorten;
 
-/// Maximum number of actions of one agent, not counting the built-in ones: each needs a subscription and an entry in INFO.
+/// Maximum number of actions of one agent, not counting the built-in ones: each needs a subscription and an entry
+/// in INFO.
 pub(crate) const MAX_ACTIONS: usize = 500;
 /// Maximum number of name clashes that are logged for one card.
 const MAX_WARNINGS: usize = 20;

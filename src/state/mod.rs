@@ -11,8 +11,8 @@
 //! Idempotency ┘               └── (a store that replicas share)
 //! ```
 //!
-//! A call in mode `final` or `stream` writes nothing to the store. Its task stays in a local table of [`Tasks`] until a request at another
-//! replica may need it: when the task is submitted, or when it waits for an answer.
+//! A call in mode `final` or `stream` writes nothing to the store. Its task stays in a local table of [`Tasks`]
+//! until a request at another replica may need it: when the task is submitted, or when it waits for an answer.
 
 pub(crate) mod follow_ups;
 pub(crate) mod idempotency;

@@ -14,8 +14,8 @@ const ROW_OVERHEAD: usize = 320;
 const WRITES_BEFORE_SWEEP: usize = 64 << 10;
 /// Minimum interval between two sweeps of a full table.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of rows that one step of a sweep visits, which takes well below a millisecond. Only the last step for an agent may take
-/// longer, to free the capacity of many rows.
+/// Maximum number of rows that one step of a sweep visits, which takes well below a millisecond. Only the last step
+/// for an agent may take longer, to free the capacity of many rows.
 const ROWS_PER_SWEEP_STEP: usize = 1024;
 /// Rows for which an agent keeps capacity after a sweep, in addition to twice the rows that it has.
 const SPARE_ROWS: usize = 64;
@@ -98,8 +98,8 @@ impl<V> BoundedTable<V> {
         (row.expires > now).then_some(&row.value)
     }
 
-    /// Inserts or replaces a row of `bytes` bytes, not counting its id. Returns the removed rows, so that the caller can drop
-    /// them after it has released its lock.
+    /// Inserts or replaces a row of `bytes` bytes, not counting its id. Returns the removed rows, so that the
+    /// caller can drop them after it has released its lock.
     pub(super) fn put(
         &mut self,
         agent: &Arc<str>,
@@ -235,8 +235,8 @@ impl<V> AgentRows<V> {
         Some(row)
     }
 
-    /// Takes the expired rows among the next [`ROWS_PER_SWEEP_STEP`] ones. Returns the number of the last of these if there are more,
-    /// and frees capacity otherwise.
+    /// Takes the expired rows among the next [`ROWS_PER_SWEEP_STEP`] ones. Returns the number of the last of these
+    /// if there are more, and frees capacity otherwise.
     fn sweep(&mut self, sweep: &Sweep, expired: &mut Vec<Row<V>>) -> Option<u64> {
         let mut next = self.by_age.range(sweep.after + 1..);
         let step: Vec<(u64, bool)> = next

@@ -1,8 +1,8 @@
 //! Tasks as they were last seen, so that callers can look them up, cancel and follow them.
 //!
-//! A local table holds the tasks of calls in mode `final` or `stream`: every call writes one and few are read again. A task that a request
-//! at another replica may need, because it was submitted or waits for an answer, moves to the store and stays
-//! there until it expires.
+//! A local table holds the tasks of calls in mode `final` or `stream`: every call writes one and few are read
+//! again. A task that a request at another replica may need, because it was submitted or waits for an answer, moves
+//! to the store and stays there until it expires.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -211,7 +211,8 @@ impl Tasks {
         }
     }
 
-    /// Records the task of a call in mode `final` or `stream` in one step. Returns the record if the task is in the store.
+    /// Records the task of a call in mode `final` or `stream` in one step. Returns the record if the task is in the
+    /// store.
     fn record_locally(
         &self,
         agent: &Arc<str>,

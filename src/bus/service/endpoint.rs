@@ -45,13 +45,16 @@ impl EndpointTask {
         subscriber: Subscriber,
         stats: Arc<EndpointStats>,
     ) -> Self {
-        let listed = ListedEndpoint { info: Arc::new(info), stats };
-        let (guard, handled) = (Arc::clone(&context.guard), handler.clone());
-        let reader = EndpointReader { guard, listed: listed.clone(), handler: handled };
+        let reader = EndpointReader {
+            guard: Arc::clone(&context.guard),
+            subject: info.subject.clone(),
+            stats: Arc::clone(&stats),
+            handler: handler.clone(),
+        };
         let (commands, received) = watch::channel(ReaderCommand::Serve(handler));
         let unsubscribed = CancellationToken::new();
         let task = context.tasks.spawn(reader.run(subscriber, received, unsubscribed.clone()));
-        Self { listed, commands, unsubscribed, task }
+        Self { listed: ListedEndpoint { info: Arc::new(info), stats }, commands, unsubscribed, task }
     }
 
     pub(super) fn subject(&self) -> &str {
@@ -72,7 +75,8 @@ impl EndpointTask {
 
 struct EndpointReader {
     guard: Arc<ReplyGuard>,
-    listed: ListedEndpoint,
+    subject: String,
+    stats: Arc<EndpointStats>,
     handler: Handler,
 }
 
@@ -106,8 +110,7 @@ impl EndpointReader {
         let sent = applied.run_until_cancelled(subscriber.unsubscribe_after(u64::MAX)).await;
         let sent = sent.map_or_else(|| Err("timed out".to_owned()), |sent| sent.map_err(|e| e.to_string()));
         if let Err(error) = sent {
-            let subject = &self.listed.info.subject;
-            warn!(subject, error, "cannot drain the endpoint; requests in flight may be lost");
+            warn!(subject = self.subject, error, "cannot drain the endpoint; requests in flight may be lost");
         }
         drop(unsubscribed);
         while let Some(message) = applied.run_until_cancelled(subscriber.next()).await {
@@ -124,7 +127,7 @@ impl EndpointReader {
     }
 
     fn handle(&self, message: Message) {
-        let accounting = Accounting::begin(&self.listed.stats);
+        let accounting = Accounting::begin(&self.stats);
         match &message.reply {
             // The caller could not learn the result, so the request does not run.
             None => return accounting.fail(400, "no reply subject"),
@@ -137,7 +140,7 @@ impl EndpointReader {
         // is dropped, and the panic hook has logged the cause.
         let request = ServiceRequest { message, accounting };
         if catch_unwind(AssertUnwindSafe(|| (self.handler)(request))).is_err() {
-            error!(subject = self.listed.info.subject, "a request handler panicked");
+            error!(subject = self.subject, "a request handler panicked");
         }
     }
 }
