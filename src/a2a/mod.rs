@@ -40,8 +40,8 @@ pub struct Instance {
     pub client: client::Client,
     pub card: Arc<card::Card>,
     pub interface: card::Interface,
-    /// Cancelled when the agent's process has ended, and its tasks with it.
-    pub terminated: CancellationToken,
+    /// Cancelled when the agent's process has exited, and its tasks with it.
+    pub exited: CancellationToken,
 }
 
 pub(crate) fn http_client() -> reqwest::Result<HttpClient> {

@@ -5,6 +5,7 @@ use crate::text::error_chain;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::probe::ProbeError;
 use crate::a2a::card::CardError;
 use crate::a2a::client::ClientError;
 use crate::config;
@@ -20,44 +21,6 @@ const RESTARTING: &str = "; the bridge restarts it";
 pub(super) struct Diagnosis {
     pub(super) text: String,
     pub(super) advice: String,
-}
-
-/// Why a probe failed.
-#[derive(Debug)]
-pub(super) enum ProbeError {
-    /// Another process listens on the agent's port.
-    Foreign {
-        port: u16,
-        process: Option<(i32, String)>,
-    },
-    /// A launched agent does not listen on its port but on `instead`.
-    NotListening {
-        port: u16,
-        instead: Vec<SocketAddr>,
-    },
-    Card(CardError),
-}
-
-impl ProbeError {
-    /// Whether the agent cannot be reached at all.
-    pub(super) fn is_unreachable(&self) -> bool {
-        match self {
-            Self::Foreign { .. } | Self::NotListening { .. } => true,
-            Self::Card(error) => error.is_unreachable(),
-        }
-    }
-
-    /// Whether the agent accepts connections but does not respond: hung, or busy.
-    pub(super) fn is_timeout(&self) -> bool {
-        match self {
-            Self::Foreign { .. } | Self::NotListening { .. } => false,
-            Self::Card(CardError::Timeout { .. }) => true,
-            // Without an access token, no request was sent.
-            Self::Card(CardError::Fetch { source, .. }) if matches!(**source, ClientError::Token(_)) => false,
-            Self::Card(error @ CardError::Fetch { .. }) => !error.is_unreachable(),
-            Self::Card(_) => false,
-        }
-    }
 }
 
 impl Diagnosis {
@@ -216,7 +179,7 @@ impl Diagnosis {
         Self { text, advice }
     }
 
-    pub(super) fn ending() -> Self {
+    pub(super) fn stopping() -> Self {
         Self {
             text: "stopping on request".into(),
             advice: "wait; the bridge kills the process after `stop_grace`".into(),
@@ -260,8 +223,9 @@ impl Diagnosis {
     pub(super) fn crash_loop(self, name: &str, config: &config::AgentConfig) -> Self {
         Self {
             text: format!(
-                "restarted {} times within {} (`max_restarts`, `restart_window`), giving up; last problem: {}",
+                "restarted {} {} within {} (`max_restarts`, `restart_window`), giving up; last problem: {}",
                 config.max_restarts,
+                if config.max_restarts == 1 { "time" } else { "times" },
                 duration(config.restart_window),
                 self.text
             ),

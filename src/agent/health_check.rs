@@ -3,7 +3,7 @@
 //! One probe of the card checks two things. *Readiness*: the card is usable; otherwise the skills are
 //! withdrawn. *Liveness*: the agent responds at all; otherwise a launched agent is restarted. A busy agent
 //! may be slow to serve its card, so a timeout is ignored while calls are in flight. A process that SIGSTOP
-//! has stopped shows in `/proc`; it is restarted even with calls in flight.
+//! has suspended shows in `/proc`; it is restarted even with calls in flight.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ use crate::process::procfs::Stat;
 
 /// Interval of connection checks of an attached agent.
 const CONNECTION_CHECK_INTERVAL: Duration = Duration::from_secs(3);
-/// Longest interval of checks for SIGSTOP.
+/// Maximum interval of checks for SIGSTOP.
 const SUSPENSION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Longest interval between probes after a failed probe.
+/// Maximum interval between probes after a failed probe.
 pub(super) const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Interval of the checks that do not read the card.
@@ -103,7 +103,7 @@ impl HealthCheck {
             };
             let probed = tokio::select! {
                 biased;
-                probed = start.probe(self.timeout) => probed,
+                probed = probe::read_card(start, self.timeout) => probed,
                 () = suspended => {
                     self.next_check = Instant::now();
                     continue;
@@ -112,11 +112,11 @@ impl HealthCheck {
             return match probed {
                 Ok(known) => {
                     self.next_probe = Instant::now() + self.interval;
-                    AgentEvent::Found(known)
+                    AgentEvent::CardRead(known)
                 }
                 Err(error) => {
                     self.next_probe = Instant::now() + self.interval.min(MAX_RETRY_INTERVAL);
-                    AgentEvent::Unanswered { error, busy: calls.in_flight() > 0 }
+                    AgentEvent::ProbeFailed { error, busy: calls.in_flight() > 0 }
                 }
             };
         }
@@ -125,15 +125,15 @@ impl HealthCheck {
 
 /// The suspended process, if it is the child itself or if all listeners of the port are suspended.
 fn suspended_process(start: &Start, child: Option<&Child>) -> Option<i32> {
-    let is_stopped = |pid: &i32| Stat::read(*pid).is_some_and(|stat| stat.state == 'T');
+    let is_suspended_process = |pid: &i32| Stat::read(*pid).is_some_and(|stat| stat.state == 'T');
     let child = child?.pid;
-    if is_stopped(&child) {
+    if is_suspended_process(&child) {
         return Some(child);
     }
     let owners = match start.port.as_ref()?.owner(start.tree) {
         PortOwner::Own(owners) => owners,
         PortOwner::Free | PortOwner::Other { .. } | PortOwner::Unknown => return None,
     };
-    let all = !owners.is_empty() && owners.iter().all(is_stopped);
+    let all = !owners.is_empty() && owners.iter().all(is_suspended_process);
     owners.first().copied().filter(|_| all)
 }

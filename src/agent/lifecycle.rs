@@ -5,13 +5,13 @@
 //! [`AgentStatus`], so a command and the state that it leads to become visible together.
 //!
 //! ```text
-//!            Launched           Found                 Unanswered, Suspended
-//! Starting ──────────> Starting ─────> Ready <────────────────────────────> Unhealthy
-//!    ^    (a process)     │              │               Found                  │
-//!    │                    └──────────────┴──── Exited, given up, Commanded ─────┘
-//!    │                                         │
-//!    │ Due                                     v            Gone
-//! BackingOff <──────────────────────────── Exiting ──────────────────> Stopped, Failed
+//!            Launched           CardRead             ProbeFailed, Suspended
+//! Starting ──────────> Starting ────────> Ready <────────────────────────────> Unhealthy
+//!    ^    (a process)     │                 │              CardRead               │
+//!    │                    └─────────────────┴──── Exited, given up, Commanded ────┘
+//!    │                                            │
+//!    │ BackoffElapsed                             v         TreeExited
+//! BackingOff <─────────────────────────────── Exiting ──────────────────> Stopped, Failed
 //! ```
 //!
 //! An attached agent has no process: it skips `Exiting` and retries in [`Phase::Retrying`].
@@ -30,17 +30,18 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::diagnosis::{Diagnosis, ProbeError};
+use super::diagnosis::Diagnosis;
 use super::health_check;
+use super::probe::ProbeError;
 use super::status::{AgentState, AgentStatus, KnownCard};
 use crate::config::{self, Restart};
 use crate::process::child::Exit;
 use crate::process::restart::{Backoff, RestartBudget};
 
-/// First and longest pause before a restart of a launched agent.
-const RESTART_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// First and longest pause between probes of an unavailable attached agent.
-const PROBE_PAUSES: (Duration, Duration) = (Duration::from_millis(500), health_check::MAX_RETRY_INTERVAL);
+/// First and maximum back-off before a restart of a launched agent.
+const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// First and maximum back-off between probes of an unavailable attached agent.
+const PROBE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), health_check::MAX_RETRY_INTERVAL);
 
 /// The state that the last command asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +67,7 @@ pub(super) struct FailedProbes {
 
 /// An agent that a probe has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Presence {
+pub(super) struct Reachable {
     process: Option<LaunchedProcess>,
     since: Instant,
     failures: FailedProbes,
@@ -85,10 +86,10 @@ pub(super) enum Phase {
     Retrying {
         problem: Diagnosis,
     },
-    Ready(Presence),
+    Ready(Reachable),
     /// Running, but not callable.
     Unhealthy {
-        found: Presence,
+        reachable: Reachable,
         /// When SIGSTOP was first observed.
         suspended: Option<Instant>,
         problem: Diagnosis,
@@ -148,22 +149,22 @@ pub(super) enum AgentEvent {
     Delayed(Option<Diagnosis>),
     /// The agent could not be launched or reached, or did not become ready in time.
     NotStarted(Diagnosis),
-    Found(KnownCard),
-    /// A probe failed. `busy`: calls are in flight.
-    Unanswered {
+    CardRead(KnownCard),
+    /// `busy`: calls are in flight.
+    ProbeFailed {
         error: ProbeError,
         busy: bool,
     },
     /// The card is readable, but no client can be built from it.
-    Unusable(Diagnosis),
-    /// SIGSTOP has stopped the process.
+    CardUnusable(Diagnosis),
+    /// SIGSTOP has suspended this process.
     Suspended(i32),
     Resumed,
     /// The process exited by itself.
     Exited(Exit),
     /// The process and all its descendants have exited.
-    Gone(Exit),
-    Due,
+    TreeExited(Exit),
+    BackoffElapsed,
     Commanded(DesiredState),
     Shutdown,
 }
@@ -175,7 +176,7 @@ pub(super) enum Step {
     /// Probe the launched process until it is ready.
     AwaitReady,
     Watch,
-    EndProcess,
+    StopProcess,
     /// Wait for a command, at most until this moment.
     Wait(Option<Instant>),
     Finish,
@@ -200,9 +201,9 @@ pub(super) struct Lifecycle {
 
 impl Lifecycle {
     pub(super) fn new(name: Arc<str>, config: Arc<config::AgentConfig>) -> Self {
-        let (first, longest) = if config.command.is_some() { RESTART_PAUSES } else { PROBE_PAUSES };
+        let (first, max) = if config.command.is_some() { RESTART_BACKOFF } else { PROBE_BACKOFF };
         Self {
-            backoff: Backoff::new(first, longest),
+            backoff: Backoff::new(first, max),
             budget: RestartBudget::new(config.max_restarts, config.restart_window),
             name,
             config,
@@ -240,29 +241,29 @@ impl Lifecycle {
             (AgentEvent::NotStarted(problem), Phase::Retrying { .. }) => {
                 self.after_failure(problem, None, Duration::ZERO)
             }
-            (AgentEvent::Found(card), phase) => self.found(phase, card),
-            (AgentEvent::Unusable(problem), phase) => match phase.found() {
-                Some(found) => Phase::Unhealthy { found, suspended: None, problem },
+            (AgentEvent::CardRead(card), phase) => self.card_read(phase, card),
+            (AgentEvent::CardUnusable(problem), phase) => match phase.reachable() {
+                Some(reachable) => Phase::Unhealthy { reachable, suspended: None, problem },
                 None => phase,
             },
-            (AgentEvent::Unanswered { error, busy }, phase) => self.unanswered(phase, &error, busy),
+            (AgentEvent::ProbeFailed { error, busy }, phase) => self.probe_failed(phase, &error, busy),
             (AgentEvent::Suspended(pid), phase) => self.suspended(phase, pid),
-            (AgentEvent::Resumed, Phase::Unhealthy { found, problem, .. }) => {
-                Phase::Unhealthy { found, suspended: None, problem }
+            (AgentEvent::Resumed, Phase::Unhealthy { reachable, problem, .. }) => {
+                Phase::Unhealthy { reachable, suspended: None, problem }
             }
             (AgentEvent::Exited(exit), phase) => self.exited(phase, exit),
-            (AgentEvent::Gone(exit), phase) => self.tree_exited(phase, exit),
-            (AgentEvent::Due, Phase::BackingOff { problem, .. }) if self.is_launched() => {
+            (AgentEvent::TreeExited(exit), phase) => self.tree_exited(phase, exit),
+            (AgentEvent::BackoffElapsed, Phase::BackingOff { problem, .. }) if self.is_launched() => {
                 self.restarts += 1;
                 Phase::Starting { process: None, problem: Some(problem), delay: None }
             }
-            (AgentEvent::Due, Phase::BackingOff { problem, .. }) => Phase::Retrying { problem },
+            (AgentEvent::BackoffElapsed, Phase::BackingOff { problem, .. }) => Phase::Retrying { problem },
             (
                 AgentEvent::Launched { .. }
                 | AgentEvent::Delayed(_)
                 | AgentEvent::NotStarted(_)
                 | AgentEvent::Resumed
-                | AgentEvent::Due,
+                | AgentEvent::BackoffElapsed,
                 late_for,
             ) => late_for,
         };
@@ -277,7 +278,7 @@ impl Lifecycle {
             Phase::Starting { process: None, .. } | Phase::Retrying { .. } => Step::Start,
             Phase::Starting { process: Some(_), .. } => Step::AwaitReady,
             Phase::Ready(_) | Phase::Unhealthy { .. } => Step::Watch,
-            Phase::Exiting { .. } => Step::EndProcess,
+            Phase::Exiting { .. } => Step::StopProcess,
             Phase::BackingOff { until, .. } => Step::Wait(Some(*until)),
             Phase::Stopped(StopReason::Shutdown) => Step::Finish,
             Phase::Stopped(StopReason::OnCommand | StopReason::Exited(_)) | Phase::Failed { .. } => {
@@ -327,7 +328,7 @@ impl Lifecycle {
         };
         match phase {
             Phase::Exiting { cause: ExitCause::Commanded { .. } | ExitCause::Shutdown, .. } => {
-                Some(Diagnosis::ending())
+                Some(Diagnosis::stopping())
             }
             Phase::Stopped(StopReason::OnCommand) => Some(Diagnosis::stopped_on_request(&self.name)),
             phase => phase.phase_problem().cloned(),
@@ -367,33 +368,33 @@ impl Lifecycle {
         Phase::Stopped(StopReason::OnCommand)
     }
 
-    fn found(&mut self, phase: Phase, card: KnownCard) -> Phase {
-        let Some(found) = phase.found() else { return phase };
+    fn card_read(&mut self, phase: Phase, card: KnownCard) -> Phase {
+        let Some(reachable) = phase.reachable() else { return phase };
         // An unchanged card keeps its allocation, so that later comparisons are cheap.
         if self.known.as_ref() != Some(&card) {
             self.known = Some(card);
         }
-        Phase::Ready(Presence { failures: FailedProbes::default(), ..found })
+        Phase::Ready(Reachable { failures: FailedProbes::default(), ..reachable })
     }
 
-    fn unanswered(&mut self, phase: Phase, error: &ProbeError, busy: bool) -> Phase {
-        let (mut found, suspended, problem) = match phase {
-            Phase::Ready(found) => (found, None, None),
-            Phase::Unhealthy { found, suspended, problem } => (found, suspended, Some(problem)),
+    fn probe_failed(&mut self, phase: Phase, error: &ProbeError, busy: bool) -> Phase {
+        let (mut reachable, suspended, problem) = match phase {
+            Phase::Ready(reachable) => (reachable, None, None),
+            Phase::Unhealthy { reachable, suspended, problem } => (reachable, suspended, Some(problem)),
             other => return other,
         };
         let config = Arc::clone(self.launched.as_ref().unwrap_or(&self.config));
         let failed = Diagnosis::probe(error, &config);
         // Another process owns the port, or an attached agent has no listener: waiting does not help.
         let is_lost = matches!(error, ProbeError::Foreign { .. })
-            || (found.process.is_none() && error.is_unreachable());
+            || (reachable.process.is_none() && error.is_unreachable());
         if is_lost {
-            return self.give_up(found.process, AgentState::Unhealthy, failed, found.since.elapsed());
+            return self.give_up(reachable.process, AgentState::Unhealthy, failed, reachable.since.elapsed());
         }
         if error.is_timeout() && busy {
             tracing::debug!(agent = %self.name, "probe timed out while calls are in flight; ignoring it");
         } else {
-            let failures = &mut found.failures;
+            let failures = &mut reachable.failures;
             failures.ready += 1;
             failures.alive =
                 if error.is_timeout() || error.is_unreachable() { failures.alive + 1 } else { 0 };
@@ -406,35 +407,40 @@ impl Lifecycle {
                 let error = card_error.as_deref().unwrap_or(&failed.text);
                 tracing::warn!(agent = %self.name, error, failures = failures.ready, "card probe failed");
             }
-            if found.process.is_some() && failures.alive >= config.liveness.failures {
+            if reachable.process.is_some() && failures.alive >= config.liveness.failures {
                 let hung = Diagnosis::hung(error, failures.alive, &config);
-                return self.give_up(found.process, AgentState::Unhealthy, hung, found.since.elapsed());
+                return self.give_up(
+                    reachable.process,
+                    AgentState::Unhealthy,
+                    hung,
+                    reachable.since.elapsed(),
+                );
             }
             if failures.ready >= config.readiness.failures {
-                return Phase::Unhealthy { found, suspended, problem: failed };
+                return Phase::Unhealthy { reachable, suspended, problem: failed };
             }
         }
         match problem {
-            Some(problem) => Phase::Unhealthy { found, suspended, problem },
-            None => Phase::Ready(found),
+            Some(problem) => Phase::Unhealthy { reachable, suspended, problem },
+            None => Phase::Ready(reachable),
         }
     }
 
     /// Restarts a suspended process only if a second check also finds it suspended.
     fn suspended(&mut self, phase: Phase, pid: i32) -> Phase {
-        let (found, suspended) = match &phase {
-            Phase::Ready(found) => (*found, None),
-            Phase::Unhealthy { found, suspended, .. } => (*found, *suspended),
+        let (reachable, suspended) = match &phase {
+            Phase::Ready(reachable) => (*reachable, None),
+            Phase::Unhealthy { reachable, suspended, .. } => (*reachable, *suspended),
             _ => return phase,
         };
         let problem = Diagnosis::suspended(pid);
         match suspended {
             None => {
-                tracing::warn!(agent = %self.name, pid, "agent is stopped (SIGSTOP)");
-                Phase::Unhealthy { found, suspended: Some(Instant::now()), problem }
+                tracing::warn!(agent = %self.name, pid, "agent process is suspended (SIGSTOP)");
+                Phase::Unhealthy { reachable, suspended: Some(Instant::now()), problem }
             }
             Some(since) if since.elapsed() >= health_check::check_interval(&self.config) / 2 => {
-                self.give_up(found.process, AgentState::Unhealthy, problem, found.since.elapsed())
+                self.give_up(reachable.process, AgentState::Unhealthy, problem, reachable.since.elapsed())
             }
             Some(_) => phase,
         }
@@ -445,9 +451,9 @@ impl Lifecycle {
             Phase::Starting { process: Some(process), .. } => {
                 (*process, Diagnosis::exit_at_start(exit, process.launched.elapsed()), Duration::ZERO)
             }
-            Phase::Ready(found) | Phase::Unhealthy { found, .. } => match found.process {
+            Phase::Ready(reachable) | Phase::Unhealthy { reachable, .. } => match reachable.process {
                 Some(process) => {
-                    let ready_for = found.since.elapsed();
+                    let ready_for = reachable.since.elapsed();
                     (process, Diagnosis::exit(exit, ready_for), ready_for)
                 }
                 None => return phase,
@@ -477,7 +483,7 @@ impl Lifecycle {
         }
     }
 
-    /// Ends the process, if there is one, before the next start.
+    /// Stops the process, if there is one, before the next start.
     fn give_up(
         &mut self,
         process: Option<LaunchedProcess>,
@@ -493,7 +499,7 @@ impl Lifecycle {
         }
     }
 
-    /// Decides between a restart after a pause and giving up. This is the only place that does.
+    /// Decides between a restart after a back-off and giving up. This is the only place that does.
     fn after_failure(&mut self, problem: Diagnosis, exit: Option<Exit>, ready_for: Duration) -> Phase {
         let config = Arc::clone(&self.config);
         if self.is_launched() {
@@ -505,7 +511,7 @@ impl Lifecycle {
             };
             if !restart {
                 let problem = problem.not_restarted(exit, &self.name, &config);
-                tracing::warn!(agent = %self.name, reason = problem.text, "agent exited; not restarting");
+                tracing::warn!(agent = %self.name, reason = problem.text, "not restarting the agent");
                 return if succeeded {
                     Phase::Stopped(StopReason::Exited(problem))
                 } else {
@@ -522,15 +528,15 @@ impl Lifecycle {
             tracing::error!(agent = %self.name, reason = problem.text, "agent failed");
             return Phase::Failed { problem };
         }
-        let pause = self.backoff.pause();
+        let delay = self.backoff.next_delay();
         // Log a repeated problem at debug level only.
         if ready_for.is_zero() && self.last_logged_problem == problem.text {
-            tracing::debug!(agent = %self.name, reason = problem.text, ?pause, "agent still unavailable");
+            tracing::debug!(agent = %self.name, reason = problem.text, ?delay, "agent still unavailable");
         } else {
-            tracing::warn!(agent = %self.name, reason = problem.text, ?pause, "agent unavailable; retrying");
+            tracing::warn!(agent = %self.name, reason = problem.text, ?delay, "agent unavailable; retrying");
         }
         self.last_logged_problem.clone_from(&problem.text);
-        Phase::BackingOff { until: Instant::now() + pause, next_try: SystemTime::now() + pause, problem }
+        Phase::BackingOff { until: Instant::now() + delay, next_try: SystemTime::now() + delay, problem }
     }
 }
 
@@ -554,20 +560,20 @@ impl Phase {
     fn process(&self) -> Option<LaunchedProcess> {
         match self {
             Self::Starting { process, .. } => *process,
-            Self::Ready(found) | Self::Unhealthy { found, .. } => found.process,
+            Self::Ready(reachable) | Self::Unhealthy { reachable, .. } => reachable.process,
             Self::Exiting { process, .. } => Some(*process),
             Self::Retrying { .. } | Self::BackingOff { .. } | Self::Stopped(_) | Self::Failed { .. } => None,
         }
     }
 
-    /// What a successful probe finds in this phase.
-    fn found(&self) -> Option<Presence> {
+    /// The state of the agent after a successful probe in this phase; `None` if the probe is late.
+    fn reachable(&self) -> Option<Reachable> {
         let now =
-            |process| Some(Presence { process, since: Instant::now(), failures: FailedProbes::default() });
+            |process| Some(Reachable { process, since: Instant::now(), failures: FailedProbes::default() });
         match self {
             Self::Starting { process, .. } => now(*process),
             Self::Retrying { .. } => now(None),
-            Self::Ready(found) | Self::Unhealthy { found, .. } => Some(*found),
+            Self::Ready(reachable) | Self::Unhealthy { reachable, .. } => Some(*reachable),
             Self::Exiting { .. } | Self::BackingOff { .. } | Self::Stopped(_) | Self::Failed { .. } => None,
         }
     }

@@ -1,13 +1,16 @@
 //! Probes of an agent: whether it accepts connections, and its card.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use url::Url;
 
-use crate::a2a::HttpClient;
-use crate::a2a::auth::Credentials;
+use super::start::Start;
+use super::status::KnownCard;
 use crate::a2a::card::{self, Card, CardError};
-use crate::config;
+use crate::a2a::client::ClientError;
+use crate::process::ports::PortOwner;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -25,19 +28,74 @@ pub(super) async fn accepts_connections(url: &Url) -> bool {
     )
 }
 
-/// Reads the agent's card, or uses the configured card if the agent accepts connections.
-pub(super) async fn read_card(
-    config: &config::AgentConfig,
-    http: &HttpClient,
-    credentials: &Credentials,
-) -> Result<Card, CardError> {
-    match &config.card {
-        None => card::fetch(http, &config.url, config.card_path.as_deref(), credentials).await,
-        Some(card) => {
-            if !accepts_connections(&config.url).await {
-                return Err(CardError::NotListening { url: config.url.to_string() });
-            }
-            Card::from_value(card.clone())
+/// Why a probe failed.
+#[derive(Debug)]
+pub(super) enum ProbeError {
+    /// Another process listens on the agent's port.
+    Foreign {
+        port: u16,
+        process: Option<(i32, String)>,
+    },
+    /// A launched agent does not listen on its port but on `instead`.
+    NotListening {
+        port: u16,
+        instead: Vec<SocketAddr>,
+    },
+    Card(CardError),
+}
+
+impl ProbeError {
+    /// Whether the agent cannot be reached at all.
+    pub(super) fn is_unreachable(&self) -> bool {
+        match self {
+            Self::Foreign { .. } | Self::NotListening { .. } => true,
+            Self::Card(error) => error.is_unreachable(),
         }
+    }
+
+    /// Whether the agent accepts connections but does not respond: hung, or busy.
+    pub(super) fn is_timeout(&self) -> bool {
+        match self {
+            Self::Foreign { .. } | Self::NotListening { .. } => false,
+            Self::Card(CardError::Timeout { .. }) => true,
+            // Without an access token, no request was sent.
+            Self::Card(CardError::Fetch { source, .. }) if matches!(**source, ClientError::Token(_)) => false,
+            Self::Card(error @ CardError::Fetch { .. }) => !error.is_unreachable(),
+            Self::Card(_) => false,
+        }
+    }
+}
+
+/// Reads the agent's card once, or uses the configured card if the agent accepts connections. Sends nothing if
+/// another process owns the port.
+pub(super) async fn read_card(start: &Start, limit: Duration) -> Result<KnownCard, ProbeError> {
+    if let Some(port) = &start.port {
+        match port.owner(start.tree) {
+            PortOwner::Own(_) | PortOwner::Unknown => {}
+            PortOwner::Free => {
+                return Err(ProbeError::NotListening { port: port.number, instead: Vec::new() });
+            }
+            PortOwner::Other { process } => {
+                return Err(ProbeError::Foreign { port: port.number, process });
+            }
+        }
+    }
+    let (config, chooser) = (&start.config, &start.chooser);
+    let credentials = chooser.card_credentials();
+    let reading = async {
+        let card = match &config.card {
+            None => {
+                card::fetch(&chooser.http, &config.url, config.card_path.as_deref(), &credentials).await?
+            }
+            Some(card) if accepts_connections(&config.url).await => Card::from_value(card.clone())?,
+            Some(_) => return Err(CardError::NotListening { url: config.url.to_string() }),
+        };
+        let interface = chooser.choose(&card).await?;
+        Ok(KnownCard { card: Arc::new(card), interface })
+    };
+    match tokio::time::timeout(limit, reading).await {
+        // An agent may echo the credentials of the request.
+        Ok(known) => known.map_err(|error: CardError| ProbeError::Card(error.redacted(&start.secrets))),
+        Err(_) => Err(ProbeError::Card(CardError::Timeout { url: config.url.to_string(), limit })),
     }
 }

@@ -1,4 +1,4 @@
-//! One start of an agent: choosing a port, probing the card, and waiting for readiness.
+//! One start of an agent: choosing a port, and waiting for readiness.
 
 use crate::text::error_chain;
 use std::sync::Arc;
@@ -7,10 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Agent;
-use super::diagnosis::{Diagnosis, ProbeError};
+use super::diagnosis::Diagnosis;
 use super::lifecycle::AgentEvent;
-use super::probe;
-use super::status::KnownCard;
+use super::probe::{self, ProbeError};
 use crate::a2a::card::CardError;
 use crate::a2a::choose::Chooser;
 use crate::a2a::{self, HttpClient};
@@ -18,8 +17,8 @@ use crate::config::{self, Port};
 use crate::process::ports::{self, LocalPort, PortOwner};
 use crate::secrets::Secrets;
 
-/// First pause between startup probes.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// First delay between startup probes.
+const FIRST_DELAY: Duration = Duration::from_millis(10);
 /// How long a starting agent may listen only on other ports before the status reports it. Some agents
 /// open other ports first.
 const WRONG_PORT_DELAY: Duration = Duration::from_secs(2);
@@ -27,7 +26,7 @@ const WRONG_PORT_DELAY: Duration = Duration::from_secs(2);
 pub(super) struct Start {
     pub(super) config: Arc<config::AgentConfig>,
     pub(super) chooser: Arc<Chooser>,
-    secrets: Secrets,
+    pub(super) secrets: Secrets,
     /// The port whose listener must belong to `tree`; `None` if that is not checked.
     pub(super) port: Option<LocalPort>,
     /// The root of the agent's process tree.
@@ -84,32 +83,6 @@ impl Start {
         })?;
         Ok(Self { config, chooser: Arc::new(chooser), secrets: secrets.clone(), port, tree: None })
     }
-
-    /// Reads the agent's card once. Sends nothing if another process owns the port.
-    pub(super) async fn probe(&self, limit: Duration) -> Result<KnownCard, ProbeError> {
-        if let Some(port) = &self.port {
-            match port.owner(self.tree) {
-                PortOwner::Own(_) | PortOwner::Unknown => {}
-                PortOwner::Free => {
-                    return Err(ProbeError::NotListening { port: port.number, instead: Vec::new() });
-                }
-                PortOwner::Other { process } => {
-                    return Err(ProbeError::Foreign { port: port.number, process });
-                }
-            }
-        }
-        let credentials = self.chooser.card_credentials();
-        let reading = async {
-            let card = probe::read_card(&self.config, &self.chooser.http, &credentials).await?;
-            let interface = self.chooser.choose(&card).await?;
-            Ok(KnownCard { card: Arc::new(card), interface })
-        };
-        match tokio::time::timeout(limit, reading).await {
-            // An agent may echo the credentials of the request.
-            Ok(known) => known.map_err(|error: CardError| ProbeError::Card(error.redacted(&self.secrets))),
-            Err(_) => Err(ProbeError::Card(CardError::Timeout { url: self.config.url.to_string(), limit })),
-        }
-    }
 }
 
 async fn is_free(config: &config::AgentConfig, port: u16) -> bool {
@@ -120,7 +93,7 @@ async fn is_free(config: &config::AgentConfig, port: u16) -> bool {
 /// Probes a launched agent until it serves a usable card or `startup_timeout` expires.
 pub(super) struct StartupProbe {
     deadline: Instant,
-    pause: Duration,
+    retry_delay: Duration,
     next: Instant,
     last: Option<ProbeError>,
     /// Since when the agent listens only on other ports.
@@ -133,7 +106,7 @@ impl StartupProbe {
         let now = Instant::now();
         Self {
             deadline: now + config.startup_timeout,
-            pause: FIRST_PAUSE.min(config.startup.interval),
+            retry_delay: FIRST_DELAY.min(config.startup.interval),
             next: now,
             last: None,
             wrong_port_since: None,
@@ -148,8 +121,8 @@ impl StartupProbe {
             tokio::time::sleep_until(self.next).await;
             let left = self.deadline.saturating_duration_since(Instant::now());
             let is_cut = left < config.startup.timeout;
-            match start.probe(config.startup.timeout.min(left)).await {
-                Ok(known) => return AgentEvent::Found(known),
+            match probe::read_card(start, config.startup.timeout.min(left)).await {
+                Ok(known) => return AgentEvent::CardRead(known),
                 // The port belongs to another process; waiting does not help.
                 Err(error @ ProbeError::Foreign { .. }) => {
                     return AgentEvent::NotStarted(Diagnosis::probe(&error, config));
@@ -162,13 +135,13 @@ impl StartupProbe {
                 }
                 Err(error) => self.last = Some(error),
             }
-            if Instant::now() + self.pause >= self.deadline {
+            if Instant::now() + self.retry_delay >= self.deadline {
                 let unreachable = ProbeError::Card(CardError::NotListening { url: config.url.to_string() });
                 let error = self.last.take().unwrap_or(unreachable);
                 return AgentEvent::NotStarted(Diagnosis::slow_start(&error, config));
             }
-            self.next = Instant::now() + self.pause;
-            self.pause = (self.pause * 3 / 2).min(config.startup.interval);
+            self.next = Instant::now() + self.retry_delay;
+            self.retry_delay = (self.retry_delay * 3 / 2).min(config.startup.interval);
             if let Some(event) = self.delay(config, name) {
                 return event;
             }

@@ -12,13 +12,13 @@ use crate::a2a::card::{Card, Interface};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AgentState {
-    /// Not callable yet: the supervisor launches or probes the agent, or ends its process because of a
+    /// Not callable yet: the supervisor launches or probes the agent, or stops its process because of a
     /// command.
     Starting,
     Ready,
     /// The process runs but no longer serves a usable card; its skills are withdrawn.
     Unhealthy,
-    /// The agent exited or cannot be reached; the supervisor retries after a pause.
+    /// The agent exited or cannot be reached; the supervisor retries after a back-off.
     BackingOff,
     /// Not running: stopped on request, or exited with code 0 and not configured to restart.
     Stopped,

@@ -9,9 +9,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Agent;
-use super::diagnosis::{Diagnosis, ProbeError};
+use super::diagnosis::Diagnosis;
 use super::health_check::HealthCheck;
 use super::lifecycle::{AgentEvent, LaunchedProcess, Lifecycle, Step};
+use super::probe::{self, ProbeError};
 use super::start::{Start, StartupProbe};
 use super::status::{AgentState, AgentStatus, KnownCard};
 use crate::a2a::choose::DialectFallback;
@@ -65,7 +66,7 @@ impl Supervisor {
                 Step::Start => self.start().await,
                 Step::AwaitReady => self.await_ready().await,
                 Step::Watch => self.watch().await,
-                Step::EndProcess => self.end_process().await,
+                Step::StopProcess => self.stop_process().await,
                 Step::Wait(until) => self.wait(until).await,
                 Step::Finish => return,
             };
@@ -76,11 +77,11 @@ impl Supervisor {
     /// Applies one event and publishes one change of the status.
     fn apply(&mut self, event: AgentEvent) -> Step {
         let (event, instance) = match event {
-            AgentEvent::Found(known) => self.instance(known),
+            AgentEvent::CardRead(known) => self.instance(known),
             other => (other, None),
         };
         let step = self.lifecycle.on(event);
-        if step == Step::EndProcess
+        if step == Step::StopProcess
             && let Some(started) = &self.started
         {
             started.exited.cancel();
@@ -106,7 +107,7 @@ impl Supervisor {
     fn instance(&self, known: KnownCard) -> (AgentEvent, Option<Arc<Instance>>) {
         let seen = self.lifecycle.known.as_ref();
         if self.lifecycle.state() == AgentState::Ready && seen == Some(&known) {
-            return (AgentEvent::Found(known), None);
+            return (AgentEvent::CardRead(known), None);
         }
         if seen.is_none_or(|seen| seen.card.hash != known.card.hash) {
             for warning in &known.card.warnings {
@@ -122,7 +123,7 @@ impl Supervisor {
             }),
             Err(error) => {
                 let problem = Diagnosis::probe(&ProbeError::Card(error), &started.start.config);
-                return (AgentEvent::Unusable(problem), None);
+                return (AgentEvent::CardUnusable(problem), None);
             }
         };
         tracing::info!(
@@ -138,9 +139,9 @@ impl Supervisor {
             client,
             card: Arc::clone(&known.card),
             interface: known.interface.clone(),
-            terminated: started.exited.clone(),
+            exited: started.exited.clone(),
         };
-        (AgentEvent::Found(known), Some(Arc::new(instance)))
+        (AgentEvent::CardRead(known), Some(Arc::new(instance)))
     }
 
     async fn start(&mut self) -> AgentEvent {
@@ -176,12 +177,12 @@ impl Supervisor {
         let probed = tokio::select! {
             biased;
             event = self.agent.commanded(generation) => return event,
-            probed = start.probe(start.config.readiness.timeout) => probed,
+            probed = probe::read_card(&start, start.config.readiness.timeout) => probed,
         };
         match probed {
             Ok(known) => {
                 self.started = Some(StartedAgent::new(start, None, 0));
-                AgentEvent::Found(known)
+                AgentEvent::CardRead(known)
             }
             Err(error) => AgentEvent::NotStarted(Diagnosis::probe(&error, &start.config)),
         }
@@ -247,20 +248,20 @@ impl Supervisor {
         }
     }
 
-    async fn end_process(&mut self) -> AgentEvent {
+    async fn stop_process(&mut self) -> AgentEvent {
         let StartedAgent { start, child, first_line, .. } = self.started.take().expect(STARTED);
         let child = child.expect("an attached agent never enters Exiting");
         let began = Instant::now();
         let exit = child.stop(start.config.stop_grace, &self.skip_grace).await;
         tracing::info!(agent = %self.agent.name, took = ?began.elapsed(), "agent {exit}{}", self.last_output(first_line));
-        AgentEvent::Gone(exit)
+        AgentEvent::TreeExited(exit)
     }
 
     async fn wait(&mut self, until: Option<Instant>) -> AgentEvent {
         tokio::select! {
             biased;
             event = self.agent.commanded(self.lifecycle.generation) => event,
-            Some(()) = OptionFuture::from(until.map(tokio::time::sleep_until)) => AgentEvent::Due,
+            Some(()) = OptionFuture::from(until.map(tokio::time::sleep_until)) => AgentEvent::BackoffElapsed,
         }
     }
 

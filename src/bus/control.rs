@@ -259,7 +259,7 @@ impl Controller {
             if lines.is_empty() {
                 tokio::select! {
                     () = self.stop.cancelled() => return,
-                    () = output.beyond(next) => {}
+                    () = output.wait_for_line(next) => {}
                     () = tokio::time::sleep_until(until) => {}
                 }
                 lines = output.tail(next, usize::MAX);

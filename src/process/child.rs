@@ -26,7 +26,7 @@ use crate::background::{BackgroundTasks, OnPanic};
 /// Variables that a child inherits from the bridge; `*` ends a prefix.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMPDIR"];
 /// How long a killed process may take to exit. A process that hangs in the kernel survives SIGKILL.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+const TREE_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 pub struct Spec {
@@ -100,7 +100,7 @@ impl Exit {
         matches!(self, Self::Known(status) if status.success())
     }
 
-    /// The exit code; `None` if a signal ended the process.
+    /// The exit code; `None` if a signal killed the process.
     pub fn code(self) -> Option<i32> {
         match self {
             Self::Known(status) => status.code(),
@@ -141,9 +141,12 @@ pub(super) enum ChildCommand {
 pub(super) enum ChildState {
     Running,
     /// The child itself has exited; its descendants may still run.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only a guard tells the two ends apart"))]
+    #[cfg_attr(
+        not(target_os = "linux"),
+        expect(dead_code, reason = "only a guard distinguishes the two exits")
+    )]
     Exited(Exit),
-    Gone(Exit),
+    TreeExited(Exit),
 }
 
 #[derive(Debug)]
@@ -190,9 +193,9 @@ impl Child {
     /// Waits until the child itself exits. Cancel-safe.
     pub async fn wait(&self) -> Exit {
         let mut state = self.state.clone();
-        let ended = state.wait_for(|state| *state != ChildState::Running).await;
-        match ended.as_deref() {
-            Ok(ChildState::Exited(exit) | ChildState::Gone(exit)) => *exit,
+        let exited = state.wait_for(|state| *state != ChildState::Running).await;
+        match exited.as_deref() {
+            Ok(ChildState::Exited(exit) | ChildState::TreeExited(exit)) => *exit,
             // The task that watches the child has panicked.
             Ok(ChildState::Running) | Err(_) => Exit::Unknown,
         }
@@ -202,7 +205,7 @@ impl Child {
     /// `skip_grace` is cancelled.
     pub async fn stop(self, grace: Duration, skip_grace: &CancellationToken) -> Exit {
         let mut state = self.state.clone();
-        let gone = state.wait_for(|state| matches!(state, ChildState::Gone(_)));
+        let tree_exited = state.wait_for(|state| matches!(state, ChildState::TreeExited(_)));
         let _ = self.commands.send(ChildCommand::Stop(grace)).await;
         let killed = async {
             skip_grace.cancelled().await;
@@ -210,9 +213,9 @@ impl Child {
             std::future::pending::<()>().await;
         };
         let in_time = tokio::select! {
-            gone = gone => gone.is_ok(),
+            exited = tree_exited => exited.is_ok(),
             () = killed => false,
-            () = tokio::time::sleep(grace + KILL_TIMEOUT) => false,
+            () = tokio::time::sleep(grace + TREE_KILL_TIMEOUT) => false,
         };
         if in_time {
             if let Some(records) = &self.records {
@@ -222,7 +225,7 @@ impl Child {
             tracing::error!(agent = %self.agent, pid = self.pid, "processes of the agent are still running after SIGKILL");
         }
         match *self.state.borrow() {
-            ChildState::Exited(exit) | ChildState::Gone(exit) => exit,
+            ChildState::Exited(exit) | ChildState::TreeExited(exit) => exit,
             ChildState::Running => Exit::Unknown,
         }
     }

@@ -1,4 +1,4 @@
-//! The guard: a small process between the bridge and one child that ends the child's whole process tree.
+//! The guard: a small process between the bridge and one child that stops the child's whole process tree.
 //!
 //! A guard is this program, started with a special first argument. It sets up neither threads nor a runtime
 //! and uses a few hundred kilobytes. Its standard input is a socket to the bridge; its output and environment
@@ -109,7 +109,7 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
         bridge: Some(bridge),
         signals,
         input: String::new(),
-        ending: None,
+        kill_at: None,
         began: 0,
         signalled: HashMap::new(),
     }
@@ -139,8 +139,8 @@ struct Guard {
     bridge: Option<UnixStream>,
     signals: SignalFd,
     input: String,
-    /// The end of the grace period, once stopping has begun.
-    ending: Option<Instant>,
+    /// When to send SIGKILL, once stopping has begun.
+    kill_at: Option<Instant>,
     /// When stopping began, in clock ticks since boot.
     began: u64,
     /// The processes that got the stop signal, with their names at that time.
@@ -154,7 +154,7 @@ impl Guard {
             if self.reap() {
                 return;
             }
-            match self.ending {
+            match self.kill_at {
                 Some(limit) if Instant::now() >= limit => signal_all(Signal::SIGKILL),
                 Some(_) => self.send_stop_signals(),
                 None => {}
@@ -164,7 +164,7 @@ impl Guard {
             while let Ok(Some(info)) = self.signals.read_signal() {
                 // SIGCHLD only wakes up the loop; the other signals ask the guard to stop.
                 if i32::try_from(info.ssi_signo) != Ok(Signal::SIGCHLD as i32) {
-                    self.end(DESCENDANT_GRACE);
+                    self.stop(DESCENDANT_GRACE);
                 }
             }
         }
@@ -172,7 +172,7 @@ impl Guard {
 
     /// Waits for a signal, a command, or the next poll.
     fn wait(&self) {
-        let timeout = match self.ending {
+        let timeout = match self.kill_at {
             // No SIGCHLD arrives for descendants that another process reaps.
             Some(_) => PollTimeout::try_from(POLL_INTERVAL).unwrap_or(PollTimeout::ZERO),
             None => PollTimeout::NONE,
@@ -201,7 +201,7 @@ impl Guard {
                 // End of file or a broken socket: the bridge has exited.
                 Ok(_) | Err(_) => {
                     self.bridge = None;
-                    self.end(ORPHAN_GRACE);
+                    self.stop(ORPHAN_GRACE);
                 }
             }
         }
@@ -210,23 +210,23 @@ impl Guard {
     fn execute(&mut self, command: &str) {
         match command.split_once(' ') {
             Some(("stop", grace)) => {
-                self.end(Duration::from_millis(grace.parse().unwrap_or_default()));
+                self.stop(Duration::from_millis(grace.parse().unwrap_or_default()));
             }
             _ => {
-                self.ending = Some(Instant::now());
+                self.kill_at = Some(Instant::now());
                 signal_all(Signal::SIGKILL);
             }
         }
     }
 
     /// Begins to stop all descendants. A second call can only shorten the grace period.
-    fn end(&mut self, grace: Duration) {
+    fn stop(&mut self, grace: Duration) {
         let limit = Instant::now() + grace;
-        if let Some(ending) = &mut self.ending {
-            *ending = limit.min(*ending);
+        if let Some(kill_at) = &mut self.kill_at {
+            *kill_at = limit.min(*kill_at);
             return;
         }
-        self.ending = Some(limit);
+        self.kill_at = Some(limit);
         self.began = procfs::ticks().unwrap_or_default();
         self.send_stop_signals();
     }
@@ -259,16 +259,16 @@ impl Guard {
     fn reap(&mut self) -> bool {
         loop {
             match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::Exited(pid, code)) => self.ended(pid, &format!("code {code}")),
+                Ok(WaitStatus::Exited(pid, code)) => self.exited(pid, &format!("code {code}")),
                 Ok(WaitStatus::Signaled(pid, signal, _)) => {
-                    self.ended(pid, &format!("signal {}", signal as i32));
+                    self.exited(pid, &format!("signal {}", signal as i32));
                 }
                 Ok(WaitStatus::StillAlive) => return false,
                 Err(Errno::EINTR) | Ok(_) => {}
                 // `nix` cannot name real-time signals, so the pid of the reaped process is unknown.
                 Err(Errno::EINVAL) => {
                     if !self.leader_exited && kill(self.leader, None) == Err(Errno::ESRCH) {
-                        self.ended(self.leader, "unknown");
+                        self.exited(self.leader, "unknown");
                     }
                 }
                 Err(_) => return true,
@@ -276,7 +276,7 @@ impl Guard {
         }
     }
 
-    fn ended(&mut self, pid: Pid, status: &str) {
+    fn exited(&mut self, pid: Pid, status: &str) {
         if pid != self.leader || self.leader_exited {
             return;
         }
@@ -285,8 +285,8 @@ impl Guard {
             let _ = writeln!(bridge, "exited {status}");
         }
         // After a command, the remaining processes keep the grace period of that command.
-        if self.ending.is_none() {
-            self.end(DESCENDANT_GRACE);
+        if self.kill_at.is_none() {
+            self.stop(DESCENDANT_GRACE);
         }
     }
 }

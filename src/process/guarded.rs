@@ -71,7 +71,7 @@ pub(super) async fn start(
             guarded.kill().await;
             exit = Exit::WithGuard;
         }
-        state.send_replace(ChildState::Gone(exit));
+        state.send_replace(ChildState::TreeExited(exit));
     });
     Ok((pid, Some(guard_pid)))
 }

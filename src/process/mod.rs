@@ -10,10 +10,10 @@
 //! ```
 //!
 //! Only the bridge holds the other end of the socket. When the bridge dies, the guard reads end of file and
-//! ends its descendants. When the guard dies, the bridge, which is a subreaper too, adopts its descendants and
+//! stops its descendants. When the guard dies, the bridge, which is a subreaper too, adopts its descendants and
 //! identifies them by their process tag. When both die, the next bridge finds the rest: see [`orphans`].
 //!
-//! On other systems, a child leads a process group and the bridge ends that group. Processes that leave the
+//! On other systems, a child leads a process group and the bridge stops that group. Processes that leave the
 //! group with `setsid` are not found, and the children of a bridge that was killed with SIGKILL keep running.
 
 pub mod child;

@@ -1,6 +1,6 @@
 //! The output of a child: always read, so that the child never blocks, and kept within limits.
 //!
-//! Both pipes are read to the end at any rate. A hundred lines per second of each go to the log and into a
+//! Both pipes are drained to EOF however fast the child writes. A hundred lines per second of each go to the log and into a
 //! ring buffer; further lines are counted and dropped, except for the last ones.
 
 mod pump;
@@ -17,12 +17,12 @@ use pump::Pump;
 
 use crate::secrets::Secrets;
 
-/// Lines kept in the ring buffer, both streams together.
-const KEPT: usize = 200;
-/// Bytes kept in the ring buffer.
-const KEPT_BYTES: usize = 256 << 10;
-/// Bytes kept of one line.
-const KEPT_LINE: usize = 2000;
+/// Maximum number of lines in the ring buffer, both streams together.
+const MAX_KEPT_LINES: usize = 200;
+/// Maximum number of bytes in the ring buffer.
+const MAX_KEPT_BYTES: usize = 256 << 10;
+/// Longer lines are shortened in the ring buffer.
+const MAX_LINE_BYTES: usize = 2000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -67,7 +67,7 @@ pub struct Counts {
     pub bytes: u64,
     /// Lines neither logged nor kept.
     pub dropped_lines: u64,
-    /// Bytes of dropped lines and of truncated line ends.
+    /// Bytes of dropped lines and of truncated lines.
     pub dropped_bytes: u64,
 }
 
@@ -111,7 +111,7 @@ impl Output {
     }
 
     /// Resolves when the line with sequence number `from` exists.
-    pub async fn beyond(&self, from: u64) {
+    pub async fn wait_for_line(&self, from: u64) {
         let mut next = self.0.next.subscribe();
         // `self` holds the sender.
         let _ = next.wait_for(|next| *next > from).await;
@@ -132,9 +132,9 @@ impl Output {
         self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, stream: Stream, level: Level, text: &str) {
+    fn push_line(&self, stream: Stream, level: Level, text: &str) {
         let mut ring = self.ring();
-        let text = crate::text::shorten(text, KEPT_LINE);
+        let text = crate::text::shorten(text, MAX_LINE_BYTES);
         ring.bytes += text.len();
         let seq = *self.0.next.borrow();
         ring.lines.push_back(Line {
@@ -144,7 +144,7 @@ impl Output {
             level,
             text,
         });
-        while ring.lines.len() > KEPT || ring.bytes > KEPT_BYTES {
+        while ring.lines.len() > MAX_KEPT_LINES || ring.bytes > MAX_KEPT_BYTES {
             let Some(oldest) = ring.lines.pop_front() else {
                 break;
             };
@@ -190,7 +190,7 @@ mod tests {
         output.pump(text.as_slice(), Stream::Stdout).await;
         let tail = output.tail(0, 10);
         assert_eq!(tail.len(), 3);
-        assert!(tail[0].text.len() <= KEPT_LINE + 3);
+        assert!(tail[0].text.len() <= MAX_LINE_BYTES + 3);
         assert_eq!(texts(&output.tail(0, 2)), ["second", "third without an end"]);
         let counts = output.counts();
         assert_eq!(counts.bytes, text.len() as u64);
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!((counts.lines, counts.bytes), (100_000, text.len() as u64));
         assert!(counts.dropped_lines > 90_000, "{counts:?}");
         assert_eq!(texts(&output.tail(0, 1)), ["line 99999"]);
-        assert!(output.tail(0, 1000).len() <= KEPT);
+        assert!(output.tail(0, 1000).len() <= MAX_KEPT_LINES);
     }
 
     #[tokio::test]
@@ -221,7 +221,7 @@ mod tests {
     async fn a_new_line_wakes_followers() {
         let output = output();
         let follower = output.clone();
-        let waiting = tokio::time::timeout(Duration::from_secs(5), follower.beyond(0));
+        let waiting = tokio::time::timeout(Duration::from_secs(5), follower.wait_for_line(0));
         let (resolved, ()) = tokio::join!(waiting, output.pump(b"one\n".as_slice(), Stream::Stdout));
         resolved.unwrap();
         assert_eq!((output.tail(0, 9).len(), output.next()), (1, 1));

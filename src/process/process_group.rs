@@ -28,12 +28,12 @@ pub(super) fn start(
     let mut child = command.spawn()?;
     read_output(&mut child, host, output);
     let pid = pid_of(&child);
-    let watching = watch_child(child, Pid::from_raw(pid), spec.stop_signal, state, commands);
+    let watching = supervise_group(child, Pid::from_raw(pid), spec.stop_signal, state, commands);
     host.tasks.spawn("agent process", OnPanic::StopBridge, watching);
     Ok((pid, None))
 }
 
-async fn watch_child(
+async fn supervise_group(
     mut child: tokio::process::Child,
     group: Pid,
     stop_signal: Signal,
@@ -63,7 +63,7 @@ async fn watch_child(
     let exit = status.map_or(Exit::Unknown, Exit::Known);
     // Other members of the group may still run.
     signal(group, Signal::SIGKILL);
-    state.send_replace(ChildState::Gone(exit));
+    state.send_replace(ChildState::TreeExited(exit));
 }
 
 fn signal(group: Pid, signal: Signal) {
@@ -96,8 +96,8 @@ mod tests {
         let (_commands, received) = mpsc::channel(1);
         let (pid, _) = start(&spec, &Host::default(), &output, state_sender, received).unwrap();
         waitpid(Pid::from_raw(pid), None).unwrap();
-        let ended = state.wait_for(|state| *state != ChildState::Running).await.unwrap();
-        let ChildState::Gone(exit) = *ended else { panic!("{ended:?}") };
+        let exited = state.wait_for(|state| *state != ChildState::Running).await.unwrap();
+        let ChildState::TreeExited(exit) = *exited else { panic!("{exited:?}") };
         assert_eq!(exit, Exit::Unknown);
         assert!(!exit.is_success());
     }

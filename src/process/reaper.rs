@@ -25,7 +25,7 @@ use super::process_tag::{self, ProcessTag};
 use super::procfs::{self, Stat};
 
 /// How long killed orphans may take to exit. A process that hangs in the kernel survives SIGKILL.
-const KILL_TIMEOUT: Duration = Duration::from_secs(2);
+const ORPHAN_KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Poll interval while waiting for processes to exit. Listing all processes of a large machine is slow and
 /// delays calls to other agents.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -45,8 +45,8 @@ impl Reaper {
 
     /// Reaps orphans forever. All other children of this process must come from `spawn`.
     pub(crate) async fn run(&self) -> io::Result<()> {
-        let mut ended = signal(SignalKind::child())?;
-        while ended.recv().await.is_some() {
+        let mut child_exits = signal(SignalKind::child())?;
+        while child_exits.recv().await.is_some() {
             // Hold the lock while listing, so that a child that is being spawned is known.
             let guards = self.guards();
             for pid in procfs::children(Pid::this().as_raw()) {
@@ -101,7 +101,7 @@ impl GuardedProcesses {
     /// Kills the descendants of a killed guard and no other process. The first process of a container also
     /// adopts orphans that no agent has started; those are only reaped.
     pub(super) async fn kill(&self) {
-        let limit = Instant::now() + KILL_TIMEOUT;
+        let limit = Instant::now() + ORPHAN_KILL_TIMEOUT;
         // A process that is being forked appears a moment later, so repeat.
         loop {
             let orphans = self.alive();

@@ -195,7 +195,7 @@ async fn ignored_sigterm() -> Row {
         let line = "trap \"\" TERM; echo up; setsid sleep 1000 & sleep 1000";
         let output = output();
         let child = Child::spawn(&spec(&mark, line), &host, &output).await.unwrap();
-        output.beyond(0).await;
+        output.wait_for_line(0).await;
         let began = Instant::now();
         child.stop(grace, &CancellationToken::new()).await;
         (least, most) = (least.min(began.elapsed()), most.max(began.elapsed()));

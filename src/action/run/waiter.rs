@@ -74,7 +74,7 @@ impl<P: Progress> AgentWaiter<'_, P> {
         let (actions, instance) = (self.actions, Arc::clone(&self.instance));
         // No caller waits for a submitted task, so a shutdown does not wait either.
         let leaves_at_once = self.mode == ReplyMode::Submit && self.is_task_named;
-        let mut agent_exited = pin!(instance.terminated.cancelled());
+        let mut agent_exited = pin!(instance.exited.cancelled());
         let mut grace_over = pin!(actions.call_shutdown.grace_over.cancelled());
         let mut shutdown_begun = pin!(actions.call_shutdown.begun.cancelled());
         let mut end = pin!(tokio::time::sleep_until(end));

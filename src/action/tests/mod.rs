@@ -33,7 +33,7 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         client,
         card: Arc::new(Card::from_value(card.clone()).unwrap()),
         interface,
-        terminated: CancellationToken::new(),
+        exited: CancellationToken::new(),
     };
     let (_, live) = watch::channel(Some(Arc::new(instance)));
     let config = AgentConfig {

@@ -199,7 +199,7 @@ impl PromptEndpoint {
             tokio::select! {
                 biased;
                 answer = self.answer(answers) => answer,
-                () = instance.terminated.cancelled() => {
+                () = instance.exited.cancelled() => {
                     let message = "the agent ended while it waited for the answer";
                     Err(ActionError::new(Code::TaskLost, message))
                 }

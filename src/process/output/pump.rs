@@ -102,7 +102,7 @@ impl Pump {
         for line in last.into_iter().rev() {
             let text = self.output.redacted_text(line.get(..MAX_LINE.min(line.len())).unwrap_or_default());
             if !text.is_empty() {
-                self.output.keep(self.stream, level_of(&text), &text);
+                self.output.push_line(self.stream, level_of(&text), &text);
             }
         }
     }
@@ -118,7 +118,7 @@ impl Pump {
         self.admitted += 1;
         self.output.ring().counts.lines += 1;
         let level = level_of(&text);
-        self.output.keep(self.stream, level, &text);
+        self.output.push_line(self.stream, level, &text);
         let (agent, stream) = (&self.output.0.agent, self.stream);
         macro_rules! log {
             ($level:ident) => {
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_level_is_guessed_from_words_for_it() {
+    fn the_level_is_guessed_from_keywords() {
         for (line, level) in [
             ("2026-01-01 ERROR it broke", Level::Error),
             ("error: no such file", Level::Error),
