@@ -16,7 +16,7 @@ use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request};
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
-use crate::telemetry::spans::Arrival;
+use crate::telemetry::spans::CallInfo;
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::error_chain;
 
@@ -38,10 +38,10 @@ pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Tar
             Target::BuiltIn(built_in) => built_in.name(),
         };
         let subject = request.message.subject.clone();
-        let arrival = Arrival { agent, action, subject: &subject };
+        let call_info = CallInfo { agent, action, subject: &subject };
         let trace = headers::trace(&request.message);
         let serving = Arc::clone(&endpoint).serve(request, trace.clone());
-        endpoint.dispatcher.spawn(arrival, &trace, serving);
+        endpoint.dispatcher.spawn(call_info, &trace, serving);
     })
 }
 

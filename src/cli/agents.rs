@@ -85,7 +85,7 @@ async fn list(nats: &NatsArgs, output: &OutputArgs) -> CliResult {
     if discovery.agents.is_empty() {
         return Err(discovery.no_agents_error(&mesh));
     }
-    let header = ["NAME", "STATUS", "SKILLS", "RESTARTS", "AGE", "LAST-ERROR"];
+    let header = ["NAME", "STATE", "SKILLS", "RESTARTS", "AGE", "PROBLEM"];
     print_table(&header, discovery.agents.iter().map(table_row))?;
     if let Some(agent) = discovery.agents.iter().find(|agent| !agent.skills.is_empty()) {
         eprintln_dim(format_args!("`a2a-bridge skills {}` lists its skills", agent.agent));
@@ -120,7 +120,7 @@ fn full_report(report: &AgentReport) -> String {
             let _ = writeln!(text, "  {:<17}{value}", format!("{name}:"));
         }
     };
-    row("Status", Some(format!("{}, for {}", report.state, time_since(report.since_ms))));
+    row("State", Some(format!("{}, for {}", report.state, time_since(report.since_ms))));
     let is_stopped = report.state == "stopped";
     row(if is_stopped { "Reason" } else { "Problem" }, report.last_error.clone());
     row("What to do", report.advice.clone());
@@ -130,7 +130,7 @@ fn full_report(report: &AgentReport) -> String {
     let exit = report.last_exit.as_ref();
     row("Last exit", exit.map(|exit| format!("{}, {} ago", exit.how, time_since(exit.at_ms))));
     let program = report.program.as_ref();
-    row("Command", program.map(|program| format!("{program} (for its arguments, see the configuration)")));
+    row("Command", program.map(|program| format!("{program} (arguments not shown)")));
     let policy = report.restart.as_ref();
     row("Restarts", policy.map(|policy| format!("{} (restart: {policy})", report.restarts)));
     row("URL", Some(report.url.clone()));

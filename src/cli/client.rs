@@ -159,7 +159,9 @@ impl From<NoReply> for CliError {
         let hint = match reason {
             NoReply::NoResponders => "`a2a-bridge agents` lists the agents on NATS",
             NoReply::Timeout(_) => "try again; `a2a-bridge agents` lists the agents on NATS",
-            NoReply::Denied(_) => "this user may not use these subjects; see \"Permissions\" in the README",
+            NoReply::Denied(_) => {
+                "the NATS user lacks a permission for this subject; see deploy/nats-permissions.conf and \"Security model\" in the manual"
+            }
             NoReply::Closed => "try again",
         };
         Self::new(UNAVAILABLE, reason).hint(hint)

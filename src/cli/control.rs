@@ -14,7 +14,7 @@ use crate::bus::subject::Token;
 /// Time limit for the first reply to `show` and `logs`.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Silence after which the user learns how long the command may still wait.
-const PATIENCE: Duration = Duration::from_secs(4);
+const WAIT_NOTICE_DELAY: Duration = Duration::from_secs(4);
 /// Time limit for further replies after the first one.
 const OTHER_REPLIES: Duration = Duration::from_millis(150);
 
@@ -27,13 +27,14 @@ pub(super) async fn request_all<T: DeserializeOwned>(
     timeout: Duration,
 ) -> CliResult<Vec<T>> {
     let mut replies = request(mesh, agent, verb, body).await?;
-    let mut first = replies.next(PATIENCE).await;
+    let mut first = replies.next(WAIT_NOTICE_DELAY).await;
     if matches!(first, Err(NoReply::Timeout(_))) {
         eprintln_dim(format_args!("no reply yet; waiting up to {}s", timeout.as_secs()));
-        first = replies.next(timeout.saturating_sub(PATIENCE)).await.map_err(|reason| match reason {
-            NoReply::Timeout(_) => NoReply::Timeout(timeout),
-            other => other,
-        });
+        first =
+            replies.next(timeout.saturating_sub(WAIT_NOTICE_DELAY)).await.map_err(|reason| match reason {
+                NoReply::Timeout(_) => NoReply::Timeout(timeout),
+                other => other,
+            });
     }
     let first = first.map_err(|reason| no_reply_error(mesh, agent, verb, reason))?;
     let mut all = vec![parse(&first)?];

@@ -1,4 +1,4 @@
-//! NATS service discovery: the agents and skills on the mesh, and errors for those that are not there.
+//! NATS service discovery: the agents and skills on NATS, and errors for unknown ones.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use super::{CliError, CliResult, UNAVAILABLE, USAGE};
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::text::shorten;
 
-const FIRST_REPLY: Duration = Duration::from_secs(2);
+const FIRST_REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Discovery ends when no further reply arrives for this long.
-const NEXT_REPLY: Duration = Duration::from_millis(300);
-const TOTAL: Duration = Duration::from_secs(5);
-/// Longest agent error that is part of a message, in bytes.
+const NEXT_REPLY_TIMEOUT: Duration = Duration::from_millis(300);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum length of an agent error in a message, in bytes.
 const MAX_ERROR: usize = 200;
-/// Longest list of names in a hint, in bytes.
+/// Maximum length of a list of names in a hint, in bytes.
 const MAX_NAMES: usize = 400;
 
 /// One agent as one bridge serves it.
@@ -101,13 +101,13 @@ pub(super) struct Discovery {
 pub(super) async fn discover(mesh: &MeshClient) -> CliResult<Discovery> {
     let [subject, ..] = Subjects::srv(DiscoveryVerb::Info, &Token::new(""), "");
     let mut replies = mesh.request(subject, HeaderMap::new(), Bytes::new()).await?;
-    let end = Instant::now() + TOTAL;
+    let end = Instant::now() + DISCOVERY_TIMEOUT;
     let mut discovery = Discovery::default();
-    let mut timeout = FIRST_REPLY;
+    let mut timeout = FIRST_REPLY_TIMEOUT;
     loop {
         match replies.next(timeout.min(end.saturating_duration_since(Instant::now()))).await {
             Ok(message) => {
-                timeout = NEXT_REPLY;
+                timeout = NEXT_REPLY_TIMEOUT;
                 if let Ok(info) = serde_json::from_slice(&message.payload) {
                     discovery.add(&info, &mesh.subjects);
                 }
@@ -216,7 +216,7 @@ impl Discovery {
             return Ok(found);
         }
         let (code, error) = if skill.is_empty() {
-            (USAGE, format!("which skill of agent `{agent}`?"))
+            (USAGE, format!("no skill given; use `{agent}.SKILL`"))
         } else {
             (UNAVAILABLE, format!("agent `{agent}` has no skill `{skill}`"))
         };

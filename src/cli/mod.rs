@@ -54,14 +54,14 @@ Examples:
 
 Exit codes:
   0    success
-  1    the action failed, or a check found a problem
+  1    the action failed, the agent's question was not answered, or `check` found a problem
   64   invalid command line
   69   NATS is not reachable, or no bridge serves the agent or skill
   70   internal error
   78   invalid configuration
   130  interrupted with Ctrl-C";
 
-/// Publishes the skills of A2A agents as actions on a NATS mesh.
+/// Publishes the skills of A2A agents as actions on NATS.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100, arg_required_else_help = true, after_help = DETAILS)]
 struct Cli {
@@ -105,7 +105,7 @@ enum Command {
     Logs(logs::LogsArgs),
     /// Print the JSON schema of the configuration
     Schema,
-    /// Print the plugin manifest for mesh hosts
+    /// Print the plugin manifest
     Plugin,
     /// Print a shell completion script
     Completions {

@@ -1,6 +1,6 @@
 //! Output for people and programs: tables, JSON, colours, and text from agents that is safe for a terminal.
 //!
-//! The print functions are named after those of `std`, which panic if the reader is gone.
+//! The print functions are named after those of `std`, which panic if the reader has closed the pipe.
 
 use std::fmt::Display;
 use std::io::{IsTerminal as _, Write as _};
@@ -235,10 +235,10 @@ mod tests {
             [["weather", "ready", ""], ["天気", "backing-off", "connection refused\nby the host next door"]];
         let text = |width: usize| {
             let rows = rows.iter().map(|row| row.map(|cell| (Colour::Plain, cell.to_owned())).into());
-            table_text(&["NAME", "STATUS", "LAST-ERROR"], rows, width, |_, text| text.to_owned())
+            table_text(&["NAME", "STATE", "PROBLEM"], rows, width, |_, text| text.to_owned())
         };
         insta::assert_snapshot!(text(50), @r"
-        NAME     STATUS       LAST-ERROR
+        NAME     STATE        PROBLEM
         weather  ready
         天気     backing-off  connection refused by the h…
         ");

@@ -1,4 +1,4 @@
-//! `plugin`: the manifest that mesh hosts use to deploy the bridge.
+//! `plugin`: the manifest that plugin hosts use to deploy the bridge.
 //!
 //! `plugin.yaml` in the root of the repository is this text; a test keeps them equal.
 
@@ -50,7 +50,7 @@ pub(super) fn manifest() -> String {
             "schema": config::schema(),
         },
     });
-    let intro = "# The plugin manifest of a2a-bridge for mesh hosts, printed by `a2a-bridge plugin`.";
+    let intro = "# The plugin manifest of a2a-bridge, printed by `a2a-bridge plugin`.";
     format!("{intro}\n{}", yaml::block(&manifest))
 }
 

@@ -92,8 +92,14 @@ async fn reload(bridge: &Bridge, file: Option<&Path>) {
                 );
             }
         }
+        Err(error @ BridgeError::Auth { .. }) => {
+            tracing::error!(error = error_chain(&error), "reload failed; keeping the current configuration");
+        }
         Err(error) => {
-            tracing::error!(error = error_chain(&error), "reload failed: cannot serve an agent");
+            tracing::error!(
+                error = error_chain(&error),
+                "reload incomplete: only the other agents use the new configuration; fix the error and send SIGHUP again"
+            );
         }
     }
 }
@@ -127,7 +133,7 @@ fn process_host() -> Host {
     Host::default()
 }
 
-/// A second signal skips all grace periods; a third one exits at once.
+/// A second signal skips all grace periods; a third one exits immediately.
 async fn stop_faster(stop: &mut StopSignals, bridge: &Bridge) {
     let name = stop.next().await;
     tracing::warn!("received {name} again; skipping the grace period");

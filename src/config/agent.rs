@@ -14,10 +14,10 @@ use sha2::{Digest as _, Sha256};
 use url::Url;
 use url::form_urlencoded::byte_serialize;
 
+use super::declare::{Scope, Setting as _};
 use super::kinds::{AgentUrl, AnyText, CommandLine, Restart, read_text};
-use super::mask::names_secret;
 use super::node::{Node, NodeValue};
-use super::setting::{Scope, Setting as _};
+use super::redact::names_secret;
 use super::settings::{AgentConfig, BasicAuth, OAuth2};
 use super::values;
 use crate::secrets::Secrets;
@@ -90,13 +90,13 @@ pub(super) fn read_command(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec
     let is_shell = scope.text("shell") == Some("true");
     if matches!(node.value, NodeValue::List(_)) {
         if is_shell {
-            scope.problems.add(node.at.start, "with `shell: true` the command is one line, not a list");
+            scope.problems.add(node.at.start, "`shell: true` requires `command` as one string, not a list");
         }
         let words = Vec::<AnyText>::read(node, scope)?;
         return values::command(words).map_err(|message| scope.problems.add(node.at.start, message)).ok();
     }
     if is_shell {
-        return read_text(node, scope, CommandLine::TYPE, values::filled).map(|line| vec![line]);
+        return read_text(node, scope, CommandLine::TYPE, values::non_empty).map(|line| vec![line]);
     }
     read_text(node, scope, CommandLine::TYPE, values::command_line)
 }
@@ -194,7 +194,7 @@ impl AgentConfig {
         self
     }
 
-    /// The same agent with `{port}` filled in.
+    /// Replaces `{port}` with this port.
     pub(crate) fn at_port(&self, port: u16) -> Self {
         let mut agent = self.clone();
         let number = port.to_string();

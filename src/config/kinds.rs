@@ -1,4 +1,4 @@
-//! The kinds of values: how each is read, and its JSON schema beside it.
+//! The kinds of values: how each is read, and its JSON schema.
 //!
 //! The schema accepts what `a2a-bridge check` accepts, where one value is enough to tell: a text may look
 //! like a number or a boolean, and words of a fixed set are checked. Only `check` decides what needs more
@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::agent::Port;
+use super::declare::{Field, Scope, Setting, merged};
 use super::node::{KeyValue, Node, NodeValue, Scalar};
-use super::setting::{Field, Scope, Setting, merged};
 use super::settings::Auth;
 use super::{agent, rules, values};
 
@@ -55,7 +55,7 @@ macro_rules! kinds {
 
 kinds! {
     AnyText -> String: "text", parse |text| Ok(text.to_owned()), json!({ "type": TEXT });
-    Text -> String: "text", parse values::filled, text_schema(r"\S");
+    Text -> String: "text", parse values::non_empty, text_schema(r"\S");
     AuthToken -> String: "a token", parse values::bearer_token, text_schema("^[!-~]+$");
     AgentName -> String: "a name", parse values::agent_name,
         json!({ "type": TEXT, "pattern": r"\S", "maxLength": 256 });
@@ -106,7 +106,7 @@ kinds! {
     );
     Duration: "a duration", parse values::parse_duration, merged(
         strict_schema(&["string", "number"], r"^\s*(N|(N(ms|s|m|h|d))+)\s*$".replace('N', r"(\d+\.?\d*|\.\d+)")),
-        json!({ "exclusiveMinimum": 0, "maximum": values::LONGEST.as_secs() }),
+        json!({ "exclusiveMinimum": 0, "maximum": values::MAX_DURATION.as_secs() }),
     );
     Port: "a port", parse agent::port, number_schema(
         json!({ "minimum": 1, "maximum": 65535 }),
@@ -134,7 +134,7 @@ const HEADER_NAME: &str = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
 const HTTP_URL: &str = r"^\s*[hH][tT][tT][pP][sS]?:";
 const VARIABLE: &str = r"\$\{";
 
-/// YAML needs no quotes around most texts, so a text may look like a number or a boolean.
+/// YAML needs no quotes around most strings, so a string may look like a number or a boolean.
 const TEXT: [&str; 3] = ["string", "number", "boolean"];
 
 /// Text that matches `pattern` or holds a variable.
@@ -152,7 +152,7 @@ fn number_schema(range: Value, pattern: &str) -> Value {
     merged(strict_schema(&["integer", "string"], pattern), range)
 }
 
-/// One of these words, which editors offer, or a text that matches the pattern.
+/// One of these words, which editors offer, or a string that matches the pattern.
 fn words_schema(words: &[impl Serialize], pattern: &str) -> Value {
     json!({ "type": "string", "anyOf": [{ "enum": words }, strict_schema(&["string"], pattern)] })
 }
@@ -350,7 +350,7 @@ fn read_renames(node: &Node, scope: &mut Scope<'_, '_>) -> Option<BTreeMap<Strin
     read_names(node, scope, |_, value, scope| {
         let name = Text::read(value, scope)?;
         let what = ("two skills get the same name", "the bridge can publish only one of them");
-        rules::once(&mut seen, name.clone(), value.at.start, what, scope.problems);
+        rules::report_duplicate(&mut seen, name.clone(), value.at.start, what, scope.problems);
         Some(name)
     })
 }

@@ -10,11 +10,11 @@ use std::path::Path;
 
 use serde_yaml::granit_parser::{Event, Options, Parser, ScalarStyle, ScanError, options};
 
+use super::declare::{Scope, Setting as _};
 use super::expand::{Env, expand};
-use super::node::{KeyValue, Node, NodeValue, Scalar, settle};
+use super::node::{KeyValue, Node, NodeValue, Scalar, resolve_keys};
 use super::problems::{Finding, Problems};
-use super::setting::{Scope, Setting as _};
-use super::{Config, ConfigError, mask, settings};
+use super::{Config, ConfigError, redact, settings};
 
 const MAX_BYTES: usize = 1 << 20;
 const MAX_NODES: usize = 100_000;
@@ -28,7 +28,7 @@ const MAX_DEPTH: usize = 64;
 ///
 /// # Errors
 ///
-/// The file cannot be read, or it has problems: all of them at once.
+/// The file cannot be read, or it has problems; the error lists all of them.
 pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
     let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
@@ -52,7 +52,7 @@ pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
 fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {
     let text = String::from_utf8_lossy(bytes.get(..valid).unwrap_or_default());
     let mut problems = Problems::new(&text, None);
-    problems.cover(vec![problems.line_range(valid)]);
+    problems.redact(vec![problems.line_range(valid)]);
     problems.add_with_hint(valid, "this is not UTF-8 text", "save the file in UTF-8");
     problems.into_error(file)
 }
@@ -61,7 +61,7 @@ fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {
 ///
 /// # Errors
 ///
-/// All problems of the text at once.
+/// All problems of the file together.
 pub fn parse(text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError> {
     parse_in(None, text, file, env)
 }
@@ -72,8 +72,8 @@ fn parse_in(directory: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> R
     let mut problems = Problems::new(text, directory);
     let keys = settings::keys();
     let config = tree(text, &keys, &mut problems).and_then(|mut root| {
-        problems.cover(mask::secrets(&root, text, &keys));
-        settle(&mut root, &mut problems);
+        problems.redact(redact::secrets(&root, text, &keys));
+        resolve_keys(&mut root, &mut problems);
         expand(&mut root, env, &mut problems);
         if root.is_null() {
             problems.add_with_hint(root.at.start, "the file is empty", "the minimum is `agents: []`");
@@ -96,8 +96,8 @@ fn tree(text: &str, keys: &[&str], problems: &mut Problems<'_>) -> Option<Node> 
             // Without a tree, only the text of the line can tell whether it holds a secret.
             let line = problems.line_range(problem.at);
             let shown = text.get(line.clone()).unwrap_or_default();
-            let mask = mask::unparsed_line(shown, keys, &tree.open_keys());
-            problems.cover(mask.iter().map(|mask| line.start + mask.start..line.start + mask.end).collect());
+            let secret = redact::unparsed_line(shown, keys, &tree.open_keys());
+            problems.redact(secret.iter().map(|at| line.start + at.start..line.start + at.end).collect());
             problems.push(problem);
             return None;
         }
@@ -118,7 +118,7 @@ fn syntax_error(error: &ScanError, text: &str) -> Finding {
     } else {
         "check indentation and quotes here and in the line before"
     };
-    // An unexpected character may belong to a secret; all other texts are fixed ones.
+    // An unexpected character may belong to a secret; all other messages are constant.
     let message = error.info();
     let message = message.split(": `").next().unwrap_or_default();
     Finding { at, message: format!("this is not valid YAML: {message}"), hint: Some(hint.into()) }

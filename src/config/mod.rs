@@ -1,24 +1,24 @@
 //! The configuration: the YAML file, checked as a whole before anything starts.
 //!
-//! `settings` declares every setting once: key, other names, kind, default, example, and the text that
+//! `settings` declares every setting once: key, aliases, kind, default, example, and the text that
 //! users read. **To add a setting, add it there**; the struct that the rest of the bridge sees, the reader,
 //! `a2a-bridge schema`, `config/full.yaml` and the settings reference of the manual all follow from the
-//! declaration. `setting` explains how, `kinds` has the kinds of values, `rules` the rules across keys.
+//! declaration. `declare` explains how, `kinds` has the kinds of values, `rules` the rules across keys.
 //!
-//! [`load()`] is the only way in: it reads a file, expands `${NAME}`, and reports every problem at once
-//! with file, line and column. The steps are `load` (YAML to a tree), `mask` (where the secrets are),
+//! [`load()`] is the only way in: it reads a file, expands `${NAME}`, and reports all problems together
+//! with file, line and column. The steps are `load` (YAML to a tree), `redact` (where the secrets are),
 //! `node` (duplicate and merge keys), `expand` (variables), and then the readers of the declared settings.
 //! The tree is our own because serde stops at the first error and does not know positions.
 
 mod agent;
+mod declare;
 mod expand;
 mod kinds;
 mod load;
-mod mask;
 mod node;
 mod problems;
+mod redact;
 mod rules;
-mod setting;
 mod settings;
 #[cfg(test)]
 mod tests;

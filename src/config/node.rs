@@ -1,6 +1,6 @@
 //! The file as a tree: text, lists and mappings, each with its position in the file.
 //!
-//! `load.rs` builds the tree, and [`settle`] reports duplicate keys and resolves merge keys. What a text
+//! `load.rs` builds the tree, and [`resolve_keys`] reports duplicate keys and resolves merge keys. What a text
 //! means (number, duration, …) is for the readers of settings to decide.
 
 use std::collections::{HashMap, HashSet};
@@ -157,15 +157,15 @@ fn number(text: &str) -> Option<Number> {
 
 /// Removes and reports what YAML allows and settings do not: keys that are not text, and duplicate keys.
 /// Replaces merge keys (`<<`) with the keys of their mappings.
-pub(super) fn settle(node: &mut Node, problems: &mut Problems<'_>) {
+pub(super) fn resolve_keys(node: &mut Node, problems: &mut Problems<'_>) {
     match &mut node.value {
         NodeValue::Scalar(_) | NodeValue::Reported => {}
-        NodeValue::List(items) => items.iter_mut().for_each(|item| settle(item, problems)),
+        NodeValue::List(items) => items.iter_mut().for_each(|item| resolve_keys(item, problems)),
         NodeValue::Map(entries) => {
             let mut own: Vec<KeyValue> = Vec::new();
             let mut merged = Vec::new();
             for mut entry in std::mem::take(entries) {
-                settle(&mut entry.value, problems);
+                resolve_keys(&mut entry.value, problems);
                 if matches!(&entry.key.value, NodeValue::Scalar(key) if key.plain && key.text == "<<") {
                     merge(entry, &mut merged, problems);
                 } else if entry.key.text().is_some() {

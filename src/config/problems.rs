@@ -1,7 +1,7 @@
 //! Problems of a file: collected while it is read, and shown together, each with its line.
 //!
 //! [`Problems`] collects them by byte position and renders them at the end. It replaces secrets (see
-//! `mask.rs`) with `***` before a line leaves this file.
+//! `redact.rs`) with `***` before a line leaves this file.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::node::Node;
 
-/// A longer list helps no one.
+/// Maximum number of reported problems.
 const MAX_PROBLEMS: usize = 100;
 /// Longer lines are cut around the caret.
 const LINE_WIDTH: usize = 160;
@@ -34,7 +34,7 @@ pub(super) struct Problems<'a> {
     /// The directory of the file, where relative paths start; nothing if the text is not from a file.
     pub(super) directory: Option<&'a Path>,
     line_starts: Vec<usize>,
-    masks: Vec<Range<usize>>,
+    redacted: Vec<Range<usize>>,
     found: Vec<Finding>,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Problems<'a> {
             _ => false,
         });
         let line_starts = std::iter::once(0).chain(breaks.map(|(at, _)| at + 1)).collect();
-        Self { text, directory, line_starts, masks: Vec::new(), found: Vec::new() }
+        Self { text, directory, line_starts, redacted: Vec::new(), found: Vec::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -68,17 +68,17 @@ impl<'a> Problems<'a> {
     }
 
     /// Sets the byte ranges of the file that are never shown.
-    pub(super) fn cover(&mut self, mut masks: Vec<Range<usize>>) {
-        masks.retain(|mask| mask.start < mask.end);
-        masks.sort_by_key(|mask| mask.start);
-        masks.dedup_by(|next, kept| {
+    pub(super) fn redact(&mut self, mut ranges: Vec<Range<usize>>) {
+        ranges.retain(|range| range.start < range.end);
+        ranges.sort_by_key(|range| range.start);
+        ranges.dedup_by(|next, kept| {
             let overlap = next.start <= kept.end;
             if overlap {
                 kept.end = kept.end.max(next.end);
             }
             overlap
         });
-        self.masks = masks;
+        self.redacted = ranges;
     }
 
     pub(super) fn push(&mut self, finding: Finding) {
@@ -96,7 +96,7 @@ impl<'a> Problems<'a> {
     /// How a message names a key; a key inside a secret is not named.
     pub(super) fn name(&self, key: &Node) -> String {
         match key.text() {
-            Some(text) if !self.is_covered(key.at.start) => format!("`{}`", text.escape_debug()),
+            Some(text) if !self.is_redacted(key.at.start) => format!("`{}`", text.escape_debug()),
             _ => "this key".into(),
         }
     }
@@ -112,9 +112,9 @@ impl<'a> Problems<'a> {
         true
     }
 
-    fn is_covered(&self, at: usize) -> bool {
-        let before = self.masks.partition_point(|mask| mask.start <= at);
-        before > 0 && self.masks.get(before - 1).is_some_and(|mask| mask.contains(&at))
+    fn is_redacted(&self, at: usize) -> bool {
+        let before = self.redacted.partition_point(|range| range.start <= at);
+        before > 0 && self.redacted.get(before - 1).is_some_and(|range| range.contains(&at))
     }
 
     /// The line number, from 1.
@@ -166,24 +166,24 @@ impl<'a> Problems<'a> {
     fn shown_line(&self, range: &Range<usize>, at: usize) -> (String, usize) {
         let mut shown = Vec::new();
         let mut caret = None;
-        let mut covered = false;
+        let mut is_hidden = false;
         let mut indented = true;
         let line = self.text.get(range.clone()).unwrap_or_default();
         for (offset, c) in line.char_indices() {
             let here = range.start + offset;
             if here >= at && caret.is_none() {
-                caret = Some(if covered { shown.len().saturating_sub(3) } else { shown.len() });
+                caret = Some(if is_hidden { shown.len().saturating_sub(3) } else { shown.len() });
             }
             // Indentation is shown even inside a secret of several lines.
             indented &= c.is_whitespace();
-            let secret = self.is_covered(here) && !indented;
-            if secret && !covered {
+            let secret = self.is_redacted(here) && !indented;
+            if secret && !is_hidden {
                 shown.extend(['*'; 3]);
             } else if !secret {
                 // A terminal interprets control characters, and a tab would shift the caret.
                 shown.push(if c.is_control() { ' ' } else { c });
             }
-            covered = secret;
+            is_hidden = secret;
         }
         cut(&shown, caret.unwrap_or(shown.len()))
     }

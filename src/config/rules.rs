@@ -1,29 +1,27 @@
-//! Rules across keys: which settings need or exclude each other, and which must be unique.
+//! Rules across keys: which settings need each other or cannot be used together, and which must be unique.
 
 use std::collections::BTreeMap;
 
 use url::Host;
 
 use super::agent;
+use super::declare::Scope;
 use super::node::{KeyValue, NodeValue};
 use super::problems::Problems;
-use super::setting::Scope;
 use super::settings::AgentConfig;
 
 /// The keys of an authentication method, of which exactly one has a value.
 pub(super) const AUTH_METHODS: [&str; 4] = ["bearer", "api_key", "basic", "oauth2"];
 
 pub(super) fn nats(scope: &mut Scope<'_, '_>) {
-    let mut logins: Vec<_> = ["credentials", "nkey", "token", "user"]
+    let mut methods: Vec<_> = ["credentials", "nkey", "token", "user"]
         .into_iter()
         .filter_map(|key| scope.position(key).map(|at| (at, key)))
         .collect();
-    logins.sort_unstable();
-    if let [(_, first), others @ ..] = logins.as_slice() {
+    methods.sort_unstable();
+    if let [(_, first), others @ ..] = methods.as_slice() {
         for (at, key) in others {
-            scope
-                .problems
-                .add(*at, format!("`{key}` and `{first}` exclude each other; keep one way to log in"));
+            scope.problems.add(*at, format!("`{key}` and `{first}` cannot be used together; remove one"));
         }
     }
     needs(scope, "password", "user");
@@ -41,7 +39,7 @@ pub(super) fn auth(scope: &mut Scope<'_, '_>) {
         [_] => {}
         [_, second, ..] => scope.problems.add_with_hint(
             *second,
-            "an entry has only one authentication method",
+            "an entry must have only one authentication method",
             "start a new entry of the list with `-`",
         ),
     }
@@ -61,7 +59,7 @@ pub(super) fn agent(scope: &mut Scope<'_, '_>) {
     {
         scope
             .problems
-            .add(at, "`bearer_token` and the header `Authorization` exclude each other; remove one");
+            .add(at, "`bearer_token` and the header `Authorization` cannot be used together; remove one");
     }
     if let Some(at) = scope.position("restart")
         && matches!(scope.text("restart"), Some("always" | "on-failure"))
@@ -92,7 +90,7 @@ pub(super) fn config(scope: &mut Scope<'_, '_>) {
         let position = |at: usize| at.max(node.at.start);
         if let Some((name, at)) = scope.value("name").and_then(|node| Some((node.text()?, node.at.start))) {
             let what = ("two agents have the same name", "give each agent a name of its own");
-            once(&mut names, name.to_owned(), position(at), what, scope.problems);
+            report_duplicate(&mut names, name.to_owned(), position(at), what, scope.problems);
         }
         let url = scope.text("url").filter(|_| scope.value("command").is_some());
         if let Some(Ok(url)) = url.map(|url| agent::url(url, agent::port_in(&scope)))
@@ -106,13 +104,13 @@ pub(super) fn config(scope: &mut Scope<'_, '_>) {
             let at = scope.position("port").or_else(|| scope.position("url")).unwrap_or_default();
             let what =
                 ("two launched agents have the same port", "give each a port of its own, or `port: auto`");
-            once(&mut addresses, (host, port), position(at), what, scope.problems);
+            report_duplicate(&mut addresses, (host, port), position(at), what, scope.problems);
         }
     }
 }
 
 /// Reports a value that occurs a second time, with a hint.
-pub(super) fn once<K: Ord>(
+pub(super) fn report_duplicate<K: Ord>(
     seen: &mut BTreeMap<K, usize>,
     key: K,
     at: usize,

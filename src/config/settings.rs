@@ -1,4 +1,4 @@
-//! Every setting, declared once: key, other names, kind, default, example, and the text that users read.
+//! Every setting, declared once: key, aliases, kind, default, example, and the text that users read.
 //!
 //! To add a setting, add it here. [`settings!`] makes the struct, the reader and the JSON schema of it;
 //! `config/full.yaml`, `config/schema.json` and the settings reference of the manual follow
@@ -12,6 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::agent::{Port, SettingsDigest};
+use super::declare::{Field, Scope, Setting, joined, merged, object_schema, settings};
 use super::kinds::{
     A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, CommandLine, Count, EnvFile,
     EnvVars, HeaderLines, HeaderName, HeaderValue, HostPort, JsonObject, KeyPlace, OwnerName, Renames,
@@ -19,7 +20,6 @@ use super::kinds::{
 };
 use super::node::Node;
 use super::rules;
-use super::setting::{Field, Scope, Setting, joined, merged, object_schema, settings};
 
 settings! {
     /// Configuration of one bridge.
@@ -43,13 +43,13 @@ settings! {
     pub(crate) struct NatsConfig, check rules::nats {
         /// NATS server. For several servers of one cluster, write a list, or put commas between them.
         url: Servers, default "nats://127.0.0.1:4222";
-        /// Log in with a `.creds` file (JWT and nkey seed). The path is relative to the directory of this file.
+        /// Authenticate with a `.creds` file (JWT and nkey seed). The path is relative to the directory of this file.
         credentials: Option<PathBuf>, example "bridge.creds";
-        /// Log in with an nkey seed.
+        /// Authenticate with an nkey seed.
         nkey: Option<Secret<AuthToken>>, example "${NATS_NKEY_SEED}";
-        /// Log in with a token.
+        /// Authenticate with a token.
         token: Option<Secret<Text>>, example "${NATS_TOKEN}";
-        /// Log in with this user name and `password`.
+        /// Authenticate with this user name and `password`.
         user: Option<Text>, example "bridge";
         /// Password of `user`.
         password: Option<Secret<AnyText>>, example "${NATS_PASSWORD}";
@@ -81,7 +81,7 @@ settings! {
 
     /// One agent.
     pub struct AgentConfig, check rules::agent, then Self::complete {
-        /// Name of the agent on the mesh, unique in this file.
+        /// Name of the agent on NATS, unique in this file.
         name | agent_name: AgentName, example "weather";
         /// Base URL of the agent: scheme, host, port, and the path above its card, if there is one. `{port}`
         /// stands for `port`.
@@ -162,18 +162,18 @@ settings! {
         request_timeout: Duration, default "300s";
         /// Time limit between two events of a stream.
         stream_idle_timeout: Duration, default "300s";
-        /// Time limit of a submitted task.
+        /// Time limit of a call in the reply modes `stream` and `submit`.
         task_timeout: Duration, default "24h";
         /// Time for which a finished task and its result are kept.
         task_ttl: Duration, default "24h";
         /// Time without an event after which a stream sends a keep-alive.
         stream_keepalive: Duration, default "15s";
         /// Use the agent's stream in reply mode `final`, too. The task id is then known early, so that a call can
-        /// be cancelled.
+        /// be canceled.
         prefer_stream: bool, default false;
         /// Time within which a caller can answer a question of the agent.
         input_required_ttl: Duration, default "300s";
-        /// Number of calls at the same time, 1 to 100000; the bridge rejects more with `busy`.
+        /// Maximum number of calls at the same time, 1 to 100000; the bridge rejects more with `busy`.
         max_in_flight: Count, default 256;
         /// Size limit of a response from the agent, 1KiB to 1GiB.
         max_response_size: Size, default "16MiB";
@@ -186,29 +186,30 @@ settings! {
 
     /// How the bridge polls a launched agent until it serves its card, for `startup_timeout` at most.
     pub(crate) struct Startup {
-        /// Longest poll interval; the first polls follow each other faster.
+        /// Maximum poll interval; the first polls follow each other faster.
         interval: Duration, default "250ms";
         /// Time limit of one poll.
         timeout: Duration, default "5s";
     }
 
-    /// When a running agent leaves the mesh: its card, which the bridge reads every `card_refresh`, cannot be
-    /// read or used. The agent returns with the first good card.
+    /// Readiness check: the bridge reads the card every `card_refresh`. After `failures` failed reads in a row it
+    /// unpublishes the skills; the next valid card publishes them again.
     pub(crate) struct Readiness {
         /// Time limit of one health check.
         timeout: Duration, default "10s";
-        /// Number of health checks in a row that fail before the agent leaves the mesh.
+        /// Number of failed reads in a row after which the bridge unpublishes the skills.
         failures: Count, default 3;
     }
 
-    /// When the bridge restarts a launched agent that hangs: the agent does not respond, and no call in flight
-    /// explains it. The bridge always restarts an agent that a signal has stopped (SIGSTOP).
+    /// Liveness check for launched agents. The bridge restarts an agent that fails `failures` checks in a row.
+    /// Timeouts do not count while a call is in flight. The bridge always restarts an agent that stays suspended
+    /// (SIGSTOP).
     pub(crate) struct Liveness {
         /// Interval between two health checks.
         interval: Duration, default "10s";
         /// Time limit of one health check.
         timeout: Duration, default "5s";
-        /// Number of health checks in a row that fail before the bridge restarts the agent.
+        /// Number of failed checks in a row after which the bridge restarts the agent.
         failures: Count, default 3;
     }
 
@@ -280,7 +281,7 @@ settings! {
 /// The JSON Schema of a configuration file (draft 2020-12).
 pub(crate) fn schema() -> Value {
     let head = json!({
-        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Settings of a2a-bridge",
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Configuration of a2a-bridge",
     });
     merged(head, Config::schema())
 }

@@ -9,21 +9,21 @@ use std::time::Duration;
 
 use url::Url;
 
-/// The longest duration that a setting may have.
-pub(super) const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Maximum duration of a setting.
+pub(super) const MAX_DURATION: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Reads `30s`, `500ms`, `2m`, `1h30m`, `1d`, or a plain number of seconds (`30`, `1.5`).
 ///
 /// The result is above zero and at most 30 days.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse_capped_duration(text)? {
-        duration if duration <= LONGEST => Ok(duration),
+        duration if duration <= MAX_DURATION => Ok(duration),
         _ => Err("expected a duration of at most 30 days (`30d`)".into()),
     }
 }
 
 /// As [`parse_duration`], for a limit that the caller caps: it accepts every length. A length that exceeds a
-/// [`Duration`] becomes the longest one.
+/// [`Duration`] becomes the maximum.
 pub(crate) fn parse_capped_duration(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text.trim())
         .ok_or("expected a duration such as `30s`, `500ms`, `2m`, `1h30m` or a number of seconds")?;
@@ -103,7 +103,7 @@ fn checked(text: &str, is_valid: bool, expected: &str) -> Result<String, String>
     if is_valid { Ok(text.into()) } else { Err(expected.into()) }
 }
 
-pub(super) fn filled(text: &str) -> Result<String, String> {
+pub(super) fn non_empty(text: &str) -> Result<String, String> {
     checked(text, !text.trim().is_empty(), "expected text, found none")
 }
 
@@ -113,11 +113,11 @@ pub(super) fn path(text: &str) -> Result<PathBuf, String> {
 
 pub(super) fn agent_name(text: &str) -> Result<String, String> {
     if text.chars().count() > 256 {
-        Err("a name has at most 256 characters".into())
+        Err("the name is longer than 256 characters".into())
     } else if text.chars().any(char::is_control) {
-        Err("a name has no line breaks or other control characters".into())
+        Err("the name must not contain line breaks or other control characters".into())
     } else {
-        filled(text)
+        non_empty(text)
     }
 }
 
@@ -229,14 +229,14 @@ pub(super) fn command(words: Vec<String>) -> Result<Vec<String>, String> {
     if words.first().is_none_or(|program| program.trim().is_empty()) {
         Err("expected a program and its arguments".into())
     } else if words.iter().any(|word| word.contains('\0')) {
-        Err("expected a command without zero characters".into())
+        Err("the command must not contain NUL characters".into())
     } else {
         Ok(words)
     }
 }
 
 pub(super) fn env_value(text: &str) -> Result<String, String> {
-    checked(text, !text.contains('\0'), "expected text without zero characters")
+    checked(text, !text.contains('\0'), "the value must not contain NUL characters")
 }
 
 pub(super) fn is_env_name(name: &str) -> bool {
@@ -259,7 +259,7 @@ pub(super) fn socket_address(text: &str) -> Result<SocketAddr, String> {
 
 pub(super) fn user_name(text: &str) -> Result<String, String> {
     // RFC 7617, section 2: the colon separates user name and password.
-    if text.contains(':') { Err("a user name has no colon here".into()) } else { filled(text) }
+    if text.contains(':') { Err("the user name must not contain `:`".into()) } else { non_empty(text) }
 }
 
 pub(super) fn api_key_name(text: &str) -> Result<String, String> {

@@ -8,14 +8,14 @@ use axum::http::HeaderMap;
 use serde_json::{Map, json};
 use tokio::time::sleep;
 
+use super::orchestrator;
 use super::protocol::{ArtifactChunk, DemoArtifact};
 use super::server::DemoAgent;
 use super::skills::DemoSkill;
-use super::supervisor;
 use super::tasks::{DemoTurn, TaskEntry};
 use crate::a2a::model::TaskState;
 
-/// Between two status texts of `slow`.
+/// Interval of the status messages of `slow`.
 const SLOW_STEP: Duration = Duration::from_millis(500);
 /// How long a task of `state working` goes on after its callers have their answer.
 const AFTER_RELEASE: Duration = Duration::from_millis(300);
@@ -34,7 +34,7 @@ pub(super) struct SkillTurn {
 }
 
 impl SkillTurn {
-    /// Runs until the skill is done or the task is cancelled.
+    /// Runs until the skill is done or the task is canceled.
     pub(super) async fn run(self) {
         self.turn.stop.clone().run_until_cancelled_owned(self.work()).await;
     }
@@ -51,7 +51,7 @@ impl SkillTurn {
             DemoSkill::Auth if turn.is_first => self.auth().await,
             DemoSkill::Auth => turn.complete_with_text("auth", "Signed in; the work is done."),
             DemoSkill::Stream => self.stream().await,
-            DemoSkill::Supervisor => supervisor::run(turn, argument).await,
+            DemoSkill::Supervisor => orchestrator::run(turn, argument).await,
             DemoSkill::File => self.file(),
             DemoSkill::Fail => turn.status_text(TaskState::Failed, &format!("planned failure: {argument}")),
             DemoSkill::Reject => turn.status_text(TaskState::Rejected, "planned rejection"),

@@ -12,11 +12,11 @@
 
 mod behaviour;
 mod card;
+mod orchestrator;
 mod protocol;
 mod rpc;
 mod server;
 mod skills;
-mod supervisor;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -78,7 +78,7 @@ pub(crate) struct DemoAgentArgs {
     /// Serve the card at `/.well-known/agent-card.json` only
     #[arg(long)]
     only_new_card_path: bool,
-    /// Return every task at once, even if the caller wants to wait
+    /// Return every task immediately, even if the caller wants to wait
     #[arg(long)]
     ignore_blocking: bool,
     /// Wait this long before listening

@@ -166,7 +166,7 @@ pub(super) enum ArtifactChunk {
     First,
     Next,
     Last,
-    /// The first and last chunk at once.
+    /// Both the first and the last chunk.
     Only,
 }
 

@@ -58,7 +58,7 @@ impl DemoSkill {
             Self::File => ("File", "Answers with a small picture and some data.", &["files", "data"], &["file please"]),
             Self::Fail => ("Failure", "Fails and gives the prompt as the reason.", &["trouble"], &["fail for lack of wind"]),
             Self::Reject => ("Rejection", "Rejects the task.", &["trouble"], &["reject this"]),
-            Self::Slow => ("Slow work", "Works for the number of seconds in the prompt; can be cancelled.", &["time", "cancel"], &["slow 3"]),
+            Self::Slow => ("Slow work", "Works for the number of seconds in the prompt; can be canceled.", &["time", "cancel"], &["slow 3"]),
             Self::Hang => ("Hang", "Never answers the request.", &["trouble"], &["hang"]),
             Self::Message => ("Direct message", "Answers with a message and no task.", &["text"], &["message hello"]),
             Self::State => ("State", "Ends in the state that the prompt names.", &["trouble", "states"], &["state rejected", "state working"]),
@@ -67,7 +67,7 @@ impl DemoSkill {
             Self::Html => ("Web page", "Answers with a web page instead of JSON.", &["trouble"], &["html"]),
             Self::Garbage => ("Garbage", "Answers with JSON that is not A2A.", &["trouble"], &["garbage"]),
             Self::Big => ("Big answer", "Answers with the number of bytes in the prompt, as text.", &["text", "size"], &["big 2000000"]),
-            Self::Crash => ("Crash", "Exits at once, without an answer.", &["trouble"], &["crash"]),
+            Self::Crash => ("Crash", "Exits immediately, without an answer.", &["trouble"], &["crash"]),
             Self::Headers => ("Headers", "Answers with the HTTP headers of the request.", &["data", "http"], &["headers"]),
             Self::Metadata => ("Metadata", "Answers with the metadata and ids of the message.", &["data"], &["metadata"]),
         };

@@ -145,7 +145,7 @@ impl TaskEntry {
             let message = format!("Task cannot be canceled - current state: {}", live.task.status.state_name);
             return Err(MethodError::new(-32002, "TASK_NOT_CANCELABLE", message));
         }
-        let text = live.task.version.text("cancelled as asked");
+        let text = live.task.version.text("canceled as asked");
         live.set_status(TaskState::Canceled, vec![text]);
         live.stop.cancel();
         Ok(live.task.clone())
@@ -224,7 +224,7 @@ impl LiveTask {
     }
 }
 
-/// Write access to a task during one turn. Once another turn has begun or the task is cancelled, writes are ignored.
+/// Write access to a task during one turn. Once another turn has begun or the task is canceled, writes are ignored.
 pub(super) struct DemoTurn {
     pub(super) version: ProtocolVersion,
     pub(super) entry: Arc<TaskEntry>,

@@ -41,7 +41,7 @@ use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus};
 use crate::reply::{self, Reply};
 use crate::state::idempotency::{FirstRequest, RepeatedRequest, Reservation};
-use crate::telemetry::spans::{self, Arrival, CallSpan};
+use crate::telemetry::spans::{self, CallInfo, CallSpan};
 use crate::telemetry::trace_context::TraceContext;
 use permits::{Permit, Permits};
 use request::{IdempotencyKey, Operation, Request};
@@ -69,17 +69,17 @@ impl Dispatcher {
     /// Runs a front door's work for one request in the request's spans. A shutdown waits for it.
     pub(crate) fn spawn(
         &self,
-        arrival: Arrival<'_>,
+        call_info: CallInfo<'_>,
         trace: &TraceContext,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
         // A span costs as much as the rest of the bookkeeping together, so it exists only at log level `debug`;
         // warnings name the agent themselves.
-        let span = tracing::debug_span!("call", agent = %self.agent.name, skill = arrival.action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
+        let span = tracing::debug_span!("call", agent = %self.agent.name, skill = call_info.action, trace_id = tracing::field::Empty, task = tracing::field::Empty);
         if let Some(id) = trace.trace_id() {
             span.record("trace_id", id);
         }
-        let exported = CallSpan::start(arrival, || trace.clone());
+        let exported = CallSpan::start(call_info, || trace.clone());
         self.calls.spawn(exported.instrument(work.instrument(span)));
     }
 

@@ -23,7 +23,7 @@ pub(crate) use disabled::{CallSpan, end, propagate, set_outcome, set_task, start
 /// What is known about a call when its request arrives.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only exported spans use the fields"))]
-pub(crate) struct Arrival<'a> {
+pub(crate) struct CallInfo<'a> {
     pub(crate) agent: &'a str,
     /// The action's name in the subject.
     pub(crate) action: &'a str,

@@ -40,7 +40,7 @@ async fn agents_skills_and_card_print_tables_or_json() {
     let stage = Stage::new().await;
     let agents = stage.run(&["agents"]);
     let lines: Vec<_> = agents.out.lines().collect();
-    assert_eq!(lines[0], "NAME  STATUS  SKILLS  RESTARTS  AGE  LAST-ERROR");
+    assert_eq!(lines[0], "NAME  STATE  SKILLS  RESTARTS  AGE  PROBLEM");
     assert!(lines[1].starts_with("demo  ready   8       0         "), "{agents:?}");
     assert!(!agents.out.contains('\x1b'), "no colour without a terminal");
 
@@ -139,7 +139,7 @@ async fn every_failure_has_an_exit_code_and_a_hint() {
         (&["agents", "show", "dem"], 69, "no bridge serves an agent `dem`", "`a2a-bridge agents`"),
         (&["agents", "stop", "dem"], 69, "no bridge serves an agent `dem`", "`a2a-bridge agents`"),
         (&["logs", "dem"], 69, "no bridge serves an agent `dem`", "`a2a-bridge agents`"),
-        (&["call", "demo", "x"], 64, "which skill of agent `demo`?", "its skills are: auth, echo,"),
+        (&["call", "demo", "x"], 64, "no skill given; use `demo.SKILL`", "its skills are: auth, echo,"),
         (&["call", "demo.echo", "-p", "topic"], 64, "NAME=VALUE", "hint: "),
         (&["call", "demo.echo", "x", "--timeout", "soon"], 64, "soon", "--help"),
         (

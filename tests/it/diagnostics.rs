@@ -74,7 +74,7 @@ async fn agents_show_explains_eight_problems_and_what_to_do() {
         let report = site.until(name, |report| report.state == state).await;
         let port = report.url.rsplit(':').next().unwrap_or_default().trim_end_matches('/').to_owned();
         // The bridge may retry at any time; the snapshot shows the back-off in between.
-        let word = format!("Status: {state}");
+        let word = format!("State: {state}");
         let out = eventually(|| async {
             let (code, out, error) = site.run(&["agents", "show", name]).await;
             assert_eq!((code, error.as_str()), (0, ""));

@@ -299,7 +299,7 @@ async fn agent_over_max_restarts_fails_until_an_operator_starts_it() {
     let site = Site::running(&[("a", &lines)]).await;
     let report = site.until_state("a", "failed").await;
     assert_eq!(report.restarts, 1);
-    assert!(report.last_error.unwrap().starts_with("restarted 1 times within 1m"));
+    assert!(report.last_error.unwrap().starts_with("restarted 1 time within 1m"));
     assert!(report.advice.unwrap().contains("agents start a"));
     let (code, _, _) = site.run(&["agents", "start", "a"]).await;
     assert_eq!(code, 1);

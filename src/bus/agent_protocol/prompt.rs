@@ -21,7 +21,7 @@ use crate::dispatch::request::{Input, Operation, Permit, Request};
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus};
-use crate::telemetry::spans::{self, Arrival};
+use crate::telemetry::spans::{self, CallInfo};
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::duration;
 
@@ -58,10 +58,10 @@ impl PromptEndpoint {
         Arc::new(move |request| {
             let agent = &endpoint.dispatcher.agent().name;
             let subject = request.message.subject.clone();
-            let arrival = Arrival { agent, action: PROMPT, subject: &subject };
+            let call_info = CallInfo { agent, action: PROMPT, subject: &subject };
             let trace = headers::trace(&request.message);
             let serving = Arc::clone(&endpoint).serve(request, trace.clone());
-            endpoint.dispatcher.spawn(arrival, &trace, serving);
+            endpoint.dispatcher.spawn(call_info, &trace, serving);
         })
     }
 

@@ -20,7 +20,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 /// Extra time after the caller's limit, in which the bridge itself reports the timeout.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
 /// Silence after which the user learns that the call is still running.
-const PATIENCE: Duration = Duration::from_secs(3);
+const WAIT_NOTICE_DELAY: Duration = Duration::from_secs(3);
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl Caller<'_> {
                     let error = CliError::msg(INTERRUPTED, "interrupted; the task may still be running");
                     return Err(error.hint("with `--stream`, Ctrl-C cancels the task"));
                 }
-                () = tokio::time::sleep(PATIENCE), if !is_notified => {
+                () = tokio::time::sleep(WAIT_NOTICE_DELAY), if !is_notified => {
                     is_notified = true;
                     eprintln_dim("waiting for the agent … (Ctrl-C stops waiting)");
                 }
@@ -135,10 +135,10 @@ impl Caller<'_> {
                     display.break_line()?;
                     terminal::end_interrupted_line();
                     if is_interrupted {
-                        return Err(CliError::msg(INTERRUPTED, "interrupted while cancelling the task")
+                        return Err(CliError::msg(INTERRUPTED, "interrupted while canceling the task")
                             .hint("`a2a-bridge task get` shows the state of the task"));
                     }
-                    eprintln_dim("cancelling … (press Ctrl-C again to exit at once)");
+                    eprintln_dim("canceling … (press Ctrl-C again to exit immediately)");
                     is_interrupted = true;
                     deadline = Some(Instant::now() + CANCEL_TIMEOUT);
                     continue;
@@ -181,11 +181,11 @@ impl Caller<'_> {
                 let reply = CallReply::parse(&message)?;
                 if reply.status() == "ERROR" {
                     let reason = StdStream::Stderr.sanitize(reply.message());
-                    eprintln_dim(format_args!("not cancelled: {reason}"));
+                    eprintln_dim(format_args!("not canceled: {reason}"));
                 }
             }
             Err(error) => match error.no_reply() {
-                Some(reason) => eprintln_dim(format_args!("not cancelled: {reason}")),
+                Some(reason) => eprintln_dim(format_args!("not canceled: {reason}")),
                 None => return Err(error),
             },
         }

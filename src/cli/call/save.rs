@@ -48,8 +48,8 @@ impl SaveArgs {
                 eprintln_dim(format_args!("file: {name} (not valid base64)"));
                 continue;
             };
-            let mime_type = one_line(file.text("/mime_type").unwrap_or("unknown type"));
-            let about = format!("{mime_type}, {}", format_size(bytes.len() as u64));
+            let media_type = one_line(file.text("/mime_type").unwrap_or("unknown type"));
+            let about = format!("{media_type}, {}", format_size(bytes.len() as u64));
             match &self.save {
                 Some(dir) => {
                     let path = self.write(dir, &local_name(file, number), &bytes, &written)?;

@@ -152,7 +152,7 @@ fn text_may_look_like_a_number_or_a_boolean() {
     accepted(&TEXTS, &[json!("text"), json!(42), json!(1.5), json!(true), json!("${SET}")]);
     refused(&TEXTS, &[json!({})]);
     refused(&TEXTS[..TEXTS.len() - 1], &[json!([]), json!(["text"])]);
-    // A password may be empty, other texts may not.
+    // A password may be empty, other strings may not.
     accepted(&["nats.password"], &[json!("")]);
     refused(
         &["nats.user", "nats.token", "nats.credentials", "agent.command", "agent.bearer_token"],

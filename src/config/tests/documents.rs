@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::super::setting::{Field, Setting as _};
+use super::super::declare::{Field, Setting as _};
 use super::*;
 
 const COMMENT_WIDTH: usize = 100;
@@ -17,7 +17,7 @@ fn fields() -> Vec<Field> {
 fn description(field: &Field) -> String {
     let mut text = field.property()["description"].as_str().unwrap().to_owned();
     for alias in &field.names[1..] {
-        let _ = write!(text, " Another name is `{alias}`.");
+        let _ = write!(text, " Alias: `{alias}`.");
     }
     text
 }
@@ -131,7 +131,7 @@ fn write_section(
     let table = table(fields);
     let _ = write!(out, "\n## {title}\n\n");
     if let Some((_, same)) = written.iter().find(|(other, _)| *other == table) {
-        let _ = writeln!(out, "The same settings as {same}.");
+        let _ = writeln!(out, "This mapping has the same settings as {same}.");
         return;
     }
     out.push_str(&table);

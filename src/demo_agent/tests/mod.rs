@@ -78,7 +78,7 @@ impl Demo {
         }))
     }
 
-    /// Sends a text over 1.0, waits, and gives the task.
+    /// Sends a text message over 1.0, waits, and gives the task.
     async fn send(&self, text: &str) -> Value {
         self.call("SendMessage", message(text)).await["result"]["task"].clone()
     }

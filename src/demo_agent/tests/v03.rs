@@ -1,4 +1,4 @@
-//! The same agent over A2A 0.3.
+//! The demo agent over A2A 0.3.
 
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! Replaces the export in builds without the feature `otlp`; nothing here has a cost at run time.
 
-use super::{Arrival, collector_variable};
+use super::{CallInfo, collector_variable};
 use crate::telemetry::trace_context::TraceContext;
 
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(crate) fn start_export() -> Option<SpanExport> {
 pub(crate) struct CallSpan;
 
 impl CallSpan {
-    pub(crate) fn start(_: Arrival<'_>, _: impl FnOnce() -> TraceContext) -> Self {
+    pub(crate) fn start(_: CallInfo<'_>, _: impl FnOnce() -> TraceContext) -> Self {
         Self
     }
 

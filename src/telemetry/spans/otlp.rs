@@ -18,10 +18,10 @@ use opentelemetry_sdk::trace::SdkTracer;
 use reqwest::header::HeaderValue;
 
 pub(crate) use self::export::start_export;
-use super::Arrival;
+use super::CallInfo;
 use crate::telemetry::trace_context::TraceContext;
 
-/// Longest agent id in a span; usually it is a UUID.
+/// Maximum length of an agent id in a span; usually it is a UUID.
 const MAX_ID: usize = 256;
 
 /// The process-wide tracer, like the process-wide logger of `tracing`. Set once if spans are exported.
@@ -45,8 +45,8 @@ struct SpanState {
 pub(crate) struct CallSpan(Context);
 
 impl CallSpan {
-    pub(crate) fn start(arrival: Arrival<'_>, trace: impl FnOnce() -> TraceContext) -> Self {
-        Self(TRACER.get().map_or_else(Context::new, |tracer| start_span(tracer, arrival, &trace())))
+    pub(crate) fn start(call_info: CallInfo<'_>, trace: impl FnOnce() -> TraceContext) -> Self {
+        Self(TRACER.get().map_or_else(Context::new, |tracer| start_span(tracer, call_info, &trace())))
     }
 
     /// Runs the work of the call, which can add to the span with the functions of this module.
@@ -57,8 +57,8 @@ impl CallSpan {
 
 /// Attribute names follow the semantic conventions for messaging and for generative AI where those define one.
 /// The caller waits for a reply, so the kind is SERVER.
-fn start_span(tracer: &Tracer, arrival: Arrival<'_>, trace: &TraceContext) -> Context {
-    let Arrival { agent, action, subject } = arrival;
+fn start_span(tracer: &Tracer, call_info: CallInfo<'_>, trace: &TraceContext) -> Context {
+    let CallInfo { agent, action, subject } = call_info;
     let headers = [("traceparent", &trace.parent), ("tracestate", &trace.state)];
     let headers: HashMap<_, _> = headers
         .into_iter()

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::node::{KeyValue, Node, NodeValue};
 use super::problems::Problems;
 
-/// A hint that lists more keys than this helps no one.
+/// Maximum number of keys in a hint.
 const MAX_LISTED_KEYS: usize = 12;
 
 /// A type of value that a setting can have.
@@ -55,7 +55,7 @@ impl<K: Setting> Setting for Option<K> {
 
 /// The declaration of one key.
 pub(crate) struct Field {
-    /// The key, then its other names.
+    /// The key, then its aliases.
     pub(super) names: &'static [&'static str],
     #[cfg(test)]
     pub(super) type_name: &'static str,
@@ -91,14 +91,14 @@ impl Field {
         let doc = Some(Value::from(self.doc.as_str())).filter(|_| !self.doc.is_empty());
         let examples = self.example.as_ref().map(|example| json!([example]));
         let more = [("description", doc), ("default", self.default.clone()), ("examples", examples)];
-        more.into_iter().fold(schema, |schema, (word, value)| match value {
-            Some(value) => merged(schema, json!({ word: value })),
+        more.into_iter().fold(schema, |schema, (keyword, value)| match value {
+            Some(value) => merged(schema, json!({ keyword: value })),
             None => schema,
         })
     }
 }
 
-/// A JSON schema with more words.
+/// A JSON schema with more keywords.
 pub(super) fn merged(mut schema: Value, more: Value) -> Value {
     if let (Some(schema), Value::Object(more)) = (schema.as_object_mut(), more) {
         schema.extend(more);
@@ -127,7 +127,7 @@ pub(super) fn object_schema(doc: &str, fields: &[Field]) -> Value {
             (false, _) => rules.push(json!({ "not": { "required": field.names } })),
         }
         for alias in others {
-            let description = json!({ "description": format!("Another name of `{key}`.") });
+            let description = json!({ "description": format!("Alias of `{key}`.") });
             aliases.insert((*alias).to_owned(), merged(property.clone(), description));
         }
         properties.insert((*key).to_owned(), property);
@@ -154,7 +154,7 @@ pub(super) fn joined(lines: &[&str]) -> String {
 pub(crate) struct Scope<'s, 't> {
     pub(super) start: usize,
     entries: &'s [KeyValue],
-    /// The keys that may be here, each with its other names.
+    /// The keys that may be here, each with its aliases.
     names: &'s [&'static [&'static str]],
     pub(super) problems: &'s mut Problems<'t>,
 }
@@ -302,10 +302,10 @@ fn hint(key: &str, names: &[&str]) -> String {
 /// Declares mappings of settings: the struct, its reader and its JSON schema.
 ///
 /// ```text
-/// /// Text for users about the mapping, unless the key that holds it has a text of its own.
+/// /// Text for users about the mapping, unless the key that holds it has its own text.
 /// pub(crate) struct Name, check rules, then complete {
 ///     /// Text for users about the setting.
-///     key | other_name: Kind, default "as in the file", example "of a value";
+///     key | alias: Kind, default "as in the file", example "of a value";
 ///     field = "key": Kind;
 ///     + not_a_setting: Type;
 /// }
@@ -338,7 +338,7 @@ macro_rules! settings {
         }
 
         impl $name {
-            /// The keys, each with its other names.
+            /// The keys, each with its aliases.
             pub(super) const NAMES: &[&[&str]] = &[$(settings!(@names $field $(= $key)? $($alias)*)),*];
         }
 

@@ -1,4 +1,4 @@
-//! The script of a supervisor agent that plans, calls another agent and forwards its answer token by token:
+//! The script of an orchestrator that plans, calls another agent and forwards its answer token by token:
 //! 600 events, with the quirks of the real agent that it imitates.
 
 use super::protocol::{ArtifactChunk, DemoArtifact};

@@ -2,8 +2,8 @@
 //!
 //! [`secrets`] decides by the names of keys. It leaves the value of an unknown key visible only if the key
 //! looks like a misspelt harmless one. [`unparsed_line`] is for a file that is not valid YAML and has no
-//! keys to decide by; it leaves a line visible only if it is plainly harmless. Masking too much does no
-//! harm, masking too little does.
+//! keys to decide by; it leaves a line visible only if it is plainly harmless. Redacting too much does no
+//! harm, redacting too little does.
 
 use std::ops::Range;
 
@@ -70,65 +70,65 @@ fn letters(key: &str) -> String {
 
 /// The byte ranges of `text` that hold secrets, in no order. `known` are the keys of the settings.
 pub(super) fn secrets(node: &Node, text: &str, known: &[&str]) -> Vec<Range<usize>> {
-    let mut masks = passwords_in_urls(text);
-    masks.extend(comments(text));
-    walk(node, "", text, known, &mut masks);
-    masks
+    let mut redacted = passwords_in_urls(text);
+    redacted.extend(comments(text));
+    walk(node, "", text, known, &mut redacted);
+    redacted
 }
 
-fn walk(node: &Node, parent: &str, text: &str, known: &[&str], masks: &mut Vec<Range<usize>>) {
+fn walk(node: &Node, parent: &str, text: &str, known: &[&str], redacted: &mut Vec<Range<usize>>) {
     match &node.value {
         NodeValue::Reported => {}
         // A typo turned settings into text, and they may be secrets.
-        NodeValue::Scalar(_) if parent.is_empty() || swallows_settings(node, text) => cover(node, masks),
-        NodeValue::Scalar(_) => masks.extend(user_info(node, parent, text)),
-        NodeValue::List(items) => items.iter().for_each(|item| walk(item, parent, text, known, masks)),
+        NodeValue::Scalar(_) if parent.is_empty() || swallows_settings(node, text) => redact(node, redacted),
+        NodeValue::Scalar(_) => redacted.extend(user_info(node, parent, text)),
+        NodeValue::List(items) => items.iter().for_each(|item| walk(item, parent, text, known, redacted)),
         // A space after a colon turned a URL into a mapping, and its password into a value.
-        NodeValue::Map(_) if parent.ends_with("url") => cover(node, masks),
+        NodeValue::Map(_) if parent.ends_with("url") => redact(node, redacted),
         NodeValue::Map(entries) => {
             for entry in entries {
                 // A mapping or list as a key is not a setting, so its content is unknown.
                 let Some(key) = entry.key.text() else {
-                    cover(&entry.key, masks);
-                    cover_entry(entry, text, masks);
+                    redact(&entry.key, redacted);
+                    redact_entry(entry, text, redacted);
                     continue;
                 };
-                cover_bare(entry, text, masks);
+                redact_bare_key(entry, text, redacted);
                 match (holds(key, parent, known), &entry.value.value) {
                     (Holds::Harmless, _) if FREE.contains(&parent) => {
-                        walk(&entry.value, parent, text, known, masks);
+                        walk(&entry.value, parent, text, known, redacted);
                     }
-                    (Holds::Harmless, _) => walk(&entry.value, key, text, known, masks),
+                    (Holds::Harmless, _) => walk(&entry.value, key, text, known, redacted),
                     (Holds::Secrets, NodeValue::Map(inner)) => inner.iter().for_each(|entry| {
-                        cover_bare(entry, text, masks);
-                        cover_entry(entry, text, masks);
+                        redact_bare_key(entry, text, redacted);
+                        redact_entry(entry, text, redacted);
                     }),
-                    _ => cover_entry(entry, text, masks),
+                    _ => redact_entry(entry, text, redacted),
                 }
             }
         }
     }
 }
 
-/// Whether a text has several lines, or contains what looks like a setting.
+/// Whether a string has several lines, or contains what looks like a setting.
 fn swallows_settings(node: &Node, text: &str) -> bool {
     let raw = text.get(node.at.clone()).unwrap_or_default();
     raw.contains(['\n', '\r']) || raw.contains(": ")
 }
 
-/// Covers a key without a colon: in `{password: a,b}`, `b` is a key to YAML but part of the password to the
+/// Redacts a key without a colon: in `{password: a,b}`, `b` is a key to YAML but part of the password to the
 /// user.
-fn cover_bare(entry: &KeyValue, text: &str, masks: &mut Vec<Range<usize>>) {
+fn redact_bare_key(entry: &KeyValue, text: &str, redacted: &mut Vec<Range<usize>>) {
     let after = text.get(entry.key.at.end..).unwrap_or_default();
     if entry.value.is_null() && !after.trim_start().starts_with(':') {
-        masks.push(entry.key.at.clone());
+        redacted.push(entry.key.at.clone());
     }
 }
 
-/// Covers everything from the colon to the end of the value, and a comment after it: to the user, `a #b` is
+/// Redacts everything from the colon to the end of the value, and a comment after it: to the user, `a #b` is
 /// one password.
-fn cover_entry(entry: &KeyValue, text: &str, masks: &mut Vec<Range<usize>>) {
-    cover(&entry.value, masks);
+fn redact_entry(entry: &KeyValue, text: &str, redacted: &mut Vec<Range<usize>>) {
+    redact(&entry.value, redacted);
     let end = entry.value.at.end.max(entry.key.at.end);
     let after = text.get(entry.key.at.end..).unwrap_or_default();
     let colon = after.len() - after.trim_start().len();
@@ -137,13 +137,13 @@ fn cover_entry(entry: &KeyValue, text: &str, masks: &mut Vec<Range<usize>>) {
     let start = entry.key.at.end + colon + 1 + space;
     let line = text.get(end..).unwrap_or_default().split(['\n', '\r']).next().unwrap_or_default();
     let comment = line.trim_start().trim_start_matches(':').trim_start().starts_with('#');
-    masks.push(start..if comment { end + line.len() } else { end });
+    redacted.push(start..if comment { end + line.len() } else { end });
 }
 
-/// Covers the node and everything in it, as the target of an alias is written elsewhere.
-fn cover(node: &Node, masks: &mut Vec<Range<usize>>) {
-    masks.push(node.at.clone());
-    node.children().for_each(|child| cover(child, masks));
+/// Redacts the node and everything in it, as the target of an alias is written elsewhere.
+fn redact(node: &Node, redacted: &mut Vec<Range<usize>>) {
+    redacted.push(node.at.clone());
+    node.children().for_each(|child| redact(child, redacted));
 }
 
 /// Everything after a `#` that may start a comment, because it may be a setting with a secret.
@@ -162,26 +162,26 @@ fn comments(text: &str) -> impl Iterator<Item = Range<usize>> {
 /// Users and passwords of URLs anywhere, even in comments and keys.
 fn passwords_in_urls(text: &str) -> Vec<Range<usize>> {
     let mut at = 0;
-    let mut masks = Vec::new();
+    let mut redacted = Vec::new();
     for word in text.split_inclusive(char::is_whitespace) {
         // There may be a space between the scheme and the rest.
         if let Some((scheme, rest)) = word.split_once("//") {
             let start = scheme.len() + 2;
             match rest.rfind('@') {
-                Some(end) => masks.push(at + start..at + start + end),
+                Some(end) => redacted.push(at + start..at + start + end),
                 // There may be a line break before the `@`; a port has digits, or is a variable.
                 None if rest.split_once(':').is_some_and(|(_, port)| {
                     port.starts_with(|c: char| !c.is_ascii_digit() && !"${/".contains(c))
                 }) =>
                 {
-                    masks.push(at + start..at + word.trim_end().len());
+                    redacted.push(at + start..at + word.trim_end().len());
                 }
                 None => {}
             }
         }
         at += word.len();
     }
-    masks
+    redacted
 }
 
 /// The user and password of a URL that is a value; it may lack the scheme or have several lines.
@@ -196,7 +196,7 @@ fn user_info(node: &Node, key: &str, text: &str) -> Option<Range<usize>> {
     Some(node.at.start + start..node.at.start + end)
 }
 
-/// What to cover in a line of a file that is not valid YAML.
+/// What to redact in a line of a file that is not valid YAML.
 ///
 /// `known` are the keys of the settings; `open` are the keys whose values were being read.
 pub(super) fn unparsed_line(line: &str, known: &[&str], open: &[&str]) -> Option<Range<usize>> {
