@@ -95,10 +95,10 @@
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
 //! | whether a request is `busy` because of `max_in_flight` | `Permits::take` in `dispatch/permits.rs` |
 //! | whether a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, with `Idempotency::reserve` in `state/idempotency.rs` |
-//! | which answer claims a follow-up id | `answer` in `action/answer.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
+//! | which answer claims a follow-up id | `answer` in `action/follow_up.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
 //! | whether a call counts as in flight, so that its agent is not considered hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/health_check.rs` reads the count |
 //! | whether a message may be sent again | `Retry` in `a2a/retry.rs`, which also lists the senders |
-//! | whether a host gets credentials | `Chooser::client` in `a2a/choose.rs`, with `AddressPolicy::is_trusted` in `a2a/address.rs` |
+//! | whether a host gets credentials | `DialectChooser::client` in `a2a/choose.rs`, with `AddressPolicy::is_trusted` in `a2a/address.rs` |
 //! | redaction of credentials in errors | `Dispatcher::guarded` in `dispatch/mod.rs`, with `ActionError::redacted` in `reply/error.rs`; `secrets.rs` knows the secrets |
 //! | redaction of credentials in the reason of a failed task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
 //! | how an interrupted stream continues | `CallRun::follow` in `action/run/mod.rs` |

@@ -6,9 +6,9 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     for dialect in [Dialect::V01, Dialect::V03, Dialect::V03Rest, Dialect::V1Rest] {
-        let answer = dialect.read_answer(data).is_ok();
+        let sent = dialect.read_send_result(data).is_ok();
         let task = dialect.read_task(data).is_ok();
-        assert!(answer || !task, "read_task accepts bytes that read_answer rejects");
+        assert!(sent || !task, "read_task accepts bytes that read_send_result rejects");
     }
     let _ = RpcError::in_body(data);
 });

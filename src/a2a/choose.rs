@@ -2,7 +2,7 @@
 //!
 //! The `protocolVersion` of cards is often wrong, so the bridge probes the dialect that the card declares with a request
 //! without side effects: it asks for a task that does not exist. It remembers the choice until the card changes, or
-//! until the agent's response to a call says that it does not speak this dialect ([`Chooser::choose_other`]).
+//! until the agent's response to a call says that it does not speak this dialect ([`DialectChooser::choose_other`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Chooses the dialect of one agent and remembers it.
 #[derive(Debug)]
-pub struct Chooser {
+pub struct DialectChooser {
     pub http: HttpClient,
     http_without_certificate: HttpClient,
     keyring: Keyring,
@@ -48,7 +48,7 @@ struct Memory {
     last_failed_search: Option<Instant>,
 }
 
-impl Chooser {
+impl DialectChooser {
     /// `http_without_certificate` is for hosts that must not see the agent's client certificate.
     pub fn new(
         config: &config::AgentConfig,
@@ -247,7 +247,7 @@ impl Chooser {
 /// What a client needs to choose another dialect when the agent rejects the current one.
 #[derive(Debug, Clone)]
 pub struct DialectFallback {
-    pub chooser: Arc<Chooser>,
+    pub chooser: Arc<DialectChooser>,
     /// The card for which the dialect was chosen.
     pub card: Arc<Card>,
     /// Notified when the choice has changed.
@@ -309,7 +309,7 @@ fn verdict_of(error: &ClientError, dialect: Dialect) -> Verdict {
 /// versions reject its parameters. `None` if the response leaves it open.
 async fn knows_message_send(client: &Client) -> Option<bool> {
     let trace = TraceContext::default();
-    let sent = client.call(Dialect::empty_send(), &trace, None, Dialect::read_answer);
+    let sent = client.call(Dialect::empty_send(), &trace, None, Dialect::read_send_result);
     match tokio::time::timeout(PROBE_TIMEOUT, sent).await.ok()? {
         Ok(_) => Some(true),
         Err(ClientError::Refused { http_status, code, .. }) => match (http_status, code) {
@@ -344,8 +344,8 @@ struct Candidate {
 }
 
 impl Candidates {
-    fn new(card: &Card, chooser: &Chooser) -> Self {
-        let Chooser { addresses, protocol, binding, .. } = chooser;
+    fn new(card: &Card, chooser: &DialectChooser) -> Self {
+        let DialectChooser { addresses, protocol, binding, .. } = chooser;
         let (protocol, binding) = (*protocol, *binding);
         let is_allowed = |dialect: Dialect| {
             protocol.is_none_or(|protocol| is_version(dialect, protocol))

@@ -20,7 +20,7 @@ use super::card::Interface;
 use super::choose::DialectFallback;
 use super::dialect::{A2aMethod, Dialect, HttpCall, OutgoingMessage, ReadError, RpcError};
 use super::http::{HttpClient, HttpEndpoint, HttpResponse};
-use super::model::{Answer, Task};
+use super::model::{SendResult, Task};
 use super::retry::{Retries, Retry};
 use super::stream::EventStream;
 use crate::json;
@@ -29,7 +29,7 @@ use crate::text::{shorten, snippet};
 pub(crate) use error::{ClientError, ErrorOrigin, code};
 
 /// Capacity for the headers that nearly all requests have, including those of the HTTP client.
-const HEADERS: usize = 8;
+const USUAL_HEADER_COUNT: usize = 8;
 /// How much of a body that is not A2A an error shows.
 const MAX_SNIPPET: usize = 200;
 /// Longest reason why a body is not A2A; it may quote the body.
@@ -77,7 +77,7 @@ impl Client {
         &self,
         message: &OutgoingMessage<'_>,
         trace: &TraceContext,
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<SendResult, ClientError> {
         let error = match self.send_once(message, trace).await {
             Err(error) => error,
             sent => return sent,
@@ -143,9 +143,9 @@ impl Client {
         &self,
         message: &OutgoingMessage<'_>,
         trace: &TraceContext,
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<SendResult, ClientError> {
         let call = self.dialect.message_call(A2aMethod::Send, message);
-        self.call(call, trace, Some(message.retries), Dialect::read_answer).await
+        self.call(call, trace, Some(message.retries), Dialect::read_send_result).await
     }
 
     async fn call_task(
@@ -190,11 +190,11 @@ impl Client {
 
     /// Remembers that the agent has answered in this dialect.
     fn confirm_dialect<T>(&self, result: Result<T, ClientError>) -> Result<T, ClientError> {
-        let is_answer = match &result {
+        let is_response = match &result {
             Ok(_) => true,
             Err(error) => error.rpc_code().is_some() && !error.is_wrong_dialect(),
         };
-        if is_answer && !self.is_confirmed.load(Ordering::Relaxed) {
+        if is_response && !self.is_confirmed.load(Ordering::Relaxed) {
             self.is_confirmed.store(true, Ordering::Relaxed);
         }
         result
@@ -257,7 +257,7 @@ impl Client {
             Some(tenant) => Cow::Owned(call.clone().for_tenant(tenant)),
             None => Cow::Borrowed(call),
         };
-        let mut headers = HeaderMap::with_capacity(HEADERS);
+        let mut headers = HeaderMap::with_capacity(USUAL_HEADER_COUNT);
         let mut url = None;
         if !call.path.is_empty()
             && let Ok(mut segments) = url.insert(self.endpoint.url.clone()).path_segments_mut()
@@ -390,11 +390,11 @@ pub(super) fn read_recorded(
     status: u16,
     content_type: Option<&str>,
     bytes: &[u8],
-) -> Result<Answer, ClientError> {
+) -> Result<SendResult, ClientError> {
     let body = ResponseBody {
         source: BodySource::Response { content_type: content_type.map(str::to_owned) },
         status: StatusCode::from_u16(status).expect("recordings have a status"),
         bytes: Bytes::copy_from_slice(bytes),
     };
-    body.check()?.decode(dialect, Dialect::read_answer)
+    body.check()?.decode(dialect, Dialect::read_send_result)
 }

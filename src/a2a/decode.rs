@@ -8,13 +8,13 @@ use serde::de::Error as _;
 use serde_json::value::RawValue;
 
 use super::model::{
-    Answer, Artifact, ArtifactExtras, ArtifactUpdate, Event, File, FileContent, Message, Part, PartExtras,
-    StatusUpdate, Task, TaskState,
+    Artifact, ArtifactExtras, ArtifactUpdate, Event, File, FileContent, Message, Part, PartExtras,
+    SendResult, StatusUpdate, Task, TaskState,
 };
 use crate::json::null_is_default;
 
 /// Longest id that an agent may assign. The bridge stores ids, sends them back and uses them in subjects.
-const MAX_ID: usize = 1024;
+const MAX_AGENT_ID: usize = 1024;
 
 impl Event {
     /// Decodes a task, a message or an update, bare or wrapped as in v1.0.
@@ -36,7 +36,7 @@ impl Event {
     }
 }
 
-impl TryFrom<Event> for Answer {
+impl TryFrom<Event> for SendResult {
     type Error = serde_json::Error;
 
     fn try_from(event: Event) -> Result<Self, serde_json::Error> {
@@ -60,8 +60,8 @@ impl TryFrom<Event> for Task {
 
     fn try_from(event: Event) -> Result<Self, serde_json::Error> {
         match event.try_into()? {
-            Answer::Task(task) => Ok(task),
-            Answer::Message(_) => Err(serde_json::Error::custom("a message where a task was expected")),
+            SendResult::Task(task) => Ok(task),
+            SendResult::Message(_) => Err(serde_json::Error::custom("a message where a task was expected")),
         }
     }
 }
@@ -121,9 +121,9 @@ impl LenientEvent {
             Event::Artifact(update) => (update.task_id.as_ref(), &update.context_id),
         };
         for (name, id) in [("task", task_id), ("context", context_id.as_ref())] {
-            if let Some(id) = id.filter(|id| id.len() > MAX_ID) {
+            if let Some(id) = id.filter(|id| id.len() > MAX_AGENT_ID) {
                 let length = id.len();
-                let reason = format!("the {name} id has {length} bytes; the limit is {MAX_ID}");
+                let reason = format!("the {name} id has {length} bytes; the limit is {MAX_AGENT_ID}");
                 return Err(serde_json::Error::custom(reason));
             }
         }

@@ -1,9 +1,9 @@
 //! The client side of A2A: an agent's card, its dialect, and requests to it. Knows nothing of NATS.
 //!
 //! ```text
-//! card::fetch ──> Card ──Chooser::choose──> Interface ──Chooser::client──> Client
+//! card::fetch ──> Card ──DialectChooser::choose──> Interface ──DialectChooser::client──> Client
 //!                                                                            │ send / stream / get / cancel
-//! OutgoingMessage ──Dialect::message_call──> HTTP ──Dialect::read_answer──> Answer (Task | Message)
+//! OutgoingMessage ──Dialect::message_call──> HTTP ──Dialect::read_send_result──> SendResult (Task | Message)
 //! ```
 
 mod address;
@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config;
 use crate::secrets::Secrets;
 use auth::{AuthError, Keyring};
-use choose::Chooser;
+use choose::DialectChooser;
 pub(crate) use http::HttpClient;
 
 /// A running agent whose card is known, as calls see it.
@@ -56,10 +56,10 @@ pub(crate) fn chooser(
     config: &config::AgentConfig,
     http: &HttpClient,
     secrets: &Secrets,
-) -> Result<Chooser, AuthError> {
+) -> Result<DialectChooser, AuthError> {
     let Some(tls) = &config.tls else {
         let keyring = Keyring::new(config, &http.reqwest, secrets)?;
-        return Ok(Chooser::new(config, http.clone(), http.clone(), keyring));
+        return Ok(DialectChooser::new(config, http.clone(), http.clone(), keyring));
     };
     let with_authorities = || -> Result<reqwest::ClientBuilder, AuthError> {
         let Some(ca) = &tls.ca else {
@@ -85,7 +85,7 @@ pub(crate) fn chooser(
     let without_identity = HttpClient { reqwest: with_authorities()?.build()?, ..http.clone() };
     let with_identity = HttpClient { reqwest: with_identity.build()?, ..http.clone() };
     let keyring = Keyring::new(config, &without_identity.reqwest, secrets)?;
-    Ok(Chooser::new(config, with_identity, without_identity, keyring))
+    Ok(DialectChooser::new(config, with_identity, without_identity, keyring))
 }
 
 fn tls_error(path: &Path, source: Box<dyn std::error::Error + Send + Sync>) -> AuthError {

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 /// An agent's answer to a message.
 #[derive(Debug, Clone)]
-pub enum Answer {
+pub enum SendResult {
     Task(Task),
     /// There is no task.
     Message(Message),
@@ -214,13 +214,13 @@ impl TaskState {
         matches!(self, Self::Failed | Self::Rejected)
     }
 
-    pub fn is_waiting(&self) -> bool {
+    pub fn is_waiting_for_caller(&self) -> bool {
         matches!(self, Self::InputRequired | Self::AuthRequired)
     }
 
     /// Whether a task in this state does not continue by itself.
     pub fn is_settled(&self) -> bool {
-        self.is_final() || self.is_waiting()
+        self.is_final() || self.is_waiting_for_caller()
     }
 }
 

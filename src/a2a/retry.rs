@@ -103,10 +103,10 @@ impl Retries {
         Self { agent: Arc::clone(agent), list: Mutex::default() }
     }
 
-    /// Call this before the message is repeated.
+    /// Call this before the message is sent again.
     pub fn record(&self, retry: Retry) {
         let reason = serde_json::json!(retry);
-        tracing::info!(agent = %self.agent, reason = reason.as_str(), "repeating the message, which the agent did not run");
+        tracing::info!(agent = %self.agent, reason = reason.as_str(), "retrying the message; the agent did not process it");
         self.list.lock().unwrap_or_else(PoisonError::into_inner).push(retry);
     }
 

@@ -1,4 +1,4 @@
-//! One agent's actions: invoke a skill, look up and cancel a task. `answer` has the answers to questions.
+//! One agent's actions: invoke a skill, read and cancel a task. `follow_up` answers an agent's question.
 //!
 //! [`Actions`] holds no connection: it uses the instance that is running now (a watch channel written by the
 //! agent's supervisor) and the shared [`State`]. The run of a call is in `run`.
@@ -32,8 +32,8 @@ use crate::state::State;
 use crate::state::tasks::TaskRecord;
 use crate::telemetry::spans;
 
-/// Timeout of a cancel.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of a cancel that a caller requested.
+const CALLER_CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Signals a shutdown of the bridge, or of one agent's publication, to the calls in flight.
 #[derive(Debug, Clone, Default)]
@@ -101,7 +101,7 @@ impl Actions {
         secrets: Secrets,
     ) -> Self {
         let artifacts = ArtifactRules {
-            answer: config.answer_artifacts.clone(),
+            response: config.answer_artifacts.clone(),
             notice: config.notice_artifacts.clone(),
         };
         Self { agent, config, artifacts, live, state, updates, call_shutdown, secrets }
@@ -162,11 +162,11 @@ impl Actions {
         };
         match CallRun::new(self, instance, input, progress).deliver(&message).await {
             Ok(outcome) => Ok(outcome),
-            // Only an answer belongs to a task that may have ended.
+            // Only the answer to a question belongs to a task that may have ended.
             Err(DeliveryError::TaskEnded) => Err(ActionError::internal()),
             Err(DeliveryError::Client(error)) => Err(ActionError::from_client(error).with_retries(&retries)),
             Err(DeliveryError::Action(error)) => {
-                Err(Box::pin(self.record_lost(error.with_retries(&retries))).await)
+                Err(Box::pin(self.record_untracked(error.with_retries(&retries))).await)
             }
         }
     }
@@ -178,11 +178,11 @@ impl Actions {
         if record.state.is_final() {
             return refuse("the task is in a final state");
         }
-        let timeout = CANCEL_TIMEOUT.min(self.timeout(options));
+        let timeout = CALLER_CANCEL_TIMEOUT.min(self.timeout(options));
         let mut progress = NoProgress;
-        let mut run = self.lookup(self.instance()?, &record, options, timeout, &mut progress);
-        let instance = Arc::clone(&run.agent.instance);
-        let task = match run.agent.within(Box::pin(instance.client.cancel(task_id, &options.trace))).await {
+        let mut run = self.run_for_known_task(self.instance()?, &record, options, timeout, &mut progress);
+        let instance = Arc::clone(&run.waiter.instance);
+        let task = match run.waiter.within(Box::pin(instance.client.cancel(task_id, &options.trace))).await {
             Ok(Ok(task)) => task,
             Ok(Err(error)) if error.is_not_cancelable() => {
                 return refuse(&format!("the agent refuses to cancel the task: {error}"));
@@ -190,7 +190,7 @@ impl Actions {
             Ok(Err(error)) => return Err(known_task_error(error, task_ref())),
             Err(Interruption::AgentExited) => return Err(agent_exited(Some(task_ref()))),
             Err(_) => {
-                let message = "the agent did not answer the cancel request in time";
+                let message = "the agent did not respond to the cancel request in time";
                 let mut error = ActionError::new(Code::Timeout, message);
                 error.info.cancelled = Some(Some(false));
                 return Err(error.after_reaching_agent().with_task(task_ref()));
@@ -234,8 +234,8 @@ impl Actions {
         };
         let mut progress = NoProgress;
         let timeout = GET_TASK_TIMEOUT.min(self.timeout(options));
-        let mut run = self.lookup(instance, record, options, timeout, &mut progress);
-        match run.agent.get_task(task_id, GET_TASK_TIMEOUT).await {
+        let mut run = self.run_for_known_task(instance, record, options, timeout, &mut progress);
+        match run.waiter.get_task(task_id, GET_TASK_TIMEOUT).await {
             Ok(Polled::Task(task)) => {
                 let (outcome, _) = run.recorder.observe(&task, "", record.follow_up.clone()).await?;
                 Ok(Some(outcome))
@@ -256,10 +256,10 @@ impl Actions {
     ) -> Reply {
         let record = self.record(task_id).await?;
         let mut progress = NoProgress;
-        let mut run = self.lookup(self.instance()?, &record, options, timeout, &mut progress);
+        let mut run = self.run_for_known_task(self.instance()?, &record, options, timeout, &mut progress);
         let mut poller = Poller::new(task_id.to_owned(), PollSchedule::WATCH);
         loop {
-            match poller.next(&mut run.agent).await {
+            match poller.next(&mut run.waiter).await {
                 Ok(Some(Polled::Task(task))) => {
                     let (outcome, _) = run.recorder.observe(&task, "", record.follow_up.clone()).await?;
                     if is_awaited(&outcome) {
@@ -278,11 +278,11 @@ impl Actions {
         }
     }
 
-    /// Records why a call has lost track of its task, for later lookups.
-    pub(super) async fn record_lost(&self, error: ActionError) -> ActionError {
+    /// Records why the bridge no longer tracks the task of a call, for later requests.
+    pub(super) async fn record_untracked(&self, error: ActionError) -> ActionError {
         let error = error.redacted(&self.secrets);
         if let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) {
-            self.state.tasks.mark_lost(&self.agent, id, &error).await;
+            self.state.tasks.mark_untracked(&self.agent, id, &error).await;
         }
         error
     }
@@ -298,7 +298,7 @@ impl Actions {
     }
 
     /// A run for a task of an earlier call.
-    fn lookup<'a>(
+    fn run_for_known_task<'a>(
         &'a self,
         instance: Arc<Instance>,
         record: &TaskRecord,
@@ -307,7 +307,7 @@ impl Actions {
         progress: &'a mut NoProgress,
     ) -> CallRun<'a, NoProgress> {
         let input = RunInput {
-            purpose: Purpose::Lookup,
+            purpose: Purpose::ReadOrCancel,
             mode: ReplyMode::Final,
             skill: record.task().and_then(|task| task.skill.clone()),
             output_modes: Arc::default(),
@@ -337,9 +337,9 @@ impl Actions {
 
 /// Some agents accept a cancel request and cancel the task later.
 async fn poll_until_canceled(run: &mut CallRun<'_, NoProgress>, mut task: Task) -> Task {
-    let mut poller = Poller::new(task.id.clone(), PollSchedule::SETTLE);
+    let mut poller = Poller::new(task.id.clone(), PollSchedule::CONFIRM);
     while !task.state.is_final() {
-        match poller.next(&mut run.agent).await {
+        match poller.next(&mut run.waiter).await {
             Ok(Some(Polled::Task(polled))) => task = polled,
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => break,

@@ -1,14 +1,14 @@
 //! Assembles the content of a reply from the parts that an agent has sent: one message, files and data.
 //!
-//! Agents often send a text twice: in a status and in an artifact, token by token and then as a whole.
+//! Agents often send the same text twice: in a status and in an artifact, token by token and then as a whole.
 //! `message` is the text of the first of these sources that has any:
 //!
 //! | | `COMPLETED` | every other status |
 //! | --- | --- | --- |
-//! | 1 | answer artifacts | final status message |
-//! | 2 | final status message | answer artifacts |
-//! | 3 | if there is no artifact: the texts of earlier states, in order | the same |
-//! | 4 | the agent's messages in `history` since the user's last | the same |
+//! | 1 | response artifacts | final status message |
+//! | 2 | final status message | response artifacts |
+//! | 3 | if there is no artifact: the messages of earlier states, in order | as for `COMPLETED` |
+//! | 4 | the agent's messages in `history` since the user's last | as for `COMPLETED` |
 //!
 //! Files and data are for programs, so they come from all sources, including notices.
 
@@ -16,7 +16,7 @@ use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher as _;
 
-use super::answer_text::AnswerText;
+use super::response_text::ResponseText;
 use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normalize_base64};
 use crate::reply::outcome::{ArtifactRef, ReplyContent, ReplyFile};
 use crate::text::shorten;
@@ -24,32 +24,32 @@ use crate::text::shorten;
 /// Patterns for the names of artifacts.
 #[derive(Debug, Clone)]
 pub(crate) struct ArtifactRules {
-    /// Artifacts that belong to the answer.
-    pub answer: Vec<String>,
-    /// Artifacts that do not, even if they match `answer`.
+    /// Artifacts that belong to the response (`answer_artifacts`).
+    pub response: Vec<String>,
+    /// Artifacts that do not, even if they match `response` (`notice_artifacts`).
     pub notice: Vec<String>,
 }
 
 impl ArtifactRules {
-    pub(crate) fn is_answer(&self, artifact: &Artifact) -> bool {
+    pub(crate) fn is_response(&self, artifact: &Artifact) -> bool {
         let name = artifact.name.as_deref().unwrap_or_default();
         let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
-        !any(&self.notice) && any(&self.answer)
+        !any(&self.notice) && any(&self.response)
     }
 }
 
 /// The source of a reply's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MessageSource {
-    /// Answer artifacts, whose text is streamed as it arrives.
+    /// Response artifacts, whose text is streamed as it arrives.
     Artifacts,
-    /// The texts of states.
+    /// The messages of states.
     States,
     /// Messages in `history`, or nothing.
     History,
 }
 
-/// The content of a task; `status_texts` are the texts of all states before the last. The error names the file that
+/// The content of a task; `status_texts` is the text of all states before the last. The error names the file that
 /// cannot be read.
 pub(crate) fn task_content(
     task: &Task,
@@ -60,13 +60,16 @@ pub(crate) fn task_content(
         let text = task.status_message.as_ref().map(text_of).filter(|text| !text.is_empty())?;
         Some((text, MessageSource::States))
     };
-    let answer = || answer_text(&task.artifacts, rules).map(|text| (text, MessageSource::Artifacts));
+    let response = || response_text(&task.artifacts, rules).map(|text| (text, MessageSource::Artifacts));
     let states = || {
         let counts = task.artifacts.is_empty() && !status_texts.is_empty();
         counts.then(|| (status_texts.to_owned(), MessageSource::States))
     };
-    let first =
-        if task.state == TaskState::Completed { answer().or_else(status) } else { status().or_else(answer) };
+    let first = if task.state == TaskState::Completed {
+        response().or_else(status)
+    } else {
+        status().or_else(response)
+    };
     // Messages before the user's last one belong to an earlier turn.
     let since = task.history.iter().rposition(|message| message.from_user).map_or(0, |index| index + 1);
     let recent = task.history.get(since..).unwrap_or_default();
@@ -102,11 +105,11 @@ fn text_of(message: &Message) -> String {
     text_of_parts(&message.parts)
 }
 
-/// The text of the answer artifacts, separated by line breaks. An artifact that repeats all the text before it counts
+/// The text of the response artifacts, separated by line breaks. An artifact that repeats all the text before it counts
 /// once.
-fn answer_text(artifacts: &[Artifact], rules: &ArtifactRules) -> Option<String> {
-    let mut all = AnswerText::default();
-    for artifact in artifacts.iter().filter(|artifact| rules.is_answer(artifact)) {
+fn response_text(artifacts: &[Artifact], rules: &ArtifactRules) -> Option<String> {
+    let mut all = ResponseText::default();
+    for artifact in artifacts.iter().filter(|artifact| rules.is_response(artifact)) {
         all.add(&text_of_parts(&artifact.parts));
     }
     all.into_text()
@@ -205,7 +208,7 @@ mod tests {
     fn rules() -> ArtifactRules {
         let own = |list: &[&str]| list.iter().map(|&s| s.to_owned()).collect();
         ArtifactRules {
-            answer: own(&["*"]),
+            response: own(&["*"]),
             notice: own(&["execution_plan_*", "tool_notification_*", "tool_result"]),
         }
     }

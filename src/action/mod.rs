@@ -1,16 +1,16 @@
-//! From a valid request to a reply, independent of the front door.
+//! From a request to a reply, independent of the front door.
 //!
 //! [`request`] parses the request and [`actions::Actions`] carries it out, which results in a [`crate::reply`].
 //! On the way, [`task_builder`] builds the task, [`assemble`] makes the content of the reply, and [`progress`] reports
 //! to the front door.
 
 pub(crate) mod actions;
-pub(crate) mod answer;
-mod answer_text;
 pub(crate) mod assemble;
+pub(crate) mod follow_up;
 pub(crate) mod params;
 pub(crate) mod progress;
 pub(crate) mod request;
+mod response_text;
 mod run;
 mod task_builder;
 #[cfg(test)]

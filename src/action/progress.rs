@@ -7,13 +7,13 @@ use crate::a2a::model::{ArtifactUpdate, TaskState};
 use crate::reply::outcome::Outcome;
 
 #[derive(Debug, Clone)]
-pub(crate) enum Frame {
-    /// The agent has named the task.
+pub(crate) enum ProgressEvent {
+    /// The agent has assigned the task id.
     Task {
         id: String,
         context_id: Option<String>,
     },
-    /// The agent has reported a state, with an optional text.
+    /// The agent has reported a state, with an optional message.
     State {
         state: TaskState,
         message: String,
@@ -21,8 +21,8 @@ pub(crate) enum Frame {
     /// An artifact, or a piece of one.
     Artifact {
         update: ArtifactUpdate,
-        /// Whether the text also goes out as [`Frame::Response`].
-        is_answer: bool,
+        /// Whether the text also goes out as [`ProgressEvent::Response`].
+        is_response: bool,
     },
     Response(String),
 }
@@ -43,7 +43,7 @@ pub(crate) trait Progress: Send {
         std::future::ready(())
     }
 
-    fn frame(&mut self, frame: Frame) -> impl Future<Output = ()> + Send;
+    fn report(&mut self, event: ProgressEvent) -> impl Future<Output = ()> + Send;
 
     /// The reply to a submitted task is due, and the task goes on. Called at most once, and only for
     /// [`ReplyMode::Submit`](super::request::ReplyMode::Submit); the value that the call returns later is ignored.
@@ -51,12 +51,12 @@ pub(crate) trait Progress: Send {
         std::future::ready(())
     }
 
-    /// Sends coalesced frames, because the call waits for the agent now.
+    /// Sends coalesced events, because the call waits for the agent now.
     fn flush(&mut self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 
-    /// Whether to produce frames with content.
+    /// Whether to report events with content.
     fn wants_content(&self) -> bool {
         true
     }
@@ -80,7 +80,7 @@ impl Progress for NoProgress {
         false
     }
 
-    fn frame(&mut self, _: Frame) -> impl Future<Output = ()> + Send {
+    fn report(&mut self, _: ProgressEvent) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 }

@@ -14,13 +14,13 @@ use crate::reply::error::ActionError;
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::shorten;
 
-/// Some editors and shells write it before the first character of a text.
+/// Some editors and shells write it before the first character of a file or an argument.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 const MAX_FILES: usize = 64;
 /// Maximum length of a list in `meta`.
-const MAX_LIST: usize = 100;
+const MAX_META_LIST: usize = 100;
 /// Maximum bytes of a session id, and of an entry of a list in `meta`.
-const MAX_ID: usize = 256;
+const MAX_META_STRING: usize = 256;
 
 #[derive(Debug, Clone)]
 pub(crate) struct RequestBody {
@@ -60,7 +60,7 @@ pub(crate) enum ReplyMode {
     Final,
     /// Frames as the events arrive, then the reply.
     Stream,
-    /// One reply at once; the task goes on, and its changes are published.
+    /// One reply immediately; the task goes on, and its changes are published.
     Submit,
 }
 
@@ -104,7 +104,7 @@ impl RequestBody {
         match json.as_bytes().first() {
             Some(b'{') => match serde_json::from_str(json) {
                 Ok(object) => return Ok(BodyContent::Fields(RequestFields::of_body(json, object)?)),
-                // A text in braces is far more often a mistake in JSON than a prompt.
+                // A body in braces is far more often a mistake in JSON than a prompt.
                 Err(error) if self.declared_json || json.ends_with('}') => return Err(not_json(error)),
                 Err(_) => {}
             },
@@ -212,8 +212,8 @@ impl Meta {
     fn parse(raw: &RawValue) -> Result<Self, ActionError> {
         let mut fields = RequestFields::parse("meta", raw, "an object")?;
         let session_id = fields.take_string("session_id")?;
-        if session_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > MAX_ID) {
-            return Err(wrong("meta.session_id", &format!("a string of 1 to {MAX_ID} bytes")));
+        if session_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > MAX_META_STRING) {
+            return Err(wrong("meta.session_id", &format!("a string of 1 to {MAX_META_STRING} bytes")));
         }
         let (reference_task_ids, output_modes) =
             (fields.take_list("reference_task_ids")?, fields.take_list("output_modes")?);
@@ -269,8 +269,10 @@ impl RequestFields {
         let Some(raw) = self.take(key) else { return Ok(Vec::new()) };
         let list: Vec<String> =
             serde_json::from_str(raw.get()).map_err(|_| wrong(&self.name(key), "a list of strings"))?;
-        if list.len() > MAX_LIST || list.iter().any(|text| text.is_empty() || text.len() > MAX_ID) {
-            let limits = format!("a list of at most {MAX_LIST} strings of 1 to {MAX_ID} bytes");
+        if list.len() > MAX_META_LIST
+            || list.iter().any(|text| text.is_empty() || text.len() > MAX_META_STRING)
+        {
+            let limits = format!("a list of at most {MAX_META_LIST} strings of 1 to {MAX_META_STRING} bytes");
             return Err(wrong(&self.name(key), &limits));
         }
         Ok(list)

@@ -1,6 +1,6 @@
 //! Builds a task from the events of an agent: snapshots, status updates and pieces of artifacts.
 //!
-//! The same builder serves streams, polling and single answers. Each event yields the frames that report
+//! It serves streams, polling and single responses. Each event yields the progress events that report
 //! its new content; at the end the builder holds the complete task.
 
 #[cfg(test)]
@@ -8,13 +8,13 @@ mod tests;
 
 use std::collections::HashMap;
 
-use super::answer_text::AnswerText;
 use super::assemble::{ArtifactRules, text_of_parts};
-use super::progress::Frame;
+use super::progress::ProgressEvent;
+use super::response_text::ResponseText;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
 
-/// The size of an artifact beside its parts, in bytes.
-const ARTIFACT: usize = 256;
+/// The size of an artifact without its parts, in bytes.
+const ARTIFACT_OVERHEAD: usize = 256;
 /// Up to this many artifacts, comparing is faster than a map.
 const MAX_UNINDEXED: usize = 16;
 
@@ -22,11 +22,11 @@ const MAX_UNINDEXED: usize = 16;
 pub(crate) struct TaskBuilder<'a> {
     rules: &'a ArtifactRules,
     task: Option<Task>,
-    /// The message of an agent that answered without a task.
+    /// The message of an agent that responded without a task.
     pub(super) direct_message: Option<Message>,
-    /// The texts of all states before the last, in order.
+    /// The text of all states before the last, in order.
     pub(super) status_texts: String,
-    streamed: AnswerText,
+    streamed: ResponseText,
     is_task_reported: bool,
     before_answer: BeforeAnswer,
     index: ArtifactIndex,
@@ -39,7 +39,7 @@ pub(crate) struct TaskBuilder<'a> {
     /// The part of `size` that every snapshot replaces.
     history_size: usize,
     max_size: usize,
-    makes_frames: bool,
+    reports_progress: bool,
 }
 
 /// Whether the builder holds content from before the answer that the run has sent.
@@ -91,13 +91,13 @@ pub(crate) struct TaskTooLarge;
 
 impl<'a> TaskBuilder<'a> {
     /// The task may have `max_size` bytes.
-    pub(crate) fn new(rules: &'a ArtifactRules, max_size: usize, makes_frames: bool) -> Self {
+    pub(crate) fn new(rules: &'a ArtifactRules, max_size: usize, reports_progress: bool) -> Self {
         Self {
             rules,
             task: None,
             direct_message: None,
             status_texts: String::new(),
-            streamed: AnswerText::default(),
+            streamed: ResponseText::default(),
             is_task_reported: false,
             before_answer: BeforeAnswer::Nothing,
             index: ArtifactIndex::default(),
@@ -107,32 +107,32 @@ impl<'a> TaskBuilder<'a> {
             size: 0,
             history_size: 0,
             max_size,
-            makes_frames,
+            reports_progress,
         }
     }
 
     pub(crate) fn reset(&mut self) {
-        *self = Self::new(self.rules, self.max_size, self.makes_frames);
+        *self = Self::new(self.rules, self.max_size, self.reports_progress);
     }
 
     pub(crate) fn task(&self) -> Option<&Task> {
         self.task.as_ref()
     }
 
-    /// The task, once the agent has given its id.
-    pub(crate) fn named_task(&self) -> Option<&Task> {
+    /// The task, once the agent has assigned its id.
+    pub(crate) fn task_with_id(&self) -> Option<&Task> {
         self.task().filter(|task| !task.id.is_empty())
     }
 
-    /// Whether the task has ended or waits for the caller.
+    /// Whether the task is final or waits for the caller.
     pub(crate) fn is_settled(&self) -> bool {
         let is_settled = |task: &Task| task.state.is_settled();
         self.direct_message.is_some()
             || (self.before_answer == BeforeAnswer::Nothing && self.task.as_ref().is_some_and(is_settled))
     }
 
-    /// Whether the agent has declared the last event.
-    pub(crate) fn is_complete(&self) -> bool {
+    /// Whether the agent has declared that no event follows, so that the run can close the stream.
+    pub(crate) fn is_stream_finished(&self) -> bool {
         self.direct_message.is_some() || (self.is_last && self.is_settled())
     }
 
@@ -141,9 +141,9 @@ impl<'a> TaskBuilder<'a> {
         self.task.is_some() && !self.has_content
     }
 
-    /// The end of `message`, the text of all answer artifacts, that was not streamed.
+    /// The end of `message`, the text of all response artifacts, that was not streamed.
     pub(crate) fn not_streamed<'m>(&self, message: &'m str) -> &'m str {
-        if self.makes_frames { self.streamed.rest_of(message) } else { "" }
+        if self.reports_progress { self.streamed.rest_of(message) } else { "" }
     }
 
     /// Starts with a task as it was before its answer. Its content was reported before.
@@ -157,19 +157,22 @@ impl<'a> TaskBuilder<'a> {
 
     /// Applies the first event after an answer. A snapshot that still waits is stale: it does not settle the task,
     /// and its content was reported before.
-    pub(crate) fn apply_first_after_answer(&mut self, event: Event) -> Result<Vec<Frame>, TaskTooLarge> {
-        let is_stale = matches!(&event, Event::Task(task) if task.state.is_waiting())
+    pub(crate) fn apply_first_after_answer(
+        &mut self,
+        event: Event,
+    ) -> Result<Vec<ProgressEvent>, TaskTooLarge> {
+        let is_stale = matches!(&event, Event::Task(task) if task.state.is_waiting_for_caller())
             && !(self.before_answer == BeforeAnswer::WholeTask && self.is_of_another_task(&event));
-        let mut frames = self.apply(event)?;
+        let mut progress = self.apply(event)?;
         if is_stale {
             self.before_answer = BeforeAnswer::StaleState;
-            frames.retain(|frame| matches!(frame, Frame::Task { .. }));
+            progress.retain(|event| matches!(event, ProgressEvent::Task { .. }));
         }
-        Ok(frames)
+        Ok(progress)
     }
 
-    pub(crate) fn apply(&mut self, event: Event) -> Result<Vec<Frame>, TaskTooLarge> {
-        let mut frames = Vec::with_capacity(2);
+    pub(crate) fn apply(&mut self, event: Event) -> Result<Vec<ProgressEvent>, TaskTooLarge> {
+        let mut progress = Vec::with_capacity(2);
         self.stray_failure = None;
         if self.before_answer == BeforeAnswer::WholeTask {
             self.before_answer = BeforeAnswer::StaleState;
@@ -179,8 +182,8 @@ impl<'a> TaskBuilder<'a> {
             }
         }
         if self.is_of_another_task(&event) {
-            self.apply_of_another_task(event, &mut frames)?;
-            return Ok(frames);
+            self.apply_of_another_task(event, &mut progress)?;
+            return Ok(progress);
         }
         if std::mem::take(&mut self.before_answer) == BeforeAnswer::StaleState
             && let Some(task) = &mut self.task
@@ -193,33 +196,37 @@ impl<'a> TaskBuilder<'a> {
                 let text = text_of_parts(&message.parts);
                 self.resize(0, text.len())?;
                 if !text.is_empty() {
-                    frames.push(Frame::Response(text));
+                    progress.push(ProgressEvent::Response(text));
                 }
                 self.direct_message = Some(message);
             }
-            Event::Task(task) => self.apply_snapshot(task, &mut frames)?,
-            Event::Status(update) => self.apply_status(update, &mut frames)?,
-            Event::Artifact(update) => self.apply_artifact(update, &mut frames)?,
+            Event::Task(task) => self.apply_snapshot(task, &mut progress)?,
+            Event::Status(update) => self.apply_status(update, &mut progress)?,
+            Event::Artifact(update) => self.apply_artifact(update, &mut progress)?,
         }
-        Ok(frames)
+        Ok(progress)
     }
 
     /// Whether a state belongs to another task: an orchestrator may pass on the events of its helpers. Artifacts
-    /// always count as content of this task, because the agent sent them in answer to its message.
+    /// always count as content of this task, because the agent sent them in response to its message.
     fn is_of_another_task(&self, event: &Event) -> bool {
         let id = match event {
             Event::Task(task) => Some(&task.id),
             Event::Status(update) => update.task_id.as_ref(),
             Event::Message(_) | Event::Artifact(_) => None,
         };
-        id.zip(self.named_task()).is_some_and(|(id, task)| *id != task.id)
+        id.zip(self.task_with_id()).is_some_and(|(id, task)| *id != task.id)
     }
 
     /// Reports the progress of another task, but not its end, which a caller would take for the end of this task.
-    fn apply_of_another_task(&mut self, event: Event, frames: &mut Vec<Frame>) -> Result<(), TaskTooLarge> {
+    fn apply_of_another_task(
+        &mut self,
+        event: Event,
+        progress: &mut Vec<ProgressEvent>,
+    ) -> Result<(), TaskTooLarge> {
         match event {
             Event::Status(update) if !update.state.is_settled() => {
-                frames.push(state_frame(&update.state, update.message.as_ref()));
+                progress.push(state_event(&update.state, update.message.as_ref()));
                 self.collect_text(update.message.as_ref())?;
             }
             Event::Status(update) if update.state == TaskState::Failed && !self.is_settled() => {
@@ -234,7 +241,7 @@ impl<'a> TaskBuilder<'a> {
 
     /// Applies the end of a stream. A failure in the same conversation as the last event is the failure of this task:
     /// when an agent crashes, a2a-js reports it under a new task id, and reports this task as working for ever.
-    pub(crate) fn end_stream(&mut self) -> Result<Vec<Frame>, TaskTooLarge> {
+    pub(crate) fn end_stream(&mut self) -> Result<Vec<ProgressEvent>, TaskTooLarge> {
         match self.stray_failure.take() {
             Some(update) => self.apply(Event::Status(StatusUpdate { task_id: None, ..update })),
             None => Ok(Vec::new()),
@@ -249,8 +256,12 @@ impl<'a> TaskBuilder<'a> {
         self.resize(before, self.status_texts.len())
     }
 
-    fn apply_snapshot(&mut self, mut snapshot: Task, frames: &mut Vec<Frame>) -> Result<(), TaskTooLarge> {
-        self.report_task(&snapshot.id, snapshot.context_id.as_deref(), frames);
+    fn apply_snapshot(
+        &mut self,
+        mut snapshot: Task,
+        progress: &mut Vec<ProgressEvent>,
+    ) -> Result<(), TaskTooLarge> {
+        self.report_task(&snapshot.id, snapshot.context_id.as_deref(), progress);
         let is_new_state = self.task.as_ref().is_none_or(|task| {
             task.state != snapshot.state
                 || message_id(&task.status_message) != message_id(&snapshot.status_message)
@@ -271,11 +282,11 @@ impl<'a> TaskBuilder<'a> {
         for (index, artifact) in changed {
             let update =
                 ArtifactUpdate { task_id: None, context_id: None, artifact, append: false, last_chunk: true };
-            self.put_artifact(index, update, frames)?;
+            self.put_artifact(index, update, progress)?;
         }
         // The artifacts first: a caller expects none after a final state.
         if is_new_state {
-            frames.push(state_frame(&snapshot.state, snapshot.status_message.as_ref()));
+            progress.push(state_event(&snapshot.state, snapshot.status_message.as_ref()));
         }
         if !snapshot.history.is_empty() {
             let history = snapshot.history.iter().map(|message| size(&message.parts)).sum();
@@ -293,10 +304,14 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    fn apply_status(&mut self, update: StatusUpdate, frames: &mut Vec<Frame>) -> Result<(), TaskTooLarge> {
+    fn apply_status(
+        &mut self,
+        update: StatusUpdate,
+        progress: &mut Vec<ProgressEvent>,
+    ) -> Result<(), TaskTooLarge> {
         let id = self.id_for(update.task_id.as_deref());
-        self.report_task(&id, update.context_id.as_deref(), frames);
-        frames.push(state_frame(&update.state, update.message.as_ref()));
+        self.report_task(&id, update.context_id.as_deref(), progress);
+        progress.push(state_event(&update.state, update.message.as_ref()));
         if !update.state.is_settled() {
             self.collect_text(update.message.as_ref())?;
         }
@@ -312,16 +327,16 @@ impl<'a> TaskBuilder<'a> {
     fn apply_artifact(
         &mut self,
         update: ArtifactUpdate,
-        frames: &mut Vec<Frame>,
+        progress: &mut Vec<ProgressEvent>,
     ) -> Result<(), TaskTooLarge> {
         let id = self.id_for(update.task_id.as_deref());
-        self.report_task(&id, update.context_id.as_deref(), frames);
+        self.report_task(&id, update.context_id.as_deref(), progress);
         let task = task_mut(&mut self.task, &id);
         if task.context_id.is_none() {
             task.context_id.clone_from(&update.context_id);
         }
         let index = self.index.position(&task.artifacts, &update.artifact);
-        self.put_artifact(index, update, frames)
+        self.put_artifact(index, update, progress)
     }
 
     /// Updates the artifact at `index`, or adds a new one.
@@ -329,7 +344,7 @@ impl<'a> TaskBuilder<'a> {
         &mut self,
         index: Option<usize>,
         update: ArtifactUpdate,
-        frames: &mut Vec<Frame>,
+        progress: &mut Vec<ProgressEvent>,
     ) -> Result<(), TaskTooLarge> {
         let Some(task) = &mut self.task else { return Ok(()) };
         self.has_content = true;
@@ -339,7 +354,7 @@ impl<'a> TaskBuilder<'a> {
         let (mut removed, mut added) = (0, 0);
         if index.is_none() {
             let (id, name) = (piece.id.clone(), piece.name.clone());
-            added += ARTIFACT + length(&id) + length(&name);
+            added += ARTIFACT_OVERHEAD + length(&id) + length(&name);
             task.artifacts.push(Artifact { id, name, parts: Vec::new(), extras: None });
             self.index.add_last(&task.artifacts);
         }
@@ -352,13 +367,13 @@ impl<'a> TaskBuilder<'a> {
             added += length(&known.name);
         }
         added += extend(&mut known.parts, &piece.parts);
-        if self.makes_frames {
-            let is_answer = self.rules.is_answer(known);
-            let text = is_answer
+        if self.reports_progress {
+            let is_response = self.rules.is_response(known);
+            let text = is_response
                 .then(|| self.streamed.update(position, known, is_append, &update.artifact))
                 .flatten();
-            frames.push(Frame::Artifact { update, is_answer });
-            frames.extend(text.map(Frame::Response));
+            progress.push(ProgressEvent::Artifact { update, is_response });
+            progress.extend(text.map(ProgressEvent::Response));
         }
         // Streamed text cannot be taken back, so an artifact that is replaced repeatedly adds up.
         if self.streamed.size() > self.max_size.saturating_mul(4) {
@@ -368,16 +383,17 @@ impl<'a> TaskBuilder<'a> {
     }
 
     /// Reports the task's id once.
-    fn report_task(&mut self, id: &str, context_id: Option<&str>, frames: &mut Vec<Frame>) {
+    fn report_task(&mut self, id: &str, context_id: Option<&str>, progress: &mut Vec<ProgressEvent>) {
         if !self.is_task_reported && !id.is_empty() {
             self.is_task_reported = true;
-            frames.push(Frame::Task { id: id.to_owned(), context_id: context_id.map(str::to_owned) });
+            progress
+                .push(ProgressEvent::Task { id: id.to_owned(), context_id: context_id.map(str::to_owned) });
         }
     }
 
     fn id_for(&self, reported: Option<&str>) -> String {
         // Once the task is known, artifacts belong to it, whatever task id they have.
-        let known = self.named_task().map(|task| task.id.as_str());
+        let known = self.task_with_id().map(|task| task.id.as_str());
         known.or(reported).unwrap_or_default().to_owned()
     }
 
@@ -403,9 +419,9 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
     task
 }
 
-fn state_frame(state: &TaskState, message: Option<&Message>) -> Frame {
+fn state_event(state: &TaskState, message: Option<&Message>) -> ProgressEvent {
     let text = message.map(|message| text_of_parts(&message.parts));
-    Frame::State { state: state.clone(), message: text.unwrap_or_default() }
+    ProgressEvent::State { state: state.clone(), message: text.unwrap_or_default() }
 }
 
 fn message_id(message: &Option<Message>) -> Option<&str> {

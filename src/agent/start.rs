@@ -11,7 +11,7 @@ use super::diagnosis::Diagnosis;
 use super::lifecycle::AgentEvent;
 use super::probe::{self, ProbeError};
 use crate::a2a::card::CardError;
-use crate::a2a::choose::Chooser;
+use crate::a2a::choose::DialectChooser;
 use crate::a2a::{self, HttpClient};
 use crate::config::{self, Port};
 use crate::process::ports::{self, LocalPort, PortOwner};
@@ -25,7 +25,7 @@ const WRONG_PORT_DELAY: Duration = Duration::from_secs(2);
 
 pub(super) struct Start {
     pub(super) config: Arc<config::AgentConfig>,
-    pub(super) chooser: Arc<Chooser>,
+    pub(super) chooser: Arc<DialectChooser>,
     pub(super) secrets: Secrets,
     /// The port whose listener must belong to `tree`; `None` if that is not checked.
     pub(super) port: Option<LocalPort>,

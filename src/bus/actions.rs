@@ -9,7 +9,7 @@ use super::encoded_reply::EncodedReply;
 use super::frames::{FrameSelection, FrameWriter};
 use super::headers::{self, Headers};
 use super::service::{Accounting, Handler, ServiceRequest};
-use crate::action::progress::{Frame, Progress};
+use crate::action::progress::{Progress, ProgressEvent};
 use crate::action::request::ReplyMode;
 use crate::dispatch::Dispatcher;
 use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request};
@@ -174,7 +174,7 @@ impl Progress for Responder<'_> {
         false
     }
 
-    async fn frame(&mut self, _: Frame) {}
+    async fn report(&mut self, _: ProgressEvent) {}
 
     async fn accepted(&mut self, outcome: &Arc<Outcome>) {
         self.send(Ok(Arc::clone(outcome))).await;

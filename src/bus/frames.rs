@@ -16,7 +16,7 @@ use self::coalescer::Coalescer;
 use super::encoded_reply::EncodedReply;
 use super::inbox::{Inbox, OVERHEAD, split_text, typed_body};
 use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
-use crate::action::progress::{Frame, Listener, Progress};
+use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::json;
 use crate::reply::Reply;
 
@@ -142,43 +142,43 @@ impl FrameWriter {
         }
     }
 
-    async fn send_frame(&mut self, frame: Frame) {
+    async fn send_frame(&mut self, frame: ProgressEvent) {
         match frame {
-            Frame::Task { id, context_id } => {
+            ProgressEvent::Task { id, context_id } => {
                 // Two ids that consist mostly of escapes can be too long for a small limit.
                 let room = self.inbox.data_room();
                 let short = |id: String| json::shorten_to_json(&id, room / 4).unwrap_or(id);
                 let data = TaskData { id: short(id), context_id: context_id.map(short) };
                 self.send(typed_body("task", data)).await;
             }
-            Frame::State { state, message } => {
+            ProgressEvent::State { state, message } => {
                 let state = state.to_string();
                 let encode = |message| typed_body("state", StateData { state: &state, message });
                 self.send_text(&message, encode).await;
             }
-            Frame::Artifact { update, .. } => self.send_artifact(&update).await,
-            Frame::Response(text) => self.send_text(&text, |text| typed_body("response", text)).await,
+            ProgressEvent::Artifact { update, .. } => self.send_artifact(&update).await,
+            ProgressEvent::Response(text) => self.send_text(&text, |text| typed_body("response", text)).await,
         }
     }
 
     /// Applies the caller's selection to a frame.
-    fn select(&mut self, frame: Frame) -> Option<Frame> {
+    fn select(&mut self, frame: ProgressEvent) -> Option<ProgressEvent> {
         match (self.selection, frame) {
-            (FrameSelection::Artifacts, Frame::Response(_)) => None,
-            (FrameSelection::Text, Frame::Artifact { mut update, is_answer: true }) => {
+            (FrameSelection::Artifacts, ProgressEvent::Response(_)) => None,
+            (FrameSelection::Text, ProgressEvent::Artifact { mut update, is_response: true }) => {
                 remove_text(&mut update.artifact);
                 let has_started = self.started_artifacts.contains(&update.artifact.id);
                 if update.artifact.parts.is_empty() {
                     // A reader that has a part of the artifact must learn that it is replaced or complete.
                     let is_relevant = has_started && (!update.append || update.last_chunk);
-                    return is_relevant.then_some(Frame::Artifact { update, is_answer: true });
+                    return is_relevant.then_some(ProgressEvent::Artifact { update, is_response: true });
                 }
                 if !has_started {
                     self.started_artifacts.insert(update.artifact.id.clone());
                 }
                 // The first part that the reader sees has nothing to append to.
                 update.append &= has_started;
-                Some(Frame::Artifact { update, is_answer: true })
+                Some(ProgressEvent::Artifact { update, is_response: true })
             }
             (_, frame) => Some(frame),
         }
@@ -211,8 +211,8 @@ impl Progress for FrameWriter {
         self.send(typed_body("status", "ack")).await;
     }
 
-    async fn frame(&mut self, frame: Frame) {
-        let Some(mut frame) = self.select(frame) else { return };
+    async fn report(&mut self, event: ProgressEvent) {
+        let Some(mut frame) = self.select(event) else { return };
         while self.inbox.is_behind {
             frame = match self.coalescer.add(frame) {
                 Some(frame) => frame,

@@ -33,8 +33,8 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use crate::action::actions::Actions;
-use crate::action::answer;
-use crate::action::progress::{Frame, Listener, Progress};
+use crate::action::follow_up;
+use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
 use crate::agent::Agent;
 use crate::reply::error::{ActionError, Code};
@@ -222,7 +222,7 @@ impl Dispatcher {
             }
             Operation::Answer(input) => {
                 let input = input.parse(FollowUpAnswer::parse)?;
-                Box::pin(answer::answer(&self.actions, input, options, progress)).await
+                Box::pin(follow_up::answer(&self.actions, input, options, progress)).await
             }
             Operation::CancelTask(input) => {
                 let task_id = input.parse(task_id)?;
@@ -294,15 +294,15 @@ impl<P: Progress> TrackedCall<'_, P> {
         // The run publishes states where it observes them, so only errors are left.
         if let Err(error) = reply {
             let (agent, code) = (&self.dispatcher.agent.name, error.info.code.name());
-            tracing::debug!(%agent, task_id, code, "lost track of a submitted task");
+            tracing::debug!(%agent, task_id, code, "the bridge no longer tracks a submitted task");
             self.dispatcher.actions.publish(task_id, Err(error.clone())).await;
         }
     }
 }
 
 impl<P: Progress> Progress for TrackedCall<'_, P> {
-    async fn frame(&mut self, frame: Frame) {
-        self.progress.frame(frame).await;
+    async fn report(&mut self, event: ProgressEvent) {
+        self.progress.report(event).await;
     }
 
     async fn accepted(&mut self, outcome: &Arc<Outcome>) {

@@ -27,7 +27,7 @@ const LOCAL_BYTES: usize = 64 << 20;
 pub(crate) struct TaskRecord {
     #[serde(serialize_with = "write_state", deserialize_with = "read_state")]
     pub state: TaskState,
-    /// The reply at that time, or the error because of which the bridge lost track of the task.
+    /// The reply at that time, or the error because of which the bridge no longer tracks the task.
     pub reply: Reply,
     /// The open question, if the agent waits for an answer.
     pub follow_up: Option<FollowUp>,
@@ -196,9 +196,9 @@ impl Tasks {
         self.ends.subscribe(agent, id)
     }
 
-    /// Records why a call has lost track of a task, for lookups while the agent is unavailable. A final state
+    /// Records why the bridge no longer tracks a task, for lookups while the agent is unavailable. A final state
     /// stays, and so does an open question: a caller can still answer it.
-    pub(crate) async fn mark_lost(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
+    pub(crate) async fn mark_untracked(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
         let known = self.find_seen_here(agent, id).await.ok().flatten();
         if let Some(record) = known.filter(|record| !record.state.is_settled()) {
             let lost = TaskRecord {
@@ -456,11 +456,11 @@ mod tests {
         let began = Observer { began: SystemTime::now(), is_lookup: false };
         let why = ActionError::new(Code::OutcomeUnknown, "cut off");
         one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
-        one.mark_lost(&agent, "t", &why).await;
+        one.mark_untracked(&agent, "t", &why).await;
         let lost = one.find(&agent, "t").await.unwrap().unwrap();
         assert_eq!(lost.reply.as_ref().unwrap_err().message, "cut off");
         one.record(&agent, "t", submitted(TaskState::Completed, "done"), began).await;
-        one.mark_lost(&agent, "t", &why).await;
+        one.mark_untracked(&agent, "t", &why).await;
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "done");
     }
 

@@ -16,8 +16,8 @@ use crate::config;
 use crate::secrets::Secrets;
 use crate::text::shorten;
 
-const TIMEOUT: Duration = Duration::from_secs(10);
-const MAX_RESPONSE: u64 = 1 << 20;
+const TOKEN_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_TOKEN_RESPONSE: u64 = 1 << 20;
 /// Lifetime of a token without `expires_in`.
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(3600);
 /// How long before it expires a token is renewed; for a short-lived token, a fifth of its lifetime.
@@ -27,7 +27,7 @@ const MARGIN: Duration = Duration::from_secs(30);
 pub enum TokenError {
     #[error("cannot reach the token endpoint (`token_url`)")]
     Unreachable(#[source] Arc<ClientError>),
-    #[error("no answer from the token endpoint (`token_url`) within {}s", TIMEOUT.as_secs())]
+    #[error("no answer from the token endpoint (`token_url`) within {}s", TOKEN_TIMEOUT.as_secs())]
     Timeout,
     #[error("the token endpoint (`token_url`) issued no token: {0}")]
     Refused(String),
@@ -189,10 +189,10 @@ impl OAuth {
             let sent = request.body(form).send().await;
             let response = sent.map_err(|error| unreachable(connection_error(error)))?;
             let status = response.status().as_u16();
-            let body = HttpResponse::from(response).body(MAX_RESPONSE).await.map_err(unreachable)?;
+            let body = HttpResponse::from(response).body(MAX_TOKEN_RESPONSE).await.map_err(unreachable)?;
             Ok((status, body))
         };
-        tokio::time::timeout(TIMEOUT, exchange).await.unwrap_or(Err(TokenError::Timeout))
+        tokio::time::timeout(TOKEN_TIMEOUT, exchange).await.unwrap_or(Err(TokenError::Timeout))
     }
 }
 

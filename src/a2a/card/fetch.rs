@@ -13,7 +13,7 @@ use crate::a2a::http::{HttpClient, HttpResponse, connection_error};
 /// Size limit of a card.
 const MAX_CARD: u64 = 1 << 20;
 /// Time limit for one URL.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const CARD_TIMEOUT: Duration = Duration::from_secs(10);
 const WELL_KNOWN: [&str; 2] = ["/.well-known/agent-card.json", "/.well-known/agent.json"];
 
 /// Fetches the card of the agent at `base` from `card_path`, or from the well-known paths.
@@ -25,7 +25,7 @@ pub(crate) async fn fetch(
 ) -> Result<Card, CardError> {
     let mut refusals = Vec::new();
     for url in candidates(base, card_path) {
-        return Err(match tokio::time::timeout(TIMEOUT, get(http, &url, credentials)).await {
+        return Err(match tokio::time::timeout(CARD_TIMEOUT, get(http, &url, credentials)).await {
             Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
             Ok(Ok((status, _))) => {
                 refusals.push(format!("{url} answers {}{}", status.as_u16(), hint(status)));
@@ -33,7 +33,7 @@ pub(crate) async fn fetch(
             }
             Ok(Err(ClientError::TooLarge { limit })) => CardError::TooLarge { url: url.into(), limit },
             Ok(Err(source)) => CardError::Fetch { url: url.into(), source: Box::new(source) },
-            Err(_) => CardError::Timeout { url: url.into(), limit: TIMEOUT },
+            Err(_) => CardError::Timeout { url: url.into(), limit: CARD_TIMEOUT },
         });
     }
     Err(CardError::Status(refusals.join(", ")))

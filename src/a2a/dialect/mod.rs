@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::model::{Answer, Event, Part, Task};
+use super::model::{Event, Part, SendResult, Task};
 use super::retry::Retries;
 pub(crate) use http_call::HttpCall;
 pub(crate) use rpc_error::ReadError;
@@ -164,8 +164,8 @@ impl Dialect {
     }
 
     /// Reads the response to a send.
-    pub fn read_answer(self, body: &[u8]) -> Result<Answer, ReadError> {
-        self.read(body, Answer::try_from)
+    pub fn read_send_result(self, body: &[u8]) -> Result<SendResult, ReadError> {
+        self.read(body, SendResult::try_from)
     }
 
     /// Reads the data of one SSE event in the response to a stream or a subscription.

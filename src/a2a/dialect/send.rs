@@ -356,10 +356,10 @@ mod tests {
         assert_eq!(params["message"]["parts"][2], uri);
         assert_eq!(body(Dialect::V03Ids.task_call(A2aMethod::Cancel, "t"))["params"], json!({"taskId": "t"}));
         // The agent repeats such parts in its answer.
-        let read = Dialect::V03Ids.read_answer(
+        let read = Dialect::V03Ids.read_send_result(
             br#"{"result": {"role": "agent", "parts": [{"kind": "file", "text": "", "file": {"bytes": "aGk="}}]}}"#,
         );
-        let Ok(crate::a2a::model::Answer::Message(read)) = read else { panic!("not a message") };
+        let Ok(crate::a2a::model::SendResult::Message(read)) = read else { panic!("not a message") };
         assert!(matches!(read.parts[..], [Part::File(_)]), "{read:?}");
     }
 

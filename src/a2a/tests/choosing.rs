@@ -9,15 +9,15 @@ use super::fake::{FakeAgent, error, not_found, ok, v01, v1, v03};
 use crate::a2a::card::{Card, CardError};
 use crate::a2a::client::{Client, ClientError};
 use crate::a2a::dialect::{Dialect, OutgoingMessage};
-use crate::a2a::model::{Answer, Part};
+use crate::a2a::model::{Part, SendResult};
 use crate::a2a::retry::{Retries, Retry};
 use crate::telemetry::trace_context::TraceContext;
 
-async fn send(client: &Client) -> Result<Answer, ClientError> {
+async fn send(client: &Client) -> Result<SendResult, ClientError> {
     send_recording(client, &Retries::new(&"agent".into())).await
 }
 
-async fn send_recording(client: &Client, retries: &Retries) -> Result<Answer, ClientError> {
+async fn send_recording(client: &Client, retries: &Retries) -> Result<SendResult, ClientError> {
     let parts = [Part::Text("hi".to_owned())];
     let message = OutgoingMessage {
         message_id: uuid::Uuid::new_v4(),
@@ -36,8 +36,8 @@ async fn send_recording(client: &Client, retries: &Retries) -> Result<Answer, Cl
 
 async fn text(client: &Client) -> String {
     match send(client).await.unwrap() {
-        Answer::Task(task) => task.artifacts[0].parts[0].as_text().unwrap().to_owned(),
-        Answer::Message(_) => panic!("a message"),
+        SendResult::Task(task) => task.artifacts[0].parts[0].as_text().unwrap().to_owned(),
+        SendResult::Message(_) => panic!("a message"),
     }
 }
 
@@ -245,7 +245,7 @@ async fn rest_has_its_own_paths_tenant_and_media_type() {
     let (client, interface) = fake.client("", &card).await;
     assert_eq!(interface.dialect, Dialect::V1Rest);
     let retries = Retries::new(&"agent".into());
-    assert!(matches!(send_recording(&client, &retries).await.unwrap(), Answer::Message(_)));
+    assert!(matches!(send_recording(&client, &retries).await.unwrap(), SendResult::Message(_)));
     assert_eq!(retries.list(), [Retry::MediaType]);
     let sends = fake.received().into_iter().filter(|request| request.path.ends_with(":send"));
     let sent: Vec<Value> = sends.map(|request| request.json()["message"]["messageId"].clone()).collect();
@@ -279,7 +279,7 @@ async fn the_path_v1_of_v0_3_rest_is_not_doubled() {
     card["preferredTransport"] = json!("HTTP+JSON");
     let (client, interface) = fake.client("", &card).await;
     assert_eq!(interface.dialect, Dialect::V03Rest);
-    let Answer::Message(message) = send(&client).await.unwrap() else { panic!("not a message") };
+    let SendResult::Message(message) = send(&client).await.unwrap() else { panic!("not a message") };
     assert_eq!(message.parts[0].as_text(), Some("hi"));
 }
 

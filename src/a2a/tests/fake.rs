@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 
 use crate::a2a::card::{Card, Interface};
-use crate::a2a::choose::{Chooser, DialectFallback};
+use crate::a2a::choose::{DialectChooser, DialectFallback};
 use crate::a2a::client::Client;
 use crate::config;
 
@@ -107,7 +107,7 @@ impl FakeAgent {
         parsed.unwrap_or_else(|error| panic!("{error}")).agents.remove(0)
     }
 
-    pub(crate) fn chooser(&self, lines: &str) -> Arc<Chooser> {
+    pub(crate) fn chooser(&self, lines: &str) -> Arc<DialectChooser> {
         let http = crate::a2a::http_client().unwrap();
         let config = self.config(lines);
         Arc::new(crate::a2a::chooser(&config, &http, &config.secrets()).unwrap())

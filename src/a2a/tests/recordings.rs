@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::a2a::card::Card;
 use crate::a2a::client::{ClientError, read_recorded};
 use crate::a2a::dialect::{Dialect, ReadError};
-use crate::a2a::model::{Answer, Event, FileContent, Message, Part};
+use crate::a2a::model::{Event, FileContent, Message, Part, SendResult};
 
 #[derive(Deserialize)]
 struct Exchange {
@@ -121,7 +121,7 @@ fn card(body: &str) -> String {
 
 fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]) -> String {
     match read_recorded(dialect, status, content_type, body) {
-        Ok(Answer::Task(task)) => {
+        Ok(SendResult::Task(task)) => {
             let parts = task.artifacts.iter().map(|artifact| parts(&artifact.parts));
             let said = task.status_message.as_ref().map(|message| format!(" says {}", message_text(message)));
             let agents = task.history.iter().filter(|message| !message.from_user).count();
@@ -134,7 +134,7 @@ fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]
                 task.history.len(),
             )
         }
-        Ok(Answer::Message(message)) => format!("message {}", message_text(&message)),
+        Ok(SendResult::Message(message)) => format!("message {}", message_text(&message)),
         Err(error) => {
             let kind = if error.is_task_not_found() {
                 " (no such task)"

@@ -12,7 +12,7 @@
 //! Every event of the agent goes through a [`TaskBuilder`], and from there to the caller's [`Progress`] and to the
 //! recorded tasks.
 //!
-//! A message is sent at most once, unless the agent's answer proves that it did not run. A stream that ends
+//! A message is sent at most once, unless the agent's response proves that it did not run. A stream that ends
 //! without a settled state is never a success: the run reads the task from the agent. If that fails too, the
 //! reply says that the outcome is unknown.
 
@@ -28,13 +28,13 @@ use tokio::time::Instant;
 
 use super::actions::Actions;
 use super::assemble::{self, MessageSource};
-use super::progress::{Frame, Progress};
+use super::progress::{Progress, ProgressEvent};
 use super::request::ReplyMode;
 use super::task_builder::{TaskBuilder, TaskTooLarge};
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
-use crate::a2a::model::{Answer, Event, Task, TaskState};
+use crate::a2a::model::{Event, SendResult, Task, TaskState};
 use crate::a2a::retry::{Retries, Retry};
 use crate::a2a::stream::EventStream;
 use crate::reply::Reply;
@@ -53,8 +53,8 @@ pub(super) use waiter::Interruption;
 pub(super) const GET_TASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for reading a task before it gets an answer.
 const TASK_BEFORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// Timeout of a cancel that no caller asked for.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
+/// Timeout of a cancel that the bridge sends by itself, to clean up after an interrupted call.
+const CLEANUP_CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often to subscribe again to the events of a task.
 const MAX_SUBSCRIPTIONS: u32 = 3;
 /// How long to read on after a state that ends the call: some agents send more events after it, and some keep the
@@ -81,8 +81,8 @@ pub(super) enum Purpose {
     NewTask { session_id: Option<String> },
     /// The answer to the question with this fingerprint.
     Answer { question: String },
-    /// Reading or cancelling a task of an earlier call.
-    Lookup,
+    /// A request to read or cancel a task of an earlier call.
+    ReadOrCancel,
 }
 
 enum RunPhase {
@@ -99,6 +99,7 @@ enum RunPhase {
         task_id: String,
         subscriptions: u32,
     },
+    /// Poll until the run can conclude. For most settled tasks it can already.
     Polling,
     Settled,
 }
@@ -113,7 +114,7 @@ enum StreamEnd {
 pub(super) struct CallRun<'a, P> {
     actions: &'a Actions,
     pub(super) recorder: TaskRecorder<'a>,
-    pub(super) agent: AgentWaiter<'a, P>,
+    pub(super) waiter: AgentWaiter<'a, P>,
     builder: TaskBuilder<'a>,
     /// Whether the agent has sent an event since it got the answer. Until then the run does not know whether the agent
     /// took the answer.
@@ -149,20 +150,20 @@ impl<'a, P: Progress> CallRun<'a, P> {
     ) -> Self {
         let max_size = usize::try_from(actions.config.max_response_size).unwrap_or(usize::MAX);
         let builder = TaskBuilder::new(&actions.artifacts, max_size, progress.wants_content());
-        let agent = AgentWaiter {
+        let waiter = AgentWaiter {
             actions,
             instance,
             progress,
             mode: input.mode,
             trace: input.trace,
             deadline: Instant::now() + input.timeout,
-            is_task_named: false,
+            has_task_id: false,
             is_abandoned: false,
         };
         Self {
             actions,
             recorder: TaskRecorder { actions, input, began: SystemTime::now() },
-            agent,
+            waiter,
             builder,
             is_answer_taken: false,
             is_accepted: false,
@@ -195,15 +196,15 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     async fn send(&mut self, message: &OutgoingMessage<'_>) -> Result<Arc<Outcome>, DeliveryError> {
         self.builder.reset();
-        let wants_stream = self.agent.mode != ReplyMode::Final || self.actions.config.prefer_stream;
-        let streams = wants_stream && self.agent.instance.card.streaming;
+        let wants_stream = self.waiter.mode != ReplyMode::Final || self.actions.config.prefer_stream;
+        let streams = wants_stream && self.waiter.instance.card.streaming;
         if let (Purpose::Answer { .. }, Some(id)) = (&self.recorder.input.purpose, message.task_id) {
             Box::pin(self.read_before_answer(id, streams)).await?;
         }
         if streams {
             match Box::pin(self.stream(message)).await {
                 Err(DeliveryError::Client(error)) => {
-                    match Retry::without_streaming(&error, self.agent.instance.client.dialect) {
+                    match Retry::without_streaming(&error, self.waiter.instance.client.dialect) {
                         // The agent does not stream in spite of its card, and did not take the message.
                         Some(reason) => message.retries.record(reason),
                         None => return Err(DeliveryError::Client(error)),
@@ -218,9 +219,9 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn stream(&mut self, message: &OutgoingMessage<'_>) -> Result<(), DeliveryError> {
-        let instance = Arc::clone(&self.agent.instance);
-        let open = Box::pin(instance.client.stream(message, self.agent.trace));
-        let events = match self.agent.within_idle(open).await {
+        let instance = Arc::clone(&self.waiter.instance);
+        let open = Box::pin(instance.client.stream(message, self.waiter.trace));
+        let events = match self.waiter.with_idle_timeout(open).await {
             Ok(events) => events.map_err(DeliveryError::Client)?,
             Err(interruption) => {
                 let task = self.task_with_known_id(message);
@@ -232,22 +233,22 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn send_blocking(&mut self, message: &OutgoingMessage<'_>) -> Result<Event, DeliveryError> {
-        let blocking = self.agent.mode == ReplyMode::Final;
+        let blocking = self.waiter.mode == ReplyMode::Final;
         let message = OutgoingMessage { blocking, ..*message };
-        let instance = Arc::clone(&self.agent.instance);
+        let instance = Arc::clone(&self.waiter.instance);
         let is_new_task = matches!(self.recorder.input.purpose, Purpose::NewTask { .. });
-        match self.agent.within(Box::pin(instance.client.send(&message, self.agent.trace))).await {
-            Ok(Ok(Answer::Task(task))) if self.asks_old_question(&task) => {
+        match self.waiter.within(Box::pin(instance.client.send(&message, self.waiter.trace))).await {
+            Ok(Ok(SendResult::Task(task))) if self.asks_old_question(&task) => {
                 Ok(Event::Task(Box::pin(self.poll_past_old_question(task)).await))
             }
-            Ok(Ok(Answer::Task(task))) => Ok(Event::Task(task)),
-            Ok(Ok(Answer::Message(message))) => Ok(Event::Message(message)),
-            // A task whose id is known can be read. A broken answer is left to the caller of this run.
+            Ok(Ok(SendResult::Task(task))) => Ok(Event::Task(task)),
+            Ok(Ok(SendResult::Message(message))) => Ok(Event::Message(message)),
+            // A task whose id is known can be read. The caller of this run handles a broken response to an answer.
             Ok(Err(error @ ClientError::Broken(_))) if is_new_task => {
                 let Some(task) = self.task_with_known_id(&message) else {
                     return Err(DeliveryError::Client(error));
                 };
-                match self.agent.get_task(task.id.as_deref().unwrap_or_default(), GET_TASK_TIMEOUT).await {
+                match self.waiter.get_task(task.id.as_deref().unwrap_or_default(), GET_TASK_TIMEOUT).await {
                     Ok(Polled::Task(task)) => Ok(Event::Task(task)),
                     Ok(_) => Err(ActionError::from_client(error).with_task(task).into()),
                     Err(interruption) => Err(self.interrupted_for(interruption, Some(task)).await.into()),
@@ -268,15 +269,15 @@ impl<'a, P: Progress> CallRun<'a, P> {
         self.conclude().await
     }
 
-    /// The same for a task that was read outside of the run, after an answer.
+    /// Continues with a task that was read outside of the run, after an answer.
     pub(super) async fn resume_after_answer(&mut self, task: Task) -> Reply {
         self.builder.reset();
         self.resume(Event::Task(task)).await
     }
 
-    /// The task of a message, if its id does not depend on the agent's answer.
+    /// The task of a message, if its id does not depend on the agent's response.
     fn task_with_known_id(&self, message: &OutgoingMessage<'_>) -> Option<TaskRef> {
-        let has_client_ids = self.agent.instance.client.dialect.client_assigns_task_ids();
+        let has_client_ids = self.waiter.instance.client.dialect.client_assigns_task_ids();
         let id = message.task_id.or(message.new_task_id.filter(|_| has_client_ids))?;
         Some(self.recorder.task_ref(Some(id.to_owned()), message.context_id.map(str::to_owned)))
     }
@@ -285,17 +286,17 @@ impl<'a, P: Progress> CallRun<'a, P> {
     fn asks_old_question(&self, task: &Task) -> bool {
         match &self.recorder.input.purpose {
             Purpose::Answer { question } => {
-                task.state.is_waiting() && question_fingerprint(task) == *question
+                task.state.is_waiting_for_caller() && question_fingerprint(task) == *question
             }
-            Purpose::NewTask { .. } | Purpose::Lookup => false,
+            Purpose::NewTask { .. } | Purpose::ReadOrCancel => false,
         }
     }
 
     /// Some agents reply to an answer with the task as it was, still asking, and then go on.
     async fn poll_past_old_question(&mut self, mut task: Task) -> Task {
-        let mut poller = Poller::new(task.id.clone(), PollSchedule::SETTLE);
+        let mut poller = Poller::new(task.id.clone(), PollSchedule::CONFIRM);
         while self.asks_old_question(&task) {
-            match poller.next(&mut self.agent).await {
+            match poller.next(&mut self.waiter).await {
                 Ok(Some(Polled::Task(polled))) => task = polled,
                 Ok(_) | Err(_) => break,
             }
@@ -307,16 +308,19 @@ impl<'a, P: Progress> CallRun<'a, P> {
     /// content of the task, because a stream reports only new content.
     async fn read_before_answer(&mut self, id: &str, streams: bool) -> Result<(), DeliveryError> {
         // Best effort, and most of the time is for the answer.
-        let time_left = self.agent.deadline.saturating_duration_since(Instant::now());
+        let time_left = self.waiter.deadline.saturating_duration_since(Instant::now());
         let timeout = TASK_BEFORE_ANSWER_TIMEOUT.min(time_left / 4);
-        let Ok(Polled::Task(task)) = self.agent.get_task(id, timeout).await else {
+        let Ok(Polled::Task(task)) = self.waiter.get_task(id, timeout).await else {
             return Ok(());
         };
         if task.id == id && task.state.is_final() {
             self.recorder.observe(&task, "", None).await?;
             return Err(DeliveryError::TaskEnded);
         }
-        if task.id == id && task.state.is_waiting() && (streams || self.agent.progress.wants_content()) {
+        if task.id == id
+            && task.state.is_waiting_for_caller()
+            && (streams || self.waiter.progress.wants_content())
+        {
             self.builder.start_from(Task { history: Vec::new(), ..task });
         }
         Ok(())
@@ -363,8 +367,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
             }
             end => end?,
         };
-        // One stream with all the content needs no check. Polling ends at once, unless a submitted task waits for
-        // authentication.
+        // One stream with all the content needs no check. `poll` returns immediately for a settled task, unless it is a
+        // submitted task that waits for authentication, which may happen outside the bridge.
         if self.builder.is_settled() && subscriptions == 0 && !self.builder.is_empty() {
             return Ok(RunPhase::Polling);
         }
@@ -381,12 +385,12 @@ impl<'a, P: Progress> CallRun<'a, P> {
         subscriptions: u32,
         task_with_known_id: Option<&TaskRef>,
     ) -> Result<RunPhase, DeliveryError> {
-        let Some(task_ref) = self.named_task().or_else(|| task_with_known_id.cloned()) else {
-            let message = "the agent ended its stream before it named a task";
+        let Some(task_ref) = self.task_with_id().or_else(|| task_with_known_id.cloned()) else {
+            let message = "the agent ended its stream before it assigned a task id";
             return Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent().into());
         };
         let id = task_ref.id.clone().unwrap_or_default();
-        match self.agent.get_task(&id, GET_TASK_TIMEOUT).await {
+        match self.waiter.get_task(&id, GET_TASK_TIMEOUT).await {
             // An older state does not undo the end of the task.
             Ok(Polled::Task(task)) if self.builder.is_settled() && !task.state.is_settled() => {}
             Ok(Polled::Task(task)) => self.apply(Event::Task(Task { id: id.clone(), ..task })).await?,
@@ -406,7 +410,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         let is_settled = self.builder.is_settled();
         Ok(match end {
             // A submitted task may be silent for hours, so the run polls it. Any other call has timed out.
-            StreamEnd::Idle if !is_settled && self.agent.mode != ReplyMode::Submit => {
+            StreamEnd::Idle if !is_settled && self.waiter.mode != ReplyMode::Submit => {
                 return Err(self.interrupted(Interruption::Idle).await.into());
             }
             StreamEnd::Idle if !is_settled => RunPhase::Polling,
@@ -416,9 +420,9 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn subscribe(&mut self, task_id: &str, subscriptions: u32) -> Result<RunPhase, DeliveryError> {
-        let instance = Arc::clone(&self.agent.instance);
-        let subscribe = Box::pin(instance.client.subscribe(task_id, self.agent.trace));
-        match self.agent.within_idle(subscribe).await {
+        let instance = Arc::clone(&self.waiter.instance);
+        let subscribe = Box::pin(instance.client.subscribe(task_id, self.waiter.trace));
+        match self.waiter.with_idle_timeout(subscribe).await {
             Ok(Ok(events)) => Ok(RunPhase::Reading { events: Box::new(events), subscriptions }),
             Ok(Err(_)) | Err(Interruption::Idle) => Ok(RunPhase::Polling),
             Err(interruption) => Err(self.interrupted(interruption).await.into()),
@@ -434,7 +438,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     async fn read_events(&mut self, events: &mut EventStream) -> Result<StreamEnd, DeliveryError> {
         let mut read_until: Option<Instant> = None;
         loop {
-            if self.builder.is_complete() {
+            if self.builder.is_stream_finished() {
                 events.close();
                 return Ok(StreamEnd::Closed);
             }
@@ -456,7 +460,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
                             Some(()) = ended => None,
                         }
                     };
-                    match self.agent.within_idle(next).await {
+                    match self.waiter.with_idle_timeout(next).await {
                         Ok(Some(next)) => Ok(next),
                         // Another request has canceled the task, which not every agent reports on the stream.
                         Ok(None) => {
@@ -471,8 +475,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
             let event = match next {
                 Ok(Ok(Some(event))) => event,
                 Ok(Ok(None)) => {
-                    let frames = self.builder.end_stream();
-                    self.report(frames).await?;
+                    let progress = self.builder.end_stream();
+                    self.report(progress).await?;
                     return Ok(StreamEnd::Closed);
                 }
                 // The caller of this run finds out whether the agent took the answer.
@@ -490,8 +494,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
             };
             if self.is_answer_undecided() {
                 self.is_answer_taken = true;
-                let frames = self.builder.apply_first_after_answer(event);
-                self.report(frames).await?;
+                let progress = self.builder.apply_first_after_answer(event);
+                self.report(progress).await?;
             } else {
                 self.apply(event).await?;
             }
@@ -500,23 +504,23 @@ impl<'a, P: Progress> CallRun<'a, P> {
         }
     }
 
-    /// Polls the task until it settles. Most tasks have settled already.
+    /// Polls the task until the run can conclude. Most tasks have settled already.
     async fn poll(&mut self) -> Result<(), ActionError> {
-        if self.is_over() {
+        if self.can_conclude() {
             return Ok(());
         }
-        Box::pin(self.poll_until_over()).await
+        Box::pin(self.poll_until_settled()).await
     }
 
-    async fn poll_until_over(&mut self) -> Result<(), ActionError> {
+    async fn poll_until_settled(&mut self) -> Result<(), ActionError> {
         let Some(id) = self.builder.task().map(|task| task.id.clone()) else {
             return Ok(());
         };
         let mut poller = Poller::new(id.clone(), PollSchedule::FOLLOW);
         let mut failures = 0;
         self.report_auth().await?;
-        while !self.is_over() {
-            let failure = match poller.next(&mut self.agent).await {
+        while !self.can_conclude() {
+            let failure = match poller.next(&mut self.waiter).await {
                 Err(interruption) => return Err(self.interrupted(interruption).await),
                 Ok(None) => return Ok(()),
                 Ok(Some(Polled::Task(task))) => {
@@ -533,11 +537,11 @@ impl<'a, P: Progress> CallRun<'a, P> {
                     continue;
                 }
                 Ok(Some(Polled::Failed(error))) => error_chain(&error),
-                Ok(Some(Polled::TimedOut)) => "no answer in time".to_owned(),
+                Ok(Some(Polled::TimedOut)) => "no response in time".to_owned(),
             };
             failures += 1;
             // No caller waits for a submitted task; the run polls it until its own timeout.
-            if failures >= MAX_FAILED_POLLS && self.agent.mode != ReplyMode::Submit {
+            if failures >= MAX_FAILED_POLLS && self.waiter.mode != ReplyMode::Submit {
                 let message = format!("reading the task from the agent failed: {failure}");
                 let error = ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent();
                 return Err(error.with_task(self.known_task()));
@@ -550,7 +554,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     async fn report_auth(&mut self) -> Result<(), ActionError> {
         if let Some(task) = self.builder.task()
             && task.state == TaskState::AuthRequired
-            && !self.is_over()
+            && !self.can_conclude()
         {
             self.last_recorded = Some(ReplyStatus::AuthRequired);
             let (outcome, _) = self.recorder.observe(task, &self.builder.status_texts, None).await?;
@@ -560,19 +564,22 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn apply(&mut self, event: Event) -> Result<(), ActionError> {
-        let frames = self.builder.apply(event);
-        self.report(frames).await
+        let progress = self.builder.apply(event);
+        self.report(progress).await
     }
 
-    /// Records a change of the task, and passes the frames to the caller.
-    async fn report(&mut self, frames: Result<Vec<Frame>, TaskTooLarge>) -> Result<(), ActionError> {
-        let frames = frames.map_err(|TaskTooLarge| {
+    /// Records a change of the task, and passes the progress to the caller.
+    async fn report(
+        &mut self,
+        progress: Result<Vec<ProgressEvent>, TaskTooLarge>,
+    ) -> Result<(), ActionError> {
+        let progress = progress.map_err(|TaskTooLarge| {
             let limit = self.actions.config.max_response_size;
             ActionError::from_client(ClientError::TooLarge { limit }).with_task(self.known_task())
         })?;
         // The task is recorded as soon as it has an id, so that requests can find and cancel it, and when its status
         // changes. The settled state is recorded at the end, with the complete content.
-        if let Some(task) = self.builder.named_task()
+        if let Some(task) = self.builder.task_with_id()
             && !task.state.is_settled()
             && self.last_recorded != Some(ReplyStatus::from(&task.state))
         {
@@ -585,17 +592,17 @@ impl<'a, P: Progress> CallRun<'a, P> {
             let (outcome, _) = self.recorder.observe(task, &self.builder.status_texts, None).await?;
             self.accept(&outcome).await;
         }
-        self.agent.is_task_named |= self.builder.named_task().is_some();
-        for mut frame in frames {
+        self.waiter.has_task_id |= self.builder.task_with_id().is_some();
+        for mut event in progress {
             // The reason of a failure is redacted like an error.
-            if let Frame::State { state, message } = &mut frame
+            if let ProgressEvent::State { state, message } = &mut event
                 && state.is_failure()
             {
                 self.actions.secrets.redact(message);
             }
-            self.agent.progress.frame(frame).await;
+            self.waiter.progress.report(event).await;
         }
-        if self.agent.is_abandoned && self.agent.is_task_named {
+        if self.waiter.is_abandoned && self.waiter.has_task_id {
             return Err(self.interrupted(Interruption::Abandoned).await);
         }
         Ok(())
@@ -603,16 +610,16 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// Gives the caller of a submitted task its reply, once.
     async fn accept(&mut self, outcome: &Arc<Outcome>) {
-        if self.agent.mode == ReplyMode::Submit && !std::mem::replace(&mut self.is_accepted, true) {
-            self.agent.progress.accepted(outcome).await;
+        if self.waiter.mode == ReplyMode::Submit && !std::mem::replace(&mut self.is_accepted, true) {
+            self.waiter.progress.accepted(outcome).await;
         }
     }
 
-    /// Whether there is nothing to wait for. Authentication may happen outside the bridge, so the run follows a
-    /// submitted task that waits for it.
-    fn is_over(&self) -> bool {
+    /// Whether the run can build the reply: the task has settled. Authentication may happen outside the bridge, so the
+    /// run follows a submitted task that waits for it.
+    fn can_conclude(&self) -> bool {
         let waits_for_auth = self.builder.task().is_some_and(|task| task.state == TaskState::AuthRequired);
-        self.builder.is_settled() && !(self.agent.mode == ReplyMode::Submit && waits_for_auth)
+        self.builder.is_settled() && !(self.waiter.mode == ReplyMode::Submit && waits_for_auth)
     }
 
     /// Builds the reply.
@@ -636,7 +643,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             MessageSource::History => "",
         };
         if !not_streamed.is_empty() {
-            self.agent.progress.frame(Frame::Response(not_streamed.to_owned())).await;
+            self.waiter.progress.report(ProgressEvent::Response(not_streamed.to_owned())).await;
         }
         Ok(outcome)
     }
@@ -648,12 +655,12 @@ impl<'a, P: Progress> CallRun<'a, P> {
         self.recorder.task_ref(task.map(|task| task.id.clone()), context_id)
     }
 
-    fn named_task(&self) -> Option<TaskRef> {
-        self.builder.named_task().map(|_| self.known_task())
+    fn task_with_id(&self) -> Option<TaskRef> {
+        self.builder.task_with_id().map(|_| self.known_task())
     }
 
     async fn interrupted(&self, why: Interruption) -> ActionError {
-        self.interrupted_for(why, self.named_task()).await
+        self.interrupted_for(why, self.task_with_id()).await
     }
 
     /// Cancels an interrupted task if its id is known, and returns the error for the caller.
@@ -664,18 +671,22 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn cancel_interrupted(&self, why: Interruption, task: Option<TaskRef>) -> ActionError {
+        // A submitted task goes on without the bridge; only its own timeout ends it.
+        let leaves_task = self.waiter.mode == ReplyMode::Submit && why == Interruption::Shutdown;
+        let task_id = task.as_ref().and_then(|task| task.id.as_ref());
         let message = match why {
             Interruption::AgentExited => return agent_exited(task),
             Interruption::Deadline => "the agent did not finish within the timeout",
             Interruption::Idle => "the agent was silent for too long (`stream_idle_timeout`)",
+            Interruption::Shutdown if leaves_task && task_id.is_some() => {
+                "the bridge stops serving the agent and no longer tracks the task, which goes on at the agent"
+            }
             Interruption::Shutdown => {
                 "the bridge stops serving the agent; the call did not finish within the grace period"
             }
             Interruption::Abandoned => "the caller no longer listens",
         };
-        // A submitted task goes on without the bridge; only its own timeout ends it.
-        let leaves_task = self.agent.mode == ReplyMode::Submit && why == Interruption::Shutdown;
-        let cancelled = match task.as_ref().and_then(|task| task.id.as_ref()) {
+        let cancelled = match task_id {
             Some(_) if leaves_task => Some(false),
             Some(id) => Some(self.cancel_at_agent(id).await),
             None => None,
@@ -686,12 +697,12 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn cancel_at_agent(&self, task_id: &str) -> bool {
-        let cancel = self.agent.instance.client.cancel(task_id, self.agent.trace);
-        let Ok(Ok(task)) = tokio::time::timeout(CANCEL_TIMEOUT, cancel).await else {
+        let cancel = self.waiter.instance.client.cancel(task_id, self.waiter.trace);
+        let Ok(Ok(task)) = tokio::time::timeout(CLEANUP_CANCEL_TIMEOUT, cancel).await else {
             return false;
         };
         let task = Task { id: task_id.to_owned(), ..task };
-        let _ = match self.agent.mode {
+        let _ = match self.waiter.mode {
             // Subscribers to a submitted task get the error of the interruption instead, which has the reason.
             ReplyMode::Submit => self.recorder.record(&task, "", None).await.map(drop),
             ReplyMode::Final | ReplyMode::Stream => self.recorder.observe(&task, "", None).await.map(drop),
@@ -705,7 +716,7 @@ pub(super) fn agent_exited(task: Option<TaskRef>) -> ActionError {
         Some(task) => {
             ActionError::new(Code::TaskLost, "the agent exited while it ran the task").with_task(task)
         }
-        None => ActionError::new(Code::OutcomeUnknown, "the agent exited before it answered"),
+        None => ActionError::new(Code::OutcomeUnknown, "the agent exited before it responded"),
     };
     error.after_reaching_agent()
 }

@@ -36,8 +36,8 @@ impl PollSchedule {
         max_polls: u32::MAX,
         min_duration: Duration::ZERO,
     };
-    /// A few polls, for an agent that is slow to show what it has done.
-    pub(in crate::action) const SETTLE: Self = Self { growth: 2.0, max_polls: 4, ..Self::FOLLOW };
+    /// A few polls, to confirm a change that the agent has accepted but may show late.
+    pub(in crate::action) const CONFIRM: Self = Self { growth: 2.0, max_polls: 4, ..Self::FOLLOW };
     /// While the task waits for an event outside the bridge.
     pub(in crate::action) const WATCH: Self = Self {
         initial_interval: Duration::from_secs(3),
@@ -68,14 +68,14 @@ impl Poller {
     /// Sleeps, then polls once. Returns `None` when the schedule has ended.
     pub(in crate::action) async fn next<P: Progress>(
         &mut self,
-        agent: &mut AgentWaiter<'_, P>,
+        waiter: &mut AgentWaiter<'_, P>,
     ) -> Result<Option<Polled>, Interruption> {
         if self.polls >= self.schedule.max_polls && Instant::now() >= self.poll_until {
             return Ok(None);
         }
         self.polls = self.polls.saturating_add(1);
-        agent.within(tokio::time::sleep(self.interval)).await?;
+        waiter.within(tokio::time::sleep(self.interval)).await?;
         self.interval = self.interval.mul_f32(self.schedule.growth).min(self.schedule.max_interval);
-        agent.get_task(&self.task_id, GET_TASK_TIMEOUT).await.map(Some)
+        waiter.get_task(&self.task_id, GET_TASK_TIMEOUT).await.map(Some)
     }
 }

@@ -47,7 +47,7 @@ impl TaskRecorder<'_> {
         Ok((outcome, source))
     }
 
-    /// The same without publishing.
+    /// Records the state of a task and builds the reply, like [`Self::observe`], but publishes nothing.
     pub(super) async fn record(
         &self,
         task: &Task,
@@ -64,7 +64,7 @@ impl TaskRecorder<'_> {
             self.actions.secrets.redact(&mut outcome.content.message);
         }
         let mut is_new_follow_up = false;
-        if task.state.is_waiting() {
+        if task.state.is_waiting_for_caller() {
             let (follow_up, is_new) = Box::pin(self.follow_up(task, known)).await?;
             (outcome.follow_up, is_new_follow_up) = (Some(follow_up), is_new);
         }
@@ -81,7 +81,7 @@ impl TaskRecorder<'_> {
         };
         tracing::Span::current().record("task", task.id.as_str());
         spans::set_task(&task.id, outcome.task.context_id.as_deref());
-        let is_lookup = matches!(self.input.purpose, Purpose::Lookup);
+        let is_lookup = matches!(self.input.purpose, Purpose::ReadOrCancel);
         let observer = Observer { began: self.began, is_lookup };
         let previous = match state.tasks.record(agent, &task.id, record, observer).await {
             RecordResult::Written { previous } => previous,
@@ -106,7 +106,7 @@ impl TaskRecorder<'_> {
         let is_submitted = is_submission || previous.as_ref().is_some_and(|previous| previous.is_submitted);
         let is_change = previous.is_none_or(|previous| {
             let id = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
-            // After an error, a run has found a lost task again.
+            // After an error, the bridge tracks the task again.
             previous.reply.is_err()
                 || ReplyStatus::from(&previous.state) != outcome.status
                 || id(&previous.follow_up) != id(&outcome.follow_up)
@@ -121,7 +121,7 @@ impl TaskRecorder<'_> {
         if let Some(known) = known {
             let record = state.follow_ups.find(agent, &known.id).await?;
             let is_for_question = record.is_some_and(|record| match record.state {
-                // A lookup may see the same question in other words than the stream that brought it.
+                // `get_task` may see the same question in other words than the stream that brought it.
                 FollowUpState::Pending | FollowUpState::Expired => true,
                 FollowUpState::Answering { .. } => record.question.fingerprint == fingerprint,
                 FollowUpState::Used => false,
@@ -132,7 +132,7 @@ impl TaskRecorder<'_> {
         }
         let previous = match self.input.purpose {
             Purpose::NewTask { .. } => state.tasks.find_seen_here(agent, &task.id).await?,
-            Purpose::Answer { .. } | Purpose::Lookup => state.tasks.find(agent, &task.id).await?,
+            Purpose::Answer { .. } | Purpose::ReadOrCancel => state.tasks.find(agent, &task.id).await?,
         };
         if let Some(open) = previous.and_then(|previous| previous.follow_up.clone())
             && let Some(record) = state.follow_ups.find(agent, &open.id).await?
@@ -152,8 +152,8 @@ impl TaskRecorder<'_> {
         Ok((state.follow_ups.issue(agent, question, ttl).await?, true))
     }
 
-    /// How long a task in this state may go on without another event. A lookup does not know which call follows the
-    /// task, so the longest limit counts.
+    /// How long a task in this state may go on without another event. A request to read or cancel a task
+    /// does not know which call follows it, so the longest limit counts.
     fn may_run_for(&self, state: &TaskState) -> Duration {
         let config = &self.actions.config;
         let longest_call = config.task_timeout.max(config.request_timeout);
@@ -182,7 +182,7 @@ impl TaskRecorder<'_> {
 }
 
 pub(super) fn unreadable(reason: &str) -> ActionError {
-    let message = format!("the agent's answer is not A2A: {reason}");
+    let message = format!("the agent's response is not A2A: {reason}");
     ActionError::new(Code::AgentError, message).after_reaching_agent()
 }
 

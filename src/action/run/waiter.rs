@@ -20,7 +20,7 @@ use crate::telemetry::trace_context::TraceContext;
 pub(in crate::action) enum Interruption {
     Deadline,
     Idle,
-    /// The grace period of a shutdown is over.
+    /// The bridge shuts down: immediately for a submitted task, otherwise after the grace period.
     Shutdown,
     /// The agent's process has exited.
     AgentExited,
@@ -36,13 +36,13 @@ pub(in crate::action) struct AgentWaiter<'a, P> {
     pub(super) mode: ReplyMode,
     pub(super) trace: &'a TraceContext,
     pub(in crate::action) deadline: Instant,
-    pub(super) is_task_named: bool,
+    pub(super) has_task_id: bool,
     /// No caller listens: the run cancels the task as soon as its id is known.
     pub(super) is_abandoned: bool,
 }
 
 impl<P: Progress> AgentWaiter<'_, P> {
-    /// Waits until the call's deadline, the end of a shutdown's grace period, or the exit of the agent.
+    /// Waits until the call's deadline, a shutdown, or the exit of the agent.
     pub(in crate::action) async fn within<T>(
         &mut self,
         wait: impl Future<Output = T>,
@@ -50,8 +50,11 @@ impl<P: Progress> AgentWaiter<'_, P> {
         self.until(self.deadline, wait).await
     }
 
-    /// The same, for a stream that must not be silent for longer than `stream_idle_timeout`.
-    pub(super) async fn within_idle<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, Interruption> {
+    /// Waits like [`Self::within`], but not longer than `stream_idle_timeout` for an event of a stream.
+    pub(super) async fn with_idle_timeout<T>(
+        &mut self,
+        wait: impl Future<Output = T>,
+    ) -> Result<T, Interruption> {
         // In mode `final` the caller does not see the stream, and the call has a timeout of its own.
         if self.mode == ReplyMode::Final {
             return self.within(wait).await;
@@ -65,7 +68,7 @@ impl<P: Progress> AgentWaiter<'_, P> {
 
     async fn until<T>(&mut self, end: Instant, wait: impl Future<Output = T>) -> Result<T, Interruption> {
         let mut wait = pin!(wait);
-        // The next event of a stream is often available at once; then no timer is needed.
+        // The next event of a stream is often available immediately; then no timer is needed.
         if let Some(result) = wait.as_mut().now_or_never() {
             return Ok(result);
         }
@@ -73,7 +76,7 @@ impl<P: Progress> AgentWaiter<'_, P> {
         // Cloning a token takes a lock that all calls share, so the tokens are borrowed.
         let (actions, instance) = (self.actions, Arc::clone(&self.instance));
         // No caller waits for a submitted task, so a shutdown does not wait either.
-        let leaves_at_once = self.mode == ReplyMode::Submit && self.is_task_named;
+        let leaves_immediately = self.mode == ReplyMode::Submit && self.has_task_id;
         let mut agent_exited = pin!(instance.exited.cancelled());
         let mut grace_over = pin!(actions.call_shutdown.grace_over.cancelled());
         let mut shutdown_begun = pin!(actions.call_shutdown.begun.cancelled());
@@ -87,10 +90,10 @@ impl<P: Progress> AgentWaiter<'_, P> {
                 () = &mut agent_exited => return Err(Interruption::AgentExited),
                 () = &mut end => return Err(Interruption::Deadline),
                 () = &mut grace_over => return Err(Interruption::Shutdown),
-                () = &mut shutdown_begun, if leaves_at_once => return Err(Interruption::Shutdown),
+                () = &mut shutdown_begun, if leaves_immediately => return Err(Interruption::Shutdown),
                 Some(()) = silence => {
                     self.is_abandoned |= self.progress.keep_alive().await == Listener::Disconnected;
-                    if self.is_abandoned && self.is_task_named {
+                    if self.is_abandoned && self.has_task_id {
                         return Err(Interruption::Abandoned);
                     }
                 }

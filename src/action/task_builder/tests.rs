@@ -10,18 +10,18 @@ struct Reported {
 }
 
 fn rules() -> ArtifactRules {
-    ArtifactRules { answer: vec!["*".into()], notice: vec!["plan_*".into()] }
+    ArtifactRules { response: vec!["*".into()], notice: vec!["plan_*".into()] }
 }
 
 fn reported(builder: &mut TaskBuilder<'_>, events: &[&str]) -> Reported {
     let mut reported = Reported { artifacts: 0, response: String::new(), states: Vec::new() };
     for event in events {
-        for frame in builder.apply(Event::decode(event).unwrap()).unwrap() {
-            match frame {
-                Frame::Artifact { .. } => reported.artifacts += 1,
-                Frame::Response(text) => reported.response.push_str(&text),
-                Frame::State { state, .. } => reported.states.push(state.to_string()),
-                Frame::Task { .. } => {}
+        for event in builder.apply(Event::decode(event).unwrap()).unwrap() {
+            match event {
+                ProgressEvent::Artifact { .. } => reported.artifacts += 1,
+                ProgressEvent::Response(text) => reported.response.push_str(&text),
+                ProgressEvent::State { state, .. } => reported.states.push(state.to_string()),
+                ProgressEvent::Task { .. } => {}
             }
         }
     }
@@ -170,7 +170,7 @@ fn a_stale_question_at_the_start_of_a_stream_does_not_end_it() {
         &mut builder,
         &[r#"{"kind":"status-update","taskId":"t","status":{"state":"input-required"},"final":true}"#],
     );
-    assert!(builder.is_settled() && builder.is_complete());
+    assert!(builder.is_settled() && builder.is_stream_finished());
 }
 
 #[test]

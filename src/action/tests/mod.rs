@@ -146,7 +146,7 @@ async fn a_stale_question_after_an_answer_is_not_a_new_one() {
         parts: vec![Part::Text("blue".to_owned())],
     };
     let done = reply(
-        crate::action::answer::answer(&actions, answer, &CallOptions::default(), &mut NoProgress).await,
+        crate::action::follow_up::answer(&actions, answer, &CallOptions::default(), &mut NoProgress).await,
     );
     assert_eq!((&done["status"], &done["message"]), (&json!("COMPLETED"), &json!("blue it is")));
     assert_eq!(fake.count("message/send"), 2);

@@ -336,7 +336,7 @@ async fn a_question_and_a_failure_that_are_only_in_the_history_are_reported() {
         parts: vec![Part::Text("blue".to_owned())],
     };
     let done = reply(
-        crate::action::answer::answer(&actions, answer, &CallOptions::default(), &mut NoProgress).await,
+        crate::action::follow_up::answer(&actions, answer, &CallOptions::default(), &mut NoProgress).await,
     );
     assert_eq!(
         (&done["message"], &done["task"]["id"]),

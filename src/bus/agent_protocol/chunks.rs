@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::envelope::attachment_name;
 use crate::a2a::model::TaskState;
-use crate::action::progress::{Frame, Listener, Progress};
+use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::bus::encoded_reply::error_headers;
 use crate::bus::inbox::{Inbox, MAX_COALESCED, split_text, typed_body};
 use crate::json::to_bytes;
@@ -253,9 +253,9 @@ impl Progress for ChunkWriter {
         }
     }
 
-    async fn frame(&mut self, frame: Frame) {
-        match frame {
-            Frame::Response(text) => match &mut self.held {
+    async fn report(&mut self, event: ProgressEvent) {
+        match event {
+            ProgressEvent::Response(text) => match &mut self.held {
                 Some(held) => held.push(text),
                 None if self.inbox.is_behind && self.coalesced.len() < MAX_COALESCED => {
                     self.coalesced.push_str(&text);
@@ -265,16 +265,16 @@ impl Progress for ChunkWriter {
                     self.send_text(&text).await;
                 }
             },
-            Frame::State { state, .. } => {
+            ProgressEvent::State { state, .. } => {
                 self.flush().await;
-                if state.is_waiting() || (state.is_final() && state != TaskState::Completed) {
+                if state.is_waiting_for_caller() || (state.is_final() && state != TaskState::Completed) {
                     self.held.get_or_insert_default();
                 } else {
                     self.release_held("").await;
                 }
             }
             // The protocol has no chunks for these.
-            Frame::Task { .. } | Frame::Artifact { .. } => {}
+            ProgressEvent::Task { .. } | ProgressEvent::Artifact { .. } => {}
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::PART_OVERHEAD;
 use crate::a2a::model::ArtifactUpdate;
-use crate::action::progress::Frame;
+use crate::action::progress::ProgressEvent;
 use crate::bus::inbox::MAX_COALESCED;
 
 /// Pieces of one artifact, and the answer's text in them, which goes out after them.
@@ -15,16 +15,16 @@ pub(super) struct Coalescer {
 
 impl Coalescer {
     /// Adds a frame whose text continues what is held; returns any other frame.
-    pub(super) fn add(&mut self, frame: Frame) -> Option<Frame> {
+    pub(super) fn add(&mut self, frame: ProgressEvent) -> Option<ProgressEvent> {
         match frame {
             frame if self.size >= MAX_COALESCED => Some(frame),
-            Frame::Response(text) => {
+            ProgressEvent::Response(text) => {
                 self.size += text.len();
                 self.text.push_str(&text);
                 None
             }
-            Frame::Artifact { update, is_answer } => {
-                self.add_update(update).map(|update| Frame::Artifact { update, is_answer })
+            ProgressEvent::Artifact { update, is_response } => {
+                self.add_update(update).map(|update| ProgressEvent::Artifact { update, is_response })
             }
             other => Some(other),
         }
@@ -55,12 +55,12 @@ impl Coalescer {
     }
 
     /// Everything that is held, in the order in which it goes out.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = Frame> + use<> {
+    pub(super) fn take(&mut self) -> impl Iterator<Item = ProgressEvent> + use<> {
         let Self { update, text, .. } = std::mem::take(self);
-        // The caller's selection of frames has been applied already, so `is_answer` no longer matters.
-        let update = update.map(|update| Frame::Artifact { update, is_answer: false });
+        // The caller's selection of frames has been applied already, so `is_response` no longer matters.
+        let update = update.map(|update| ProgressEvent::Artifact { update, is_response: false });
         let text = Some(text).filter(|text| !text.is_empty());
-        update.into_iter().chain(text.map(Frame::Response))
+        update.into_iter().chain(text.map(ProgressEvent::Response))
     }
 }
 
@@ -77,16 +77,16 @@ mod tests {
     use super::*;
     use crate::a2a::model::{Artifact, Part, TaskState};
 
-    fn piece(id: &str, text: &str, append: bool) -> Frame {
+    fn piece(id: &str, text: &str, append: bool) -> ProgressEvent {
         let parts = vec![Part::Text(text.to_owned())];
         let artifact = Artifact { id: Some(id.to_owned()), name: None, parts, extras: None };
         let (task_id, context_id) = (None, None);
         let update = ArtifactUpdate { task_id, context_id, artifact, append, last_chunk: false };
-        Frame::Artifact { update, is_answer: true }
+        ProgressEvent::Artifact { update, is_response: true }
     }
 
-    fn response(text: &str) -> Frame {
-        Frame::Response(text.to_owned())
+    fn response(text: &str) -> ProgressEvent {
+        ProgressEvent::Response(text.to_owned())
     }
 
     #[test]
@@ -98,12 +98,12 @@ mod tests {
         for other in [
             piece("b", "1", true),
             piece("a", "again", false),
-            Frame::State { state: TaskState::Working, message: String::new() },
+            ProgressEvent::State { state: TaskState::Working, message: String::new() },
         ] {
             assert!(coalescer.add(other).is_some());
         }
         let taken: Vec<_> = coalescer.take().collect();
-        let [Frame::Artifact { update, .. }, Frame::Response(text)] = taken.as_slice() else {
+        let [ProgressEvent::Artifact { update, .. }, ProgressEvent::Response(text)] = taken.as_slice() else {
             panic!("{taken:?}");
         };
         let parts: Vec<_> = update.artifact.parts.iter().filter_map(Part::as_text).collect();

@@ -1,4 +1,4 @@
-//! The text of an answer that an agent streams in artifacts.
+//! The text of a response that an agent streams in artifacts.
 
 use std::collections::HashMap;
 
@@ -7,9 +7,9 @@ use crate::a2a::model::Artifact;
 
 /// The text that was streamed so far.
 #[derive(Debug, Default)]
-pub(super) struct AnswerText {
+pub(super) struct ResponseText {
     joined: String,
-    /// The same without line breaks between artifacts: a closing artifact repeats the text of several in this form.
+    /// `joined` without line breaks between artifacts: a closing artifact repeats the text of several in this form.
     run_on: String,
     /// The position of the artifact that was extended last, and the length of its text.
     current: Option<(usize, usize)>,
@@ -25,7 +25,7 @@ struct Withheld {
     is_run_on: bool,
 }
 
-impl AnswerText {
+impl ResponseText {
     /// Adds an artifact's text, unless it repeats all the text before it. Returns the text to stream.
     pub(super) fn add(&mut self, text: &str) -> Option<String> {
         if text.is_empty() || text == self.joined || text == self.run_on {

@@ -1,5 +1,5 @@
-//! Answers to an agent's questions. Each answer is sent once; if the agent has not taken it, the caller can answer again
-//! under the same follow-up id.
+//! The caller's answer to an agent's question. The bridge sends each answer once; if the agent has not taken it, the
+//! caller can answer again under the same follow-up id.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ use crate::state::follow_ups::{Claim, expired};
 
 /// After the connection of an answer broke: how long a task may still ask before the answer counts as not taken.
 const MAX_POLL_AFTER_ANSWER: Duration = Duration::from_secs(30);
-/// JSON-RPC errors that may happen before or after the agent took the answer: internal, of the server, and of the
-/// agent's own answer.
+/// JSON-RPC errors that may happen before or after the agent took the answer: internal, of the server, and an
+/// invalid response of the agent.
 const INTERNAL_ERRORS: [i64; 3] = [-32603, -32000, -32006];
 
 pub(crate) async fn answer(
@@ -82,7 +82,7 @@ pub(crate) async fn answer(
         }
     };
     // Agents often quote an answer that they refuse.
-    Err(actions.record_lost(ActionError { is_private: true, ..error.with_retries(&retries) }).await)
+    Err(actions.record_untracked(ActionError { is_private: true, ..error.with_retries(&retries) }).await)
 }
 
 /// A question cannot be answered once its task has reached a final state.
@@ -113,13 +113,14 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
         }
         return Err(known_task_error(error, task_ref));
     }
-    let asks_the_same =
-        |task: &Task| task.state.is_waiting() && question_fingerprint(task) == question.fingerprint;
+    let asks_the_same = |task: &Task| {
+        task.state.is_waiting_for_caller() && question_fingerprint(task) == question.fingerprint
+    };
     // A broken connection or the timeout of a gateway says nothing about the agent, which may take a while before
     // the task moves on.
     let is_agent_silent =
         matches!(error, ClientError::Broken(_) | ClientError::Refused { http_status: Some(504), .. });
-    let time_left = run.agent.deadline.saturating_duration_since(Instant::now());
+    let time_left = run.waiter.deadline.saturating_duration_since(Instant::now());
     let duration = if is_agent_silent { MAX_POLL_AFTER_ANSWER.min(time_left / 2) } else { Duration::ZERO };
     match poll_while(run, &task_ref, duration, asks_the_same).await {
         Ok(Some(task)) if asks_the_same(&task) => {
@@ -148,11 +149,11 @@ async fn poll_while<P: Progress>(
     duration: Duration,
     asks_the_same: impl Fn(&Task) -> bool,
 ) -> Result<Option<Task>, ActionError> {
-    let schedule = PollSchedule::SETTLE.with_min_duration(duration);
+    let schedule = PollSchedule::CONFIRM.with_min_duration(duration);
     let mut poller = Poller::new(task_ref.id.clone().unwrap_or_default(), schedule);
     let mut last = None;
     while last.as_ref().is_none_or(&asks_the_same) {
-        match poller.next(&mut run.agent).await {
+        match poller.next(&mut run.waiter).await {
             Ok(Some(Polled::Task(task))) => last = Some(task),
             Ok(Some(Polled::Failed(error))) if error.is_task_not_found() => {
                 return Err(known_task_error(error, task_ref.clone()));
@@ -167,7 +168,7 @@ async fn poll_while<P: Progress>(
     Ok(last)
 }
 
-/// Whether the agent may have taken an answer in spite of the error: the connection broke, a gateway answered, or the
+/// Whether the agent may have taken an answer in spite of the error: the connection broke, a gateway responded, or the
 /// agent had an internal error.
 fn may_be_taken(error: &ClientError) -> bool {
     match error {
