@@ -17,7 +17,7 @@ const MIN_LENGTH: usize = 8;
 /// that were issued after it.
 const MAX_TOKENS: usize = 32;
 const REDACTED: &str = "***";
-/// What [`shorten`](crate::text::shorten) and others write in place of the rest of a text.
+/// What [`shorten`](crate::text::shorten) and others write in place of the rest of a string.
 const ELLIPSIS: &str = "…";
 
 /// The secrets of one agent. Clones share them.
@@ -34,7 +34,7 @@ struct AccessTokens {
     forms: SecretForms,
 }
 
-/// Secrets in all forms in which they can occur in a text.
+/// Secrets in all forms in which they can occur in a string.
 #[derive(Default)]
 struct SecretForms {
     /// The longest first: if one begins with another, its end must not remain.
@@ -68,7 +68,7 @@ impl Secrets {
         tokens.forms = SecretForms::new(tokens.all.iter().map(ExposeSecret::expose_secret));
     }
 
-    /// Replaces every secret in a text, including one that the end of the text or an ellipsis truncates.
+    /// Replaces every secret in a string, including one that the end of the string or an ellipsis truncates.
     pub fn redact(&self, text: &mut String) {
         self.configured.redact(text);
         self.tokens.read().unwrap_or_else(PoisonError::into_inner).forms.redact(text);

@@ -20,9 +20,9 @@ use crate::secrets::Secrets;
 use crate::text::{hex, shorten, snippet};
 pub(crate) use fetch::fetch;
 
-/// Most warnings about skills of one card.
+/// Maximum number of warnings about skills of one card.
 const MAX_SKILL_WARNINGS: usize = 20;
-/// Most interfaces of one card that the bridge considers.
+/// Maximum number of interfaces of one card that the bridge considers.
 const MAX_INTERFACES: usize = 16;
 
 /// Why the bridge cannot use an agent's card.
@@ -118,7 +118,7 @@ pub struct Interface {
     pub tenant: Option<String>,
     /// Why it was chosen, for people.
     pub reason: String,
-    /// Whether the agent has answered a probe there, in this dialect.
+    /// Whether the agent has responded to a probe there, in this dialect.
     pub is_confirmed: bool,
 }
 
@@ -164,8 +164,8 @@ impl Card {
             description: text(&raw, "description").unwrap_or_default(),
             version: text(&raw, "version").unwrap_or_default(),
             streaming: streaming.and_then(Value::as_bool).unwrap_or(false),
-            output_modes: texts(&raw, "defaultOutputModes"),
-            input_modes: texts(&raw, "defaultInputModes"),
+            output_modes: strings(&raw, "defaultOutputModes"),
+            input_modes: strings(&raw, "defaultInputModes"),
             skills,
             warnings,
             security: Security::of_card(&raw),
@@ -288,10 +288,10 @@ fn skill(index: usize, value: &Value) -> Result<Skill, String> {
         name: name.unwrap_or_else(|| id.clone()),
         id,
         description: text(skill, "description").unwrap_or_default(),
-        tags: texts(skill, "tags"),
-        examples: texts(skill, "examples"),
-        input_modes: texts(skill, "inputModes"),
-        output_modes: texts(skill, "outputModes"),
+        tags: strings(skill, "tags"),
+        examples: strings(skill, "examples"),
+        input_modes: strings(skill, "inputModes"),
+        output_modes: strings(skill, "outputModes"),
     })
 }
 
@@ -321,7 +321,7 @@ fn text(map: &Map<String, Value>, key: &str) -> Option<String> {
     }
 }
 
-fn texts(map: &Map<String, Value>, key: &str) -> Vec<String> {
+fn strings(map: &Map<String, Value>, key: &str) -> Vec<String> {
     let list = field(map, key).and_then(Value::as_array);
     list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).take(64).collect()
 }

@@ -36,7 +36,7 @@ pub struct DialectChooser {
     protocol: Option<A2aVersion>,
     binding: Option<Binding>,
     max_response: u64,
-    /// Held while probing, so that many calls that fail at once probe once.
+    /// Held while probing, so that many calls that fail at the same time probe once.
     probing: tokio::sync::Mutex<()>,
     memory: Mutex<Memory>,
 }
@@ -93,7 +93,7 @@ impl DialectChooser {
         let interface = match tokio::time::timeout(CHOICE_TIMEOUT, self.probe(card, &candidates, None)).await
         {
             Ok(Some(interface)) => interface,
-            Ok(None) => unconfirmed("the agent answered no probe"),
+            Ok(None) => unconfirmed("the agent did not respond to any probe"),
             Err(_) => unconfirmed("probing timed out"),
         };
         Ok(self.remember(card, interface))
@@ -163,7 +163,7 @@ impl DialectChooser {
     }
 
     /// Probes the declared candidates, then the others. Returns the first that the agent certainly speaks, otherwise
-    /// the first that it may speak; `None` if the agent does not answer.
+    /// the first that it may speak; `None` if the agent does not respond.
     async fn probe(
         &self,
         card: &Card,
@@ -196,7 +196,7 @@ impl DialectChooser {
                 match verdict {
                     Verdict::Yes => return Some(found()),
                     Verdict::Maybe | Verdict::DemandsIds => maybe = maybe.or_else(|| Some(found())),
-                    Verdict::NoAnswer => return maybe,
+                    Verdict::NoResponse => return maybe,
                     Verdict::No | Verdict::WrongAddress => {}
                 }
             }
@@ -223,7 +223,7 @@ impl DialectChooser {
             return Verdict::No;
         };
         let verdict = get_unknown_task(&client).await;
-        // Any JSON-RPC agent may answer this request with some error.
+        // Any JSON-RPC agent may respond to this request with some error.
         if dialect == Dialect::V03Ids && verdict != Verdict::Yes {
             return Verdict::No;
         }
@@ -259,21 +259,21 @@ pub struct DialectFallback {
 enum Verdict {
     Yes,
     Maybe,
-    /// The agent answered, and requires all ids from the client.
+    /// The agent responded, and requires all ids from the client.
     DemandsIds,
     No,
     /// There is no agent at this URL.
     WrongAddress,
-    NoAnswer,
+    NoResponse,
 }
 
-/// Asks for a task that does not exist. Nearly all agents answer that they do not know it.
+/// Requests a task that does not exist. Nearly all agents respond that they do not know it.
 async fn get_unknown_task(client: &Client) -> Verdict {
     let (dialect, trace) = (client.dialect, TraceContext::default());
     let call = dialect.task_call(A2aMethod::Get, &uuid::Uuid::new_v4().to_string());
     let got = client.call(call, &trace, None, Dialect::read_task);
     match tokio::time::timeout(PROBE_TIMEOUT, got).await {
-        Err(_) => Verdict::NoAnswer,
+        Err(_) => Verdict::NoResponse,
         // One SDK returns a task for any id.
         Ok(Ok(_)) => Verdict::Yes,
         Ok(Err(error)) => verdict_of(&error, dialect),
@@ -288,7 +288,7 @@ fn verdict_of(error: &ClientError, dialect: Dialect) -> Verdict {
         return Verdict::DemandsIds;
     }
     match error {
-        ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::Token(_) => Verdict::NoAnswer,
+        ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::Token(_) => Verdict::NoResponse,
         ClientError::NotA2a { .. } | ClientError::Compressed { .. } | ClientError::TooLarge { .. } => {
             Verdict::No
         }

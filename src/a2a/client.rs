@@ -32,7 +32,7 @@ pub(crate) use error::{ClientError, ErrorOrigin, code};
 const USUAL_HEADER_COUNT: usize = 8;
 /// How much of a body that is not A2A an error shows.
 const MAX_SNIPPET: usize = 200;
-/// Longest reason why a body is not A2A; it may quote the body.
+/// Maximum length of the reason why a body is not A2A; it may quote the body.
 const MAX_REASON: usize = 400;
 
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ pub struct Client {
     credentials: Credentials,
     max_response: u64,
     fallback: Option<DialectFallback>,
-    /// Whether the agent has ever answered in this dialect.
+    /// Whether the agent has ever responded in this dialect.
     is_confirmed: Arc<AtomicBool>,
 }
 
@@ -72,7 +72,7 @@ impl Client {
         self
     }
 
-    /// Sends a message and waits until the agent answers.
+    /// Sends a message and waits until the agent responds.
     pub async fn send(
         &self,
         message: &OutgoingMessage<'_>,
@@ -188,7 +188,7 @@ impl Client {
         chooser.client(card, &other).ok()
     }
 
-    /// Remembers that the agent has answered in this dialect.
+    /// Remembers that the agent has responded in this dialect.
     fn confirm_dialect<T>(&self, result: Result<T, ClientError>) -> Result<T, ClientError> {
         let is_response = match &result {
             Ok(_) => true,

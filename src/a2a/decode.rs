@@ -1,6 +1,6 @@
 //! Decodes tasks, messages and updates of every version of A2A into the [model](super::model).
 //!
-//! One set of types accepts all spellings at once. Where some agents send two spellings of a field, both are fields
+//! One set of types accepts all spellings. Where some agents send two spellings of a field, both are fields
 //! here, because serde rejects an alias that occurs together with its name as a duplicate.
 
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use super::model::{
 };
 use crate::json::null_is_default;
 
-/// Longest id that an agent may assign. The bridge stores ids, sends them back and uses them in subjects.
+/// Maximum length of an id that an agent assigns. The bridge stores ids, sends them back and uses them in subjects.
 const MAX_AGENT_ID: usize = 1024;
 
 impl Event {

@@ -7,14 +7,14 @@
 //! | --- | --- | --- |
 //! | a2a-sdk (Python) 0.3 over REST | unknown task | HTTP 404 with `{"message": "Task not found"}` and no code |
 //! | python-a2a 0.5 | unknown task | `-32000`, "Task not found: …" |
-//! | Bindu 2026.36 | the task cannot be cancelled | `-32001` (unknown task), "Task cannot be canceled in …" |
+//! | Bindu 2026.36 | the task cannot be canceled | `-32001` (unknown task), "Task cannot be canceled in …" |
 //! | Bindu 2026.36 | ids are missing or no UUIDs | `-32700` (parse error), the validator's list of fields as data |
 //! | agents on a2a-sdk that raise an exception in `cancel` | no cancellation | `-32603`, "cancel not supported" |
 //! | agents with their own validation | the context id is rejected | `-32602` or `-32600`, the field in message or data |
 //!
-//! All texts are compared in lower case.
+//! The comparison ignores case.
 
-/// Most bytes of a text that are searched for the names of fields.
+/// Maximum bytes of a message that are searched for the names of fields.
 const MAX_SEARCHED: usize = 16 << 10;
 
 pub(super) fn says_task_not_found(message: &str) -> bool {
@@ -54,7 +54,7 @@ fn contains_any(text: &str, phrases: &[&str]) -> bool {
     phrases.iter().any(|phrase| text.contains(phrase))
 }
 
-/// Whether a text names the id of `what` as a field: `contextid`, `context_id`, `context id`.
+/// Whether a message names the id of `what` as a field: `contextid`, `context_id`, `context id`.
 fn names_id(text: &str, what: &str) -> bool {
     text.match_indices(what).any(|(at, _)| {
         let rest = text.get(at + what.len()..).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! The model of A2A content, independent of the dialect.
 //!
-//! [`super::decode`] accepts the spellings of every version at once: it ignores unknown fields and timestamps, keeps
+//! [`super::decode`] accepts the spellings of all versions: it ignores unknown fields and timestamps, keeps
 //! unknown states, treats `null` as absent, accepts snake_case, and keeps the text of data (so `1.0` stays `1.0`). The
 //! [dialects](super::dialect) write.
 
@@ -11,7 +11,7 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_S
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// An agent's answer to a message.
+/// An agent's response to a message.
 #[derive(Debug, Clone)]
 pub enum SendResult {
     Task(Task),
@@ -86,7 +86,7 @@ pub struct ArtifactExtras {
     pub extensions: Option<Box<RawValue>>,
     /// The metadata of the update that contained the artifact.
     pub update_metadata: Option<Box<RawValue>>,
-    /// The same for parts, by their index.
+    /// The extra fields of the parts, by their index.
     pub parts: Vec<(usize, PartExtras)>,
 }
 
@@ -214,13 +214,14 @@ impl TaskState {
         matches!(self, Self::Failed | Self::Rejected)
     }
 
-    pub fn is_waiting_for_caller(&self) -> bool {
+    /// Whether the task continues only after the caller has answered or authenticated.
+    pub fn awaits_caller(&self) -> bool {
         matches!(self, Self::InputRequired | Self::AuthRequired)
     }
 
-    /// Whether a task in this state does not continue by itself.
+    /// Whether the task does not continue by itself: it is final or awaits the caller.
     pub fn is_settled(&self) -> bool {
-        self.is_final() || self.is_waiting_for_caller()
+        self.is_final() || self.awaits_caller()
     }
 }
 

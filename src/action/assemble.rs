@@ -65,11 +65,8 @@ pub(crate) fn task_content(
         let counts = task.artifacts.is_empty() && !status_texts.is_empty();
         counts.then(|| (status_texts.to_owned(), MessageSource::States))
     };
-    let first = if task.state == TaskState::Completed {
-        response().or_else(status)
-    } else {
-        status().or_else(response)
-    };
+    let is_completed = task.state == TaskState::Completed;
+    let first = if is_completed { response().or_else(status) } else { status().or_else(response) };
     // Messages before the user's last one belong to an earlier turn.
     let since = task.history.iter().rposition(|message| message.from_user).map_or(0, |index| index + 1);
     let recent = task.history.get(since..).unwrap_or_default();

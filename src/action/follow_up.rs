@@ -113,9 +113,8 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
         }
         return Err(known_task_error(error, task_ref));
     }
-    let asks_the_same = |task: &Task| {
-        task.state.is_waiting_for_caller() && question_fingerprint(task) == question.fingerprint
-    };
+    let asks_the_same =
+        |task: &Task| task.state.awaits_caller() && question_fingerprint(task) == question.fingerprint;
     // A broken connection or the timeout of a gateway says nothing about the agent, which may take a while before
     // the task moves on.
     let is_agent_silent =

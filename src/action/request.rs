@@ -18,7 +18,7 @@ use crate::text::shorten;
 const BYTE_ORDER_MARK: char = '\u{feff}';
 const MAX_FILES: usize = 64;
 /// Maximum length of a list in `meta`.
-const MAX_META_LIST: usize = 100;
+const MAX_LIST: usize = 100;
 /// Maximum bytes of a session id, and of an entry of a list in `meta`.
 const MAX_META_STRING: usize = 256;
 
@@ -269,10 +269,8 @@ impl RequestFields {
         let Some(raw) = self.take(key) else { return Ok(Vec::new()) };
         let list: Vec<String> =
             serde_json::from_str(raw.get()).map_err(|_| wrong(&self.name(key), "a list of strings"))?;
-        if list.len() > MAX_META_LIST
-            || list.iter().any(|text| text.is_empty() || text.len() > MAX_META_STRING)
-        {
-            let limits = format!("a list of at most {MAX_META_LIST} strings of 1 to {MAX_META_STRING} bytes");
+        if list.len() > MAX_LIST || list.iter().any(|text| text.is_empty() || text.len() > MAX_META_STRING) {
+            let limits = format!("a list of at most {MAX_LIST} strings of 1 to {MAX_META_STRING} bytes");
             return Err(wrong(&self.name(key), &limits));
         }
         Ok(list)

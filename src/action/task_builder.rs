@@ -1,7 +1,7 @@
 //! Builds a task from the events of an agent: snapshots, status updates and pieces of artifacts.
 //!
-//! It serves streams, polling and single responses. Each event yields the progress events that report
-//! its new content; at the end the builder holds the complete task.
+//! It serves streams, polling and single responses. Each event yields the progress events that report its new content;
+//! at the end the builder holds the complete task.
 
 #[cfg(test)]
 mod tests;
@@ -26,6 +26,8 @@ pub(crate) struct TaskBuilder<'a> {
     pub(super) direct_message: Option<Message>,
     /// The text of all states before the last, in order.
     pub(super) status_texts: String,
+    /// Reports the new content of the event that is being applied.
+    progress: Vec<ProgressEvent>,
     streamed: ResponseText,
     is_task_reported: bool,
     before_answer: BeforeAnswer,
@@ -39,7 +41,7 @@ pub(crate) struct TaskBuilder<'a> {
     /// The part of `size` that every snapshot replaces.
     history_size: usize,
     max_size: usize,
-    reports_progress: bool,
+    reports_content: bool,
 }
 
 /// Whether the builder holds content from before the answer that the run has sent.
@@ -89,14 +91,17 @@ impl ArtifactIndex {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TaskTooLarge;
 
+pub(super) type Applied = Result<Vec<ProgressEvent>, TaskTooLarge>;
+
 impl<'a> TaskBuilder<'a> {
     /// The task may have `max_size` bytes.
-    pub(crate) fn new(rules: &'a ArtifactRules, max_size: usize, reports_progress: bool) -> Self {
+    pub(crate) fn new(rules: &'a ArtifactRules, max_size: usize, reports_content: bool) -> Self {
         Self {
             rules,
             task: None,
             direct_message: None,
             status_texts: String::new(),
+            progress: Vec::new(),
             streamed: ResponseText::default(),
             is_task_reported: false,
             before_answer: BeforeAnswer::Nothing,
@@ -107,12 +112,12 @@ impl<'a> TaskBuilder<'a> {
             size: 0,
             history_size: 0,
             max_size,
-            reports_progress,
+            reports_content,
         }
     }
 
     pub(crate) fn reset(&mut self) {
-        *self = Self::new(self.rules, self.max_size, self.reports_progress);
+        *self = Self::new(self.rules, self.max_size, self.reports_content);
     }
 
     pub(crate) fn task(&self) -> Option<&Task> {
@@ -143,7 +148,7 @@ impl<'a> TaskBuilder<'a> {
 
     /// The end of `message`, the text of all response artifacts, that was not streamed.
     pub(crate) fn not_streamed<'m>(&self, message: &'m str) -> &'m str {
-        if self.reports_progress { self.streamed.rest_of(message) } else { "" }
+        if self.reports_content { self.streamed.rest_of(message) } else { "" }
     }
 
     /// Starts with a task as it was before its answer. Its content was reported before.
@@ -157,11 +162,8 @@ impl<'a> TaskBuilder<'a> {
 
     /// Applies the first event after an answer. A snapshot that still waits is stale: it does not settle the task,
     /// and its content was reported before.
-    pub(crate) fn apply_first_after_answer(
-        &mut self,
-        event: Event,
-    ) -> Result<Vec<ProgressEvent>, TaskTooLarge> {
-        let is_stale = matches!(&event, Event::Task(task) if task.state.is_waiting_for_caller())
+    pub(crate) fn apply_first_after_answer(&mut self, event: Event) -> Applied {
+        let is_stale = matches!(&event, Event::Task(task) if task.state.awaits_caller())
             && !(self.before_answer == BeforeAnswer::WholeTask && self.is_of_another_task(&event));
         let mut progress = self.apply(event)?;
         if is_stale {
@@ -171,8 +173,8 @@ impl<'a> TaskBuilder<'a> {
         Ok(progress)
     }
 
-    pub(crate) fn apply(&mut self, event: Event) -> Result<Vec<ProgressEvent>, TaskTooLarge> {
-        let mut progress = Vec::with_capacity(2);
+    pub(crate) fn apply(&mut self, event: Event) -> Applied {
+        self.progress = Vec::with_capacity(2);
         self.stray_failure = None;
         if self.before_answer == BeforeAnswer::WholeTask {
             self.before_answer = BeforeAnswer::StaleState;
@@ -182,8 +184,8 @@ impl<'a> TaskBuilder<'a> {
             }
         }
         if self.is_of_another_task(&event) {
-            self.apply_of_another_task(event, &mut progress)?;
-            return Ok(progress);
+            self.apply_of_another_task(event)?;
+            return Ok(std::mem::take(&mut self.progress));
         }
         if std::mem::take(&mut self.before_answer) == BeforeAnswer::StaleState
             && let Some(task) = &mut self.task
@@ -196,15 +198,15 @@ impl<'a> TaskBuilder<'a> {
                 let text = text_of_parts(&message.parts);
                 self.resize(0, text.len())?;
                 if !text.is_empty() {
-                    progress.push(ProgressEvent::Response(text));
+                    self.progress.push(ProgressEvent::Response(text));
                 }
                 self.direct_message = Some(message);
             }
-            Event::Task(task) => self.apply_snapshot(task, &mut progress)?,
-            Event::Status(update) => self.apply_status(update, &mut progress)?,
-            Event::Artifact(update) => self.apply_artifact(update, &mut progress)?,
+            Event::Task(task) => self.apply_snapshot(task)?,
+            Event::Status(update) => self.apply_status(update)?,
+            Event::Artifact(update) => self.apply_artifact(update)?,
         }
-        Ok(progress)
+        Ok(std::mem::take(&mut self.progress))
     }
 
     /// Whether a state belongs to another task: an orchestrator may pass on the events of its helpers. Artifacts
@@ -219,14 +221,10 @@ impl<'a> TaskBuilder<'a> {
     }
 
     /// Reports the progress of another task, but not its end, which a caller would take for the end of this task.
-    fn apply_of_another_task(
-        &mut self,
-        event: Event,
-        progress: &mut Vec<ProgressEvent>,
-    ) -> Result<(), TaskTooLarge> {
+    fn apply_of_another_task(&mut self, event: Event) -> Result<(), TaskTooLarge> {
         match event {
             Event::Status(update) if !update.state.is_settled() => {
-                progress.push(state_event(&update.state, update.message.as_ref()));
+                self.progress.push(state_event(&update.state, update.message.as_ref()));
                 self.collect_text(update.message.as_ref())?;
             }
             Event::Status(update) if update.state == TaskState::Failed && !self.is_settled() => {
@@ -241,7 +239,7 @@ impl<'a> TaskBuilder<'a> {
 
     /// Applies the end of a stream. A failure in the same conversation as the last event is the failure of this task:
     /// when an agent crashes, a2a-js reports it under a new task id, and reports this task as working for ever.
-    pub(crate) fn end_stream(&mut self) -> Result<Vec<ProgressEvent>, TaskTooLarge> {
+    pub(crate) fn end_stream(&mut self) -> Applied {
         match self.stray_failure.take() {
             Some(update) => self.apply(Event::Status(StatusUpdate { task_id: None, ..update })),
             None => Ok(Vec::new()),
@@ -256,12 +254,8 @@ impl<'a> TaskBuilder<'a> {
         self.resize(before, self.status_texts.len())
     }
 
-    fn apply_snapshot(
-        &mut self,
-        mut snapshot: Task,
-        progress: &mut Vec<ProgressEvent>,
-    ) -> Result<(), TaskTooLarge> {
-        self.report_task(&snapshot.id, snapshot.context_id.as_deref(), progress);
+    fn apply_snapshot(&mut self, mut snapshot: Task) -> Result<(), TaskTooLarge> {
+        self.report_task(&snapshot.id, snapshot.context_id.as_deref());
         let is_new_state = self.task.as_ref().is_none_or(|task| {
             task.state != snapshot.state
                 || message_id(&task.status_message) != message_id(&snapshot.status_message)
@@ -282,11 +276,11 @@ impl<'a> TaskBuilder<'a> {
         for (index, artifact) in changed {
             let update =
                 ArtifactUpdate { task_id: None, context_id: None, artifact, append: false, last_chunk: true };
-            self.put_artifact(index, update, progress)?;
+            self.put_artifact(index, update)?;
         }
         // The artifacts first: a caller expects none after a final state.
         if is_new_state {
-            progress.push(state_event(&snapshot.state, snapshot.status_message.as_ref()));
+            self.progress.push(state_event(&snapshot.state, snapshot.status_message.as_ref()));
         }
         if !snapshot.history.is_empty() {
             let history = snapshot.history.iter().map(|message| size(&message.parts)).sum();
@@ -304,14 +298,10 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    fn apply_status(
-        &mut self,
-        update: StatusUpdate,
-        progress: &mut Vec<ProgressEvent>,
-    ) -> Result<(), TaskTooLarge> {
+    fn apply_status(&mut self, update: StatusUpdate) -> Result<(), TaskTooLarge> {
         let id = self.id_for(update.task_id.as_deref());
-        self.report_task(&id, update.context_id.as_deref(), progress);
-        progress.push(state_event(&update.state, update.message.as_ref()));
+        self.report_task(&id, update.context_id.as_deref());
+        self.progress.push(state_event(&update.state, update.message.as_ref()));
         if !update.state.is_settled() {
             self.collect_text(update.message.as_ref())?;
         }
@@ -324,28 +314,19 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    fn apply_artifact(
-        &mut self,
-        update: ArtifactUpdate,
-        progress: &mut Vec<ProgressEvent>,
-    ) -> Result<(), TaskTooLarge> {
+    fn apply_artifact(&mut self, update: ArtifactUpdate) -> Result<(), TaskTooLarge> {
         let id = self.id_for(update.task_id.as_deref());
-        self.report_task(&id, update.context_id.as_deref(), progress);
+        self.report_task(&id, update.context_id.as_deref());
         let task = task_mut(&mut self.task, &id);
         if task.context_id.is_none() {
             task.context_id.clone_from(&update.context_id);
         }
         let index = self.index.position(&task.artifacts, &update.artifact);
-        self.put_artifact(index, update, progress)
+        self.put_artifact(index, update)
     }
 
     /// Updates the artifact at `index`, or adds a new one.
-    fn put_artifact(
-        &mut self,
-        index: Option<usize>,
-        update: ArtifactUpdate,
-        progress: &mut Vec<ProgressEvent>,
-    ) -> Result<(), TaskTooLarge> {
+    fn put_artifact(&mut self, index: Option<usize>, update: ArtifactUpdate) -> Result<(), TaskTooLarge> {
         let Some(task) = &mut self.task else { return Ok(()) };
         self.has_content = true;
         let piece = &update.artifact;
@@ -367,13 +348,13 @@ impl<'a> TaskBuilder<'a> {
             added += length(&known.name);
         }
         added += extend(&mut known.parts, &piece.parts);
-        if self.reports_progress {
+        if self.reports_content {
             let is_response = self.rules.is_response(known);
             let text = is_response
                 .then(|| self.streamed.update(position, known, is_append, &update.artifact))
                 .flatten();
-            progress.push(ProgressEvent::Artifact { update, is_response });
-            progress.extend(text.map(ProgressEvent::Response));
+            self.progress.push(ProgressEvent::Artifact { update, is_response });
+            self.progress.extend(text.map(ProgressEvent::Response));
         }
         // Streamed text cannot be taken back, so an artifact that is replaced repeatedly adds up.
         if self.streamed.size() > self.max_size.saturating_mul(4) {
@@ -383,11 +364,11 @@ impl<'a> TaskBuilder<'a> {
     }
 
     /// Reports the task's id once.
-    fn report_task(&mut self, id: &str, context_id: Option<&str>, progress: &mut Vec<ProgressEvent>) {
+    fn report_task(&mut self, id: &str, context_id: Option<&str>) {
         if !self.is_task_reported && !id.is_empty() {
             self.is_task_reported = true;
-            progress
-                .push(ProgressEvent::Task { id: id.to_owned(), context_id: context_id.map(str::to_owned) });
+            let context_id = context_id.map(str::to_owned);
+            self.progress.push(ProgressEvent::Task { id: id.to_owned(), context_id });
         }
     }
 

@@ -201,13 +201,13 @@ impl Tasks {
     pub(crate) async fn mark_untracked(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
         let known = self.find_seen_here(agent, id).await.ok().flatten();
         if let Some(record) = known.filter(|record| !record.state.is_settled()) {
-            let lost = TaskRecord {
+            let untracked = TaskRecord {
                 reply: Err(why.clone()),
                 may_run_for: Duration::ZERO,
                 seen_at: SystemTime::now(),
                 ..TaskRecord::clone(&record)
             };
-            self.record(agent, id, lost, Observer { began: record.seen_at, is_lookup: false }).await;
+            self.record(agent, id, untracked, Observer { began: record.seen_at, is_lookup: false }).await;
         }
     }
 

@@ -21,7 +21,7 @@ const MAX_TOKEN_RESPONSE: u64 = 1 << 20;
 /// Lifetime of a token without `expires_in`.
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(3600);
 /// How long before it expires a token is renewed; for a short-lived token, a fifth of its lifetime.
-const MARGIN: Duration = Duration::from_secs(30);
+const RENEWAL_MARGIN: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TokenError {
@@ -128,9 +128,9 @@ impl OAuth {
         };
         // The message does not show the body, which may contain the token.
         let Some(token) = parsed.access_token.filter(|_| (200..300).contains(&status)) else {
-            let texts = [parsed.error, parsed.error_description];
-            let texts: Vec<_> = texts.into_iter().flatten().collect();
-            let mut reason = shorten(&format!("HTTP status {status} {}", texts.join(": ")), 300);
+            let reasons = [parsed.error, parsed.error_description];
+            let reasons: Vec<_> = reasons.into_iter().flatten().collect();
+            let mut reason = shorten(&format!("HTTP status {status} {}", reasons.join(": ")), 300);
             self.secrets.redact(&mut reason);
             return refused(reason);
         };
@@ -147,7 +147,7 @@ impl OAuth {
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .unwrap_or(DEFAULT_LIFETIME)
             .min(Duration::from_secs(30 * 24 * 3600));
-        let renew_at = requested_at + lifetime.saturating_sub(MARGIN.min(lifetime / 5));
+        let renew_at = requested_at + lifetime.saturating_sub(RENEWAL_MARGIN.min(lifetime / 5));
         let token = Token { header, renew_at };
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
         Ok(())

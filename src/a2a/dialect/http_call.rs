@@ -43,7 +43,7 @@ impl HttpCall {
         Self { method: Method::GET, path, content_type, rpc_method: None, params: None }
     }
 
-    /// The same call for one tenant: v1.0 has it in the parameters of JSON-RPC, and as the first segment of a
+    /// Sets the tenant: v1.0 has it in the parameters of JSON-RPC, and as the first segment of a
     /// REST path.
     pub(crate) fn for_tenant(mut self, tenant: &str) -> Self {
         if self.rpc_method.is_none() {

@@ -69,7 +69,7 @@ pub struct OutgoingMessage<'a> {
     pub skill_id: Option<&'a str>,
     /// The media types that the caller accepts.
     pub output_modes: &'a [String],
-    /// Whether the agent answers only when the task has settled, not as soon as the task exists. Streams ignore it.
+    /// Whether the agent responds only when the task has settled, not as soon as the task exists. Streams ignore it.
     pub blocking: bool,
     /// Records why the message was sent more than once.
     pub retries: &'a Retries,
@@ -95,7 +95,7 @@ impl Dialect {
         matches!(self, Self::V03Rest | Self::V1Rest)
     }
 
-    /// Whether the id of a new task is known before the agent answers.
+    /// Whether the id of a new task is known before the agent responds.
     pub fn client_assigns_task_ids(self) -> bool {
         matches!(self, Self::V01 | Self::V01Paths | Self::V03Ids)
     }
@@ -233,7 +233,7 @@ impl A2aMethod {
     }
 }
 
-/// The `result` of a JSON-RPC response, whatever its id: some agents answer with an id of their own. A body without
+/// The `result` of a JSON-RPC response, whatever its id: some agents respond with an id of their own. A body without
 /// the envelope is the result itself: that is how REST works, and some JSON-RPC agents leave the envelope out.
 fn result(body: &[u8]) -> Result<&str, ReadError> {
     #[derive(Deserialize)]

@@ -86,7 +86,7 @@ impl<'a> SentMetadata<'a> {
 struct SendConfiguration<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     accepted_output_modes: Vec<&'a str>,
-    /// Up to v0.3, where an agent answers at once by default.
+    /// Up to v0.3, where an agent responds immediately by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     blocking: Option<bool>,
     /// In v1.0, where an agent waits by default.
@@ -355,7 +355,7 @@ mod tests {
         let uri = json!({"kind": "file", "text": "", "file": {"bytes": "", "uri": "https://example.org/a"}});
         assert_eq!(params["message"]["parts"][2], uri);
         assert_eq!(body(Dialect::V03Ids.task_call(A2aMethod::Cancel, "t"))["params"], json!({"taskId": "t"}));
-        // The agent repeats such parts in its answer.
+        // The agent repeats such parts in its response.
         let read = Dialect::V03Ids.read_send_result(
             br#"{"result": {"role": "agent", "parts": [{"kind": "file", "text": "", "file": {"bytes": "aGk="}}]}}"#,
         );

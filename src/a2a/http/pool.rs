@@ -180,8 +180,8 @@ impl ConnectionPool {
     }
 }
 
-/// Connects to the first address that answers. Each has a head start before the next one; after a refusal the next one
-/// is tried at once.
+/// Connects to the first address that responds. Each has a head start before the next one; after a refusal the next one
+/// is tried immediately.
 async fn connect_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     let mut rest = addresses.into_iter();
     let mut tries = FuturesUnordered::new();
@@ -352,8 +352,8 @@ mod tests {
 
     use super::*;
 
-    /// Accepts one connection, answers one request on it and returns it, still open.
-    fn answer_once(listener: &TcpListener) -> JoinHandle<std::net::TcpStream> {
+    /// Accepts one connection, responds to one request on it and returns it, still open.
+    fn respond_once(listener: &TcpListener) -> JoinHandle<std::net::TcpStream> {
         let listener = listener.try_clone().unwrap();
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -383,7 +383,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_was_idle_for_half_a_second_is_not_reused() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (pool, agent) = (pool(&listener), answer_once(&listener));
+        let (pool, agent) = (pool(&listener), respond_once(&listener));
         call(&pool).await.unwrap();
         let _open = agent.join().unwrap();
         // Does not depend on how long this has taken so far.
@@ -398,7 +398,7 @@ mod tests {
     #[tokio::test]
     async fn a_close_is_detected_before_the_runtime_learns_of_it() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (pool, agent) = (pool(&listener), answer_once(&listener));
+        let (pool, agent) = (pool(&listener), respond_once(&listener));
         call(&pool).await.unwrap();
         let open = agent.join().unwrap();
         // With this option, close returns when the other side has received it.

@@ -30,7 +30,7 @@ use super::actions::Actions;
 use super::assemble::{self, MessageSource};
 use super::progress::{Progress, ProgressEvent};
 use super::request::ReplyMode;
-use super::task_builder::{TaskBuilder, TaskTooLarge};
+use super::task_builder::{Applied, TaskBuilder, TaskTooLarge};
 use crate::a2a::Instance;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
@@ -286,7 +286,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     fn asks_old_question(&self, task: &Task) -> bool {
         match &self.recorder.input.purpose {
             Purpose::Answer { question } => {
-                task.state.is_waiting_for_caller() && question_fingerprint(task) == *question
+                task.state.awaits_caller() && question_fingerprint(task) == *question
             }
             Purpose::NewTask { .. } | Purpose::ReadOrCancel => false,
         }
@@ -317,10 +317,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             self.recorder.observe(&task, "", None).await?;
             return Err(DeliveryError::TaskEnded);
         }
-        if task.id == id
-            && task.state.is_waiting_for_caller()
-            && (streams || self.waiter.progress.wants_content())
-        {
+        if task.id == id && task.state.awaits_caller() && (streams || self.waiter.progress.wants_content()) {
             self.builder.start_from(Task { history: Vec::new(), ..task });
         }
         Ok(())
@@ -408,15 +405,12 @@ impl<'a, P: Progress> CallRun<'a, P> {
             }
         }
         let is_settled = self.builder.is_settled();
-        Ok(match end {
-            // A submitted task may be silent for hours, so the run polls it. Any other call has timed out.
-            StreamEnd::Idle if !is_settled && self.waiter.mode != ReplyMode::Submit => {
-                return Err(self.interrupted(Interruption::Idle).await.into());
-            }
-            StreamEnd::Idle if !is_settled => RunPhase::Polling,
-            _ if is_settled || subscriptions >= MAX_SUBSCRIPTIONS => RunPhase::Polling,
-            _ => RunPhase::Subscribing { task_id: id, subscriptions },
-        })
+        // A submitted task may be silent for hours, so the run polls it. Any other call has timed out.
+        if end == StreamEnd::Idle && !is_settled && self.waiter.mode != ReplyMode::Submit {
+            return Err(self.interrupted(Interruption::Idle).await.into());
+        }
+        let polls = is_settled || end == StreamEnd::Idle || subscriptions >= MAX_SUBSCRIPTIONS;
+        Ok(if polls { RunPhase::Polling } else { RunPhase::Subscribing { task_id: id, subscriptions } })
     }
 
     async fn subscribe(&mut self, task_id: &str, subscriptions: u32) -> Result<RunPhase, DeliveryError> {
@@ -569,10 +563,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     /// Records a change of the task, and passes the progress to the caller.
-    async fn report(
-        &mut self,
-        progress: Result<Vec<ProgressEvent>, TaskTooLarge>,
-    ) -> Result<(), ActionError> {
+    async fn report(&mut self, progress: Applied) -> Result<(), ActionError> {
         let progress = progress.map_err(|TaskTooLarge| {
             let limit = self.actions.config.max_response_size;
             ActionError::from_client(ClientError::TooLarge { limit }).with_task(self.known_task())

@@ -64,7 +64,7 @@ impl TaskRecorder<'_> {
             self.actions.secrets.redact(&mut outcome.content.message);
         }
         let mut is_new_follow_up = false;
-        if task.state.is_waiting_for_caller() {
+        if task.state.awaits_caller() {
             let (follow_up, is_new) = Box::pin(self.follow_up(task, known)).await?;
             (outcome.follow_up, is_new_follow_up) = (Some(follow_up), is_new);
         }

@@ -267,7 +267,7 @@ impl Progress for ChunkWriter {
             },
             ProgressEvent::State { state, .. } => {
                 self.flush().await;
-                if state.is_waiting_for_caller() || (state.is_final() && state != TaskState::Completed) {
+                if state.awaits_caller() || (state.is_final() && state != TaskState::Completed) {
                     self.held.get_or_insert_default();
                 } else {
                     self.release_held("").await;
