@@ -39,7 +39,7 @@ struct AccessTokens {
 struct SecretForms {
     /// The longest first: if one begins with another, its end must not remain.
     all: Vec<SecretString>,
-    /// The first bytes of each. Nearly every text has none of these, and so no secret, whole or truncated.
+    /// The first bytes of each. Nearly every string has none of these, and so no secret, whole or truncated.
     prefixes: Vec<memmem::Finder<'static>>,
 }
 

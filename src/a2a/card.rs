@@ -34,7 +34,7 @@ pub enum CardError {
         #[source]
         source: Box<ClientError>,
     },
-    #[error("no answer within {limit:?} from {url}")]
+    #[error("no response within {limit:?} from {url}")]
     Timeout { url: String, limit: Duration },
     #[error("the agent card at {url} is larger than the limit of {limit} bytes")]
     TooLarge { url: String, limit: u64 },

@@ -383,7 +383,7 @@ impl ResponseBody {
     }
 }
 
-/// Reads a recorded response as [`Client::send`] would.
+/// Reads a recorded response like [`Client::send`].
 #[cfg(test)]
 pub(super) fn read_recorded(
     dialect: Dialect,

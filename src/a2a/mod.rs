@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! card::fetch ──> Card ──DialectChooser::choose──> Interface ──DialectChooser::client──> Client
-//!                                                                            │ send / stream / get / cancel
+//!                                                                                          │ send / stream / get / cancel
 //! OutgoingMessage ──Dialect::message_call──> HTTP ──Dialect::read_send_result──> SendResult (Task | Message)
 //! ```
 

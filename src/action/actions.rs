@@ -53,7 +53,7 @@ impl CallShutdown {
 }
 
 /// The running instance of an agent, if there is one.
-pub(crate) type LiveInstance = watch::Receiver<Option<Arc<Instance>>>;
+type LiveInstance = watch::Receiver<Option<Arc<Instance>>>;
 
 /// A change of a submitted task, to be published.
 #[derive(Debug)]

@@ -451,14 +451,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lost_task_says_why_unless_it_has_ended() {
+    async fn an_untracked_task_says_why_unless_it_has_ended() {
         let (one, _, agent) = replicas();
         let began = Observer { began: SystemTime::now(), is_lookup: false };
         let why = ActionError::new(Code::OutcomeUnknown, "cut off");
         one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
         one.mark_untracked(&agent, "t", &why).await;
-        let lost = one.find(&agent, "t").await.unwrap().unwrap();
-        assert_eq!(lost.reply.as_ref().unwrap_err().message, "cut off");
+        let untracked = one.find(&agent, "t").await.unwrap().unwrap();
+        assert_eq!(untracked.reply.as_ref().unwrap_err().message, "cut off");
         one.record(&agent, "t", submitted(TaskState::Completed, "done"), began).await;
         one.mark_untracked(&agent, "t", &why).await;
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "done");

@@ -27,7 +27,7 @@ const RENEWAL_MARGIN: Duration = Duration::from_secs(30);
 pub enum TokenError {
     #[error("cannot reach the token endpoint (`token_url`)")]
     Unreachable(#[source] Arc<ClientError>),
-    #[error("no answer from the token endpoint (`token_url`) within {}s", TOKEN_TIMEOUT.as_secs())]
+    #[error("no response from the token endpoint (`token_url`) within {}s", TOKEN_TIMEOUT.as_secs())]
     Timeout,
     #[error("the token endpoint (`token_url`) issued no token: {0}")]
     Refused(String),

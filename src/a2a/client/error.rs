@@ -45,7 +45,7 @@ pub enum ClientError {
     /// The connection broke after the request may have reached the agent.
     #[error("the connection to the agent broke before its response was complete")]
     Broken(#[source] HttpError),
-    #[error("the agent answered {}", describe_refusal(.http_status, .code, .message))]
+    #[error("the agent responded {}", describe_refusal(.http_status, .code, .message))]
     Refused {
         /// The HTTP status, unless it is a success.
         http_status: Option<u16>,

@@ -58,7 +58,7 @@ pub(crate) enum A2aMethod {
 /// A message to send, independent of the dialect.
 #[derive(Debug, Clone, Copy)]
 pub struct OutgoingMessage<'a> {
-    /// The same each time the message is sent, so that an agent can recognise a repeat.
+    /// Stays when the bridge sends the message again, so that an agent can recognise a repeat.
     pub message_id: Uuid,
     pub task_id: Option<&'a str>,
     /// The id for a new task, in dialects where the client assigns it.

@@ -147,7 +147,7 @@ impl ConnectionPool {
             connect_any(addresses).await
         };
         let reached = tokio::time::timeout(CONNECT_TIMEOUT, reach).await;
-        let stream = reached.map_err(|_| format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()))??;
+        let stream = reached.map_err(|_| format!("no response within {} s", CONNECT_TIMEOUT.as_secs()))??;
         set_options(&stream)?;
         let peeks = Arc::new(AtomicBool::new(false));
         let socket = Socket { stream, peeks: Arc::clone(&peeks) };
@@ -199,7 +199,7 @@ async fn connect_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     }
 }
 
-/// Sends small requests without delay, and detects a lost machine within a minute.
+/// Sends small requests without delay, and detects an unreachable machine within a minute.
 fn set_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);

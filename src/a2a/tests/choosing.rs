@@ -305,7 +305,7 @@ async fn the_card_decides_if_the_agent_answers_no_probe() {
     let card = Card::from_value(card_v03(&format!("http://{base}/"))).unwrap();
     let chooser = fake.chooser("use_card_url: true");
     let interface = chooser.choose(&card).await.unwrap();
-    assert_eq!(interface.reason, "declared by the card; the agent answered no probe");
+    assert_eq!(interface.reason, "declared by the card; the agent did not respond to any probe");
 }
 
 #[tokio::test]

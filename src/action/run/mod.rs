@@ -677,13 +677,13 @@ impl<'a, P: Progress> CallRun<'a, P> {
             }
             Interruption::Abandoned => "the caller no longer listens",
         };
-        let cancelled = match task_id {
+        let canceled = match task_id {
             Some(_) if leaves_task => Some(false),
             Some(id) => Some(self.cancel_at_agent(id).await),
             None => None,
         };
         let mut error = ActionError { task, ..ActionError::new(Code::Timeout, message) };
-        error.info.cancelled = Some(cancelled);
+        error.info.cancelled = Some(canceled);
         error.after_reaching_agent()
     }
 

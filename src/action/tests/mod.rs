@@ -1,4 +1,4 @@
-//! Actions of agents with deviations: refused conversations, late answers, ids made by the client.
+//! Actions of agents with deviations: refused conversations, late responses, ids made by the client.
 
 mod retry;
 
@@ -153,9 +153,9 @@ async fn a_stale_question_after_an_answer_is_not_a_new_one() {
 }
 
 #[tokio::test]
-async fn a_task_with_an_id_of_the_client_is_canceled_when_the_agent_does_not_answer() {
-    let cancelled: Arc<Mutex<Vec<Value>>> = Arc::default();
-    let log = Arc::clone(&cancelled);
+async fn a_task_with_an_id_of_the_client_is_canceled_when_the_agent_does_not_respond() {
+    let canceled: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let log = Arc::clone(&canceled);
     let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
         "tasks/send" => NO_RESPONSE,
         "tasks/cancel" => {
@@ -171,7 +171,7 @@ async fn a_task_with_an_id_of_the_client_is_canceled_when_the_agent_does_not_ans
     let reply = invoke(&actions, None, &options).await;
     assert_eq!(reply["error_info"]["code"], "timeout");
     assert_eq!(reply["error_info"]["cancelled"], true);
-    assert_eq!(*cancelled.lock().unwrap(), [reply["task"]["id"].clone()]);
+    assert_eq!(*canceled.lock().unwrap(), [reply["task"]["id"].clone()]);
     let sent = fake.received().into_iter().find(|seen| seen.rpc_method() == "tasks/send").unwrap();
     assert_eq!(sent.json()["params"]["id"], reply["task"]["id"]);
 }

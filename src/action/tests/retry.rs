@@ -346,8 +346,8 @@ async fn a_question_and_a_failure_that_are_only_in_the_history_are_reported() {
     let failed = say(&actions, "fail please").await;
     assert_eq!(failed["status"], "FAILED");
     assert_eq!(failed["message"], "Task execution failed: planned failure");
-    let cancelled = say(&actions, "ask again").await;
-    let id = cancelled["task"]["id"].as_str().unwrap();
+    let asked = say(&actions, "ask again").await;
+    let id = asked["task"]["id"].as_str().unwrap();
     let canceled = actions.cancel_task(id, &CallOptions::default()).await.unwrap();
     assert_eq!(canceled.status.name(), "CANCELED");
 }
