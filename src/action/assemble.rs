@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_precedes_the_final_status_message_of_a_completed_task() {
+    fn the_response_precedes_the_final_status_message_of_a_completed_task() {
         assert_eq!(content(&completed(&[artifact("a", "one"), artifact("b", "two")])).message, "one\ntwo");
         assert_eq!(content(&completed(&[])).message, "done");
     }

@@ -181,7 +181,7 @@ async fn other_errors_are_never_a_reason_to_repeat_a_message() {
 }
 
 #[tokio::test]
-async fn an_address_that_has_answered_before_is_never_the_wrong_one() {
+async fn an_address_that_has_responded_before_is_never_the_wrong_one() {
     for status in [404, 405, 302] {
         let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
             "message/send" | "SendMessage" => (status, "text/plain", "nope".to_owned()),
@@ -295,7 +295,7 @@ async fn an_agent_that_speaks_only_grpc_is_unsupported() {
 }
 
 #[tokio::test]
-async fn the_card_decides_if_the_agent_answers_no_probe() {
+async fn the_card_decides_if_the_agent_responds_to_no_probe() {
     let fake = FakeAgent::start(v03).await;
     let base = {
         // A port without a listener.

@@ -110,8 +110,8 @@ async fn serve(
             }
             _ => (format!("Content-Length: {}", body.len()), body.as_str()),
         };
-        let answer = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{head}\r\n\r\n{rest}");
-        stream.write_all(answer.as_bytes()).await?;
+        let response = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{head}\r\n\r\n{rest}");
+        stream.write_all(response.as_bytes()).await?;
         match after {
             AfterResponse::KeepsOpen => {}
             AfterResponse::SendsMore => stream.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await?,

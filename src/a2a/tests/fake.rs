@@ -1,4 +1,4 @@
-//! An agent for tests: one function answers every request.
+//! An agent for tests: one function responds to every request.
 
 use std::sync::{Arc, Mutex};
 
@@ -62,12 +62,12 @@ pub(crate) struct FakeAgent {
 
 impl FakeAgent {
     pub(crate) async fn start(
-        answer: impl Fn(&ReceivedRequest) -> FakeResponse + Send + Sync + 'static,
+        respond: impl Fn(&ReceivedRequest) -> FakeResponse + Send + Sync + 'static,
     ) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let received: Arc<Mutex<Vec<ReceivedRequest>>> = Arc::default();
-        let (log, answer) = (Arc::clone(&received), Arc::new(answer));
+        let (log, respond) = (Arc::clone(&received), Arc::new(respond));
         let handle = move |method: Method, uri: Uri, headers: HeaderMap, body: Bytes| {
             let request = ReceivedRequest {
                 method,
@@ -76,7 +76,7 @@ impl FakeAgent {
                 headers,
                 text: String::from_utf8_lossy(&body).into_owned(),
             };
-            let (status, content_type, body) = answer(&request);
+            let (status, content_type, body) = respond(&request);
             log.lock().unwrap().push(request);
             async move {
                 let Ok(status) = StatusCode::from_u16(status) else {
@@ -170,7 +170,7 @@ pub(crate) fn v1(request: &ReceivedRequest) -> FakeResponse {
     }
 }
 
-/// Behaves like Bindu 2026.36.7: v0.3 with all ids from the client, `taskId`, snake_case, and immediate answers.
+/// Behaves like Bindu 2026.36.7: v0.3 with all ids from the client, `taskId`, snake_case, and immediate responses.
 pub(crate) fn bindu() -> impl Fn(&ReceivedRequest) -> FakeResponse + Send + Sync + 'static {
     let tasks: Mutex<std::collections::BTreeMap<String, Value>> = Mutex::default();
     move |request| {

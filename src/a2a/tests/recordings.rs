@@ -84,7 +84,7 @@ fn outcome(file: &Path, dialect: Dialect) -> String {
             if head.contains("text/event-stream") {
                 stream(body, dialect)
             } else {
-                answer(dialect, status, Some("application/json"), body.trim().as_bytes())
+                summary(dialect, status, Some("application/json"), body.trim().as_bytes())
             }
         }
         other => panic!("unknown extension {other:?}"),
@@ -110,7 +110,7 @@ fn exchange(exchange: &Exchange, dialect: Dialect) -> String {
         return card(&body);
     }
     let content_type = exchange.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
-    answer(dialect, status, content_type.map(|(_, value)| value.as_str()), body.as_bytes())
+    summary(dialect, status, content_type.map(|(_, value)| value.as_str()), body.as_bytes())
 }
 
 fn card(body: &str) -> String {
@@ -119,7 +119,7 @@ fn card(body: &str) -> String {
     format!("card {:?}, skills {skills:?}, offers {:?}", card.name, card.describe_interfaces())
 }
 
-fn answer(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]) -> String {
+fn summary(dialect: Dialect, status: u16, content_type: Option<&str>, body: &[u8]) -> String {
     match read_recorded(dialect, status, content_type, body) {
         Ok(SendResult::Task(task)) => {
             let parts = task.artifacts.iter().map(|artifact| parts(&artifact.parts));

@@ -49,9 +49,9 @@ async fn start() -> String {
             let _ = stream.read(&mut request).await;
             let body = r#"{"error": {"code": -32001, "message": "Task not found"}}"#;
             let length = body.len();
-            let answer =
+            let response =
                 format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
-            let _ = stream.write_all(answer.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
             let _ = stream.shutdown().await;
         }
     });

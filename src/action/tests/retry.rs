@@ -43,14 +43,14 @@ fn sent_as_one(fake: &FakeAgent) -> usize {
     messages.len()
 }
 
-fn as_event(answer: &FakeResponse) -> FakeResponse {
-    (200, "text/event-stream", format!("data: {}\n\n", answer.2))
+fn as_event(response: &FakeResponse) -> FakeResponse {
+    (200, "text/event-stream", format!("data: {}\n\n", response.2))
 }
 
-/// An agent that answers a stream call with `answer`, and would run a send.
-async fn refusing_streams(answer: impl Fn() -> FakeResponse + Send + Sync + 'static) -> FakeAgent {
+/// An agent that responds to a stream call with `response`, and would run a send.
+async fn refusing_streams(response: impl Fn() -> FakeResponse + Send + Sync + 'static) -> FakeAgent {
     FakeAgent::start(move |request| match request.rpc_method().as_str() {
-        "message/stream" => answer(),
+        "message/stream" => response(),
         _ => v03(request),
     })
     .await
@@ -65,9 +65,9 @@ async fn refusing_streams(answer: impl Fn() -> FakeResponse + Send + Sync + 'sta
 #[case::http_500(|| (500, "text/plain", "streaming is not supported".to_owned()))]
 #[tokio::test]
 async fn an_error_that_proves_nothing_does_not_turn_a_stream_into_a_send(
-    #[case] answer: fn() -> FakeResponse,
+    #[case] response: fn() -> FakeResponse,
 ) {
-    let fake = refusing_streams(answer).await;
+    let fake = refusing_streams(response).await;
     let actions = actions(&fake, &streaming_card()).await;
     let reply = invoke_in(ReplyMode::Stream, &actions, None, &CallOptions::default()).await;
     assert_eq!(reply["status"], "ERROR", "{reply}");
@@ -119,9 +119,11 @@ async fn the_reply_has_a_reason_for_each_retry() {
 #[case::no_field(|| error(-32602, "context window exceeded while the agent ran"))]
 #[case::internal(|| error(-32603, "contextId is wrong"))]
 #[tokio::test]
-async fn an_error_that_does_not_refuse_the_context_id_causes_no_retry(#[case] answer: fn() -> FakeResponse) {
+async fn an_error_that_does_not_refuse_the_context_id_causes_no_retry(
+    #[case] response: fn() -> FakeResponse,
+) {
     let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
-        "message/send" => answer(),
+        "message/send" => response(),
         _ => v03(request),
     })
     .await;
@@ -158,13 +160,15 @@ async fn invalid_params_that_name_the_context_id_omit_it_once(
     assert_eq!(sent_as_one(&fake), 2);
 }
 
-/// An agent that refuses all probes, so that they prove nothing, and then answers the message.
-async fn unproven(answer: impl Fn() -> FakeResponse + Send + Sync + 'static) -> (FakeAgent, Arc<AtomicBool>) {
+/// An agent that refuses all probes, so that they prove nothing, and then responds to the message.
+async fn unproven(
+    response: impl Fn() -> FakeResponse + Send + Sync + 'static,
+) -> (FakeAgent, Arc<AtomicBool>) {
     let is_open = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_open);
     let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
         _ if !switch.load(Ordering::Relaxed) => (403, "text/plain", "not yet".to_owned()),
-        "message/send" => answer(),
+        "message/send" => response(),
         _ => v1(request),
     })
     .await;
@@ -180,8 +184,8 @@ async fn unproven(answer: impl Fn() -> FakeResponse + Send + Sync + 'static) -> 
 #[case::framework(|| (405, "application/json", json!({"detail": "Method Not Allowed"}).to_string()))]
 #[case::moved(|| (307, "text/plain", String::new()))]
 #[tokio::test]
-async fn a_bare_http_status_proves_nothing(#[case] answer: fn() -> FakeResponse) {
-    let (fake, is_open) = unproven(answer).await;
+async fn a_bare_http_status_proves_nothing(#[case] response: fn() -> FakeResponse) {
+    let (fake, is_open) = unproven(response).await;
     let actions = actions(&fake, &plain_card()).await;
     is_open.store(true, Ordering::Relaxed);
     let reply = invoke(&actions, None, &CallOptions::default()).await;
@@ -193,10 +197,10 @@ async fn a_bare_http_status_proves_nothing(#[case] answer: fn() -> FakeResponse)
 #[case::version(|| error(-32009, "version not supported"), "version_not_supported")]
 #[tokio::test]
 async fn an_agent_with_another_dialect_gets_the_message_in_it_and_the_reply_says_so(
-    #[case] answer: fn() -> FakeResponse,
+    #[case] response: fn() -> FakeResponse,
     #[case] reason: &str,
 ) {
-    let (fake, is_open) = unproven(answer).await;
+    let (fake, is_open) = unproven(response).await;
     let actions = actions(&fake, &plain_card()).await;
     is_open.store(true, Ordering::Relaxed);
     let reply = invoke(&actions, None, &CallOptions::default()).await;
