@@ -28,8 +28,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// closing has an unknown outcome, and servers close idle connections after five seconds, two (gunicorn) or even one.
 /// Half of that leaves time for a slow machine, and a new connection costs little where requests are that rare.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a connection with TLS is kept. A new one costs more, and the server is usually a proxy that keeps connections for a
-/// minute.
+/// How long a connection with TLS is kept. A new one costs more, and the server is usually a proxy that keeps
+/// connections for a minute.
 const IDLE_TIMEOUT_TLS: Duration = Duration::from_secs(4);
 
 /// The byte order mark of UTF-8.
