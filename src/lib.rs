@@ -102,7 +102,7 @@
 //! | redaction of credentials in errors | `Dispatcher::guarded` in `dispatch/mod.rs`, with `ActionError::redacted` in `reply/error.rs`; `secrets.rs` knows the secrets |
 //! | redaction of credentials in the reason of a failed task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
 //! | how an interrupted stream continues | `CallRun::follow` in `action/run/mod.rs` |
-//! | whether and when an agent restarts after an exit | `Lifecycle::after_failure` in `agent/lifecycle.rs`; `Backoff::pause` in `process/restart.rs` computes the pause |
+//! | whether and when an agent restarts after an exit | `Lifecycle::after_failure` in `agent/lifecycle.rs`; `Backoff::next_delay` in `process/restart.rs` computes the delay |
 //! | which state is evicted or refused | `BoundedTable::evict` and `BoundedTable::put` in `state/table.rs`; `MemoryStore` in `state/memory.rs` has the policy per kind |
 //! | when expired state is removed | `State::sweep_periodically` in `state/mod.rs`, with `BoundedTable::sweep_step` in `state/table.rs` |
 //! | how a reply is encoded, and truncated if it is too large | `bus/encoded_reply.rs` |

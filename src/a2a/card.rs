@@ -41,8 +41,8 @@ pub enum CardError {
     /// The card is in the configuration, but the agent does not listen.
     #[error("the agent does not accept connections at {url}")]
     NotListening { url: String },
-    #[error("no agent card: {0}")]
-    Status(String),
+    #[error("no agent card: {responses}")]
+    Status { responses: String, is_unauthorized: bool },
     #[error("not an agent card: {0}")]
     Invalid(String),
     #[error("the card declares only {0}; the bridge speaks A2A v0.1 to v1.0 over JSON-RPC and REST")]
@@ -56,9 +56,10 @@ impl CardError {
     pub fn redacted(mut self, secrets: &Secrets) -> Self {
         match &mut self {
             Self::Fetch { source, .. } => source.redact(secrets),
-            Self::Status(text) | Self::Invalid(text) | Self::Unsupported(text) | Self::Auth(text) => {
-                secrets.redact(text);
-            }
+            Self::Status { responses: text, .. }
+            | Self::Invalid(text)
+            | Self::Unsupported(text)
+            | Self::Auth(text) => secrets.redact(text),
             Self::Timeout { .. } | Self::TooLarge { .. } | Self::NotListening { .. } => {}
         }
         self

@@ -136,19 +136,18 @@ impl Diagnosis {
 
     fn card(error: &CardError, config: &config::AgentConfig) -> Self {
         let text = error_chain(error);
-        let refused = ["answers 401", "answers 403"].iter().any(|words| text.contains(words));
         let has_credentials = config.bearer_token.is_some()
             || !config.headers.is_empty()
             || config.auth.is_some()
             || config.card_auth.is_some();
         let advice = match error {
-            CardError::Status(_) if refused && has_credentials => {
+            CardError::Status { is_unauthorized: true, .. } if has_credentials => {
                 "the agent rejects the credentials: correct `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
             }
-            CardError::Status(_) if refused => {
+            CardError::Status { is_unauthorized: true, .. } => {
                 "the agent requires credentials: set `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
             }
-            CardError::Status(_) => {
+            CardError::Status { .. } => {
                 "the server at `url` responds but serves no card: set `card_path` to the card's path, or put the card itself \
                  under `card`"
                     .to_owned()

@@ -91,7 +91,7 @@ async fn fetch_card(url: &Url) -> CliResult<Card> {
             .hint("is the agent running? Without `--from`, `a2a-bridge init` writes a file for you to edit")
     };
     let no_card = |error: card::CardError| match error {
-        card::CardError::Status(_) => no_agent(&error).hint(NO_CARD_HINT),
+        card::CardError::Status { .. } => no_agent(&error).hint(NO_CARD_HINT),
         _ => no_agent(&error),
     };
     let agent = config

@@ -23,12 +23,13 @@ pub(crate) async fn fetch(
     card_path: Option<&str>,
     credentials: &Credentials,
 ) -> Result<Card, CardError> {
-    let mut refusals = Vec::new();
+    let (mut responses, mut is_unauthorized) = (Vec::new(), false);
     for url in candidates(base, card_path) {
         return Err(match tokio::time::timeout(CARD_TIMEOUT, get(http, &url, credentials)).await {
             Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
             Ok(Ok((status, _))) => {
-                refusals.push(format!("{url} answers {}{}", status.as_u16(), hint(status)));
+                is_unauthorized |= matches!(status.as_u16(), 401 | 403);
+                responses.push(format!("{url} answers {}{}", status.as_u16(), hint(status)));
                 continue;
             }
             Ok(Err(ClientError::TooLarge { limit })) => CardError::TooLarge { url: url.into(), limit },
@@ -36,7 +37,7 @@ pub(crate) async fn fetch(
             Err(_) => CardError::Timeout { url: url.into(), limit: CARD_TIMEOUT },
         });
     }
-    Err(CardError::Status(refusals.join(", ")))
+    Err(CardError::Status { responses: responses.join(", "), is_unauthorized })
 }
 
 fn hint(status: reqwest::StatusCode) -> &'static str {
