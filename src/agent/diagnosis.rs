@@ -1,7 +1,5 @@
 //! What is wrong with an agent and what an operator can do about it.
 
-use crate::text::duration;
-use crate::text::error_chain;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -10,6 +8,7 @@ use crate::a2a::card::CardError;
 use crate::a2a::client::ClientError;
 use crate::config;
 use crate::process::child::{Exit, SpawnError};
+use crate::text::{duration, error_chain};
 
 const KILLED: &str = "another process killed it, most often the kernel because memory ran out: check `dmesg` and the \
                       memory limit of the service or container";
@@ -254,8 +253,6 @@ fn without_restart(advice: &str) -> &str {
 
 fn card_url(config: &config::AgentConfig) -> String {
     let base = config.url.as_str().trim_end_matches('/');
-    match &config.card_path {
-        Some(path) => format!("{base}{path}"),
-        None => format!("{base}/.well-known/agent-card.json"),
-    }
+    let path = config.card_path.as_deref().unwrap_or("/.well-known/agent-card.json");
+    format!("{base}{path}")
 }

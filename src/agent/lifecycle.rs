@@ -24,7 +24,6 @@
 //! | the supervisor gave up on it | the previous one: `starting` or `unhealthy` |
 //! | a command, or the bridge shuts down | `starting`: not callable, and the command is not complete |
 
-use crate::text::error_chain;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -37,6 +36,7 @@ use super::status::{AgentState, AgentStatus, KnownCard};
 use crate::config::{self, Restart};
 use crate::process::child::Exit;
 use crate::process::restart::{Backoff, RestartBudget};
+use crate::text::error_chain;
 
 /// First and maximum back-off before a restart of a launched agent.
 const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -383,13 +383,14 @@ impl Lifecycle {
             Phase::Unhealthy { reachable, suspended, problem } => (reachable, suspended, Some(problem)),
             other => return other,
         };
+        let (process, ready_for) = (reachable.process, reachable.since.elapsed());
         let config = Arc::clone(self.launched.as_ref().unwrap_or(&self.config));
         let failed = Diagnosis::probe(error, &config);
         // Another process owns the port, or an attached agent has no listener: waiting does not help.
-        let is_lost = matches!(error, ProbeError::Foreign { .. })
-            || (reachable.process.is_none() && error.is_unreachable());
+        let is_lost =
+            matches!(error, ProbeError::Foreign { .. }) || (process.is_none() && error.is_unreachable());
         if is_lost {
-            return self.give_up(reachable.process, AgentState::Unhealthy, failed, reachable.since.elapsed());
+            return self.give_up(process, AgentState::Unhealthy, failed, ready_for);
         }
         if error.is_timeout() && busy {
             tracing::debug!(agent = %self.name, "probe timed out while calls are in flight; ignoring it");
@@ -407,14 +408,9 @@ impl Lifecycle {
                 let error = card_error.as_deref().unwrap_or(&failed.text);
                 tracing::warn!(agent = %self.name, error, failures = failures.ready, "card probe failed");
             }
-            if reachable.process.is_some() && failures.alive >= config.liveness.failures {
+            if process.is_some() && failures.alive >= config.liveness.failures {
                 let hung = Diagnosis::hung(error, failures.alive, &config);
-                return self.give_up(
-                    reachable.process,
-                    AgentState::Unhealthy,
-                    hung,
-                    reachable.since.elapsed(),
-                );
+                return self.give_up(process, AgentState::Unhealthy, hung, ready_for);
             }
             if failures.ready >= config.readiness.failures {
                 return Phase::Unhealthy { reachable, suspended, problem: failed };

@@ -72,12 +72,8 @@ pub(super) async fn read_card(start: &Start, limit: Duration) -> Result<KnownCar
     if let Some(port) = &start.port {
         match port.owner(start.tree) {
             PortOwner::Own(_) | PortOwner::Unknown => {}
-            PortOwner::Free => {
-                return Err(ProbeError::NotListening { port: port.number, instead: Vec::new() });
-            }
-            PortOwner::Other { process } => {
-                return Err(ProbeError::Foreign { port: port.number, process });
-            }
+            PortOwner::Free => return Err(ProbeError::NotListening { port: port.number, instead: vec![] }),
+            PortOwner::Other { process } => return Err(ProbeError::Foreign { port: port.number, process }),
         }
     }
     let (config, chooser) = (&start.config, &start.chooser);

@@ -1,6 +1,5 @@
 //! One start of an agent: choosing a port, and waiting for readiness.
 
-use crate::text::error_chain;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use crate::a2a::{self, HttpClient};
 use crate::config::{self, Port};
 use crate::process::ports::{self, LocalPort, PortOwner};
 use crate::secrets::Secrets;
+use crate::text::error_chain;
 
 /// First delay between startup probes.
 const FIRST_DELAY: Duration = Duration::from_millis(10);

@@ -30,11 +30,10 @@ pub(super) async fn request_all<T: DeserializeOwned>(
     let mut first = replies.next(WAIT_NOTICE_DELAY).await;
     if matches!(first, Err(NoReply::Timeout(_))) {
         eprintln_dim(format_args!("no reply yet; waiting up to {}s", timeout.as_secs()));
-        first =
-            replies.next(timeout.saturating_sub(WAIT_NOTICE_DELAY)).await.map_err(|reason| match reason {
-                NoReply::Timeout(_) => NoReply::Timeout(timeout),
-                other => other,
-            });
+        first = match replies.next(timeout.saturating_sub(WAIT_NOTICE_DELAY)).await {
+            Err(NoReply::Timeout(_)) => Err(NoReply::Timeout(timeout)),
+            reply => reply,
+        };
     }
     let first = first.map_err(|reason| no_reply_error(mesh, agent, verb, reason))?;
     let mut all = vec![parse(&first)?];

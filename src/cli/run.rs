@@ -92,13 +92,14 @@ async fn reload(bridge: &Bridge, file: Option<&Path>) {
                 );
             }
         }
-        Err(error @ BridgeError::Auth { .. }) => {
-            tracing::error!(error = error_chain(&error), "reload failed; keeping the current configuration");
-        }
         Err(error) => {
+            let result = match error {
+                BridgeError::Auth { .. } => "keeping the current configuration",
+                _ => "only the other agents use the new configuration",
+            };
             tracing::error!(
                 error = error_chain(&error),
-                "reload incomplete: only the other agents use the new configuration; fix the error and send SIGHUP again"
+                "reload failed; {result}; fix it and send SIGHUP again"
             );
         }
     }

@@ -141,10 +141,7 @@ pub(super) enum ChildCommand {
 pub(super) enum ChildState {
     Running,
     /// The child itself has exited; its descendants may still run.
-    #[cfg_attr(
-        not(target_os = "linux"),
-        expect(dead_code, reason = "only a guard distinguishes the two exits")
-    )]
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only a guard reports both exits"))]
     Exited(Exit),
     TreeExited(Exit),
 }

@@ -225,7 +225,7 @@ fn a_shell_gets_the_line_as_it_stands() {
     let agent = agent("shell: true\ncommand: a & b \"c\"");
     assert_eq!(agent.command.unwrap(), ["/bin/sh", "-c", "a & b \"c\""]);
     let error = refused(&agent_file("shell: true\ncommand: [a, b]"));
-    assert!(error.contains("one line, not a list"), "{error}");
+    assert!(error.contains("one string, not a list"), "{error}");
 }
 
 #[test]
