@@ -41,7 +41,7 @@ async fn agents_skills_and_card_print_tables_or_json() {
     let agents = stage.run(&["agents"]);
     let lines: Vec<_> = agents.out.lines().collect();
     assert_eq!(lines[0], "NAME  STATE  SKILLS  RESTARTS  AGE  PROBLEM");
-    assert!(lines[1].starts_with("demo  ready   8       0         "), "{agents:?}");
+    assert!(lines[1].starts_with("demo  ready  8       0         "), "{agents:?}");
     assert!(!agents.out.contains('\x1b'), "no colour without a terminal");
 
     let agents = stage.run(&["agents", "list", "--output", "json"]).json();

@@ -134,7 +134,7 @@ async fn ctrl_c_cancels_the_task_of_a_stream() {
     // The task id is not known yet, so the cancellation waits for it.
     send_signal(&call, Signal::SIGINT);
     let mut stderr = BufReader::new(call.stderr.take().unwrap()).lines();
-    let noticed = tokio::task::block_in_place(|| stderr.any(|line| line.unwrap().contains("cancelling")));
+    let noticed = tokio::task::block_in_place(|| stderr.any(|line| line.unwrap().contains("canceling")));
     assert!(noticed, "it exited without a message");
     stream.frame("task", json!({"id": "t-1", "context_id": "c"})).await;
     let cancel = next(&mut requests).await;
