@@ -1,4 +1,4 @@
-//! a2a-bridge publishes the skills of A2A agents as actions on a NATS mesh.
+//! a2a-bridge publishes the skills of A2A agents as actions on NATS.
 //!
 //! This page describes the architecture: the modules, the path of a request, and ownership. The program is
 //! [`main`]; all other modules are internal.
