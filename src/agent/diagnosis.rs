@@ -53,7 +53,7 @@ impl Diagnosis {
             ),
         };
         let launched = "or use another port: `port: auto` with `{port}` in `command` and `url` finds a free one; \
-                        if another program listens for the agent, as with `docker run -p`, set `verify_port: false`";
+                        if another program listens on behalf of the agent, as with `docker run -p`, set `verify_port: false`";
         let advice = if config.command.is_some() { format!("{first}, {launched}") } else { first };
         Self { text: format!("port {port} in use by {who}"), advice }
     }

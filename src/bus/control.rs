@@ -204,7 +204,7 @@ impl Controller {
             "restart" => self.command(AgentCommand::Restart, reply).await,
             "logs" => self.send_logs(&request, reply).await,
             _ => {
-                let text = "unknown verb; use one of `show`, `start`, `stop`, `restart`, `logs`";
+                let text = "unknown command; use one of `show`, `start`, `stop`, `restart`, `logs`";
                 return Err(ActionError::invalid(text));
             }
         }

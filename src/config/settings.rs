@@ -43,7 +43,7 @@ settings! {
     pub(crate) struct NatsConfig, check rules::nats {
         /// NATS server. For several servers of one cluster, write a list, or put commas between them.
         url: Servers, default "nats://127.0.0.1:4222";
-        /// Authenticate with a `.creds` file (JWT and nkey seed). The path is relative to the directory of this file.
+        /// Authenticate with a `.creds` file (JWT and nkey seed). The path is relative to the directory of the configuration file.
         credentials: Option<PathBuf>, example "bridge.creds";
         /// Authenticate with an nkey seed.
         nkey: Option<Secret<AuthToken>>, example "${NATS_NKEY_SEED}";
@@ -61,7 +61,7 @@ settings! {
         agent_protocol: Option<AgentProtocolConfig>;
     }
 
-    /// TLS with certificates of your own. Paths are relative to the directory of this file.
+    /// TLS with certificates of your own. Paths are relative to the directory of the configuration file.
     pub(crate) struct TlsFiles, check rules::tls {
         /// PEM file with the certificate authorities to trust instead of the system's.
         ca: Option<PathBuf>, example "tls/ca.pem";
@@ -81,10 +81,10 @@ settings! {
 
     /// One agent.
     pub struct AgentConfig, check rules::agent, then Self::complete {
-        /// Name of the agent on NATS, unique in this file.
+        /// Name of the agent on NATS, unique in the configuration.
         name | agent_name: AgentName, example "weather";
-        /// Base URL of the agent: scheme, host, port, and the path above its card, if there is one. `{port}`
-        /// stands for `port`.
+        /// Base URL of the agent: scheme, host, port, and the path prefix, if any, in front of
+        /// `/.well-known/agent-card.json`. `{port}` stands for `port`.
         url | a2a_server_url: AgentUrl, example "http://127.0.0.1:9000";
         /// Program and arguments that start the agent, as one line or as a list. The bridge runs them without
         /// a shell unless `shell` is true. Without `command`, the bridge attaches to an agent that is already
@@ -96,16 +96,16 @@ settings! {
         /// `env` and `url`.
         port: Option<Port>, example 9000;
         /// Send requests to a launched agent only if the port of `url` was free before the start, and one of the
-        /// agent's own processes listens on it afterwards. Set it to false if another process listens for the
-        /// agent, as with `docker run -p`.
+        /// agent's own processes listens on it afterwards. Set it to false if another process listens on
+        /// behalf of the agent, as with `docker run -p`.
         verify_port: bool, default true;
-        /// Working directory of `command`, relative to the directory of this file.
+        /// Working directory of `command`, relative to the directory of the configuration file.
         working_dir: Option<PathBuf>, example "agents/weather";
         /// Environment variables of `command`. From the environment of the bridge, it inherits only PATH, HOME,
         /// USER, LANG, LC_*, TZ and TMPDIR.
         env: EnvVars, default {};
         /// File with more environment variables of `command`, one `NAME=value` per line; `env` takes precedence.
-        /// The path is relative to the directory of this file.
+        /// The path is relative to the directory of the configuration file.
         env_file: Option<EnvFile>, example "weather.env";
         /// Time limit for a launched agent to serve its card.
         startup_timeout | a2a_server_startup_timeout: Duration, default "30s";
@@ -168,8 +168,8 @@ settings! {
         task_ttl: Duration, default "24h";
         /// Time without an event after which a stream sends a keep-alive.
         stream_keepalive: Duration, default "15s";
-        /// Use the agent's stream in reply mode `final`, too. The task id is then known early, so that a call can
-        /// be canceled.
+        /// Use the agent's stream in reply mode `final`, too. The bridge then learns the task id early, so that it
+        /// can cancel the task if the call times out.
         prefer_stream: bool, default false;
         /// Time within which a caller can answer a question of the agent.
         input_required_ttl: Duration, default "300s";
@@ -179,7 +179,8 @@ settings! {
         max_response_size: Size, default "16MiB";
         /// Names of artifacts that are part of the answer; `*` matches any characters.
         answer_artifacts: Vec<Text>, default ["*"];
-        /// Names of artifacts that are notices, which `message` leaves out; `*` matches any characters.
+        /// Names of artifacts that are notices, which `message` leaves out; `*` matches any characters. They take
+        /// precedence over `answer_artifacts`.
         notice_artifacts: Vec<Text>, default ["execution_plan_*", "tool_notification_*", "tool_result"];
         + digest: SettingsDigest;
     }
@@ -224,7 +225,7 @@ settings! {
         rename: Renames, default {};
     }
 
-    /// TLS with certificates of your own. Paths are relative to the directory of this file.
+    /// TLS with certificates of your own. Paths are relative to the directory of the configuration file.
     pub(crate) struct AgentTls, check rules::tls {
         /// PEM file with the certificate authorities to trust instead of the system's.
         ca: Option<PathBuf>, example "tls/ca.pem";

@@ -265,7 +265,7 @@ fn check_body(first: &str, repeat: &str) -> Result<(), ActionError> {
     if first == repeat {
         return Ok(());
     }
-    Err(ActionError::invalid("this idempotency key was used with another body within the last two minutes"))
+    Err(ActionError::invalid("this idempotency key is already in use with another body; use a new key"))
 }
 
 #[cfg(test)]

@@ -132,7 +132,7 @@ async fn every_failure_has_an_exit_code_and_a_hint() {
             &["call", "demo.slow", "30", "--timeout", "300ms"],
             1,
             "error: ",
-            "hint: raise the limit with `--timeout`",
+            "hint: raise `--timeout` if you set it",
         ),
         (&["call", "demo.ehco", "x"], 69, "agent `demo` has no skill `ehco`", "did you mean `echo`?"),
         (&["call", "dem.echo", "x"], 69, "there is no agent `dem`", "did you mean `demo`?"),

@@ -670,7 +670,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             Interruption::Deadline => "the agent did not finish within the timeout",
             Interruption::Idle => "the agent was silent for too long (`stream_idle_timeout`)",
             Interruption::Shutdown if leaves_task && task_id.is_some() => {
-                "the bridge stops serving the agent and no longer tracks the task, which goes on at the agent"
+                "the bridge stops serving the agent and no longer tracks the task"
             }
             Interruption::Shutdown => {
                 "the bridge stops serving the agent; the call did not finish within the grace period"

@@ -140,7 +140,7 @@ impl ReplyPrinter<'_> {
             (_, "too_large") => {
                 "request less; the limits are `max_response_size` in the bridge's configuration and `max_payload` of nats-server"
             }
-            (_, "busy") => "try again; `max_in_flight` in the bridge's configuration is the limit",
+            (_, "busy") => "try again; the message names the limit",
             (_, "agent_error") => match reply.error_number("http_status") {
                 Some(401 | 403) => {
                     "the agent requires credentials: set `bearer_token`, `headers` or `auth` in the bridge's configuration"
@@ -157,7 +157,7 @@ impl ReplyPrinter<'_> {
             }
             (_, "task_lost") => "the agent has restarted; call the skill again",
             (_, "timeout") => {
-                "raise the limit with `--timeout`, or use `--submit` to let the task run on its own"
+                "raise `--timeout` if you set it, otherwise `request_timeout` in the bridge's configuration; or use `--submit`"
             }
             (_, "outcome_unknown") => match task {
                 Some(task) => return Some(format!("`{}` may show the outcome later", get_task(task))),
