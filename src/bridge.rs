@@ -28,7 +28,7 @@ use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subject
 use crate::config::{self, AgentConfig, Config};
 use crate::dispatch::Dispatcher;
 use crate::metrics::{self, Metrics};
-use crate::process::child::Host;
+use crate::process::child::ProcessHost;
 use crate::process::orphans::ProcessRecords;
 use crate::state::memory::MemoryStore;
 use crate::state::{State, StateStore};
@@ -66,7 +66,7 @@ pub struct Bridge {
     subjects: Subjects,
     http: HttpClient,
     state: Arc<State>,
-    host: Host,
+    host: ProcessHost,
     /// `None` once the bridge stops. Code that takes an agent out has to stop it.
     served: Mutex<Option<Vec<ServedAgent>>>,
     draining: DrainingAgents,
@@ -107,7 +107,7 @@ impl Bridge {
     /// # Errors
     ///
     /// When NATS is not reachable or does not accept a name in the configuration.
-    pub async fn connect(config: &Config, host: Host) -> Result<Self, BridgeError> {
+    pub async fn connect(config: &Config, host: ProcessHost) -> Result<Self, BridgeError> {
         let subjects = Subjects::new(&config.nats.subject_prefix)?;
         let mut guard = ReplyGuard::new(&config.nats.reply_prefixes, subjects.prefix())?;
         if config.nats.agent_protocol.is_some() {
@@ -129,7 +129,7 @@ impl Bridge {
             subjects,
             http,
             state,
-            host: Host { records: open_records(config), ..host },
+            host: ProcessHost { records: open_records(config), ..host },
             served: Mutex::new(Some(Vec::new())),
             draining,
             reload_lock: tokio::sync::Mutex::default(),

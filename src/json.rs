@@ -6,8 +6,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// The deepest nesting that the bridge accepts. It is serde_json's own limit for values that it builds; it does not
-/// build raw values, so they need a check.
+/// Maximum nesting depth. serde_json enforces the same limit when it builds values, but not for raw values, so those
+/// are checked here.
 pub(crate) const MAX_DEPTH: usize = 127;
 /// Larger buffers are not reused.
 const MAX_REUSED_BUFFER: usize = 64 << 10;

@@ -1,27 +1,31 @@
 //! a2a-bridge publishes the skills of A2A agents as actions on NATS.
 //!
 //! This page describes the architecture: the modules, the path of a request, and ownership. The program is
-//! [`main`]; all other modules are internal.
+//! [`main`]; the other items are internal.
 //!
 //! # Glossary
 //!
 //! | term | meaning |
 //! | --- | --- |
 //! | agent | a program that speaks A2A |
+//! | launched agent | an agent whose process the bridge starts |
+//! | attached agent | an agent that runs elsewhere |
+//! | live agent | one running agent as calls see it |
 //! | card | an agent's description of itself |
 //! | skill | what an agent offers in its card |
 //! | action | a skill published on NATS, or a built-in action |
 //! | call | one request for an action |
 //! | task | the agent's unit of work (A2A's term) |
+//! | settled | a task that is final, or waits for the caller |
 //! | follow-up | a waiting question of an agent, and the id that answers it |
 //! | session | a conversation; A2A's `contextId` |
 //! | run | the state machine that carries one call to its reply |
 //! | frame | one message of a streamed reply |
 //! | replica | one of several bridges with the same configuration |
 //! | front door | an adapter that turns the messages of one protocol into requests |
-//! | dialect | a version of A2A's data model and methods |
+//! | dialect | a version of A2A with one binding; some SDKs have a variant of their own |
 //! | binding | how A2A uses HTTP: JSON-RPC or REST |
-//! | instance | one running agent as calls see it |
+//! | instance | one bridge's NATS service for an agent; its id distinguishes replicas |
 //! | supervisor | starts, checks and restarts one agent |
 //! | configuration | the YAML file; one key of it is a setting |
 //!
@@ -42,18 +46,18 @@
 //! | [`agent`] | supervision of one agent: process and card determine its [status](agent::AgentStatus) | NATS |
 //! | [`reply`] | the result of a request: outcome or error, and the error codes | how it is sent |
 //! | [`state`] | what the bridge remembers between calls, on a [`StateStore`](state::StateStore) | NATS, A2A calls |
-//! | [`action`] | from a validated request to a reply: parameters, runs, messages | NATS |
+//! | [`action`] | from a request body to a reply: parameters, runs, messages | NATS |
 //! | [`dispatch`] | the rules that apply to every request, through any front door | NATS |
 //! | [`bus`] | NATS: connection, subjects, one service per agent, front doors, control commands | how processes run |
 //! | [`bridge`] | the order in which everything starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
 //! Several modules share [`secrets`] (credentials and their redaction), [`background`] (background tasks),
-//! [`telemetry`] (logs and spans), [`json`] and [`text`]. [`metrics`] exports the counts of the others, and
-//! [`demo_agent`] is a separate agent for tests and first steps.
+//! [`telemetry`] (logs and spans), [`files`], [`json`], [`text`] and [`yaml`]. [`metrics`] exports the counts of the
+//! others, and [`demo_agent`] is a separate agent for tests and first steps.
 //!
 //! Dependencies point downwards only. If two siblings need each other, they share a small type below both:
-//! [`a2a::Instance`] is a running agent as calls see it; `agent` creates it and `action` uses it.
+//! [`a2a::LiveAgent`] is one running agent as calls see it; `agent` creates it and `action` uses it.
 //!
 //! # The path of a request
 //!
@@ -66,7 +70,7 @@
 //! 4. [`Actions`](action::actions::Actions) builds the message for the agent. An answer to a question first
 //!    *claims* its [follow-up id](state::follow_ups), so that the id works once.
 //! 5. `CallRun`, the state machine in `action::run`, sends the message and follows the task: it reads a stream,
-//!    subscribes again, or polls. It sends the message once, unless the agent's answer proves that nothing ran
+//!    subscribes again, or polls. It sends the message once, unless the agent's response proves that nothing ran
 //!    ([`a2a::retry`]). A [task builder](action::task_builder) collects all events; the front door receives them
 //!    through [`Progress`](action::progress::Progress).
 //! 6. When the task settles, [`assemble`](action::assemble) builds the reply, a question gets a follow-up id, and
@@ -112,8 +116,8 @@
 //! | type | owns | lifetime |
 //! | --- | --- | --- |
 //! | [`Bridge`](bridge::Bridge) | the connection, the background tasks, the agents and their publications | the process |
-//! | [`Agent`](agent::Agent) | a handle: status, instance, commands to the supervisor | until dropped |
-//! | [`Instance`](a2a::Instance) | the client of one running agent | one start, one card |
+//! | [`Agent`](agent::Agent) | a handle: status, live agent, commands to the supervisor | until dropped |
+//! | [`LiveAgent`](a2a::LiveAgent) | the client of one running agent | one start, one card |
 //! | [`Publication`](bus::publication::Publication) | an agent's service and registry entry | until withdrawn |
 //! | [`Dispatcher`](dispatch::Dispatcher) | the permits of one agent | as long as its publication |
 //! | [`State`](state::State) | follow-ups, tasks, sessions, idempotency keys | the process |

@@ -188,7 +188,7 @@ fn family<L: EncodeLabelSet>(
 
 fn encode_durations(family: &mut MetricEncoder<'_>, agent: &Agent) -> fmt::Result {
     let latency = agent.calls.latency();
-    // The encoder adds the buckets up, so each gets only what the ones before it do not have.
+    // The encoder accumulates buckets, so convert the cumulative counts back to per-bucket counts.
     let mut below = 0;
     let mut buckets: Vec<_> = BUCKETS
         .into_iter()

@@ -51,7 +51,7 @@ impl AddressPolicy {
     }
 
     /// Whether `url` is on another host, which the card declares and `use_card_url` allows.
-    pub(super) fn is_elsewhere_by_card(&self, url: &Url) -> bool {
+    pub(super) fn is_other_host_from_card(&self, url: &Url) -> bool {
         self.use_card_url && url.origin() != self.base.origin()
     }
 

@@ -383,7 +383,7 @@ impl Candidates {
         // host, the agent is there, even if it demands credentials that it does not get.
         for candidate in &declared {
             let url = &candidate.interface.url;
-            if *url != addresses.base && !addresses.is_elsewhere_by_card(url) {
+            if *url != addresses.base && !addresses.is_other_host_from_card(url) {
                 let interface = Interface { url: addresses.base.clone(), ..candidate.interface.clone() };
                 add(&mut others, Candidate { interface, is_exact: candidate.is_exact });
             }

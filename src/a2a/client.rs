@@ -91,7 +91,7 @@ impl Client {
         };
         message.retries.record(proof);
         match Box::pin(other.send_once(message, trace)).await {
-            // The other dialect is wrong too, so the first error says more.
+            // The other dialect is wrong too, so the first error is more informative.
             Err(later) if later.is_wrong_dialect() => Err(error),
             sent => sent,
         }
@@ -304,7 +304,7 @@ impl ResponseBody {
         let source = BodySource::Response { content_type: content_type.map(|value| shorten(value, 80)) };
         let status = response.status;
         let bytes = match response.body(limit).await {
-            // The status says more than the compression.
+            // The status is more informative than the compression.
             Err(error @ ClientError::Compressed { .. }) if !status.is_success() => error.to_string().into(),
             read => read?,
         };
@@ -325,7 +325,8 @@ impl ResponseBody {
     }
 
     /// The error that the status or the nesting means. A body with an error status may contain an error object, which
-    /// says more; a result with an error status is still an error. A body that is nested too deeply is not parsed.
+    /// is more informative; a result with an error status is still an error. A body that is nested too deeply is not
+    /// parsed.
     fn into_error(self) -> ClientError {
         let is_shallow = json::is_shallow(&self.bytes);
         if self.status.is_success() {

@@ -34,9 +34,9 @@ use auth::{AuthError, Keyring};
 use choose::DialectChooser;
 pub(crate) use http::HttpClient;
 
-/// A running agent whose card is known, as calls see it.
+/// One running agent as calls see it; its card is known.
 #[derive(Debug)]
-pub struct Instance {
+pub struct LiveAgent {
     pub client: client::Client,
     pub card: Arc<card::Card>,
     pub interface: card::Interface,

@@ -1,4 +1,4 @@
-//! The security schemes of a card and which of them are required, in the form of every version.
+//! Parses the security schemes and requirements of a card, in the format of any version.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -14,12 +14,12 @@ pub(super) struct TooLarge;
 #[derive(Debug, Default)]
 pub(super) struct SseParser {
     buffer: BytesMut,
-    /// Length of the beginning of the buffer that has no line end.
+    /// Bytes already searched for a line end.
     searched: usize,
     /// The data lines of the current event.
     data: JoinedBytes,
-    /// Whether a byte order mark can no longer follow.
-    is_started: bool,
+    /// Whether the start was checked for a byte order mark.
+    bom_checked: bool,
     max_event: usize,
 }
 
@@ -66,7 +66,7 @@ impl SseParser {
     }
 
     fn line(&mut self) -> Result<Option<Bytes>, TooLarge> {
-        if !self.is_started && !self.buffer.is_empty() {
+        if !self.bom_checked && !self.buffer.is_empty() {
             const BOM: &[u8] = b"\xEF\xBB\xBF";
             if self.buffer.len() < BOM.len() && BOM.starts_with(&self.buffer) {
                 return Ok(None);
@@ -74,7 +74,7 @@ impl SseParser {
             if self.buffer.starts_with(BOM) {
                 self.buffer.advance(BOM.len());
             }
-            self.is_started = true;
+            self.bom_checked = true;
         }
         let unsearched = self.buffer.get(self.searched..).unwrap_or_default();
         let Some(found) = memchr::memchr2(b'\n', b'\r', unsearched) else {

@@ -1,6 +1,6 @@
 //! One agent's actions: invoke a skill, read and cancel a task. `follow_up` answers an agent's question.
 //!
-//! [`Actions`] holds no connection: it uses the instance that is running now (a watch channel written by the
+//! [`Actions`] holds no connection: it uses the current live agent (a watch channel written by the
 //! agent's supervisor) and the shared [`State`]. The run of a call is in `run`.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::run::{
     CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunInput,
     agent_exited, known_task_error,
 };
-use crate::a2a::Instance;
+use crate::a2a::LiveAgent;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Task, TaskState};
@@ -52,8 +52,8 @@ impl CallShutdown {
     }
 }
 
-/// The running instance of an agent, if there is one.
-type LiveInstance = watch::Receiver<Option<Arc<Instance>>>;
+/// The live agent, if there is one.
+type LiveAgentReceiver = watch::Receiver<Option<Arc<LiveAgent>>>;
 
 /// A change of a submitted task, to be published.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub(crate) struct Actions {
     pub(super) agent: Arc<str>,
     pub(super) config: Arc<AgentConfig>,
     pub(super) artifacts: ArtifactRules,
-    live: LiveInstance,
+    live: LiveAgentReceiver,
     pub(crate) state: Arc<State>,
     updates: mpsc::Sender<TaskUpdate>,
     pub(super) call_shutdown: CallShutdown,
@@ -94,7 +94,7 @@ impl Actions {
     pub(crate) fn new(
         agent: Arc<str>,
         config: Arc<AgentConfig>,
-        live: LiveInstance,
+        live: LiveAgentReceiver,
         state: Arc<State>,
         updates: mpsc::Sender<TaskUpdate>,
         call_shutdown: CallShutdown,
@@ -123,10 +123,10 @@ impl Actions {
         options: &CallOptions,
         progress: &mut impl Progress,
     ) -> Reply {
-        let instance = self.instance()?;
+        let live_agent = self.live_agent()?;
         let Invocation { parts, meta } = request;
         let output_modes: Arc<[String]> =
-            [&meta.output_modes, &skill.output_modes, &instance.card.output_modes]
+            [&meta.output_modes, &skill.output_modes, &live_agent.card.output_modes]
                 .into_iter()
                 .find(|modes| !modes.is_empty())
                 .map_or_else(Arc::default, |modes| modes.as_slice().into());
@@ -160,7 +160,7 @@ impl Actions {
             blocking: true,
             retries: &retries,
         };
-        match CallRun::new(self, instance, input, progress).deliver(&message).await {
+        match CallRun::new(self, live_agent, input, progress).deliver(&message).await {
             Ok(outcome) => Ok(outcome),
             // Only the answer to a question belongs to a task that may have ended.
             Err(DeliveryError::TaskEnded) => Err(ActionError::internal()),
@@ -180,9 +180,10 @@ impl Actions {
         }
         let timeout = CALLER_CANCEL_TIMEOUT.min(self.timeout(options));
         let mut progress = NoProgress;
-        let mut run = self.run_for_known_task(self.instance()?, &record, options, timeout, &mut progress);
-        let instance = Arc::clone(&run.waiter.instance);
-        let task = match run.waiter.within(Box::pin(instance.client.cancel(task_id, &options.trace))).await {
+        let mut run = self.run_for_known_task(self.live_agent()?, &record, options, timeout, &mut progress);
+        let live_agent = Arc::clone(&run.waiter.live_agent);
+        let task = match run.waiter.within(Box::pin(live_agent.client.cancel(task_id, &options.trace))).await
+        {
             Ok(Ok(task)) => task,
             Ok(Err(error)) if error.is_not_cancelable() => {
                 return refuse(&format!("the agent refuses to cancel the task: {error}"));
@@ -229,12 +230,12 @@ impl Actions {
         task_id: &str,
         options: &CallOptions,
     ) -> Result<Option<Arc<Outcome>>, ActionError> {
-        let Ok(instance) = self.instance() else {
+        let Ok(live_agent) = self.live_agent() else {
             return Ok(None);
         };
         let mut progress = NoProgress;
         let timeout = GET_TASK_TIMEOUT.min(self.timeout(options));
-        let mut run = self.run_for_known_task(instance, record, options, timeout, &mut progress);
+        let mut run = self.run_for_known_task(live_agent, record, options, timeout, &mut progress);
         match run.waiter.get_task(task_id, GET_TASK_TIMEOUT).await {
             Ok(Polled::Task(task)) => {
                 let (outcome, _) = run.recorder.observe(&task, "", record.follow_up.clone()).await?;
@@ -256,7 +257,7 @@ impl Actions {
     ) -> Reply {
         let record = self.record(task_id).await?;
         let mut progress = NoProgress;
-        let mut run = self.run_for_known_task(self.instance()?, &record, options, timeout, &mut progress);
+        let mut run = self.run_for_known_task(self.live_agent()?, &record, options, timeout, &mut progress);
         let mut poller = Poller::new(task_id.to_owned(), PollSchedule::WATCH);
         loop {
             match poller.next(&mut run.waiter).await {
@@ -293,14 +294,14 @@ impl Actions {
         let _ = self.updates.send(TaskUpdate { task_id: task_id.to_owned(), reply }).await;
     }
 
-    pub(super) fn instance(&self) -> Result<Arc<Instance>, ActionError> {
+    pub(super) fn live_agent(&self) -> Result<Arc<LiveAgent>, ActionError> {
         self.live.borrow().clone().ok_or_else(|| ActionError::unavailable(&self.agent, None))
     }
 
     /// A run for a task of an earlier call.
     fn run_for_known_task<'a>(
         &'a self,
-        instance: Arc<Instance>,
+        live_agent: Arc<LiveAgent>,
         record: &TaskRecord,
         options: &'a CallOptions,
         timeout: Duration,
@@ -315,7 +316,7 @@ impl Actions {
             timeout,
             retries: None,
         };
-        CallRun::new(self, instance, input, progress)
+        CallRun::new(self, live_agent, input, progress)
     }
 
     fn task_ref(&self, record: &TaskRecord, task_id: &str) -> TaskRef {

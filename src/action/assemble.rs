@@ -116,23 +116,26 @@ pub(super) fn text_of_parts(parts: &[Part]) -> String {
     parts.iter().filter_map(Part::as_text).collect()
 }
 
-/// Collects files and data in order. Exact repetitions in a message count once. Equal files of two artifacts count
-/// twice: a refined result may turn out the same.
+/// Collects files and data in order and drops repetitions.
+///
+/// Data: dropped if an earlier message or artifact contained it. Files: a message's file is dropped if already
+/// collected; an artifact's file only if that same artifact already has it, because a refined result may turn out the
+/// same.
 #[derive(Default)]
 struct Collector {
     files: Vec<ReplyFile>,
     data: Vec<Box<serde_json::value::RawValue>>,
     seen_data: HashSet<String>,
     hasher: RandomState,
-    /// Positions of the files by artifact and hash, so that many files are not compared one by one. `None` has the files
-    /// of all artifacts and messages.
+    /// Positions of the files by artifact and hash, so that many files are not compared one by one. Key `None`
+    /// indexes all files.
     files_by_hash: HashMap<(Option<usize>, u64), Vec<usize>>,
 }
 
 impl Collector {
     /// `artifact` is the index of the artifact, or `None` for the parts of a message.
     fn take(&mut self, parts: &[Part], artifact: Option<usize>) -> Result<(), String> {
-        // Two equal parts of one message or artifact count twice.
+        // Equal data parts within one message or artifact are kept, so `seen_data` is extended only at the end.
         let mut new = Vec::new();
         for part in parts {
             match part {

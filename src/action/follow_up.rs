@@ -36,7 +36,7 @@ pub(crate) async fn answer(
     progress: &mut impl Progress,
 ) -> Reply {
     // Before the claim: while the agent is unavailable, the id stays valid.
-    let instance = actions.instance()?;
+    let live_agent = actions.live_agent()?;
     let claim = actions.state.follow_ups.claim(&actions.agent, &answer.follow_up_id).await?;
     let claim = unless_ended(actions, claim).await?;
     let question = claim.question.clone();
@@ -62,7 +62,7 @@ pub(crate) async fn answer(
         blocking: true,
         retries: &retries,
     };
-    let mut run = CallRun::new(actions, instance, input, progress);
+    let mut run = CallRun::new(actions, live_agent, input, progress);
     let error = match run.deliver(&message).await {
         Ok(outcome) => {
             claim.mark_used().await;

@@ -37,8 +37,8 @@ pub(crate) enum Listener {
 
 /// The front door's side of a call. A slow implementation slows only the reading from the agent.
 pub(crate) trait Progress: Send {
-    /// The dispatcher has granted or refused a permit; the agent has not been called yet. Not called for a
-    /// repeated request.
+    /// The request is about to run, or was refused; the agent has not been called yet. Not called for a repeated
+    /// request.
     fn started(&mut self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }

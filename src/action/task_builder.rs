@@ -237,8 +237,9 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    /// Applies the end of a stream. A failure in the same conversation as the last event is the failure of this task:
-    /// when an agent crashes, a2a-js reports it under a new task id, and reports this task as working for ever.
+    /// Applies the end of a stream. If the last event was a failure in the same session but under another task id, it
+    /// counts as the failure of this task: when an agent crashes, a2a-js reports it under a new task id, and reports
+    /// this task as working forever.
     pub(crate) fn end_stream(&mut self) -> Applied {
         match self.stray_failure.take() {
             Some(update) => self.apply(Event::Status(StatusUpdate { task_id: None, ..update })),

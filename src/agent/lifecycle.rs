@@ -8,7 +8,7 @@
 //!            Launched           CardRead             ProbeFailed, Suspended
 //! Starting ──────────> Starting ────────> Ready <────────────────────────────> Unhealthy
 //!    ^    (a process)     │                 │              CardRead               │
-//!    │                    └─────────────────┴──── Exited, given up, Commanded ────┘
+//!    │                    └─────────────────┴── Exited, unresponsive, Commanded ──┘
 //!    │                                            │
 //!    │ BackoffElapsed                             v         TreeExited
 //! BackingOff <─────────────────────────────── Exiting ──────────────────> Stopped, Failed
@@ -21,7 +21,7 @@
 //! | why the process exits | public state until it has exited |
 //! | --- | --- |
 //! | it exited by itself | the next one: `backing-off`, `stopped` or `failed` |
-//! | the supervisor gave up on it | the previous one: `starting` or `unhealthy` |
+//! | the supervisor stops it because it is unresponsive | the previous one: `starting` or `unhealthy` |
 //! | a command, or the bridge shuts down | `starting`: not callable, and the command is not complete |
 
 use std::sync::Arc;
@@ -118,7 +118,7 @@ pub(super) enum ExitCause {
         next: Box<Phase>,
     },
     /// It did not respond, or did not become ready.
-    GivenUp {
+    Unresponsive {
         shown: AgentState,
         problem: Diagnosis,
         ready_for: Duration,
@@ -236,7 +236,7 @@ impl Lifecycle {
                 Phase::Starting { process, problem, delay }
             }
             (AgentEvent::NotStarted(problem), Phase::Starting { process, .. }) => {
-                self.give_up(process, AgentState::Starting, problem, Duration::ZERO)
+                self.stop_unresponsive(process, AgentState::Starting, problem, Duration::ZERO)
             }
             (AgentEvent::NotStarted(problem), Phase::Retrying { .. }) => {
                 self.after_failure(problem, None, Duration::ZERO)
@@ -390,7 +390,7 @@ impl Lifecycle {
         let is_lost =
             matches!(error, ProbeError::Foreign { .. }) || (process.is_none() && error.is_unreachable());
         if is_lost {
-            return self.give_up(process, AgentState::Unhealthy, failed, ready_for);
+            return self.stop_unresponsive(process, AgentState::Unhealthy, failed, ready_for);
         }
         if error.is_timeout() && busy {
             tracing::debug!(agent = %self.name, "probe timed out while calls are in flight; ignoring it");
@@ -410,7 +410,7 @@ impl Lifecycle {
             }
             if process.is_some() && failures.alive >= config.liveness.failures {
                 let hung = Diagnosis::hung(error, failures.alive, &config);
-                return self.give_up(process, AgentState::Unhealthy, hung, ready_for);
+                return self.stop_unresponsive(process, AgentState::Unhealthy, hung, ready_for);
             }
             if failures.ready >= config.readiness.failures {
                 return Phase::Unhealthy { reachable, suspended, problem: failed };
@@ -435,9 +435,13 @@ impl Lifecycle {
                 tracing::warn!(agent = %self.name, pid, "agent process is suspended (SIGSTOP)");
                 Phase::Unhealthy { reachable, suspended: Some(Instant::now()), problem }
             }
-            Some(since) if since.elapsed() >= health_check::check_interval(&self.config) / 2 => {
-                self.give_up(reachable.process, AgentState::Unhealthy, problem, reachable.since.elapsed())
-            }
+            Some(since) if since.elapsed() >= health_check::check_interval(&self.config) / 2 => self
+                .stop_unresponsive(
+                    reachable.process,
+                    AgentState::Unhealthy,
+                    problem,
+                    reachable.since.elapsed(),
+                ),
             Some(_) => phase,
         }
     }
@@ -469,7 +473,9 @@ impl Lifecycle {
         }
         match cause {
             ExitCause::Exited { next } => *next,
-            ExitCause::GivenUp { problem, ready_for, .. } => self.after_failure(problem, None, ready_for),
+            ExitCause::Unresponsive { problem, ready_for, .. } => {
+                self.after_failure(problem, None, ready_for)
+            }
             ExitCause::Commanded { running: true } => {
                 self.restarts += 1;
                 Phase::Starting { process: None, problem: None, delay: None }
@@ -479,8 +485,8 @@ impl Lifecycle {
         }
     }
 
-    /// Stops the process, if there is one, before the next start.
-    fn give_up(
+    /// Stops the process, if there is one; then `after_failure` decides what follows.
+    fn stop_unresponsive(
         &mut self,
         process: Option<LaunchedProcess>,
         shown: AgentState,
@@ -489,13 +495,13 @@ impl Lifecycle {
     ) -> Phase {
         match process {
             Some(process) => {
-                Phase::Exiting { process, cause: ExitCause::GivenUp { shown, problem, ready_for } }
+                Phase::Exiting { process, cause: ExitCause::Unresponsive { shown, problem, ready_for } }
             }
             None => self.after_failure(problem, None, ready_for),
         }
     }
 
-    /// Decides between a restart after a back-off and giving up. This is the only place that does.
+    /// Decides between a restart after a back-off, `Stopped` and `Failed`. This is the only place that does.
     fn after_failure(&mut self, problem: Diagnosis, exit: Option<Exit>, ready_for: Duration) -> Phase {
         let config = Arc::clone(&self.config);
         if self.is_launched() {
@@ -547,7 +553,7 @@ impl Phase {
             Self::Failed { .. } => AgentState::Failed,
             Self::Exiting { cause, .. } => match cause {
                 ExitCause::Exited { next } => next.state(),
-                ExitCause::GivenUp { shown, .. } => *shown,
+                ExitCause::Unresponsive { shown, .. } => *shown,
                 ExitCause::Commanded { .. } | ExitCause::Shutdown => AgentState::Starting,
             },
         }
@@ -582,7 +588,7 @@ impl Phase {
             | Self::BackingOff { problem, .. }
             | Self::Failed { problem }
             | Self::Stopped(StopReason::Exited(problem))
-            | Self::Exiting { cause: ExitCause::GivenUp { problem, .. }, .. } => Some(problem),
+            | Self::Exiting { cause: ExitCause::Unresponsive { problem, .. }, .. } => Some(problem),
             Self::Ready(_) | Self::Exiting { .. } | Self::Stopped(_) => None,
         }
     }

@@ -1,12 +1,12 @@
 //! One agent: a supervisor watches its process and its card and derives a status. No NATS here.
 //!
 //! [`Agent::start`] spawns a supervisor and returns a handle. The supervisor writes two watch channels:
-//! the [`AgentStatus`], and the [`Instance`] that serves calls, which exists exactly while the agent is
+//! the [`AgentStatus`], and the [`LiveAgent`] that serves calls, which exists exactly while the agent is
 //! ready. Commands (start, stop, restart) go in the opposite direction.
 //!
 //! ```text
 //! commands, exits, probes ──AgentEvent──> lifecycle (no I/O) ──Step──> supervisor ──> process, card
-//!                                             └──────────> AgentStatus, Instance
+//!                                             └──────────> AgentStatus, LiveAgent
 //! ```
 
 pub(crate) mod call_stats;
@@ -24,10 +24,10 @@ use tokio::sync::{Notify, watch as channel};
 use tokio_util::sync::CancellationToken;
 
 use crate::a2a::auth::AuthError;
-use crate::a2a::{self, HttpClient, Instance};
+use crate::a2a::{self, HttpClient, LiveAgent};
 use crate::background::OnPanic;
 use crate::config;
-use crate::process::child::Host;
+use crate::process::child::ProcessHost;
 use crate::process::output::Output;
 use crate::secrets::Secrets;
 
@@ -44,7 +44,7 @@ pub struct Agent {
     pub name: Arc<str>,
     pub status: channel::Receiver<AgentStatus>,
     /// Serves calls; `None` unless the agent is ready.
-    pub live: channel::Receiver<Option<Arc<Instance>>>,
+    pub live: channel::Receiver<Option<Arc<LiveAgent>>>,
     pub output: Output,
     pub secrets: Secrets,
     pub calls: Arc<CallStats>,
@@ -61,7 +61,7 @@ impl Agent {
     pub fn start(
         config: config::AgentConfig,
         http: &HttpClient,
-        host: &Host,
+        host: &ProcessHost,
         skip_grace: CancellationToken,
         predecessors: Predecessors,
     ) -> Result<Self, AuthError> {

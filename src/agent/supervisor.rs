@@ -16,8 +16,8 @@ use super::probe::{self, ProbeError};
 use super::start::{Start, StartupProbe};
 use super::status::{AgentState, AgentStatus, KnownCard};
 use crate::a2a::choose::DialectFallback;
-use crate::a2a::{HttpClient, Instance};
-use crate::process::child::{Child, Host, Spec};
+use crate::a2a::{HttpClient, LiveAgent};
+use crate::process::child::{Child, ProcessHost, Spec};
 
 /// Output lines that the log repeats when an agent exits.
 const LAST_LINES: usize = 3;
@@ -26,9 +26,9 @@ const STARTED: &str = "the lifecycle asks for this step only after a start";
 pub(super) struct Supervisor {
     pub(super) agent: Agent,
     pub(super) http: HttpClient,
-    pub(super) host: Host,
+    pub(super) host: ProcessHost,
     pub(super) status: channel::Sender<AgentStatus>,
-    pub(super) live: channel::Sender<Option<Arc<Instance>>>,
+    pub(super) live: channel::Sender<Option<Arc<LiveAgent>>>,
     pub(super) skip_grace: CancellationToken,
     /// The agent starts after all of these are cancelled.
     pub(super) predecessors: Vec<CancellationToken>,
@@ -76,8 +76,8 @@ impl Supervisor {
 
     /// Applies one event and publishes one change of the status.
     fn apply(&mut self, event: AgentEvent) -> Step {
-        let (event, instance) = match event {
-            AgentEvent::CardRead(known) => self.instance(known),
+        let (event, live_agent) = match event {
+            AgentEvent::CardRead(known) => self.live_agent(known),
             other => (other, None),
         };
         let step = self.lifecycle.on(event);
@@ -86,9 +86,9 @@ impl Supervisor {
         {
             started.exited.cancel();
         }
-        // Publish the instance before the status, so that a ready agent is always callable.
-        match instance {
-            Some(instance) => drop(self.live.send_replace(Some(instance))),
+        // Publish the live agent before the status, so that a ready agent is always callable.
+        match live_agent {
+            Some(live_agent) => drop(self.live.send_replace(Some(live_agent))),
             None if self.lifecycle.state() != AgentState::Ready => {
                 self.live.send_if_modified(|live| live.take().is_some());
             }
@@ -103,8 +103,8 @@ impl Supervisor {
         step
     }
 
-    /// The instance for this card; `None` if the current one stays.
-    fn instance(&self, known: KnownCard) -> (AgentEvent, Option<Arc<Instance>>) {
+    /// The live agent for this card; `None` if the current one stays.
+    fn live_agent(&self, known: KnownCard) -> (AgentEvent, Option<Arc<LiveAgent>>) {
         let seen = self.lifecycle.known.as_ref();
         if self.lifecycle.state() == AgentState::Ready && seen == Some(&known) {
             return (AgentEvent::CardRead(known), None);
@@ -135,13 +135,13 @@ impl Supervisor {
             endpoint = %known.interface.url,
             "agent ready"
         );
-        let instance = Instance {
+        let live_agent = LiveAgent {
             client,
             card: Arc::clone(&known.card),
             interface: known.interface.clone(),
             exited: started.exited.clone(),
         };
-        (AgentEvent::CardRead(known), Some(Arc::new(instance)))
+        (AgentEvent::CardRead(known), Some(Arc::new(live_agent)))
     }
 
     async fn start(&mut self) -> AgentEvent {

@@ -1,7 +1,7 @@
 //! The front door for clients of the Synadia Agent Protocol for NATS 0.3.
 //!
 //! While an agent is ready, it has a second micro service named `agents`: the endpoint `prompt` accepts a
-//! prompt and streams the answer, `status` reports that the agent is up, and heartbeats announce it
+//! prompt and streams the response, `status` reports that the agent is up, and heartbeats announce it
 //! periodically. Prompts go through the dispatcher and count towards the agent's `max_in_flight`, like actions.
 //!
 //! ```text

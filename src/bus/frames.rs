@@ -31,7 +31,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
 pub(crate) enum FrameSelection {
     #[default]
     All,
-    /// The text of the answer comes only as `response`, and artifacts carry everything else.
+    /// The text of the response comes only as `response`, and artifacts carry everything else.
     Text,
     /// No `response`.
     Artifacts,
@@ -42,7 +42,7 @@ pub(crate) struct FrameWriter {
     inbox: Inbox,
     sequence: u64,
     selection: FrameSelection,
-    /// With [`FrameSelection::Text`]: the answer artifacts of which the caller has received a part.
+    /// With [`FrameSelection::Text`]: the response artifacts of which the caller has received a part.
     started_artifacts: HashSet<Option<String>>,
     cancel_on_disconnect: bool,
     /// Where the server answers if no one is subscribed to the caller's inbox.

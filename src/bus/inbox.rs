@@ -58,7 +58,7 @@ impl Inbox {
                 }
             }
         };
-        // Unconstrained: only a full queue may be pending, not a task that has used up its budget.
+        // Unconstrained, so that `Pending` means a full queue and not an exhausted tokio coop budget.
         let mut sending = pin!(tokio::task::unconstrained(sending));
         let sent = poll!(&mut sending);
         self.is_behind |= sent.is_pending();

@@ -36,7 +36,7 @@ pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")
 
 #[derive(Debug)]
 pub(crate) struct Publication {
-    registry: Arc<Registry>,
+    registration: Arc<AgentRegistration>,
     publisher: StoppableTask,
 }
 
@@ -60,7 +60,7 @@ impl Publication {
             .collect();
         let info = service_info(agent, &agent.status.borrow(), &Catalog::default());
         let service = Service::start(context, token.clone(), QUEUE_GROUP, info, built_ins).await?;
-        let registry = Arc::new(Registry {
+        let registration = Arc::new(AgentRegistration {
             client: context.client.clone(),
             subject: subjects.registry(&token),
             agent: Arc::clone(&agent.name),
@@ -71,36 +71,40 @@ impl Publication {
         let publish_updates =
             publish_updates(context.client.clone(), subjects.clone(), token.clone(), updates);
         tasks.spawn("task updates", OnPanic::StopBridge, publish_updates);
-        let publisher =
-            Publisher { token, subjects: subjects.clone(), dispatcher, registry: Arc::clone(&registry) };
+        let publisher = Publisher {
+            token,
+            subjects: subjects.clone(),
+            dispatcher,
+            registration: Arc::clone(&registration),
+        };
         let publisher = StoppableTask::spawn(tasks, "publication", |stop| publisher.run(stop));
-        Ok(Self { registry, publisher })
+        Ok(Self { registration, publisher })
     }
 
     /// The id of this agent's service, which distinguishes replicas.
     pub(crate) fn instance(&self) -> String {
-        self.registry.service.id().to_owned()
+        self.registration.service.id().to_owned()
     }
 
     /// Waits until the agent's first state is published, and its actions if it is ready.
     pub(crate) async fn wait_until_first_published(&self) {
-        self.registry.first_published.cancelled().await;
+        self.registration.first_published.cancelled().await;
     }
 
     /// Announces the agent in the registry when notified, in addition to every change and every 15 s.
     pub(crate) fn announcer(&self) -> Arc<Notify> {
-        Arc::clone(&self.registry.announce)
+        Arc::clone(&self.registration.announce)
     }
 
     /// Removes the agent's service without losing a request. Requests that were received still run.
     pub(crate) async fn withdraw(&self) {
         self.publisher.stop().await;
-        self.registry.service.stop().await;
+        self.registration.service.stop().await;
     }
 
     /// Announces `stopped` in the registry: this instance no longer serves the agent.
     pub(crate) async fn announce_stopped(&self, status: &AgentStatus) {
-        self.registry.announce(status, AgentState::Stopped, &Catalog::default()).await;
+        self.registration.announce(status, AgentState::Stopped, &Catalog::default()).await;
     }
 }
 
@@ -109,7 +113,7 @@ struct Publisher {
     token: Token,
     subjects: Subjects,
     dispatcher: Arc<Dispatcher>,
-    registry: Arc<Registry>,
+    registration: Arc<AgentRegistration>,
 }
 
 impl Publisher {
@@ -120,9 +124,9 @@ impl Publisher {
         loop {
             let current = status.borrow_and_update().clone();
             let catalog = self.publish(&current).await;
-            let announce = || self.registry.announce(&current, current.state, &catalog);
+            let announce = || self.registration.announce(&current, current.state, &catalog);
             announce().await;
-            self.registry.first_published.cancel();
+            self.registration.first_published.cancel();
             loop {
                 tokio::select! {
                     biased;
@@ -132,7 +136,7 @@ impl Publisher {
                         // The agent's supervisor has ended; the last state stays published until the stop.
                         Err(_) => return stop.cancelled().await,
                     },
-                    () = self.registry.announce.notified() => announce().await,
+                    () = self.registration.announce.notified() => announce().await,
                     _ = ticks.tick() => announce().await,
                 }
             }
@@ -150,16 +154,19 @@ impl Publisher {
         for warning in &catalog.warnings {
             tracing::warn!(agent = %agent.name, "{warning}");
         }
-        self.registry.service.describe(service_info(agent, status, &catalog));
+        self.registration.service.describe(service_info(agent, status, &catalog));
         let endpoints = catalog
             .actions
             .iter()
             .map(|action| {
                 let target = Target::Skill(Arc::clone(action));
-                (action.endpoint.clone(), actions::handler(&self.dispatcher, &self.registry.client, target))
+                (
+                    action.endpoint.clone(),
+                    actions::handler(&self.dispatcher, &self.registration.client, target),
+                )
             })
             .collect();
-        if let Err(error) = self.registry.service.publish(endpoints).await {
+        if let Err(error) = self.registration.service.publish(endpoints).await {
             tracing::error!(agent = %agent.name, error = error_chain(&error), "cannot publish the agent's actions");
         }
         catalog
@@ -225,10 +232,10 @@ pub(super) async fn publish_if_connected(client: &Client, agent: &str, subject: 
     }
 }
 
-/// The agent's service and its entry in the registry. Without the dispatcher, which has to be dropped before the
-/// task that publishes updates can end.
+/// The agent's service and its registry entry. Must not hold the dispatcher: `publish_updates` ends only when the
+/// dispatcher, which holds the sender, is dropped.
 #[derive(Debug)]
-struct Registry {
+struct AgentRegistration {
     client: Client,
     subject: String,
     agent: Arc<str>,
@@ -261,7 +268,7 @@ struct Announcement<'a> {
     interval_s: u64,
 }
 
-impl Registry {
+impl AgentRegistration {
     async fn announce(&self, status: &AgentStatus, state: AgentState, catalog: &Catalog) {
         let body = self.encode(status, state, catalog);
         publish_if_connected(&self.client, &self.agent, self.subject.clone(), body).await;

@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::{CliError, CliResult, FAILED, INTERNAL_ERROR, INVALID_CONFIG, UNAVAILABLE};
 use crate::bridge::{Bridge, BridgeError};
 use crate::config::{self, Config};
-use crate::process::child::Host;
+use crate::process::child::ProcessHost;
 use crate::text::error_chain;
 
 pub(super) const DETAILS: &str = "\
@@ -107,9 +107,9 @@ async fn reload(bridge: &Bridge, file: Option<&Path>) {
 
 /// Runs agents under guards, and adopts and reaps processes that outlive the agent which started them.
 #[cfg(target_os = "linux")]
-fn process_host() -> Host {
+fn process_host() -> ProcessHost {
     // Not the path of the program: an upgrade may replace that file while the bridge runs.
-    let host = Host::guarded("/proc/self/exe");
+    let host = ProcessHost::guarded("/proc/self/exe");
     // Fails on Linux before 3.4.
     if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {
         tracing::warn!(%error, "cannot adopt orphans of agents");
@@ -126,12 +126,12 @@ fn process_host() -> Host {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn process_host() -> Host {
+fn process_host() -> ProcessHost {
     tracing::warn!(
         "this system is not Linux: the bridge stops an agent's process group only, so processes that called setsid \
          keep running, agents outlive a bridge killed with SIGKILL, and `verify_port` has no effect"
     );
-    Host::default()
+    ProcessHost::default()
 }
 
 /// A second signal skips all grace periods; a third one exits immediately.

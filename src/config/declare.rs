@@ -62,7 +62,7 @@ pub(crate) struct Field {
     pub(super) doc: String,
     pub(super) default: Option<Value>,
     pub(super) example: Option<Value>,
-    /// Without a default, the key may be absent all the same.
+    /// Whether the key may be absent even if it has no default.
     pub(super) is_optional: bool,
     pub(super) schema: fn() -> Value,
     pub(super) fields: Option<fn() -> Vec<Self>>,

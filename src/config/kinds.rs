@@ -1,8 +1,7 @@
 //! The kinds of values: how each is read, and its JSON schema.
 //!
-//! The schema accepts what `a2a-bridge check` accepts, where one value is enough to tell: a text may look
-//! like a number or a boolean, and words of a fixed set are checked. Only `check` decides what needs more
-//! than a pattern: whether a URL, host or command line is well formed, whether a duration or size in text
+//! For rules about a single value, the schema and `check` agree: a string may look like a number or boolean,
+//! and fixed words are checked. Only `check` applies rules that a pattern cannot express: whether a URL, host or command line is well formed, whether a duration or size in text
 //! is in its range, and rules across keys. A value with a variable passes, as its content is unknown.
 
 use std::collections::{BTreeMap, HashMap};
@@ -338,7 +337,7 @@ fn read_headers(node: &Node, scope: &mut Scope<'_, '_>) -> Option<BTreeMap<Strin
             let message = format!("{} {reason}", scope.problems.name(key));
             scope.problems.add(key.at.start, message);
         } else {
-            scope.problems.is_new(&mut seen, &name.to_ascii_lowercase(), key);
+            scope.problems.check_unique(&mut seen, &name.to_ascii_lowercase(), key);
         }
         Secret::<HeaderValue>::read(value, scope)
     })

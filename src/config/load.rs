@@ -87,7 +87,7 @@ fn parse_in(directory: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> R
     }
 }
 
-/// Nothing, if the text is not valid YAML; then that is the only problem.
+/// Parses the text. Returns `None` if it is not valid YAML; no other problem is reported then.
 fn tree(text: &str, keys: &[&str], problems: &mut Problems<'_>) -> Option<Node> {
     let mut tree = Tree::default();
     match tree.read(text) {

@@ -49,12 +49,12 @@ impl Node {
         }
     }
 
-    /// Whether nothing is written, or only a variable without quotes that is empty.
+    /// Whether the value is missing, or an unquoted variable that expanded to nothing.
     pub(super) fn is_null(&self) -> bool {
         matches!(&self.value, NodeValue::Scalar(scalar) if scalar.is_null())
     }
 
-    /// Whether only a variable without quotes is written, and it is empty: the user wants no value.
+    /// Whether the value is an unquoted variable that expanded to nothing; treated as if the key were absent.
     pub(super) fn is_absent(&self) -> bool {
         matches!(&self.value, NodeValue::Scalar(scalar) if scalar.is_null() && scalar.expanded)
     }
@@ -199,7 +199,7 @@ fn merge(entry: KeyValue, merged: &mut Vec<KeyValue>, problems: &mut Problems<'_
 fn unique(own: Vec<KeyValue>, merged: Vec<KeyValue>, problems: &mut Problems<'_>) -> Vec<KeyValue> {
     let mut seen = HashMap::new();
     let mut kept = own;
-    kept.retain(|entry| problems.is_new(&mut seen, entry.key.text().unwrap_or_default(), &entry.key));
+    kept.retain(|entry| problems.check_unique(&mut seen, entry.key.text().unwrap_or_default(), &entry.key));
     let mut names: HashSet<String> = seen.into_keys().collect();
     kept.extend(
         merged.into_iter().filter(|entry| names.insert(entry.key.text().unwrap_or_default().to_owned())),

@@ -101,8 +101,8 @@ impl<'a> Problems<'a> {
         }
     }
 
-    /// Whether `name`, which `key` gives, is not in `seen` yet; if it is, reports it.
-    pub(super) fn is_new(&mut self, seen: &mut HashMap<String, usize>, name: &str, key: &Node) -> bool {
+    /// Adds `name` to `seen`, or reports `key` as a duplicate. Returns whether it was added.
+    pub(super) fn check_unique(&mut self, seen: &mut HashMap<String, usize>, name: &str, key: &Node) -> bool {
         if let Some(first) = seen.get(name) {
             let first = self.line(*first);
             self.add(key.at.start, format!("{} is given twice, first on line {first}", self.name(key)));

@@ -23,12 +23,12 @@ pub(super) fn names_secret(variable: &str) -> bool {
         || name.split(|c: char| !c.is_alphanumeric()).any(is_key)
 }
 
-/// The user chooses the keys below these.
-const FREE: [&str; 2] = ["card", "rename"];
+/// Mappings whose keys are chosen by the user.
+const USER_KEYED: [&str; 2] = ["card", "rename"];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Holds {
-    /// Nothing secret, or keys that decide for themselves.
+enum Sensitivity {
+    /// Not secret itself; nested keys are classified separately.
     Harmless,
     /// A secret of any type.
     Secret,
@@ -36,21 +36,21 @@ enum Holds {
     Secrets,
 }
 
-fn holds(key: &str, parent: &str, known: &[&str]) -> Holds {
+fn sensitivity(key: &str, parent: &str, known: &[&str]) -> Sensitivity {
     let letters = letters(key);
     if (parent, key) == ("tls", "key") || (parent, key) == ("nats", "credentials") {
         // Paths are no secrets, and help to find the problem.
-        Holds::Harmless
+        Sensitivity::Harmless
     } else if SECRET_WORDS.iter().any(|word| letters.contains(word)) {
-        Holds::Secret
+        Sensitivity::Secret
     } else if letters == "env" || letters.contains("header") {
-        Holds::Secrets
-    } else if FREE.contains(&parent) || key == "<<" || known.contains(&key) {
-        Holds::Harmless
+        Sensitivity::Secrets
+    } else if USER_KEYED.contains(&parent) || key == "<<" || known.contains(&key) {
+        Sensitivity::Harmless
     } else {
         match nearest(&letters, known) {
-            Some(meant) if meant != key => holds(meant, parent, known),
-            _ => Holds::Secret,
+            Some(meant) if meant != key => sensitivity(meant, parent, known),
+            _ => Sensitivity::Secret,
         }
     }
 }
@@ -94,12 +94,12 @@ fn walk(node: &Node, parent: &str, text: &str, known: &[&str], redacted: &mut Ve
                     continue;
                 };
                 redact_bare_key(entry, text, redacted);
-                match (holds(key, parent, known), &entry.value.value) {
-                    (Holds::Harmless, _) if FREE.contains(&parent) => {
+                match (sensitivity(key, parent, known), &entry.value.value) {
+                    (Sensitivity::Harmless, _) if USER_KEYED.contains(&parent) => {
                         walk(&entry.value, parent, text, known, redacted);
                     }
-                    (Holds::Harmless, _) => walk(&entry.value, key, text, known, redacted),
-                    (Holds::Secrets, NodeValue::Map(inner)) => inner.iter().for_each(|entry| {
+                    (Sensitivity::Harmless, _) => walk(&entry.value, key, text, known, redacted),
+                    (Sensitivity::Secrets, NodeValue::Map(inner)) => inner.iter().for_each(|entry| {
                         redact_bare_key(entry, text, redacted);
                         redact_entry(entry, text, redacted);
                     }),
@@ -207,7 +207,7 @@ pub(super) fn unparsed_line(line: &str, known: &[&str], open: &[&str]) -> Option
     };
     let key = key.trim_end();
     let parent = if key == "credentials" { "nats" } else { "" };
-    let secret = |key: &str| holds(key, parent, known) != Holds::Harmless;
+    let secret = |key: &str| sensitivity(key, parent, known) != Sensitivity::Harmless;
     let inside = open.iter().any(|open| *open != key && secret(open));
     if !known.contains(&key) || inside {
         return all;

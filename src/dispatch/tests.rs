@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::action::actions::CallShutdown;
 use crate::agent::Predecessors;
-use crate::process::child::Host;
+use crate::process::child::ProcessHost;
 
 /// The dispatcher of an agent that does not exist, with these lines in its configuration.
 fn dispatcher(lines: &str) -> Dispatcher {
@@ -15,7 +15,8 @@ fn dispatcher(lines: &str) -> Dispatcher {
     );
     let config = crate::config::parse(&text, "test", &|_| None).unwrap().agents.remove(0);
     let (http, skip_grace) = (crate::a2a::http_client().unwrap(), CancellationToken::new());
-    let agent = Agent::start(config, &http, &Host::default(), skip_grace, Predecessors::default()).unwrap();
+    let agent =
+        Agent::start(config, &http, &ProcessHost::default(), skip_grace, Predecessors::default()).unwrap();
     let actions = Actions::new(
         Arc::clone(&agent.name),
         Arc::clone(&agent.config),

@@ -41,7 +41,7 @@ pub struct Spec {
 
 /// What children need from the bridge.
 #[derive(Debug, Clone, Default)]
-pub struct Host {
+pub struct ProcessHost {
     pub tasks: BackgroundTasks,
     pub records: Option<Arc<ProcessRecords>>,
     /// Starts a guard for each child; without it, children run in plain process groups.
@@ -50,7 +50,7 @@ pub struct Host {
 }
 
 #[cfg(target_os = "linux")]
-impl Host {
+impl ProcessHost {
     /// Runs children under guards, which are instances of `program`.
     pub fn guarded(program: impl Into<PathBuf>) -> Self {
         Self { reaper: Some(Arc::new(Reaper::new(program.into()))), ..Self::default() }
@@ -159,7 +159,7 @@ pub struct Child {
 
 impl Child {
     /// Spawns a child. Its output goes to `output`.
-    pub async fn spawn(spec: &Spec, host: &Host, output: &Output) -> Result<Self, SpawnError> {
+    pub async fn spawn(spec: &Spec, host: &ProcessHost, output: &Output) -> Result<Self, SpawnError> {
         let program = spec.command.first().ok_or(SpawnError::Empty)?;
         if let Some(dir) = spec.working_dir.as_ref().filter(|dir| !dir.is_dir()) {
             return Err(SpawnError::NoSuchDir(dir.clone()));
@@ -229,7 +229,7 @@ impl Child {
 }
 
 /// Sets the environment, working directory, pipes and process group of a child.
-pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec, host: &Host) {
+pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec, host: &ProcessHost) {
     command
         .env_clear()
         .envs(std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_inherited)))
@@ -246,7 +246,7 @@ pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec, host
     }
 }
 
-pub(super) fn read_output(child: &mut tokio::process::Child, host: &Host, output: &Output) {
+pub(super) fn read_output(child: &mut tokio::process::Child, host: &ProcessHost, output: &Output) {
     if let Some(pipe) = child.stdout.take() {
         let pump = output.pump(pipe, Stream::Stdout);
         host.tasks.spawn("agent stdout", OnPanic::Log, pump);

@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 
-use super::child::{ChildCommand, ChildState, Exit, Host, Spec, configure, pid_of, read_output};
+use super::child::{ChildCommand, ChildState, Exit, ProcessHost, Spec, configure, pid_of, read_output};
 use super::guard;
 use super::output::Output;
 use super::process_tag::ProcessTag;
@@ -22,7 +22,7 @@ use crate::background::OnPanic;
 pub(super) async fn start(
     reaper: &Arc<Reaper>,
     spec: &Spec,
-    host: &Host,
+    host: &ProcessHost,
     output: &Output,
     state: watch::Sender<ChildState>,
     received: mpsc::Receiver<ChildCommand>,

@@ -8,14 +8,14 @@ use nix::unistd::Pid;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::child::{ChildCommand, ChildState, Exit, Host, Spec, configure, pid_of, read_output};
+use super::child::{ChildCommand, ChildState, Exit, ProcessHost, Spec, configure, pid_of, read_output};
 use super::output::Output;
 use crate::background::OnPanic;
 
 /// Returns the pid of the child, and no guard.
 pub(super) fn start(
     spec: &Spec,
-    host: &Host,
+    host: &ProcessHost,
     output: &Output,
     state: watch::Sender<ChildState>,
     commands: mpsc::Receiver<ChildCommand>,
@@ -94,7 +94,7 @@ mod tests {
         // No await between spawn and wait, so this reads the status first.
         let (state_sender, mut state) = watch::channel(ChildState::Running);
         let (_commands, received) = mpsc::channel(1);
-        let (pid, _) = start(&spec, &Host::default(), &output, state_sender, received).unwrap();
+        let (pid, _) = start(&spec, &ProcessHost::default(), &output, state_sender, received).unwrap();
         waitpid(Pid::from_raw(pid), None).unwrap();
         let exited = state.wait_for(|state| *state != ChildState::Running).await.unwrap();
         let ChildState::TreeExited(exit) = *exited else { panic!("{exited:?}") };

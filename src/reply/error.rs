@@ -13,7 +13,7 @@ use crate::json::{self, RawObject};
 use crate::secrets::Secrets;
 use crate::text::error_chain;
 
-/// The error codes of the contract. Names and numbers are public interface.
+/// The error codes of the public protocol (see docs/src/protocol.md). Names and numbers are public interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Code {
@@ -29,10 +29,10 @@ pub(crate) enum Code {
     TooLarge,
     /// A limit is reached, most often the agent's `max_in_flight`.
     Busy,
-    /// The agent answered with an error, or not in A2A.
+    /// The agent's response is an error, or is not A2A.
     AgentError,
     AgentUnavailable,
-    /// The agent instance that ran the task has ended.
+    /// The live agent that ran the task has ended.
     TaskLost,
     Timeout,
     /// The connection broke, and the state of the task cannot be read.
@@ -92,7 +92,7 @@ pub(crate) struct ErrorInfo {
     pub retryable: bool,
     pub a2a_code: Option<i64>,
     pub a2a_data: Option<Box<RawValue>>,
-    /// The HTTP status of the agent's answer, if it is an error status.
+    /// The HTTP status of the agent's response, if it is an error status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_status: Option<u16>,
     /// Whether the task was canceled at the agent after a timeout. `None`: no timeout, and the field is absent;
@@ -218,7 +218,7 @@ impl ActionError {
         size_of::<Self>() + size_of::<ErrorInfo>() + self.message.capacity() + data + task
     }
 
-    /// The reply body of the contract.
+    /// The reply body of the public protocol.
     pub(crate) fn to_json(&self) -> Bytes {
         let mut info = Cow::Borrowed(&*self.info);
         if !info.retries.is_empty() {

@@ -1,7 +1,7 @@
 //! The result of a request: an [`Outcome`] or an [`ActionError`].
 //!
 //! Replies stay typed up to the front door, which turns them into bytes; nothing turns those bytes back. A store keeps
-//! a reply in its serde form, which is not the reply body of the contract.
+//! a reply in its serde form, which is not the reply body of the public protocol.
 
 pub(crate) mod error;
 pub(crate) mod outcome;

@@ -1,4 +1,4 @@
-//! The outcome of a call that did not end in an error, and the reply body of the contract.
+//! The outcome of a call that did not end in an error, and the reply body of the public protocol.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct FollowUp {
     pub expires_at: String,
 }
 
-/// The statuses of the contract, except for that of errors.
+/// The statuses of the public protocol, except for that of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub(crate) enum ReplyStatus {
@@ -134,7 +134,7 @@ impl Outcome {
         Self { retries: retries.map(Retries::list).unwrap_or_default(), ..self }
     }
 
-    /// The reply body of the contract.
+    /// The reply body of the public protocol.
     pub(crate) fn to_json(&self) -> Bytes {
         let parts = &*self.content.data;
         let (data, data_parts) = match &self.follow_up {
@@ -179,7 +179,7 @@ impl Outcome {
     }
 }
 
-/// The reply body of the contract, for outcomes and errors.
+/// The reply body of the public protocol, for outcomes and errors.
 #[derive(Debug, Serialize)]
 pub(super) struct ReplyBody<'a> {
     pub success: bool,

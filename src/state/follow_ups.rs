@@ -232,20 +232,10 @@ fn now_ms() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::memory_store;
+    use super::super::tests::{memory_store, question};
     use super::*;
 
     const MINUTE: Duration = Duration::from_secs(60);
-
-    fn question() -> OpenQuestion {
-        OpenQuestion {
-            task_id: "t".into(),
-            context_id: None,
-            skill: None,
-            output_modes: Arc::default(),
-            fingerprint: "q".into(),
-        }
-    }
 
     async fn issued(ttl: Duration) -> (FollowUps, Arc<str>, Uuid) {
         let follow_ups = FollowUps::new(&memory_store());

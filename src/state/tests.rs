@@ -109,7 +109,7 @@ fn as_store(store: &Arc<FaultyStore>) -> Arc<dyn StateStore> {
     Arc::clone(store) as Arc<dyn StateStore>
 }
 
-fn question() -> OpenQuestion {
+pub(super) fn question() -> OpenQuestion {
     OpenQuestion {
         task_id: "t".into(),
         context_id: None,

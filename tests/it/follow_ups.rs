@@ -120,7 +120,7 @@ async fn answer_to_an_unavailable_agent_fails_and_the_follow_up_stays_valid() {
     let seen = bridge.get_task("demo", &asked.task_id()).await.expect("INPUT_REQUIRED");
     assert_eq!(seen["data"], asked["data"]);
 
-    // The new instance does not know the task.
+    // The restarted agent does not know the task.
     agent.run().await;
     bridge.until("demo", "ready").await;
     let lost = bridge.answer("demo", &asked.follow_up_id(), "PDF").await;

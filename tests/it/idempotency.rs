@@ -90,7 +90,7 @@ async fn errors_before_the_agent_was_reached_are_not_remembered() {
     let answer = || bridge.answer("demo", &asked.follow_up_id(), "x").header(KEY, "k");
     answer().await.expect_error("agent_unavailable");
     agent.run().await;
-    // The new instance does not know the task, so this reply is not a remembered one.
+    // The restarted agent does not know the task, so this reply is not a remembered one.
     let reply = eventually(|| async {
         let reply = answer().await;
         (reply.code() != "agent_unavailable").then_some(reply)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use a2a_bridge::internal::Secrets;
-use a2a_bridge::internal::child::{Child, Host, Spec};
+use a2a_bridge::internal::child::{Child, ProcessHost, Spec};
 use a2a_bridge::internal::output::Output;
 use a2a_bridge::internal::procfs::{self, Stat};
 use nix::sys::signal::Signal;
@@ -166,7 +166,7 @@ fn output() -> Output {
 async fn process_trees() -> Row {
     let count = times(20, 200);
     let (mut clean, mut slowest) = (0, Duration::ZERO);
-    let host = Host::guarded(program());
+    let host = ProcessHost::guarded(program());
     for _ in 0..count {
         let mark = uuid::Uuid::new_v4().to_string();
         let child = Child::spawn(&spec(&mark, TREE), &host, &output()).await.unwrap();
@@ -189,7 +189,7 @@ async fn ignored_sigterm() -> Row {
     let count = times(5, 50);
     let grace = Duration::from_millis(300);
     let (mut clean, mut least, mut most) = (0, LONG, Duration::ZERO);
-    let host = Host::guarded(program());
+    let host = ProcessHost::guarded(program());
     for _ in 0..count {
         let mark = uuid::Uuid::new_v4().to_string();
         let line = "trap \"\" TERM; echo up; setsid sleep 1000 & sleep 1000";
@@ -376,7 +376,7 @@ async fn busy() -> Row {
 
 async fn many_starts() -> Row {
     let count = times(50, 1000);
-    let host = Host::guarded(program());
+    let host = ProcessHost::guarded(program());
     let own = i32::try_from(std::process::id()).unwrap();
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let one = async || {

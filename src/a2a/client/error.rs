@@ -116,7 +116,8 @@ impl ClientError {
         };
         match code {
             Some(code::TASK_NOT_CANCELABLE | code::METHOD_NOT_FOUND | code::UNSUPPORTED_OPERATION) => true,
-            // To go by the text is safe here: a cancellation that the bridge gives up runs nothing twice.
+            // Matching the message text is safe here: at worst the bridge abandons a cancellation; nothing runs
+            // twice.
             Some(code::INTERNAL) => error_text::says_unsupported(message),
             Some(code::TASK_NOT_FOUND) => error_text::says_not_cancelable(message),
             Some(_) => false,

@@ -1,4 +1,4 @@
-//! What the JSON of v0.3 over REST wraps once more than the other dialects: data, and the bytes of files.
+//! Removes the extra wrapping that v0.3 over REST adds to data parts and file bytes.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

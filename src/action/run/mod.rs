@@ -31,7 +31,7 @@ use super::assemble::{self, MessageSource};
 use super::progress::{Progress, ProgressEvent};
 use super::request::ReplyMode;
 use super::task_builder::{Applied, TaskBuilder, TaskTooLarge};
-use crate::a2a::Instance;
+use crate::a2a::LiveAgent;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Event, SendResult, Task, TaskState};
@@ -55,10 +55,10 @@ pub(super) const GET_TASK_TIMEOUT: Duration = Duration::from_secs(10);
 const TASK_BEFORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout of a cancel that the bridge sends by itself, to clean up after an interrupted call.
 const CLEANUP_CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
-/// How often to subscribe again to the events of a task.
+/// Maximum number of times to resubscribe to a task.
 const MAX_SUBSCRIPTIONS: u32 = 3;
 /// How long to read on after a state that ends the call: some agents send more events after it, and some keep the
-/// stream open for ever.
+/// stream open forever.
 const READ_AFTER_END: Duration = Duration::from_millis(500);
 /// Consecutive failed polls before a call with a waiting caller fails.
 const MAX_FAILED_POLLS: u32 = 6;
@@ -144,7 +144,7 @@ impl From<ActionError> for DeliveryError {
 impl<'a, P: Progress> CallRun<'a, P> {
     pub(super) fn new(
         actions: &'a Actions,
-        instance: Arc<Instance>,
+        live_agent: Arc<LiveAgent>,
         input: RunInput<'a>,
         progress: &'a mut P,
     ) -> Self {
@@ -152,7 +152,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         let builder = TaskBuilder::new(&actions.artifacts, max_size, progress.wants_content());
         let waiter = AgentWaiter {
             actions,
-            instance,
+            live_agent,
             progress,
             mode: input.mode,
             trace: input.trace,
@@ -197,14 +197,14 @@ impl<'a, P: Progress> CallRun<'a, P> {
     async fn send(&mut self, message: &OutgoingMessage<'_>) -> Result<Arc<Outcome>, DeliveryError> {
         self.builder.reset();
         let wants_stream = self.waiter.mode != ReplyMode::Final || self.actions.config.prefer_stream;
-        let streams = wants_stream && self.waiter.instance.card.streaming;
+        let streams = wants_stream && self.waiter.live_agent.card.streaming;
         if let (Purpose::Answer { .. }, Some(id)) = (&self.recorder.input.purpose, message.task_id) {
             Box::pin(self.read_before_answer(id, streams)).await?;
         }
         if streams {
             match Box::pin(self.stream(message)).await {
                 Err(DeliveryError::Client(error)) => {
-                    match Retry::without_streaming(&error, self.waiter.instance.client.dialect) {
+                    match Retry::without_streaming(&error, self.waiter.live_agent.client.dialect) {
                         // The agent does not stream in spite of its card, and did not take the message.
                         Some(reason) => message.retries.record(reason),
                         None => return Err(DeliveryError::Client(error)),
@@ -219,8 +219,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn stream(&mut self, message: &OutgoingMessage<'_>) -> Result<(), DeliveryError> {
-        let instance = Arc::clone(&self.waiter.instance);
-        let open = Box::pin(instance.client.stream(message, self.waiter.trace));
+        let live_agent = Arc::clone(&self.waiter.live_agent);
+        let open = Box::pin(live_agent.client.stream(message, self.waiter.trace));
         let events = match self.waiter.with_idle_timeout(open).await {
             Ok(events) => events.map_err(DeliveryError::Client)?,
             Err(interruption) => {
@@ -235,9 +235,9 @@ impl<'a, P: Progress> CallRun<'a, P> {
     async fn send_blocking(&mut self, message: &OutgoingMessage<'_>) -> Result<Event, DeliveryError> {
         let blocking = self.waiter.mode == ReplyMode::Final;
         let message = OutgoingMessage { blocking, ..*message };
-        let instance = Arc::clone(&self.waiter.instance);
+        let live_agent = Arc::clone(&self.waiter.live_agent);
         let is_new_task = matches!(self.recorder.input.purpose, Purpose::NewTask { .. });
-        match self.waiter.within(Box::pin(instance.client.send(&message, self.waiter.trace))).await {
+        match self.waiter.within(Box::pin(live_agent.client.send(&message, self.waiter.trace))).await {
             Ok(Ok(SendResult::Task(task))) if self.asks_old_question(&task) => {
                 Ok(Event::Task(Box::pin(self.poll_past_old_question(task)).await))
             }
@@ -277,7 +277,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// The task of a message, if its id does not depend on the agent's response.
     fn task_with_known_id(&self, message: &OutgoingMessage<'_>) -> Option<TaskRef> {
-        let has_client_ids = self.waiter.instance.client.dialect.client_assigns_task_ids();
+        let has_client_ids = self.waiter.live_agent.client.dialect.client_assigns_task_ids();
         let id = message.task_id.or(message.new_task_id.filter(|_| has_client_ids))?;
         Some(self.recorder.task_ref(Some(id.to_owned()), message.context_id.map(str::to_owned)))
     }
@@ -414,8 +414,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn subscribe(&mut self, task_id: &str, subscriptions: u32) -> Result<RunPhase, DeliveryError> {
-        let instance = Arc::clone(&self.waiter.instance);
-        let subscribe = Box::pin(instance.client.subscribe(task_id, self.waiter.trace));
+        let live_agent = Arc::clone(&self.waiter.live_agent);
+        let subscribe = Box::pin(live_agent.client.subscribe(task_id, self.waiter.trace));
         match self.waiter.with_idle_timeout(subscribe).await {
             Ok(Ok(events)) => Ok(RunPhase::Reading { events: Box::new(events), subscriptions }),
             Ok(Err(_)) | Err(Interruption::Idle) => Ok(RunPhase::Polling),
@@ -688,7 +688,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn cancel_at_agent(&self, task_id: &str) -> bool {
-        let cancel = self.waiter.instance.client.cancel(task_id, self.waiter.trace);
+        let cancel = self.waiter.live_agent.client.cancel(task_id, self.waiter.trace);
         let Ok(Ok(task)) = tokio::time::timeout(CLEANUP_CANCEL_TIMEOUT, cancel).await else {
             return false;
         };

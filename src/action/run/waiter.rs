@@ -9,7 +9,7 @@ use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 
 use super::poller::Polled;
-use crate::a2a::Instance;
+use crate::a2a::LiveAgent;
 use crate::action::actions::Actions;
 use crate::action::progress::{Listener, Progress};
 use crate::action::request::ReplyMode;
@@ -31,7 +31,7 @@ pub(in crate::action) enum Interruption {
 #[derive(Debug)]
 pub(in crate::action) struct AgentWaiter<'a, P> {
     pub(super) actions: &'a Actions,
-    pub(in crate::action) instance: Arc<Instance>,
+    pub(in crate::action) live_agent: Arc<LiveAgent>,
     pub(super) progress: &'a mut P,
     pub(super) mode: ReplyMode,
     pub(super) trace: &'a TraceContext,
@@ -74,10 +74,10 @@ impl<P: Progress> AgentWaiter<'_, P> {
         }
         self.progress.flush().await;
         // Cloning a token takes a lock that all calls share, so the tokens are borrowed.
-        let (actions, instance) = (self.actions, Arc::clone(&self.instance));
+        let (actions, live_agent) = (self.actions, Arc::clone(&self.live_agent));
         // No caller waits for a submitted task, so a shutdown does not wait either.
         let leaves_immediately = self.mode == ReplyMode::Submit && self.has_task_id;
-        let mut agent_exited = pin!(instance.exited.cancelled());
+        let mut agent_exited = pin!(live_agent.exited.cancelled());
         let mut grace_over = pin!(actions.call_shutdown.grace_over.cancelled());
         let mut shutdown_begun = pin!(actions.call_shutdown.begun.cancelled());
         let mut end = pin!(tokio::time::sleep_until(end));
@@ -107,8 +107,8 @@ impl<P: Progress> AgentWaiter<'_, P> {
         task_id: &str,
         timeout: Duration,
     ) -> Result<Polled, Interruption> {
-        let (instance, trace) = (Arc::clone(&self.instance), self.trace);
-        let get = tokio::time::timeout(timeout, Box::pin(instance.client.get(task_id, trace)));
+        let (live_agent, trace) = (Arc::clone(&self.live_agent), self.trace);
+        let get = tokio::time::timeout(timeout, Box::pin(live_agent.client.get(task_id, trace)));
         Ok(match self.within(get).await? {
             Ok(Ok(task)) => Polled::Task(task),
             Ok(Err(error)) => Polled::Failed(error),

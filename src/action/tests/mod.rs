@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::a2a::Instance;
+use crate::a2a::LiveAgent;
 use crate::a2a::card::Card;
 use crate::a2a::model::Part;
 use crate::a2a::tests::fake::{FakeAgent, NO_RESPONSE, error, ok, v01};
@@ -29,13 +29,13 @@ pub(super) async fn actions(fake: &FakeAgent, card: &Value) -> Actions {
 /// The same, with further lines in the agent's configuration.
 pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) -> Actions {
     let (client, interface) = fake.client(lines, card).await;
-    let instance = Instance {
+    let live_agent = LiveAgent {
         client,
         card: Arc::new(Card::from_value(card.clone()).unwrap()),
         interface,
         exited: CancellationToken::new(),
     };
-    let (_, live) = watch::channel(Some(Arc::new(instance)));
+    let (_, live) = watch::channel(Some(Arc::new(live_agent)));
     let config = AgentConfig {
         request_timeout: Duration::from_secs(10),
         stream_idle_timeout: Duration::from_secs(10),

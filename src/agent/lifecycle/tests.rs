@@ -114,7 +114,7 @@ async fn a_launched_agent_is_ready_after_its_process_and_its_card() {
 #[case::never("restart: never", 3, AgentState::Failed)]
 #[case::never_on_success("restart: never", 0, AgentState::Stopped)]
 #[tokio::test(start_paused = true)]
-async fn a_process_that_exited_is_shown_as_what_follows_while_its_tree_ends(
+async fn the_next_state_is_public_while_descendants_still_exit(
     #[values(false, true)] was_unhealthy: bool,
     #[case] settings: &str,
     #[case] exit: i32,
@@ -189,7 +189,7 @@ async fn too_many_restarts_in_the_window_fail_the_agent_until_a_command() {
     assert_eq!((crash(&mut agent), agent.state()), (Step::Wait(None), AgentState::Failed));
     assert_eq!(agent.on(command(true, 1)), Step::Start);
     assert_eq!((agent.state(), agent.status().restarts), (AgentState::Starting, 2));
-    // The generation begins a new window, and the window ends by itself.
+    // The command reset the budget; later the window expires.
     assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
     agent.on(AgentEvent::BackoffElapsed);
     advance(Duration::from_secs(60)).await;

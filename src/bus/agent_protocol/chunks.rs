@@ -1,4 +1,4 @@
-//! Writes the chunks of an answer to the caller's inbox.
+//! Writes the chunks of a response to the caller's inbox.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -305,7 +305,7 @@ fn error_code(error: &ActionError) -> u16 {
         Code::AgentError => {
             error.info.http_status.filter(|status| matches!(status, 401 | 403 | 429)).unwrap_or(500)
         }
-        // `TooLarge` is about an answer: a prompt that is too large is an invalid request.
+        // Here `TooLarge` means the agent's response; a prompt that is too large is an invalid request.
         Code::TooLarge
         | Code::AgentUnavailable
         | Code::TaskLost

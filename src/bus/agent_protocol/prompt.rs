@@ -187,8 +187,8 @@ impl PromptEndpoint {
         let too_many =
             |_| ActionError::new(Code::Busy, "too many questions of this agent are open; try again");
         let _permit = self.questions.try_acquire().map_err(too_many)?;
-        let instance = agent.live.borrow().clone();
-        let instance = instance.ok_or_else(|| ActionError::unavailable(&agent.name, None))?;
+        let live_agent = agent.live.borrow().clone();
+        let live_agent = live_agent.ok_or_else(|| ActionError::unavailable(&agent.name, None))?;
         let deadline = Instant::now() + agent.config.input_required_ttl;
         let reply_subject = self.client.new_inbox();
         let answers = self.client.subscribe(reply_subject.clone()).await;
@@ -199,7 +199,7 @@ impl PromptEndpoint {
             tokio::select! {
                 biased;
                 answer = self.answer(answers) => answer,
-                () = instance.exited.cancelled() => {
+                () = live_agent.exited.cancelled() => {
                     let message = "the agent ended while it waited for the answer";
                     Err(ActionError::new(Code::TaskLost, message))
                 }

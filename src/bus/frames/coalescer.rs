@@ -5,7 +5,7 @@ use crate::a2a::model::ArtifactUpdate;
 use crate::action::progress::ProgressEvent;
 use crate::bus::inbox::MAX_COALESCED;
 
-/// Pieces of one artifact, and the answer's text in them, which goes out after them.
+/// Pieces of one artifact, and the response's text in them, which goes out after them.
 #[derive(Debug, Default)]
 pub(super) struct Coalescer {
     update: Option<ArtifactUpdate>,

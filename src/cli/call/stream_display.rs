@@ -1,6 +1,6 @@
-//! Shows a stream while it arrives: the answer on stdout, notices on separate lines on stderr.
+//! Shows a stream while it arrives: the response on stdout, notices on separate lines on stderr.
 //!
-//! The answer arrives as `response` frames. `artifact` frames carry the same text and everything else; artifact text
+//! The response arrives as `response` frames. `artifact` frames carry the same text and everything else; artifact text
 //! that no `response` frame repeats (a plan, a tool's report) is shown as a notice.
 
 use serde_json::Value;
@@ -18,8 +18,8 @@ pub(super) struct StreamDisplay {
     shown: String,
     /// The last artifact; a notice unless a response with the same text follows.
     pending: Option<PendingArtifact>,
-    /// Ids of artifacts that are part of the answer.
-    answer_ids: Vec<String>,
+    /// Ids of artifacts that are part of the response.
+    response_ids: Vec<String>,
     task_id: Option<String>,
     next_sequence: Option<u64>,
     lost_frames: u64,
@@ -62,10 +62,10 @@ impl StreamDisplay {
         match kind {
             "response" => {
                 let text = data.as_str().unwrap_or_default();
-                self.take_answer_artifact(text);
+                self.take_response_artifact(text);
                 self.flush_notice()?;
                 // The bridge can build a response from state messages. Only the result tells whether that is
-                // the answer or the reason of a failure.
+                // the response or the reason of a failure.
                 if self.shown.is_empty() && without_spaces(text) == without_spaces(&self.state_messages) {
                     self.held = Some(text.to_owned());
                 } else {
@@ -103,11 +103,11 @@ impl StreamDisplay {
         Ok(())
     }
 
-    /// The pending artifact is part of the answer if a response has the same text.
-    fn take_answer_artifact(&mut self, text: &str) {
+    /// The pending artifact is part of the response if a `response` frame has the same text.
+    fn take_response_artifact(&mut self, text: &str) {
         let artifact =
             self.pending.take_if(|pending| text.contains(&pending.text) || pending.text.contains(text));
-        self.answer_ids.extend(artifact.map(|artifact| artifact.id));
+        self.response_ids.extend(artifact.map(|artifact| artifact.id));
     }
 
     fn new_artifact(&self, data: &Value) -> Option<PendingArtifact> {
@@ -116,7 +116,7 @@ impl StreamDisplay {
         let text: String = data.list("/parts").iter().filter_map(|part| part.text("/text")).collect();
         // The last artifact often repeats everything that was streamed.
         let is_new =
-            !self.answer_ids.contains(&id) && !without_spaces(&self.shown).contains(&without_spaces(&text));
+            !self.response_ids.contains(&id) && !without_spaces(&self.shown).contains(&without_spaces(&text));
         is_new.then_some(PendingArtifact { id, name, text })
     }
 
@@ -129,7 +129,7 @@ impl StreamDisplay {
         Ok(())
     }
 
-    /// Ends an unfinished line of the answer if stderr goes to the same screen.
+    /// Ends an unfinished line of the response if stderr goes to the same screen.
     pub(super) fn break_line(&mut self) -> CliResult<()> {
         let open = !self.shown.is_empty() && !self.shown.ends_with('\n');
         if open && StdStream::Stdout.is_terminal() && StdStream::Stderr.is_terminal() {
@@ -197,7 +197,7 @@ mod tests {
         display.show_frame("response", &json!("hel"), true).unwrap();
         assert!(display.pending.is_none());
         display.show_frame("artifact", &artifact("a", "lo"), true).unwrap();
-        assert!(display.pending.is_none(), "a later part of the answer is not a notice");
+        assert!(display.pending.is_none(), "a later part of the response is not a notice");
         display.show_frame("response", &json!("lo"), true).unwrap();
         assert!(
             display
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn state_messages_are_the_answer_only_if_the_task_completed() {
+    fn state_messages_are_the_response_only_if_the_task_completed() {
         for (status, shown) in [("COMPLETED", "one two\n"), ("FAILED", "")] {
             let mut display = StreamDisplay::default();
             display.show_frame("state", &json!({"state": "working", "message": "one "}), true).unwrap();

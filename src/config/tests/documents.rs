@@ -63,7 +63,7 @@ fn write_setting(field: &Field, margin: &str, out: &mut String) {
             (format!("{margin}{key}:"), Some((inner, format!("{margin}  "), item)))
         }
         (None, Some(default)) => (format!("{margin}{key}: {}", flow_yaml(default)), None),
-        // In a block behind a `#`, a second one would change nothing.
+        // Inside a commented-out block the key needs no `#` of its own.
         (None, None) if field.is_required() || margin.contains('#') => {
             (format!("{margin}{key}: {example}"), None)
         }
@@ -75,7 +75,8 @@ fn write_setting(field: &Field, margin: &str, out: &mut String) {
     }
 }
 
-/// In a block behind a `#`, explanations get a second one, and stay comments when a user removes the first.
+/// Inside a commented-out block, explanations get a second `#`, so that they stay comments when a user uncomments the
+/// block.
 fn write_comment(text: &str, margin: &str, out: &mut String) {
     let mut line = format!("{margin}#");
     for word in text.split_whitespace() {
@@ -176,7 +177,7 @@ fn the_schema_for_editors_is_up_to_date() {
 }
 
 #[test]
-fn full_yaml_says_the_defaults_that_hold_without_it() {
+fn full_yaml_shows_the_actual_defaults() {
     let full = parsed(&full_yaml());
     let least = parsed("agents: [{ name: weather, url: 'http://127.0.0.1:9000' }]");
     assert_eq!(format!("{full:#?}"), format!("{least:#?}"));

@@ -98,7 +98,7 @@ fn a_variable_that_holds_the_word_null_is_that_word() {
 }
 
 #[test]
-fn truth_may_come_from_a_variable() {
+fn a_boolean_may_come_from_a_variable() {
     let text = agent_file("restart_on_crash: ${RESTART}");
     let config = parse(&text, "f", &|_| Some("false".into())).unwrap();
     assert!(!config.agents[0].restart_on_crash);
@@ -118,7 +118,7 @@ fn the_other_names_of_keys_mean_the_same() {
 }
 
 #[test]
-fn a_merge_key_brings_what_is_not_given() {
+fn a_merge_key_supplies_missing_keys() {
     let config = parsed(concat!(
         "agents:\n- &first { name: a, url: 'http://h:1', request_timeout: 7s, max_in_flight: 3 }\n",
         "- { <<: *first, name: b, url: 'http://h:2', max_in_flight: 4 }\n",
@@ -229,7 +229,7 @@ fn a_shell_gets_the_line_as_it_stands() {
 }
 
 #[test]
-fn a_port_stands_for_its_name_in_command_environment_and_address() {
+fn the_port_placeholder_is_replaced_in_command_env_and_url() {
     let file = "agents:\n  - name: w\n    url: http://127.0.0.1:{port}/x\n    port: auto\n    command: run {port}\n    env: { PORT: '{port}' }";
     let agent = parsed(file).agents.remove(0).at_port(4711);
     assert_eq!(agent.url.as_str(), "http://127.0.0.1:4711/x");
@@ -241,7 +241,7 @@ fn a_port_stands_for_its_name_in_command_environment_and_address() {
 }
 
 #[test]
-fn the_older_key_for_no_restart_still_counts_and_may_not_contradict() {
+fn restart_on_crash_false_means_never_and_conflicts_with_restart() {
     assert_eq!(agent("command: a\nrestart_on_crash: false").restart, Restart::Never);
     assert_eq!(agent("command: a").restart, Restart::OnFailure);
     let error = refused(&agent_file("command: a\nrestart: always\nrestart_on_crash: false"));

@@ -21,7 +21,7 @@ pub(crate) use self::export::start_export;
 use super::CallInfo;
 use crate::telemetry::trace_context::TraceContext;
 
-/// Maximum length of an agent id in a span; usually it is a UUID.
+/// Maximum length of an id assigned by the agent.
 const MAX_ID: usize = 256;
 
 /// The process-wide tracer, like the process-wide logger of `tracing`. Set once if spans are exported.
