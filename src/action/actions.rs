@@ -181,9 +181,8 @@ impl Actions {
         let timeout = CALLER_CANCEL_TIMEOUT.min(self.timeout(options));
         let mut progress = NoProgress;
         let mut run = self.run_for_known_task(self.live_agent()?, &record, options, timeout, &mut progress);
-        let live_agent = Arc::clone(&run.waiter.live_agent);
-        let task = match run.waiter.within(Box::pin(live_agent.client.cancel(task_id, &options.trace))).await
-        {
+        let agent = Arc::clone(&run.waiter.live_agent);
+        let task = match run.waiter.within(Box::pin(agent.client.cancel(task_id, &options.trace))).await {
             Ok(Ok(task)) => task,
             Ok(Err(error)) if error.is_not_cancelable() => {
                 return refuse(&format!("the agent refuses to cancel the task: {error}"));

@@ -435,13 +435,10 @@ impl Lifecycle {
                 tracing::warn!(agent = %self.name, pid, "agent process is suspended (SIGSTOP)");
                 Phase::Unhealthy { reachable, suspended: Some(Instant::now()), problem }
             }
-            Some(since) if since.elapsed() >= health_check::check_interval(&self.config) / 2 => self
-                .stop_unresponsive(
-                    reachable.process,
-                    AgentState::Unhealthy,
-                    problem,
-                    reachable.since.elapsed(),
-                ),
+            Some(since) if since.elapsed() >= health_check::check_interval(&self.config) / 2 => {
+                let ready_for = reachable.since.elapsed();
+                self.stop_unresponsive(reachable.process, AgentState::Unhealthy, problem, ready_for)
+            }
             Some(_) => phase,
         }
     }
@@ -493,12 +490,8 @@ impl Lifecycle {
         problem: Diagnosis,
         ready_for: Duration,
     ) -> Phase {
-        match process {
-            Some(process) => {
-                Phase::Exiting { process, cause: ExitCause::Unresponsive { shown, problem, ready_for } }
-            }
-            None => self.after_failure(problem, None, ready_for),
-        }
+        let Some(process) = process else { return self.after_failure(problem, None, ready_for) };
+        Phase::Exiting { process, cause: ExitCause::Unresponsive { shown, problem, ready_for } }
     }
 
     /// Decides between a restart after a back-off, `Stopped` and `Failed`. This is the only place that does.

@@ -68,15 +68,10 @@ impl Publication {
             first_published: CancellationToken::new(),
             announce: Arc::default(),
         });
-        let publish_updates =
-            publish_updates(context.client.clone(), subjects.clone(), token.clone(), updates);
-        tasks.spawn("task updates", OnPanic::StopBridge, publish_updates);
-        let publisher = Publisher {
-            token,
-            subjects: subjects.clone(),
-            dispatcher,
-            registration: Arc::clone(&registration),
-        };
+        let updates = publish_updates(context.client.clone(), subjects.clone(), token.clone(), updates);
+        tasks.spawn("task updates", OnPanic::StopBridge, updates);
+        let subjects = subjects.clone();
+        let publisher = Publisher { token, subjects, dispatcher, registration: Arc::clone(&registration) };
         let publisher = StoppableTask::spawn(tasks, "publication", |stop| publisher.run(stop));
         Ok(Self { registration, publisher })
     }
@@ -160,10 +155,8 @@ impl Publisher {
             .iter()
             .map(|action| {
                 let target = Target::Skill(Arc::clone(action));
-                (
-                    action.endpoint.clone(),
-                    actions::handler(&self.dispatcher, &self.registration.client, target),
-                )
+                let handler = actions::handler(&self.dispatcher, &self.registration.client, target);
+                (action.endpoint.clone(), handler)
             })
             .collect();
         if let Err(error) = self.registration.service.publish(endpoints).await {
