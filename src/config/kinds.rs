@@ -1,8 +1,9 @@
 //! The kinds of values: how each is read, and its JSON schema.
 //!
 //! For rules about a single value, the schema and `check` agree: a string may look like a number or boolean,
-//! and fixed words are checked. Only `check` applies rules that a pattern cannot express: whether a URL, host or command line is well formed, whether a duration or size in text
-//! is in its range, and rules across keys. A value with a variable passes, as its content is unknown.
+//! and fixed words are checked. Only `check` applies rules that a pattern cannot express: whether a URL, host
+//! or command line is well formed, whether a duration or size in text is in its range, and rules across keys.
+//! A value with a variable passes, as its content is unknown.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display};

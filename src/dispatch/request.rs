@@ -37,8 +37,8 @@ pub(crate) enum Operation {
 pub(crate) enum Input<T> {
     /// Parsed by a front door with a format of its own.
     Parsed(T),
-    /// In the format of the public protocol. The dispatcher parses it once the request has its permit, so that a flood of
-    /// refused requests costs little.
+    /// In the format of the public protocol. The dispatcher parses it once the request has its permit, so that a flood
+    /// of refused requests costs little.
     Body(RequestBody),
 }
 
