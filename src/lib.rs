@@ -71,7 +71,7 @@
 //!    *claims* its [follow-up id](state::follow_ups), so that the id works once.
 //! 5. `CallRun`, the state machine in `action::run`, sends the message and follows the task: it reads a stream,
 //!    subscribes again, or polls. It sends the message once, unless the agent's response proves that nothing ran
-//!    ([`a2a::retry`]). A [task builder](action::task_builder) collects all events; the front door receives them
+//!    ([`a2a::retry`]). A task builder (`action::task_builder`) collects all events; the front door receives them
 //!    through [`Progress`](action::progress::Progress).
 //! 6. When the task settles, [`assemble`](action::assemble) builds the reply, a question gets a follow-up id, and
 //!    [`state::tasks`] records the task.

@@ -26,10 +26,11 @@ impl Diagnosis {
     pub(super) fn spawn(error: &SpawnError) -> Self {
         let advice = match error {
             SpawnError::NotFound { program } if program.contains('/') => {
-                "correct the path in `command`; a relative path starts at `working_dir`"
+                "correct the path in `command`; it is resolved from `working_dir`, or else from the directory in which the \
+                 bridge was started"
             }
             SpawnError::NotFound { .. } => {
-                "install it, or use its full path in `command`; the bridge searches its own PATH, or PATH from `env`"
+                "install it, or use its full path in `command`; the bridge searches PATH from `env` if set, otherwise its own PATH"
             }
             SpawnError::Denied { .. } => {
                 "make it executable (`chmod +x`), and check which user runs the bridge"
@@ -202,7 +203,7 @@ impl Diagnosis {
     pub(super) fn suspended(pid: i32) -> Self {
         Self {
             text: format!("the agent's process {pid} is suspended (SIGSTOP)"),
-            advice: "the bridge restarts it unless it receives SIGCONT first".into(),
+            advice: format!("resume it with SIGCONT{RESTARTING}"),
         }
     }
 
@@ -212,9 +213,9 @@ impl Diagnosis {
                 "the agent failed {failures} liveness checks in a row: {}",
                 Self::probe(error, config).text
             ),
-            advice:
-                "the bridge restarts it; if it is only slow, raise `liveness.timeout` or `liveness.failures`"
-                    .into(),
+            advice: format!(
+                "if it is only slow, raise `liveness.timeout` or `liveness.failures`{RESTARTING}"
+            ),
         }
     }
 

@@ -97,7 +97,9 @@ fn check_program(program: &str, working_dir: Option<&Path>) -> Result<String, St
     }
     let advice = match working_dir {
         Some(dir) if is_path => format!("the path is relative to {} (`working_dir`)", dir.display()),
-        None if is_path => "the path is relative to the directory of the bridge".to_owned(),
+        None if is_path => {
+            "the path is resolved from the directory in which the bridge is started".to_owned()
+        }
         _ => "is it installed and on the PATH?".to_owned(),
     };
     Err(format!("command not found: `{program}`; {advice}"))

@@ -145,7 +145,7 @@ settings! {
         /// Binding to use, `jsonrpc` or `rest`, instead of the one that the card prefers.
         binding: Option<Binding>, example "jsonrpc";
         /// Call the agent at the host and port that its card names instead of those in `url`. The bridge sends
-        /// credentials there only if `allowed_hosts` contains them.
+        /// credentials there only if `allowed_hosts` lists that host.
         use_card_url: bool, default false;
         /// Other hosts, as `host` or `host:port`, that the card may name. The bridge sends the agent's credentials
         /// there, too.
@@ -203,8 +203,8 @@ settings! {
     }
 
     /// Liveness check for launched agents. The bridge restarts an agent that fails `failures` checks in a row.
-    /// Timeouts do not count while a call is in flight. The bridge always restarts an agent that stays suspended
-    /// (SIGSTOP).
+    /// Timeouts do not count while a call is in flight. An agent that stays suspended (SIGSTOP) fails the check even
+    /// then. `restart` and `max_restarts` apply.
     pub(crate) struct Liveness {
         /// Interval between two health checks.
         interval: Duration, default "10s";

@@ -330,7 +330,7 @@ def page(rows, results):
         "`scripts/interop` launches agents on public A2A SDKs through the bridge, calls them over NATS, and writes this page.",
         "The [support matrix](support.md#sdks) has the versions of the SDKs.",
         "",
-        "`ok`: the agent behaves as the [protocol](protocol.md) promises. `–`: the agent itself cannot do this; the reason is below the table.",
+        "`ok`: the agent behaves as the [protocol](protocol.md) promises. `–`: not possible, or not tested; the reason is below the table.",
         "",
         "| column | what the call does |",
         "| --- | --- |",
@@ -355,7 +355,7 @@ def page(rows, results):
             else:
                 cells.append("ok")
         lines.append(f"| {name} | {protocol} | {' | '.join(cells)} |")
-    lines += ["", "## What an agent cannot do", "", *notes]
+    lines += ["", "## Cells without a test", "", *notes]
     return "\n".join(lines) + "\n", failures
 
 

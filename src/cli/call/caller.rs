@@ -98,7 +98,7 @@ impl Caller<'_> {
                 reply => return Ok(reply?),
             }
             if deadline.is_some_and(|end| end <= Instant::now()) {
-                let error = "no reply within the time limit, and no timeout error from the bridge";
+                let error = "no reply from the bridge, although the time limit has passed; the task may still be running";
                 return Err(CliError::msg(UNAVAILABLE, error)
                     .hint("is the bridge still running? `a2a-bridge agents` shows it"));
             }

@@ -168,7 +168,7 @@ impl StreamDisplay {
             eprintln_dim(format_args!("{} frames were lost", self.lost_frames));
         }
         if is_completed {
-            eprintln_dim("the complete answer:");
+            eprintln_dim("the complete response:");
         }
         Ok(false)
     }
