@@ -57,10 +57,13 @@ pub(crate) fn error_chain(error: &dyn Error) -> String {
     text
 }
 
-/// A time in UTC, to the second.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
-    let time = OffsetDateTime::from(time);
-    time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_default()
+    OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
+}
+
+/// A time without its fraction of a second.
+pub(crate) fn rfc3339_to_second(time: SystemTime) -> String {
+    rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(unix_millis(time) / 1000))
 }
 
 pub(crate) fn unix_millis(time: SystemTime) -> u64 {
@@ -120,8 +123,9 @@ mod tests {
     }
 
     #[test]
-    fn times_are_written_to_the_second() {
+    fn times_are_in_utc() {
         let time = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
-        assert_eq!(rfc3339(time), "2023-11-14T22:13:20Z");
+        assert_eq!(rfc3339(time), "2023-11-14T22:13:20.123Z");
+        assert_eq!(rfc3339_to_second(time), "2023-11-14T22:13:20Z");
     }
 }

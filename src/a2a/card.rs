@@ -306,7 +306,7 @@ fn hash(raw: &Map<String, Value>) -> String {
 
 /// The value of a key in camelCase, or of the same key in snake_case.
 pub(super) fn field<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
-    map.get(key).or_else(|| {
+    map.get(key).filter(|value| !value.is_null()).or_else(|| {
         let snake =
             |c: char| if c.is_ascii_uppercase() { format!("_{}", c.to_ascii_lowercase()) } else { c.into() };
         map.get(&key.chars().map(snake).collect::<String>())

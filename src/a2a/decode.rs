@@ -80,10 +80,10 @@ impl Task {
 struct LenientEvent {
     kind: Option<String>,
     #[serde(alias = "status_update")]
-    status_update: Option<Box<LenientEvent>>,
+    status_update: Option<Box<LenientUpdate>>,
     #[serde(alias = "artifact_update")]
-    artifact_update: Option<Box<LenientEvent>>,
-    task: Option<Box<LenientEvent>>,
+    artifact_update: Option<Box<LenientUpdate>>,
+    task: Option<Box<LenientTask>>,
     // Kept raw: in a v0.1 task it can be anything. v0.3's protobuf calls it `msg`.
     #[serde(alias = "msg")]
     message: Option<Box<RawValue>>,
@@ -132,14 +132,18 @@ impl LenientEvent {
 
     fn into_event(mut self) -> Result<Event, serde_json::Error> {
         if let Some(update) = self.status_update.take().or_else(|| self.artifact_update.take()) {
-            return update.into_update();
+            return update.into_event();
         }
         // A v0.1 task may have a `message` key, so whatever has a status is a task or an update.
         if self.status.is_some() || self.artifact.is_some() {
-            return if self.is_update() { self.into_update() } else { self.into_task() };
+            return if self.is_update() {
+                self.into_update().into_event()
+            } else {
+                self.into_task().into_event()
+            };
         }
         if let Some(task) = self.task {
-            return task.into_task();
+            return task.into_event();
         }
         if let Some(message) = self.message {
             return Ok(Event::Message(serde_json::from_str::<LenientMessage>(message.get())?.into()));
@@ -171,9 +175,55 @@ impl LenientEvent {
         }
     }
 
-    fn into_update(self) -> Result<Event, serde_json::Error> {
-        let task_id = non_empty(self.task_id.or(self.id).map(|id| id.0));
-        let context_id = non_empty(self.context_id.or(self.context_id_snake).or(self.session_id));
+    fn into_update(self) -> LenientUpdate {
+        LenientUpdate {
+            task_id: self.task_id.or(self.id),
+            context_id: self.context_id.or(self.context_id_snake).or(self.session_id),
+            status: self.status,
+            artifact: self.artifact,
+            is_final: self.is_final,
+            append: self.append,
+            last_chunk: self.last_chunk,
+            metadata: self.metadata,
+        }
+    }
+
+    fn into_task(self) -> LenientTask {
+        LenientTask {
+            id: self.id.or(self.task_id),
+            context_id: self.context_id,
+            context_id_snake: self.context_id_snake,
+            session_id: self.session_id,
+            status: self.status,
+            artifacts: self.artifacts,
+            history: self.history,
+        }
+    }
+}
+
+/// A wrapped update. Not a [`LenientEvent`]: an agent must not choose the depth of recursion, and other fields of
+/// an update may have any type.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an update")]
+struct LenientUpdate {
+    #[serde(alias = "task_id", alias = "id")]
+    task_id: Option<LenientString>,
+    #[serde(alias = "context_id", alias = "sessionId")]
+    context_id: Option<String>,
+    status: Option<Box<LenientStatus>>,
+    artifact: Option<Box<LenientArtifact>>,
+    #[serde(rename = "final")]
+    is_final: Option<bool>,
+    append: Option<bool>,
+    #[serde(alias = "last_chunk")]
+    last_chunk: Option<bool>,
+    metadata: Option<Box<RawValue>>,
+}
+
+impl LenientUpdate {
+    fn into_event(self) -> Result<Event, serde_json::Error> {
+        let task_id = non_empty(self.task_id.map(|id| id.0));
+        let context_id = non_empty(self.context_id);
         if let Some(artifact) = self.artifact {
             // v0.1 has these inside the artifact.
             let append = self.append.or(artifact.append).unwrap_or(false);
@@ -187,15 +237,29 @@ impl LenientEvent {
         let (message, is_last) = (message.map(Into::into), self.is_final.unwrap_or(false));
         Ok(Event::Status(StatusUpdate { task_id, context_id, state, message, is_last }))
     }
+}
 
-    fn into_task(self) -> Result<Event, serde_json::Error> {
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a task")]
+struct LenientTask {
+    id: Option<LenientString>,
+    context_id: Option<String>,
+    #[serde(rename = "context_id")]
+    context_id_snake: Option<String>,
+    session_id: Option<String>,
+    status: Option<Box<LenientStatus>>,
+    artifacts: Option<Vec<LenientArtifact>>,
+    history: Option<Vec<LenientMessage>>,
+}
+
+impl LenientTask {
+    fn into_event(self) -> Result<Event, serde_json::Error> {
         let missing = |what: &str| serde_json::Error::custom(format!("a task without {what}"));
         let Some(LenientStatus { state: Some(state), message }) = self.status.map(|status| *status) else {
             return Err(missing("a status"));
         };
-        let id = non_empty(self.id.or(self.task_id).map(|id| id.0));
         Ok(Event::Task(Task {
-            id: id.ok_or_else(|| missing("an id"))?,
+            id: non_empty(self.id.map(|id| id.0)).ok_or_else(|| missing("an id"))?,
             context_id: non_empty(self.context_id.or(self.context_id_snake).or(self.session_id)),
             state,
             status_message: message.map(Into::into),
@@ -387,5 +451,28 @@ impl LenientPart {
             (None, None) => return self.data.map(Part::Data),
         };
         Some(Part::File(File { name: non_empty(name), media_type: non_empty(media_type), content }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(r#"{"task":{"id":"1","status":{"state":"working"},"task":"write a report"}}"#)]
+    #[case(r#"{"task":{"id":"1","status":{"state":"working"},"parts":"x","final":"no"}}"#)]
+    #[case(r#"{"statusUpdate":{"taskId":"1","status":{"state":"working"},"kind":7,"history":"none"}}"#)]
+    fn other_fields_of_wrapped_objects_may_have_any_type(#[case] json: &str) {
+        Event::decode(json).unwrap();
+    }
+
+    #[test]
+    fn nested_wrappers_need_no_stack() {
+        let json = format!("{}{}", r#"{"task":"#.repeat(126), "}".repeat(126).replacen('}', "1}", 1));
+        let decode = move || Event::decode(&json).is_err();
+        let small_stack = std::thread::Builder::new().stack_size(256 << 10);
+        assert!(small_stack.spawn(decode).unwrap().join().unwrap());
     }
 }

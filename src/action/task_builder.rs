@@ -345,7 +345,8 @@ impl<'a> TaskBuilder<'a> {
             removed += length(&known.name) + size(&known.parts);
             known.id.clone_from(&piece.id);
             known.name = piece.name.clone().or(known.name.take());
-            known.parts.clear();
+            // Not `clear`: the memory of the old parts is no longer counted.
+            known.parts = Vec::new();
             added += length(&known.name);
         }
         added += extend(&mut known.parts, &piece.parts);

@@ -52,7 +52,7 @@ use crate::agent::{AgentState, AgentStatus};
 use crate::background::BackgroundTasks;
 use crate::dispatch::Dispatcher;
 use crate::json::to_bytes;
-use crate::text::{error_chain, rfc3339, shorten};
+use crate::text::{error_chain, rfc3339_to_second, shorten};
 
 /// The name and the queue group of every service of the protocol.
 const SERVICE: &str = "agents";
@@ -267,7 +267,7 @@ fn heartbeat(subjects: &AgentProtocolSubjects, instance_id: &str) -> Bytes {
         "owner": subjects.owner,
         "session": subjects.session,
         "instance_id": instance_id,
-        "ts": rfc3339(SystemTime::now()),
+        "ts": rfc3339_to_second(SystemTime::now()),
         "interval_s": HEARTBEAT_INTERVAL.as_secs(),
     }))
 }

@@ -52,8 +52,10 @@ pub(super) fn agent(scope: &mut Scope<'_, '_>) {
     if scope.entries("env").iter().any(|entry| !entry.value.is_absent()) {
         needs(scope, "env", "command");
     }
-    let is_authorization =
-        |entry: &KeyValue| entry.key.text().is_some_and(|name| name.eq_ignore_ascii_case("authorization"));
+    let is_authorization = |entry: &KeyValue| {
+        !entry.value.is_absent()
+            && entry.key.text().is_some_and(|name| name.eq_ignore_ascii_case("authorization"))
+    };
     if let Some(at) = scope.position("bearer_token")
         && scope.entries("headers").iter().any(is_authorization)
     {

@@ -14,7 +14,7 @@ use super::records::{Change, TypedRecords};
 use super::{RecordKey, RecordKind, StateStore, StoreUnavailable};
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::FollowUp;
-use crate::text::{rfc3339, unix_millis};
+use crate::text::{rfc3339_to_second, unix_millis};
 
 /// How long the record of an expired id remains.
 const TOMBSTONE_TTL: Duration = Duration::from_secs(24 * 3600);
@@ -100,7 +100,7 @@ impl FollowUps {
             })
         };
         self.records.update(&key(agent, &id), write).await?;
-        Ok(FollowUp { id, expires_at: rfc3339(expires) })
+        Ok(FollowUp { id, expires_at: rfc3339_to_second(expires) })
     }
 
     /// Claims the right to answer. The caller of this function checks whether the task has ended meanwhile.

@@ -256,3 +256,18 @@ fn each_of_very_many_artifacts_is_found_again() {
     let text = |artifact: &Artifact| artifact.parts.iter().filter_map(Part::as_text).collect::<String>();
     assert!(artifacts.iter().all(|artifact| text(artifact) == "0.1."));
 }
+
+#[test]
+fn a_replaced_artifact_frees_its_parts() {
+    let rules = rules();
+    let mut builder = TaskBuilder::new(&rules, 1 << 20, false);
+    let parts = vec![r#"{"data":1}"#; 5_000].join(",");
+    let update = |parts: &str| {
+        format!(r#"{{"artifactUpdate":{{"taskId":"t","artifact":{{"artifactId":"a","parts":[{parts}]}}}}}}"#)
+    };
+    for parts in [parts.as_str(), ""] {
+        builder.apply(Event::decode(&update(parts)).unwrap()).unwrap();
+    }
+    let task = builder.task.as_ref().unwrap();
+    assert_eq!(task.artifacts[0].parts.capacity(), 0);
+}

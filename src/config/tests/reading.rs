@@ -314,3 +314,15 @@ fn credentials_are_secrets_and_what_only_looks_like_one_is_not() {
     secrets.redact(&mut text);
     assert_eq!(text, "*** *** *** *** application/json https://sso.example.org");
 }
+
+#[test]
+fn an_absent_authorization_header_does_not_conflict_with_a_token() {
+    let file = "agents:
+  - name: a
+    url: http://127.0.0.1:9
+    bearer_token: t
+    headers:
+      Authorization: ${EMPTY}
+";
+    assert!(parsed(file).agents[0].headers.is_empty());
+}
