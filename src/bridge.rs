@@ -106,7 +106,8 @@ impl Bridge {
     ///
     /// # Errors
     ///
-    /// When NATS is not reachable or does not accept a name in the configuration.
+    /// When the subject prefix or a reply pattern is invalid, the HTTP client cannot be built, or NATS cannot be
+    /// reached.
     pub async fn connect(config: &Config, host: ProcessHost) -> Result<Self, BridgeError> {
         let subjects = Subjects::new(&config.nats.subject_prefix)?;
         let mut guard = ReplyGuard::new(&config.nats.reply_prefixes, subjects.prefix())?;

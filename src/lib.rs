@@ -97,19 +97,20 @@
 //! | --- | --- |
 //! | whether a reply subject is allowed | `EndpointReader::handle` in `bus/service/endpoint.rs`, with `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; control requests and discovery use the same guard |
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
-//! | whether a request is `busy` because of `max_in_flight` | `Permits::take` in `dispatch/permits.rs` |
+//! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full store is `busy` too, see `state/mod.rs` |
 //! | whether a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, with `Idempotency::reserve` in `state/idempotency.rs` |
 //! | which answer claims a follow-up id | `answer` in `action/follow_up.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
 //! | whether a call counts as in flight, so that its agent is not considered hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/health_check.rs` reads the count |
 //! | whether a message may be sent again | `Retry` in `a2a/retry.rs`, which also lists the senders |
 //! | whether a host gets credentials | `DialectChooser::client` in `a2a/choose.rs`, with `AddressPolicy::is_trusted` in `a2a/address.rs` |
-//! | redaction of credentials in errors | `Dispatcher::guarded` in `dispatch/mod.rs`, with `ActionError::redacted` in `reply/error.rs`; `secrets.rs` knows the secrets |
+//! | redaction of credentials in errors | `Dispatcher::guarded` in `dispatch/mod.rs`, with `ActionError::redacted` in `reply/error.rs`; `Actions::record_untracked` in `action/actions.rs` for errors that are stored with a task; `secrets.rs` knows the secrets |
 //! | redaction of credentials in the reason of a failed task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
-//! | how an interrupted stream continues | `CallRun::follow` in `action/run/mod.rs` |
+//! | how an interrupted stream continues | `CallRun::check` in `action/run/mod.rs`; the loop is `CallRun::follow` |
 //! | whether and when an agent restarts after an exit | `Lifecycle::after_failure` in `agent/lifecycle.rs`; `Backoff::next_delay` in `process/restart.rs` computes the delay |
 //! | which state is evicted or refused | `BoundedTable::evict` and `BoundedTable::put` in `state/table.rs`; `MemoryStore` in `state/memory.rs` has the policy per kind |
 //! | when expired state is removed | `State::sweep_periodically` in `state/mod.rs`, with `BoundedTable::sweep_step` in `state/table.rs` |
-//! | how a reply is encoded, and truncated if it is too large | `bus/encoded_reply.rs` |
+//! | whether a reply that is too large is shortened (questions, error data) or refused as `too_large` | `EncodedReply::new` in `bus/encoded_reply.rs`; `bus/agent_protocol/chunks.rs` for the agent protocol |
+//! | whether an agent's response exceeds `max_response_size` | `TaskBuilder::resize` in `action/task_builder.rs` |
 //!
 //! # Ownership
 //!

@@ -40,7 +40,7 @@ pub struct LiveAgent {
     pub client: client::Client,
     pub card: Arc<card::Card>,
     pub interface: card::Interface,
-    /// Cancelled when the agent's process has exited, and its tasks with it.
+    /// Cancelled when the agent's process exits, or when the supervisor begins to stop it; its tasks are lost then.
     pub exited: CancellationToken,
 }
 

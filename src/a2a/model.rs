@@ -1,8 +1,8 @@
 //! The model of A2A content, independent of the dialect.
 //!
-//! [`super::decode`] accepts the spellings of all versions: it ignores unknown fields and timestamps, keeps
-//! unknown states, treats `null` as absent, accepts snake_case, and keeps the text of data (so `1.0` stays `1.0`). The
-//! [dialects](super::dialect) write.
+//! [`super::decode`] accepts the spellings of all versions: it ignores timestamps and unknown fields, keeps
+//! unknown states, treats `null` as absent, accepts snake_case, and keeps the text of data (so `1.0` stays `1.0`). Only
+//! reading is shared: each [dialect](super::dialect) writes its own form.
 
 use std::fmt;
 

@@ -24,7 +24,7 @@ use crate::reply::outcome::TaskRef;
 use crate::state::follow_ups::{Claim, expired};
 
 /// After the connection of an answer broke: how long a task may still ask before the answer counts as not taken.
-const MAX_POLL_AFTER_ANSWER: Duration = Duration::from_secs(30);
+const POLL_AFTER_ANSWER: Duration = Duration::from_secs(30);
 /// JSON-RPC errors that may happen before or after the agent took the answer: internal, of the server, and an
 /// invalid response of the agent.
 const INTERNAL_ERRORS: [i64; 3] = [-32603, -32000, -32006];
@@ -120,7 +120,7 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
     let is_agent_silent =
         matches!(error, ClientError::Broken(_) | ClientError::Refused { http_status: Some(504), .. });
     let time_left = run.waiter.deadline.saturating_duration_since(Instant::now());
-    let duration = if is_agent_silent { MAX_POLL_AFTER_ANSWER.min(time_left / 2) } else { Duration::ZERO };
+    let duration = if is_agent_silent { POLL_AFTER_ANSWER.min(time_left / 2) } else { Duration::ZERO };
     match poll_while(run, &task_ref, duration, asks_the_same).await {
         Ok(Some(task)) if asks_the_same(&task) => {
             claim.release().await;
@@ -140,8 +140,8 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
     }
 }
 
-/// Polls a task until it no longer asks the same question, for at least `duration`: an agent takes an answer some time
-/// before the task shows it. Returns the task as it was last seen.
+/// Polls a task until it no longer asks the same question. Does not give up before `duration` has passed, because a
+/// task may show an answer some time after the agent took it. Returns the task as it was last seen.
 async fn poll_while<P: Progress>(
     run: &mut CallRun<'_, P>,
     task_ref: &TaskRef,

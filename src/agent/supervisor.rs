@@ -42,7 +42,7 @@ pub(super) struct Supervisor {
 pub(super) struct StartedAgent {
     start: Start,
     child: Option<Child>,
-    /// Cancelled when the process exits; its tasks are lost then.
+    /// Cancelled when the process exits, or when the supervisor begins to stop it; its tasks are lost then.
     exited: CancellationToken,
     /// Sequence number of the first output line of this start.
     first_line: u64,

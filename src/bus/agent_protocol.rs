@@ -20,7 +20,7 @@
 //! - **Questions.** While a question is open, the call does not count as in flight. If no answer arrives within
 //!   `input_required_ttl`, if the answer is malformed, or if the bridge stops, the call ends with an error
 //!   and the bridge cancels the task.
-//! - **Sign-in elsewhere.** The bridge follows a task that leaves `AUTH_REQUIRED` without an answer to its end.
+//! - **Sign-in elsewhere.** If a task leaves `AUTH_REQUIRED` without an answer, the bridge follows it to its end.
 //! - **Data** of the agent becomes attachments `data.json`, `data-2.json` and so on.
 //! - **Headers.** `traceparent` and `A2A-Timeout` have the same meaning as for actions; there are no reply modes
 //!   and no idempotency keys.

@@ -1,14 +1,14 @@
 //! Lets operators inspect and control one agent over NATS.
 //!
-//! Requests go to `<prefix>.control.<agent>.<verb>`. The permissions of the NATS account protect them: every
+//! Requests go to `<prefix>.control.<agent>.<command>`. The permissions of the NATS account protect them: every
 //! client that may publish to `<prefix>.control.>` controls the agents. There is no queue group, so if several replicas
-//! serve one agent, each answers for its own process, and a command reaches all of them. Only the instance
-//! named by `"instance"` in the body answers; without it all do.
+//! serve one agent, each answers for its own process, and a command reaches all of them. If the body has
+//! `"instance"`, only that instance obeys and answers; the others ignore the request.
 //!
-//! | verb | body | reply |
+//! | command | body | reply |
 //! | --- | --- | --- |
-//! | `show` | – | an [`AgentReport`] |
-//! | `start`, `stop`, `restart` | – | an [`AgentReport`] when the command has succeeded or failed, after ten seconds at the latest (`stop`: after the grace period) |
+//! | `show` | `instance` (optional) | an [`AgentReport`] |
+//! | `start`, `stop`, `restart` | `instance` (optional) | an [`AgentReport`] when the command has succeeded or failed, after ten seconds at the latest (`stop`: ten seconds after the grace period) |
 //! | `logs` | [`LogsRequest`] | one [`LogsReply`]; with `follow_s` more of them as lines arrive, until `more` is false |
 
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::text::{error_chain, shorten, unix_millis};
 
 /// Maximum number of concurrent requests, including those that follow logs.
 const MAX_CONCURRENT: usize = 16;
-/// How long the reply to `start` and `restart` waits for the result.
+/// How long the reply to a command waits for the result; for `stop` in addition to the grace period.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time that one request follows logs.
 const MAX_FOLLOW: Duration = Duration::from_secs(60);

@@ -1,6 +1,6 @@
 //! Single values: text in, checked value out.
 //!
-//! Parsers know no files and positions. An error says what was expected and never repeats the text, which
+//! Parsers know nothing about files or positions. An error says what was expected and never repeats the text, which
 //! may be a secret or come from the environment.
 
 use std::net::SocketAddr;

@@ -13,7 +13,9 @@
 //! 1. runs each request in [`Dispatcher::spawn`], which gives it a span and makes a shutdown wait for it;
 //! 2. passes a [`Request`] to [`Dispatcher::call`], with a [`Progress`] that reports to the caller; passes requests
 //!    that it cannot read to [`Dispatcher::refuse`], and reads the card in [`Dispatcher::read_card`];
-//! 3. is started for each agent in `bridge.rs`, and stopped by the `ServedAgent` in `bridge/served_agent.rs`.
+//! 3. offers the skills of the agent's `Catalog` (`bus/catalog.rs`), and only while the agent is ready;
+//! 4. is started for each agent in `Bridge::open_front_doors`, and stopped by the `ServedAgent` in
+//!    `bridge/served_agent.rs`. `AgentProtocol` in `bus/agent_protocol.rs` is an example of both.
 //!
 //! A front door whose requests have several steps, such as the agent protocol, also uses [`Dispatcher::permit`] and
 //! [`Dispatcher::guarded`] between two calls.

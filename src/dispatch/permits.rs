@@ -28,7 +28,7 @@ pub(super) struct Permits {
 /// Admits a request until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    _in_flight: OwnedSemaphorePermit,
+    _admission: OwnedSemaphorePermit,
     /// A submitted task keeps this permit after its reply.
     pub(super) submitted: Option<OwnedSemaphorePermit>,
 }
@@ -47,20 +47,20 @@ impl Permits {
 
     pub(super) fn take(&self, operation: &Operation, mode: ReplyMode) -> Result<Permit, ActionError> {
         if !operation.runs_the_agent() {
-            return Ok(Permit { _in_flight: self.lookup()?, submitted: None });
+            return Ok(Permit { _admission: self.lookup()?, submitted: None });
         }
         let in_flight = self.try_acquire(&self.in_flight, "calls in flight (`max_in_flight`)")?;
         let submitted = match mode {
             ReplyMode::Submit => Some(self.try_acquire(&self.submitted, "submitted tasks")?),
             ReplyMode::Final | ReplyMode::Stream => None,
         };
-        Ok(Permit { _in_flight: in_flight, submitted })
+        Ok(Permit { _admission: in_flight, submitted })
     }
 
     /// Waits for the permit of a call.
     pub(super) async fn wait(&self) -> Result<Permit, ActionError> {
         let in_flight = Arc::clone(&self.in_flight).acquire_owned().await;
-        Ok(Permit { _in_flight: in_flight.map_err(|_| ActionError::internal())?, submitted: None })
+        Ok(Permit { _admission: in_flight.map_err(|_| ActionError::internal())?, submitted: None })
     }
 
     /// For requests that do not run the agent: lookups of a task or the card, and cancels.

@@ -102,7 +102,7 @@ impl Output {
         *self.0.next.borrow()
     }
 
-    /// The last `count` lines, starting at sequence number `from`.
+    /// Of the lines from sequence number `from` on, the last `count`.
     pub fn tail(&self, from: u64, count: usize) -> Vec<Line> {
         let ring = self.ring();
         let wanted = ring.lines.iter().filter(|line| line.seq >= from);

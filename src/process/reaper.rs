@@ -1,7 +1,8 @@
 //! Reaps orphans that the bridge adopts.
 //!
-//! The runtime waits for the children that it has spawned. Adopted orphans, of a killed guard or, if the bridge
-//! is the first process of a container, of any process, would stay zombies; [`Reaper::run`] reaps them. It cannot wait
+//! The runtime waits for the children that it has spawned. The bridge also adopts orphans: those of a killed
+//! guard and, if it is the first process of a container, those of any process. [`Reaper::run`] reaps them; otherwise
+//! they would stay zombies. It cannot wait
 //! for "any child", because it would take exit statuses away from the runtime. It therefore skips the children
 //! that [`Reaper::spawn`] has started.
 //!

@@ -32,7 +32,7 @@ pub(crate) enum Code {
     /// The agent's response is an error, or is not A2A.
     AgentError,
     AgentUnavailable,
-    /// The live agent that ran the task has ended.
+    /// The agent exited while it ran the task, or no longer knows the task.
     TaskLost,
     Timeout,
     /// The connection broke, and the state of the task cannot be read.

@@ -307,7 +307,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     /// Reads a task before it gets an answer. A task that has ended gets none. Otherwise the builder starts with the
     /// content of the task, because a stream reports only new content.
     async fn read_before_answer(&mut self, id: &str, streams: bool) -> Result<(), DeliveryError> {
-        // Best effort, and most of the time is for the answer.
+        // Best effort. Uses at most a quarter of the remaining time; the rest is for the answer.
         let time_left = self.waiter.deadline.saturating_duration_since(Instant::now());
         let timeout = TASK_BEFORE_ANSWER_TIMEOUT.min(time_left / 4);
         let Ok(Polled::Task(task)) = self.waiter.get_task(id, timeout).await else {

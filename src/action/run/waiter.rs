@@ -20,9 +20,9 @@ use crate::telemetry::trace_context::TraceContext;
 pub(in crate::action) enum Interruption {
     Deadline,
     Idle,
-    /// The bridge shuts down: immediately for a submitted task, otherwise after the grace period.
+    /// The bridge shuts down. The wait ends immediately for a submitted task, otherwise after the grace period.
     Shutdown,
-    /// The agent's process has exited.
+    /// The agent's process has exited, or the supervisor stops it.
     AgentExited,
     /// No caller listens.
     Abandoned,
@@ -42,7 +42,8 @@ pub(in crate::action) struct AgentWaiter<'a, P> {
 }
 
 impl<P: Progress> AgentWaiter<'_, P> {
-    /// Waits until the call's deadline, a shutdown, or the exit of the agent.
+    /// Waits for `wait`, unless the call's deadline, a shutdown, the exit of the agent or the loss of the caller comes
+    /// first.
     pub(in crate::action) async fn within<T>(
         &mut self,
         wait: impl Future<Output = T>,

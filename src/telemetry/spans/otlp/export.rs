@@ -38,7 +38,7 @@ const SAMPLERS: [&str; 6] = [
     "parentbased_traceidratio",
 ];
 
-/// Spans since the start of the program. In the end, every span that was not delivered is lost.
+/// Spans since the start of the program. After the last flush, `ended - delivered` spans are lost.
 #[derive(Debug, Clone, Default)]
 struct SpanCounts {
     ended: Arc<AtomicU64>,
