@@ -134,6 +134,9 @@
 //! State is limited in bytes. A full table evicts the oldest entries of the agent with the most bytes, so that a
 //! busy agent does not evict the entries of a quiet one. Idempotency keys are never evicted; new ones are refused.
 
+// The documentation is built with `--document-private-items`.
+#![allow(rustdoc::private_intra_doc_links)]
+
 mod a2a;
 mod action;
 mod agent;
