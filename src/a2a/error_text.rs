@@ -8,7 +8,7 @@
 //! | a2a-sdk (Python) 0.3 over REST | unknown task | HTTP 404 with `{"message": "Task not found"}` and no code |
 //! | python-a2a 0.5 | unknown task | `-32000`, "Task not found: …" |
 //! | Bindu 2026.36 | the task cannot be canceled | `-32001` (unknown task), "Task cannot be canceled in …" |
-//! | Bindu 2026.36 | ids are missing or no UUIDs | `-32700` (parse error), the validator's list of fields as data |
+//! | Bindu 2026.36 | ids are missing or are not UUIDs | `-32700` (parse error), the validator's list of fields as data |
 //! | agents on a2a-sdk that raise an exception in `cancel` | no cancellation | `-32603`, "cancel not supported" |
 //! | agents with their own validation | the context id is rejected | `-32602` or `-32600`, the field in message or data |
 //!

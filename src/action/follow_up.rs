@@ -189,6 +189,6 @@ fn not_taken(error: ClientError, task: TaskRef) -> ActionError {
         error.info.code = Code::AgentUnavailable;
         error.info.retryable = true;
     }
-    error.message += "; the task still waits for an answer, and the follow-up id can be used again";
+    error.message += "; the task is still waiting for an answer, and the follow-up id can be used again";
     error
 }

@@ -203,7 +203,7 @@ impl Diagnosis {
     pub(super) fn suspended(pid: i32) -> Self {
         Self {
             text: format!("the agent's process {pid} is suspended (SIGSTOP)"),
-            advice: format!("resume it with SIGCONT{RESTARTING}"),
+            advice: "resume it with SIGCONT (`kill -CONT`)".into(),
         }
     }
 
@@ -213,9 +213,7 @@ impl Diagnosis {
                 "the agent failed {failures} liveness checks in a row: {}",
                 Self::probe(error, config).text
             ),
-            advice: format!(
-                "if it is only slow, raise `liveness.timeout` or `liveness.failures`{RESTARTING}"
-            ),
+            advice: "if it is only slow, raise `liveness.timeout` or `liveness.failures`".into(),
         }
     }
 

@@ -17,7 +17,7 @@
 //! service unsubscribes at the server first, keeps reading until the server has certainly processed the
 //! command, and only then drops the subscription. The library cannot unsubscribe at the server only, but
 //! `unsubscribe_after(u64::MAX)` has that effect: the client waits for a count that it never reaches, and the
-//! server reads counts of at most nine digits and takes a longer one for none, which means "now"
+//! server accepts counts of at most nine digits and treats a longer one as no count, which means "unsubscribe now"
 //! (`parseSize` and `processUnsub` in nats-server: since 2.2 by the number of digits, before that by
 //! overflow to -1). The client repeats the command after a reconnect, so nothing depends on either side's
 //! count of messages. A [`round_trip()`] confirms that the server has processed the command. If a server ever
@@ -83,7 +83,7 @@ pub struct EndpointInfo {
 }
 
 /// Receives the requests of an endpoint, one after the other. It must not block: requests queue up behind
-/// it, so work that takes longer than a few microseconds belongs into a task of its own.
+/// it, so work that takes longer than a few microseconds belongs in a task of its own.
 pub type Handler = Arc<dyn Fn(ServiceRequest) + Send + Sync>;
 
 #[derive(Debug, thiserror::Error)]

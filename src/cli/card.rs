@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::client::{JsonFields as _, MeshClient, NatsArgs, parse_json};
+use super::client::{JsonFields as _, NatsArgs, NatsClient, parse_json};
 use super::discover::discover;
 use super::output::{Colour, OutputArgs, StdStream, one_line, print_json, print_table, println};
 use super::{CliError, CliResult, FAILED};
@@ -39,7 +39,7 @@ pub(super) async fn run(args: CardArgs) -> CliResult {
     print_table(&["SKILL", "NAME", "DESCRIPTION"], rows)
 }
 
-async fn fetch(mesh: &MeshClient, agent: &str) -> CliResult<Value> {
+async fn fetch(mesh: &NatsClient, agent: &str) -> CliResult<Value> {
     let request = async |agent: &str| {
         let subject = mesh.subjects.card(&Token::new(agent));
         mesh.request_one(subject, Bytes::new()).await

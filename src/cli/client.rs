@@ -61,7 +61,7 @@ pub(super) struct NatsArgs {
 }
 
 impl NatsArgs {
-    pub(super) async fn connect(&self) -> CliResult<MeshClient> {
+    pub(super) async fn connect(&self) -> CliResult<NatsClient> {
         let subjects = Subjects::new(&self.prefix).map_err(|error| {
             CliError::new(USAGE, error).hint(
                 "set `--prefix` (or A2A_BRIDGE_PREFIX) to the bridge's `nats.subject_prefix`; the default is `a2a`",
@@ -97,7 +97,7 @@ impl NatsArgs {
             };
             CliError::new(code, error).context(format!("cannot connect to NATS at {servers}")).hint(hint)
         })?;
-        Ok(MeshClient { client, subjects, servers, denials })
+        Ok(NatsClient { client, subjects, servers, denials })
     }
 
     fn nats_config(&self) -> CliResult<config::NatsConfig> {
@@ -169,7 +169,7 @@ impl From<NoReply> for CliError {
 }
 
 #[derive(Debug)]
-pub(super) struct MeshClient {
+pub(super) struct NatsClient {
     pub(super) client: Client,
     pub(super) subjects: Subjects,
     pub(super) servers: String,
@@ -177,7 +177,7 @@ pub(super) struct MeshClient {
     denials: watch::Receiver<Option<String>>,
 }
 
-impl MeshClient {
+impl NatsClient {
     pub(super) async fn request(
         &self,
         subject: String,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::{HeaderMap, Message};
 use serde::de::DeserializeOwned;
 
-use super::client::{JsonFields as _, MeshClient, NoReply, Replies, parse_json};
+use super::client::{JsonFields as _, NatsClient, NoReply, Replies, parse_json};
 use super::output::eprintln_dim;
 use super::{CliError, CliResult, FAILED, UNAVAILABLE};
 use crate::bus::control::LogsRequest;
@@ -20,7 +20,7 @@ const OTHER_REPLIES: Duration = Duration::from_millis(150);
 
 /// Sends a request and collects the replies of all bridges.
 pub(super) async fn request_all<T: DeserializeOwned>(
-    mesh: &MeshClient,
+    mesh: &NatsClient,
     agent: &str,
     verb: &str,
     body: &LogsRequest,
@@ -44,7 +44,7 @@ pub(super) async fn request_all<T: DeserializeOwned>(
 }
 
 pub(super) async fn request(
-    mesh: &MeshClient,
+    mesh: &NatsClient,
     agent: &str,
     verb: &str,
     body: &LogsRequest,
@@ -63,7 +63,7 @@ pub(super) fn parse<T: DeserializeOwned>(message: &Message) -> CliResult<T> {
     })
 }
 
-fn no_reply_error(mesh: &MeshClient, agent: &str, verb: &str, reason: NoReply) -> CliError {
+fn no_reply_error(mesh: &NatsClient, agent: &str, verb: &str, reason: NoReply) -> CliError {
     let control = format!("{}.control.>", mesh.subjects.prefix());
     let verb = if verb == "logs" { "show the logs of" } else { verb };
     let what = format!("cannot {verb} `{agent}`");

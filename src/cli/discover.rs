@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::client::{JsonFields as _, MeshClient, NoReply};
+use super::client::{JsonFields as _, NatsClient, NoReply};
 use super::output::one_line;
 use super::{CliError, CliResult, UNAVAILABLE, USAGE};
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
@@ -98,7 +98,7 @@ pub(super) struct Discovery {
     other_prefixes: Vec<String>,
 }
 
-pub(super) async fn discover(mesh: &MeshClient) -> CliResult<Discovery> {
+pub(super) async fn discover(mesh: &NatsClient) -> CliResult<Discovery> {
     let [subject, ..] = Subjects::srv(DiscoveryVerb::Info, &Token::new(""), "");
     let mut replies = mesh.request(subject, HeaderMap::new(), Bytes::new()).await?;
     let end = Instant::now() + DISCOVERY_TIMEOUT;
@@ -173,12 +173,12 @@ impl Discovery {
     }
 
     /// The first instance of an agent.
-    pub(super) fn instance(&self, name: &str, mesh: &MeshClient) -> CliResult<&DiscoveredAgent> {
+    pub(super) fn instance(&self, name: &str, mesh: &NatsClient) -> CliResult<&DiscoveredAgent> {
         let first = self.instances(name).first().copied();
         first.ok_or_else(|| self.unknown_agent_error(name, mesh))
     }
 
-    pub(super) fn unknown_agent_error(&self, name: &str, mesh: &MeshClient) -> CliError {
+    pub(super) fn unknown_agent_error(&self, name: &str, mesh: &NatsClient) -> CliError {
         if self.agents.is_empty() {
             return self.no_agents_error(mesh);
         }
@@ -187,7 +187,7 @@ impl Discovery {
         CliError::msg(UNAVAILABLE, format!("there is no agent `{name}`")).hint(hint)
     }
 
-    pub(super) fn no_agents_error(&self, mesh: &MeshClient) -> CliError {
+    pub(super) fn no_agents_error(&self, mesh: &NatsClient) -> CliError {
         let (servers, prefix) = (&mesh.servers, mesh.subjects.prefix());
         let hint = match self.other_prefixes.first() {
             Some(other) => format!("a bridge there uses another prefix: try `--prefix {other}`"),
@@ -201,7 +201,7 @@ impl Discovery {
     }
 
     /// Finds a skill by its action, id or name. An agent with a single skill needs no skill name.
-    pub(super) fn skill(&self, agent: &str, skill: &str, mesh: &MeshClient) -> CliResult<&DiscoveredSkill> {
+    pub(super) fn skill(&self, agent: &str, skill: &str, mesh: &NatsClient) -> CliResult<&DiscoveredSkill> {
         let first = self.instance(agent, mesh)?;
         let instances = self.instances(agent);
         if let ("", [only]) = (skill, first.skills.as_slice()) {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use super::CliResult;
-use super::client::{MeshClient, NatsArgs};
+use super::client::{NatsArgs, NatsClient};
 use super::control::{REPLY_TIMEOUT, parse, request, request_all};
 use super::discover::discover;
 use super::output::{eprintln, println};
@@ -76,7 +76,7 @@ pub(super) async fn run(args: LogsArgs) -> CliResult {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn is_launched(mesh: &MeshClient, agent: &str, instance: &str) -> CliResult<bool> {
+async fn is_launched(mesh: &NatsClient, agent: &str, instance: &str) -> CliResult<bool> {
     let body = LogsRequest { instance: Some(instance.to_owned()), ..LogsRequest::default() };
     let reports: Vec<AgentReport> = request_all(mesh, agent, "show", &body, REPLY_TIMEOUT).await?;
     Ok(reports.iter().any(|report| report.program.is_some()))
@@ -84,7 +84,7 @@ async fn is_launched(mesh: &MeshClient, agent: &str, instance: &str) -> CliResul
 
 /// Prints new lines from one bridge until it no longer answers.
 async fn follow(
-    mesh: &MeshClient,
+    mesh: &NatsClient,
     agent: &str,
     instance: &str,
     mut from: u64,

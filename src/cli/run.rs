@@ -94,13 +94,10 @@ async fn reload(bridge: &Bridge, file: Option<&Path>) {
         }
         Err(error) => {
             let result = match error {
-                BridgeError::Auth { .. } => "keeping the current configuration",
-                _ => "only the other agents use the new configuration",
+                BridgeError::Auth { .. } => "reload failed; keeping the current configuration",
+                _ => "reload incomplete; the other agents use the new configuration",
             };
-            tracing::error!(
-                error = error_chain(&error),
-                "reload failed; {result}; fix it and send SIGHUP again"
-            );
+            tracing::error!(error = error_chain(&error), "{result}; fix the error and send SIGHUP again");
         }
     }
 }

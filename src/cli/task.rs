@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 use serde_json::json;
 
 use super::call::{CallMode, CallReply, CallResult, Caller, ReplyPrinter, SaveArgs, answer_questions};
-use super::client::{MeshClient, NatsArgs};
+use super::client::{NatsArgs, NatsClient};
 use super::discover::discover;
 use super::output::{Colour, OutputArgs, StdStream, eprintln, eprintln_dim};
 use super::terminal::{self, Interrupts};
@@ -107,11 +107,11 @@ fn print_reply(
     Ok(ExitCode::from(if succeeded { 0 } else { FAILED }))
 }
 
-async fn get_task(mesh: &MeshClient, task: &TaskId) -> CliResult<CallReply> {
+async fn get_task(mesh: &NatsClient, task: &TaskId) -> CliResult<CallReply> {
     request(mesh, mesh.subjects.get_task(&Token::new(&task.agent)), task).await
 }
 
-async fn request(mesh: &MeshClient, subject: String, task: &TaskId) -> CliResult<CallReply> {
+async fn request(mesh: &NatsClient, subject: String, task: &TaskId) -> CliResult<CallReply> {
     let body = json!({"task_id": task.task}).to_string();
     match mesh.request_one(subject, body.into()).await {
         Ok(message) => CallReply::parse(&message),
@@ -122,7 +122,7 @@ async fn request(mesh: &MeshClient, subject: String, task: &TaskId) -> CliResult
     }
 }
 
-async fn watch(mesh: &MeshClient, task: &TaskId, printer: &ReplyPrinter<'_>, may_ask: bool) -> CliResult {
+async fn watch(mesh: &NatsClient, task: &TaskId, printer: &ReplyPrinter<'_>, may_ask: bool) -> CliResult {
     let interrupts = Interrupts::new()?;
     let caller = Caller {
         mesh,

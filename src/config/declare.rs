@@ -14,7 +14,7 @@ const MAX_LISTED_KEYS: usize = 12;
 
 /// A type of value that a setting can have.
 ///
-/// The implementing type is what [`settings!`] names behind a key. It is the Rust type of the value
+/// The implementing type is what [`settings!`] names after a key. It is the Rust type of the value
 /// (`Duration`, a struct of settings) or a marker for one of several kinds of text.
 pub(crate) trait Setting {
     type Value;
@@ -165,7 +165,7 @@ impl<'s, 't> Scope<'s, 't> {
         Self { start: 0, entries: &[], names: &[], problems }
     }
 
-    /// The mapping `node` inside this one; nothing, with a report, if it is no mapping.
+    /// The mapping `node` inside this one; nothing, with a report, if it is not a mapping.
     pub(super) fn enter<'a>(
         &'a mut self,
         node: &'a Node,

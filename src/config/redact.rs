@@ -39,7 +39,7 @@ enum Sensitivity {
 fn sensitivity(key: &str, parent: &str, known: &[&str]) -> Sensitivity {
     let letters = letters(key);
     if (parent, key) == ("tls", "key") || (parent, key) == ("nats", "credentials") {
-        // Paths are no secrets, and help to find the problem.
+        // Paths are not secrets, and help to find the problem.
         Sensitivity::Harmless
     } else if SECRET_WORDS.iter().any(|word| letters.contains(word)) {
         Sensitivity::Secret

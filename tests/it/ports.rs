@@ -42,7 +42,7 @@ async fn foreign_process_on_the_machines_host_name_gets_no_connection() {
     let name = name.trim();
     let found = tokio::net::lookup_host((name, 0)).await.ok().and_then(|mut found| found.next());
     let Some(ip) = found.map(|address| address.ip()).filter(|ip| TcpListener::bind((*ip, 0)).is_ok()) else {
-        return println!("skipped: {name} is no name for this machine");
+        return println!("skipped: {name} is not a name of this machine");
     };
     assert_foreign_process_is_named(name, ip).await;
     assert_foreign_process_is_named("localhost", "127.0.0.1".parse().unwrap()).await;

@@ -177,7 +177,7 @@ async fn truncated_credential_in_a_refused_answer_is_redacted() {
     let bridge = Bridge::with(attached("peer", &peer.url()).set("bearer_token", token)).start().await;
     let asked = bridge.prompt("peer.ask", "x").await.expect("INPUT_REQUIRED");
     let failed = bridge.answer("peer", &asked.follow_up_id(), "red").await.expect_error("agent_error");
-    let failed = failed.saying("Bearer ***").saying("the task still waits");
+    let failed = failed.saying("Bearer ***").saying("the task is still waiting");
     assert!(!failed.text.contains("canary"), "{failed:?}");
 }
 

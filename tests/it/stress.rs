@@ -170,7 +170,7 @@ async fn process_trees() -> Row {
     for _ in 0..count {
         let mark = uuid::Uuid::new_v4().to_string();
         let child = Child::spawn(&spec(&mark, TREE), &host, &output()).await.unwrap();
-        // The guard and four times `sleep`.
+        // The guard and four `sleep` processes.
         eventually_within(LONG, || async { (marked(&mark).len() >= 5).then_some(()) }).await;
         let began = Instant::now();
         child.stop(Duration::from_secs(10), &CancellationToken::new()).await;

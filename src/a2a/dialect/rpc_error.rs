@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Why a body is no result.
+/// Why a body is not a result.
 #[derive(Debug)]
 pub enum ReadError {
     /// The agent reports an error.

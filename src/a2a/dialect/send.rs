@@ -179,7 +179,7 @@ pub(super) fn v03_ids<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a, V0Par
     params
 }
 
-/// Derives a UUID from an id that is none. The same text gives the same UUID in every process, so that a session
+/// Returns the id if it is a UUID; otherwise derives one from it. The same text gives the same UUID in every process, so that a session
 /// stays one conversation.
 fn as_uuid(id: &str) -> Cow<'_, str> {
     if Uuid::try_parse(id).is_ok() {

@@ -214,7 +214,7 @@ async fn a_command_and_its_state_become_visible_together() {
     assert_eq!(agent.on(command(true, 3)), Step::StopProcess);
     assert_eq!(seen(&agent), (3, AgentState::Starting));
     assert_eq!(agent.on(AgentEvent::TreeExited(code(0))), Step::Start);
-    // A start after a stop is no restart.
+    // A start after a stop is not a restart.
     assert_eq!((seen(&agent), agent.status().restarts), ((3, AgentState::Starting), 1));
 }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::reply::CallReply;
 use super::stream_display::StreamDisplay;
 use crate::bus::subject::Token;
-use crate::cli::client::{JsonFields as _, MeshClient, NoReply, Replies, parse_json};
+use crate::cli::client::{JsonFields as _, NatsClient, NoReply, Replies, parse_json};
 use crate::cli::output::{StdStream, eprintln_dim, print};
 use crate::cli::terminal::{self, Interrupts};
 use crate::cli::{CliError, CliResult, INTERRUPTED, UNAVAILABLE};
@@ -33,7 +33,7 @@ pub(in crate::cli) enum CallMode {
 /// The options that all requests of one command share.
 #[derive(Debug)]
 pub(in crate::cli) struct Caller<'a> {
-    pub(in crate::cli) mesh: &'a MeshClient,
+    pub(in crate::cli) mesh: &'a NatsClient,
     pub(in crate::cli) interrupts: &'a Interrupts,
     pub(in crate::cli) agent: Token,
     pub(in crate::cli) mode: CallMode,

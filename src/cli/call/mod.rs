@@ -150,9 +150,8 @@ pub(super) async fn answer_questions(
         let answer = terminal::read_answer(is_secret, caller.interrupts).await;
         let Some(line) = answer.map_err(|error| CliError::new(FAILED, error))? else {
             let hint = printer.how_to_answer(&result.reply).unwrap_or_default();
-            return Err(
-                CliError::msg(INTERRUPTED, "interrupted; the agent still waits for an answer").hint(hint)
-            );
+            return Err(CliError::msg(INTERRUPTED, "interrupted; the agent is still waiting for an answer")
+                .hint(hint));
         };
         let body = json!({"follow_up_id": id, "user_response": line});
         result = caller.answer(&body).await?;

@@ -86,7 +86,7 @@ impl ReplyPrinter<'_> {
 
     pub(in crate::cli) fn print_question(&self, reply: &CallReply) {
         let message = match StdStream::Stderr.sanitize(reply.message().trim()) {
-            message if message.is_empty() => "The agent waits for an answer.".to_owned(),
+            message if message.is_empty() => "The agent is waiting for an answer.".to_owned(),
             message => message,
         };
         eprintln(StdStream::Stderr.paint(Colour::Bold, format_args!("? {message}")));

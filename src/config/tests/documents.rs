@@ -26,7 +26,7 @@ fn description(field: &Field) -> String {
 fn full_yaml() -> String {
     let mut out = String::from(
         "# yaml-language-server: $schema=schema.json\n\
-         # Every setting of a2a-bridge with its default. Settings without a default are examples behind a `#`.\n\
+         # Every setting of a2a-bridge with its default. Settings without a default are commented-out examples.\n\
          # Values may hold variables: ${NAME}, ${NAME:-default}, ${NAME:?hint}; write $$ for a plain $.\n\
          # Durations: 500ms, 30s, 2m, 1h30m, 1d. Sizes: 64KB, 4MiB.\n",
     );
@@ -184,7 +184,7 @@ fn full_yaml_shows_the_actual_defaults() {
 }
 
 #[test]
-fn the_examples_behind_a_hash_in_full_yaml_work_as_well() {
+fn commented_out_examples_in_full_yaml_are_valid() {
     let text = full_yaml();
     let one_of: [&str; 3] = ["credentials:", "nkey:", "token:"];
     let lines = text.lines().map(|line| {

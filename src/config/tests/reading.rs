@@ -169,7 +169,7 @@ fn paths_start_at_the_directory_of_the_file() {
 }
 
 #[test]
-fn passwords_are_secrets_as_they_go_out() {
+fn encoded_passwords_are_redacted() {
     let config = parsed(concat!(
         "agents: [{ name: w, url: 'http://h', auth: [{ basic: { user: me, password: p4ss } }, ",
         "{ oauth2: { token_url: 'http://h', client_id: 'm:e', client_secret: p/4 } }] }]",

@@ -87,7 +87,7 @@ async fn ctrl_c_at_a_follow_up_prints_how_to_answer_it_later() {
     terminal.shows("> ").await;
     send_signal(&terminal.child, Signal::SIGINT);
     let shown = terminal.shows("call demo --answer").await;
-    assert!(shown.contains("interrupted; the agent still waits for an answer"), "{shown}");
+    assert!(shown.contains("interrupted; the agent is still waiting for an answer"), "{shown}");
     assert_eq!(exit_status(&mut terminal.child).await.code(), Some(130));
 }
 
