@@ -33,7 +33,7 @@ pub(crate) struct Metrics {
     client: Client,
     state: Arc<BridgeState>,
     agents: Mutex<Vec<Agent>>,
-    /// Why `/readyz` fails, whatever the connection to NATS.
+    /// Why `/readyz` fails, regardless of the state of the NATS connection.
     not_ready: Mutex<Option<&'static str>>,
 }
 

@@ -25,8 +25,8 @@ use crate::state::follow_ups::{Claim, expired};
 
 /// After the connection of an answer broke: how long a task may still ask before the answer counts as not taken.
 const POLL_AFTER_ANSWER: Duration = Duration::from_secs(30);
-/// JSON-RPC errors that may happen before or after the agent took the answer: internal, of the server, and an
-/// invalid response of the agent.
+/// JSON-RPC errors that can occur before or after the agent takes the answer: internal error, server error, and
+/// invalid agent response.
 const INTERNAL_ERRORS: [i64; 3] = [-32603, -32000, -32006];
 
 pub(crate) async fn answer(

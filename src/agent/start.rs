@@ -96,7 +96,7 @@ pub(super) struct StartupProbe {
     retry_delay: Duration,
     next: Instant,
     last: Option<ProbeError>,
-    /// Since when the agent listens only on other ports.
+    /// When the agent was first seen listening only on other ports.
     wrong_port_since: Option<Instant>,
     is_delayed: bool,
 }

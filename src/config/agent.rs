@@ -112,7 +112,7 @@ pub(super) fn read_env_file(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Ve
     read_variables(&path).map_err(report).ok()
 }
 
-/// Reads `NAME=value` lines. Empty lines and lines with `#` are left out; a value may be in quotes.
+/// Reads `NAME=value` lines. Skips empty lines and lines that start with `#`; a value may be in quotes.
 fn read_variables(path: &Path) -> Result<Vec<(String, SecretString)>, String> {
     let mut text = String::new();
     std::fs::File::open(path)

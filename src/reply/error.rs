@@ -45,7 +45,7 @@ pub(crate) enum Code {
     TaskRejected,
     /// Not an error of the call: the task was canceled.
     TaskCanceled,
-    /// A bug of the bridge, or a code that a newer release has stored.
+    /// A bug in the bridge, or a code that a newer release has stored.
     #[serde(other)]
     Internal,
 }

@@ -14,7 +14,7 @@ const ROW_OVERHEAD: usize = 320;
 const WRITES_BEFORE_SWEEP: usize = 64 << 10;
 /// Minimum interval between two sweeps of a full table.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of rows that one step of a sweep visits, which takes well below a millisecond. Only the last step
+/// Maximum number of rows that one step of a sweep visits, which takes well under a millisecond. Only the last step
 /// for an agent may take longer, to free the capacity of many rows.
 const ROWS_PER_SWEEP_STEP: usize = 1024;
 /// Rows for which an agent keeps capacity after a sweep, in addition to twice the rows that it has.

@@ -585,7 +585,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         }
         self.waiter.has_task_id |= self.builder.task_with_id().is_some();
         for mut event in progress {
-            // The reason of a failure is redacted like an error.
+            // The reason for a failure is redacted like an error.
             if let ProgressEvent::State { state, message } = &mut event
                 && state.is_failure()
             {

@@ -33,7 +33,7 @@ pub(super) struct ChunkWriter {
     has_started: bool,
     /// Whether any text was sent since the prompt or the last question.
     has_sent_text: bool,
-    /// Text that may turn out to be the question or the reason of a failure, which other chunks carry.
+    /// Text that may turn out to be the question or the reason for a failure, which other chunks carry.
     held: Option<Vec<String>>,
     /// Text that waits for more while the connection is behind.
     coalesced: String,

@@ -200,7 +200,7 @@ impl PromptEndpoint {
                 biased;
                 answer = self.answer(answers) => answer,
                 () = live_agent.exited.cancelled() => {
-                    let message = "the agent ended while it waited for the answer";
+                    let message = "the agent exited or was stopped while it waited for the answer";
                     Err(ActionError::new(Code::TaskLost, message))
                 }
                 () = self.call_shutdown.begun.cancelled() => {

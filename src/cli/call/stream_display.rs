@@ -27,7 +27,7 @@ pub(super) struct StreamDisplay {
     state_messages: String,
     /// The message of the state that ended the task.
     final_message: String,
-    /// A response that may turn out to be the reason of a failure.
+    /// A response that may turn out to be the reason for a failure.
     held: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl StreamDisplay {
                 self.take_response_artifact(text);
                 self.flush_notice()?;
                 // The bridge can build a response from state messages. Only the result tells whether that is
-                // the response or the reason of a failure.
+                // the response or the reason for a failure.
                 if self.shown.is_empty() && without_spaces(text) == without_spaces(&self.state_messages) {
                     self.held = Some(text.to_owned());
                 } else {
