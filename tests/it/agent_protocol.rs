@@ -196,7 +196,10 @@ async fn open_query_ends_with_its_agent() {
     stream.chunk_of("query").await;
     scene.answer("crash").await.error.unwrap();
     let (code, text) = stream.rest().await.error.unwrap();
-    assert_eq!((code, text.as_str()), (500, "the agent exited or was stopped while it waited for the answer"));
+    assert_eq!(
+        (code, text.as_str()),
+        (500, "the agent exited or was stopped while it waited for the answer")
+    );
     scene.bridge.stop().await;
 }
 
