@@ -27,6 +27,7 @@ use crate::bus::service::{ServiceContext, ServiceError, round_trip};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
 use crate::config::{self, AgentConfig, Config};
 use crate::dispatch::Dispatcher;
+use crate::memory::{self, MemoryBudget};
 use crate::metrics::{self, Metrics};
 use crate::process::child::ProcessHost;
 use crate::process::orphans::ProcessRecords;
@@ -67,6 +68,7 @@ pub struct Bridge {
     http: HttpClient,
     state: Arc<State>,
     host: ProcessHost,
+    memory: Arc<MemoryBudget>,
     /// `None` once the bridge stops. Code that takes an agent out has to stop it.
     served: Mutex<Option<Vec<ServedAgent>>>,
     draining: DrainingAgents,
@@ -130,6 +132,7 @@ impl Bridge {
             subjects,
             http,
             state,
+            memory: MemoryBudget::new(config.limits.memory.unwrap_or_else(memory::default_limit)),
             host: ProcessHost { records: open_records(config), ..host },
             served: Mutex::new(Some(Vec::new())),
             draining,
@@ -232,7 +235,8 @@ impl Bridge {
             return Err(BridgeError::Stopping);
         }
         let (name, skip_grace) = (config.name.clone(), self.skip_grace.clone());
-        Agent::start(config, &self.http, &self.host, skip_grace, predecessors)
+        let memory = self.memory.account(&name);
+        Agent::start(config, &self.http, &self.host, skip_grace, predecessors, memory)
             .map_err(|source| BridgeError::Auth { agent: name, source })
     }
 
@@ -411,7 +415,7 @@ async fn log_step<T>(name: &'static str, step: impl Future<Output = T>) {
 /// The settings that take effect only after a restart of the bridge, in a form that can be compared. Secrets
 /// are redacted in it, so a changed password alone goes unnoticed.
 fn restart_only_settings(config: &Config) -> String {
-    format!("{:?} {:?} {:?}", config.nats, config.metrics, config.shutdown_grace)
+    format!("{:?} {:?} {:?} {:?}", config.nats, config.metrics, config.shutdown_grace, config.limits)
 }
 
 /// Opens the records of agent processes, and ends the processes that an earlier bridge with the same

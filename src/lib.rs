@@ -149,6 +149,7 @@ mod demo_agent;
 mod dispatch;
 mod files;
 mod json;
+mod memory;
 mod metrics;
 mod process;
 mod reply;

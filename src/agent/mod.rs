@@ -27,6 +27,7 @@ use crate::a2a::auth::AuthError;
 use crate::a2a::{self, HttpClient, LiveAgent};
 use crate::background::OnPanic;
 use crate::config;
+use crate::memory::MemoryAccount;
 use crate::process::child::ProcessHost;
 use crate::process::output::Output;
 use crate::secrets::Secrets;
@@ -48,6 +49,7 @@ pub struct Agent {
     pub output: Output,
     pub secrets: Secrets,
     pub calls: Arc<CallStats>,
+    pub(crate) memory: Arc<MemoryAccount>,
     desired: channel::Sender<DesiredState>,
     /// Notify it to probe the agent now, because a call could not reach it.
     pub recheck: Arc<Notify>,
@@ -58,12 +60,13 @@ pub struct Agent {
 
 impl Agent {
     /// Starts supervising the agent. Cancelling `skip_grace` kills its process without a grace period.
-    pub fn start(
+    pub(crate) fn start(
         config: config::AgentConfig,
         http: &HttpClient,
         host: &ProcessHost,
         skip_grace: CancellationToken,
         predecessors: Predecessors,
+        memory: Arc<MemoryAccount>,
     ) -> Result<Self, AuthError> {
         // Unusable credentials are a configuration error; report it now instead of at every start.
         let secrets = config.secrets();
@@ -81,6 +84,7 @@ impl Agent {
             live,
             secrets,
             calls: predecessors.calls,
+            memory,
             desired: channel::Sender::new(DesiredState { running: true, generation: 0 }),
             recheck: Arc::default(),
             stop: CancellationToken::new(),

@@ -104,6 +104,10 @@ kinds! {
         json!({ "minimum": 1024, "maximum": 1 << 30 }),
         &format!(r"^\s*\d+\s*{}?\s*$", any_case(&["b", "kb", "kib", "mb", "mib", "gb", "gib"])),
     );
+    MemorySize -> u64: "a size", parse values::memory_size, number_schema(
+        json!({ "minimum": 64 << 20, "maximum": 1_u64 << 40 }),
+        &format!(r"^\s*\d+\s*{}?\s*$", any_case(&["b", "kb", "kib", "mb", "mib", "gb", "gib"])),
+    );
     Duration: "a duration", parse values::parse_duration, merged(
         strict_schema(&["string", "number"], r"^\s*(N|(N(ms|s|m|h|d))+)\s*$".replace('N', r"(\d+\.?\d*|\.\d+)")),
         json!({ "exclusiveMinimum": 0, "maximum": values::MAX_DURATION.as_secs() }),

@@ -15,8 +15,9 @@ use super::agent::{Port, SettingsDigest};
 use super::declare::{Field, Scope, Setting, joined, merged, object_schema, settings};
 use super::kinds::{
     A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, CommandLine, Count, EnvFile,
-    EnvVars, HeaderLines, HeaderName, HeaderValue, HostPort, JsonObject, KeyPlace, OwnerName, Renames,
-    Restart, Secret, Servers, Size, SubjectPatterns, SubjectPrefix, Text, TokenUrl, UrlPath, UserName,
+    EnvVars, HeaderLines, HeaderName, HeaderValue, HostPort, JsonObject, KeyPlace, MemorySize, OwnerName,
+    Renames, Restart, Secret, Servers, Size, SubjectPatterns, SubjectPrefix, Text, TokenUrl, UrlPath,
+    UserName,
 };
 use super::node::Node;
 use super::rules;
@@ -30,6 +31,7 @@ settings! {
         /// Grace period for calls in flight after SIGTERM or Ctrl-C.
         shutdown_grace: Duration, default "8s";
         metrics: Option<MetricsConfig>;
+        limits: BridgeLimits, default {};
         + file: Option<PathBuf>;
     }
 
@@ -37,6 +39,14 @@ settings! {
     pub(crate) struct MetricsConfig {
         /// Address and port to listen on.
         listen: SocketAddr, example "127.0.0.1:9464";
+    }
+
+    /// Limits of the bridge itself. Each agent has limits of its own.
+    pub(crate) struct BridgeLimits {
+        /// Memory that the bridge may use, 64MiB to 1024GiB. By default, a quarter of the memory of the machine or
+        /// of the cgroup of the bridge, and at least 256MiB. When the calls of an agent reach its share, the bridge
+        /// rejects more of them with `busy`; the calls of other agents continue.
+        memory: Option<MemorySize>, example "1GiB";
     }
 
     /// Connection to NATS, and the subjects that the bridge uses there.

@@ -91,6 +91,15 @@ pub(super) fn response_size(text: &str) -> Result<u64, String> {
     }
 }
 
+pub(super) fn memory_size(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if (64 << 20..=1 << 40).contains(&size) {
+        Ok(size)
+    } else {
+        Err("expected a size from 64MiB to 1024GiB".into())
+    }
+}
+
 pub(super) fn count(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()

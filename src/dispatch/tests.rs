@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::action::actions::CallShutdown;
 use crate::agent::Predecessors;
+use crate::memory::MemoryAccount;
 use crate::process::child::ProcessHost;
 
 /// The dispatcher of an agent that does not exist, with these lines in its configuration.
@@ -15,8 +16,15 @@ fn dispatcher(lines: &str) -> Dispatcher {
     );
     let config = crate::config::parse(&text, "test", &|_| None).unwrap().agents.remove(0);
     let (http, skip_grace) = (crate::a2a::http_client().unwrap(), CancellationToken::new());
-    let agent =
-        Agent::start(config, &http, &ProcessHost::default(), skip_grace, Predecessors::default()).unwrap();
+    let agent = Agent::start(
+        config,
+        &http,
+        &ProcessHost::default(),
+        skip_grace,
+        Predecessors::default(),
+        MemoryAccount::unlimited(),
+    )
+    .unwrap();
     let actions = Actions::new(
         Arc::clone(&agent.name),
         Arc::clone(&agent.config),

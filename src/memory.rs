@@ -1,0 +1,287 @@
+//! The memory budget of the process (`limits.memory`), shared fairly between agents.
+//!
+//! Half of the budget is for calls in flight: requests, the responses of agents, and replies until the NATS server
+//! has received them. A quarter is for [state](crate::state), and the rest for everything that is not counted:
+//! connections, buffers, the allocator's slack, the program itself. Sizes are counted as allocated, not as sent.
+//!
+//! ```text
+//! MemoryBudget ──┬── MemoryAccount of agent a ──┬── MemoryCharge of a call
+//!                └── MemoryAccount of agent b   └── MemoryCharge of a reply that is being sent
+//! ```
+//!
+//! # Fairness
+//!
+//! An agent may hold as much as remains free. So one agent gets at most half of the memory for calls, two agents get
+//! at most a third each, and the calls of a quiet agent always find free memory, without any setting per agent.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use bytes::Bytes;
+
+use crate::reply::error::{ActionError, Code};
+
+/// Charges grow in blocks, so that the next token of a stream seldom touches the shared counters.
+const BLOCK: usize = 16 << 10;
+/// Replies up to this size are not charged while they are sent: the queue of the NATS client bounds their number.
+const SMALL_REPLY: usize = 4 << 10;
+/// The default budget is this fraction of the machine's memory, and at least [`MIN_DEFAULT`].
+const DEFAULT_FRACTION: u64 = 4;
+const MIN_DEFAULT: u64 = 256 << 20;
+/// The machine's memory, if the system does not tell.
+const ASSUMED_MACHINE: u64 = 2 << 30;
+
+/// What remains of the budget does not suffice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the bridge has no memory left for calls to this agent (`limits.memory`)")]
+pub(crate) struct OutOfMemory;
+
+impl From<OutOfMemory> for ActionError {
+    fn from(error: OutOfMemory) -> Self {
+        Self::new(Code::Busy, format!("{error}; try again"))
+    }
+}
+
+/// The memory for the calls of all agents.
+#[derive(Debug)]
+pub(crate) struct MemoryBudget {
+    limit: usize,
+    used: AtomicUsize,
+    accounts: Mutex<HashMap<Arc<str>, Weak<MemoryAccount>>>,
+}
+
+impl MemoryBudget {
+    /// `limit` is the memory for the whole process.
+    pub(crate) fn new(limit: u64) -> Arc<Self> {
+        let limit = usize::try_from(limit / 2).unwrap_or(usize::MAX / 2);
+        Arc::new(Self { limit, used: AtomicUsize::new(0), accounts: Mutex::default() })
+    }
+
+    /// The account of an agent. An agent that replaces another one of the same name continues its account.
+    pub(crate) fn account(self: &Arc<Self>, agent: &str) -> Arc<MemoryAccount> {
+        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(account) = accounts.get(agent).and_then(Weak::upgrade) {
+            return account;
+        }
+        let account = Arc::new(MemoryAccount {
+            budget: Arc::clone(self),
+            used: AtomicUsize::new(0),
+            refusals: AtomicU64::new(0),
+        });
+        accounts.retain(|_, account| account.strong_count() > 0);
+        accounts.insert(agent.into(), Arc::downgrade(&account));
+        account
+    }
+
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+}
+
+/// The memory for the calls of one agent.
+#[derive(Debug)]
+pub(crate) struct MemoryAccount {
+    budget: Arc<MemoryBudget>,
+    used: AtomicUsize,
+    refusals: AtomicU64,
+}
+
+impl MemoryAccount {
+    /// An account without a limit.
+    #[cfg(test)]
+    pub(crate) fn unlimited() -> Arc<Self> {
+        MemoryBudget::new(u64::MAX).account("test")
+    }
+
+    /// Charges `bytes` until the charge is dropped.
+    pub(crate) fn charge(self: &Arc<Self>, bytes: usize) -> Result<MemoryCharge, OutOfMemory> {
+        let mut charge = self.empty_charge();
+        charge.resize(bytes)?;
+        Ok(charge)
+    }
+
+    /// A charge that is to grow.
+    pub(crate) fn empty_charge(self: &Arc<Self>) -> MemoryCharge {
+        MemoryCharge { account: Arc::clone(self), bytes: 0 }
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// How often the budget refused memory to this agent.
+    pub(crate) fn refusals(&self) -> u64 {
+        self.refusals.load(Relaxed)
+    }
+
+    fn add(&self, bytes: usize) -> Result<(), OutOfMemory> {
+        // Never add first and undo it later: meanwhile, the charge of another agent would be refused.
+        let own = self.used.load(Relaxed).saturating_add(bytes);
+        let added = self.budget.used.fetch_update(Relaxed, Relaxed, |used| {
+            let used = used.checked_add(bytes)?;
+            let free = self.budget.limit.checked_sub(used)?;
+            (own <= free).then_some(used)
+        });
+        if added.is_err() {
+            self.refusals.fetch_add(1, Relaxed);
+            return Err(OutOfMemory);
+        }
+        self.used.fetch_add(bytes, Relaxed);
+        Ok(())
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Relaxed);
+        self.budget.used.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// Memory that is in use until the charge is dropped.
+#[derive(Debug)]
+pub(crate) struct MemoryCharge {
+    account: Arc<MemoryAccount>,
+    bytes: usize,
+}
+
+impl MemoryCharge {
+    /// Charges `bytes` in place of what was charged before. After an error, the charge is as before.
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), OutOfMemory> {
+        let bytes = bytes.checked_next_multiple_of(BLOCK).ok_or(OutOfMemory)?;
+        if let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) {
+            self.account.add(more)?;
+        } else {
+            self.account.subtract(self.bytes - bytes);
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Charges `more` bytes in addition.
+    pub(crate) fn grow(&mut self, more: usize) -> Result<(), OutOfMemory> {
+        self.resize(self.bytes.saturating_add(more))
+    }
+
+    /// The account, for further charges.
+    pub(crate) fn account(&self) -> &Arc<MemoryAccount> {
+        &self.account
+    }
+
+    /// Charges a reply until its last copy is dropped, which the NATS client does when it has written the reply to
+    /// the connection.
+    pub(crate) fn attach(mut self, body: Bytes) -> Result<Bytes, OutOfMemory> {
+        struct ChargedBody {
+            body: Bytes,
+            _charge: MemoryCharge,
+        }
+
+        impl AsRef<[u8]> for ChargedBody {
+            fn as_ref(&self) -> &[u8] {
+                &self.body
+            }
+        }
+
+        if body.len() <= SMALL_REPLY {
+            return Ok(body);
+        }
+        self.resize(body.len())?;
+        Ok(Bytes::from_owner(ChargedBody { body, _charge: self }))
+    }
+}
+
+impl Drop for MemoryCharge {
+    fn drop(&mut self) {
+        self.account.subtract(self.bytes);
+    }
+}
+
+/// The default of `limits.memory`: a quarter of the memory of the machine, or of the cgroup that limits the bridge.
+pub(crate) fn default_limit() -> u64 {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    });
+    let total = machine.unwrap_or(ASSUMED_MACHINE).min(cgroup_limit().unwrap_or(u64::MAX));
+    (total / DEFAULT_FRACTION).max(MIN_DEFAULT)
+}
+
+/// The smallest memory limit of this process's cgroup (v2) and the groups above it.
+fn cgroup_limit() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let root = std::path::Path::new("/sys/fs/cgroup");
+    let own = root.join(path);
+    let limits = own
+        .ancestors()
+        .take_while(|group| group.starts_with(root))
+        .filter_map(|group| std::fs::read_to_string(group.join("memory.max")).ok()?.trim().parse().ok());
+    limits.min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn one_agent_gets_at_most_half_and_another_one_still_finds_memory() {
+        let budget = MemoryBudget::new(24 * MIB as u64);
+        let (greedy, quiet) = (budget.account("greedy"), budget.account("quiet"));
+        let mut charges = Vec::new();
+        while let Ok(charge) = greedy.charge(MIB) {
+            charges.push(charge);
+        }
+        assert_eq!((charges.len(), greedy.refusals()), (6, 1));
+        let own: Vec<_> = std::iter::from_fn(|| quiet.charge(MIB).ok()).collect();
+        assert_eq!(own.len(), 3, "as much as remains free");
+        charges.pop();
+        assert_eq!(greedy.charge(MIB).map(drop), Err(OutOfMemory), "it holds more than remains free");
+        drop((charges, own));
+        assert_eq!((budget.used(), greedy.used(), quiet.used()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_charge_follows_the_size_and_keeps_it_after_a_refusal() {
+        let budget = MemoryBudget::new(4 * MIB as u64);
+        let mut charge = budget.account("a").charge(1).unwrap();
+        assert_eq!(budget.used(), BLOCK);
+        charge.resize(MIB).unwrap();
+        assert_eq!(charge.resize(2 * MIB), Err(OutOfMemory));
+        assert_eq!(charge.resize(usize::MAX), Err(OutOfMemory));
+        assert_eq!(budget.used(), MIB);
+        charge.resize(BLOCK).unwrap();
+        charge.grow(1).unwrap();
+        assert_eq!(budget.used(), 2 * BLOCK);
+        drop(charge);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_large_reply_is_charged_until_its_last_copy_is_dropped() {
+        let budget = MemoryBudget::new(4 * MIB as u64);
+        let account = budget.account("a");
+        let body = account.empty_charge().attach(vec![7; MIB].into()).unwrap();
+        let copy = body.slice(10..);
+        drop(body);
+        assert_eq!((budget.used(), copy.first()), (MIB, Some(&7)));
+        drop(copy);
+        assert_eq!(budget.used(), 0);
+        drop(account.charge(100).unwrap().attach("small".into()).unwrap());
+        account.empty_charge().attach(vec![0; 2 * MIB].into()).unwrap_err();
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn an_agent_that_replaces_another_one_continues_its_account() {
+        let budget = MemoryBudget::new(4 * MIB as u64);
+        let charge = budget.account("a").charge(MIB).unwrap();
+        assert_eq!(budget.account("a").used(), MIB);
+        drop(charge);
+        assert!(default_limit() >= MIN_DEFAULT);
+    }
+}
