@@ -22,6 +22,7 @@ use crate::background::OnPanic;
 use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::{ConnectError, connect};
 use crate::bus::control;
+use crate::bus::outbox::Outbox;
 use crate::bus::publication::Publication;
 use crate::bus::service::{ServiceContext, ServiceError, round_trip};
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
@@ -272,14 +273,14 @@ impl Bridge {
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
         let (context, subjects, tasks) = (&self.context, &self.subjects, &self.host.tasks);
+        let outbox = Outbox::new(context.client.clone(), Arc::clone(&agent.memory));
         let publication =
-            Publication::start(Arc::clone(&dispatcher), updates, context, subjects, tasks).await;
+            Publication::start(Arc::clone(&dispatcher), updates, context, &outbox, subjects, tasks).await;
         let publication = publication.map_err(|source| BridgeError::Publish { agent: name(), source })?;
         let control = control::start(commands, agent.clone(), publication.instance(), context, tasks);
-        let agent_protocol = self
-            .owner
-            .as_ref()
-            .map(|owner| AgentProtocol::start(owner, dispatcher, context, subjects, &call_shutdown, tasks));
+        let agent_protocol = self.owner.as_ref().map(|owner| {
+            AgentProtocol::start(owner, dispatcher, context, &outbox, subjects, &call_shutdown, tasks)
+        });
         Ok(ServedAgent { agent, publication, control, agent_protocol, calls, call_shutdown })
     }
 

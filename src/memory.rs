@@ -18,14 +18,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use bytes::Bytes;
-
 use crate::reply::error::{ActionError, Code};
 
 /// Charges grow in blocks, so that the next token of a stream seldom touches the shared counters.
 const BLOCK: usize = 16 << 10;
-/// Replies up to this size are not charged while they are sent: the queue of the NATS client bounds their number.
-const SMALL_REPLY: usize = 4 << 10;
 /// The default budget is this fraction of the machine's memory, and at least [`MIN_DEFAULT`].
 const DEFAULT_FRACTION: u64 = 4;
 const MIN_DEFAULT: u64 = 256 << 20;
@@ -105,6 +101,13 @@ impl MemoryAccount {
         Ok(charge)
     }
 
+    /// Charges `bytes` of memory that another limit bounds, even if the budget is used up.
+    pub(crate) fn charge_unchecked(self: &Arc<Self>, bytes: usize) -> MemoryCharge {
+        let mut charge = self.empty_charge();
+        charge.resize_unchecked(bytes);
+        charge
+    }
+
     /// A charge that is to grow.
     pub(crate) fn empty_charge(self: &Arc<Self>) -> MemoryCharge {
         MemoryCharge { account: Arc::clone(self), bytes: 0 }
@@ -133,6 +136,11 @@ impl MemoryAccount {
         }
         self.used.fetch_add(bytes, Relaxed);
         Ok(())
+    }
+
+    fn add_unchecked(&self, bytes: usize) {
+        self.budget.used.fetch_add(bytes, Relaxed);
+        self.used.fetch_add(bytes, Relaxed);
     }
 
     fn subtract(&self, bytes: usize) {
@@ -171,25 +179,11 @@ impl MemoryCharge {
         &self.account
     }
 
-    /// Charges a reply until its last copy is dropped, which the NATS client does when it has written the reply to
-    /// the connection.
-    pub(crate) fn attach(mut self, body: Bytes) -> Result<Bytes, OutOfMemory> {
-        struct ChargedBody {
-            body: Bytes,
-            _charge: MemoryCharge,
-        }
-
-        impl AsRef<[u8]> for ChargedBody {
-            fn as_ref(&self) -> &[u8] {
-                &self.body
-            }
-        }
-
-        if body.len() <= SMALL_REPLY {
-            return Ok(body);
-        }
-        self.resize(body.len())?;
-        Ok(Bytes::from_owner(ChargedBody { body, _charge: self }))
+    /// Like [`MemoryCharge::resize`], for memory that is already in use: the size is always charged.
+    pub(crate) fn resize_unchecked(&mut self, bytes: usize) {
+        let bytes = bytes.next_multiple_of(BLOCK);
+        self.account.add_unchecked(bytes);
+        self.account.subtract(std::mem::replace(&mut self.bytes, bytes));
     }
 }
 
@@ -262,18 +256,14 @@ mod tests {
     }
 
     #[test]
-    fn a_large_reply_is_charged_until_its_last_copy_is_dropped() {
+    fn memory_that_is_already_in_use_is_charged_even_beyond_the_budget() {
         let budget = MemoryBudget::new(4 * MIB as u64);
         let account = budget.account("a");
-        let body = account.empty_charge().attach(vec![7; MIB].into()).unwrap();
-        let copy = body.slice(10..);
-        drop(body);
-        assert_eq!((budget.used(), copy.first()), (MIB, Some(&7)));
-        drop(copy);
-        assert_eq!(budget.used(), 0);
-        drop(account.charge(100).unwrap().attach("small".into()).unwrap());
-        account.empty_charge().attach(vec![0; 2 * MIB].into()).unwrap_err();
-        assert_eq!(budget.used(), 0);
+        let mut charge = account.charge_unchecked(8 * MIB);
+        assert_eq!((budget.used(), account.charge(1).map(drop)), (8 * MIB, Err(OutOfMemory)));
+        charge.resize_unchecked(BLOCK);
+        assert_eq!((budget.used(), account.used()), (BLOCK, BLOCK));
+        account.charge(1).unwrap();
     }
 
     #[test]

@@ -157,7 +157,7 @@ impl Agent {
 
 /// The agents that a new agent replaces.
 #[derive(Debug, Default)]
-pub struct Predecessors {
+pub(crate) struct Predecessors {
     /// The new agent starts after all of these are cancelled.
     pub ended: Vec<CancellationToken>,
     /// The new agent continues their counts.

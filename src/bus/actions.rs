@@ -1,17 +1,21 @@
 //! The front door for NATS actions: turns a message into a request, and its reply into a message or frames.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use async_nats::{Client, Message, Subject};
+use async_nats::{Message, Subject};
+use bytes::Bytes;
 
 use super::catalog::{self, Action, BuiltInAction};
 use super::encoded_reply::EncodedReply;
 use super::frames::{FrameSelection, FrameWriter};
 use super::headers::{self, Headers};
+use super::outbox::Outbox;
 use super::service::{Accounting, Handler, ServiceRequest};
 use crate::action::progress::{Progress, ProgressEvent};
 use crate::action::request::ReplyMode;
+use crate::agent::status::KnownCard;
 use crate::dispatch::Dispatcher;
+use crate::dispatch::arrival::Arrival;
 use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request};
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
@@ -28,10 +32,20 @@ pub(crate) enum Target {
 }
 
 /// The handler of one endpoint.
-pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Target) -> Handler {
-    let endpoint =
-        Arc::new(ActionEndpoint { dispatcher: Arc::clone(dispatcher), client: client.clone(), target });
-    Arc::new(move |request| {
+pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, outbox: &Outbox, target: Target) -> Handler {
+    let endpoint = Arc::new(ActionEndpoint {
+        dispatcher: Arc::clone(dispatcher),
+        outbox: outbox.clone(),
+        target,
+        encoded_card: Mutex::default(),
+    });
+    Arc::new(move |mut request| {
+        let Some(arrival) = endpoint.dispatcher.arrive(request.message.length) else {
+            return request.accounting.fail(429, "too many requests at the same time");
+        };
+        if arrival.check().is_err() {
+            request.message.payload = Bytes::new();
+        }
         let agent = &endpoint.dispatcher.agent().name;
         let action = match &endpoint.target {
             Target::Skill(action) => &action.label,
@@ -40,7 +54,7 @@ pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Tar
         let subject = request.message.subject.clone();
         let call_info = CallInfo { agent, action, subject: &subject };
         let trace = headers::trace(&request.message);
-        let serving = Arc::clone(&endpoint).serve(request, trace.clone());
+        let serving = Arc::clone(&endpoint).serve(request, arrival, trace.clone());
         endpoint.dispatcher.spawn(call_info, &trace, serving);
     })
 }
@@ -48,12 +62,14 @@ pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, client: &Client, target: Tar
 #[derive(Debug)]
 struct ActionEndpoint {
     dispatcher: Arc<Dispatcher>,
-    client: Client,
+    outbox: Outbox,
     target: Target,
+    /// The card that was encoded last: it can be large, and many callers may read it at the same time.
+    encoded_card: Mutex<Option<(KnownCard, Bytes)>>,
 }
 
 impl ActionEndpoint {
-    async fn serve(self: Arc<Self>, request: ServiceRequest, trace: TraceContext) {
+    async fn serve(self: Arc<Self>, request: ServiceRequest, mut arrival: Arrival, trace: TraceContext) {
         let ServiceRequest { message, accounting } = request;
         // The service passes on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
@@ -68,15 +84,15 @@ impl ActionEndpoint {
         let runs_the_agent = operation.as_ref().is_some_and(Operation::runs_the_agent);
         let wants_frames = runs_the_agent && headers::wants_stream(&message);
         let request = match (headers, operation) {
-            (Ok(_), None) => return responder.send_card().await,
+            (Ok(_), None) => return responder.send_card(&mut arrival).await,
             (Ok(headers), Some(operation)) => Ok(dispatcher_request(headers, operation, &message)),
             (Err(error), _) => Err(error),
         };
         if wants_frames {
-            return Box::pin(responder.stream(request, frame_options)).await;
+            return Box::pin(responder.stream(request, &mut arrival, frame_options)).await;
         }
         let reply = match request {
-            Ok(request) => self.dispatcher.call(request, &mut responder).await,
+            Ok(request) => self.dispatcher.call(request, &mut arrival, &mut responder).await,
             Err(error) => Box::pin(self.dispatcher.refuse(error, &mut responder)).await,
         };
         responder.send(reply).await;
@@ -99,13 +115,22 @@ impl ActionEndpoint {
     }
 
     /// The agent's card as the bridge uses it, in v1.0 form.
-    fn card(&self) -> Result<String, ActionError> {
+    fn card(&self) -> Result<Bytes, ActionError> {
         let agent = self.dispatcher.agent();
         let status = agent.status.borrow();
-        match &status.known {
-            Some(known) => Ok(catalog::card(&known.card, &known.interface, &agent.config.skills).to_string()),
-            None => Err(ActionError::unavailable(&agent.name, status.last_error.as_deref())),
+        let Some(known) = &status.known else {
+            return Err(ActionError::unavailable(&agent.name, status.last_error.as_deref()));
+        };
+        let mut encoded = self.encoded_card.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_current = |(of, _): &&(KnownCard, Bytes)| {
+            Arc::ptr_eq(&of.card, &known.card) && of.interface == known.interface
+        };
+        if let Some((_, body)) = encoded.as_ref().filter(is_current) {
+            return Ok(body.clone());
         }
+        let card = catalog::card(&known.card, &known.interface, &agent.config.skills);
+        let (_, body) = encoded.insert((known.clone(), card.to_string().into()));
+        Ok(body.clone())
     }
 }
 
@@ -129,14 +154,14 @@ struct Responder<'a> {
 impl Responder<'_> {
     async fn send(&mut self, reply: Reply) {
         if self.pending.is_some() {
-            self.publish(EncodedReply::new(&reply, self.endpoint.client.max_payload(), 0)).await;
+            self.publish(EncodedReply::new(&reply, self.endpoint.outbox.client.max_payload(), 0)).await;
         }
     }
 
-    async fn send_card(&mut self) {
-        let max_payload = self.endpoint.client.max_payload();
-        let encoded = match self.endpoint.dispatcher.read_card(|| self.endpoint.card()) {
-            Ok(card) => EncodedReply::from_document(card.into(), max_payload),
+    async fn send_card(&mut self, arrival: &mut Arrival) {
+        let max_payload = self.endpoint.outbox.client.max_payload();
+        let encoded = match self.endpoint.dispatcher.read_card(arrival, || self.endpoint.card()) {
+            Ok(card) => EncodedReply::from_document(card, max_payload),
             Err(error) => EncodedReply::new(&Err(error), max_payload, 0),
         };
         self.publish(encoded).await;
@@ -145,7 +170,7 @@ impl Responder<'_> {
     async fn publish(&mut self, encoded: EncodedReply) {
         let Some((to, accounting)) = self.pending.take() else { return };
         let error = encoded.error;
-        if let Err(error) = encoded.send(&self.endpoint.client, to).await {
+        if let Err(error) = encoded.send(&self.endpoint.outbox, to).await {
             let agent = &self.endpoint.dispatcher.agent().name;
             tracing::warn!(%agent, error = error_chain(&error), "cannot send a reply");
         }
@@ -155,14 +180,15 @@ impl Responder<'_> {
     async fn stream(
         mut self,
         request: Result<Request, ActionError>,
+        arrival: &mut Arrival,
         (selection, cancel_on_disconnect): (FrameSelection, bool),
     ) {
         let Some((to, accounting)) = self.pending.take() else { return };
-        let ActionEndpoint { dispatcher, client, .. } = self.endpoint;
+        let ActionEndpoint { dispatcher, outbox, .. } = self.endpoint;
         let keep_alive = dispatcher.agent().config.stream_keepalive;
-        let mut frames = FrameWriter::new(client.clone(), to, keep_alive, selection, cancel_on_disconnect);
+        let mut frames = FrameWriter::new(outbox.clone(), to, keep_alive, selection, cancel_on_disconnect);
         let reply = match request {
-            Ok(request) => dispatcher.call(request, &mut frames).await,
+            Ok(request) => dispatcher.call(request, arrival, &mut frames).await,
             Err(error) => dispatcher.refuse(error, &mut frames).await,
         };
         accounting.end(frames.finish(&reply).await);

@@ -41,6 +41,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use self::prompt::{MAX_QUESTIONS, PromptEndpoint};
+use super::outbox::Outbox;
 use super::publication::{BRIDGE, MAX_DESCRIPTION, publish_if_connected};
 use super::service::{
     EndpointInfo, Handler, Service, ServiceContext, ServiceError, ServiceInfo, ServiceRequest, semver_or_zero,
@@ -72,6 +73,7 @@ impl AgentProtocol {
         owner: &str,
         dispatcher: Arc<Dispatcher>,
         context: &ServiceContext,
+        outbox: &Outbox,
         subjects: &Subjects,
         call_shutdown: &CallShutdown,
         tasks: &BackgroundTasks,
@@ -79,7 +81,7 @@ impl AgentProtocol {
         let prompts = PromptEndpoint {
             protocol_subjects: AgentProtocolSubjects::new(owner, &Token::new(&dispatcher.agent().name)),
             dispatcher,
-            client: context.client.clone(),
+            outbox: outbox.clone(),
             subjects: subjects.clone(),
             questions: Semaphore::new(MAX_QUESTIONS),
             call_shutdown: call_shutdown.clone(),
@@ -255,9 +257,9 @@ impl Registrar {
     }
 
     async fn publish_heartbeat(&self, instance_id: &str) {
-        let PromptEndpoint { protocol_subjects: subjects, dispatcher, client, .. } = &*self.prompts;
+        let PromptEndpoint { protocol_subjects: subjects, dispatcher, outbox, .. } = &*self.prompts;
         let heartbeat = heartbeat(subjects, instance_id);
-        publish_if_connected(client, &dispatcher.agent().name, subjects.subject("hb"), heartbeat).await;
+        publish_if_connected(outbox, &dispatcher.agent().name, subjects.subject("hb"), heartbeat).await;
     }
 }
 

@@ -22,9 +22,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::encoded_reply::EncodedReply;
+use super::outbox::Outbox;
 use super::service::{ServiceContext, ServiceError};
 use super::stoppable_task::StoppableTask;
-use super::subject::{Subjects, Token};
+use super::subject::{ReplyGuard, Subjects, Token};
 use crate::agent::{Agent, AgentCommand, AgentState};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::json::to_bytes;
@@ -150,7 +151,8 @@ pub(crate) fn start(
     tasks: &BackgroundTasks,
 ) -> StoppableTask {
     StoppableTask::spawn(tasks, "control", |stop| {
-        let controller = Controller { agent, instance, context: context.clone(), stop };
+        let outbox = Outbox::one_at_a_time(context.client.clone());
+        let controller = Controller { agent, instance, guard: Arc::clone(&context.guard), outbox, stop };
         Arc::new(controller).run(requests, tasks.clone())
     })
 }
@@ -158,7 +160,8 @@ pub(crate) fn start(
 struct Controller {
     agent: Agent,
     instance: String,
-    context: ServiceContext,
+    guard: Arc<ReplyGuard>,
+    outbox: Outbox,
     stop: CancellationToken,
 }
 
@@ -166,7 +169,7 @@ impl Controller {
     async fn run(self: Arc<Self>, mut requests: Subscriber, tasks: BackgroundTasks) {
         let permits = Arc::new(Semaphore::new(MAX_CONCURRENT));
         while let Some(Some(message)) = self.stop.run_until_cancelled(requests.next()).await {
-            let Some(reply) = message.reply.clone().filter(|reply| self.context.guard.allows(reply)) else {
+            let Some(reply) = message.reply.clone().filter(|reply| self.guard.allows(reply)) else {
                 continue;
             };
             match Arc::clone(&permits).try_acquire_owned() {
@@ -240,7 +243,7 @@ impl Controller {
         let until = Instant::now() + Duration::from_secs(request.follow_s).min(MAX_FOLLOW);
         let mut lines = output.tail(request.from, request.lines.unwrap_or(usize::MAX));
         // A line has at most 2 kB, so this leaves room for the fields around it.
-        let max_lines = (self.context.client.max_payload() / 4096).max(1);
+        let max_lines = (self.outbox.client.max_payload() / 4096).max(1);
         loop {
             let next = lines.last().map_or_else(|| output.next(), |line| line.seq + 1);
             let rest = lines.split_off(lines.len().min(max_lines));
@@ -272,12 +275,12 @@ impl Controller {
     }
 
     async fn refuse(&self, reply: Subject, error: ActionError) {
-        self.publish(reply, EncodedReply::new(&Err(error), self.context.client.max_payload(), 0)).await;
+        self.publish(reply, EncodedReply::new(&Err(error), self.outbox.client.max_payload(), 0)).await;
     }
 
     /// Whether the reply was sent.
     async fn publish(&self, reply: Subject, encoded: EncodedReply) -> bool {
-        let sent = encoded.send(&self.context.client, reply).await;
+        let sent = encoded.send(&self.outbox, reply).await;
         if let Err(error) = &sent {
             let agent = &self.agent.name;
             tracing::warn!(%agent, error = error_chain(error), "cannot answer a control request");

@@ -1,8 +1,9 @@
 //! A reply as a NATS message.
 
-use async_nats::{Client, HeaderMap, HeaderValue, Subject};
+use async_nats::{HeaderMap, HeaderValue, Subject};
 use bytes::Bytes;
 
+use super::outbox::Outbox;
 use crate::json;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
@@ -28,6 +29,11 @@ impl EncodedReply {
     /// shorter, an error loses its data, and any other reply becomes an error that fits.
     pub(crate) fn new(reply: &Reply, max_payload: usize, overhead: usize) -> Self {
         let encoded = match reply {
+            // Encoding content that cannot fit would only cost time and memory.
+            Ok(outcome) if outcome.follow_up.is_none() && outcome.content_length() > max_payload => {
+                let size = outcome.content_length();
+                return Self::too_large(size, Some(outcome.task.clone()), max_payload, overhead);
+            }
             Ok(outcome) => Self::from_body(outcome.to_json()),
             Err(error) => Self::from_error(error),
         };
@@ -85,11 +91,8 @@ impl EncodedReply {
         Self { body: error.to_json(), headers: Some(headers), error: Some((code.number(), code.name())) }
     }
 
-    pub(crate) async fn send(self, client: &Client, to: Subject) -> Result<(), async_nats::PublishError> {
-        match self.headers {
-            Some(headers) => client.publish_with_headers(to, headers, self.body).await,
-            None => client.publish(to, self.body).await,
-        }
+    pub(crate) async fn send(self, outbox: &Outbox, to: Subject) -> Result<(), async_nats::PublishError> {
+        outbox.publish(to, self.headers, None, self.body).await
     }
 }
 

@@ -6,7 +6,7 @@ mod coalescer;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use async_nats::{Client, HeaderMap, HeaderName, HeaderValue, StatusCode, Subject, Subscriber};
+use async_nats::{HeaderMap, HeaderName, HeaderValue, StatusCode, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::Serialize;
@@ -15,6 +15,7 @@ use self::artifact::ArtifactEncoder;
 use self::coalescer::Coalescer;
 use super::encoded_reply::EncodedReply;
 use super::inbox::{Inbox, OVERHEAD, split_text, typed_body};
+use super::outbox::Outbox;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
 use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::json;
@@ -65,14 +66,14 @@ struct TaskData {
 impl FrameWriter {
     /// Sends frames to `to`, and a keep-alive after `keep_alive` without a frame.
     pub(crate) fn new(
-        client: Client,
+        outbox: Outbox,
         to: Subject,
         keep_alive: Duration,
         selection: FrameSelection,
         cancel_on_disconnect: bool,
     ) -> Self {
         Self {
-            inbox: Inbox::new(client, to, keep_alive),
+            inbox: Inbox::new(outbox, to, keep_alive),
             sequence: 0,
             selection,
             started_artifacts: HashSet::new(),
@@ -87,7 +88,7 @@ impl FrameWriter {
     pub(crate) async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
         self.flush().await;
         let EncodedReply { body, headers, error } =
-            EncodedReply::new(reply, self.inbox.client.max_payload(), OVERHEAD);
+            EncodedReply::new(reply, self.inbox.max_payload(), OVERHEAD);
         // The reply is JSON already.
         let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
         self.send_with_headers(headers.unwrap_or_default(), frame).await;
@@ -238,8 +239,9 @@ impl Progress for FrameWriter {
     /// Sends a keep-alive, and asks the server whether anyone is subscribed to the caller's inbox.
     async fn keep_alive(&mut self) -> Listener {
         if self.cancel_on_disconnect && self.probe.is_none() {
-            let inbox = Subject::from(self.inbox.client.new_inbox());
-            let answers = self.inbox.client.subscribe(inbox.clone()).await;
+            let client = &self.inbox.outbox.client;
+            let inbox = Subject::from(client.new_inbox());
+            let answers = client.subscribe(inbox.clone()).await;
             self.probe = answers.ok().map(|answers| (inbox, answers));
         }
         // Keep-alives have no number: the sequence covers only what the agent reports.

@@ -4,11 +4,12 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, HeaderMap, Subject};
+use async_nats::{HeaderMap, Subject};
 use bytes::Bytes;
 use futures_util::poll;
 use serde::Serialize;
 
+use super::outbox::Outbox;
 use crate::json::{json_prefix, to_bytes};
 use crate::text::error_chain;
 
@@ -20,7 +21,7 @@ pub(super) const OVERHEAD: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Inbox {
-    pub(super) client: Client,
+    pub(super) outbox: Outbox,
     to: Subject,
     keep_alive: Duration,
     last_sent: Instant,
@@ -30,13 +31,17 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    pub(super) fn new(client: Client, to: Subject, keep_alive: Duration) -> Self {
-        Self { client, to, keep_alive, last_sent: Instant::now(), is_behind: false }
+    pub(super) fn new(outbox: Outbox, to: Subject, keep_alive: Duration) -> Self {
+        Self { outbox, to, keep_alive, last_sent: Instant::now(), is_behind: false }
+    }
+
+    pub(super) fn max_payload(&self) -> usize {
+        self.outbox.client.max_payload()
     }
 
     /// The maximum bytes of data in one message.
     pub(super) fn data_room(&self) -> usize {
-        self.client.max_payload().saturating_sub(OVERHEAD)
+        self.max_payload().saturating_sub(OVERHEAD)
     }
 
     /// The time until the next keep-alive is due.
@@ -47,17 +52,7 @@ impl Inbox {
     /// Sends a message after those before it. The server answers to `reply` if no one is subscribed.
     pub(super) async fn send(&mut self, headers: Option<HeaderMap>, reply: Option<Subject>, body: Bytes) {
         self.last_sent = Instant::now();
-        let to = self.to.clone();
-        let sending = async {
-            match (headers, reply) {
-                (None, None) => self.client.publish(to, body).await,
-                (Some(headers), None) => self.client.publish_with_headers(to, headers, body).await,
-                (headers, Some(reply)) => {
-                    let headers = headers.unwrap_or_default();
-                    self.client.publish_with_reply_and_headers(to, reply, headers, body).await
-                }
-            }
-        };
+        let sending = self.outbox.publish(self.to.clone(), headers, reply, body);
         // Unconstrained, so that `Pending` means a full queue and not an exhausted tokio coop budget.
         let mut sending = pin!(tokio::task::unconstrained(sending));
         let sent = poll!(&mut sending);

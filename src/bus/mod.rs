@@ -12,6 +12,7 @@ pub(crate) mod encoded_reply;
 pub(crate) mod frames;
 pub(crate) mod headers;
 mod inbox;
+pub(crate) mod outbox;
 pub(crate) mod publication;
 pub mod service;
 pub(crate) mod stoppable_task;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use async_nats::Client;
 use async_nats::connection::State as Connection;
 use bytes::Bytes;
 use serde::Serialize;
@@ -15,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::actions::{self, Target};
 use super::catalog::{BuiltInAction, Catalog, RegistryEntry};
 use super::encoded_reply::EncodedReply;
+use super::outbox::Outbox;
 use super::service::{Service, ServiceContext, ServiceError, ServiceInfo, semver_or_zero};
 use super::stoppable_task::StoppableTask;
 use super::subject::{Subjects, Token};
@@ -46,6 +46,7 @@ impl Publication {
         dispatcher: Arc<Dispatcher>,
         updates: mpsc::Receiver<TaskUpdate>,
         context: &ServiceContext,
+        outbox: &Outbox,
         subjects: &Subjects,
         tasks: &BackgroundTasks,
     ) -> Result<Self, ServiceError> {
@@ -54,21 +55,21 @@ impl Publication {
         let built_ins = BuiltInAction::ALL
             .iter()
             .map(|&built_in| {
-                let handler = actions::handler(&dispatcher, &context.client, Target::BuiltIn(built_in));
+                let handler = actions::handler(&dispatcher, outbox, Target::BuiltIn(built_in));
                 (built_in.endpoint(subjects, &token), handler)
             })
             .collect();
         let info = service_info(agent, &agent.status.borrow(), &Catalog::default());
         let service = Service::start(context, token.clone(), QUEUE_GROUP, info, built_ins).await?;
         let registration = Arc::new(AgentRegistration {
-            client: context.client.clone(),
+            outbox: outbox.clone(),
             subject: subjects.registry(&token),
             agent: Arc::clone(&agent.name),
             service,
             first_published: CancellationToken::new(),
             announce: Arc::default(),
         });
-        let updates = publish_updates(context.client.clone(), subjects.clone(), token.clone(), updates);
+        let updates = publish_updates(outbox.clone(), subjects.clone(), token.clone(), updates);
         tasks.spawn("task updates", OnPanic::StopBridge, updates);
         let subjects = subjects.clone();
         let publisher = Publisher { token, subjects, dispatcher, registration: Arc::clone(&registration) };
@@ -155,7 +156,7 @@ impl Publisher {
             .iter()
             .map(|action| {
                 let target = Target::Skill(Arc::clone(action));
-                let handler = actions::handler(&self.dispatcher, &self.registration.client, target);
+                let handler = actions::handler(&self.dispatcher, &self.registration.outbox, target);
                 (action.endpoint.clone(), handler)
             })
             .collect();
@@ -168,7 +169,7 @@ impl Publisher {
 
 /// Publishes the updates of submitted tasks until all senders are dropped.
 async fn publish_updates(
-    client: Client,
+    outbox: Outbox,
     subjects: Subjects,
     agent: Token,
     mut updates: mpsc::Receiver<TaskUpdate>,
@@ -176,8 +177,9 @@ async fn publish_updates(
     while let Some(TaskUpdate { task_id, reply }) = updates.recv().await {
         let subject = subjects.task(&agent, &Token::new(&task_id));
         // Error headers are for replies only.
-        let encoded = EncodedReply { headers: None, ..EncodedReply::new(&reply, client.max_payload(), 0) };
-        if let Err(error) = encoded.send(&client, subject.into()).await {
+        let max_payload = outbox.client.max_payload();
+        let encoded = EncodedReply { headers: None, ..EncodedReply::new(&reply, max_payload, 0) };
+        if let Err(error) = encoded.send(&outbox, subject.into()).await {
             tracing::warn!(%agent, task_id, error = error_chain(&error), "cannot publish a task update");
         }
     }
@@ -217,9 +219,9 @@ fn service_info(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Servi
 
 /// Publishes an announcement unless the connection is down: the client would queue it, and it would be
 /// outdated when it arrives.
-pub(super) async fn publish_if_connected(client: &Client, agent: &str, subject: String, body: Bytes) {
-    if client.connection_state() == Connection::Connected
-        && let Err(error) = client.publish(subject, body).await
+pub(super) async fn publish_if_connected(outbox: &Outbox, agent: &str, subject: String, body: Bytes) {
+    if outbox.client.connection_state() == Connection::Connected
+        && let Err(error) = outbox.publish(subject.into(), None, None, body).await
     {
         tracing::warn!(%agent, error = error_chain(&error), "cannot publish the registry entry or the heartbeat of the agent");
     }
@@ -229,7 +231,7 @@ pub(super) async fn publish_if_connected(client: &Client, agent: &str, subject: 
 /// dispatcher, which holds the sender, is dropped.
 #[derive(Debug)]
 struct AgentRegistration {
-    client: Client,
+    outbox: Outbox,
     subject: String,
     agent: Arc<str>,
     service: Arc<Service>,
@@ -264,7 +266,7 @@ struct Announcement<'a> {
 impl AgentRegistration {
     async fn announce(&self, status: &AgentStatus, state: AgentState, catalog: &Catalog) {
         let body = self.encode(status, state, catalog);
-        publish_if_connected(&self.client, &self.agent, self.subject.clone(), body).await;
+        publish_if_connected(&self.outbox, &self.agent, self.subject.clone(), body).await;
     }
 
     fn encode(&self, status: &AgentStatus, state: AgentState, catalog: &Catalog) -> Bytes {
@@ -289,7 +291,7 @@ impl AgentRegistration {
             chosen_because: known.map(|known| known.interface.reason.as_str()),
             interval_s: ANNOUNCE_INTERVAL.as_secs(),
         };
-        let (limit, count) = (self.client.max_payload(), catalog.actions.len());
+        let (limit, count) = (self.outbox.client.max_payload(), catalog.actions.len());
         let entries = || catalog.actions.iter().map(|action| action.registry_entry());
         let body = to_bytes(&announcement(entries().collect(), 0));
         if body.len() <= limit {

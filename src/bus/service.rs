@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use async_nats::{Client, Message, SubscribeError, Subscriber};
+use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll};
 use tokio::sync::{Mutex, watch};
@@ -48,6 +49,7 @@ use self::endpoint::{EndpointTask, ListedEndpoint};
 use self::request::EndpointStats;
 pub use self::request::{Accounting, ServiceRequest};
 pub use self::round_trip::{RoundTripError, round_trip};
+use super::outbox::Outbox;
 use super::subject::{DiscoveryVerb, ReplyGuard, Subjects, Token};
 use crate::text::rfc3339;
 
@@ -317,13 +319,19 @@ impl Service {
     }
 
     async fn answer_discovery(self: Arc<Self>, mut requests: DiscoveryRequests) {
+        let outbox = Outbox::one_at_a_time(self.context.client.clone());
+        let mut info = CachedInfo::new(&self);
         while let Some(Some((verb, message))) = self.stopped.run_until_cancelled(requests.next()).await {
             let Some(reply) = message.reply.filter(|reply| self.context.guard.allows(reply)) else {
                 continue;
             };
-            let client = &self.context.client;
-            let response = discovery::response(verb, &self, client.max_payload());
-            let sent = self.stopped.run_until_cancelled(client.publish(reply, response)).await;
+            let max_payload = outbox.client.max_payload();
+            let response = match verb {
+                DiscoveryVerb::Info => info.get(&self, max_payload),
+                DiscoveryVerb::Ping | DiscoveryVerb::Stats => discovery::response(verb, &self, max_payload),
+            };
+            let sending = outbox.publish(reply, None, None, response);
+            let sent = self.stopped.run_until_cancelled(sending).await;
             if let Some(Err(error)) = sent {
                 warn!(service = %self.name, verb = verb.as_str(), %error, "cannot send the response");
             }
@@ -333,6 +341,34 @@ impl Service {
     fn list(&self, endpoints: &Endpoints) {
         let all = endpoints.permanent.iter().chain(&endpoints.published);
         self.listed.send_replace(all.map(|endpoint| endpoint.listed.clone()).collect());
+    }
+}
+
+/// The response to INFO, which can be large and changes seldom.
+struct CachedInfo {
+    info: watch::Receiver<ServiceInfo>,
+    listed: watch::Receiver<Vec<ListedEndpoint>>,
+    /// The limit for which it was encoded, and the response.
+    encoded: Option<(usize, Bytes)>,
+}
+
+impl CachedInfo {
+    fn new(service: &Service) -> Self {
+        Self { info: service.info.subscribe(), listed: service.listed.subscribe(), encoded: None }
+    }
+
+    fn get(&mut self, service: &Service, max_payload: usize) -> Bytes {
+        // The senders live as long as the service.
+        let is_changed = self.info.has_changed().unwrap_or(true) || self.listed.has_changed().unwrap_or(true);
+        if let Some((_, response)) = self.encoded.as_ref().filter(|(of, _)| !is_changed && *of == max_payload)
+        {
+            return response.clone();
+        }
+        self.info.mark_unchanged();
+        self.listed.mark_unchanged();
+        let response = discovery::response(DiscoveryVerb::Info, service, max_payload);
+        self.encoded = Some((max_payload, response.clone()));
+        response
     }
 }
 

@@ -20,6 +20,7 @@
 //! A front door whose requests have several steps, such as the agent protocol, also uses [`Dispatcher::permit`] and
 //! [`Dispatcher::guarded`] between two calls.
 
+pub(crate) mod arrival;
 mod permits;
 pub(crate) mod request;
 #[cfg(test)]
@@ -45,6 +46,7 @@ use crate::reply::{self, Reply};
 use crate::state::idempotency::{FirstRequest, RepeatedRequest, Reservation};
 use crate::telemetry::spans::{self, CallInfo, CallSpan};
 use crate::telemetry::trace_context::TraceContext;
+use arrival::{Arrival, Arrivals};
 use permits::{Permit, Permits};
 use request::{IdempotencyKey, Operation, Request};
 
@@ -54,6 +56,7 @@ pub(crate) struct Dispatcher {
     agent: Agent,
     actions: Actions,
     permits: Permits,
+    arrivals: Arrivals,
     calls: TaskTracker,
 }
 
@@ -61,11 +64,18 @@ impl Dispatcher {
     /// `calls` tracks the requests in flight.
     pub(crate) fn new(agent: Agent, actions: Actions, calls: TaskTracker) -> Self {
         let permits = Permits::new(&agent.name, agent.config.max_in_flight);
-        Self { agent, actions, permits, calls }
+        let arrivals = Arrivals::new(Arc::clone(&agent.memory), permits.total());
+        Self { agent, actions, permits, arrivals, calls }
     }
 
     pub(crate) fn agent(&self) -> &Agent {
         &self.agent
+    }
+
+    /// Admits a request of `bytes` bytes. `None` if so many requests wait for their replies already that even a
+    /// refusal would cost too much; the caller gets no reply then.
+    pub(crate) fn arrive(&self, bytes: usize) -> Option<Arrival> {
+        self.arrivals.arrive(bytes)
     }
 
     /// Runs a front door's work for one request in the request's spans. A shutdown waits for it.
@@ -89,7 +99,15 @@ impl Dispatcher {
     ///
     /// In mode `submit` the reply is due when [`Progress::accepted`] is called. The return value is then the
     /// end of the task, which is already published.
-    pub(crate) async fn call(&self, request: Request, progress: &mut impl Progress) -> Reply {
+    pub(crate) async fn call(
+        &self,
+        request: Request,
+        arrival: &mut Arrival,
+        progress: &mut impl Progress,
+    ) -> Reply {
+        if let Err(error) = arrival.check() {
+            return Box::pin(self.refuse(error, progress)).await;
+        }
         let began = Instant::now();
         let Request { operation, mut options, idempotency_key, permit } = request;
         spans::propagate(&mut options.trace);
@@ -101,7 +119,7 @@ impl Dispatcher {
             match Box::pin(reservation).await {
                 Ok(Reservation::First(request)) => first = Some(request),
                 Ok(Reservation::Repeat(repeat)) => {
-                    return Box::pin(self.repeat(repeat, timeout, began)).await;
+                    return Box::pin(self.repeat(repeat, timeout, began, arrival)).await;
                 }
                 Err(error) => return Box::pin(self.refuse(error, progress)).await,
             }
@@ -120,7 +138,8 @@ impl Dispatcher {
         let in_flight = operation.runs_the_agent().then(|| self.agent.calls.begin());
         let reply = self.guarded(self.perform(operation, &options, &mut tracked)).await;
         drop(in_flight);
-        tracked.end(&reply).await;
+        let permit = tracked.end(&reply).await;
+        arrival.keep(permit, &reply);
         reply
     }
 
@@ -143,10 +162,14 @@ impl Dispatcher {
     /// Counts and limits a request for the card, which needs neither the agent nor a task.
     pub(crate) fn read_card<T>(
         &self,
+        arrival: &mut Arrival,
         read: impl FnOnce() -> Result<T, ActionError>,
     ) -> Result<T, ActionError> {
         let began = Instant::now();
-        let found = self.permits.lookup().and_then(|_permit| read());
+        let found = arrival.check().and_then(|()| self.permits.lookup()).and_then(|permit| {
+            arrival.keep_permit(permit);
+            read()
+        });
         match &found {
             Ok(_) => self.agent.calls.ended("ok", began.elapsed()),
             Err(error) => self.count_refusal(error),
@@ -178,9 +201,16 @@ impl Dispatcher {
     }
 
     /// Waits for the reply of the first request with the same idempotency key.
-    async fn repeat(&self, repeat: RepeatedRequest, timeout: Duration, began: Instant) -> Reply {
+    async fn repeat(
+        &self,
+        repeat: RepeatedRequest,
+        timeout: Duration,
+        began: Instant,
+        arrival: &mut Arrival,
+    ) -> Reply {
         let reply = match self.permits.repeat() {
-            Ok(_permit) => {
+            Ok(permit) => {
+                arrival.keep_permit(permit);
                 let waited = tokio::time::timeout(timeout, repeat.reply()).await;
                 waited.unwrap_or_else(|_| {
                     let message = "the first request with this key did not end within the timeout";
@@ -280,18 +310,18 @@ struct AcceptedTask {
 }
 
 impl<P: Progress> TrackedCall<'_, P> {
-    /// The reply is due: passes it to repeated requests, counts the request and releases its permit.
-    async fn reply_due(&mut self, reply: &Reply) -> Option<OwnedSemaphorePermit> {
+    /// The reply is due: passes it to repeated requests and counts the request. Returns its permit.
+    async fn reply_due(&mut self, reply: &Reply) -> Option<Permit> {
         let PendingReply { first, permit } = self.pending.take()?;
         finish(first, reply).await;
         self.dispatcher.count(reply, self.began);
-        permit.submitted
+        Some(permit)
     }
 
-    async fn end(mut self, reply: &Reply) {
+    /// Returns the permit, unless the reply was sent before the call ended.
+    async fn end(mut self, reply: &Reply) -> Option<Permit> {
         let Some(AcceptedTask { task_id, .. }) = &self.accepted else {
-            self.reply_due(reply).await;
-            return;
+            return self.reply_due(reply).await;
         };
         // The run publishes states where it observes them, so only errors are left.
         if let Err(error) = reply {
@@ -299,6 +329,7 @@ impl<P: Progress> TrackedCall<'_, P> {
             tracing::debug!(%agent, task_id, code, "the bridge no longer tracks a submitted task");
             self.dispatcher.actions.publish(task_id, Err(error.clone())).await;
         }
+        None
     }
 }
 
@@ -310,7 +341,8 @@ impl<P: Progress> Progress for TrackedCall<'_, P> {
     async fn accepted(&mut self, outcome: &Arc<Outcome>) {
         let permit = self.reply_due(&Ok(Arc::clone(outcome))).await;
         let task_id = outcome.task.id.clone().unwrap_or_default();
-        self.accepted = Some(AcceptedTask { task_id, _permit: permit });
+        let submitted = permit.and_then(|permit| permit.submitted);
+        self.accepted = Some(AcceptedTask { task_id, _permit: submitted });
         self.progress.accepted(outcome).await;
     }
 

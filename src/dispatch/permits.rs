@@ -47,7 +47,7 @@ impl Permits {
 
     pub(super) fn take(&self, operation: &Operation, mode: ReplyMode) -> Result<Permit, ActionError> {
         if !operation.runs_the_agent() {
-            return Ok(Permit { _admission: self.lookup()?, submitted: None });
+            return self.lookup();
         }
         let in_flight = self.try_acquire(&self.in_flight, "calls in flight (`max_in_flight`)")?;
         let submitted = match mode {
@@ -64,12 +64,20 @@ impl Permits {
     }
 
     /// For requests that do not run the agent: lookups of a task or the card, and cancels.
-    pub(super) fn lookup(&self) -> Result<OwnedSemaphorePermit, ActionError> {
-        self.try_acquire(&self.lookups, "lookups and cancels in flight")
+    pub(super) fn lookup(&self) -> Result<Permit, ActionError> {
+        let lookup = self.try_acquire(&self.lookups, "lookups and cancels in flight")?;
+        Ok(Permit { _admission: lookup, submitted: None })
     }
 
-    pub(super) fn repeat(&self) -> Result<OwnedSemaphorePermit, ActionError> {
-        self.try_acquire(&self.repeats, "repeated requests in flight")
+    pub(super) fn repeat(&self) -> Result<Permit, ActionError> {
+        let repeat = self.try_acquire(&self.repeats, "repeated requests in flight")?;
+        Ok(Permit { _admission: repeat, submitted: None })
+    }
+
+    /// The number of requests that can have a permit at the same time. Call it before any permit is taken.
+    pub(super) fn total(&self) -> usize {
+        let all = [&self.in_flight, &self.lookups, &self.repeats, &self.submitted];
+        all.iter().map(|permits| permits.available_permits()).sum()
     }
 
     fn try_acquire(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::action::actions::CallShutdown;
 use crate::agent::Predecessors;
-use crate::memory::MemoryAccount;
+use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::process::child::ProcessHost;
 
 /// The dispatcher of an agent that does not exist, with these lines in its configuration.
@@ -62,7 +62,8 @@ async fn errors_do_not_show_the_agents_credentials() {
 async fn lookups_have_their_own_limit() {
     let dispatcher = dispatcher("max_in_flight: 1");
     let mut permits: Vec<_> = std::iter::from_fn(|| dispatcher.permits.lookup().ok()).take(10_000).collect();
-    let refused = dispatcher.read_card(|| Ok(())).unwrap_err();
+    let mut arrival = dispatcher.arrive(0).unwrap();
+    let refused = dispatcher.read_card(&mut arrival, || Ok(())).unwrap_err();
     assert_eq!(refused.info.code, Code::Busy);
     assert!(refused.message.contains("lookups"), "{}", refused.message);
     assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 1, "the refusal counts");
@@ -71,8 +72,26 @@ async fn lookups_have_their_own_limit() {
     let call = dispatcher.permit().now_or_never().unwrap().unwrap();
     assert!(dispatcher.permit().now_or_never().is_none(), "that was the only permit");
     permits.pop();
-    let read = || Ok(dispatcher.permits.lookup().is_err());
-    assert!(dispatcher.read_card(read).unwrap(), "a lookup holds a permit while it reads");
-    assert!(dispatcher.read_card(read).unwrap(), "and releases it");
+    let is_full = || dispatcher.permits.lookup().is_err();
+    dispatcher.read_card(&mut arrival, || Ok(())).unwrap();
+    assert!(is_full(), "a lookup holds a permit until its reply is sent");
+    drop(arrival);
+    assert!(!is_full(), "and releases it");
     drop(call);
+}
+
+#[tokio::test]
+async fn a_request_without_memory_is_busy_and_too_many_requests_get_no_reply() {
+    let mut dispatcher = dispatcher("max_in_flight: 1");
+    dispatcher.arrivals = Arrivals::new(MemoryBudget::new(4 << 20).account("a"), 1);
+    let first = dispatcher.arrive(1 << 20).unwrap();
+    first.check().unwrap();
+    let second = dispatcher.arrive(1 << 20).unwrap();
+    assert_eq!(second.check().unwrap_err().info.code, Code::Busy);
+    drop(first);
+    assert!(dispatcher.arrive(1 << 20).unwrap().check().is_ok(), "the first has released its memory");
+    let all: Vec<_> = std::iter::from_fn(|| dispatcher.arrive(0)).take(10_000).collect();
+    assert!(all.len() < 10_000);
+    drop((second, all));
+    dispatcher.arrive(0).unwrap();
 }

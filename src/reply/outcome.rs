@@ -163,6 +163,14 @@ impl Outcome {
         })
     }
 
+    /// The bytes of the text, files and data, without the object around them and without escapes.
+    pub(crate) fn content_length(&self) -> usize {
+        let ReplyContent { message, files, data, .. } = &self.content;
+        let of_files = files.iter().flat_map(|file| [&file.url, &file.bytes]).flatten().map(String::len);
+        let of_data = data.iter().map(|data| data.get().len());
+        message.len() + of_files.chain(of_data).sum::<usize>()
+    }
+
     /// The size in memory, in bytes.
     pub(crate) fn allocated(&self) -> usize {
         let ReplyContent { message, files, data, artifacts } = &self.content;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use async_nats::{Client, Subject};
+use async_nats::Subject;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use crate::a2a::model::TaskState;
 use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::bus::encoded_reply::error_headers;
 use crate::bus::inbox::{Inbox, MAX_COALESCED, split_text, typed_body};
+use crate::bus::outbox::Outbox;
 use crate::json::to_bytes;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus};
@@ -63,9 +64,9 @@ struct Attachment {
 }
 
 impl ChunkWriter {
-    pub(super) fn new(client: Client, to: Subject, keep_alive: Duration) -> Self {
+    pub(super) fn new(outbox: Outbox, to: Subject, keep_alive: Duration) -> Self {
         Self {
-            inbox: Inbox::new(client, to, keep_alive.min(MAX_KEEP_ALIVE)),
+            inbox: Inbox::new(outbox, to, keep_alive.min(MAX_KEEP_ALIVE)),
             has_started: false,
             has_sent_text: false,
             held: None,
@@ -102,12 +103,12 @@ impl ChunkWriter {
             typed_body("query", QueryData { id, reply_subject, prompt, attachments })
         };
         let mut body = query(message, groups.first().map_or(&[], Vec::as_slice));
-        if groups.len() > 1 || body.len() > self.inbox.client.max_payload() {
+        if groups.len() > 1 || body.len() > self.inbox.max_payload() {
             self.send_attachments(groups).await;
             body = query(message, &[]);
         }
         self.send_text(&notes).await;
-        if body.len() > self.inbox.client.max_payload() {
+        if body.len() > self.inbox.max_payload() {
             self.send_text(message).await;
             body = query(&shorten(message, SHORT_QUESTION), &[]);
         }

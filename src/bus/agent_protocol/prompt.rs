@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use async_nats::{Client, Message, Subscriber};
+use async_nats::{Message, Subscriber};
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
@@ -14,9 +15,11 @@ use crate::action::actions::{CallShutdown, CallableSkill};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::bus::catalog::{Action, Catalog};
 use crate::bus::headers::{self, Headers};
+use crate::bus::outbox::Outbox;
 use crate::bus::service::{Handler, ServiceRequest};
 use crate::bus::subject::{AgentProtocolSubjects, Subjects, Token};
 use crate::dispatch::Dispatcher;
+use crate::dispatch::arrival::Arrival;
 use crate::dispatch::request::{Input, Operation, Permit, Request};
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
@@ -36,7 +39,7 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(super) struct PromptEndpoint {
     pub(super) dispatcher: Arc<Dispatcher>,
-    pub(super) client: Client,
+    pub(super) outbox: Outbox,
     pub(super) subjects: Subjects,
     pub(super) protocol_subjects: AgentProtocolSubjects,
     /// One permit for each question that may be open at the same time.
@@ -55,23 +58,30 @@ enum Continuation {
 impl PromptEndpoint {
     pub(super) fn handler(this: &Arc<Self>) -> Handler {
         let endpoint = Arc::clone(this);
-        Arc::new(move |request| {
+        Arc::new(move |mut request| {
+            let Some(arrival) = endpoint.dispatcher.arrive(request.message.length) else {
+                return request.accounting.fail(429, "too many requests at the same time");
+            };
+            if arrival.check().is_err() {
+                request.message.payload = Bytes::new();
+            }
             let agent = &endpoint.dispatcher.agent().name;
             let subject = request.message.subject.clone();
             let call_info = CallInfo { agent, action: PROMPT, subject: &subject };
             let trace = headers::trace(&request.message);
-            let serving = Arc::clone(&endpoint).serve(request, trace.clone());
+            let serving = Arc::clone(&endpoint).serve(request, arrival, trace.clone());
             endpoint.dispatcher.spawn(call_info, &trace, serving);
         })
     }
 
-    async fn serve(self: Arc<Self>, request: ServiceRequest, trace: TraceContext) {
+    async fn serve(self: Arc<Self>, request: ServiceRequest, mut arrival: Arrival, trace: TraceContext) {
         let ServiceRequest { message, accounting } = request;
         // The service passes on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
         let keep_alive = self.dispatcher.agent().config.stream_keepalive;
-        let mut chunks = ChunkWriter::new(self.client.clone(), to, keep_alive);
-        let result = self.dispatcher.guarded(Box::pin(self.run(&message, trace, &mut chunks))).await;
+        let mut chunks = ChunkWriter::new(self.outbox.clone(), to, keep_alive);
+        let run = Box::pin(self.run(&message, trace, &mut arrival, &mut chunks));
+        let result = self.dispatcher.guarded(run).await;
         accounting.end(chunks.finish(result).await);
     }
 
@@ -79,20 +89,23 @@ impl PromptEndpoint {
         &self,
         message: &Message,
         trace: TraceContext,
+        arrival: &mut Arrival,
         chunks: &mut ChunkWriter,
     ) -> Result<(), ActionError> {
-        let parsed = self.parse(message, trace).inspect_err(|error| self.dispatcher.count_refusal(error));
+        let parsed = arrival.check().and_then(|()| self.parse(message, trace));
+        let parsed = parsed.inspect_err(|error| self.dispatcher.count_refusal(error));
         let (operation, options) = parsed?;
         let first = request(operation, &options, None);
-        let mut outcome = self.dispatcher.call(first, chunks).await?;
+        let mut outcome = self.dispatcher.call(first, arrival, chunks).await?;
         while let Some(follow_up) = outcome.follow_up.clone() {
-            // A person may take minutes to answer; the call has released its permit.
+            // A person may take minutes to answer.
+            arrival.release_permit();
             outcome = match self.ask(&follow_up, &outcome, &options, chunks).await {
                 Ok(Continuation::Answered(PromptEnvelope { parts, .. }, permit)) => {
                     let answer = FollowUpAnswer { follow_up_id: follow_up.id.to_string(), parts };
                     let operation = Operation::Answer(Input::Parsed(answer));
                     let next = request(operation, &options, Some(permit));
-                    self.dispatcher.call(next, chunks).await?
+                    self.dispatcher.call(next, arrival, chunks).await?
                 }
                 Ok(Continuation::Resumed(resumed)) => {
                     spans::set_outcome(resumed.status.name());
@@ -121,7 +134,7 @@ impl PromptEndpoint {
     }
 
     fn envelope(&self, message: &Message) -> Result<PromptEnvelope, ActionError> {
-        PromptEnvelope::parse(&message.payload, self.client.max_payload())
+        PromptEnvelope::parse(&message.payload, self.outbox.client.max_payload())
     }
 
     /// The published skill that the caller selects, or the agent as a whole.
@@ -190,8 +203,9 @@ impl PromptEndpoint {
         let live_agent = agent.live.borrow().clone();
         let live_agent = live_agent.ok_or_else(|| ActionError::unavailable(&agent.name, None))?;
         let deadline = Instant::now() + agent.config.input_required_ttl;
-        let reply_subject = self.client.new_inbox();
-        let answers = self.client.subscribe(reply_subject.clone()).await;
+        let client = &self.outbox.client;
+        let reply_subject = client.new_inbox();
+        let answers = client.subscribe(reply_subject.clone()).await;
         let answers = answers.map_err(|_| ActionError::internal())?;
         chunks.send_question(&follow_up.id.to_string(), &reply_subject, outcome).await;
 

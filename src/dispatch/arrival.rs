@@ -1,0 +1,68 @@
+//! What a request holds from its arrival until its reply is sent.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::permits::Permit;
+use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
+use crate::reply::Reply;
+use crate::reply::error::ActionError;
+
+/// Requests to one agent that may exist in addition to those with a permit: most of them are about to be refused.
+const MAX_WITHOUT_PERMIT: usize = 4096;
+
+/// A request that has arrived. A front door drops it when the reply is sent; until then the request counts as in
+/// flight for the limits of its agent and for the memory budget.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    /// The request while it runs, then its reply.
+    memory: Result<MemoryCharge, OutOfMemory>,
+    /// From the end of the call until the reply is sent.
+    permit: Option<Permit>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Arrival {
+    /// Fails if there is no memory for the request. A front door then drops the body and sends the error.
+    pub(crate) fn check(&self) -> Result<(), ActionError> {
+        self.memory.as_ref().map(|_| ()).map_err(|error| (*error).into())
+    }
+
+    /// Keeps the permit of a call, and the memory of its reply, until the reply is sent.
+    pub(super) fn keep(&mut self, permit: Option<Permit>, reply: &Reply) {
+        let bytes = reply.as_ref().map_or_else(ActionError::allocated, |outcome| outcome.allocated());
+        self.permit = permit;
+        if let Ok(memory) = &mut self.memory {
+            memory.resize_unchecked(bytes);
+        }
+    }
+
+    pub(super) fn keep_permit(&mut self, permit: Permit) {
+        self.permit = Some(permit);
+    }
+
+    /// Releases the permit, because the request waits for a person.
+    pub(crate) fn release_permit(&mut self) {
+        self.permit = None;
+    }
+}
+
+/// Admits requests to one agent.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    memory: Arc<MemoryAccount>,
+    places: Arc<Semaphore>,
+}
+
+impl Arrivals {
+    pub(super) fn new(memory: Arc<MemoryAccount>, max_permits: usize) -> Self {
+        let places = (max_permits + MAX_WITHOUT_PERMIT).min(Semaphore::MAX_PERMITS);
+        Self { memory, places: Arc::new(Semaphore::new(places)) }
+    }
+
+    pub(super) fn arrive(&self, bytes: usize) -> Option<Arrival> {
+        let place = Arc::clone(&self.places).try_acquire_owned().ok()?;
+        Some(Arrival { memory: self.memory.charge(bytes), permit: None, _place: place })
+    }
+}
