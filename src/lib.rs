@@ -52,7 +52,7 @@
 //! | [`bridge`] | the order in which everything starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
-//! Several modules share [`secrets`] (credentials and their redaction), [`background`] (background tasks),
+//! Several modules share [`memory`] (the memory budget), [`secrets`] (credentials and their redaction), [`background`] (background tasks),
 //! [`telemetry`] (logs and spans), [`files`], [`json`], [`text`] and [`yaml`]. [`metrics`] exports the counts of the
 //! others, and [`demo_agent`] is a separate agent for tests and first steps.
 //!
@@ -98,6 +98,7 @@
 //! | whether a reply subject is allowed | `EndpointReader::handle` in `bus/service/endpoint.rs`, with `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; control requests and discovery use the same guard |
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
 //! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full store is `busy` too, see `state/mod.rs` |
+//! | whether there is memory for a request, a response or a reply | `MemoryAccount::charge` in `memory.rs`; `Dispatcher::arrive` charges requests, `Outbox::publish` in `bus/outbox.rs` charges what waits to be sent |
 //! | whether a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, with `Idempotency::reserve` in `state/idempotency.rs` |
 //! | which answer claims a follow-up id | `answer` in `action/follow_up.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
 //! | whether a call counts as in flight, so that its agent is not considered hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/health_check.rs` reads the count |
