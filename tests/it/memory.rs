@@ -101,7 +101,7 @@ async fn a_reply_that_waits_for_the_connection_keeps_the_place_of_its_call() {
         }
     }
     let called = peer.calls("SendMessage").len();
-    assert!(called < 5 * LIMIT, "the agent was called {called} times while its replies waited");
+    assert!(called <= 2 * LIMIT, "the agent was called {called} times while its replies waited");
     proxy.resume();
     let codes = replies.take(10 * LIMIT).map(|reply| {
         let body: Value = serde_json::from_slice(&reply.payload).unwrap();
