@@ -1,6 +1,6 @@
 //! The front door for NATS actions: turns a message into a request, and its reply into a message or frames.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_nats::{Message, Subject};
 use bytes::Bytes;
@@ -10,10 +10,10 @@ use super::encoded_reply::EncodedReply;
 use super::frames::{FrameSelection, FrameWriter};
 use super::headers::{self, Headers};
 use super::outbox::Outbox;
+use super::per_card::PerCard;
 use super::service::{Accounting, Handler, ServiceRequest};
 use crate::action::progress::{Progress, ProgressEvent};
 use crate::action::request::ReplyMode;
-use crate::agent::status::KnownCard;
 use crate::dispatch::Dispatcher;
 use crate::dispatch::arrival::Arrival;
 use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request};
@@ -37,7 +37,7 @@ pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, outbox: &Outbox, target: Tar
         dispatcher: Arc::clone(dispatcher),
         outbox: outbox.clone(),
         target,
-        encoded_card: Mutex::default(),
+        encoded_card: PerCard::default(),
     });
     Arc::new(move |mut request| {
         let Some(arrival) = endpoint.dispatcher.arrive(request.message.length) else {
@@ -64,8 +64,7 @@ struct ActionEndpoint {
     dispatcher: Arc<Dispatcher>,
     outbox: Outbox,
     target: Target,
-    /// The card that was encoded last: it can be large, and many callers may read it at the same time.
-    encoded_card: Mutex<Option<(KnownCard, Bytes)>>,
+    encoded_card: PerCard<Bytes>,
 }
 
 impl ActionEndpoint {
@@ -121,16 +120,9 @@ impl ActionEndpoint {
         let Some(known) = &status.known else {
             return Err(ActionError::unavailable(&agent.name, status.last_error.as_deref()));
         };
-        let mut encoded = self.encoded_card.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_current = |(of, _): &&(KnownCard, Bytes)| {
-            Arc::ptr_eq(&of.card, &known.card) && of.interface == known.interface
-        };
-        if let Some((_, body)) = encoded.as_ref().filter(is_current) {
-            return Ok(body.clone());
-        }
-        let card = catalog::card(&known.card, &known.interface, &agent.config.skills);
-        let (_, body) = encoded.insert((known.clone(), card.to_string().into()));
-        Ok(body.clone())
+        Ok(self.encoded_card.get_or_make(known, || {
+            catalog::card(&known.card, &known.interface, &agent.config.skills).to_string().into()
+        }))
     }
 }
 

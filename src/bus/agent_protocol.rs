@@ -42,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::prompt::{MAX_QUESTIONS, PromptEndpoint};
 use super::outbox::Outbox;
+use super::per_card::PerCard;
 use super::publication::{BRIDGE, MAX_DESCRIPTION, publish_if_connected};
 use super::service::{
     EndpointInfo, Handler, Service, ServiceContext, ServiceError, ServiceInfo, ServiceRequest, semver_or_zero,
@@ -83,6 +84,7 @@ impl AgentProtocol {
             dispatcher,
             outbox: outbox.clone(),
             subjects: subjects.clone(),
+            catalog: PerCard::default(),
             questions: Semaphore::new(MAX_QUESTIONS),
             call_shutdown: call_shutdown.clone(),
         };

@@ -13,6 +13,7 @@ pub(crate) mod frames;
 pub(crate) mod headers;
 mod inbox;
 pub(crate) mod outbox;
+mod per_card;
 pub(crate) mod publication;
 pub mod service;
 pub(crate) mod stoppable_task;

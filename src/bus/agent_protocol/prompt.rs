@@ -16,6 +16,7 @@ use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, Repl
 use crate::bus::catalog::{Action, Catalog};
 use crate::bus::headers::{self, Headers};
 use crate::bus::outbox::Outbox;
+use crate::bus::per_card::PerCard;
 use crate::bus::service::{Handler, ServiceRequest};
 use crate::bus::subject::{AgentProtocolSubjects, Subjects, Token};
 use crate::dispatch::Dispatcher;
@@ -42,6 +43,7 @@ pub(super) struct PromptEndpoint {
     pub(super) outbox: Outbox,
     pub(super) subjects: Subjects,
     pub(super) protocol_subjects: AgentProtocolSubjects,
+    pub(super) catalog: PerCard<Arc<Catalog>>,
     /// One permit for each question that may be open at the same time.
     pub(super) questions: Semaphore,
     pub(super) call_shutdown: CallShutdown,
@@ -148,7 +150,9 @@ impl PromptEndpoint {
             return Err(ActionError::unavailable(&agent.name, status.last_error.as_deref()));
         };
         let token = Token::new(&agent.name);
-        let Catalog { actions, .. } = Catalog::new(&known.card, &agent.config.skills, &self.subjects, &token);
+        let make = || Catalog::new(&known.card, &agent.config.skills, &self.subjects, &token);
+        let catalog = self.catalog.get_or_make(known, || Arc::new(make()));
+        let actions = &catalog.actions;
         let matchers = [
             |action: &Action, name: &str| action.token.as_str() == name,
             |action: &Action, name: &str| action.skill.id.as_deref() == Some(name),
