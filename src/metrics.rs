@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent::call_stats::BUCKETS;
 use crate::agent::{Agent, AgentState};
+use crate::bus::connect;
 use crate::state::State as BridgeState;
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -84,6 +85,7 @@ impl Metrics {
     async fn encode(&self) -> Result<String, fmt::Error> {
         let snapshot = Snapshot {
             is_connected: self.is_connected(),
+            malformed_messages: connect::malformed_messages(&self.client),
             pending_follow_ups: self.state.follow_ups.pending().await.ok().map(|count| count as u64),
             agents: self.agents.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
@@ -95,6 +97,7 @@ impl Metrics {
 #[derive(Debug)]
 struct Snapshot {
     is_connected: bool,
+    malformed_messages: u64,
     pending_follow_ups: Option<u64>,
     agents: Vec<Agent>,
 }
@@ -115,6 +118,10 @@ impl Collector for Snapshot {
         family(&mut encoder, Gauge, "a2a_bridge_info", "Version of the bridge.", version)?;
         let (name, help) = ("a2a_bridge_nats_connected", "Whether the bridge is connected to NATS.");
         encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&u64::from(self.is_connected))?;
+        let help = "NATS messages that were dropped because their subject or headers cannot be parsed.";
+        let name = "a2a_bridge_nats_malformed_messages";
+        let mut malformed = encoder.encode_descriptor(name, help, None, Counter)?;
+        malformed.encode_counter::<NoLabelSet, _, u64>(&self.malformed_messages, None)?;
         if let Some(pending) = self.pending_follow_ups {
             let (name, help) = ("a2a_bridge_follow_ups_pending", "Agent questions that wait for an answer.");
             encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&pending)?;
@@ -247,15 +254,22 @@ mod tests {
 
     #[test]
     fn the_names_and_types_of_all_metrics_are_stable() {
-        let snapshot = Snapshot { is_connected: true, pending_follow_ups: Some(2), agents: Vec::new() };
+        let snapshot = Snapshot {
+            is_connected: true,
+            malformed_messages: 3,
+            pending_follow_ups: Some(2),
+            agents: Vec::new(),
+        };
         let text = snapshot.into_text().unwrap();
         assert!(text.contains("\na2a_bridge_nats_connected 1\n"), "{text}");
+        assert!(text.contains("\na2a_bridge_nats_malformed_messages_total 3\n"), "{text}");
         assert!(text.contains("\na2a_bridge_follow_ups_pending 2\n"), "{text}");
         let types: Vec<_> =
             text.lines().filter(|line| !line.starts_with("# HELP") && line.starts_with('#')).collect();
         insta::assert_snapshot!(types.join("\n"), @r"
         # TYPE a2a_bridge_info gauge
         # TYPE a2a_bridge_nats_connected gauge
+        # TYPE a2a_bridge_nats_malformed_messages counter
         # TYPE a2a_bridge_follow_ups_pending gauge
         # TYPE a2a_bridge_agent_state gauge
         # TYPE a2a_bridge_agents gauge

@@ -11,14 +11,15 @@ use memchr::memmem;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
-/// A shorter value may be an ordinary word and is not redacted.
-const MIN_LENGTH: usize = 8;
+const MIN_LENGTH: usize = Secrets::MIN_LENGTH;
 /// How many access tokens of an agent are redacted. Not only the newest: a token may be valid for longer than tokens
 /// that were issued after it.
 const MAX_TOKENS: usize = 32;
 const REDACTED: &str = "***";
 /// What [`shorten`](crate::text::shorten) and others write in place of the rest of a string.
 const ELLIPSIS: &str = "…";
+/// How much of a secret is redacted before an ellipsis, where it is more likely to be the beginning of a secret.
+const MIN_TRUNCATED: usize = 3;
 
 /// The secrets of one agent. Clones share them.
 #[derive(Debug, Clone, Default)]
@@ -39,11 +40,15 @@ struct AccessTokens {
 struct SecretForms {
     /// The longest first: if one begins with another, its end must not remain.
     all: Vec<SecretString>,
-    /// The first bytes of each. Nearly every string has none of these, and so no secret, whole or truncated.
+    /// The first bytes of each. Nearly every string has none of these and no ellipsis, and so no secret, whole or
+    /// truncated.
     prefixes: Vec<memmem::Finder<'static>>,
 }
 
 impl Secrets {
+    /// A shorter value may be an ordinary word and is not redacted.
+    pub const MIN_LENGTH: usize = 8;
+
     /// A secret of several lines, such as a PEM key, is redacted line by line, because output is read in lines.
     pub fn new(secrets: impl IntoIterator<Item = SecretString>) -> Self {
         let secrets: Vec<SecretString> = secrets.into_iter().collect();
@@ -112,7 +117,7 @@ impl Secrets {
 impl SecretForms {
     fn new<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Self {
         let secrets = secrets.into_iter().filter(|secret| secret.len() >= MIN_LENGTH);
-        let mut all: Vec<String> = secrets.flat_map(forms).collect();
+        let mut all: Vec<String> = secrets.flat_map(forms).filter(|form| form.len() >= MIN_LENGTH).collect();
         all.sort_by(|one, other| other.len().cmp(&one.len()).then_with(|| one.cmp(other)));
         all.dedup();
         let prefixes: BTreeSet<_> = all.iter().filter_map(|form| form.as_bytes().get(..MIN_LENGTH)).collect();
@@ -121,7 +126,8 @@ impl SecretForms {
     }
 
     fn redact(&self, text: &mut String) {
-        if self.prefixes.iter().all(|prefix| prefix.find(text.as_bytes()).is_none()) {
+        let is_cut = text.contains(ELLIPSIS);
+        if !is_cut && self.prefixes.iter().all(|prefix| prefix.find(text.as_bytes()).is_none()) {
             return;
         }
         for secret in &self.all {
@@ -142,14 +148,19 @@ impl fmt::Debug for SecretForms {
     }
 }
 
-/// The forms in which a secret is sent, or comes back from an agent that repeats it. Most of them are usually equal.
-fn forms(secret: &str) -> [String; 11] {
+/// The forms in which a secret is sent, or comes back from an agent that repeats it. Many of them are usually equal.
+fn forms(secret: &str) -> Vec<String> {
     let quoted = Value::from(secret).to_string();
     let in_json = quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned();
     let in_form: String = url::form_urlencoded::byte_serialize(secret.as_bytes()).collect();
     let in_path = in_form.replace('+', "%20").replace('*', "%2A").replace("%7E", "~");
-    [
+    let hex = crate::text::hex(secret.as_bytes());
+    let mut forms = vec![
         secret.to_owned(),
+        in_html(secret, "&quot;", "&#39;"),
+        in_html(secret, "&#34;", "&#x27;"),
+        hex.to_ascii_uppercase(),
+        hex,
         in_json.replace('/', "\\/"),
         escape_html(&in_json, |c| format!("\\u{c:04X}")),
         escape_html(&in_json, |c| format!("\\u{c:04x}")),
@@ -160,7 +171,23 @@ fn forms(secret: &str) -> [String; 11] {
         STANDARD.encode(secret),
         STANDARD_NO_PAD.encode(secret),
         URL_SAFE_NO_PAD.encode(secret),
-    ]
+    ];
+    forms.extend((0..3).flat_map(|before| within_base64(secret, before)));
+    forms
+}
+
+/// The characters that a secret has for certain within longer text in Base64, after this many bytes of a group of three.
+fn within_base64(secret: &str, before: usize) -> [String; 2] {
+    let text = [vec![0; before], secret.as_bytes().to_vec()].concat();
+    // Six bits a character; the bits of a character at either end belong to other bytes in part.
+    let certain = (before * 8).div_ceil(6)..text.len() * 8 / 6;
+    [STANDARD_NO_PAD.encode(&text), URL_SAFE_NO_PAD.encode(&text)]
+        .map(|encoded| encoded.get(certain.clone()).unwrap_or_default().to_owned())
+}
+
+fn in_html(secret: &str, quote: &str, apostrophe: &str) -> String {
+    let escaped = secret.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    escaped.replace('"', quote).replace('\'', apostrophe)
 }
 
 /// Escapes JSON so that it is safe in HTML: .NET uses uppercase digits, Go lowercase ones.
@@ -196,22 +223,27 @@ fn next_string(json: &str) -> Option<(&str, &str)> {
 
 /// Replaces the beginning of a secret at the end of the text and before each ellipsis.
 fn redact_truncated(text: &str, secret: &str) -> Option<String> {
-    memmem::find(text.as_bytes(), secret.as_bytes().get(..MIN_LENGTH)?)?;
-    let redact = |piece| match before_truncated(piece, secret) {
-        Some(head) => format!("{head}{REDACTED}").into(),
-        None => Cow::Borrowed(piece),
-    };
-    Some(text.split(ELLIPSIS).map(redact).collect::<Vec<_>>().join(ELLIPSIS))
+    let mut pieces: Vec<Cow<'_, str>> = text.split(ELLIPSIS).map(Cow::Borrowed).collect();
+    let last = pieces.len() - 1;
+    let mut is_changed = false;
+    for (index, piece) in pieces.iter_mut().enumerate() {
+        let min = if index == last { MIN_LENGTH } else { MIN_TRUNCATED };
+        if let Some(head) = before_truncated(piece, secret, min) {
+            *piece = format!("{head}{REDACTED}").into();
+            is_changed = true;
+        }
+    }
+    is_changed.then(|| pieces.join(ELLIPSIS))
 }
 
-/// The text without the beginning of a secret at its end; `None` if there is none.
-fn before_truncated<'a>(text: &'a str, secret: &str) -> Option<&'a str> {
+/// The text without the beginning of a secret, of at least `min` bytes, at its end; `None` if there is none.
+fn before_truncated<'a>(text: &'a str, secret: &str, min: usize) -> Option<&'a str> {
     let (bytes, secret) = (text.as_bytes(), secret.as_bytes());
     let from = bytes.len().saturating_sub(secret.len() - 1);
     let tail = bytes.get(from..)?;
     // From the left, so that the longest match counts.
     let fits = |start: &usize| tail.get(*start..).is_some_and(|rest| secret.starts_with(rest));
-    let last = (tail.len() + 1).checked_sub(MIN_LENGTH)?;
+    let last = (tail.len() + 1).checked_sub(min)?;
     (0..last).find(fits).and_then(|start| text.get(..from + start))
 }
 
@@ -286,6 +318,26 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_is_redacted_within_encoded_text() {
+        let secret = "t0p&s3cret?<'ü~>";
+        for before in ["", "a", "ab", "Bearer "] {
+            let text = format!("{before}{secret} and more");
+            for encoded in [STANDARD.encode(&text), URL_SAFE_NO_PAD.encode(&text)] {
+                let redacted = redacted(&[secret], &encoded);
+                assert!(redacted.contains(REDACTED), "{encoded}");
+                // At most one character on each side has bits of the secret.
+                assert!(
+                    redacted.len() <= encoded.len() - secret.len() * 8 / 6 + 5,
+                    "{redacted} of {encoded}"
+                );
+            }
+        }
+        let html = "t0p&amp;s3cret?&lt;&#39;ü~&gt;";
+        assert_eq!(redacted(&[secret], &format!("<p>{html}</p>")), "<p>***</p>");
+        assert_eq!(redacted(&["t0ps3cret"], "74307073336372657 743070733363726574"), "74307073336372657 ***");
+    }
+
+    #[test]
     fn a_token_that_is_issued_again_does_not_evict_another() {
         let secrets = Secrets::default();
         secrets.learn("access-token-of-the-card");
@@ -314,6 +366,8 @@ mod tests {
         assert_eq!(redacted(&secrets, "t0ps3cret goes on … here"), "t0ps3cret goes on … here");
         assert_eq!(redacted(&secrets, "t0ps3cret is the beginning"), "t0ps3cret is the beginning");
         assert_eq!(redacted(&secrets, "t0ps3c"), "t0ps3c", "too short for a secret");
+        assert_eq!(redacted(&secrets, "it begins with: t0p…"), "it begins with: ***…");
+        assert_eq!(redacted(&secrets, "it begins with: dDBw…"), "it begins with: ***…");
         assert_eq!(redacted(&["abababababab"], "abababababab ababababab"), "*** ***");
         assert_eq!(redacted(&["ababababab-more"], "it is abababababab"), "it is ab***");
     }

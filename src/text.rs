@@ -25,10 +25,18 @@ pub(crate) fn shorten(text: &str, max: usize) -> String {
     }
 }
 
-/// The start of a body for an error message: without control characters, with an ellipsis if it was cut.
+/// Whether a terminal, or whatever else shows a text, acts upon this character instead of showing it: control
+/// characters (C0 and C1, so escape sequences), and characters that reorder or hide the text around them.
+pub(crate) fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{061C}' | '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2060}'..='\u{206F}'
+            | '\u{FEFF}' | '\u{FFF9}'..='\u{FFFB}' | '\u{E0000}'..='\u{E007F}')
+}
+
+/// The start of a body for an error message: without unprintable characters, with an ellipsis if it was cut.
 pub(crate) fn snippet(body: &[u8], max: usize) -> String {
     let head = String::from_utf8_lossy(body.get(..max.min(body.len())).unwrap_or_default());
-    let text = head.replace(char::is_control, " ");
+    let text = head.replace(is_unprintable, " ");
     if body.len() <= max {
         return text.trim().to_owned();
     }
@@ -101,6 +109,7 @@ mod tests {
         assert_eq!(shorten("abcdef", 5), "ab…");
         assert_eq!(shorten("abc", 3), "abc");
         assert_eq!(snippet(b"a\x1b\xc3\xa9\n", 6), "a é");
+        assert_eq!(snippet("a\u{202E}b\u{9b}c".as_bytes(), 20), "a b c");
         assert_eq!(snippet("abé".as_bytes(), 3), "ab…");
     }
 

@@ -55,12 +55,17 @@ impl CardError {
     #[must_use]
     pub fn redacted(mut self, secrets: &Secrets) -> Self {
         match &mut self {
-            Self::Fetch { source, .. } => source.redact(secrets),
+            Self::Fetch { url, source } => {
+                secrets.redact(url);
+                source.redact(secrets);
+            }
             Self::Status { responses: text, .. }
+            | Self::Timeout { url: text, .. }
+            | Self::TooLarge { url: text, .. }
+            | Self::NotListening { url: text }
             | Self::Invalid(text)
             | Self::Unsupported(text)
             | Self::Auth(text) => secrets.redact(text),
-            Self::Timeout { .. } | Self::TooLarge { .. } | Self::NotListening { .. } => {}
         }
         self
     }

@@ -175,7 +175,12 @@ impl Diagnosis {
             }
             _ => CHECK_OUTPUT.to_owned(),
         };
-        Self { text, advice }
+        let mut diagnosis = Self { text, advice };
+        // `card_path` may contain a key.
+        let secrets = config.secrets();
+        secrets.redact(&mut diagnosis.text);
+        secrets.redact(&mut diagnosis.advice);
+        diagnosis
     }
 
     pub(super) fn stopping() -> Self {

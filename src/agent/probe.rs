@@ -81,7 +81,8 @@ pub(super) async fn read_card(start: &Start, limit: Duration) -> Result<KnownCar
     let reading = async {
         let card = match &config.card {
             None => {
-                card::fetch(&chooser.http, &config.url, config.card_path.as_deref(), &credentials).await?
+                let path = config.card_path.as_deref();
+                card::fetch(&chooser.http, &config.url, path, &credentials, &start.secrets).await?
             }
             Some(card) if accepts_connections(&config.url).await => Card::from_value(card.clone())?,
             Some(_) => return Err(CardError::NotListening { url: config.url.to_string() }),

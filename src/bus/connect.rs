@@ -1,8 +1,10 @@
 //! The connection to NATS: options, credentials, and log messages about its state.
 
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event};
+use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event};
 use secrecy::ExposeSecret as _;
 
 use crate::config;
@@ -15,6 +17,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const BACKOFF: Duration = Duration::from_millis(500);
 /// The client considers a connection dead after two intervals of silence.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
+/// Of the malformed messages within this period, the first is logged. Any client can send as many as it likes.
+const MALFORMED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -68,10 +72,15 @@ pub(crate) async fn connect(settings: &config::NatsConfig) -> Result<Client, Con
 
 /// The connection options, without the URLs.
 pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOptions, ConnectError> {
+    let log = Arc::new(EventLog::default());
     let mut options = ConnectOptions::new()
         .name(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
         .ping_interval(PING_INTERVAL)
-        .event_callback(|event| async move { log_event(&event) });
+        .custom_inbox_prefix(&settings.inbox_prefix)
+        .event_callback(move |event| {
+            log.log(&event);
+            std::future::ready(())
+        });
     if let Some(path) = &settings.credentials {
         options = options
             .credentials_file(path)
@@ -100,19 +109,64 @@ pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOpti
     Ok(options)
 }
 
-fn log_event(event: &Event) {
-    match event {
-        Event::Connected => tracing::debug!("NATS connection is up"),
-        Event::Disconnected => tracing::warn!("NATS connection is down; reconnecting"),
-        Event::LameDuckMode => tracing::info!("the NATS server is about to shut down (lame duck mode)"),
-        Event::SlowConsumer(subscription) => {
-            tracing::error!(
-                subscription,
-                "requests arrive faster than the bridge reads them; some are lost (slow consumer)"
-            );
+#[derive(Debug, Default)]
+struct EventLog {
+    /// When a malformed message was logged last.
+    malformed: Mutex<Option<Instant>>,
+}
+
+impl EventLog {
+    fn log(&self, event: &Event) {
+        match event {
+            Event::Connected => tracing::debug!("NATS connection is up"),
+            Event::Disconnected => tracing::warn!("NATS connection is down; reconnecting"),
+            Event::LameDuckMode => tracing::info!("the NATS server is about to shut down (lame duck mode)"),
+            Event::SlowConsumer(subscription) => {
+                tracing::error!(
+                    subscription,
+                    "requests arrive faster than the bridge reads them; some are lost (slow consumer)"
+                );
+            }
+            Event::ServerError(error) => tracing::warn!(%error, "NATS server error"),
+            Event::ClientError(ClientError::MalformedMessage(reason)) => {
+                if self.is_malformed_due(Instant::now()) {
+                    tracing::warn!(
+                        reason,
+                        "dropped a malformed NATS message; others in the next minute are counted, not logged"
+                    );
+                }
+            }
+            Event::ClientError(error) => tracing::warn!(%error, "NATS client error"),
+            other => tracing::debug!(event = %other, "NATS connection event"),
         }
-        Event::ServerError(error) => tracing::warn!(%error, "NATS server error"),
-        Event::ClientError(error) => tracing::warn!(%error, "NATS client error"),
-        other => tracing::debug!(event = %other, "NATS connection event"),
+    }
+
+    /// Whether to log a malformed message.
+    fn is_malformed_due(&self, now: Instant) -> bool {
+        let mut last = self.malformed.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|last| now.duration_since(last) >= MALFORMED_LOG_INTERVAL);
+        if due {
+            *last = Some(now);
+        }
+        due
+    }
+}
+
+/// How many messages the client has dropped because their subject or headers cannot be parsed. The NATS server
+/// forwards such messages; see `vendor/README.md`.
+pub(crate) fn malformed_messages(client: &Client) -> u64 {
+    client.statistics().in_malformed.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_malformed_message_a_minute_is_logged() {
+        let log = EventLog::default();
+        let begin = Instant::now();
+        let due = |seconds| log.is_malformed_due(begin + Duration::from_secs(seconds));
+        assert_eq!([0, 1, 59, 60, 61, 130].map(due), [true, false, false, true, false, true]);
     }
 }

@@ -69,7 +69,8 @@ async fn check_agent(agent: &config::AgentConfig, http: &a2a::HttpClient) -> Res
         Some(card) => card::Card::from_value(card.clone()),
         None => {
             let credentials = chooser.card_credentials();
-            card::fetch(&chooser.http, &agent.url, agent.card_path.as_deref(), &credentials).await
+            let path = agent.card_path.as_deref();
+            card::fetch(&chooser.http, &agent.url, path, &credentials, &secrets).await
         }
     };
     let redacted = |error: card::CardError| error_chain(&error.redacted(&secrets));

@@ -22,6 +22,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 const DEFAULT_URL: &str = "nats://127.0.0.1:4222";
 const DEFAULT_PREFIX: &str = "a2a";
+const DEFAULT_INBOX_PREFIX: &str = "_INBOX";
 /// Room in a NATS message for the headers.
 const MAX_HEADERS: usize = 1024;
 
@@ -58,6 +59,13 @@ pub(super) struct NatsArgs {
     /// Prefix of the bridge's subjects (`nats.subject_prefix` in its configuration)
     #[arg(long, global = true, env = "A2A_BRIDGE_PREFIX", default_value = DEFAULT_PREFIX)]
     prefix: String,
+    /// Prefix of the subjects for replies; with private inboxes, the one that the NATS user may subscribe to
+    #[arg(long, global = true, env = "NATS_INBOX_PREFIX", default_value = DEFAULT_INBOX_PREFIX, value_parser = checked_prefix)]
+    inbox_prefix: String,
+}
+
+fn checked_prefix(text: &str) -> Result<String, String> {
+    config::values::subject_prefix(text)
 }
 
 impl NatsArgs {
@@ -125,6 +133,7 @@ impl NatsArgs {
             tls: (tls.ca.is_some() || tls.cert.is_some()).then_some(tls),
             subject_prefix: self.prefix.clone(),
             reply_prefixes: Vec::new(),
+            inbox_prefix: self.inbox_prefix.clone(),
         })
     }
 
@@ -136,6 +145,10 @@ impl NatsArgs {
         }
         if self.prefix != DEFAULT_PREFIX && std::env::var("A2A_BRIDGE_PREFIX").as_ref() != Ok(&self.prefix) {
             flags.push_str(&format!(" --prefix {}", self.prefix));
+        }
+        let inbox = &self.inbox_prefix;
+        if inbox != DEFAULT_INBOX_PREFIX && std::env::var("NATS_INBOX_PREFIX").as_ref() != Ok(inbox) {
+            flags.push_str(&format!(" --inbox-prefix {inbox}"));
         }
         flags
     }
@@ -160,7 +173,7 @@ impl From<NoReply> for CliError {
             NoReply::NoResponders => "`a2a-bridge agents` lists the agents on NATS",
             NoReply::Timeout(_) => "try again; `a2a-bridge agents` lists the agents on NATS",
             NoReply::Denied(_) => {
-                "the NATS user lacks a permission for this subject; see deploy/nats-permissions.conf and \"Security model\" in the manual"
+                "the NATS user lacks a permission for this subject. If it is an inbox, set `--inbox-prefix` (or NATS_INBOX_PREFIX), such as `_INBOX.alice`; see deploy/nats-permissions.conf and \"Security model\" in the manual"
             }
             NoReply::Closed => "try again",
         };

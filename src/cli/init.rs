@@ -99,9 +99,10 @@ async fn fetch_card(url: &Url) -> CliResult<Card> {
         .first()
         .ok_or_else(|| CliError::internal(anyhow::anyhow!("the new configuration has no agent")))?;
     let http = a2a::http_client().map_err(CliError::internal)?;
-    let chooser = a2a::chooser(agent, &http, &agent.secrets()).map_err(|error| no_agent(&error))?;
-    let card =
-        card::fetch(&chooser.http, &agent.url, None, &chooser.card_credentials()).await.map_err(no_card)?;
+    let secrets = agent.secrets();
+    let chooser = a2a::chooser(agent, &http, &secrets).map_err(|error| no_agent(&error))?;
+    let credentials = chooser.card_credentials();
+    let card = card::fetch(&chooser.http, &agent.url, None, &credentials, &secrets).await.map_err(no_card)?;
     chooser.choose(&card).await.map_err(|error| no_agent(&error))?;
     Ok(card)
 }

@@ -13,9 +13,9 @@ use crate::yaml;
 /// The default subject prefix.
 const PREFIX: &str = "a2a";
 
-/// The NATS permissions that the bridge needs, with the default prefix.
+/// The NATS permissions that the bridge needs, with the default prefix and `nats.inbox_prefix: _INBOX.bridge`.
 const PUBLISH: [&str; 4] = ["a2a.registry.*", "a2a.task.*.*", "_INBOX.>", "_R_.>"];
-const SUBSCRIBE: [&str; 5] = ["a2a.action.*.*", "a2a.card.*", "a2a.control.*.*", "$SRV.>", "_INBOX.>"];
+const SUBSCRIBE: [&str; 5] = ["a2a.action.*.*", "a2a.card.*", "a2a.control.*.*", "$SRV.>", "_INBOX.bridge.>"];
 
 pub(super) fn manifest() -> String {
     let [ping, ..] = Subjects::srv(DiscoveryVerb::Ping, &Token::new("agent"), "");
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn the_permissions_are_the_same_everywhere() {
         let conf = read("deploy/nats-permissions.conf");
-        let block = conf.split("user: bridge").nth(1).unwrap().split("user: caller").next().unwrap();
+        let block = conf.split("user: bridge").nth(1).unwrap().split("user: operator").next().unwrap();
         for (verb, list) in [("publish", &PUBLISH[..]), ("subscribe", &SUBSCRIBE[..])] {
             let line = format!("{verb}: {}", serde_json::to_string(&list).unwrap().replace(",", ", "));
             assert!(block.contains(&line), "{line} is not in {block}");

@@ -213,16 +213,20 @@ impl AgentConfig {
 
     /// The credentials in the agent's settings, to redact in its output and in errors.
     pub(crate) fn secrets(&self) -> Secrets {
-        let is_harmless = |name: &str| {
-            let name = name.to_ascii_lowercase();
-            ["accept", "content-", "user-agent", "a2a-"].iter().any(|start| name.starts_with(start))
-        };
+        let is_harmless = |name: &str| HARMLESS_HEADERS.iter().any(|known| known.eq_ignore_ascii_case(name));
         let headers = self.headers.iter().filter(|(name, _)| !is_harmless(name)).map(|(_, value)| value);
-        // An agent may repeat a token without its scheme.
+        // An agent may repeat a token without its scheme, or one cookie of several.
         let without_scheme = headers
             .clone()
             .filter_map(|value| value.expose_secret().split_once(' '))
             .map(|(_, value)| SecretString::from(value));
+        let cookies = self
+            .headers
+            .iter()
+            .filter(|(name, _)| name.eq_ignore_ascii_case("cookie"))
+            .flat_map(|(_, value)| value.expose_secret().split(';'))
+            .filter_map(|cookie| cookie.split_once('='))
+            .map(|(_, value)| SecretString::from(value.trim()));
         let variables = self.env.iter().filter(|(name, _)| names_secret(name));
         let auth = self.auth.iter().chain(&self.card_auth).flatten();
         // On the wire, a password is part of an encoded pair.
@@ -236,7 +240,23 @@ impl AgentConfig {
             }
             (None, None) => None,
         });
-        let auth = auth.flat_map(|auth| {
+        // A short credential may be an ordinary word, but not next to its name.
+        let short = |what: String, value: &SecretString| {
+            (value.expose_secret().len() < Secrets::MIN_LENGTH)
+                .then(|| SecretString::from(format!("{what}{}", value.expose_secret())))
+        };
+        let bearers = self.bearer_token.iter().chain(auth.clone().filter_map(|auth| auth.bearer.as_ref()));
+        let named = bearers.filter_map(|token| short("Bearer ".to_owned(), token)).chain(
+            auth.clone().filter_map(|auth| auth.api_key.as_ref()).flat_map(|key| {
+                ["=", ": ", "\":\"", "\": \""]
+                    .into_iter()
+                    .filter_map(|between| short(format!("{}{between}", key.name), &key.value))
+            }),
+        );
+        let in_addresses = queries(self.card_path.as_deref()).chain(
+            auth.clone().flat_map(|auth| queries(auth.oauth2.as_ref().map(|oauth| oauth.token_url.as_str()))),
+        );
+        let auth = auth.clone().flat_map(|auth| {
             let key = auth.api_key.iter().map(|key| &key.value);
             let password = auth.basic.iter().map(|basic| &basic.password);
             let client = auth.oauth2.iter().map(|oauth| &oauth.client_secret);
@@ -244,6 +264,27 @@ impl AgentConfig {
         });
         let values = headers.chain(variables.map(|(_, value)| value));
         let values = self.bearer_token.iter().chain(auth).chain(values).cloned();
-        Secrets::new(values.chain(without_scheme).chain(pairs))
+        let values = values.chain(without_scheme).chain(cookies).chain(pairs);
+        Secrets::new(values.chain(named).chain(in_addresses))
     }
+}
+
+/// Headers whose values are no credentials.
+const HARMLESS_HEADERS: [&str; 8] = [
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "content-language",
+    "content-type",
+    "user-agent",
+    "a2a-extensions",
+    "a2a-version",
+];
+
+/// The values in the query of an address, as written and decoded.
+fn queries(address: Option<&str>) -> impl Iterator<Item = SecretString> {
+    let query = address.and_then(|address| address.split_once('?')).map_or("", |(_, query)| query);
+    let written = query.split('&').filter_map(|pair| pair.split_once('=')).map(|(_, value)| value.into());
+    let decoded = url::form_urlencoded::parse(query.as_bytes()).map(|(_, value)| value.into_owned().into());
+    written.chain(decoded).collect::<Vec<SecretString>>().into_iter()
 }

@@ -68,6 +68,9 @@ settings! {
         subject_prefix: SubjectPrefix, default "a2a";
         /// Reply subjects to which the bridge sends replies; `*` matches one token, `>` all tokens that follow.
         reply_prefixes: SubjectPatterns, default ["_INBOX.>", "_R_.>"];
+        /// Prefix of the subjects on which the bridge itself receives replies. With private inboxes, as in
+        /// `deploy/nats-permissions.conf`, it is `_INBOX.bridge`.
+        inbox_prefix: SubjectPrefix, default "_INBOX";
         agent_protocol: Option<AgentProtocolConfig>;
     }
 

@@ -189,7 +189,7 @@ fn nats_url(text: &str) -> Result<String, String> {
     }
 }
 
-pub(super) fn subject_prefix(text: &str) -> Result<String, String> {
+pub(crate) fn subject_prefix(text: &str) -> Result<String, String> {
     let token = |token: &str| {
         !token.is_empty()
             && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))

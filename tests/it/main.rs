@@ -25,6 +25,7 @@ mod lenient_parsing;
 mod limits;
 #[cfg(target_os = "linux")]
 mod logging;
+mod malformed_messages;
 mod memory;
 mod message_content;
 #[cfg(target_os = "linux")]

@@ -130,9 +130,9 @@ impl OAuth {
         let Some(token) = parsed.access_token.filter(|_| (200..300).contains(&status)) else {
             let reasons = [parsed.error, parsed.error_description];
             let reasons: Vec<_> = reasons.into_iter().flatten().collect();
-            let mut reason = shorten(&format!("HTTP status {status} {}", reasons.join(": ")), 300);
+            let mut reason = format!("HTTP status {status} {}", reasons.join(": "));
             self.secrets.redact(&mut reason);
-            return refused(reason);
+            return refused(shorten(&reason, 300));
         };
         let Ok(header) = super::bearer(&token) else {
             return refused("the token has characters that are not allowed in a header".to_owned());

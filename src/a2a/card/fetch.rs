@@ -9,6 +9,7 @@ use super::{Card, CardError};
 use crate::a2a::auth::Credentials;
 use crate::a2a::client::ClientError;
 use crate::a2a::http::{HttpClient, HttpResponse, connection_error};
+use crate::secrets::Secrets;
 
 /// Size limit of a card.
 const MAX_CARD: u64 = 1 << 20;
@@ -16,17 +17,31 @@ const MAX_CARD: u64 = 1 << 20;
 const CARD_TIMEOUT: Duration = Duration::from_secs(10);
 const WELL_KNOWN: [&str; 2] = ["/.well-known/agent-card.json", "/.well-known/agent.json"];
 
-/// Fetches the card of the agent at `base` from `card_path`, or from the well-known paths.
+/// Fetches the card of the agent at `base` from `card_path`, or from the well-known paths. The error contains none of
+/// `secrets`.
 pub(crate) async fn fetch(
     http: &HttpClient,
     base: &Url,
     card_path: Option<&str>,
     credentials: &Credentials,
+    secrets: &Secrets,
+) -> Result<Card, CardError> {
+    get_first(http, candidates(base, card_path), credentials, secrets)
+        .await
+        .map_err(|error| error.redacted(secrets))
+}
+
+/// The card at the first URL that has something.
+async fn get_first(
+    http: &HttpClient,
+    urls: Vec<Url>,
+    credentials: &Credentials,
+    secrets: &Secrets,
 ) -> Result<Card, CardError> {
     let (mut responses, mut is_unauthorized) = (Vec::new(), false);
-    for url in candidates(base, card_path) {
+    for url in urls {
         return Err(match tokio::time::timeout(CARD_TIMEOUT, get(http, &url, credentials)).await {
-            Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
+            Ok(Ok((status, body))) if status.is_success() => return parse(&body, secrets),
             Ok(Ok((status, _))) => {
                 is_unauthorized |= matches!(status.as_u16(), 401 | 403);
                 responses.push(format!("{url} answers {}{}", status.as_u16(), hint(status)));
@@ -38,6 +53,15 @@ pub(crate) async fn fetch(
         });
     }
     Err(CardError::Status { responses: responses.join(", "), is_unauthorized })
+}
+
+/// What is not a card may repeat the request, and the error quotes its beginning: redact it before it is cut. A card is
+/// left as it is, because its addresses have to work.
+fn parse(body: &[u8], secrets: &Secrets) -> Result<Card, CardError> {
+    Card::parse(body).map_err(|error| {
+        let redacted = secrets.redact_json(&String::from_utf8_lossy(body));
+        Card::parse(redacted.as_bytes()).err().unwrap_or(error)
+    })
 }
 
 fn hint(status: reqwest::StatusCode) -> &'static str {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::fake::{FakeAgent, FakeResponse, ReceivedRequest, ok, v03};
 use crate::a2a::card::{self, Card, CardError};
+use crate::secrets::Secrets;
 use crate::telemetry::trace_context::TraceContext;
 
 /// A card with these requirements and schemes.
@@ -106,7 +107,9 @@ async fn the_card_can_have_its_own_credentials() {
         ("bearer_token: tasks\ncard_auth: { bearer: card }", "Bearer card"),
     ] {
         let (config, chooser) = (fake.config(lines), fake.chooser(lines));
-        card::fetch(&chooser.http, &config.url, None, &chooser.card_credentials()).await.unwrap();
+        card::fetch(&chooser.http, &config.url, None, &chooser.card_credentials(), &Secrets::default())
+            .await
+            .unwrap();
         assert_eq!(fake.received().pop().unwrap().header("authorization"), Some(expected));
     }
 }

@@ -47,13 +47,14 @@ fn document(path: &str, value: Value) -> Value {
 }
 
 /// Keys that hold text, for which a number or a boolean is text, too.
-const TEXTS: [&str; 11] = [
+const TEXTS: [&str; 12] = [
     "nats.user",
     "nats.password",
     "nats.token",
     "nats.nkey",
     "nats.credentials",
     "nats.subject_prefix",
+    "nats.inbox_prefix",
     "nats.tls.ca",
     "agent.working_dir",
     "agent.env_file",
@@ -169,7 +170,10 @@ fn text_may_look_like_a_number_or_a_boolean() {
     refused(&["nats.agent_protocol.owner"], &[json!("Acme"), json!("a.b"), json!(""), json!([])]);
     accepted(&["agent.name"], &[json!("a b"), json!(7), json!(false)]);
     refused(&["agent.name"], &[json!(""), json!(" "), json!("x".repeat(257)), json!([])]);
-    refused(&["nats.subject_prefix"], &[json!("a..b"), json!("a b"), json!("x".repeat(129)), json!("")]);
+    refused(
+        &["nats.subject_prefix", "nats.inbox_prefix"],
+        &[json!("a..b"), json!("a b"), json!("a.>"), json!("x".repeat(129)), json!("")],
+    );
 }
 
 #[test]
