@@ -52,7 +52,8 @@
 //! | [`bridge`] | the order in which everything starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
-//! Several modules share [`secrets`] (credentials and their redaction), [`background`] (background tasks),
+//! Several modules share [`secrets`] (credentials and their redaction), [`background`] (background tasks), [`heavy`]
+//! (long synchronous work), [`memory`] (the memory budget),
 //! [`telemetry`] (logs and spans), [`files`], [`json`], [`text`] and [`yaml`]. [`metrics`] exports the counts of the
 //! others, and [`demo_agent`] is a separate agent for tests and first steps.
 //!
@@ -148,6 +149,7 @@ mod config;
 mod demo_agent;
 mod dispatch;
 mod files;
+mod heavy;
 mod json;
 mod memory;
 mod metrics;

@@ -9,6 +9,7 @@ use super::{Card, CardError};
 use crate::a2a::auth::Credentials;
 use crate::a2a::client::ClientError;
 use crate::a2a::http::{HttpClient, HttpResponse, connection_error};
+use crate::heavy;
 
 /// Size limit of a card.
 const MAX_CARD: u64 = 1 << 20;
@@ -26,7 +27,9 @@ pub(crate) async fn fetch(
     let (mut responses, mut is_unauthorized) = (Vec::new(), false);
     for url in candidates(base, card_path) {
         return Err(match tokio::time::timeout(CARD_TIMEOUT, get(http, &url, credentials)).await {
-            Ok(Ok((status, body))) if status.is_success() => return Card::parse(&body),
+            Ok(Ok((status, body))) if status.is_success() => {
+                return heavy::run(body.len(), || Card::parse(&body)).await;
+            }
             Ok(Ok((status, _))) => {
                 is_unauthorized |= matches!(status.as_u16(), 401 | 403);
                 responses.push(format!("{url} answers {}{}", status.as_u16(), hint(status)));
@@ -70,7 +73,7 @@ async fn get(
     }
     let status = response.status();
     let body = if status.is_success() {
-        HttpResponse::from(response).body(MAX_CARD).await?
+        HttpResponse::from(response).small_body(MAX_CARD).await?
     } else {
         bytes::Bytes::new()
     };
