@@ -269,6 +269,7 @@ impl Bridge {
             update_sender,
             call_shutdown.clone(),
             agent.secrets.clone(),
+            Arc::clone(&agent.memory),
         );
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));

@@ -52,7 +52,8 @@
 //! | [`bridge`] | the order in which everything starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
-//! Several modules share [`memory`] (the memory budget), [`secrets`] (credentials and their redaction), [`background`] (background tasks),
+//! Several modules share [`memory`] (the memory budget), [`heavy`] (long synchronous work), [`secrets`] (credentials
+//! and their redaction), [`background`] (background tasks),
 //! [`telemetry`] (logs and spans), [`files`], [`json`], [`text`] and [`yaml`]. [`metrics`] exports the counts of the
 //! others, and [`demo_agent`] is a separate agent for tests and first steps.
 //!
@@ -149,6 +150,7 @@ mod config;
 mod demo_agent;
 mod dispatch;
 mod files;
+mod heavy;
 mod json;
 mod memory;
 mod metrics;

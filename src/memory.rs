@@ -39,6 +39,20 @@ impl From<OutOfMemory> for ActionError {
     }
 }
 
+/// Why something from an agent does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SizeError {
+    /// It exceeds its own limit.
+    TooLarge,
+    OutOfMemory,
+}
+
+impl From<OutOfMemory> for SizeError {
+    fn from(OutOfMemory: OutOfMemory) -> Self {
+        Self::OutOfMemory
+    }
+}
+
 /// The memory for the calls of all agents.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
@@ -89,9 +103,8 @@ pub(crate) struct MemoryAccount {
 
 impl MemoryAccount {
     /// An account without a limit.
-    #[cfg(test)]
     pub(crate) fn unlimited() -> Arc<Self> {
-        MemoryBudget::new(u64::MAX).account("test")
+        MemoryBudget::new(u64::MAX).account("")
     }
 
     /// Charges `bytes` until the charge is dropped.
@@ -111,6 +124,20 @@ impl MemoryAccount {
     /// A charge that is to grow.
     pub(crate) fn empty_charge(self: &Arc<Self>) -> MemoryCharge {
         MemoryCharge { account: Arc::clone(self), bytes: 0 }
+    }
+
+    /// Adjusts a charge that exists only while it covers more than a block. Most calls need less, and the number of
+    /// calls in flight bounds them, so that they do not touch the shared counters.
+    pub(crate) fn cover(
+        self: &Arc<Self>,
+        charge: &mut Option<MemoryCharge>,
+        bytes: usize,
+    ) -> Result<(), OutOfMemory> {
+        if bytes <= BLOCK {
+            *charge = None;
+            return Ok(());
+        }
+        charge.get_or_insert_with(|| self.empty_charge()).resize(bytes)
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -160,6 +187,9 @@ impl MemoryCharge {
     /// Charges `bytes` in place of what was charged before. After an error, the charge is as before.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), OutOfMemory> {
         let bytes = bytes.checked_next_multiple_of(BLOCK).ok_or(OutOfMemory)?;
+        if bytes == self.bytes {
+            return Ok(());
+        }
         if let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) {
             self.account.add(more)?;
         } else {

@@ -12,11 +12,14 @@ use url::Url;
 use super::address::{AddressPolicy, toggle_trailing_slash};
 use super::auth::{Credentials, Keyring};
 use super::card::{Card, CardError, DeclaredInterface, Interface};
-use super::client::{Client, ClientError, code};
+use super::client::{Client, ClientError, ResponseLimits, code};
 use super::dialect::{A2aMethod, Dialect};
 use super::http::HttpClient;
+use super::model::{SendResult, Task};
+use super::response_ids::AgentIds;
 use super::retry::Retry;
 use crate::config::{self, A2aVersion, Binding};
+use crate::memory::MemoryAccount;
 use crate::telemetry::trace_context::TraceContext;
 
 /// How long choosing may take in all; after that the bridge uses what the card declares.
@@ -35,7 +38,8 @@ pub struct DialectChooser {
     addresses: AddressPolicy,
     protocol: Option<A2aVersion>,
     binding: Option<Binding>,
-    max_response: u64,
+    limits: ResponseLimits,
+    ids: AgentIds,
     /// Held while probing, so that many calls that fail at the same time probe once.
     probing: tokio::sync::Mutex<()>,
     memory: Mutex<Memory>,
@@ -63,10 +67,18 @@ impl DialectChooser {
             addresses: AddressPolicy::new(config),
             protocol: config.protocol,
             binding: config.binding,
-            max_response: config.max_response_size,
+            limits: ResponseLimits { max_size: config.max_response_size, memory: MemoryAccount::unlimited() },
+            ids: AgentIds::default(),
             probing: tokio::sync::Mutex::default(),
             memory: Mutex::default(),
         }
+    }
+
+    /// Charges the responses of the agent to its account.
+    #[must_use]
+    pub(crate) fn with_memory(mut self, memory: Arc<MemoryAccount>) -> Self {
+        self.limits.memory = memory;
+        self
     }
 
     pub fn card_credentials(&self) -> Credentials {
@@ -132,7 +144,7 @@ impl DialectChooser {
         } else {
             (&self.http_without_certificate, Credentials::default())
         };
-        Ok(Client::new(http, interface, credentials, self.max_response))
+        Ok(Client::new(http, interface, credentials, self.limits.clone(), self.ids.clone()))
     }
 
     fn credentials(&self, card: &Card) -> Result<Credentials, CardError> {
@@ -271,7 +283,7 @@ enum Verdict {
 async fn get_unknown_task(client: &Client) -> Verdict {
     let (dialect, trace) = (client.dialect, TraceContext::default());
     let call = dialect.task_call(A2aMethod::Get, &uuid::Uuid::new_v4().to_string());
-    let got = client.call(call, &trace, None, Dialect::read_task);
+    let got = client.call(call, &trace, None, Task::try_from);
     match tokio::time::timeout(PROBE_TIMEOUT, got).await {
         Err(_) => Verdict::NoResponse,
         // One SDK returns a task for any id.
@@ -288,7 +300,11 @@ fn verdict_of(error: &ClientError, dialect: Dialect) -> Verdict {
         return Verdict::DemandsIds;
     }
     match error {
-        ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::Token(_) => Verdict::NoResponse,
+        ClientError::Unreachable(_)
+        | ClientError::Broken(_)
+        | ClientError::Token(_)
+        | ClientError::OutOfMemory => Verdict::NoResponse,
+        ClientError::WrongId => Verdict::Maybe,
         ClientError::NotA2a { .. } | ClientError::Compressed { .. } | ClientError::TooLarge { .. } => {
             Verdict::No
         }
@@ -309,7 +325,7 @@ fn verdict_of(error: &ClientError, dialect: Dialect) -> Verdict {
 /// versions reject its parameters. `None` if the response leaves it open.
 async fn knows_message_send(client: &Client) -> Option<bool> {
     let trace = TraceContext::default();
-    let sent = client.call(Dialect::empty_send(), &trace, None, Dialect::read_send_result);
+    let sent = client.call(Dialect::empty_send(), &trace, None, SendResult::try_from);
     match tokio::time::timeout(PROBE_TIMEOUT, sent).await.ok()? {
         Ok(_) => Some(true),
         Err(ClientError::Refused { http_status, code, .. }) => match (http_status, code) {

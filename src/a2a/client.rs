@@ -8,22 +8,28 @@
 mod error;
 
 use std::borrow::Cow;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use reqwest::StatusCode;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use uuid::Uuid;
 
 use super::auth::Credentials;
 use super::card::Interface;
 use super::choose::DialectFallback;
 use super::dialect::{A2aMethod, Dialect, HttpCall, OutgoingMessage, ReadError, RpcError};
 use super::http::{HttpClient, HttpEndpoint, HttpResponse};
-use super::model::{SendResult, Task};
+use super::meter::Meter;
+use super::model::{Event, SendResult, Task};
+use super::response_ids::{AgentIds, FoundId, IdCheck, ResponseKind};
 use super::retry::{Retries, Retry};
 use super::stream::EventStream;
+use crate::heavy;
 use crate::json;
+use crate::memory::{MemoryAccount, MemoryCharge, SizeError};
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::{shorten, snippet};
 pub(crate) use error::{ClientError, ErrorOrigin, code};
@@ -41,26 +47,38 @@ pub struct Client {
     pub dialect: Dialect,
     tenant: Option<String>,
     credentials: Credentials,
-    max_response: u64,
+    pub(super) limits: ResponseLimits,
+    /// What is known of the agent's ids.
+    ids: AgentIds,
     fallback: Option<DialectFallback>,
     /// Whether the agent has ever responded in this dialect.
     is_confirmed: Arc<AtomicBool>,
 }
 
+/// The limits for the responses of one agent.
+#[derive(Debug, Clone)]
+pub(super) struct ResponseLimits {
+    /// For one response or event: its text, and what is decoded from it.
+    pub(super) max_size: u64,
+    pub(super) memory: Arc<MemoryAccount>,
+}
+
 impl Client {
     /// `credentials` are sent to the URL of the interface and nowhere else.
-    pub fn new(
+    pub(super) fn new(
         http: &HttpClient,
         interface: &Interface,
         credentials: Credentials,
-        max_response: u64,
+        limits: ResponseLimits,
+        ids: AgentIds,
     ) -> Self {
         Self {
             endpoint: HttpEndpoint::new(interface.url.clone(), http),
             dialect: interface.dialect,
             tenant: interface.tenant.clone(),
             credentials,
-            max_response,
+            limits,
+            ids,
             fallback: None,
             is_confirmed: Arc::new(AtomicBool::new(interface.is_confirmed)),
         }
@@ -130,11 +148,12 @@ impl Client {
         trace: &TraceContext,
         retries: Option<&Retries>,
     ) -> Result<EventStream, ClientError> {
-        let response = self.exchange(call, "text/event-stream, application/json", trace, retries).await?;
+        let accept = "text/event-stream, application/json";
+        let (response, ids) = self.exchange(call, accept, trace, retries, ResponseKind::Stream).await?;
         let events = if response.status.is_success() {
-            EventStream::open(response, self.dialect, self.max_response).await
+            EventStream::open(response, self.dialect, self.limits.clone(), ids).await
         } else {
-            Err(ResponseBody::read(response, self.max_response).await?.into_error())
+            Err(ResponseBody::read(response, &self.limits).await?.into_error(&ids).await)
         };
         self.confirm_dialect(events)
     }
@@ -145,7 +164,13 @@ impl Client {
         trace: &TraceContext,
     ) -> Result<SendResult, ClientError> {
         let call = self.dialect.message_call(A2aMethod::Send, message);
-        self.call(call, trace, Some(message.retries), Dialect::read_send_result).await
+        let (mut result, memory) =
+            self.call(call, trace, Some(message.retries), SendResult::try_from).await?;
+        match &mut result {
+            SendResult::Task(task) => task.memory = memory.map(Arc::new),
+            SendResult::Message(message) => message.memory = memory.map(Arc::new),
+        }
+        Ok(result)
     }
 
     async fn call_task(
@@ -155,13 +180,14 @@ impl Client {
         trace: &TraceContext,
     ) -> Result<Task, ClientError> {
         let call = |client: &Self| client.dialect.task_call(method, task_id);
-        match self.call(call(self), trace, None, Dialect::read_task).await {
+        let (task, memory) = match self.call(call(self), trace, None, Task::try_from).await {
             Err(error) if error.is_wrong_dialect() => match self.with_changed_dialect() {
-                Some(other) => Box::pin(other.call(call(&other), trace, None, Dialect::read_task)).await,
-                None => Err(error),
+                Some(other) => Box::pin(other.call(call(&other), trace, None, Task::try_from)).await?,
+                None => return Err(error),
             },
-            result => result,
-        }
+            result => result?,
+        };
+        Ok(Task { memory: memory.map(Arc::new), ..task })
     }
 
     /// Searches for another dialect after an error that suggests the wrong one without proof. The client does not
@@ -200,21 +226,22 @@ impl Client {
         result
     }
 
+    /// Sends a request, and returns the response and the charge for its memory.
     pub(super) async fn call<T>(
         &self,
         call: HttpCall,
         trace: &TraceContext,
         retries: Option<&Retries>,
-        read: fn(Dialect, &[u8]) -> Result<T, ReadError>,
-    ) -> Result<T, ClientError> {
+        convert: Convert<T>,
+    ) -> Result<(T, Option<MemoryCharge>), ClientError> {
         let accept = if call.content_type == "application/json" {
             "application/json"
         } else {
             "application/a2a+json, application/json"
         };
-        let response = self.exchange(call, accept, trace, retries).await?;
-        let body = ResponseBody::read(response, self.max_response).await?.check()?;
-        self.confirm_dialect(body.decode(self.dialect, read))
+        let (response, ids) = self.exchange(call, accept, trace, retries, ResponseKind::Document).await?;
+        let body = ResponseBody::read(response, &self.limits).await?;
+        self.confirm_dialect(body.decode(self.dialect, convert, &self.limits, &ids).await)
     }
 
     /// Sends a request. Repeats it only after a status which says that the request was not applied: those of
@@ -225,10 +252,11 @@ impl Client {
         accept: &'static str,
         trace: &TraceContext,
         retries: Option<&Retries>,
-    ) -> Result<HttpResponse, ClientError> {
+        kind: ResponseKind,
+    ) -> Result<(HttpResponse, ResponseId), ClientError> {
         self.credentials.ready().await.map_err(ClientError::Token)?;
         let mut sent = None;
-        let response = self.send_call(&call, accept, trace, &mut sent).await?;
+        let (response, ids) = self.send_call(&call, accept, trace, &mut sent, kind).await?;
         let proof = Retry::after_status(response.status);
         let is_repeated = match proof {
             Some(Retry::TokenRenewed) => self.credentials.renew(sent.as_ref()).await,
@@ -236,13 +264,13 @@ impl Client {
             _ => response.status == StatusCode::METHOD_NOT_ALLOWED && call.subscribe_with_post(),
         };
         if !is_repeated {
-            return Ok(response);
+            return Ok((response, ids));
         }
         if let (Some(retries), Some(proof)) = (retries, proof) {
             retries.record(proof);
         }
         drop(response);
-        Box::pin(self.send_call(&call, accept, trace, &mut sent)).await
+        Box::pin(self.send_call(&call, accept, trace, &mut sent, kind)).await
     }
 
     /// Sends a request with the current credentials, and stores its `Authorization` in `authorization`.
@@ -252,7 +280,8 @@ impl Client {
         accept: &'static str,
         trace: &TraceContext,
         authorization: &mut Option<HeaderValue>,
-    ) -> Result<HttpResponse, ClientError> {
+        kind: ResponseKind,
+    ) -> Result<(HttpResponse, ResponseId), ClientError> {
         let call = match &self.tenant {
             Some(tenant) => Cow::Owned(call.clone().for_tenant(tenant)),
             None => Cow::Borrowed(call),
@@ -280,7 +309,59 @@ impl Client {
             }
         }
         *authorization = headers.get(AUTHORIZATION).cloned();
-        self.endpoint.send(call.method.clone(), url, headers, call.body()).await
+        let id = Uuid::new_v4();
+        let may_reuse = !call.is_rpc() || self.ids.are_echoed(kind);
+        let sent = self.endpoint.send(call.method.clone(), url, headers, call.body(id), may_reuse).await?;
+        let check = IdCheck::new(call.is_rpc().then_some(id));
+        Ok((sent, ResponseId { check, kind, agent: self.ids.clone() }))
+    }
+}
+
+/// How a decoded event becomes the result of a request.
+type Convert<T> = fn(Event) -> Result<T, serde_json::Error>;
+
+/// Checks the ids of one response.
+#[derive(Debug, Clone)]
+pub(super) struct ResponseId {
+    check: IdCheck,
+    kind: ResponseKind,
+    agent: AgentIds,
+}
+
+impl ResponseId {
+    /// Judges what was decoded by its id. A result must have the id of the request, unless it certainly belongs to the
+    /// request. An error may have no id. What is not A2A has none.
+    pub(super) fn judge<T>(
+        &self,
+        found: FoundId,
+        result: Result<T, ClientError>,
+        may_be_stray: bool,
+    ) -> Result<T, ClientError> {
+        if !self.check.is_rpc() {
+            return result;
+        }
+        let is_wrong = match &result {
+            // Some agents send events without an envelope.
+            Ok(_) if found == FoundId::None && self.kind == ResponseKind::Stream => {
+                self.agent.learn(self.kind, false);
+                false
+            }
+            Ok(_) => {
+                self.agent.learn(self.kind, found == FoundId::Same);
+                found != FoundId::Same
+            }
+            Err(_) if found == FoundId::Other => {
+                self.agent.learn(self.kind, false);
+                true
+            }
+            Err(_) => false,
+        };
+        if is_wrong && may_be_stray { Err(ClientError::WrongId) } else { result }
+    }
+
+    /// Whether the connection may serve another request after this response.
+    pub(super) fn allows_reuse(&self) -> bool {
+        !self.check.is_rpc() || self.agent.are_echoed(self.kind)
     }
 }
 
@@ -290,47 +371,118 @@ pub(super) struct ResponseBody {
     source: BodySource,
     status: StatusCode,
     bytes: Bytes,
+    /// For the bytes.
+    charge: Option<MemoryCharge>,
+    may_be_stray: bool,
 }
 
 #[derive(Debug)]
 enum BodySource {
-    Response { content_type: Option<String> },
+    /// With the connection of the response, which is closed unless the id is right.
+    Response {
+        content_type: Option<String>,
+        connection: Option<Box<HttpResponse>>,
+    },
     StreamEvent,
 }
 
 impl ResponseBody {
-    pub(super) async fn read(response: HttpResponse, limit: u64) -> Result<Self, ClientError> {
+    pub(super) async fn read(
+        mut response: HttpResponse,
+        limits: &ResponseLimits,
+    ) -> Result<Self, ClientError> {
         let content_type = response.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let source = BodySource::Response { content_type: content_type.map(|value| shorten(value, 80)) };
-        let status = response.status;
-        let bytes = match response.body(limit).await {
+        let content_type = content_type.map(|value| shorten(value, 80));
+        let (status, may_be_stray) = (response.status, response.may_be_stray);
+        let mut charge = None;
+        let bytes = match response.body(limits.max_size, &limits.memory, &mut charge).await {
             // The status is more informative than the compression.
             Err(error @ ClientError::Compressed { .. }) if !status.is_success() => error.to_string().into(),
             read => read?,
         };
-        Ok(Self { source, status, bytes })
+        let source = BodySource::Response { content_type, connection: Some(Box::new(response)) };
+        Ok(Self { source, status, bytes, charge, may_be_stray })
     }
 
-    pub(super) fn of_event(bytes: Bytes) -> Self {
-        Self { source: BodySource::StreamEvent, status: StatusCode::OK, bytes }
+    pub(super) fn of_event(bytes: Bytes, charge: Option<MemoryCharge>, may_be_stray: bool) -> Self {
+        Self { source: BodySource::StreamEvent, status: StatusCode::OK, bytes, charge, may_be_stray }
     }
 
-    /// Returns the body if it can be decoded: its status is a success, and it is not nested too deeply.
-    pub(super) fn check(self) -> Result<Self, ClientError> {
-        if self.status.is_success() && json::is_shallow(&self.bytes) {
-            Ok(self)
-        } else {
-            Err(self.into_error())
+    /// Decodes the body if its status is a success, and it is not nested too deeply. Returns the charge for what was
+    /// decoded.
+    pub(super) async fn decode<T>(
+        mut self,
+        dialect: Dialect,
+        convert: Convert<T>,
+        limits: &ResponseLimits,
+        ids: &ResponseId,
+    ) -> Result<(T, Option<MemoryCharge>), ClientError> {
+        heavy::run(self.bytes.len(), || {
+            let mut check = ids.check;
+            let result = self.decode_checked(dialect, convert, limits, &mut check);
+            self.finish(check.found, ids, result)
+        })
+        .await
+    }
+
+    fn decode_checked<T>(
+        &mut self,
+        dialect: Dialect,
+        convert: Convert<T>,
+        limits: &ResponseLimits,
+        check: &mut IdCheck,
+    ) -> Result<(T, Option<MemoryCharge>), ClientError> {
+        if !self.status.is_success() || !json::is_shallow(&self.bytes) {
+            return Err(self.status_error(check));
         }
+        let limit = usize::try_from(limits.max_size).unwrap_or(usize::MAX);
+        let meter = Meter::new(&limits.memory, self.charge.take(), self.bytes.len(), limit);
+        match meter.run(|| dialect.read(&self.bytes, check, convert)) {
+            Ok((read, charge)) => Ok((read.map_err(|error| self.error(error))?, charge)),
+            Err(SizeError::TooLarge) => Err(ClientError::TooLarge { limit: limits.max_size }),
+            Err(SizeError::OutOfMemory) => Err(ClientError::OutOfMemory),
+        }
+    }
+
+    /// The error that the status means.
+    pub(super) async fn into_error(mut self, ids: &ResponseId) -> ClientError {
+        heavy::run(self.bytes.len(), || {
+            let mut check = ids.check;
+            let error = self.status_error(&mut check);
+            let Err(error) = self.finish(check.found, ids, Err::<Infallible, _>(error));
+            error
+        })
+        .await
+    }
+
+    /// Judges the id, and keeps the connection if the response is for this request.
+    fn finish<T>(
+        &mut self,
+        found: FoundId,
+        ids: &ResponseId,
+        result: Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let result = ids.judge(found, result, self.may_be_stray);
+        if let BodySource::Response { connection, .. } = &mut self.source
+            && let Some(mut connection) = connection.take()
+            && !matches!(result, Err(ClientError::WrongId))
+            && ids.allows_reuse()
+        {
+            connection.keep_connection();
+        }
+        result
     }
 
     /// The error that the status or the nesting means. A body with an error status may contain an error object, which
     /// is more informative; a result with an error status is still an error. A body that is nested too deeply is not
     /// parsed.
-    fn into_error(self) -> ClientError {
+    fn status_error(&self, check: &mut IdCheck) -> ClientError {
         let is_shallow = json::is_shallow(&self.bytes);
         if self.status.is_success() {
             return self.not_a2a(&format!("it is nested more than {} levels deep", json::MAX_DEPTH));
+        }
+        if is_shallow {
+            check.compare_in(&self.bytes);
         }
         match is_shallow.then(|| RpcError::in_body(&self.bytes)).flatten() {
             Some(error) => self.error(ReadError::Agent(error)),
@@ -342,14 +494,6 @@ impl ResponseBody {
                 origin: ErrorOrigin::Server,
             },
         }
-    }
-
-    pub(super) fn decode<T>(
-        &self,
-        dialect: Dialect,
-        read: fn(Dialect, &[u8]) -> Result<T, ReadError>,
-    ) -> Result<T, ClientError> {
-        read(dialect, &self.bytes).map_err(|error| self.error(error))
     }
 
     fn error(&self, error: ReadError) -> ClientError {
@@ -372,8 +516,10 @@ impl ResponseBody {
     fn not_a2a(&self, reason: &str) -> ClientError {
         let reason = shorten(reason, MAX_REASON);
         let reason = match &self.source {
-            BodySource::Response { content_type: None } => format!("{reason}; there is no content type"),
-            BodySource::Response { content_type: Some(content_type) }
+            BodySource::Response { content_type: None, .. } => {
+                format!("{reason}; there is no content type")
+            }
+            BodySource::Response { content_type: Some(content_type), .. }
                 if !content_type.to_ascii_lowercase().contains("json") =>
             {
                 format!("{reason}; the content type is {content_type}")
@@ -392,10 +538,14 @@ pub(super) fn read_recorded(
     content_type: Option<&str>,
     bytes: &[u8],
 ) -> Result<SendResult, ClientError> {
-    let body = ResponseBody {
-        source: BodySource::Response { content_type: content_type.map(str::to_owned) },
+    let limits = ResponseLimits { max_size: u64::MAX, memory: MemoryAccount::unlimited() };
+    let mut body = ResponseBody {
+        source: BodySource::Response { content_type: content_type.map(str::to_owned), connection: None },
         status: StatusCode::from_u16(status).expect("recordings have a status"),
         bytes: Bytes::copy_from_slice(bytes),
+        charge: None,
+        may_be_stray: false,
     };
-    body.check()?.decode(dialect, Dialect::read_send_result)
+    body.decode_checked(dialect, SendResult::try_from, &limits, &mut IdCheck::new(None))
+        .map(|(result, _)| result)
 }

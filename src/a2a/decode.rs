@@ -2,15 +2,24 @@
 //!
 //! One set of types accepts all spellings. Where some agents send two spellings of a field, both are fields
 //! here, because serde rejects an alias that occurs together with its name as a duplicate.
+//!
+//! Lists are converted item by item and [counted](super::meter) as they grow: the lenient form of a part is much larger
+//! than `{}`, its shortest text.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::Error as _;
+use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::meter;
 use super::model::{
-    Artifact, ArtifactExtras, ArtifactUpdate, Event, File, FileContent, Message, Part, PartExtras,
-    SendResult, StatusUpdate, Task, TaskState,
+    ALLOCATION_OVERHEAD, Artifact, ArtifactExtras, ArtifactUpdate, Event, File, FileContent, Message, Part,
+    PartExtras, SendResult, StatusUpdate, Task, TaskState, text_size,
 };
+use super::response_ids::RpcId;
 use crate::json::null_is_default;
 
 /// Maximum length of an id that an agent assigns. The bridge stores ids, sends them back and uses them in subjects.
@@ -19,20 +28,25 @@ const MAX_AGENT_ID: usize = 1024;
 impl Event {
     /// Decodes a task, a message or an update, bare or wrapped as in v1.0.
     pub fn decode(json: &str) -> Result<Self, serde_json::Error> {
-        serde_json::from_str::<LenientEvent>(json)?.into_checked_event()
+        meter::restart();
+        serde_json::from_str::<LenientEvent<'_>>(json)?.into_checked_event()
     }
 
-    /// Decodes a JSON-RPC response with such a result, in one pass; `None` if the body is anything else.
-    pub fn decode_response(json: &[u8]) -> Option<Self> {
+    /// Decodes a JSON-RPC response with such a result, in one pass, and returns its id too; `None` if the body is
+    /// anything else.
+    pub(super) fn decode_response(json: &[u8]) -> Option<(Self, Option<RpcId<'_>>)> {
         #[derive(Deserialize)]
-        struct RpcResponse {
-            result: Option<Box<LenientEvent>>,
+        struct RpcResponse<'a> {
+            #[serde(borrow)]
+            id: Option<RpcId<'a>>,
+            #[serde(borrow)]
+            result: Option<Box<LenientEvent<'a>>>,
             error: Option<serde::de::IgnoredAny>,
         }
         // One UTF-8 check of the whole text costs less than one of each string in it.
-        let response: RpcResponse = serde_json::from_str(std::str::from_utf8(json).ok()?).ok()?;
+        let response: RpcResponse<'_> = serde_json::from_str(std::str::from_utf8(json).ok()?).ok()?;
         let result = response.result.filter(|_| response.error.is_none())?;
-        result.into_checked_event().ok()
+        Some((result.into_checked_event().ok()?, response.id))
     }
 }
 
@@ -45,8 +59,15 @@ impl TryFrom<Event> for SendResult {
             Event::Message(message) => Ok(Self::Message(message)),
             // A v0.1 task with nothing but id and status looks like a status update.
             Event::Status(StatusUpdate { task_id: Some(id), context_id, state, message, .. }) => {
-                let (artifacts, history) = (Vec::new(), Vec::new());
-                Ok(Self::Task(Task { id, context_id, state, status_message: message, artifacts, history }))
+                Ok(Self::Task(Task {
+                    id,
+                    context_id,
+                    state,
+                    status_message: message,
+                    artifacts: Vec::new(),
+                    history: Vec::new(),
+                    memory: None,
+                }))
             }
             Event::Status(_) | Event::Artifact(_) => {
                 Err(serde_json::Error::custom("an update where a task or a message was expected"))
@@ -77,16 +98,17 @@ impl Task {
 /// boxed, because most of them are absent, and all are moved.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "a task, a message or an update")]
-struct LenientEvent {
-    kind: Option<String>,
+struct LenientEvent<'a> {
+    #[serde(borrow)]
+    kind: Option<Cow<'a, str>>,
     #[serde(alias = "status_update")]
     status_update: Option<Box<LenientUpdate>>,
     #[serde(alias = "artifact_update")]
     artifact_update: Option<Box<LenientUpdate>>,
     task: Option<Box<LenientTask>>,
     // Kept raw: in a v0.1 task it can be anything. v0.3's protobuf calls it `msg`.
-    #[serde(alias = "msg")]
-    message: Option<Box<RawValue>>,
+    #[serde(alias = "msg", borrow)]
+    message: Option<&'a RawValue>,
     id: Option<LenientString>,
     #[serde(alias = "task_id")]
     task_id: Option<LenientString>,
@@ -96,8 +118,8 @@ struct LenientEvent {
     session_id: Option<String>,
     status: Option<Box<LenientStatus>>,
     artifact: Option<Box<LenientArtifact>>,
-    artifacts: Option<Vec<LenientArtifact>>,
-    history: Option<Vec<LenientMessage>>,
+    artifacts: Option<List<LenientArtifact>>,
+    history: Option<List<LenientMessage>>,
     #[serde(rename = "final")]
     is_final: Option<bool>,
     append: Option<bool>,
@@ -106,12 +128,12 @@ struct LenientEvent {
     #[serde(alias = "message_id")]
     message_id: Option<LenientString>,
     role: Option<LenientString>,
-    parts: Option<Vec<LenientPart>>,
+    parts: Option<LenientParts>,
     content: Option<LenientContent>,
     metadata: Option<Box<RawValue>>,
 }
 
-impl LenientEvent {
+impl LenientEvent<'_> {
     fn into_checked_event(self) -> Result<Event, serde_json::Error> {
         let event = self.into_event()?;
         let (task_id, context_id) = match &event {
@@ -248,8 +270,8 @@ struct LenientTask {
     context_id_snake: Option<String>,
     session_id: Option<String>,
     status: Option<Box<LenientStatus>>,
-    artifacts: Option<Vec<LenientArtifact>>,
-    history: Option<Vec<LenientMessage>>,
+    artifacts: Option<List<LenientArtifact>>,
+    history: Option<List<LenientMessage>>,
 }
 
 impl LenientTask {
@@ -263,13 +285,9 @@ impl LenientTask {
             context_id: non_empty(self.context_id.or(self.context_id_snake).or(self.session_id)),
             state,
             status_message: message.map(Into::into),
-            artifacts: self
-                .artifacts
-                .into_iter()
-                .flatten()
-                .map(|artifact| artifact.into_artifact(None))
-                .collect(),
-            history: self.history.into_iter().flatten().map(Into::into).collect(),
+            artifacts: self.artifacts.map(|list| list.0).unwrap_or_default(),
+            history: self.history.map(|list| list.0).unwrap_or_default(),
+            memory: None,
         }))
     }
 }
@@ -295,14 +313,14 @@ struct LenientMessage {
     #[serde(rename = "context_id")]
     context_id_snake: Option<String>,
     #[serde(default, deserialize_with = "null_is_default")]
-    parts: Vec<LenientPart>,
+    parts: LenientParts,
     content: Option<LenientContent>,
 }
 
 impl From<LenientMessage> for Message {
     fn from(message: LenientMessage) -> Self {
         let content = message.content.map(|content| content.0).unwrap_or_default();
-        let parts = if message.parts.is_empty() { content } else { message.parts };
+        let parts = if message.parts.is_absent { content } else { message.parts };
         Self {
             id: message.message_id.map(|id| id.0),
             // 1 is the number in protobuf.
@@ -310,23 +328,92 @@ impl From<LenientMessage> for Message {
                 role.eq_ignore_ascii_case("user") || role == "ROLE_USER" || role == "1"
             }),
             context_id: non_empty(message.context_id.or(message.context_id_snake)),
-            parts: parts.into_iter().filter_map(LenientPart::into_part).collect(),
+            parts: parts.list,
+            memory: None,
         }
     }
 }
 
 /// An id or a role, which some agents write as a number.
-#[derive(Deserialize)]
-#[serde(from = "serde_json::Value")]
 struct LenientString(String);
 
-impl From<serde_json::Value> for LenientString {
-    fn from(value: serde_json::Value) -> Self {
-        match value {
-            serde_json::Value::String(text) => Self(text),
-            other => Self(other.to_string()),
+impl<'de> Deserialize<'de> for LenientString {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <&RawValue>::deserialize(deserializer)?.get();
+        if text.starts_with('"') {
+            return serde_json::from_str(text).map(Self).map_err(D::Error::custom);
         }
+        if text.len() > MAX_AGENT_ID {
+            return Err(D::Error::custom(format!("an id with more than {MAX_AGENT_ID} bytes")));
+        }
+        Ok(Self(text.to_owned()))
     }
+}
+
+/// What a list of this lenient form is converted to, item by item.
+trait ListItem {
+    type Item;
+    const EXPECTED: &str;
+
+    /// The item, and the memory that it takes in addition to the list and to lists within it.
+    fn convert(self) -> (Self::Item, usize);
+}
+
+/// A list whose memory is counted.
+struct List<T: ListItem>(Vec<T::Item>);
+
+impl<'de, T: ListItem + Deserialize<'de>> Deserialize<'de> for List<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ListVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: ListItem + Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
+            type Value = Vec<T::Item>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(T::EXPECTED)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+                let mut list = Vec::new();
+                while let Some(item) = items.next_element::<T>()? {
+                    let (item, content) = item.convert();
+                    meter::push(&mut list, item, content)?;
+                }
+                Ok(list)
+            }
+        }
+        deserializer.deserialize_seq(ListVisitor::<T>(PhantomData)).map(Self)
+    }
+}
+
+impl ListItem for LenientMessage {
+    type Item = Message;
+    const EXPECTED: &str = "a list of messages";
+
+    fn convert(self) -> (Message, usize) {
+        let message = Message::from(self);
+        let content = text_size(&message.id) + text_size(&message.context_id);
+        (message, content)
+    }
+}
+
+impl ListItem for LenientArtifact {
+    type Item = Artifact;
+    const EXPECTED: &str = "a list of artifacts";
+
+    fn convert(self) -> (Artifact, usize) {
+        let artifact = self.into_artifact(None);
+        let extras = artifact.extras.as_ref().map_or(0, |extras| {
+            let raw = [&extras.description, &extras.metadata, &extras.extensions].map(raw_size);
+            ALLOCATION_OVERHEAD + size_of::<ArtifactExtras>() + raw.iter().sum::<usize>()
+        });
+        let content = text_size(&artifact.id) + text_size(&artifact.name) + extras;
+        (artifact, content)
+    }
+}
+
+fn raw_size(raw: &Option<Box<RawValue>>) -> usize {
+    raw.as_ref().map_or(0, |raw| ALLOCATION_OVERHEAD + raw.get().len())
 }
 
 #[derive(Deserialize)]
@@ -341,7 +428,7 @@ struct LenientArtifact {
     last_chunk: Option<bool>,
     name: Option<String>,
     #[serde(default, deserialize_with = "null_is_default")]
-    parts: Vec<LenientPart>,
+    parts: LenientParts,
     description: Option<Box<RawValue>>,
     metadata: Option<Box<RawValue>>,
     extensions: Option<Box<RawValue>>,
@@ -349,45 +436,93 @@ struct LenientArtifact {
 
 impl LenientArtifact {
     fn into_artifact(self, update_metadata: Option<Box<RawValue>>) -> Artifact {
-        let mut parts = Vec::with_capacity(self.parts.len());
-        let mut part_extras = Vec::new();
-        for mut part in self.parts {
-            let extras = part.take_extras();
-            if let Some(part) = part.into_part() {
-                part_extras.extend(extras.map(|extras| (parts.len(), extras)));
-                parts.push(part);
-            }
-        }
         let extras = ArtifactExtras {
             description: self.description,
             metadata: self.metadata,
             extensions: self.extensions,
             update_metadata,
-            parts: part_extras,
+            parts: self.parts.extras,
         };
         Artifact {
             id: self.artifact_id.or(self.index).map(|id| id.0),
             name: non_empty(self.name),
-            parts,
+            parts: self.parts.list,
             extras: (!extras.is_empty()).then(|| Box::new(extras)),
         }
     }
 }
 
+/// The parts of a message or an artifact. Parts without any content that a known version has are left out.
+struct LenientParts {
+    list: Vec<Part>,
+    /// By the index of the part.
+    extras: Vec<(usize, PartExtras)>,
+    /// Whether the agent sent no part at all, not even an empty one.
+    is_absent: bool,
+}
+
+impl Default for LenientParts {
+    fn default() -> Self {
+        Self { list: Vec::new(), extras: Vec::new(), is_absent: true }
+    }
+}
+
+impl LenientParts {
+    fn push<E: serde::de::Error>(&mut self, mut part: LenientPart) -> Result<(), E> {
+        self.is_absent = false;
+        let extras = part.take_extras();
+        let Some(part) = part.into_part() else { return Ok(()) };
+        if let Some(extras) = extras {
+            let content =
+                text_size(&extras.filename) + text_size(&extras.media_type) + raw_size(&extras.metadata);
+            meter::push(&mut self.extras, (self.list.len(), extras), content)?;
+        }
+        // The part itself is counted with the list.
+        let content = part.allocated() - size_of::<Part>();
+        meter::push(&mut self.list, part, content)
+    }
+}
+
+impl<'de> Deserialize<'de> for LenientParts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PartsVisitor;
+
+        impl<'de> Visitor<'de> for PartsVisitor {
+            type Value = LenientParts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of parts")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<LenientParts, A::Error> {
+                let mut parts = LenientParts::default();
+                while let Some(part) = items.next_element::<LenientPart>()? {
+                    parts.push(part)?;
+                }
+                Ok(parts)
+            }
+        }
+        deserializer.deserialize_seq(PartsVisitor)
+    }
+}
+
 /// What replaces `parts` in v0.3's protobuf (a list) and in python-a2a (one part, or a string).
-struct LenientContent(Vec<LenientPart>);
+struct LenientContent(LenientParts);
 
 impl<'de> Deserialize<'de> for LenientContent {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = <&RawValue>::deserialize(deserializer)?.get();
-        let text_part = |text| vec![LenientPart { text: Some(text), ..LenientPart::default() }];
-        let parts = match raw.as_bytes().first() {
-            Some(b'[') => serde_json::from_str(raw),
-            Some(b'{') => serde_json::from_str(raw).map(|part| vec![part]),
-            Some(b'"') => serde_json::from_str(raw).map(text_part),
-            _ => Ok(Vec::new()),
-        };
-        parts.map(Self).map_err(D::Error::custom)
+        let mut parts = LenientParts::default();
+        match raw.as_bytes().first() {
+            Some(b'[') => parts = serde_json::from_str(raw).map_err(D::Error::custom)?,
+            Some(b'{') => parts.push(serde_json::from_str(raw).map_err(D::Error::custom)?)?,
+            Some(b'"') => {
+                let text = Some(serde_json::from_str(raw).map_err(D::Error::custom)?);
+                parts.push(LenientPart { text, ..LenientPart::default() })?;
+            }
+            _ => {}
+        }
+        Ok(Self(parts))
     }
 }
 

@@ -11,12 +11,13 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hyper::Uri;
 use reqwest::header::{
-    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderValue, USER_AGENT,
+    ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderValue, USER_AGENT,
 };
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, StatusCode, Version};
 use url::Url;
 
 use super::client::ClientError;
+use crate::memory::{MemoryAccount, MemoryCharge};
 use pool::{ConnectionPool, ConnectionPools, PooledBody};
 
 const USER_AGENT_VALUE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
@@ -32,6 +33,10 @@ const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// connections for a minute.
 const IDLE_TIMEOUT_TLS: Duration = Duration::from_secs(4);
 
+/// A task that reads without waiting yields after this much work, in bytes.
+const YIELD_INTERVAL: usize = 128 << 10;
+/// The work on a chunk in addition to its bytes: an agent may send each byte in a chunk of its own.
+const CHUNK_COST: usize = 128;
 /// The byte order mark of UTF-8.
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
@@ -80,13 +85,15 @@ impl HttpEndpoint {
         Self { url, transport }
     }
 
-    /// Sends a request to `url`, by default the endpoint's own.
+    /// Sends a request to `url`, by default the endpoint's own. Unless it `may_reuse` a connection, the response
+    /// certainly belongs to this request.
     pub(super) async fn send(
         &self,
         method: Method,
         url: Option<Url>,
         mut headers: HeaderMap,
         body: Option<Bytes>,
+        may_reuse: bool,
     ) -> Result<HttpResponse, ClientError> {
         match &self.transport {
             Transport::Pooled { pool, target } => {
@@ -96,14 +103,20 @@ impl HttpEndpoint {
                 };
                 headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(USER_AGENT_VALUE));
                 headers.entry(ACCEPT_ENCODING).or_insert(NO_COMPRESSION);
-                pool.send(method, target, headers, body).await
+                pool.send(method, target, headers, body, may_reuse).await
             }
             Transport::Reqwest(client) => {
                 let mut request = reqwest::Request::new(method, url.unwrap_or_else(|| self.url.clone()));
+                if !may_reuse {
+                    // The client may still have a connection from before, but the next request gets a new one.
+                    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+                }
                 *request.headers_mut() = headers;
                 *request.body_mut() = body.map(Into::into);
-                let sent = Box::pin(client.execute(request)).await;
-                sent.map(HttpResponse::from).map_err(connection_error)
+                let sent = Box::pin(client.execute(request)).await.map_err(connection_error)?;
+                // HTTP/2 assigns responses to requests itself.
+                let may_be_stray = may_reuse && sent.version() < Version::HTTP_2;
+                Ok(HttpResponse { may_be_stray, ..sent.into() })
             }
         }
     }
@@ -115,6 +128,10 @@ pub(super) struct HttpResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     body: HttpBody,
+    /// Whether it came on a connection that was used before, so that it may belong to an earlier request.
+    pub(super) may_be_stray: bool,
+    /// The work on chunks since the task last yielded, in bytes.
+    since_yield: usize,
 }
 
 #[derive(Debug)]
@@ -126,7 +143,13 @@ enum HttpBody {
 impl From<reqwest::Response> for HttpResponse {
     fn from(mut response: reqwest::Response) -> Self {
         let headers = std::mem::take(response.headers_mut());
-        Self { status: response.status(), headers, body: HttpBody::Reqwest(response) }
+        Self {
+            status: response.status(),
+            headers,
+            body: HttpBody::Reqwest(response),
+            may_be_stray: false,
+            since_yield: 0,
+        }
     }
 }
 
@@ -144,18 +167,45 @@ impl HttpResponse {
         Ok(())
     }
 
-    /// The next bytes of the body; `None` at its end.
+    /// The next bytes of the body; `None` at its end. Yields now and then: an agent that sends faster than the bridge
+    /// reads must not keep other calls waiting.
     pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
-        match &mut self.body {
-            HttpBody::Pooled(body) => body.chunk().await,
+        if self.since_yield > YIELD_INTERVAL {
+            self.since_yield = 0;
+            tokio::task::yield_now().await;
+        }
+        let chunk = match &mut self.body {
+            HttpBody::Pooled(body) => body.chunk().await?,
             HttpBody::Reqwest(response) => {
-                response.chunk().await.map_err(|error| ClientError::Broken(error.without_url().into()))
+                let chunk = response.chunk().await;
+                chunk.map_err(|error| ClientError::Broken(error.without_url().into()))?
             }
+        };
+        self.since_yield += CHUNK_COST + chunk.as_ref().map_or(0, Bytes::len);
+        Ok(chunk)
+    }
+
+    /// Keeps the connection for the next request, if the body is complete. Otherwise it is closed.
+    pub(super) fn keep_connection(&mut self) {
+        match &mut self.body {
+            HttpBody::Pooled(body) => body.keep_connection(),
+            // The client has its own pool.
+            HttpBody::Reqwest(_) => {}
         }
     }
 
-    /// The body, up to `limit` bytes.
-    pub(super) async fn body(mut self, limit: u64) -> Result<Bytes, ClientError> {
+    /// A small body that is not the response to a call: a card, a token.
+    pub(super) async fn small_body(mut self, limit: u64) -> Result<Bytes, ClientError> {
+        self.body(limit, &MemoryAccount::unlimited(), &mut None).await
+    }
+
+    /// The body, up to `limit` bytes. `charge` covers it while it is read and afterwards.
+    pub(super) async fn body(
+        &mut self,
+        limit: u64,
+        memory: &Arc<MemoryAccount>,
+        charge: &mut Option<MemoryCharge>,
+    ) -> Result<Bytes, ClientError> {
         self.check_encoding()?;
         let too_large = || ClientError::TooLarge { limit };
         let length = self.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -168,6 +218,7 @@ impl HttpResponse {
                 return Err(too_large());
             }
             body.push(b"", chunk);
+            memory.cover(charge, body.allocated())?;
         }
         let body = body.take();
         // Some agents put it before their JSON, and JSON parsers reject it.
@@ -204,6 +255,15 @@ impl JoinedBytes {
             Self::Nothing => 0,
             Self::One(piece) => piece.len(),
             Self::Many(all) => all.len(),
+        }
+    }
+
+    /// The memory that it takes, in bytes.
+    pub(super) fn allocated(&self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::One(piece) => piece.len(),
+            Self::Many(all) => all.capacity(),
         }
     }
 

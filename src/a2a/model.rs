@@ -5,11 +5,14 @@
 //! reading is shared: each [dialect](super::dialect) writes its own form.
 
 use std::fmt;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+
+use crate::memory::MemoryCharge;
 
 /// An agent's response to a message.
 #[derive(Debug, Clone)]
@@ -28,6 +31,26 @@ pub enum Event {
     Message(Message),
     Status(StatusUpdate),
     Artifact(ArtifactUpdate),
+}
+
+impl Event {
+    /// The memory that it takes, in bytes.
+    pub fn allocated(&self) -> usize {
+        match self {
+            Self::Task(task) => task.allocated(),
+            Self::Message(message) => message.allocated(),
+            Self::Status(update) => update.message.as_ref().map_or(0, Message::allocated),
+            Self::Artifact(update) => update.artifact.allocated(),
+        }
+    }
+}
+
+impl Task {
+    /// The memory that it takes, in bytes.
+    pub fn allocated(&self) -> usize {
+        let messages = self.status_message.iter().chain(&self.history).map(Message::allocated);
+        messages.chain(self.artifacts.iter().map(Artifact::allocated)).sum()
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -59,6 +82,8 @@ pub struct Task {
     pub status_message: Option<Message>,
     pub artifacts: Vec<Artifact>,
     pub history: Vec<Message>,
+    /// The charge for the memory of a large task, if it is a response of its own.
+    pub(crate) memory: Option<Arc<MemoryCharge>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -67,6 +92,16 @@ pub struct Message {
     pub from_user: bool,
     pub context_id: Option<String>,
     pub parts: Vec<Part>,
+    /// The charge for the memory of a large message, if it is a response of its own.
+    pub(crate) memory: Option<Arc<MemoryCharge>>,
+}
+
+impl Message {
+    /// The memory that it takes, in bytes.
+    pub fn allocated(&self) -> usize {
+        let parts: usize = self.parts.iter().map(Part::allocated).sum();
+        size_of::<Self>() + text_size(&self.id) + text_size(&self.context_id) + parts
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -76,6 +111,14 @@ pub struct Artifact {
     pub parts: Vec<Part>,
     /// Boxed, because few agents send any.
     pub extras: Option<Box<ArtifactExtras>>,
+}
+
+impl Artifact {
+    /// The memory that it takes without its extras, in bytes.
+    pub fn allocated(&self) -> usize {
+        let parts: usize = self.parts.iter().map(Part::allocated).sum();
+        size_of::<Self>() + text_size(&self.id) + text_size(&self.name) + parts
+    }
 }
 
 /// Fields of an artifact that replies do not use, with their original text.
@@ -118,16 +161,20 @@ pub enum Part {
 /// What the allocator needs in addition to the content of a small block.
 pub(crate) const ALLOCATION_OVERHEAD: usize = 32;
 
+/// The memory of an optional text, in bytes.
+pub(super) fn text_size(text: &Option<String>) -> usize {
+    text.as_ref().map_or(0, |text| ALLOCATION_OVERHEAD + text.len())
+}
+
 impl Part {
     /// The memory that it takes, in bytes.
     pub fn allocated(&self) -> usize {
-        let text = |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION_OVERHEAD + text.len());
         let content = match self {
             Self::Text(text) => text.len(),
             Self::Data(data) => data.get().len(),
             Self::File(File { name, media_type, content }) => {
                 let (FileContent::Base64(bytes) | FileContent::Uri(bytes)) = content;
-                bytes.len() + text(name) + text(media_type)
+                bytes.len() + text_size(name) + text_size(media_type)
             }
         };
         size_of::<Self>() + ALLOCATION_OVERHEAD + content

@@ -29,6 +29,11 @@ impl SseParser {
         Self { max_event, ..Self::default() }
     }
 
+    /// The memory that it holds, in bytes.
+    pub(super) fn allocated(&self) -> usize {
+        self.buffer.capacity() + self.data.allocated()
+    }
+
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }

@@ -2,11 +2,12 @@
 
 use futures_util::FutureExt as _;
 
-use super::client::{ClientError, ResponseBody};
+use super::client::{ClientError, ResponseBody, ResponseId, ResponseLimits};
 use super::dialect::Dialect;
 use super::http::HttpResponse;
 use super::model::Event;
 use super::sse::SseParser;
+use crate::memory::MemoryCharge;
 
 /// The limit for a whole stream, in multiples of the limit for one event. It bounds the work; other limits bound the
 /// memory.
@@ -17,7 +18,10 @@ const STREAM_FACTOR: u64 = 64;
 pub struct EventStream {
     source: Source,
     dialect: Dialect,
-    limit: u64,
+    limits: ResponseLimits,
+    ids: ResponseId,
+    /// For the event that was returned last.
+    event_charge: Option<MemoryCharge>,
     received: u64,
     /// Whether there was an event of A2A. From then on other data is ignored.
     has_event: bool,
@@ -30,6 +34,8 @@ enum Source {
     Events {
         response: HttpResponse,
         parser: Box<SseParser>,
+        /// For the data that the parser holds.
+        charge: Option<MemoryCharge>,
         ended: bool,
     },
     /// Some agents respond with one JSON document: an error, or the whole task.
@@ -37,11 +43,12 @@ enum Source {
 }
 
 impl EventStream {
-    /// Opens a response with a status of success. No event may be larger than `limit` bytes.
+    /// Opens a response with a status of success. The limits are for each event.
     pub(super) async fn open(
         response: HttpResponse,
         dialect: Dialect,
-        limit: u64,
+        limits: ResponseLimits,
+        ids: ResponseId,
     ) -> Result<Self, ClientError> {
         response.check_encoding()?;
         let content_type = response.headers.get(reqwest::header::CONTENT_TYPE);
@@ -49,18 +56,31 @@ impl EventStream {
             .and_then(|value| value.to_str().ok())
             .is_some_and(|value| value.to_ascii_lowercase().contains("event-stream"));
         let source = if is_events {
-            let max_event = usize::try_from(limit).unwrap_or(usize::MAX);
-            Source::Events { response, parser: Box::new(SseParser::new(max_event)), ended: false }
+            let max_event = usize::try_from(limits.max_size).unwrap_or(usize::MAX);
+            let parser = Box::new(SseParser::new(max_event));
+            Source::Events { response, parser, charge: None, ended: false }
         } else {
-            Source::Document(Some(ResponseBody::read(response, limit).await?))
+            Source::Document(Some(ResponseBody::read(response, &limits).await?))
         };
-        Ok(Self { source, dialect, limit, received: 0, has_event: false, first_error: None })
+        Ok(Self {
+            source,
+            dialect,
+            limits,
+            ids,
+            event_charge: None,
+            received: 0,
+            has_event: false,
+            first_error: None,
+        })
     }
 
     /// Reads the end of the stream if it has already arrived, so that the connection can be reused.
     pub fn close(&mut self) {
         if let Source::Events { response, .. } = &mut self.source {
-            let _ = response.chunk().now_or_never();
+            let is_ended = matches!(response.chunk().now_or_never(), Some(Ok(None)));
+            if is_ended && self.ids.allows_reuse() {
+                response.keep_connection();
+            }
         }
     }
 
@@ -68,11 +88,13 @@ impl EventStream {
     /// keep-alives have many forms and newer versions have new kinds of events, unless the stream has nothing else.
     pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
         loop {
+            self.event_charge = None;
             let Some(body) = self.next_body().await? else {
                 return self.first_error.take().map_or(Ok(None), Err);
             };
-            match body.check().and_then(|body| body.decode(self.dialect, Dialect::read_event)) {
-                Ok(event) => {
+            match body.decode(self.dialect, Ok, &self.limits, &self.ids).await {
+                Ok((event, charge)) => {
+                    self.event_charge = charge;
                     self.has_event = true;
                     self.first_error = None;
                     return Ok(Some(event));
@@ -83,6 +105,8 @@ impl EventStream {
                     if !self.has_event {
                         self.first_error.get_or_insert(error);
                     }
+                    // A burst of such data must not keep other calls waiting.
+                    tokio::task::coop::consume_budget().await;
                 }
                 Err(error) => return Err(error),
             }
@@ -90,26 +114,39 @@ impl EventStream {
     }
 
     async fn next_body(&mut self) -> Result<Option<ResponseBody>, ClientError> {
-        let (response, parser, ended) = match &mut self.source {
+        let (response, parser, charge, ended) = match &mut self.source {
             Source::Document(document) => return Ok(document.take()),
-            Source::Events { response, parser, ended } => (response, parser, ended),
+            Source::Events { response, parser, charge, ended } => (response, parser, charge, ended),
         };
+        let limit = self.limits.max_size;
         loop {
             let parsed = if *ended { parser.finish() } else { parser.next_event() };
-            match parsed.map_err(|_| ClientError::TooLarge { limit: self.limit })? {
-                Some(data) => return Ok(Some(ResponseBody::of_event(data))),
+            match parsed.map_err(|_| ClientError::TooLarge { limit })? {
+                Some(data) => {
+                    let mut data_charge = None;
+                    let memory = &self.limits.memory;
+                    memory.cover(charge, parser.allocated())?;
+                    memory.cover(&mut data_charge, data.len())?;
+                    return Ok(Some(ResponseBody::of_event(data, data_charge, response.may_be_stray)));
+                }
                 None if *ended => return Ok(None),
                 None => {}
             }
             match response.chunk().await? {
                 Some(chunk) => {
                     self.received += chunk.len() as u64;
-                    if self.received > self.limit.saturating_mul(STREAM_FACTOR) {
-                        return Err(ClientError::TooLarge { limit: self.limit });
+                    if self.received > limit.saturating_mul(STREAM_FACTOR) {
+                        return Err(ClientError::TooLarge { limit });
                     }
                     parser.feed(&chunk);
+                    self.limits.memory.cover(charge, parser.allocated())?;
                 }
-                None => *ended = true,
+                None => {
+                    *ended = true;
+                    if self.ids.allows_reuse() {
+                        response.keep_connection();
+                    }
+                }
             }
         }
     }

@@ -24,6 +24,7 @@ use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Task, TaskState};
 use crate::a2a::retry::Retries;
 use crate::config::AgentConfig;
+use crate::memory::MemoryAccount;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, TaskRef};
@@ -72,6 +73,7 @@ pub(crate) struct Actions {
     updates: mpsc::Sender<TaskUpdate>,
     pub(super) call_shutdown: CallShutdown,
     pub(super) secrets: Secrets,
+    pub(super) memory: Arc<MemoryAccount>,
 }
 
 /// The part of a skill that a call needs.
@@ -99,12 +101,13 @@ impl Actions {
         updates: mpsc::Sender<TaskUpdate>,
         call_shutdown: CallShutdown,
         secrets: Secrets,
+        memory: Arc<MemoryAccount>,
     ) -> Self {
         let artifacts = ArtifactRules {
             response: config.answer_artifacts.clone(),
             notice: config.notice_artifacts.clone(),
         };
-        Self { agent, config, artifacts, live, state, updates, call_shutdown, secrets }
+        Self { agent, config, artifacts, live, state, updates, call_shutdown, secrets, memory }
     }
 
     /// The caller's timeout, but at most that of the configuration.
@@ -145,6 +148,7 @@ impl Actions {
             trace: &options.trace,
             timeout: self.timeout(options),
             retries: Some(&retries),
+            reply_memory: &options.reply_memory,
         };
         // For dialects in which the client makes the ids.
         let new_task_id = Uuid::new_v4().to_string();
@@ -164,7 +168,10 @@ impl Actions {
             Ok(outcome) => Ok(outcome),
             // Only the answer to a question belongs to a task that may have ended.
             Err(DeliveryError::TaskEnded) => Err(ActionError::internal()),
-            Err(DeliveryError::Client(error)) => Err(ActionError::from_client(error).with_retries(&retries)),
+            Err(DeliveryError::Client(error)) => {
+                let error = ActionError::from_client(error).with_retries(&retries);
+                Err(self.charge_error(error, options))
+            }
             Err(DeliveryError::Action(error)) => {
                 Err(Box::pin(self.record_untracked(error.with_retries(&retries))).await)
             }
@@ -287,6 +294,17 @@ impl Actions {
         error
     }
 
+    /// Charges the data of an error, which may be as large as any response.
+    fn charge_error(&self, error: ActionError, options: &CallOptions) -> ActionError {
+        match options.reply_memory.cover(&self.memory, error.allocated()) {
+            Ok(()) => error,
+            Err(out_of_memory) => {
+                let busy = ActionError::from_client(out_of_memory.into());
+                ActionError { task: error.task, ..busy }
+            }
+        }
+    }
+
     /// Publishes a change of a submitted task.
     pub(crate) async fn publish(&self, task_id: &str, reply: Reply) {
         // During a shutdown the receiver may have ended.
@@ -314,6 +332,7 @@ impl Actions {
             trace: &options.trace,
             timeout,
             retries: None,
+            reply_memory: &options.reply_memory,
         };
         CallRun::new(self, live_agent, input, progress)
     }

@@ -12,11 +12,13 @@
 //!
 //! Files and data are for programs, so they come from all sources, including notices.
 
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher as _;
+use std::ops::Range;
 
-use super::response_text::ResponseText;
+use serde_json::value::RawValue;
+
 use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normalize_base64};
 use crate::reply::outcome::{ArtifactRef, ReplyContent, ReplyFile};
 use crate::text::shorten;
@@ -105,15 +107,62 @@ fn text_of(message: &Message) -> String {
 /// The text of the response artifacts, separated by line breaks. An artifact that repeats all the text before it counts
 /// once.
 fn response_text(artifacts: &[Artifact], rules: &ArtifactRules) -> Option<String> {
-    let mut all = ResponseText::default();
+    let mut joined = String::new();
+    // The pieces of `joined` without the line breaks between them, in which form an artifact may repeat it.
+    let (mut pieces, mut run_on_length) = (Vec::new(), 0);
     for artifact in artifacts.iter().filter(|artifact| rules.is_response(artifact)) {
-        all.add(&text_of_parts(&artifact.parts));
+        let length: usize = texts(&artifact.parts).map(str::len).sum();
+        let run_on = || pieces.iter().filter_map(|piece: &Range<usize>| joined.get(piece.clone()));
+        let is_repetition = length == 0
+            || (length == joined.len() && is_same_text(texts(&artifact.parts), [joined.as_str()]))
+            || (length == run_on_length && is_same_text(texts(&artifact.parts), run_on()));
+        if is_repetition {
+            continue;
+        }
+        if !joined.is_empty() {
+            joined.push('\n');
+        }
+        let start = joined.len();
+        joined.extend(texts(&artifact.parts));
+        pieces.push(start..joined.len());
+        run_on_length += length;
     }
-    all.into_text()
+    (!joined.is_empty()).then_some(joined)
 }
 
 pub(super) fn text_of_parts(parts: &[Part]) -> String {
-    parts.iter().filter_map(Part::as_text).collect()
+    texts(parts).collect()
+}
+
+pub(super) fn texts(parts: &[Part]) -> impl Iterator<Item = &str> {
+    parts.iter().filter_map(Part::as_text)
+}
+
+/// Whether two texts are equal, whatever pieces they are in.
+pub(super) fn is_same_text<'t>(
+    one: impl IntoIterator<Item = &'t str>,
+    other: impl IntoIterator<Item = &'t str>,
+) -> bool {
+    let is_filled = |text: &&str| !text.is_empty();
+    let (mut ones, mut others) = (one.into_iter().filter(is_filled), other.into_iter().filter(is_filled));
+    let (mut one, mut other): (&[u8], &[u8]) = Default::default();
+    loop {
+        if one.is_empty() {
+            one = ones.next().unwrap_or_default().as_bytes();
+        }
+        if other.is_empty() {
+            other = others.next().unwrap_or_default().as_bytes();
+        }
+        let both = one.len().min(other.len());
+        if both == 0 {
+            return one.is_empty() && other.is_empty();
+        }
+        let ((head, rest), (other_head, other_rest)) = (one.split_at(both), other.split_at(both));
+        if head != other_head {
+            return false;
+        }
+        (one, other) = (rest, other_rest);
+    }
 }
 
 /// Collects files and data in order and drops repetitions.
@@ -124,45 +173,46 @@ pub(super) fn text_of_parts(parts: &[Part]) -> String {
 #[derive(Default)]
 struct Collector {
     files: Vec<ReplyFile>,
-    data: Vec<Box<serde_json::value::RawValue>>,
-    seen_data: HashSet<String>,
+    data: Vec<Box<RawValue>>,
     hasher: RandomState,
-    /// Positions of the files by artifact and hash, so that many files are not compared one by one. Key `None`
-    /// indexes all files.
-    files_by_hash: HashMap<(Option<usize>, u64), Vec<usize>>,
+    /// The position of the first data with a hash, so that each is compared with one other at most.
+    data_by_hash: HashMap<u64, usize>,
+    /// The position of the first file by artifact and hash. Key `None` indexes all files.
+    files_by_hash: HashMap<(Option<usize>, u64), usize>,
 }
 
 impl Collector {
     /// `artifact` is the index of the artifact, or `None` for the parts of a message.
     fn take(&mut self, parts: &[Part], artifact: Option<usize>) -> Result<(), String> {
-        // Equal data parts within one message or artifact are kept, so `seen_data` is extended only at the end.
-        let mut new = Vec::new();
+        // Equal data parts within one message or artifact are kept.
+        let earlier = self.data.len();
         for part in parts {
             match part {
                 Part::Text(_) => {}
                 Part::Data(data) => {
-                    if !self.seen_data.contains(data.get()) {
-                        new.push(data.get().to_owned());
+                    let first =
+                        *self.data_by_hash.entry(self.hasher.hash_one(data.get())).or_insert(self.data.len());
+                    let known = self.data.get(first).filter(|_| first < earlier);
+                    if known.is_none_or(|known| known.get() != data.get()) {
                         self.data.push(data.clone());
                     }
                 }
                 Part::File(file) => self.take_file(reply_file(file)?, artifact),
             }
         }
-        self.seen_data.extend(new);
         Ok(())
     }
 
     fn take_file(&mut self, file: ReplyFile, artifact: Option<usize>) {
         let hash = self.hasher.hash_one((&file.name, &file.mime_type, &file.url, &file.bytes));
-        let candidates = self.files_by_hash.get(&(artifact, hash)).into_iter().flatten();
-        if candidates.copied().any(|at| self.files.get(at) == Some(&file)) {
+        let known = self.files_by_hash.get(&(artifact, hash)).and_then(|at| self.files.get(*at));
+        if known == Some(&file) {
             return;
         }
         let at = self.files.len();
-        self.files_by_hash.entry((None, hash)).or_default().push(at);
+        self.files_by_hash.entry((None, hash)).or_insert(at);
         if artifact.is_some() {
-            self.files_by_hash.entry((artifact, hash)).or_default().push(at);
+            self.files_by_hash.entry((artifact, hash)).or_insert(at);
         }
         self.files.push(file);
     }

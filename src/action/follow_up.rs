@@ -49,6 +49,7 @@ pub(crate) async fn answer(
         trace: &options.trace,
         timeout: actions.timeout(options),
         retries: Some(&retries),
+        reply_memory: &options.reply_memory,
     };
     let message = OutgoingMessage {
         message_id: Uuid::new_v4(),
@@ -106,8 +107,9 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
     let question = claim.question.clone();
     let task_ref = run.recorder.task_ref(Some(question.task_id), question.context_id);
     if !may_be_taken(&error) {
-        // The agent refused the answer, unless only its response was too large, or the task no longer exists.
-        match matches!(error, ClientError::TooLarge { .. }) || error.is_task_not_found() {
+        // The agent refused the answer, unless only its response did not fit, or the task no longer exists.
+        let does_not_fit = matches!(error, ClientError::TooLarge { .. } | ClientError::OutOfMemory);
+        match does_not_fit || error.is_task_not_found() {
             true => claim.mark_used().await,
             false => claim.release().await,
         }
@@ -171,12 +173,18 @@ async fn poll_while<P: Progress>(
 /// agent had an internal error.
 fn may_be_taken(error: &ClientError) -> bool {
     match error {
-        ClientError::Broken(_) | ClientError::NotA2a { .. } | ClientError::Compressed { .. } => true,
+        ClientError::Broken(_)
+        | ClientError::NotA2a { .. }
+        | ClientError::Compressed { .. }
+        | ClientError::WrongId => true,
         ClientError::Refused { code: Some(code), .. } => INTERNAL_ERRORS.contains(code),
         ClientError::Refused { code: None, http_status, .. } => {
             matches!(http_status, Some(500 | 502 | 503 | 504))
         }
-        ClientError::Unreachable(_) | ClientError::Token(_) | ClientError::TooLarge { .. } => false,
+        ClientError::Unreachable(_)
+        | ClientError::Token(_)
+        | ClientError::TooLarge { .. }
+        | ClientError::OutOfMemory => false,
     }
 }
 

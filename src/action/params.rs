@@ -2,6 +2,8 @@
 //!
 //! `{identifier}` in a skill's description is a parameter. Without such placeholders, `prompt` is the only parameter.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::{Map, Value, json};
 
 /// Parameters of every action, which are never placeholders.
@@ -9,57 +11,56 @@ const RESERVED: [&str; 4] = ["prompt", "files", "data", "meta"];
 /// Further placeholders of a skill stay text.
 const MAX_PLACEHOLDERS: usize = 64;
 
-/// A description, divided at its placeholders.
+/// Maximum length of a placeholder's name.
+const MAX_NAME: usize = 64;
+/// Maximum number of places in a description where a value is filled in. Further ones stay text: the description comes
+/// from the agent, and each place may multiply the size of a request.
+const MAX_PLACES: usize = 1024;
+/// Maximum size of a description with its values, in bytes.
+const MAX_FILLED: usize = 16 << 20;
+
+/// A description with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Template {
-    pieces: Vec<Piece>,
+    description: String,
     /// The parameters, in the order of the description.
     pub(crate) names: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Piece {
-    Text(String),
-    Placeholder(String),
-}
+/// The description with its values is larger than [`MAX_FILLED`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the skill's description with these values is larger than {MAX_FILLED} bytes")]
+pub(crate) struct FilledTooLarge;
 
 impl Template {
     pub(crate) fn parse(description: &str) -> Self {
-        let (mut pieces, mut names, mut text) = (Vec::new(), Vec::<String>::new(), String::new());
-        let mut rest = description;
-        while let Some((before, after)) = rest.split_once('{') {
-            text.push_str(before);
-            rest = after;
-            let Some((name, after)) = after.split_once('}').filter(|(name, _)| is_placeholder(name)) else {
-                text.push('{');
-                continue;
-            };
-            let is_new = !names.iter().any(|known| known == name);
-            if is_new && names.len() == MAX_PLACEHOLDERS {
-                text.push('{');
-                continue;
-            }
-            if is_new {
+        let (mut names, mut known) = (Vec::new(), HashSet::new());
+        for (_, name) in placeholders(description) {
+            if names.len() < MAX_PLACEHOLDERS && known.insert(name) {
                 names.push(name.to_owned());
             }
-            pieces.push(Piece::Text(std::mem::take(&mut text)));
-            pieces.push(Piece::Placeholder(name.to_owned()));
-            rest = after;
         }
-        text.push_str(rest);
-        pieces.push(Piece::Text(text));
-        Self { pieces, names }
+        Self { description: description.to_owned(), names }
     }
 
     /// The description with the values filled in. Placeholders in values stay as they are.
-    pub(crate) fn fill<'a>(&self, value: impl Fn(&str) -> &'a str) -> String {
-        self.pieces
-            .iter()
-            .map(|piece| match piece {
-                Piece::Text(text) => text.as_str(),
-                Piece::Placeholder(name) => value(name),
-            })
-            .collect()
+    pub(crate) fn fill<'a>(&self, value: impl Fn(&str) -> &'a str) -> Result<String, FilledTooLarge> {
+        let values: HashMap<&str, &str> =
+            self.names.iter().map(|name| (name.as_str(), value(name))).collect();
+        let (mut filled, mut rest) = (String::new(), 0);
+        let mut add = |text: &str| {
+            filled.push_str(text);
+            if filled.len() > MAX_FILLED { Err(FilledTooLarge) } else { Ok(()) }
+        };
+        for (at, name) in placeholders(&self.description) {
+            if let Some(value) = values.get(name) {
+                add(self.description.get(rest..at).unwrap_or_default())?;
+                add(value)?;
+                rest = at + name.len() + "{}".len();
+            }
+        }
+        add(self.description.get(rest..).unwrap_or_default())?;
+        Ok(filled)
     }
 
     /// The JSON schema of a request body.
@@ -95,12 +96,18 @@ pub(crate) fn files_schema() -> Value {
     ]}})
 }
 
-fn is_placeholder(name: &str) -> bool {
-    let mut chars = name.chars();
-    chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
-        && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
-        && name.len() <= 64
-        && !RESERVED.contains(&name)
+/// The first placeholders of a text, by the position of their brace. Looks at no character more than twice.
+fn placeholders(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let braces = memchr::memchr_iter(b'{', text.as_bytes());
+    let named = braces.filter_map(|at| {
+        let after = text.get(at + 1..)?;
+        let is_other = |byte: u8| !(byte.is_ascii_alphanumeric() || byte == b'_');
+        let end = after.bytes().take(MAX_NAME + 1).position(is_other)?;
+        let name = after.get(..end).filter(|_| after.as_bytes().get(end) == Some(&b'}'))?;
+        let is_identifier = name.bytes().next().is_some_and(|first| !first.is_ascii_digit());
+        (is_identifier && !RESERVED.contains(&name)).then_some((at, name))
+    });
+    named.take(MAX_PLACES)
 }
 
 #[cfg(test)]
@@ -112,7 +119,7 @@ mod tests {
         let template = Template::parse("Translate {text} into {language}: {text}");
         assert_eq!(template.names, ["text", "language"]);
         let filled = template.fill(|name| if name == "text" { "{language}" } else { "French" });
-        assert_eq!(filled, "Translate {language} into French: {language}");
+        assert_eq!(filled.unwrap(), "Translate {language} into French: {language}");
     }
 
     #[test]
@@ -122,9 +129,33 @@ mod tests {
         {
             let template = Template::parse(text);
             assert!(template.names.is_empty(), "{text}");
-            assert_eq!(template.fill(|_| ""), text);
+            assert_eq!(template.fill(|_| "").unwrap(), text);
         }
         assert_eq!(Template::parse("{{city}}").names, ["city"]);
+    }
+
+    #[test]
+    fn a_hostile_description_costs_linear_time_and_is_not_multiplied() {
+        // With one search for `}` per brace, each of these took minutes.
+        for piece in ["{", "{a", "{a{", "{name_", "{é"] {
+            let text = piece.repeat((1 << 20) / piece.len());
+            let template = Template::parse(&text);
+            assert!(template.names.is_empty());
+            assert_eq!(template.fill(|_| "").unwrap().len(), text.len());
+        }
+        let names: String = (0..300_000).map(|number| format!("{{n{number}}}")).collect();
+        assert_eq!(Template::parse(&names).names.len(), MAX_PLACEHOLDERS);
+        let repeated = Template::parse(&"{a}".repeat(300_000));
+        assert_eq!(repeated.fill(|_| "").unwrap().len(), (300_000 - MAX_PLACES) * 3);
+        assert_eq!(repeated.fill(|_| "0123456789".repeat(10_000).leak()), Err(FilledTooLarge));
+    }
+
+    #[test]
+    fn further_names_stay_text() {
+        let names: String = (0..=MAX_PLACEHOLDERS).map(|number| format!("{{n{number}}}")).collect();
+        assert_eq!(Template::parse(&names).fill(|_| "").unwrap(), format!("{{n{MAX_PLACEHOLDERS}}}"));
+        let long = "n".repeat(MAX_NAME);
+        assert_eq!(Template::parse(&format!("{{{long}}} {{{long}n}}")).names, [long]);
     }
 
     #[test]

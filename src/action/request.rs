@@ -1,6 +1,7 @@
 //! Parses and checks requests: from here on the types guarantee that they are valid.
 
 use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,7 +11,8 @@ use serde_json::value::RawValue;
 use super::params::Template;
 use crate::a2a::model::{File, FileContent, Part, normalize_base64};
 use crate::json::{self, RawObject};
-use crate::reply::error::ActionError;
+use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
+use crate::reply::error::{ActionError, Code};
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::shorten;
 
@@ -71,6 +73,20 @@ pub(crate) struct CallOptions {
     pub timeout: Option<Duration>,
     /// The trace context for the agent.
     pub trace: TraceContext,
+    /// Charges the memory of the reply. It outlives the run of the call: keep a clone until the reply is encoded.
+    pub reply_memory: ReplyMemory,
+}
+
+/// The charge for the memory of a call's reply, without its encoded form. Clones share it, and the last one ends it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ReplyMemory(Arc<Mutex<Option<MemoryCharge>>>);
+
+impl ReplyMemory {
+    /// Charges `bytes` in place of what was charged before.
+    pub(super) fn cover(&self, account: &Arc<MemoryAccount>, bytes: usize) -> Result<(), OutOfMemory> {
+        let mut charge = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        account.cover(&mut charge, bytes)
+    }
 }
 
 enum BodyContent {
@@ -175,7 +191,8 @@ impl Invocation {
                 {
                     return Err(missing(name));
                 }
-                template.fill(|name| values.iter().find(|(n, _)| *n == name).map_or("", |(_, value)| value))
+                let value = |name: &str| values.iter().find(|(n, _)| *n == name).map_or("", |(_, v)| v);
+                template.fill(value).map_err(|error| ActionError::new(Code::TooLarge, error.to_string()))?
             }
         };
         if text.chars().all(is_blank) && files.is_empty() && data.is_none() {

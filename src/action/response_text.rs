@@ -2,84 +2,117 @@
 
 use std::collections::HashMap;
 
+use sha2::{Digest as _, Sha256};
+
 use super::assemble::text_of_parts;
 use crate::a2a::model::Artifact;
 
-/// The text that was streamed so far.
+/// The text that was streamed so far. The task holds the text itself; hashes suffice to detect repetitions.
 #[derive(Debug, Default)]
 pub(super) struct ResponseText {
-    joined: String,
-    /// `joined` without line breaks between artifacts: a closing artifact repeats the text of several in this form.
-    run_on: String,
-    /// The position of the artifact that was extended last, and the length of its text.
-    current: Option<(usize, usize)>,
+    joined: TextHash,
+    /// `joined` without line breaks between artifacts, once it has any: a closing artifact repeats the text of several
+    /// in this form.
+    run_on: Option<TextHash>,
+    current: Option<CurrentArtifact>,
     /// Artifacts that were not streamed, by position: they have no text, or repeat all the text before them.
-    withheld: HashMap<usize, Withheld>,
+    withheld: HashMap<usize, TextHash>,
 }
 
-/// An artifact that was not streamed. Its text is the first `length` bytes of `joined`, of `run_on`, or of both.
-#[derive(Debug, Clone, Copy)]
-struct Withheld {
+/// The artifact that was extended last.
+#[derive(Debug)]
+struct CurrentArtifact {
+    position: usize,
+    /// What was streamed of it since; `None` if that is all the streamed text.
+    text: Option<TextHash>,
+}
+
+/// A hash of text, which does not depend on how the text is divided.
+#[derive(Debug, Clone, Default)]
+struct TextHash {
     length: usize,
-    is_joined: bool,
-    is_run_on: bool,
+    /// `None` for empty text.
+    hash: Option<Box<Sha256>>,
+}
+
+impl TextHash {
+    fn of(text: &str) -> Self {
+        let mut hash = Self::default();
+        hash.push(text);
+        hash
+    }
+
+    fn push(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.length += text.len();
+            self.hash.get_or_insert_default().update(text);
+        }
+    }
+
+    fn is_hash_of(&self, text: &str) -> bool {
+        self.length == text.len() && *self == Self::of(text)
+    }
+}
+
+impl PartialEq for TextHash {
+    fn eq(&self, other: &Self) -> bool {
+        let digest = |hash: &Self| hash.hash.as_deref().map(|hash| hash.clone().finalize());
+        self.length == other.length && digest(self) == digest(other)
+    }
 }
 
 impl ResponseText {
-    /// Adds an artifact's text, unless it repeats all the text before it. Returns the text to stream.
-    pub(super) fn add(&mut self, text: &str) -> Option<String> {
-        if text.is_empty() || text == self.joined || text == self.run_on {
-            return None;
-        }
-        Some(self.begin(text))
+    fn run_on(&self) -> &TextHash {
+        self.run_on.as_ref().unwrap_or(&self.joined)
     }
 
     /// Adds text on a new line.
-    fn begin(&mut self, text: &str) -> String {
-        let separator = if self.joined.is_empty() { "" } else { "\n" };
-        let added = format!("{separator}{text}");
-        self.joined.push_str(&added);
-        self.run_on.push_str(text);
-        added
+    fn begin(&mut self, position: usize, text: &str) -> String {
+        let is_first = self.joined.length == 0;
+        let current = (!is_first).then(|| TextHash::of(text));
+        self.current = Some(CurrentArtifact { position, text: current });
+        if is_first {
+            self.joined.push(text);
+            return text.to_owned();
+        }
+        self.run_on.get_or_insert_with(|| self.joined.clone()).push(text);
+        self.joined.push("\n");
+        self.joined.push(text);
+        format!("\n{text}")
     }
 
     /// Adds text to the artifact at `position`.
     fn append(&mut self, position: usize, text: String) -> String {
         match &mut self.current {
-            Some((current, length)) if *current == position => {
-                *length += text.len();
-                self.joined.push_str(&text);
-                self.run_on.push_str(&text);
+            Some(current) if current.position == position => {
+                let hashes = [Some(&mut self.joined), self.run_on.as_mut(), current.text.as_mut()];
+                hashes.into_iter().flatten().for_each(|hash| hash.push(&text));
                 text
             }
-            _ => {
-                self.current = Some((position, text.len()));
-                self.begin(&text)
-            }
+            _ => self.begin(position, &text),
         }
     }
 
-    /// Whether a withheld artifact still repeats all the text before it after `more` was appended. Streamed text only
-    /// grows, so it is enough to compare the end.
-    fn still_withheld(&self, withheld: Withheld, more: &str) -> Option<Withheld> {
+    /// The hash of a withheld artifact after `more` was appended, if it still repeats all the text before it.
+    fn still_withheld(&self, withheld: &TextHash, more: &str) -> Option<TextHash> {
         let length = withheld.length + more.len();
-        let is_all_of = |streamed: &str| streamed.len() == length && streamed.ends_with(more);
-        let is_joined = withheld.is_joined && is_all_of(&self.joined);
-        let is_run_on = withheld.is_run_on && is_all_of(&self.run_on);
-        (is_joined || is_run_on).then_some(Withheld { length, is_joined, is_run_on })
+        if length != self.joined.length && length != self.run_on().length {
+            return None;
+        }
+        let mut longer = withheld.clone();
+        longer.push(more);
+        (longer == self.joined || longer == *self.run_on()).then_some(longer)
     }
 
-    pub(super) fn into_text(self) -> Option<String> {
-        (!self.joined.is_empty()).then_some(self.joined)
-    }
-
+    /// How much text was streamed, where line breaks count for as much text as they follow.
     pub(super) fn size(&self) -> usize {
-        self.joined.len() + self.run_on.len()
+        self.joined.length + self.run_on().length
     }
 
     /// The part of `message` after the streamed text. Empty if `message` does not begin with the streamed text.
     pub(super) fn rest_of<'m>(&self, message: &'m str) -> &'m str {
-        message.strip_prefix(&*self.joined).unwrap_or_default()
+        let split = message.split_at_checked(self.joined.length);
+        split.filter(|(head, _)| self.joined.is_hash_of(head)).map_or("", |(_, rest)| rest)
     }
 
     /// Returns the text to stream after an update of the artifact at `position`. The update appended `piece` to
@@ -96,7 +129,7 @@ impl ResponseText {
             if text.is_empty() {
                 return None;
             }
-            let Some(withheld) = self.withheld.get(&position).copied() else {
+            let Some(withheld) = self.withheld.get(&position) else {
                 return Some(self.append(position, text));
             };
             if let Some(longer) = self.still_withheld(withheld, &text) {
@@ -105,27 +138,23 @@ impl ResponseText {
             }
             text = text_of_parts(&artifact.parts);
         }
-        let is_current = |current: &(usize, usize)| current.0 == position;
+        let is_current = |current: &CurrentArtifact| current.position == position;
         // Some agents send the whole text again with every token instead of appending.
-        if let Some((_, length)) = self.current.filter(is_current) {
-            let before = self.run_on.get(self.run_on.len().saturating_sub(length)..).unwrap_or_default();
-            if let Some(more) = text.strip_prefix(before) {
+        if let Some(current) = self.current.as_ref().filter(|current| is_current(current)) {
+            let before = current.text.as_ref().unwrap_or(&self.joined);
+            let split = text.split_at_checked(before.length).filter(|(head, _)| before.is_hash_of(head));
+            if let Some((_, more)) = split {
                 return (!more.is_empty()).then(|| self.append(position, more.to_owned()));
             }
         }
-        let added = self.add(&text);
-        if added.is_some() {
-            self.withheld.remove(&position);
-            self.current = Some((position, text.len()));
-        } else {
-            let withheld = Withheld {
-                length: text.len(),
-                is_joined: text.is_empty() || text == self.joined,
-                is_run_on: text.is_empty() || text == self.run_on,
-            };
-            self.withheld.insert(position, withheld);
+        let is_repetition =
+            text.is_empty() || self.joined.is_hash_of(&text) || self.run_on().is_hash_of(&text);
+        if is_repetition {
+            self.withheld.insert(position, TextHash::of(&text));
             self.current.take_if(|current| is_current(current));
+            return None;
         }
-        added
+        self.withheld.remove(&position);
+        Some(self.begin(position, &text))
     }
 }

@@ -7,14 +7,20 @@
 mod tests;
 
 use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher as _;
+use std::sync::Arc;
 
-use super::assemble::{ArtifactRules, text_of_parts};
+use super::assemble::{ArtifactRules, is_same_text, text_of_parts, texts};
 use super::progress::ProgressEvent;
 use super::response_text::ResponseText;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Event, Message, Part, StatusUpdate, Task, TaskState};
+use crate::memory::{MemoryAccount, MemoryCharge, SizeError};
 
-/// The size of an artifact without its parts, in bytes.
+/// The size of an artifact without its parts, and of what the builder remembers of it, in bytes.
 const ARTIFACT_OVERHEAD: usize = 256;
+/// Longer text grows by an eighth instead of doubling.
+const LONG_TEXT: usize = 256 << 10;
 /// Up to this many artifacts, comparing is faster than a map.
 const MAX_UNINDEXED: usize = 16;
 
@@ -32,6 +38,8 @@ pub(crate) struct TaskBuilder<'a> {
     is_task_reported: bool,
     before_answer: BeforeAnswer,
     index: ArtifactIndex,
+    /// Whether each artifact belongs to the response. A name is matched once, because it may be long.
+    are_responses: Vec<bool>,
     /// Whether the agent has sent any text or artifact, since the answer if there was one.
     has_content: bool,
     is_last: bool,
@@ -41,6 +49,11 @@ pub(crate) struct TaskBuilder<'a> {
     /// The part of `size` that every snapshot replaces.
     history_size: usize,
     max_size: usize,
+    /// The memory of the status message, which does not count for `max_size`, as its text may be in
+    /// `status_texts` too.
+    status_size: usize,
+    memory: &'a Arc<MemoryAccount>,
+    charge: Option<MemoryCharge>,
     reports_content: bool,
 }
 
@@ -58,16 +71,19 @@ enum BeforeAnswer {
 /// Finds an artifact among many.
 #[derive(Debug, Default)]
 struct ArtifactIndex {
-    /// By id, or by name where there is no id. Empty up to [`MAX_UNINDEXED`] artifacts.
-    positions: HashMap<(Option<String>, Option<String>), usize>,
+    hasher: RandomState,
+    /// The first position by the hash of the id, or of the name where there is no id. Empty up to [`MAX_UNINDEXED`]
+    /// artifacts.
+    positions: HashMap<u64, usize>,
 }
 
 impl ArtifactIndex {
     fn position(&self, artifacts: &[Artifact], wanted: &Artifact) -> Option<usize> {
-        match self.positions.is_empty() {
-            true => artifacts.iter().position(|known| is_same(known, wanted)),
-            false => self.positions.get(&Self::key(wanted)).copied(),
+        if self.positions.is_empty() {
+            return artifacts.iter().position(|known| is_same(known, wanted));
         }
+        let position = *self.positions.get(&self.hash(wanted))?;
+        artifacts.get(position).filter(|known| is_same(known, wanted)).map(|_| position)
     }
 
     /// Adds the last of these artifacts.
@@ -77,25 +93,27 @@ impl ArtifactIndex {
         }
         let indexed = if self.positions.is_empty() { 0 } else { artifacts.len() - 1 };
         for (position, artifact) in artifacts.iter().enumerate().skip(indexed) {
-            self.positions.entry(Self::key(artifact)).or_insert(position);
+            let hash = self.hash(artifact);
+            self.positions.entry(hash).or_insert(position);
         }
     }
 
-    fn key(artifact: &Artifact) -> (Option<String>, Option<String>) {
-        let name = artifact.name.clone().filter(|_| artifact.id.is_none());
-        (artifact.id.clone(), name)
+    fn hash(&self, artifact: &Artifact) -> u64 {
+        let name = artifact.name.as_ref().filter(|_| artifact.id.is_none());
+        self.hasher.hash_one((&artifact.id, name))
     }
 }
 
-/// The task exceeds the maximum size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TaskTooLarge;
-
-pub(super) type Applied = Result<Vec<ProgressEvent>, TaskTooLarge>;
+pub(super) type Applied = Result<Vec<ProgressEvent>, SizeError>;
 
 impl<'a> TaskBuilder<'a> {
-    /// The task may have `max_size` bytes.
-    pub(crate) fn new(rules: &'a ArtifactRules, max_size: usize, reports_content: bool) -> Self {
+    /// The task may have `max_size` bytes, which `memory` is charged for.
+    pub(crate) fn new(
+        rules: &'a ArtifactRules,
+        max_size: usize,
+        reports_content: bool,
+        memory: &'a Arc<MemoryAccount>,
+    ) -> Self {
         Self {
             rules,
             task: None,
@@ -106,18 +124,22 @@ impl<'a> TaskBuilder<'a> {
             is_task_reported: false,
             before_answer: BeforeAnswer::Nothing,
             index: ArtifactIndex::default(),
+            are_responses: Vec::new(),
             has_content: false,
             is_last: false,
             stray_failure: None,
             size: 0,
             history_size: 0,
             max_size,
+            status_size: 0,
+            memory,
+            charge: None,
             reports_content,
         }
     }
 
     pub(crate) fn reset(&mut self) {
-        *self = Self::new(self.rules, self.max_size, self.reports_content);
+        *self = Self::new(self.rules, self.max_size, self.reports_content, self.memory);
     }
 
     pub(crate) fn task(&self) -> Option<&Task> {
@@ -127,6 +149,12 @@ impl<'a> TaskBuilder<'a> {
     /// The task, once the agent has assigned its id.
     pub(crate) fn task_with_id(&self) -> Option<&Task> {
         self.task().filter(|task| !task.id.is_empty())
+    }
+
+    /// The memory that it holds, in bytes.
+    pub(crate) fn allocated(&self) -> usize {
+        // Text that grows has some room at its end.
+        self.size + self.size / 8 + self.status_size
     }
 
     /// Whether the task is final or waits for the caller.
@@ -195,8 +223,8 @@ impl<'a> TaskBuilder<'a> {
         }
         match event {
             Event::Message(message) => {
+                self.resize(0, size(&message.parts))?;
                 let text = text_of_parts(&message.parts);
-                self.resize(0, text.len())?;
                 if !text.is_empty() {
                     self.progress.push(ProgressEvent::Response(text));
                 }
@@ -221,7 +249,7 @@ impl<'a> TaskBuilder<'a> {
     }
 
     /// Reports the progress of another task, but not its end, which a caller would take for the end of this task.
-    fn apply_of_another_task(&mut self, event: Event) -> Result<(), TaskTooLarge> {
+    fn apply_of_another_task(&mut self, event: Event) -> Result<(), SizeError> {
         match event {
             Event::Status(update) if !update.state.is_settled() => {
                 self.progress.push(state_event(&update.state, update.message.as_ref()));
@@ -247,15 +275,15 @@ impl<'a> TaskBuilder<'a> {
         }
     }
 
-    fn collect_text(&mut self, message: Option<&Message>) -> Result<(), TaskTooLarge> {
+    fn collect_text(&mut self, message: Option<&Message>) -> Result<(), SizeError> {
         let Some(message) = message else { return Ok(()) };
         self.has_content = true;
         let before = self.status_texts.len();
-        self.status_texts.extend(message.parts.iter().filter_map(Part::as_text));
+        texts(&message.parts).for_each(|text| push_text(&mut self.status_texts, text));
         self.resize(before, self.status_texts.len())
     }
 
-    fn apply_snapshot(&mut self, mut snapshot: Task) -> Result<(), TaskTooLarge> {
+    fn apply_snapshot(&mut self, mut snapshot: Task) -> Result<(), SizeError> {
         self.report_task(&snapshot.id, snapshot.context_id.as_deref());
         let is_new_state = self.task.as_ref().is_none_or(|task| {
             task.state != snapshot.state
@@ -284,11 +312,12 @@ impl<'a> TaskBuilder<'a> {
             self.progress.push(state_event(&snapshot.state, snapshot.status_message.as_ref()));
         }
         if !snapshot.history.is_empty() {
-            let history = snapshot.history.iter().map(|message| size(&message.parts)).sum();
+            let history = snapshot.history.iter().map(Message::allocated).sum();
             let before = std::mem::replace(&mut self.history_size, history);
             self.resize(before, history)?;
         }
         self.has_content |= snapshot.status_message.is_some();
+        self.resize_status(snapshot.status_message.as_ref())?;
         let task = task_mut(&mut self.task, &snapshot.id);
         task.state = snapshot.state;
         task.context_id = snapshot.context_id.or(task.context_id.take());
@@ -299,7 +328,7 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    fn apply_status(&mut self, update: StatusUpdate) -> Result<(), TaskTooLarge> {
+    fn apply_status(&mut self, update: StatusUpdate) -> Result<(), SizeError> {
         let id = self.id_for(update.task_id.as_deref());
         self.report_task(&id, update.context_id.as_deref());
         self.progress.push(state_event(&update.state, update.message.as_ref()));
@@ -308,6 +337,7 @@ impl<'a> TaskBuilder<'a> {
         }
         self.has_content |= update.message.is_some();
         self.is_last = update.is_last;
+        self.resize_status(update.message.as_ref())?;
         let task = task_mut(&mut self.task, &id);
         task.context_id = update.context_id.or(task.context_id.take());
         task.state = update.state;
@@ -315,7 +345,7 @@ impl<'a> TaskBuilder<'a> {
         Ok(())
     }
 
-    fn apply_artifact(&mut self, update: ArtifactUpdate) -> Result<(), TaskTooLarge> {
+    fn apply_artifact(&mut self, update: ArtifactUpdate) -> Result<(), SizeError> {
         let id = self.id_for(update.task_id.as_deref());
         self.report_task(&id, update.context_id.as_deref());
         let task = task_mut(&mut self.task, &id);
@@ -327,10 +357,10 @@ impl<'a> TaskBuilder<'a> {
     }
 
     /// Updates the artifact at `index`, or adds a new one.
-    fn put_artifact(&mut self, index: Option<usize>, update: ArtifactUpdate) -> Result<(), TaskTooLarge> {
+    fn put_artifact(&mut self, index: Option<usize>, mut update: ArtifactUpdate) -> Result<(), SizeError> {
         let Some(task) = &mut self.task else { return Ok(()) };
         self.has_content = true;
-        let piece = &update.artifact;
+        let piece = &mut update.artifact;
         let position = index.unwrap_or(task.artifacts.len());
         let is_append = update.append && index.is_some();
         let (mut removed, mut added) = (0, 0);
@@ -339,8 +369,10 @@ impl<'a> TaskBuilder<'a> {
             added += ARTIFACT_OVERHEAD + length(&id) + length(&name);
             task.artifacts.push(Artifact { id, name, parts: Vec::new(), extras: None });
             self.index.add_last(&task.artifacts);
+            self.are_responses.push(false);
         }
-        let Some(known) = task.artifacts.get_mut(position) else { return Ok(()) };
+        let known = task.artifacts.get_mut(position).zip(self.are_responses.get_mut(position));
+        let Some((known, is_response)) = known else { return Ok(()) };
         if !is_append {
             removed += length(&known.name) + size(&known.parts);
             known.id.clone_from(&piece.id);
@@ -348,10 +380,12 @@ impl<'a> TaskBuilder<'a> {
             // Not `clear`: the memory of the old parts is no longer counted.
             known.parts = Vec::new();
             added += length(&known.name);
+            *is_response = self.reports_content && self.rules.is_response(known);
         }
-        added += extend(&mut known.parts, &piece.parts);
+        let parts = if self.reports_content { piece.parts.clone() } else { std::mem::take(&mut piece.parts) };
+        added += extend(&mut known.parts, parts);
         if self.reports_content {
-            let is_response = self.rules.is_response(known);
+            let is_response = *is_response;
             let text = is_response
                 .then(|| self.streamed.update(position, known, is_append, &update.artifact))
                 .flatten();
@@ -360,7 +394,7 @@ impl<'a> TaskBuilder<'a> {
         }
         // Streamed text cannot be taken back, so an artifact that is replaced repeatedly adds up.
         if self.streamed.size() > self.max_size.saturating_mul(4) {
-            return Err(TaskTooLarge);
+            return Err(SizeError::TooLarge);
         }
         self.resize(removed, added)
     }
@@ -380,9 +414,18 @@ impl<'a> TaskBuilder<'a> {
         known.or(reported).unwrap_or_default().to_owned()
     }
 
-    fn resize(&mut self, removed: usize, added: usize) -> Result<(), TaskTooLarge> {
+    fn resize(&mut self, removed: usize, added: usize) -> Result<(), SizeError> {
         self.size = (self.size + added).saturating_sub(removed);
-        if self.size > self.max_size { Err(TaskTooLarge) } else { Ok(()) }
+        if self.size > self.max_size {
+            return Err(SizeError::TooLarge);
+        }
+        let allocated = self.allocated();
+        Ok(self.memory.cover(&mut self.charge, allocated)?)
+    }
+
+    fn resize_status(&mut self, message: Option<&Message>) -> Result<(), SizeError> {
+        self.status_size = message.map_or(0, Message::allocated);
+        self.resize(0, 0)
     }
 }
 
@@ -394,6 +437,7 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
         status_message: None,
         artifacts: Vec::new(),
         history: Vec::new(),
+        memory: None,
     });
     // Some agents begin with events that have no task id.
     if task.id.is_empty() {
@@ -422,21 +466,28 @@ fn is_same(one: &Artifact, other: &Artifact) -> bool {
 
 /// Appends parts, and returns how many bytes they add. Text is appended to a text part, so that a million tokens
 /// are one part.
-fn extend(parts: &mut Vec<Part>, more: &[Part]) -> usize {
+fn extend(parts: &mut Vec<Part>, more: Vec<Part>) -> usize {
     let mut added = 0;
     for part in more {
         match (parts.last_mut(), part) {
             (Some(Part::Text(text)), Part::Text(more)) => {
-                text.push_str(more);
+                push_text(text, &more);
                 added += more.len();
             }
             (_, part) => {
                 added += part.allocated();
-                parts.push(part.clone());
+                parts.push(part);
             }
         }
     }
     added
+}
+
+fn push_text(text: &mut String, more: &str) {
+    if text.len() > LONG_TEXT && text.capacity() - text.len() < more.len() {
+        text.reserve_exact(text.len() / 8 + more.len());
+    }
+    text.push_str(more);
 }
 
 fn length(text: &Option<String>) -> usize {
@@ -459,5 +510,5 @@ fn same_parts(one: &[Part], other: &[Part]) -> bool {
     };
     others(one).count() == others(other).count()
         && others(one).zip(others(other)).all(is_same)
-        && text_of_parts(one) == text_of_parts(other)
+        && is_same_text(texts(one), texts(other))
 }

@@ -35,7 +35,7 @@ pub(super) struct Start {
 
 impl Start {
     pub(super) fn attached(agent: &Agent, http: &HttpClient) -> Result<Self, Diagnosis> {
-        Self::new(Arc::clone(&agent.config), http, &agent.secrets, None)
+        Self::new(Arc::clone(&agent.config), http, agent, None)
     }
 
     /// Chooses a port for `port: auto`, preferably `last_port`, and checks that no other process uses it.
@@ -68,20 +68,22 @@ impl Start {
         {
             return Err(Diagnosis::port_taken(local.number, process.as_ref(), &config));
         }
-        Self::new(config, http, &agent.secrets, port)
+        Self::new(config, http, agent, port)
     }
 
     fn new(
         config: Arc<config::AgentConfig>,
         http: &HttpClient,
-        secrets: &Secrets,
+        agent: &Agent,
         port: Option<LocalPort>,
     ) -> Result<Self, Diagnosis> {
+        let secrets = &agent.secrets;
         let chooser = a2a::chooser(&config, http, secrets).map_err(|error| Diagnosis {
             text: error_chain(&error),
             advice: "check the credentials and `tls` in the agent's configuration".into(),
         })?;
-        Ok(Self { config, chooser: Arc::new(chooser), secrets: secrets.clone(), port, tree: None })
+        let chooser = Arc::new(chooser.with_memory(Arc::clone(&agent.memory)));
+        Ok(Self { config, chooser, secrets: secrets.clone(), port, tree: None })
     }
 }
 

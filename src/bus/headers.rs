@@ -52,7 +52,7 @@ impl Headers {
             let message = format!("header `Nats-Msg-Id` is longer than {MAX_KEY} bytes");
             return Err(ActionError::invalid(message));
         }
-        let options = CallOptions { mode, timeout, trace };
+        let options = CallOptions { mode, timeout, trace, ..CallOptions::default() };
         Ok(Self { options, idempotency_key, frames, cancel_on_disconnect })
     }
 }

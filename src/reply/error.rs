@@ -181,9 +181,11 @@ impl ActionError {
             ClientError::Unreachable(_) | ClientError::Token(_) => Code::AgentUnavailable,
             ClientError::Broken(_) => Code::OutcomeUnknown,
             ClientError::TooLarge { .. } => Code::TooLarge,
-            ClientError::Refused { .. } | ClientError::NotA2a { .. } | ClientError::Compressed { .. } => {
-                Code::AgentError
-            }
+            ClientError::OutOfMemory => Code::Busy,
+            ClientError::Refused { .. }
+            | ClientError::NotA2a { .. }
+            | ClientError::Compressed { .. }
+            | ClientError::WrongId => Code::AgentError,
         };
         let mut this = Self { reached_agent, ..Self::new(code, error_chain(&error)) };
         if let ClientError::Refused { http_status, code, data, .. } = error {

@@ -189,7 +189,8 @@ impl OAuth {
             let sent = request.body(form).send().await;
             let response = sent.map_err(|error| unreachable(connection_error(error)))?;
             let status = response.status().as_u16();
-            let body = HttpResponse::from(response).body(MAX_TOKEN_RESPONSE).await.map_err(unreachable)?;
+            let body =
+                HttpResponse::from(response).small_body(MAX_TOKEN_RESPONSE).await.map_err(unreachable)?;
             Ok((status, body))
         };
         tokio::time::timeout(TOKEN_TIMEOUT, exchange).await.unwrap_or(Err(TokenError::Timeout))

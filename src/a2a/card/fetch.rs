@@ -9,6 +9,7 @@ use super::{Card, CardError};
 use crate::a2a::auth::Credentials;
 use crate::a2a::client::ClientError;
 use crate::a2a::http::{HttpClient, HttpResponse, connection_error};
+use crate::heavy;
 use crate::secrets::Secrets;
 
 /// Size limit of a card.
@@ -41,7 +42,9 @@ async fn get_first(
     let (mut responses, mut is_unauthorized) = (Vec::new(), false);
     for url in urls {
         return Err(match tokio::time::timeout(CARD_TIMEOUT, get(http, &url, credentials)).await {
-            Ok(Ok((status, body))) if status.is_success() => return parse(&body, secrets),
+            Ok(Ok((status, body))) if status.is_success() => {
+                return heavy::run(body.len(), || parse(&body, secrets)).await;
+            }
             Ok(Ok((status, _))) => {
                 is_unauthorized |= matches!(status.as_u16(), 401 | 403);
                 responses.push(format!("{url} answers {}{}", status.as_u16(), hint(status)));
@@ -94,7 +97,7 @@ async fn get(
     }
     let status = response.status();
     let body = if status.is_success() {
-        HttpResponse::from(response).body(MAX_CARD).await?
+        HttpResponse::from(response).small_body(MAX_CARD).await?
     } else {
         bytes::Bytes::new()
     };

@@ -6,6 +6,7 @@ use crate::a2a::auth::TokenError;
 use crate::a2a::error_text;
 use crate::a2a::http::HttpError;
 use crate::a2a::retry::Retry;
+use crate::memory::{self, SizeError};
 use crate::secrets::Secrets;
 
 /// The JSON-RPC codes that the bridge acts upon.
@@ -65,8 +66,20 @@ pub enum ClientError {
     /// There is no access token, so the bridge has not sent the request.
     #[error("cannot get an access token for the agent")]
     Token(#[source] TokenError),
+    /// The size is counted as allocated.
     #[error("the agent's response is larger than {limit} bytes (`max_response_size`)")]
     TooLarge { limit: u64 },
+    #[error("the agent's response does not fit: {}", memory::OutOfMemory)]
+    OutOfMemory,
+    /// The response is for another request, so the bridge has closed the connection and shows nothing of it.
+    #[error("the agent's response has the id of another request")]
+    WrongId,
+}
+
+impl From<memory::OutOfMemory> for ClientError {
+    fn from(memory::OutOfMemory: memory::OutOfMemory) -> Self {
+        Self::OutOfMemory
+    }
 }
 
 fn describe_refusal(status: &Option<u16>, code: &Option<i64>, message: &str) -> String {
@@ -87,7 +100,12 @@ impl ClientError {
                 secrets.redact(snippet);
             }
             Self::Compressed { encoding } => secrets.redact(encoding),
-            Self::Unreachable(_) | Self::Broken(_) | Self::Token(_) | Self::TooLarge { .. } => {}
+            Self::Unreachable(_)
+            | Self::Broken(_)
+            | Self::Token(_)
+            | Self::TooLarge { .. }
+            | Self::OutOfMemory
+            | Self::WrongId => {}
         }
     }
 
@@ -143,6 +161,15 @@ impl ClientError {
                 ..
             }
         )
+    }
+
+    /// Whether the response does not fit, and why.
+    pub(crate) fn size_error(&self) -> Option<SizeError> {
+        match self {
+            Self::TooLarge { .. } => Some(SizeError::TooLarge),
+            Self::OutOfMemory => Some(SizeError::OutOfMemory),
+            _ => None,
+        }
     }
 
     pub fn rpc_code(&self) -> Option<i64> {

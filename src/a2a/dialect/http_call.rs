@@ -74,7 +74,13 @@ impl HttpCall {
         was_get
     }
 
-    pub(crate) fn body(&self) -> Option<Bytes> {
+    /// Whether it is a JSON-RPC call, so that its response has an id.
+    pub(crate) fn is_rpc(&self) -> bool {
+        self.rpc_method.is_some()
+    }
+
+    /// The body; a JSON-RPC call has this id.
+    pub(crate) fn body(&self, id: uuid::Uuid) -> Option<Bytes> {
         #[derive(Serialize)]
         struct RpcRequest<'a> {
             jsonrpc: &'static str,
@@ -87,7 +93,7 @@ impl HttpCall {
         let Some(method) = self.rpc_method else {
             return Some(Bytes::copy_from_slice(params.get().as_bytes()));
         };
-        let request = RpcRequest { jsonrpc: "2.0", id: uuid::Uuid::new_v4(), method, params };
+        let request = RpcRequest { jsonrpc: "2.0", id, method, params };
         Some(json::to_bytes(&request))
     }
 }

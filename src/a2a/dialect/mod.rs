@@ -16,6 +16,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::model::{Event, Part, SendResult, Task};
+use super::response_ids::{IdCheck, RpcId};
 use super::retry::Retries;
 pub(crate) use http_call::HttpCall;
 pub(crate) use rpc_error::ReadError;
@@ -165,30 +166,36 @@ impl Dialect {
 
     /// Reads the response to a send.
     pub fn read_send_result(self, body: &[u8]) -> Result<SendResult, ReadError> {
-        self.read(body, SendResult::try_from)
+        self.read(body, &mut IdCheck::new(None), SendResult::try_from)
     }
 
     /// Reads the data of one SSE event in the response to a stream or a subscription.
     pub fn read_event(self, data: &[u8]) -> Result<Event, ReadError> {
-        self.read(data, Ok)
+        self.read(data, &mut IdCheck::new(None), Ok)
     }
 
     /// Reads the response to a get or a cancel.
     pub fn read_task(self, body: &[u8]) -> Result<Task, ReadError> {
-        self.read(body, Task::try_from)
+        self.read(body, &mut IdCheck::new(None), Task::try_from)
     }
 
+    /// Reads a response or an event, and compares its id.
+    ///
     /// Tries the usual case first, a JSON-RPC response with a result. A second pass finds the error, the result
     /// without its envelope, or the reason why the body is neither.
-    fn read<T>(
+    pub(super) fn read<T>(
         self,
         body: &[u8],
+        ids: &mut IdCheck,
         convert: fn(Event) -> Result<T, serde_json::Error>,
     ) -> Result<T, ReadError> {
         let in_envelope = if self.is_rest() { None } else { Event::decode_response(body) };
         let event = match in_envelope {
-            Some(event) => Ok(event),
-            None => Event::decode(result(body)?),
+            Some((event, id)) => {
+                ids.compare(id);
+                Ok(event)
+            }
+            None => Event::decode(result(body, ids)?),
         };
         let converted = event.and_then(|mut event| {
             if self == Self::V03Rest {
@@ -233,12 +240,14 @@ impl A2aMethod {
     }
 }
 
-/// The `result` of a JSON-RPC response, whatever its id: some agents respond with an id of their own. A body without
-/// the envelope is the result itself: that is how REST works, and some JSON-RPC agents leave the envelope out.
-fn result(body: &[u8]) -> Result<&str, ReadError> {
+/// The `result` of a JSON-RPC response. A body without the envelope is the result itself: that is how REST works, and
+/// some JSON-RPC agents leave the envelope out.
+fn result<'a>(body: &'a [u8], ids: &mut IdCheck) -> Result<&'a str, ReadError> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object")]
     struct RpcResponse<'a> {
+        #[serde(borrow)]
+        id: Option<RpcId<'a>>,
         #[serde(borrow)]
         result: Option<&'a RawValue>,
         #[serde(borrow)]
@@ -250,6 +259,9 @@ fn result(body: &[u8]) -> Result<&str, ReadError> {
     }
     let response: RpcResponse<'_> =
         serde_json::from_str(text).map_err(|e| ReadError::NotA2a(format!("not a JSON object: {e}")))?;
+    if response.error.is_some() || response.result.is_some() {
+        ids.compare(response.id);
+    }
     match (response.error, response.result) {
         (Some(error), _) => Err(match RpcError::read(error.get()) {
             Some(error) => ReadError::Agent(error),
@@ -287,7 +299,7 @@ mod tests {
             for call in
                 [A2aMethod::Send, A2aMethod::Stream].map(|method| dialect.message_call(method, &message))
             {
-                let body: Value = serde_json::from_slice(&call.body().unwrap()).unwrap();
+                let body: Value = serde_json::from_slice(&call.body(Uuid::nil()).unwrap()).unwrap();
                 let params = body.get("params").unwrap_or(&body);
                 assert_eq!(params["message"]["messageId"], message.message_id.to_string(), "{dialect:?}");
             }

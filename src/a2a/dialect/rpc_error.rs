@@ -4,6 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::text::shorten;
+
 /// Why a body is not a result.
 #[derive(Debug)]
 pub enum ReadError {
@@ -28,13 +30,21 @@ pub struct RpcError {
 struct ErrorObject<'a> {
     #[serde(borrow)]
     error: Option<&'a RawValue>,
-    code: Option<Value>,
-    message: Option<Value>,
+    #[serde(borrow)]
+    code: Option<&'a RawValue>,
+    #[serde(borrow)]
+    message: Option<&'a RawValue>,
     // FastAPI's errors.
-    detail: Option<Value>,
-    data: Option<Box<RawValue>>,
-    details: Option<Box<RawValue>>,
+    #[serde(borrow)]
+    detail: Option<&'a RawValue>,
+    #[serde(borrow)]
+    data: Option<&'a RawValue>,
+    #[serde(borrow)]
+    details: Option<&'a RawValue>,
 }
+
+/// Maximum size of a value that is read as more than text. Values take many times the memory of their text.
+const MAX_VALUE: usize = 64 << 10;
 
 impl RpcError {
     /// Reads the value of an `error` key: an object or a string.
@@ -48,8 +58,8 @@ impl RpcError {
     /// Reads an error object without an envelope, which some agents send in an `error` event.
     pub(super) fn bare(body: &[u8]) -> Option<Self> {
         let object: ErrorObject<'_> = serde_json::from_slice(body).ok()?;
-        let is_error =
-            matches!((&object.code, &object.message), (Some(Value::Number(_)), Some(Value::String(_))));
+        let is_number = |raw: &RawValue| raw.get().starts_with(|c: char| c == '-' || c.is_ascii_digit());
+        let is_error = object.code.is_some_and(is_number) && object.message.is_some_and(is_string);
         is_error.then(|| object.into())
     }
 
@@ -59,12 +69,12 @@ impl RpcError {
         if let Some(error) = object.error {
             return Self::read(error.get());
         }
-        if object.message.as_ref().is_some_and(Value::is_string) {
+        if object.message.is_some_and(is_string) {
             return Some(object.into());
         }
         // FastAPI's router writes these two when it finds no handler; any other text is from a handler.
-        let detail = object.detail.as_ref()?;
-        let is_router = ["Not Found", "Method Not Allowed"].iter().any(|text| detail == *text);
+        let detail = object.detail?;
+        let is_router = ["\"Not Found\"", "\"Method Not Allowed\""].contains(&detail.get());
         let error = Self::from(object);
         Some(Self { is_from_framework: error.code.is_none() && is_router, ..error })
     }
@@ -74,34 +84,39 @@ impl From<ErrorObject<'_>> for RpcError {
     fn from(object: ErrorObject<'_>) -> Self {
         let data = object.data.or(object.details);
         // In REST `code` is the HTTP status, and the A2A error is among the details.
-        let code = match object.code.as_ref().and_then(integer) {
+        let code = match object.code.and_then(integer) {
             Some(code) if code < 0 => Some(code),
-            own => code_of_reason(data.as_deref()).or(own.filter(|code| !(100..600).contains(code))),
+            own => code_of_reason(data).or(own.filter(|code| !(100..600).contains(code))),
         };
-        let message = as_text(object.message).or_else(|| as_text(object.detail)).unwrap_or_default();
-        Self { code, message, data, is_from_framework: false }
+        let message = object.message.and_then(as_text).or_else(|| object.detail.and_then(as_text));
+        let data = data.map(ToOwned::to_owned);
+        Self { code, message: message.unwrap_or_default(), data, is_from_framework: false }
     }
 }
 
-fn integer(value: &Value) -> Option<i64> {
-    match value {
-        Value::Number(number) => number.as_i64(),
-        Value::String(text) => text.parse().ok(),
-        _ => None,
-    }
+fn is_string(raw: &RawValue) -> bool {
+    raw.get().starts_with('"')
 }
 
-fn as_text(value: Option<Value>) -> Option<String> {
-    match value? {
-        Value::Null => None,
-        Value::String(text) => Some(text),
-        other => Some(other.to_string()),
+fn integer(raw: &RawValue) -> Option<i64> {
+    raw.get().trim_matches('"').parse().ok()
+}
+
+fn as_text(raw: &RawValue) -> Option<String> {
+    let text = raw.get();
+    match text.as_bytes().first() {
+        _ if text == "null" => None,
+        Some(b'"') => serde_json::from_str(text).ok(),
+        // Without line breaks, unless it is long.
+        _ if text.len() <= MAX_VALUE => serde_json::from_str(text).ok().map(|value: Value| value.to_string()),
+        _ => Some(shorten(text, MAX_VALUE)),
     }
 }
 
 /// The JSON-RPC code of the `reason` in a `google.rpc.ErrorInfo` (v1.0, section on error mapping).
 fn code_of_reason(details: Option<&RawValue>) -> Option<i64> {
-    let details: Vec<Value> = serde_json::from_str(details?.get()).ok()?;
+    let details = details.filter(|details| details.get().len() <= MAX_VALUE)?;
+    let details: Vec<Value> = serde_json::from_str(details.get()).ok()?;
     let reason = details.iter().find_map(|detail| detail.get("reason")?.as_str())?;
     Some(match reason {
         "TASK_NOT_FOUND" => -32001,

@@ -339,7 +339,7 @@ mod tests {
             retries: &Retries::new(&"agent".into()),
         };
         let body = |call: crate::a2a::dialect::HttpCall| -> Value {
-            serde_json::from_slice(&call.body().unwrap()).unwrap()
+            serde_json::from_slice(&call.body(uuid::Uuid::nil()).unwrap()).unwrap()
         };
         let sent = body(Dialect::V03Ids.message_call(A2aMethod::Send, &message));
         assert!(Uuid::try_parse(sent["id"].as_str().unwrap()).is_ok());

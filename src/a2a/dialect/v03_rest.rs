@@ -1,7 +1,11 @@
 //! Removes the extra wrapping that v0.3 over REST adds to data parts and file bytes.
 
+use std::borrow::Cow;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde::Deserializer as _;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::a2a::model::{Event, FileContent, Part, normalize_base64};
@@ -40,9 +44,30 @@ fn unwrap_part(part: &mut Part) {
 
 /// The inner value of `{"data": …}` if that is the only key.
 fn inner_data(data: &RawValue) -> Option<Box<RawValue>> {
-    let fields: std::collections::BTreeMap<String, &RawValue> = serde_json::from_str(data.get()).ok()?;
-    let inner = fields.get("data").filter(|_| fields.len() == 1)?;
-    Some((*inner).to_owned())
+    struct OnlyField;
+
+    impl<'de> Visitor<'de> for OnlyField {
+        type Value = Option<Box<RawValue>>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+            let mut inner = None;
+            let mut others = 0_usize;
+            while let Some(key) = fields.next_key::<Cow<'de, str>>()? {
+                if key == "data" && others == 0 {
+                    inner = Some(fields.next_value::<&RawValue>()?);
+                } else {
+                    others += 1;
+                    fields.next_value::<IgnoredAny>()?;
+                }
+            }
+            Ok(inner.filter(|_| others == 0).map(ToOwned::to_owned))
+        }
+    }
+    serde_json::Deserializer::from_str(data.get()).deserialize_map(OnlyField).ok()?
 }
 
 /// The inner base64 of a file whose bytes the Python SDK has encoded twice. Only where that is certain: a file of a

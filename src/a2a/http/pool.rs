@@ -104,13 +104,15 @@ impl ConnectionPool {
         })
     }
 
-    /// Sends a request. Repeats it only if a kept connection turns out to be closed before the first byte is written.
+    /// Sends a request on a new connection, or on a kept one if it `may_reuse` one. Repeats it only if a kept connection
+    /// turns out to be closed before the first byte is written.
     pub(super) async fn send(
         self: &Arc<Self>,
         method: Method,
         target: Uri,
         mut headers: HeaderMap,
         body: Option<Bytes>,
+        may_reuse: bool,
     ) -> Result<HttpResponse, ClientError> {
         headers.insert(HOST, self.host_header.clone());
         let mut request = hyper::Request::new(RequestBody::new(body.unwrap_or_default()));
@@ -118,7 +120,7 @@ impl ConnectionPool {
         *request.uri_mut() = target;
         *request.headers_mut() = headers;
         loop {
-            let kept = self.reuse().await;
+            let kept = if may_reuse { self.reuse().await } else { None };
             let is_kept = kept.is_some();
             let mut connection = match kept {
                 Some(connection) => connection,
@@ -129,8 +131,14 @@ impl ConnectionPool {
                 Ok(response) => {
                     let (head, incoming) = response.into_parts();
                     let source = Some((Arc::clone(self), connection));
-                    let body = HttpBody::Pooled(PooledBody { incoming, source });
-                    return Ok(HttpResponse { status: head.status, headers: head.headers, body });
+                    let body = HttpBody::Pooled(PooledBody { incoming, source, is_complete: false });
+                    return Ok(HttpResponse {
+                        status: head.status,
+                        headers: head.headers,
+                        body,
+                        may_be_stray: is_kept,
+                        since_yield: 0,
+                    });
                 }
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if is_kept => request = unsent,
@@ -257,12 +265,13 @@ impl Connection {
     }
 }
 
-/// The body of a response as it arrives. Dropping it before its end closes the connection.
+/// The body of a response as it arrives. Dropping it closes the connection.
 #[derive(Debug)]
 pub(super) struct PooledBody {
     incoming: Incoming,
-    /// The connection, and the pool to return it to; `None` once the body is complete.
+    /// The connection, and the pool to return it to.
     source: Option<(Arc<ConnectionPool>, Box<Connection>)>,
+    is_complete: bool,
 }
 
 impl PooledBody {
@@ -275,10 +284,15 @@ impl PooledBody {
                 return Ok(Some(data));
             }
         }
-        if let Some((pool, connection)) = self.source.take() {
+        self.is_complete = true;
+        Ok(None)
+    }
+
+    /// Returns the connection to the pool, if the body is complete.
+    pub(super) fn keep_connection(&mut self) {
+        if let Some((pool, connection)) = self.source.take_if(|_| self.is_complete) {
             pool.keep(connection);
         }
-        Ok(None)
     }
 }
 
@@ -375,8 +389,9 @@ mod tests {
 
     async fn call(pool: &Arc<ConnectionPool>) -> Result<(), ClientError> {
         let (target, body) = (Uri::from_static("/"), Bytes::from_static(b"hello"));
-        let mut response = pool.send(Method::POST, target, HeaderMap::new(), Some(body)).await?;
+        let mut response = pool.send(Method::POST, target, HeaderMap::new(), Some(body), true).await?;
         while response.chunk().await?.is_some() {}
+        response.keep_connection();
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use crate::text::error_chain;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -98,9 +98,11 @@ async fn serve(
                 break;
             }
         }
-        stream.read_exact(&mut vec![0; length]).await?;
+        let mut request = vec![0; length];
+        stream.read_exact(&mut request).await?;
+        let request: Value = serde_json::from_slice(&request).unwrap();
         requests.fetch_add(1, Relaxed);
-        let body = json!({"jsonrpc": "2.0", "id": 1, "result":
+        let body = json!({"jsonrpc": "2.0", "id": request["id"], "result":
             {"kind": "task", "id": "t", "status": {"state": "completed"}}})
         .to_string();
         let (head, rest) = match after {

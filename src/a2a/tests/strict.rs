@@ -43,7 +43,7 @@ fn assert_kept(ours: &Value, theirs: &Value, at: &str) {
 }
 
 fn params<T: DeserializeOwned + Serialize>(call: &HttpCall, method: &str) {
-    let body: Value = serde_json::from_slice(&call.body().unwrap()).unwrap();
+    let body: Value = serde_json::from_slice(&call.body(uuid::Uuid::nil()).unwrap()).unwrap();
     assert_strict::<a2a::JsonRpcRequest>(&body);
     assert_eq!(body["method"], method);
     assert_strict::<T>(&body["params"]);
@@ -108,9 +108,10 @@ fn requests_are_exactly_v1() {
                 "SubscribeToTask",
             );
         }
-        let rest: Value =
-            serde_json::from_slice(&Dialect::V1Rest.message_call(A2aMethod::Send, message).body().unwrap())
-                .unwrap();
+        let rest: Value = serde_json::from_slice(
+            &Dialect::V1Rest.message_call(A2aMethod::Send, message).body(uuid::Uuid::nil()).unwrap(),
+        )
+        .unwrap();
         assert_strict::<a2a::SendMessageRequest>(&rest);
     }
 }

@@ -29,14 +29,16 @@ use tokio::time::Instant;
 use super::actions::Actions;
 use super::assemble::{self, MessageSource};
 use super::progress::{Progress, ProgressEvent};
-use super::request::ReplyMode;
-use super::task_builder::{Applied, TaskBuilder, TaskTooLarge};
+use super::request::{ReplyMemory, ReplyMode};
+use super::task_builder::{Applied, TaskBuilder};
 use crate::a2a::LiveAgent;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Event, SendResult, Task, TaskState};
 use crate::a2a::retry::{Retries, Retry};
 use crate::a2a::stream::EventStream;
+use crate::heavy;
+use crate::memory::SizeError;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus, TaskRef};
@@ -73,6 +75,7 @@ pub(super) struct RunInput<'a> {
     pub(super) timeout: Duration,
     /// The retries of the message, for the reply.
     pub(super) retries: Option<&'a Retries>,
+    pub(super) reply_memory: &'a ReplyMemory,
 }
 
 #[derive(Debug)]
@@ -149,7 +152,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
         progress: &'a mut P,
     ) -> Self {
         let max_size = usize::try_from(actions.config.max_response_size).unwrap_or(usize::MAX);
-        let builder = TaskBuilder::new(&actions.artifacts, max_size, progress.wants_content());
+        let wants_content = progress.wants_content();
+        let builder = TaskBuilder::new(&actions.artifacts, max_size, wants_content, &actions.memory);
         let waiter = AgentWaiter {
             actions,
             live_agent,
@@ -360,7 +364,10 @@ impl<'a, P: Progress> CallRun<'a, P> {
             Err(DeliveryError::Client(error))
                 if !self.is_answer_undecided() && self.builder.task().is_some() =>
             {
-                return Err(known_task_error(error, self.known_task()).into());
+                return Err(match error.size_error() {
+                    Some(why) => self.does_not_fit(why).await.into(),
+                    None => known_task_error(error, self.known_task()).into(),
+                });
             }
             end => end?,
         };
@@ -488,7 +495,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
             };
             if self.is_answer_undecided() {
                 self.is_answer_taken = true;
-                let progress = self.builder.apply_first_after_answer(event);
+                let (size, builder) = (event.allocated(), &mut self.builder);
+                let progress = heavy::run(size, || builder.apply_first_after_answer(event)).await;
                 self.report(progress).await?;
             } else {
                 self.apply(event).await?;
@@ -511,7 +519,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             return Ok(());
         };
         let mut poller = Poller::new(id.clone(), PollSchedule::FOLLOW);
-        let mut failures = 0;
+        let (mut failures, mut is_out_of_memory) = (0, false);
         self.report_auth().await?;
         while !self.can_conclude() {
             let failure = match poller.next(&mut self.waiter).await {
@@ -530,12 +538,21 @@ impl<'a, P: Progress> CallRun<'a, P> {
                 Ok(Some(Polled::Failed(ClientError::Refused { http_status: Some(429 | 503), .. }))) => {
                     continue;
                 }
-                Ok(Some(Polled::Failed(error))) => error_chain(&error),
+                Ok(Some(Polled::Failed(error))) if error.size_error() == Some(SizeError::TooLarge) => {
+                    return Err(self.does_not_fit(SizeError::TooLarge).await);
+                }
+                Ok(Some(Polled::Failed(error))) => {
+                    is_out_of_memory = error.size_error() == Some(SizeError::OutOfMemory);
+                    error_chain(&error)
+                }
                 Ok(Some(Polled::TimedOut)) => "no response in time".to_owned(),
             };
             failures += 1;
             // No caller waits for a submitted task; the run polls it until its own timeout.
             if failures >= MAX_FAILED_POLLS && self.waiter.mode != ReplyMode::Submit {
+                if is_out_of_memory {
+                    return Err(self.does_not_fit(SizeError::OutOfMemory).await);
+                }
                 let message = format!("reading the task from the agent failed: {failure}");
                 let error = ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent();
                 return Err(error.with_task(self.known_task()));
@@ -558,16 +575,17 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     async fn apply(&mut self, event: Event) -> Result<(), ActionError> {
-        let progress = self.builder.apply(event);
+        let (size, builder) = (event.allocated(), &mut self.builder);
+        let progress = heavy::run(size, || builder.apply(event)).await;
         self.report(progress).await
     }
 
     /// Records a change of the task, and passes the progress to the caller.
     async fn report(&mut self, progress: Applied) -> Result<(), ActionError> {
-        let progress = progress.map_err(|TaskTooLarge| {
-            let limit = self.actions.config.max_response_size;
-            ActionError::from_client(ClientError::TooLarge { limit }).with_task(self.known_task())
-        })?;
+        let progress = match progress {
+            Ok(progress) => progress,
+            Err(why) => return Err(self.does_not_fit(why).await),
+        };
         // The task is recorded as soon as it has an id, so that requests can find and cancel it, and when its status
         // changes. The settled state is recorded at the end, with the complete content.
         if let Some(task) = self.builder.task_with_id()
@@ -617,7 +635,10 @@ impl<'a, P: Progress> CallRun<'a, P> {
     async fn conclude(&mut self) -> Reply {
         if let Some(message) = &self.builder.direct_message {
             self.recorder.update_session(message.context_id.as_deref()).await;
-            let content = assemble::message_content(message).map_err(|reason| unreadable(&reason))?;
+            let size = message.allocated();
+            self.recorder.cover_reply(size)?;
+            let content = heavy::run(size, || assemble::message_content(message)).await;
+            let content = content.map_err(|reason| unreadable(&reason))?;
             let task = self.recorder.task_ref(None, message.context_id.clone());
             let outcome = Outcome::new(ReplyStatus::Completed, content, task);
             return Ok(Arc::new(outcome.with_retries(self.recorder.input.retries)));
@@ -648,6 +669,19 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     fn task_with_id(&self) -> Option<TaskRef> {
         self.builder.task_with_id().map(|_| self.known_task())
+    }
+
+    /// Cancels a task whose content does not fit, because the run no longer follows it, and returns the error for the
+    /// caller.
+    async fn does_not_fit(&self, why: SizeError) -> ActionError {
+        if let Some(task) = self.builder.task_with_id().filter(|task| !task.state.is_final()) {
+            Box::pin(self.cancel_at_agent(&task.id)).await;
+        }
+        let error = match why {
+            SizeError::TooLarge => ClientError::TooLarge { limit: self.actions.config.max_response_size },
+            SizeError::OutOfMemory => ClientError::OutOfMemory,
+        };
+        ActionError::from_client(error).with_task(self.known_task())
     }
 
     async fn interrupted(&self, why: Interruption) -> ActionError {

@@ -10,6 +10,7 @@ use crate::a2a::model::{Message, Part, Task, TaskState};
 use crate::action::actions::Actions;
 use crate::action::assemble::{self, MessageSource};
 use crate::action::request::ReplyMode;
+use crate::heavy;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus, TaskRef};
 use crate::state::follow_ups::{FollowUpState, OpenQuestion};
@@ -56,7 +57,11 @@ impl TaskRecorder<'_> {
     ) -> Result<Observation, ActionError> {
         let (state, agent) = (&self.actions.state, &self.actions.agent);
         let task_ref = self.task_ref(Some(task.id.clone()), task.context_id.clone());
-        let (content, source) = assemble::task_content(task, status_texts, &self.actions.artifacts)
+        let size = task.allocated() + status_texts.len();
+        self.cover_reply(size).map_err(|error| error.with_task(task_ref.clone()))?;
+        let artifacts = &self.actions.artifacts;
+        let (content, source) = heavy::run(size, || assemble::task_content(task, status_texts, artifacts))
+            .await
             .map_err(|reason| unreadable(&reason).with_task(task_ref.clone()))?;
         let mut outcome =
             Outcome::new(ReplyStatus::from(&task.state), content, task_ref).with_retries(self.input.retries);
@@ -164,6 +169,12 @@ impl TaskRecorder<'_> {
             TaskState::AuthRequired => longest_call.max(config.input_required_ttl),
             _ => longest_call,
         }
+    }
+
+    /// Charges the content of a reply with about this size.
+    pub(super) fn cover_reply(&self, size: usize) -> Result<(), ActionError> {
+        let covered = self.input.reply_memory.cover(&self.actions.memory, size);
+        covered.map_err(|error| ActionError::from_client(error.into()))
     }
 
     /// Maps the caller's session to the context id that the agent has chosen.

@@ -1,3 +1,5 @@
+use std::sync::LazyLock;
+
 use rstest::rstest;
 
 use super::super::assemble::task_content;
@@ -11,6 +13,11 @@ struct Reported {
 
 fn rules() -> ArtifactRules {
     ArtifactRules { response: vec!["*".into()], notice: vec!["plan_*".into()] }
+}
+
+fn builder(rules: &ArtifactRules, max_size: usize, reports_content: bool) -> TaskBuilder<'_> {
+    static MEMORY: LazyLock<Arc<MemoryAccount>> = LazyLock::new(MemoryAccount::unlimited);
+    TaskBuilder::new(rules, max_size, reports_content, &MEMORY)
 }
 
 fn reported(builder: &mut TaskBuilder<'_>, events: &[&str]) -> Reported {
@@ -50,7 +57,7 @@ fn pieces_are_reported_as_they_arrive_and_parallel_artifacts_stay_separate() {
             artifact("a", "x", "!", true),
         ],
     );
-    let mut builder = TaskBuilder::new(&rules, 10_000, true);
+    let mut builder = builder(&rules, 10_000, true);
     let reported = reported(&mut builder, &events(&list));
     assert_eq!((reported.artifacts, reported.response.as_str()), (5, "Hello\nsecond\n!"));
     let texts: Vec<_> =
@@ -68,9 +75,9 @@ fn a_closing_artifact_and_text_that_is_resent_with_every_token_are_streamed_once
             artifact("f", "final_result", "one two", false),
         ],
     );
-    assert_eq!(reported(&mut TaskBuilder::new(&rules, 1000, true), &events(&list)).response, "one two");
+    assert_eq!(reported(&mut builder(&rules, 1000, true), &events(&list)).response, "one two");
     let whole = [artifact("s", "x", "one", false), artifact("s", "x", "one two", false)];
-    assert_eq!(reported(&mut TaskBuilder::new(&rules, 1000, true), &events(&whole)).response, "one two");
+    assert_eq!(reported(&mut builder(&rules, 1000, true), &events(&whole)).response, "one two");
 }
 
 /// An artifact without an id.
@@ -119,7 +126,7 @@ fn the_streamed_text_is_the_message_in_the_end() {
             "one two",
         ),
     ] {
-        let mut builder = TaskBuilder::new(&rules, 1000, true);
+        let mut builder = builder(&rules, 1000, true);
         let response = reported(&mut builder, &events(&list)).response;
         let (content, _) = task_content(builder.task().unwrap(), "", &rules).unwrap();
         assert_eq!(content.message, message);
@@ -132,14 +139,14 @@ fn no_token_of_parallel_artifacts_is_lost() {
     let rules = rules();
     let list = [("a", "ha"), ("b", "ha"), ("a", "ha"), ("b", "ho"), ("a", "ha")];
     let list = list.map(|(id, text)| artifact(id, id, text, true));
-    let response = reported(&mut TaskBuilder::new(&rules, 1000, true), &events(&list)).response;
+    let response = reported(&mut builder(&rules, 1000, true), &events(&list)).response;
     assert_eq!(response, "haha\nhaho\nha");
 }
 
 #[test]
 fn a_snapshot_after_a_gap_reports_only_new_content_and_artifacts_before_states() {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 1000, true);
+    let mut builder = builder(&rules, 1000, true);
     reported(&mut builder, &events(&[artifact("a", "x", "one", false)]));
     let snapshot = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_COMPLETED"},"artifacts":[
         {"artifactId":"a","name":"x","parts":[{"text":"one two"}]},{"artifactId":"b","name":"y","parts":[{"text":"three"}]}]}}"#;
@@ -152,7 +159,7 @@ fn a_snapshot_after_a_gap_reports_only_new_content_and_artifacts_before_states()
 #[test]
 fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 1000, true);
+    let mut builder = builder(&rules, 1000, true);
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"artifacts":[{"parts":[{"text":"a"}]},{"parts":[{"text":"b"}]}]}}"#;
     assert_eq!(reported(&mut builder, &[snapshot, snapshot]).response, "a\nb");
     let task = builder.task().unwrap();
@@ -162,7 +169,7 @@ fn artifacts_without_ids_are_told_apart_by_their_place_in_a_task() {
 #[test]
 fn a_stale_question_at_the_start_of_a_stream_does_not_end_it() {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 1000, true);
+    let mut builder = builder(&rules, 1000, true);
     let old = r#"{"task":{"id":"t","status":{"state":"TASK_STATE_INPUT_REQUIRED"}}}"#;
     builder.apply_first_after_answer(Event::decode(old).unwrap()).unwrap();
     assert!(!builder.is_settled());
@@ -176,14 +183,14 @@ fn a_stale_question_at_the_start_of_a_stream_does_not_end_it() {
 #[test]
 fn the_size_of_a_task_is_limited_and_replaced_content_does_not_count() {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 800, false);
+    let mut builder = builder(&rules, 800, false);
     let snapshot = r#"{"task":{"id":"t","status":{"state":"working"},"history":[{"role":"user","parts":[{"text":"0123456789012345678901234567890123456789"}]}],
         "artifacts":[{"artifactId":"a","parts":[{"text":"0123456789012345678901234567890123456789"}]}]}}"#;
     for _ in 0..100 {
         builder.apply(Event::decode(snapshot).unwrap()).unwrap();
     }
     let more = artifact("b", "x", "0123456789012345678901234567890123456789", true);
-    assert_eq!(builder.apply(Event::decode(&more).unwrap()).unwrap_err(), TaskTooLarge);
+    assert_eq!(builder.apply(Event::decode(&more).unwrap()).unwrap_err(), SizeError::TooLarge);
 }
 
 #[rstest]
@@ -192,19 +199,19 @@ fn the_size_of_a_task_is_limited_and_replaced_content_does_not_count() {
 #[case::long_names_of_files(&[concat!(r#"{"url":"","filename":"0123456789012345678901234567890123456789"#, r#"0123456789012345678901234567890123456789"}"#); 40])]
 fn the_size_of_a_task_counts_allocations(#[case] parts: &[&str]) {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 8000, false);
+    let mut builder = builder(&rules, 8000, false);
     let parts = parts.join(",");
     let update = format!(
         r#"{{"artifactUpdate":{{"taskId":"t","append":true,"artifact":{{"artifactId":"a","parts":[{parts}]}}}}}}"#
     );
     assert!(parts.len() < 8000);
-    assert_eq!(builder.apply(Event::decode(&update).unwrap()).unwrap_err(), TaskTooLarge);
+    assert_eq!(builder.apply(Event::decode(&update).unwrap()).unwrap_err(), SizeError::TooLarge);
 }
 
 #[test]
 fn a_name_that_replaces_another_counts() {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 4000, false);
+    let mut builder = builder(&rules, 4000, false);
     let named = |id: usize, name: &str| {
         let update = format!(
             r#"{{"artifactUpdate":{{"taskId":"t","artifact":{{"artifactId":"{id}","name":"{name}","parts":[]}}}}}}"#
@@ -214,13 +221,13 @@ fn a_name_that_replaces_another_counts() {
     (0..10).for_each(|id| drop(builder.apply(named(id, "n")).unwrap()));
     let long = "n".repeat(200);
     let replaced: Result<Vec<_>, _> = (0..10).map(|id| builder.apply(named(id, &long))).collect();
-    assert_eq!(replaced.unwrap_err(), TaskTooLarge);
+    assert_eq!(replaced.unwrap_err(), SizeError::TooLarge);
 }
 
 #[test]
 fn a_million_tokens_are_one_part() {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 1 << 20, false);
+    let mut builder = builder(&rules, 1 << 20, false);
     let token = artifact("a", "x", "t", true);
     for _ in 0..10_000 {
         builder.apply(Event::decode(&token).unwrap()).unwrap();
@@ -231,7 +238,7 @@ fn a_million_tokens_are_one_part() {
 #[test]
 fn an_artifact_that_comes_first_names_task_and_conversation() {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 1000, true);
+    let mut builder = builder(&rules, 1000, true);
     let update = |context: &str| {
         let artifact = r#""artifact":{"artifactId":"a","parts":[{"text":"x"}]}"#;
         format!(r#"{{"artifactUpdate":{{"taskId":"t",{context}{artifact}}}}}"#)
@@ -244,7 +251,7 @@ fn an_artifact_that_comes_first_names_task_and_conversation() {
 #[test]
 fn each_of_very_many_artifacts_is_found_again() {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 1 << 30, false);
+    let mut builder = builder(&rules, 1 << 30, false);
     for round in 0..2 {
         for number in 0..20_000 {
             let piece = artifact(&format!("a{number}"), "x", &format!("{round}."), round > 0);
@@ -260,7 +267,7 @@ fn each_of_very_many_artifacts_is_found_again() {
 #[test]
 fn a_replaced_artifact_frees_its_parts() {
     let rules = rules();
-    let mut builder = TaskBuilder::new(&rules, 1 << 20, false);
+    let mut builder = builder(&rules, 1 << 20, false);
     let parts = vec![r#"{"data":1}"#; 5_000].join(",");
     let update = |parts: &str| {
         format!(r#"{{"artifactUpdate":{{"taskId":"t","artifact":{{"artifactId":"a","parts":[{parts}]}}}}}}"#)

@@ -18,6 +18,7 @@ use crate::action::actions::{Actions, CallShutdown, CallableSkill};
 use crate::action::progress::NoProgress;
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::config::AgentConfig;
+use crate::memory::MemoryAccount;
 use crate::reply::Reply;
 use crate::secrets::Secrets;
 
@@ -57,6 +58,7 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         updates,
         CallShutdown::default(),
         Secrets::default(),
+        MemoryAccount::unlimited(),
     )
 }
 
