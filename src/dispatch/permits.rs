@@ -8,10 +8,14 @@ use super::request::Operation;
 use crate::action::request::ReplyMode;
 use crate::reply::error::{ActionError, Code};
 
-/// Maximum number of concurrent lookups and cancels. They have their own limit, so that a task can be canceled while
-/// the agent is busy.
+/// Maximum number of concurrent lookups of tasks, which wait for the agent.
 const MAX_LOOKUPS: usize = 1024;
-/// Maximum number of repeated requests that wait for the reply of the first.
+/// Maximum number of concurrent cancels. They have their own limit, so that a task can be canceled while the agent is
+/// busy, or does not respond to lookups.
+const MAX_CANCELS: usize = 256;
+/// Maximum number of concurrent requests for the card, which do not wait for the agent.
+const MAX_CARDS: usize = 64;
+/// Maximum number of repeated requests that wait for the reply of the first. Each key has a limit of its own, too.
 const MAX_REPEATS: usize = 1024;
 /// Maximum number of submitted tasks that the bridge follows concurrently.
 const MAX_SUBMITTED: usize = 10_000;
@@ -21,6 +25,8 @@ pub(super) struct Permits {
     agent: Arc<str>,
     in_flight: Arc<Semaphore>,
     lookups: Arc<Semaphore>,
+    cancels: Arc<Semaphore>,
+    cards: Arc<Semaphore>,
     repeats: Arc<Semaphore>,
     submitted: Arc<Semaphore>,
 }
@@ -40,14 +46,19 @@ impl Permits {
             agent: Arc::clone(agent),
             in_flight: semaphore(max_in_flight),
             lookups: semaphore(MAX_LOOKUPS),
+            cancels: semaphore(MAX_CANCELS),
+            cards: semaphore(MAX_CARDS),
             repeats: semaphore(MAX_REPEATS),
             submitted: semaphore(MAX_SUBMITTED),
         }
     }
 
     pub(super) fn take(&self, operation: &Operation, mode: ReplyMode) -> Result<Permit, ActionError> {
-        if !operation.runs_the_agent() {
-            return Ok(Permit { _admission: self.lookup()?, submitted: None });
+        let admission = |admission| Permit { _admission: admission, submitted: None };
+        match operation {
+            Operation::GetTask(_) => return self.lookup().map(admission),
+            Operation::CancelTask(_) => return self.cancel().map(admission),
+            Operation::Invoke { .. } | Operation::Answer(_) => {}
         }
         let in_flight = self.try_acquire(&self.in_flight, "calls in flight (`max_in_flight`)")?;
         let submitted = match mode {
@@ -63,9 +74,16 @@ impl Permits {
         Ok(Permit { _admission: in_flight.map_err(|_| ActionError::internal())?, submitted: None })
     }
 
-    /// For requests that do not run the agent: lookups of a task or the card, and cancels.
     pub(super) fn lookup(&self) -> Result<OwnedSemaphorePermit, ActionError> {
-        self.try_acquire(&self.lookups, "lookups and cancels in flight")
+        self.try_acquire(&self.lookups, "lookups in flight")
+    }
+
+    pub(super) fn cancel(&self) -> Result<OwnedSemaphorePermit, ActionError> {
+        self.try_acquire(&self.cancels, "cancels in flight")
+    }
+
+    pub(super) fn card(&self) -> Result<OwnedSemaphorePermit, ActionError> {
+        self.try_acquire(&self.cards, "requests for the card in flight")
     }
 
     pub(super) fn repeat(&self) -> Result<OwnedSemaphorePermit, ActionError> {

@@ -58,21 +58,30 @@ async fn errors_do_not_show_the_agents_credentials() {
     assert_eq!(dispatcher.guarded(failed).await.unwrap_err().message, "Bearer ***");
 }
 
-#[tokio::test]
-async fn lookups_have_their_own_limit() {
-    let dispatcher = dispatcher("max_in_flight: 1");
-    let mut permits: Vec<_> = std::iter::from_fn(|| dispatcher.permits.lookup().ok()).take(10_000).collect();
-    let refused = dispatcher.read_card(|| Ok(())).unwrap_err();
-    assert_eq!(refused.info.code, Code::Busy);
-    assert!(refused.message.contains("lookups"), "{}", refused.message);
-    assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 1, "the refusal counts");
+/// As many permits as there are.
+fn exhaust<P>(take: impl Fn() -> Result<P, ActionError>) -> Vec<P> {
+    std::iter::from_fn(|| take().ok()).take(100_000).collect()
+}
 
-    // Lookups take no permit of a call, and a call takes none of theirs.
+#[tokio::test]
+async fn calls_lookups_repeats_cancels_and_cards_have_limits_of_their_own() {
+    let dispatcher = dispatcher("max_in_flight: 1");
+    let permits = &dispatcher.permits;
     let call = dispatcher.permit().now_or_never().unwrap().unwrap();
     assert!(dispatcher.permit().now_or_never().is_none(), "that was the only permit");
-    permits.pop();
-    let read = || Ok(dispatcher.permits.lookup().is_err());
-    assert!(dispatcher.read_card(read).unwrap(), "a lookup holds a permit while it reads");
-    assert!(dispatcher.read_card(read).unwrap(), "and releases it");
-    drop(call);
+    let (repeats, lookups) = (exhaust(|| permits.repeat()), exhaust(|| permits.lookup()));
+    let refused = permits.lookup().unwrap_err();
+    assert_eq!(refused.info.code, Code::Busy);
+    assert!(refused.message.contains("lookups"), "{}", refused.message);
+    permits.cancel().expect("a task can be canceled while lookups hang");
+    dispatcher.read_card(|| Ok(())).expect("the card needs no agent");
+    let cancels = exhaust(|| permits.cancel());
+    dispatcher.read_card(|| Ok(())).unwrap();
+    drop((call, repeats, lookups, cancels));
+    let cards = exhaust(|| permits.card());
+    assert_eq!(dispatcher.read_card(|| Ok(())).unwrap_err().info.code, Code::Busy);
+    assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 1, "the refusal counts");
+    permits.lookup().unwrap();
+    drop(cards);
+    dispatcher.read_card(|| Ok(assert!(permits.card().is_ok()))).unwrap();
 }

@@ -22,6 +22,13 @@ pub(crate) struct FollowUp {
     pub expires_at: String,
 }
 
+impl FollowUp {
+    /// The memory that it takes in addition to its own size, in bytes.
+    pub(crate) fn allocated(&self) -> usize {
+        ALLOCATION_OVERHEAD + self.expires_at.capacity()
+    }
+}
+
 /// The statuses of the public protocol, except for that of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
@@ -169,7 +176,11 @@ impl Outcome {
         let of_files = files.iter().flat_map(|file| [&file.name, &file.mime_type, &file.url, &file.bytes]);
         let of_artifacts = artifacts.iter().flat_map(|artifact| [&artifact.id, &artifact.name]);
         let texts = of_files.chain(of_artifacts).chain([&self.task.id, &self.task.context_id]).flatten();
+        // `message`, the three lists, and the retries are allocations, too.
         size_of::<Self>()
+            + 5 * ALLOCATION_OVERHEAD
+            + self.follow_up.as_ref().map_or(0, FollowUp::allocated)
+            + self.retries.capacity() * size_of::<Retry>()
             + message.capacity()
             + files.capacity() * size_of::<ReplyFile>()
             + data.capacity() * size_of::<Box<RawValue>>()
