@@ -73,7 +73,7 @@ async fn calls_lookups_repeats_cancels_and_cards_have_limits_of_their_own() {
     let refused = permits.lookup().unwrap_err();
     assert_eq!(refused.info.code, Code::Busy);
     assert!(refused.message.contains("lookups"), "{}", refused.message);
-    permits.cancel().expect("a task can be canceled while lookups hang");
+    drop(permits.cancel().expect("a task can be canceled while lookups hang"));
     dispatcher.read_card(|| Ok(())).expect("the card needs no agent");
     let cancels = exhaust(|| permits.cancel());
     dispatcher.read_card(|| Ok(())).unwrap();
@@ -81,7 +81,7 @@ async fn calls_lookups_repeats_cancels_and_cards_have_limits_of_their_own() {
     let cards = exhaust(|| permits.card());
     assert_eq!(dispatcher.read_card(|| Ok(())).unwrap_err().info.code, Code::Busy);
     assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 1, "the refusal counts");
-    permits.lookup().unwrap();
+    drop(permits.lookup().unwrap());
     drop(cards);
     dispatcher.read_card(|| Ok(assert!(permits.card().is_ok()))).unwrap();
 }

@@ -176,15 +176,17 @@ impl Outcome {
         let of_files = files.iter().flat_map(|file| [&file.name, &file.mime_type, &file.url, &file.bytes]);
         let of_artifacts = artifacts.iter().flat_map(|artifact| [&artifact.id, &artifact.name]);
         let texts = of_files.chain(of_artifacts).chain([&self.task.id, &self.task.context_id]).flatten();
-        // `message`, the three lists, and the retries are allocations, too.
+        let blocks = [
+            message.capacity(),
+            files.capacity() * size_of::<ReplyFile>(),
+            data.capacity() * size_of::<Box<RawValue>>(),
+            artifacts.capacity() * size_of::<ArtifactRef>(),
+            self.retries.capacity() * size_of::<Retry>(),
+        ];
+        let blocks = blocks.into_iter().filter(|bytes| *bytes > 0);
         size_of::<Self>()
-            + 5 * ALLOCATION_OVERHEAD
+            + blocks.map(|bytes| ALLOCATION_OVERHEAD + bytes).sum::<usize>()
             + self.follow_up.as_ref().map_or(0, FollowUp::allocated)
-            + self.retries.capacity() * size_of::<Retry>()
-            + message.capacity()
-            + files.capacity() * size_of::<ReplyFile>()
-            + data.capacity() * size_of::<Box<RawValue>>()
-            + artifacts.capacity() * size_of::<ArtifactRef>()
             + data.iter().map(|data| ALLOCATION_OVERHEAD + data.get().len()).sum::<usize>()
             + texts.map(|text| ALLOCATION_OVERHEAD + text.capacity()).sum::<usize>()
     }

@@ -312,6 +312,8 @@ fn check_body(first: &str, repeat: &str) -> Result<(), ActionError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::MemoryStore;
+    use super::super::quota::Quotas;
     use super::super::tests::memory_store;
     use super::*;
     use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
@@ -338,6 +340,11 @@ mod tests {
             Reservation::First(_) => panic!("ran twice"),
             Reservation::Repeat(repeat) => repeat,
         }
+    }
+
+    /// A store with 4 MiB for replies.
+    fn small_store() -> Arc<dyn StateStore> {
+        Arc::new(MemoryStore::new(&Quotas::new(32 << 20)))
     }
 
     fn outcome(message: &str) -> Reply {
@@ -393,15 +400,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_reply_that_is_too_large_to_keep_never_runs_the_agent_again() {
-        let keys = replica(&memory_store());
-        first(&keys, "x").await.finish(&outcome(&"x".repeat(40 << 20))).await;
+        let keys = replica(&small_store());
+        first(&keys, "x").await.finish(&outcome(&"x".repeat(3 << 20))).await;
         let again = repeat(&keys, "x").await.reply().await.unwrap_err();
         assert_eq!(again.info.code, Code::OutcomeUnknown);
     }
 
     #[tokio::test]
     async fn a_key_remains_when_the_store_evicts_its_reply() {
-        let keys = replica(&memory_store());
+        let keys = replica(&small_store());
         let reserve = |key: String| {
             let keys = Arc::clone(&keys);
             async move { keys.reserve(&"agent".into(), "a", &key, b"x", LIMIT).await.unwrap() }
@@ -410,7 +417,7 @@ mod tests {
             let Reservation::First(running) = reserve(number.to_string()).await else {
                 panic!("not the first")
             };
-            running.finish(&outcome(&"x".repeat(1 << 20))).await;
+            running.finish(&outcome(&"x".repeat(100 << 10))).await;
         }
         let Reservation::Repeat(first) = reserve("0".to_owned()).await else { panic!("ran twice") };
         assert_eq!(first.reply().await.unwrap_err().info.code, Code::OutcomeUnknown);

@@ -248,12 +248,12 @@ mod tests {
             "{refused:?}"
         );
         assert_eq!(busy.usage(QuotaKind::SharedTask).refusals.load(Relaxed), 2);
-        quiet.reserve().unwrap();
+        drop(quiet.reserve().unwrap());
         calls.pop();
         busy.usage(QuotaKind::FollowUp).protected_bytes.store(SMALL_ENTRY, Relaxed);
         let refused = busy.reserve().unwrap_err();
         assert!(refused.message.contains("open questions"), "{refused:?}");
         calls.pop();
-        busy.reserve().unwrap();
+        drop(busy.reserve().unwrap());
     }
 }

@@ -1,5 +1,7 @@
 //! A store that fails as a store over the network can, and the guarantees that hold in spite of it.
 
+mod isolation;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
