@@ -33,6 +33,7 @@ use crate::metrics::{self, Metrics};
 use crate::process::child::ProcessHost;
 use crate::process::orphans::ProcessRecords;
 use crate::state::memory::MemoryStore;
+use crate::state::quota::Quotas;
 use crate::state::{State, StateStore};
 
 /// Task updates of one agent that wait to be published.
@@ -124,16 +125,19 @@ impl Bridge {
             guard: Arc::new(guard),
             tasks: host.tasks.tracker.clone(),
         };
-        let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
-        let state = Arc::new(State::new(&store));
-        let metrics = Arc::new(Metrics::new(client, Arc::clone(&state)));
+        let memory_limit = config.limits.memory.unwrap_or_else(memory::default_limit);
+        let memory = MemoryBudget::new(memory_limit);
+        let quotas = Quotas::new(memory_limit / 4);
+        let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
+        let state = Arc::new(State::new(&store, &quotas));
+        let metrics = Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&memory)));
         let draining = DrainingAgents::new(host.tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {
             context,
             subjects,
             http,
             state,
-            memory: MemoryBudget::new(config.limits.memory.unwrap_or_else(memory::default_limit)),
+            memory,
             host: ProcessHost { records: open_records(config), ..host },
             served: Mutex::new(Some(Vec::new())),
             draining,

@@ -98,7 +98,7 @@
 //! | --- | --- |
 //! | whether a reply subject is allowed | `EndpointReader::handle` in `bus/service/endpoint.rs`, with `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; control requests and discovery use the same guard |
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
-//! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full store is `busy` too, see `state/mod.rs` |
+//! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full quota of state is `busy` too, see `state/quota.rs` |
 //! | whether there is memory for a request, a response or a reply | `MemoryAccount::charge` in `memory.rs`; `Dispatcher::arrive` charges requests, `Outbox::publish` in `bus/outbox.rs` charges what waits to be sent |
 //! | whether a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, with `Idempotency::reserve` in `state/idempotency.rs` |
 //! | which answer claims a follow-up id | `answer` in `action/follow_up.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
@@ -109,7 +109,8 @@
 //! | redaction of credentials in the failure reason of a task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
 //! | how an interrupted stream continues | `CallRun::check` in `action/run/mod.rs`; the loop is `CallRun::follow` |
 //! | whether and when an agent restarts after an exit | `Lifecycle::after_failure` in `agent/lifecycle.rs`; `Backoff::next_delay` in `process/restart.rs` computes the delay |
-//! | which state is evicted or refused | `BoundedTable::evict` and `BoundedTable::put` in `state/table.rs`; `MemoryStore` in `state/memory.rs` has the policy per kind |
+//! | which state is evicted or refused | `Entry::put` and `AgentRows::evict` in `state/table.rs`; `state/quota.rs` has the quotas; each module of `state` says with a `Lifetime` what is protected |
+//! | whether a call is `busy` because its task or question could not be recorded | `AgentQuota::reserve` in `state/quota.rs`, called by `Dispatcher::admit` in `dispatch/mod.rs` |
 //! | when expired state is removed | `State::sweep_periodically` in `state/mod.rs`, with `BoundedTable::sweep_step` in `state/table.rs` |
 //! | whether a reply that is too large is shortened (questions, error data) or refused as `too_large` | `EncodedReply::new` in `bus/encoded_reply.rs`; `bus/agent_protocol/chunks.rs` for the agent protocol |
 //! | whether an agent's response exceeds `max_response_size` | `TaskBuilder::resize` in `action/task_builder.rs` |
@@ -130,11 +131,12 @@
 //!
 //! Everything from outside is limited: bodies and nesting ([`config`] has limits per agent), cards, published
 //! skills, calls in flight, follow-ups, recorded tasks and sessions, output lines, queued log lines, and queued
-//! [spans](telemetry::spans). Dropped lines and spans are counted. Evicted state is not counted; to its owner it
-//! looks expired.
+//! [spans](telemetry::spans). Dropped lines, spans and state are counted.
 //!
-//! State is limited in bytes. A full table evicts the oldest entries of the agent with the most bytes, so that a
-//! busy agent does not evict the entries of a quiet one. Idempotency keys are never evicted; new ones are refused.
+//! State is limited in bytes. Each agent has an equal share of a quarter of `limits.memory`, and a part of it for each
+//! kind of entry (`state::quota`), so that agents never evict or refuse each other's entries. Within an agent, expired
+//! entries go first, then the oldest that have ended. What runs or waits is never evicted: running and submitted tasks,
+//! open questions, idempotency keys. If only these remain, new requests are `busy`, before the agent runs.
 
 // The documentation is built with `--document-private-items`.
 #![allow(rustdoc::private_intra_doc_links)]

@@ -199,16 +199,6 @@ impl MemoryCharge {
         Ok(())
     }
 
-    /// Charges `more` bytes in addition.
-    pub(crate) fn grow(&mut self, more: usize) -> Result<(), OutOfMemory> {
-        self.resize(self.bytes.saturating_add(more))
-    }
-
-    /// The account, for further charges.
-    pub(crate) fn account(&self) -> &Arc<MemoryAccount> {
-        &self.account
-    }
-
     /// Like [`MemoryCharge::resize`], for memory that is already in use: the size is always charged.
     pub(crate) fn resize_unchecked(&mut self, bytes: usize) {
         let bytes = bytes.next_multiple_of(BLOCK);
@@ -279,7 +269,7 @@ mod tests {
         assert_eq!(charge.resize(usize::MAX), Err(OutOfMemory));
         assert_eq!(budget.used(), MIB);
         charge.resize(BLOCK).unwrap();
-        charge.grow(1).unwrap();
+        charge.resize(BLOCK + 1).unwrap();
         assert_eq!(budget.used(), 2 * BLOCK);
         drop(charge);
         assert_eq!(budget.used(), 0);

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_nats::Client;
@@ -25,7 +26,9 @@ use tokio_util::sync::CancellationToken;
 use crate::agent::call_stats::BUCKETS;
 use crate::agent::{Agent, AgentState};
 use crate::bus::connect;
+use crate::memory::MemoryBudget;
 use crate::state::State as BridgeState;
+use crate::state::quota::{AgentQuota, KindUsage, QuotaKind};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -33,14 +36,16 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 pub(crate) struct Metrics {
     client: Client,
     state: Arc<BridgeState>,
+    memory: Arc<MemoryBudget>,
     agents: Mutex<Vec<Agent>>,
     /// Why `/readyz` fails, regardless of the state of the NATS connection.
     not_ready: Mutex<Option<&'static str>>,
 }
 
 impl Metrics {
-    pub(crate) fn new(client: Client, state: Arc<BridgeState>) -> Self {
-        Self { client, state, agents: Mutex::default(), not_ready: Mutex::new(Some("starting")) }
+    pub(crate) fn new(client: Client, state: Arc<BridgeState>, memory: Arc<MemoryBudget>) -> Self {
+        let not_ready = Mutex::new(Some("starting"));
+        Self { client, state, memory, agents: Mutex::default(), not_ready }
     }
 
     /// Every configured agent is published: `/readyz` succeeds from now on.
@@ -83,11 +88,16 @@ impl Metrics {
 
     /// All metrics in the OpenMetrics text format.
     async fn encode(&self) -> Result<String, fmt::Error> {
+        let pending_follow_ups = self.state.follow_ups.pending().await.ok().map(|count| count as u64);
+        let agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let quota = |agent: &Agent| Some((Arc::clone(&agent.name), self.state.quotas.find(&agent.name)?));
         let snapshot = Snapshot {
             is_connected: self.is_connected(),
             malformed_messages: connect::malformed_messages(&self.client),
-            pending_follow_ups: self.state.follow_ups.pending().await.ok().map(|count| count as u64),
-            agents: self.agents.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            pending_follow_ups,
+            memory: Arc::clone(&self.memory),
+            quotas: agents.iter().filter_map(quota).collect(),
+            agents,
         };
         snapshot.into_text()
     }
@@ -99,6 +109,8 @@ struct Snapshot {
     is_connected: bool,
     malformed_messages: u64,
     pending_follow_ups: Option<u64>,
+    memory: Arc<MemoryBudget>,
+    quotas: Vec<(Arc<str>, Arc<AgentQuota>)>,
     agents: Vec<Agent>,
 }
 
@@ -126,6 +138,12 @@ impl Collector for Snapshot {
             let (name, help) = ("a2a_bridge_follow_ups_pending", "Agent questions that wait for an answer.");
             encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&pending)?;
         }
+        for (name, help, value) in [
+            ("a2a_bridge_memory_limit_bytes", "Memory for calls in flight.", self.memory.limit()),
+            ("a2a_bridge_memory_used_bytes", "Memory that calls in flight use.", self.memory.used()),
+        ] {
+            encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&(value as u64))?;
+        }
         let states: Vec<_> = self.agents.iter().map(|agent| (agent, agent.status.borrow().state)).collect();
         let agent_states = states.iter().flat_map(|(agent, current)| {
             AgentState::ALL.into_iter().map(|state| {
@@ -141,6 +159,14 @@ impl Collector for Snapshot {
         family(&mut encoder, Gauge, "a2a_bridge_agents", "Agents by state.", by_state)?;
         for (kind, name, help, value) in PER_AGENT {
             let samples = self.agents.iter().map(|agent| ([("agent", &*agent.name)], value(agent)));
+            family(&mut encoder, kind, name, help, samples)?;
+        }
+        for (kind, name, help, value) in PER_KIND {
+            let samples = self.quotas.iter().flat_map(|(agent, quota)| {
+                QuotaKind::ALL.into_iter().map(move |kind| {
+                    ([("agent", &**agent), ("kind", kind.label())], value(quota.usage(kind)))
+                })
+            });
             family(&mut encoder, kind, name, help, samples)?;
         }
         let outcomes = self.agents.iter().flat_map(|agent| {
@@ -159,11 +185,17 @@ impl Collector for Snapshot {
 type AgentMetric = (MetricType, &'static str, &'static str, fn(&Agent) -> u64);
 
 /// The encoder adds `_total` to the names of counters.
-const PER_AGENT: [AgentMetric; 5] = [
+const PER_AGENT: [AgentMetric; 7] = [
     (Counter, "a2a_bridge_agent_restarts", "Process starts after the first one.", |agent| {
         agent.status.borrow().restarts.into()
     }),
     (Gauge, "a2a_bridge_calls_in_flight", "Calls in flight.", |agent| agent.calls.in_flight() as u64),
+    (Gauge, "a2a_bridge_memory_bytes", "Memory that the calls of an agent use.", |agent| {
+        agent.memory.used() as u64
+    }),
+    (Counter, "a2a_bridge_memory_refusals", "Refusals because the memory for calls was used up.", |agent| {
+        agent.memory.refusals()
+    }),
     (Counter, "a2a_bridge_agent_output_bytes", "Bytes that agents wrote to stdout and stderr.", |agent| {
         agent.output.counts().bytes
     }),
@@ -172,6 +204,21 @@ const PER_AGENT: [AgentMetric; 5] = [
     }),
     (Counter, "a2a_bridge_agent_output_dropped_lines", "Output lines neither logged nor kept.", |agent| {
         agent.output.counts().dropped_lines
+    }),
+];
+
+type KindMetric = (MetricType, &'static str, &'static str, fn(&KindUsage) -> u64);
+
+const PER_KIND: [KindMetric; 4] = [
+    (Gauge, "a2a_bridge_state_entries", "Entries of state in memory.", |usage| {
+        usage.entries.load(Relaxed) as u64
+    }),
+    (Gauge, "a2a_bridge_state_bytes", "Memory of these entries.", |usage| usage.bytes.load(Relaxed) as u64),
+    (Counter, "a2a_bridge_state_evictions", "Entries removed before they expired.", |usage| {
+        usage.evictions.load(Relaxed)
+    }),
+    (Counter, "a2a_bridge_state_refusals", "Entries for which there was no room.", |usage| {
+        usage.refusals.load(Relaxed)
     }),
 ];
 
@@ -251,19 +298,27 @@ async fn get_ready(Shared(metrics): Shared<Arc<Metrics>>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::quota::Quotas;
 
     #[test]
     fn the_names_and_types_of_all_metrics_are_stable() {
+        let quota = Quotas::new(0).agent(&"a".into());
+        quota.usage(QuotaKind::Session).evictions.store(3, Relaxed);
         let snapshot = Snapshot {
             is_connected: true,
             malformed_messages: 3,
             pending_follow_ups: Some(2),
+            memory: MemoryBudget::new(2048),
+            quotas: vec![("a".into(), quota)],
             agents: Vec::new(),
         };
         let text = snapshot.into_text().unwrap();
         assert!(text.contains("\na2a_bridge_nats_connected 1\n"), "{text}");
         assert!(text.contains("\na2a_bridge_nats_malformed_messages_total 3\n"), "{text}");
         assert!(text.contains("\na2a_bridge_follow_ups_pending 2\n"), "{text}");
+        assert!(text.contains("\na2a_bridge_memory_limit_bytes 1024\n"), "{text}");
+        let evictions = "\na2a_bridge_state_evictions_total{agent=\"a\",kind=\"session\"} 3\n";
+        assert!(text.contains(evictions), "{text}");
         let types: Vec<_> =
             text.lines().filter(|line| !line.starts_with("# HELP") && line.starts_with('#')).collect();
         insta::assert_snapshot!(types.join("\n"), @r"
@@ -271,13 +326,21 @@ mod tests {
         # TYPE a2a_bridge_nats_connected gauge
         # TYPE a2a_bridge_nats_malformed_messages counter
         # TYPE a2a_bridge_follow_ups_pending gauge
+        # TYPE a2a_bridge_memory_limit_bytes gauge
+        # TYPE a2a_bridge_memory_used_bytes gauge
         # TYPE a2a_bridge_agent_state gauge
         # TYPE a2a_bridge_agents gauge
         # TYPE a2a_bridge_agent_restarts counter
         # TYPE a2a_bridge_calls_in_flight gauge
+        # TYPE a2a_bridge_memory_bytes gauge
+        # TYPE a2a_bridge_memory_refusals counter
         # TYPE a2a_bridge_agent_output_bytes counter
         # TYPE a2a_bridge_agent_output_dropped_bytes counter
         # TYPE a2a_bridge_agent_output_dropped_lines counter
+        # TYPE a2a_bridge_state_entries gauge
+        # TYPE a2a_bridge_state_bytes gauge
+        # TYPE a2a_bridge_state_evictions counter
+        # TYPE a2a_bridge_state_refusals counter
         # TYPE a2a_bridge_calls counter
         # TYPE a2a_bridge_call_duration_seconds histogram
         # EOF

@@ -30,6 +30,7 @@ use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, TaskRef};
 use crate::secrets::Secrets;
 use crate::state::State;
+use crate::state::quota::{AgentQuota, ReservedRoom};
 use crate::state::tasks::TaskRecord;
 use crate::telemetry::spans;
 
@@ -70,6 +71,7 @@ pub(crate) struct Actions {
     pub(super) artifacts: ArtifactRules,
     live: LiveAgentReceiver,
     pub(crate) state: Arc<State>,
+    quota: Arc<AgentQuota>,
     updates: mpsc::Sender<TaskUpdate>,
     pub(super) call_shutdown: CallShutdown,
     pub(super) secrets: Secrets,
@@ -107,7 +109,13 @@ impl Actions {
             response: config.answer_artifacts.clone(),
             notice: config.notice_artifacts.clone(),
         };
-        Self { agent, config, artifacts, live, state, updates, call_shutdown, secrets, memory }
+        let quota = state.quotas.agent(&agent);
+        Self { agent, config, artifacts, live, state, quota, updates, call_shutdown, secrets, memory }
+    }
+
+    /// Reserves room for what a call may have to record.
+    pub(crate) fn reserve(&self) -> Result<ReservedRoom, ActionError> {
+        self.quota.reserve()
     }
 
     /// The caller's timeout, but at most that of the configuration.

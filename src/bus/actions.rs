@@ -87,6 +87,8 @@ impl ActionEndpoint {
             (Ok(headers), Some(operation)) => Ok(dispatcher_request(headers, operation, &message)),
             (Err(error), _) => Err(error),
         };
+        // From here on only the request holds the body.
+        drop(message);
         if wants_frames {
             return Box::pin(responder.stream(request, &mut arrival, frame_options)).await;
         }

@@ -38,12 +38,13 @@ use tracing::Instrument as _;
 use crate::action::actions::Actions;
 use crate::action::follow_up;
 use crate::action::progress::{Listener, Progress, ProgressEvent};
-use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
+use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMode, task_id};
 use crate::agent::Agent;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus};
 use crate::reply::{self, Reply};
 use crate::state::idempotency::{FirstRequest, RepeatedRequest, Reservation};
+use crate::state::quota::ReservedRoom;
 use crate::telemetry::spans::{self, CallInfo, CallSpan};
 use crate::telemetry::trace_context::TraceContext;
 use arrival::{Arrival, Arrivals};
@@ -112,20 +113,20 @@ impl Dispatcher {
         let Request { operation, mut options, idempotency_key, permit } = request;
         spans::propagate(&mut options.trace);
         let mut first = None;
-        if let Some(IdempotencyKey { key, body }) = idempotency_key.filter(|_| operation.runs_the_agent()) {
-            let keys = &self.actions.state.idempotency;
+        if let Some(key) = idempotency_key.filter(|_| operation.runs_the_agent()) {
             let timeout = self.actions.timeout(&options);
-            let reservation = keys.reserve(&self.agent.name, operation.name(), &key, &body, timeout);
-            match Box::pin(reservation).await {
+            match Box::pin(self.reserve_key(&operation, key, timeout)).await {
                 Ok(Reservation::First(request)) => first = Some(request),
                 Ok(Reservation::Repeat(repeat)) => {
+                    // The body is not needed while the request waits.
+                    drop(operation);
                     return Box::pin(self.repeat(repeat, timeout, began, arrival)).await;
                 }
                 Err(error) => return Box::pin(self.refuse(error, progress)).await,
             }
         }
-        let permit = match permit.map_or_else(|| self.permits.take(&operation, options.mode), Ok) {
-            Ok(permit) => permit,
+        let (permit, room) = match self.admit(permit, &operation, options.mode) {
+            Ok(admitted) => admitted,
             Err(error) => {
                 let reply = Box::pin(self.refuse(error, progress)).await;
                 finish(first, &reply).await;
@@ -137,10 +138,34 @@ impl Dispatcher {
         let mut tracked = TrackedCall { dispatcher: self, progress, began, pending, accepted: None };
         let in_flight = operation.runs_the_agent().then(|| self.agent.calls.begin());
         let reply = self.guarded(self.perform(operation, &options, &mut tracked)).await;
-        drop(in_flight);
+        drop((in_flight, room));
         let permit = tracked.end(&reply).await;
         arrival.keep(permit, &reply);
         reply
+    }
+
+    async fn reserve_key(
+        &self,
+        operation: &Operation,
+        key: IdempotencyKey,
+        timeout: Duration,
+    ) -> Result<Reservation, ActionError> {
+        let IdempotencyKey { key, body } = key;
+        let keys = &self.actions.state.idempotency;
+        keys.reserve(&self.agent.name, operation.name(), &key, &body, timeout).await
+    }
+
+    /// Takes a permit, and reserves room for what a call may have to record: an agent must not begin what the bridge
+    /// cannot remember.
+    fn admit(
+        &self,
+        permit: Option<Permit>,
+        operation: &Operation,
+        mode: ReplyMode,
+    ) -> Result<(Permit, Option<ReservedRoom>), ActionError> {
+        let permit = permit.map_or_else(|| self.permits.take(operation, mode), Ok)?;
+        let room = operation.runs_the_agent().then(|| self.actions.reserve()).transpose()?;
+        Ok((permit, room))
     }
 
     pub(crate) async fn refuse(&self, error: ActionError, progress: &mut impl Progress) -> Reply {
@@ -166,7 +191,7 @@ impl Dispatcher {
         read: impl FnOnce() -> Result<T, ActionError>,
     ) -> Result<T, ActionError> {
         let began = Instant::now();
-        let found = arrival.check().and_then(|()| self.permits.lookup()).and_then(|permit| {
+        let found = arrival.check().and_then(|()| self.permits.card()).and_then(|permit| {
             arrival.keep_permit(permit);
             read()
         });

@@ -8,10 +8,14 @@ use super::request::Operation;
 use crate::action::request::ReplyMode;
 use crate::reply::error::{ActionError, Code};
 
-/// Maximum number of concurrent lookups and cancels. They have their own limit, so that a task can be canceled while
-/// the agent is busy.
+/// Maximum number of concurrent lookups of tasks, which wait for the agent.
 const MAX_LOOKUPS: usize = 1024;
-/// Maximum number of repeated requests that wait for the reply of the first.
+/// Maximum number of concurrent cancels. They have their own limit, so that a task can be canceled while the agent is
+/// busy, or does not respond to lookups.
+const MAX_CANCELS: usize = 256;
+/// Maximum number of concurrent requests for the card, which do not wait for the agent.
+const MAX_CARDS: usize = 256;
+/// Maximum number of repeated requests that wait for the reply of the first. Each key has a limit of its own, too.
 const MAX_REPEATS: usize = 1024;
 /// Maximum number of submitted tasks that the bridge follows concurrently.
 const MAX_SUBMITTED: usize = 10_000;
@@ -21,6 +25,8 @@ pub(super) struct Permits {
     agent: Arc<str>,
     in_flight: Arc<Semaphore>,
     lookups: Arc<Semaphore>,
+    cancels: Arc<Semaphore>,
+    cards: Arc<Semaphore>,
     repeats: Arc<Semaphore>,
     submitted: Arc<Semaphore>,
 }
@@ -40,14 +46,18 @@ impl Permits {
             agent: Arc::clone(agent),
             in_flight: semaphore(max_in_flight),
             lookups: semaphore(MAX_LOOKUPS),
+            cancels: semaphore(MAX_CANCELS),
+            cards: semaphore(MAX_CARDS),
             repeats: semaphore(MAX_REPEATS),
             submitted: semaphore(MAX_SUBMITTED),
         }
     }
 
     pub(super) fn take(&self, operation: &Operation, mode: ReplyMode) -> Result<Permit, ActionError> {
-        if !operation.runs_the_agent() {
-            return self.lookup();
+        match operation {
+            Operation::GetTask(_) => return self.lookup(),
+            Operation::CancelTask(_) => return self.cancel(),
+            Operation::Invoke { .. } | Operation::Answer(_) => {}
         }
         let in_flight = self.try_acquire(&self.in_flight, "calls in flight (`max_in_flight`)")?;
         let submitted = match mode {
@@ -63,21 +73,31 @@ impl Permits {
         Ok(Permit { _admission: in_flight.map_err(|_| ActionError::internal())?, submitted: None })
     }
 
-    /// For requests that do not run the agent: lookups of a task or the card, and cancels.
     pub(super) fn lookup(&self) -> Result<Permit, ActionError> {
-        let lookup = self.try_acquire(&self.lookups, "lookups and cancels in flight")?;
-        Ok(Permit { _admission: lookup, submitted: None })
+        self.try_admit(&self.lookups, "lookups in flight")
+    }
+
+    pub(super) fn cancel(&self) -> Result<Permit, ActionError> {
+        self.try_admit(&self.cancels, "cancels in flight")
+    }
+
+    pub(super) fn card(&self) -> Result<Permit, ActionError> {
+        self.try_admit(&self.cards, "requests for the card in flight")
     }
 
     pub(super) fn repeat(&self) -> Result<Permit, ActionError> {
-        let repeat = self.try_acquire(&self.repeats, "repeated requests in flight")?;
-        Ok(Permit { _admission: repeat, submitted: None })
+        self.try_admit(&self.repeats, "repeated requests in flight")
     }
 
     /// The number of requests that can have a permit at the same time. Call it before any permit is taken.
     pub(super) fn total(&self) -> usize {
-        let all = [&self.in_flight, &self.lookups, &self.repeats, &self.submitted];
+        let Self { agent: _, in_flight, lookups, cancels, cards, repeats, submitted } = self;
+        let all = [in_flight, lookups, cancels, cards, repeats, submitted];
         all.iter().map(|permits| permits.available_permits()).sum()
+    }
+
+    fn try_admit(&self, permits: &Arc<Semaphore>, what: &str) -> Result<Permit, ActionError> {
+        Ok(Permit { _admission: self.try_acquire(permits, what)?, submitted: None })
     }
 
     fn try_acquire(&self, permits: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, ActionError> {

@@ -59,26 +59,39 @@ async fn errors_do_not_show_the_agents_credentials() {
     assert_eq!(dispatcher.guarded(failed).await.unwrap_err().message, "Bearer ***");
 }
 
-#[tokio::test]
-async fn lookups_have_their_own_limit() {
-    let dispatcher = dispatcher("max_in_flight: 1");
-    let mut permits: Vec<_> = std::iter::from_fn(|| dispatcher.permits.lookup().ok()).take(10_000).collect();
-    let mut arrival = dispatcher.arrive(0).unwrap();
-    let refused = dispatcher.read_card(&mut arrival, || Ok(())).unwrap_err();
-    assert_eq!(refused.info.code, Code::Busy);
-    assert!(refused.message.contains("lookups"), "{}", refused.message);
-    assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 1, "the refusal counts");
+/// As many permits as there are.
+fn exhaust<P>(take: impl Fn() -> Result<P, ActionError>) -> Vec<P> {
+    std::iter::from_fn(|| take().ok()).take(100_000).collect()
+}
 
-    // Lookups take no permit of a call, and a call takes none of theirs.
+#[tokio::test]
+async fn calls_lookups_repeats_cancels_and_cards_have_limits_of_their_own() {
+    let dispatcher = dispatcher("max_in_flight: 1");
+    let permits = &dispatcher.permits;
     let call = dispatcher.permit().now_or_never().unwrap().unwrap();
     assert!(dispatcher.permit().now_or_never().is_none(), "that was the only permit");
-    permits.pop();
-    let is_full = || dispatcher.permits.lookup().is_err();
-    dispatcher.read_card(&mut arrival, || Ok(())).unwrap();
-    assert!(is_full(), "a lookup holds a permit until its reply is sent");
-    drop(arrival);
-    assert!(!is_full(), "and releases it");
-    drop(call);
+    let (repeats, lookups) = (exhaust(|| permits.repeat()), exhaust(|| permits.lookup()));
+    let refused = permits.lookup().unwrap_err();
+    assert_eq!(refused.info.code, Code::Busy);
+    assert!(refused.message.contains("lookups"), "{}", refused.message);
+    drop(permits.cancel().expect("a task can be canceled while lookups hang"));
+    let read_card = || {
+        let mut arrival = dispatcher.arrive(0).unwrap();
+        dispatcher.read_card(&mut arrival, || Ok(())).map(|()| arrival)
+    };
+    read_card().expect("the card needs no agent");
+    let cancels = exhaust(|| permits.cancel());
+    read_card().unwrap();
+    drop((call, repeats, lookups, cancels));
+    let mut cards = exhaust(read_card);
+    assert_eq!(read_card().unwrap_err().info.code, Code::Busy);
+    assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 2, "the refusals count");
+    drop(permits.lookup().unwrap());
+    cards.pop();
+    let last = read_card().unwrap();
+    permits.card().expect_err("a request holds its permit until its reply is sent");
+    drop(last);
+    permits.card().unwrap();
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 
 use super::outcome::{ReplyBody, ReplyData, TaskRef};
 use crate::a2a::client::ClientError;
+use crate::a2a::model::ALLOCATION_OVERHEAD;
 use crate::a2a::retry::{Retries, Retry};
 use crate::json::{self, RawObject};
 use crate::secrets::Secrets;
@@ -214,10 +215,14 @@ impl ActionError {
 
     /// The size in memory, in bytes.
     pub(crate) fn allocated(&self) -> usize {
-        let data = self.info.a2a_data.as_ref().map_or(0, |data| data.get().len());
-        let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
+        let data = self.info.a2a_data.as_ref().map_or(0, |data| ALLOCATION_OVERHEAD + data.get().len());
+        let text =
+            |text: &Option<String>| text.as_ref().map_or(0, |text| ALLOCATION_OVERHEAD + text.capacity());
         let task = self.task.as_ref().map_or(0, |task| text(&task.id) + text(&task.context_id));
-        size_of::<Self>() + size_of::<ErrorInfo>() + self.message.capacity() + data + task
+        let retries = self.info.retries.capacity() * size_of::<Retry>();
+        // The information and the message are allocations, too.
+        let own = size_of::<Self>() + size_of::<ErrorInfo>() + 2 * ALLOCATION_OVERHEAD;
+        own + self.message.capacity() + data + task + retries
     }
 
     /// The reply body of the public protocol.

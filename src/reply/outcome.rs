@@ -22,6 +22,13 @@ pub(crate) struct FollowUp {
     pub expires_at: String,
 }
 
+impl FollowUp {
+    /// The memory that it takes in addition to its own size, in bytes.
+    pub(crate) fn allocated(&self) -> usize {
+        ALLOCATION_OVERHEAD + self.expires_at.capacity()
+    }
+}
+
 /// The statuses of the public protocol, except for that of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
@@ -177,11 +184,17 @@ impl Outcome {
         let of_files = files.iter().flat_map(|file| [&file.name, &file.mime_type, &file.url, &file.bytes]);
         let of_artifacts = artifacts.iter().flat_map(|artifact| [&artifact.id, &artifact.name]);
         let texts = of_files.chain(of_artifacts).chain([&self.task.id, &self.task.context_id]).flatten();
+        let blocks = [
+            message.capacity(),
+            files.capacity() * size_of::<ReplyFile>(),
+            data.capacity() * size_of::<Box<RawValue>>(),
+            artifacts.capacity() * size_of::<ArtifactRef>(),
+            self.retries.capacity() * size_of::<Retry>(),
+        ];
+        let blocks = blocks.into_iter().filter(|bytes| *bytes > 0);
         size_of::<Self>()
-            + message.capacity()
-            + files.capacity() * size_of::<ReplyFile>()
-            + data.capacity() * size_of::<Box<RawValue>>()
-            + artifacts.capacity() * size_of::<ArtifactRef>()
+            + blocks.map(|bytes| ALLOCATION_OVERHEAD + bytes).sum::<usize>()
+            + self.follow_up.as_ref().map_or(0, FollowUp::allocated)
             + data.iter().map(|data| ALLOCATION_OVERHEAD + data.get().len()).sum::<usize>()
             + texts.map(|text| ALLOCATION_OVERHEAD + text.capacity()).sum::<usize>()
     }

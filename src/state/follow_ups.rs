@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::records::{Change, TypedRecords};
-use super::{RecordKey, RecordKind, StateStore, StoreUnavailable};
+use super::{Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable};
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::FollowUp;
 use crate::text::{rfc3339_to_second, unix_millis};
@@ -60,14 +60,22 @@ impl FollowUpRecord {
         }
     }
 
-    /// How long the record remains if it is written now.
-    fn ttl(&self) -> Duration {
-        Duration::from_millis(self.expires_ms.saturating_sub(now_ms())) + TOMBSTONE_TTL
+    /// How long the record remains if it is written now. An open question and one that is being answered are never
+    /// evicted.
+    fn lifetime(&self) -> Lifetime {
+        let open_for = Duration::from_millis(self.expires_ms.saturating_sub(now_ms()));
+        let ttl = open_for + TOMBSTONE_TTL;
+        match self.state {
+            FollowUpState::Pending => Lifetime { ttl, protected_for: open_for },
+            FollowUpState::Answering { .. } => Lifetime::protected(ttl),
+            FollowUpState::Used | FollowUpState::Expired => Lifetime::evictable(ttl),
+        }
     }
 
     fn with_state<T>(self, state: FollowUpState, result: T) -> Change<Self, T> {
-        let ttl = self.ttl();
-        Change::Write(Self { state, ..self }, ttl, result)
+        let record = Self { state, ..self };
+        let lifetime = record.lifetime();
+        Change::Write(record, lifetime, result)
     }
 }
 
@@ -96,7 +104,7 @@ impl FollowUps {
             Ok(match known {
                 // The id is unique, so an earlier attempt of this write was stored after all.
                 Some(_) => Change::Keep(()),
-                None => Change::Write(record.clone(), record.ttl(), ()),
+                None => Change::Write(record.clone(), record.lifetime(), ()),
             })
         };
         self.records.update(&key(agent, &id), write).await?;

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::records::{Change, TypedRecords};
-use super::{RecordKey, RecordKind, StateStore};
+use super::{Lifetime, RecordKey, RecordKind, StateStore};
 use crate::reply::error::{ActionError, Code};
 use crate::reply::{Reply, for_storage};
 use crate::text::hex;
@@ -25,12 +25,17 @@ const RELEASED_TTL: Duration = Duration::from_secs(1);
 /// Initial and maximum poll interval while another replica runs the first request.
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
+/// Maximum number of requests that wait for the reply of the first request with one key.
+const MAX_REPEATS_PER_KEY: usize = 32;
+
 #[derive(Debug)]
 pub(crate) struct Idempotency {
     keys: TypedRecords<KeyRecord>,
     replies: TypedRecords<ReplyRecord>,
-    /// The first requests that run in this process.
+    /// The first requests that run in this process. Their number is limited like that of calls.
     running: Mutex<HashMap<RecordKey, RunningRequest>>,
+    /// How many requests of this process wait for the reply of a first one.
+    waiting: Mutex<HashMap<RecordKey, usize>>,
 }
 
 #[derive(Debug)]
@@ -80,10 +85,11 @@ pub(crate) struct FirstRequest {
     reply: watch::Sender<Option<Reply>>,
 }
 
-/// A later request with the same key and body.
+/// A later request with the same key and body. It holds neither its body nor a reply while it waits.
 #[derive(Debug)]
 pub(crate) struct RepeatedRequest {
     idempotency: Arc<Idempotency>,
+    /// Counted in `waiting`.
     key: RecordKey,
     body_hash: String,
     /// The reply of the first request, if that runs in this process.
@@ -96,6 +102,7 @@ impl Idempotency {
             keys: TypedRecords::new(store, RecordKind::IdempotencyKey),
             replies: TypedRecords::new(store, RecordKind::Reply),
             running: Mutex::default(),
+            waiting: Mutex::default(),
         }
     }
 
@@ -111,21 +118,14 @@ impl Idempotency {
         // Action names are tokens without a line break.
         let key = RecordKey::new(agent, format!("{action}\n{key}"));
         let body_hash = hex(&Sha256::digest(body));
-        let repeat = |local_reply| {
-            let (key, body_hash) = (key.clone(), body_hash.clone());
-            Reservation::Repeat(RepeatedRequest {
-                idempotency: Arc::clone(self),
-                key,
-                body_hash,
-                local_reply,
-            })
-        };
         let (sender, reply) = watch::channel(None);
         {
             let mut running = self.running();
             if let Some(first) = running.get(&key) {
                 check_body(&first.body_hash, &body_hash)?;
-                return Ok(repeat(Some(first.reply.clone())));
+                let reply = first.reply.clone();
+                drop(running);
+                return self.repeat(key, body_hash, Some(reply));
             }
             running.insert(key.clone(), RunningRequest { body_hash: body_hash.clone(), reply });
         }
@@ -138,15 +138,41 @@ impl Idempotency {
             reply: sender,
         };
         let is_first = self.reserve_in_store(&first, limit).await?;
-        Ok(if is_first { Reservation::First(first) } else { repeat(None) })
+        if is_first {
+            return Ok(Reservation::First(first));
+        }
+        drop(first);
+        self.repeat(key, body_hash, None)
+    }
+
+    fn repeat(
+        self: &Arc<Self>,
+        key: RecordKey,
+        body_hash: String,
+        local_reply: Option<watch::Receiver<Option<Reply>>>,
+    ) -> Result<Reservation, ActionError> {
+        {
+            let mut waiting = self.waiting();
+            let count = waiting.entry(key.clone()).or_default();
+            if *count >= MAX_REPEATS_PER_KEY {
+                let message = format!(
+                    "{MAX_REPEATS_PER_KEY} requests already wait for the reply of the first one with this \
+                     idempotency key, which is the limit; try again"
+                );
+                return Err(ActionError::new(Code::Busy, message));
+            }
+            *count += 1;
+        }
+        let idempotency = Arc::clone(self);
+        Ok(Reservation::Repeat(RepeatedRequest { idempotency, key, body_hash, local_reply }))
     }
 
     /// Returns whether `first` is really the first request, among those of all replicas.
     async fn reserve_in_store(&self, first: &FirstRequest, limit: Duration) -> Result<bool, ActionError> {
         let reserve = |known: Option<KeyRecord>| {
             let Some(known) = known.filter(|known| known.state != KeyState::Released) else {
-                let ttl = limit.saturating_add(REPLY_TTL);
-                return Ok(Change::Write(first.record(KeyState::Running), ttl, true));
+                let lifetime = Lifetime::protected(limit.saturating_add(REPLY_TTL));
+                return Ok(Change::Write(first.record(KeyState::Running), lifetime, true));
             };
             if known.nonce == first.nonce {
                 return Ok(Change::Keep(true));
@@ -155,6 +181,10 @@ impl Idempotency {
             Ok(Change::Keep(false))
         };
         self.keys.update(&first.key, reserve).await
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<RecordKey, usize>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn running(&self) -> MutexGuard<'_, HashMap<RecordKey, RunningRequest>> {
@@ -169,9 +199,9 @@ impl FirstRequest {
         let written = if is_kept {
             // The reply first: a key that is done without a reply counts as one whose reply was evicted.
             self.write_reply(reply).await;
-            self.write_state(KeyState::Done, REPLY_TTL).await
+            self.write_state(KeyState::Done, Lifetime::protected(REPLY_TTL)).await
         } else {
-            self.write_state(KeyState::Released, RELEASED_TTL).await
+            self.write_state(KeyState::Released, Lifetime::evictable(RELEASED_TTL)).await
         };
         if let Err(error) = written {
             // The key counts as running until it expires, so no request runs again.
@@ -186,7 +216,7 @@ impl FirstRequest {
                 Some(known) if known.nonce == self.nonce => Change::Keep(()),
                 _ => {
                     let record = ReplyRecord { nonce: self.nonce, reply: for_storage(reply) };
-                    Change::Write(record, REPLY_TTL, ())
+                    Change::Write(record, Lifetime::evictable(REPLY_TTL), ())
                 }
             })
         };
@@ -195,11 +225,11 @@ impl FirstRequest {
         }
     }
 
-    async fn write_state(&self, state: KeyState, ttl: Duration) -> Result<(), ActionError> {
+    async fn write_state(&self, state: KeyState, lifetime: Lifetime) -> Result<(), ActionError> {
         let write = |known: Option<KeyRecord>| {
             let is_own =
                 known.is_none_or(|known| known.nonce == self.nonce && known.state == KeyState::Running);
-            Ok(if is_own { Change::Write(self.record(state), ttl, ()) } else { Change::Keep(()) })
+            Ok(if is_own { Change::Write(self.record(state), lifetime, ()) } else { Change::Keep(()) })
         };
         self.idempotency.keys.update(&self.key, write).await
     }
@@ -212,6 +242,18 @@ impl FirstRequest {
 impl Drop for FirstRequest {
     fn drop(&mut self) {
         self.idempotency.running().remove(&self.key);
+    }
+}
+
+impl Drop for RepeatedRequest {
+    fn drop(&mut self) {
+        let mut waiting = self.idempotency.waiting();
+        if let Some(count) = waiting.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                waiting.remove(&self.key);
+            }
+        }
     }
 }
 
@@ -270,6 +312,8 @@ fn check_body(first: &str, repeat: &str) -> Result<(), ActionError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::MemoryStore;
+    use super::super::quota::Quotas;
     use super::super::tests::memory_store;
     use super::*;
     use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
@@ -298,6 +342,11 @@ mod tests {
         }
     }
 
+    /// A store with 4 MiB for replies.
+    fn small_store() -> Arc<dyn StateStore> {
+        Arc::new(MemoryStore::new(&Quotas::new(32 << 20)))
+    }
+
     fn outcome(message: &str) -> Reply {
         let task = TaskRef { id: None, context_id: None, agent: "agent".into(), skill: None };
         let content = ReplyContent { message: message.to_owned(), ..ReplyContent::default() };
@@ -319,6 +368,28 @@ mod tests {
         assert!(matches!(reserve(&here, "b", "y").await.unwrap(), Reservation::First(_)), "another action");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_repeats_of_one_key_are_limited_and_others_are_not_affected() {
+        let keys = replica(&memory_store());
+        let running = first(&keys, "x").await;
+        let mut waiting = Vec::new();
+        for _ in 0..MAX_REPEATS_PER_KEY {
+            waiting.push(repeat(&keys, "x").await);
+        }
+        let refused = reserve(&keys, "a", "x").await.unwrap_err();
+        assert_eq!((refused.info.code, refused.info.retryable), (Code::Busy, true));
+        assert!(refused.message.contains("limit"), "{}", refused.message);
+        let other = reserve(&keys, "b", "x").await.unwrap();
+        assert!(matches!(other, Reservation::First(_)), "another action");
+        waiting.pop();
+        waiting.push(repeat(&keys, "x").await);
+        running.finish(&outcome("reply")).await;
+        for waiting in waiting {
+            assert_eq!(waiting.reply().await.unwrap().content.message, "reply");
+        }
+        assert!(keys.waiting().is_empty() && keys.running().len() == 1, "only what runs or waits is counted");
+    }
+
     #[tokio::test]
     async fn an_error_from_before_the_agent_was_reached_is_not_remembered() {
         let keys = replica(&memory_store());
@@ -329,15 +400,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_reply_that_is_too_large_to_keep_never_runs_the_agent_again() {
-        let keys = replica(&memory_store());
-        first(&keys, "x").await.finish(&outcome(&"x".repeat(20 << 20))).await;
+        let keys = replica(&small_store());
+        first(&keys, "x").await.finish(&outcome(&"x".repeat(3 << 20))).await;
         let again = repeat(&keys, "x").await.reply().await.unwrap_err();
         assert_eq!(again.info.code, Code::OutcomeUnknown);
     }
 
     #[tokio::test]
     async fn a_key_remains_when_the_store_evicts_its_reply() {
-        let keys = replica(&memory_store());
+        let keys = replica(&small_store());
         let reserve = |key: String| {
             let keys = Arc::clone(&keys);
             async move { keys.reserve(&"agent".into(), "a", &key, b"x", LIMIT).await.unwrap() }
@@ -346,7 +417,7 @@ mod tests {
             let Reservation::First(running) = reserve(number.to_string()).await else {
                 panic!("not the first")
             };
-            running.finish(&outcome(&"x".repeat(1 << 20))).await;
+            running.finish(&outcome(&"x".repeat(100 << 10))).await;
         }
         let Reservation::Repeat(first) = reserve("0".to_owned()).await else { panic!("ran twice") };
         assert_eq!(first.reply().await.unwrap_err().info.code, Code::OutcomeUnknown);

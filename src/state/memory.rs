@@ -1,24 +1,18 @@
 //! The default store: tables in memory that end with the process.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 
-use super::table::{self, BoundedTable, Full, WhenFull};
+use super::quota::{QuotaKind, Quotas};
+use super::table::{self, BoundedTable, Full};
 use super::{
-    ABSENT, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError,
+    ABSENT, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError,
 };
-
-/// Limits per kind, in bytes.
-const FOLLOW_UP_BYTES: usize = 128 << 20;
-const TASK_BYTES: usize = 64 << 20;
-const SESSION_BYTES: usize = 32 << 20;
-const REPLY_BYTES: usize = 32 << 20;
-/// Limit for the idempotency keys of each agent, in bytes: about 30,000 keys.
-const KEY_BYTES: usize = 16 << 20;
+use crate::a2a::model::ALLOCATION_OVERHEAD;
 
 #[derive(Debug)]
 pub(crate) struct MemoryStore {
@@ -35,23 +29,21 @@ struct RecordTable {
     revision: Revision,
 }
 
-impl Default for MemoryStore {
-    fn default() -> Self {
-        let table = |max_bytes, when_full| {
-            let table = BoundedTable::new(max_bytes, when_full);
+impl MemoryStore {
+    pub(crate) fn new(quotas: &Arc<Quotas>) -> Self {
+        let table = |kind: RecordKind| {
+            let table = BoundedTable::new(quotas, QuotaKind::from(kind));
             Mutex::new(RecordTable { table, revision: ABSENT })
         };
         Self {
-            follow_ups: table(FOLLOW_UP_BYTES, WhenFull::Evict),
-            tasks: table(TASK_BYTES, WhenFull::Evict),
-            sessions: table(SESSION_BYTES, WhenFull::Evict),
-            idempotency_keys: table(KEY_BYTES, WhenFull::Refuse),
-            replies: table(REPLY_BYTES, WhenFull::Evict),
+            follow_ups: table(RecordKind::FollowUp),
+            tasks: table(RecordKind::Task),
+            sessions: table(RecordKind::Session),
+            idempotency_keys: table(RecordKind::IdempotencyKey),
+            replies: table(RecordKind::Reply),
         }
     }
-}
 
-impl MemoryStore {
     fn table(&self, kind: RecordKind) -> MutexGuard<'_, RecordTable> {
         let table = match kind {
             RecordKind::FollowUp => &self.follow_ups,
@@ -62,7 +54,17 @@ impl MemoryStore {
         };
         table.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Some records of an agent, from a position on, and the position of the next ones.
+    fn page(&self, kind: RecordKind, agent: &Arc<str>, from: usize) -> (Vec<ScannedRecord>, Option<usize>) {
+        let locked = self.table(kind);
+        let (rows, next) = locked.table.page(agent, from, Instant::now());
+        let records = rows.into_iter().map(|(id, record)| Ok((RecordKey::new(agent, id), record.clone())));
+        (records.collect(), next)
+    }
 }
+
+type ScannedRecord = Result<(RecordKey, StoredRecord), StoreUnavailable>;
 
 impl StateStore for MemoryStore {
     fn read<'a>(
@@ -80,38 +82,39 @@ impl StateStore for MemoryStore {
         key: &'a RecordKey,
         expected: Revision,
         value: Bytes,
-        ttl: Duration,
+        lifetime: Lifetime,
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
         async move {
-            let now = Instant::now();
             let mut locked = self.table(kind);
             let RecordTable { table, revision } = &mut *locked;
-            let current = table.get(&key.agent, &key.id, now).map_or(ABSENT, |record| record.revision);
+            let entry = table.entry(&key.agent, &key.id, Instant::now());
+            let current = entry.value().map_or(ABSENT, |record| record.revision);
             if current != expected {
                 return Err(WriteError::Conflict);
             }
-            let bytes = value.len();
-            // One record never evicts all others.
-            if bytes > table.max_bytes / 2 {
-                return Err(WriteError::Full);
-            }
             *revision += 1;
-            let written = *revision;
+            let (written, bytes) = (*revision, value.len() + ALLOCATION_OVERHEAD);
             let record = StoredRecord { value, revision: written, written_at: SystemTime::now() };
-            let put = table.put(&key.agent, &key.id, record, bytes, ttl, now);
+            let put = entry.put(record, bytes, lifetime);
             drop(locked);
-            // The evicted values are dropped after the lock is released.
-            put.map(|_evicted| written).map_err(|Full| WriteError::Full)
+            // The removed values are dropped after the lock is released.
+            put.map(|_removed| written).map_err(|Full| WriteError::Full)
         }
         .boxed()
     }
 
     fn scan(&self, kind: RecordKind) -> BoxStream<'_, Result<(RecordKey, StoredRecord), StoreUnavailable>> {
-        let locked = self.table(kind);
-        let rows = locked.table.iter(Instant::now());
-        let all: Vec<_> =
-            rows.map(|(agent, id, record)| Ok((RecordKey::new(agent, &**id), record.clone()))).collect();
-        stream::iter(all).boxed()
+        // In pages, so that the lock is not held for long.
+        let agents = self.table(kind).table.agents();
+        let pages = stream::unfold((agents, 0), move |(mut agents, from)| async move {
+            let agent = agents.pop()?;
+            let (page, next) = self.page(kind, &agent, from);
+            if next.is_some() {
+                agents.push(agent);
+            }
+            Some((stream::iter(page), (agents, next.unwrap_or(0))))
+        });
+        pages.flatten().boxed()
     }
 
     fn sweep(&self) -> BoxFuture<'_, ()> {
@@ -126,9 +129,16 @@ impl StateStore for MemoryStore {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
+    const KEPT: Lifetime = Lifetime { ttl: HOUR, protected_for: Duration::ZERO };
+
+    fn store() -> MemoryStore {
+        MemoryStore::new(&Quotas::new(16 << 20))
+    }
 
     fn key(id: &str) -> RecordKey {
         RecordKey::new(&"agent".into(), id)
@@ -136,10 +146,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_write_wins_only_at_the_revision_that_it_expects() {
-        let store = MemoryStore::default();
+        let store = store();
         let write = |expected, value: &'static str, ttl| {
             let store = &store;
-            async move { store.write(RecordKind::Session, &key("s"), expected, value.into(), ttl).await }
+            async move {
+                let lifetime = Lifetime::evictable(ttl);
+                store.write(RecordKind::Session, &key("s"), expected, value.into(), lifetime).await
+            }
         };
         let first = write(ABSENT, "one", HOUR).await.unwrap();
         assert_eq!(write(ABSENT, "two", HOUR).await, Err(WriteError::Conflict));
@@ -155,11 +168,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_scan_sees_every_record_of_its_kind() {
-        let store = MemoryStore::default();
+        let store = store();
         for id in ["a", "b"] {
-            store.write(RecordKind::FollowUp, &key(id), ABSENT, "x".into(), HOUR).await.unwrap();
+            store.write(RecordKind::FollowUp, &key(id), ABSENT, "x".into(), KEPT).await.unwrap();
         }
-        store.write(RecordKind::Task, &key("c"), ABSENT, "x".into(), HOUR).await.unwrap();
+        store.write(RecordKind::Task, &key("c"), ABSENT, "x".into(), KEPT).await.unwrap();
         let mut ids: Vec<_> =
             store.scan(RecordKind::FollowUp).map(|found| found.unwrap().0.id).collect().await;
         ids.sort();
@@ -168,11 +181,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_sweep_frees_only_expired_records_and_in_every_table() {
-        let store = MemoryStore::default();
+        let store = store();
         let kinds = RecordKind::ALL;
         for kind in kinds {
-            store.write(kind, &key("lives"), ABSENT, "x".into(), HOUR).await.unwrap();
-            store.write(kind, &key("expires"), ABSENT, "x".into(), Duration::from_nanos(1)).await.unwrap();
+            store.write(kind, &key("lives"), ABSENT, "x".into(), KEPT).await.unwrap();
+            let short = Lifetime::protected(Duration::from_nanos(1));
+            store.write(kind, &key("expires"), ABSENT, "x".into(), short).await.unwrap();
         }
         assert_eq!(kinds.map(|kind| store.table(kind).table.rows()), [2; 5]);
         store.sweep().await;
@@ -181,10 +195,10 @@ mod tests {
 
     #[tokio::test]
     async fn one_record_never_evicts_all_others() {
-        let store = MemoryStore::default();
-        let huge = Bytes::from(vec![0; SESSION_BYTES]);
+        let store = store();
+        let huge = Bytes::from(vec![0; 600 << 10]);
         assert_eq!(
-            store.write(RecordKind::Session, &key("s"), ABSENT, huge, HOUR).await,
+            store.write(RecordKind::Session, &key("s"), ABSENT, huge, KEPT).await,
             Err(WriteError::Full)
         );
     }

@@ -11,12 +11,16 @@
 //! Idempotency ┘               └── (a store that replicas share)
 //! ```
 //!
+//! Each agent has a [quota](quota) for what it may hold in memory, and the [tables](table) say what happens when it is
+//! reached.
+//!
 //! A call in mode `final` or `stream` writes nothing to the store. Its task stays in a local table of [`Tasks`]
 //! until a request at another replica may need it: when the task is submitted, or when it waits for an answer.
 
 pub(crate) mod follow_ups;
 pub(crate) mod idempotency;
 pub(crate) mod memory;
+pub(crate) mod quota;
 mod records;
 pub(crate) mod sessions;
 mod table;
@@ -36,7 +40,7 @@ use futures_util::stream::BoxStream;
 use crate::reply::error::{ActionError, Code};
 use follow_ups::FollowUps;
 use idempotency::Idempotency;
-use memory::MemoryStore;
+use quota::Quotas;
 use sessions::Sessions;
 use tasks::Tasks;
 
@@ -48,7 +52,7 @@ pub(crate) enum RecordKind {
     FollowUp,
     Task,
     Session,
-    /// Which requests have run. A store never drops such a record before it expires.
+    /// Which requests have run.
     IdempotencyKey,
     Reply,
 }
@@ -79,6 +83,27 @@ pub(crate) type Revision = u64;
 /// The revision that a write expects when the record must not exist yet.
 pub(crate) const ABSENT: Revision = 0;
 
+/// How long a record remains after it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lifetime {
+    /// After this time the record expires.
+    pub ttl: Duration,
+    /// How long the record stays even if the store needs room, because something runs or waits.
+    pub protected_for: Duration,
+}
+
+impl Lifetime {
+    /// The store may evict the record when it needs room.
+    pub(crate) fn evictable(ttl: Duration) -> Self {
+        Self { ttl, protected_for: Duration::ZERO }
+    }
+
+    /// The record stays until it expires.
+    pub(crate) fn protected(ttl: Duration) -> Self {
+        Self { ttl, protected_for: ttl }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct StoredRecord {
     pub value: Bytes,
@@ -97,7 +122,7 @@ pub(crate) struct StoreUnavailable;
 pub(crate) enum WriteError {
     #[error("another write came first")]
     Conflict,
-    #[error("the state store has no room for this record")]
+    #[error("the agent has no room left in the state store")]
     Full,
     #[error("the state store is unavailable; nothing was written")]
     Unavailable,
@@ -114,14 +139,15 @@ pub(crate) trait StateStore: fmt::Debug + Send + Sync {
         key: &'a RecordKey,
     ) -> BoxFuture<'a, Result<Option<StoredRecord>, StoreUnavailable>>;
 
-    /// Writes `value` if the record is still at revision `expected`. The record expires `ttl` after its last write.
+    /// Writes `value` if the record is still at revision `expected`. Its lifetime begins again at every write. A store
+    /// that has no room, and finds no unprotected record of the same agent to evict, refuses the write.
     fn write<'a>(
         &'a self,
         kind: RecordKind,
         key: &'a RecordKey,
         expected: Revision,
         value: Bytes,
-        ttl: Duration,
+        lifetime: Lifetime,
     ) -> BoxFuture<'a, Result<Revision, WriteError>>;
 
     /// All records of a kind, in no particular order.
@@ -140,16 +166,19 @@ pub(crate) struct State {
     pub tasks: Tasks,
     pub sessions: Sessions,
     pub idempotency: Arc<Idempotency>,
+    pub quotas: Arc<Quotas>,
     store: Arc<dyn StateStore>,
 }
 
 impl State {
-    pub(crate) fn new(store: &Arc<dyn StateStore>) -> Self {
+    /// `quotas` limits what this process holds in memory.
+    pub(crate) fn new(store: &Arc<dyn StateStore>, quotas: &Arc<Quotas>) -> Self {
         Self {
             follow_ups: FollowUps::new(store),
-            tasks: Tasks::new(store),
+            tasks: Tasks::new(store, quotas),
             sessions: Sessions::new(store),
             idempotency: Arc::new(Idempotency::new(store)),
+            quotas: Arc::clone(quotas),
             store: Arc::clone(store),
         }
     }
@@ -161,14 +190,17 @@ impl State {
             tokio::time::sleep(SWEEP_INTERVAL).await;
             self.store.sweep().await;
             self.tasks.sweep().await;
+            self.quotas.update_shares();
         }
     }
 }
 
+#[cfg(test)]
 impl Default for State {
     fn default() -> Self {
-        let store: Arc<dyn StateStore> = Arc::new(MemoryStore::default());
-        Self::new(&store)
+        let quotas = Quotas::new(512 << 20);
+        let store: Arc<dyn StateStore> = Arc::new(memory::MemoryStore::new(&quotas));
+        Self::new(&store, &quotas)
     }
 }
 

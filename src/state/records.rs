@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
@@ -13,7 +13,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ABSENT, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError,
+    ABSENT, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord,
+    WriteError, quota,
 };
 use crate::json;
 use crate::reply::error::ActionError;
@@ -40,7 +41,7 @@ pub(super) struct ReadRecord<R> {
 /// What to do with a record that was just read.
 pub(super) enum Change<R, T> {
     /// Replace it, and return the value if the write succeeds.
-    Write(R, Duration, T),
+    Write(R, Lifetime, T),
     /// Leave it as it is, and return the value.
     Keep(T),
 }
@@ -72,14 +73,15 @@ impl<R: Serialize + DeserializeOwned> TypedRecords<R> {
         loop {
             let read = self.read(key).await?;
             let revision = read.as_ref().map_or(ABSENT, |read| read.revision);
-            let (record, ttl, result) = match decide(read.map(|read| read.record))? {
+            let (record, lifetime, result) = match decide(read.map(|read| read.record))? {
                 Change::Keep(result) => return Ok(result),
-                Change::Write(record, ttl, result) => (record, ttl, result),
+                Change::Write(record, lifetime, result) => (record, lifetime, result),
             };
             attempts += 1;
-            match self.store.write(self.kind, key, revision, encode(&record), ttl).await {
+            match self.store.write(self.kind, key, revision, encode(&record), lifetime).await {
                 Ok(_) => return Ok(result),
                 Err(WriteError::Conflict | WriteError::Unknown) if attempts < MAX_ATTEMPTS => {}
+                Err(WriteError::Full) => return Err(quota::refusal(&key.agent, self.kind.into())),
                 Err(error) => return Err(error.into()),
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::records::{Change, ReadRecord, TypedRecords};
-use super::{RecordKey, RecordKind, StateStore};
+use super::{Lifetime, RecordKey, RecordKind, StateStore};
 use crate::reply::error::ActionError;
 
 /// A session expires this long after its last call.
@@ -61,7 +61,13 @@ impl Sessions {
         if is_current {
             return Ok(());
         }
-        let write = |_| Ok(Change::Write(SessionRecord { context_id: context_id.to_owned() }, TTL, ()));
+        let write = |_| {
+            Ok(Change::Write(
+                SessionRecord { context_id: context_id.to_owned() },
+                Lifetime::evictable(TTL),
+                (),
+            ))
+        };
         self.records.update(&key, write).await
     }
 }

@@ -1,46 +1,59 @@
-//! A table with a limit in bytes and a time to live per row, fair to the agents that share it.
+//! A table of entries with a quota in bytes for each agent, and a lifetime for each entry.
 //!
-//! Each agent has a map by id, and a map in the order of writing. A full table evicts the oldest row of the agent
-//! that holds the most bytes, so that the load of one agent never evicts the rows of a quieter one. A table whose
-//! rows must not be evicted refuses new ones instead, with a limit for each agent.
+//! ```text
+//! BoundedTable ──┬── AgentRows of agent a ──┬── by id: a hash table
+//!                │                          ├── evictable rows: a list, oldest write first
+//!                │                          └── protected rows: a tree, by the end of their protection
+//!                └── AgentRows of agent b
+//! ```
+//!
+//! Agents share nothing but the lock. When the rows of an agent exceed its [quota](super::quota), expired rows go
+//! first, then the agent's oldest evictable rows; evictions are counted. A row is *protected* while something runs or
+//! waits: a running task, an open question, an idempotency key. The table never evicts protected rows. It refuses a
+//! row for which only these would make room, and counts the refusal.
+//!
+//! A write costs the same in a full table as in an empty one: it finds its row by one lookup, and removes rows at the
+//! ends of the list and the tree only. Expired rows elsewhere wait for the sweep.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::BuildHasher as _;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Bytes of memory that a row takes in addition to its id and value: its entries in both maps, and its allocations.
-const ROW_OVERHEAD: usize = 320;
-/// Writes to tolerate before a sweep. Most expired rows are among the oldest and are removed earlier.
-const WRITES_BEFORE_SWEEP: usize = 64 << 10;
-/// Minimum interval between two sweeps of a full table.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of rows that one step of a sweep visits, which takes well under a millisecond. Only the last step
-/// for an agent may take longer, to free the capacity of many rows.
-const ROWS_PER_SWEEP_STEP: usize = 1024;
-/// Rows for which an agent keeps capacity after a sweep, in addition to twice the rows that it has.
-const SPARE_ROWS: usize = 64;
+use hashbrown::HashTable;
+use slab::Slab;
 
-/// The table has no room for another row.
+use super::Lifetime;
+use super::quota::{AgentQuota, QuotaKind, Quotas, SMALL_ENTRY};
+
+/// Maximum number of rows that one step of a sweep or a scan visits, which takes well under a millisecond. Only the
+/// last step for an agent may take longer, to free the capacity of many rows.
+const ROWS_PER_STEP: usize = 1024;
+/// Maximum number of expired rows that a write removes without need, so that no write pays for many.
+const EXPIRED_PER_WRITE: usize = 4;
+/// Rows for which an agent keeps capacity after a sweep, in addition to four times the rows that it has.
+const SPARE_ROWS: usize = 64;
+/// Bytes by which a row may grow in a full table, for its next state.
+const GROWTH: usize = 128;
+/// Bytes of memory that a row takes in addition to its content and its place in the slab: its entries in the hash
+/// table and in the tree, and the allocation of its id.
+const ROW_OVERHEAD: usize = 128;
+
+/// The table has no room for the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Full;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WhenFull {
-    /// Makes room by evicting rows. The limit applies to all agents together.
-    Evict,
-    /// Refuses new rows. The limit applies to each agent.
-    Refuse,
-}
+/// The index of a row in the slab of its agent.
+type Slot = u32;
 
 #[derive(Debug)]
 pub(super) struct BoundedTable<V> {
     agents: HashMap<Arc<str>, AgentRows<V>>,
-    bytes: usize,
-    pub(super) max_bytes: usize,
-    when_full: WhenFull,
-    rows: usize,
-    writes_since_sweep: usize,
-    last_sweep: Instant,
+    hasher: RandomState,
+    quotas: Arc<Quotas>,
+    kind: QuotaKind,
     current_sweep: Option<Sweep>,
 }
 
@@ -49,27 +62,48 @@ pub(super) struct BoundedTable<V> {
 struct Sweep {
     /// The agents still to visit; the last one may be visited in part.
     agents: Vec<Arc<str>>,
-    /// The number of the last row that was visited of that agent.
-    after: u64,
+    /// The next slot of that agent.
+    next: usize,
     /// The start of the sweep. Rows that expire later are left to the next one.
     now: Instant,
 }
 
 #[derive(Debug)]
 struct AgentRows<V> {
-    by_id: HashMap<Arc<str>, Row<V>>,
-    /// The ids by the number of their last write.
-    by_age: BTreeMap<u64, Arc<str>>,
+    quota: Arc<AgentQuota>,
+    kind: QuotaKind,
+    rows: Slab<Row<V>>,
+    by_id: HashTable<Slot>,
+    /// The protected rows, by the end of their protection.
+    protected: BTreeSet<(Instant, Slot)>,
+    protected_bytes: usize,
+    /// The ends of the list of evictable rows, in the order of writing.
+    oldest: Option<Slot>,
+    newest: Option<Slot>,
     bytes: usize,
-    writes: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Row<V> {
+    id: Box<str>,
+    hash: u64,
     value: V,
-    expires: Instant,
     bytes: usize,
-    number: u64,
+    expires: Instant,
+    protected_until: Option<Instant>,
+    /// The neighbours in the list of evictable rows.
+    older: Option<Slot>,
+    newer: Option<Slot>,
+}
+
+/// A row that exists or is about to be written.
+pub(super) struct Entry<'a, V> {
+    rows: &'a mut AgentRows<V>,
+    id: &'a str,
+    hash: u64,
+    slot: Option<Slot>,
+    now: Instant,
+    removed: Vec<Row<V>>,
 }
 
 /// Runs a sweep to its end and yields between two steps. `step` takes the lock, runs one step and releases the lock.
@@ -80,180 +114,333 @@ pub(super) async fn sweep<V>(step: impl Fn() -> Option<Vec<Row<V>>>) {
 }
 
 impl<V> BoundedTable<V> {
-    pub(super) fn new(max_bytes: usize, when_full: WhenFull) -> Self {
+    pub(super) fn new(quotas: &Arc<Quotas>, kind: QuotaKind) -> Self {
         Self {
             agents: HashMap::new(),
-            bytes: 0,
-            max_bytes,
-            when_full,
-            rows: 0,
-            writes_since_sweep: 0,
-            last_sweep: Instant::now(),
+            hasher: RandomState::new(),
+            quotas: Arc::clone(quotas),
+            kind,
             current_sweep: None,
         }
     }
 
     pub(super) fn get(&self, agent: &str, id: &str, now: Instant) -> Option<&V> {
-        let row = self.agents.get(agent)?.by_id.get(id)?;
+        let rows = self.agents.get(agent)?;
+        let row = rows.row(rows.find(self.hasher.hash_one(id), id)?);
         (row.expires > now).then_some(&row.value)
     }
 
-    /// Inserts or replaces a row of `bytes` bytes, not counting its id. Returns the removed rows, so that the
-    /// caller can drop them after it has released its lock.
-    pub(super) fn put(
-        &mut self,
-        agent: &Arc<str>,
-        id: &str,
-        value: V,
-        bytes: usize,
-        ttl: Duration,
-        now: Instant,
-    ) -> Result<Vec<Row<V>>, Full> {
-        let mut swept = Vec::new();
-        let bytes = ROW_OVERHEAD + id.len() + bytes;
-        if self.when_full == WhenFull::Refuse && !self.has_room(agent, id, bytes) {
-            if now.duration_since(self.last_sweep) < SWEEP_INTERVAL {
-                return Err(Full);
-            }
-            self.sweep_all(now, &mut swept);
-            if !self.has_room(agent, id, bytes) {
-                return Err(Full);
-            }
-        }
-        let rows = self.agents.entry(Arc::clone(agent)).or_insert_with(AgentRows::new);
-        let expires = now.checked_add(ttl).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)));
-        let mut removed = Vec::from_iter(rows.put(id, value, bytes, expires));
-        let number = rows.writes;
-        removed.extend(std::iter::from_fn(|| rows.take_oldest_if(|row| row.expires <= now)));
-        self.bytes += bytes;
-        self.rows += 1;
-        self.subtract(&removed);
-        removed.append(&mut swept);
-        self.writes_since_sweep += 1;
-        if self.writes_since_sweep > 2 * self.rows + WRITES_BEFORE_SWEEP {
-            self.sweep_all(now, &mut removed);
-        }
-        if self.when_full == WhenFull::Evict {
-            while self.bytes > self.max_bytes
-                && let Some(row) = self.evict(agent, number)
-            {
-                removed.push(row);
-            }
-        }
-        Ok(removed)
+    /// The row with this id, to read and to write it.
+    pub(super) fn entry<'a>(&'a mut self, agent: &Arc<str>, id: &'a str, now: Instant) -> Entry<'a, V> {
+        let Self { agents, hasher, quotas, kind, .. } = self;
+        let rows =
+            agents.entry(Arc::clone(agent)).or_insert_with(|| AgentRows::new(quotas.agent(agent), *kind));
+        let mut removed = Vec::new();
+        rows.remove_expired(now, EXPIRED_PER_WRITE, &mut removed);
+        let hash = hasher.hash_one(id);
+        let slot = rows.find(hash, id);
+        Entry { rows, id, hash, slot, now, removed }
     }
 
-    fn subtract(&mut self, removed: &[Row<V>]) {
-        self.bytes -= removed.iter().map(|row| row.bytes).sum::<usize>();
-        self.rows -= removed.len();
-    }
-
-    fn has_room(&self, agent: &str, id: &str, bytes: usize) -> bool {
-        let Some(rows) = self.agents.get(agent) else { return true };
-        // Replacing a row is always allowed.
-        rows.by_id.contains_key(id) || rows.bytes + bytes <= self.max_bytes
-    }
-
-    /// Removes the oldest row of the agent that holds the most, but never the row that was just written.
-    fn evict(&mut self, agent: &Arc<str>, number: u64) -> Option<Row<V>> {
-        let (largest, rows) = self.agents.iter_mut().max_by_key(|(_, rows)| rows.bytes)?;
-        let is_just_written = |row: &Row<V>| largest == agent && row.number == number;
-        let row = rows.take_oldest_if(|row| !is_just_written(row))?;
-        self.subtract(std::slice::from_ref(&row));
-        Some(row)
-    }
-
-    fn sweep_all(&mut self, now: Instant, removed: &mut Vec<Row<V>>) {
-        (self.writes_since_sweep, self.last_sweep, self.current_sweep) = (0, now, None);
-        while let Some(mut swept) = self.sweep_step(now) {
-            removed.append(&mut swept);
-        }
-    }
-
-    /// Begins or continues a sweep, which removes expired rows and frees their capacity. A step is short, so that the
-    /// lock is not held for long. Returns the removed rows, or `None` at the end of the sweep.
+    /// Begins or continues a sweep, which removes expired rows, ends the protection of rows whose time is over, and
+    /// frees capacity. A step is short, so that the lock is not held for long. Returns the removed rows, or `None` at
+    /// the end of the sweep.
     pub(super) fn sweep_step(&mut self, now: Instant) -> Option<Vec<Row<V>>> {
-        let all = || Sweep { agents: self.agents.keys().cloned().collect(), after: 0, now };
+        let all = || Sweep { agents: self.agents.keys().cloned().collect(), next: 0, now };
         let mut sweep = self.current_sweep.take().unwrap_or_else(all);
         let agent = sweep.agents.pop()?;
         let mut removed = Vec::new();
-        let last = self.agents.get_mut(&agent).and_then(|rows| rows.sweep(&sweep, &mut removed));
-        self.subtract(&removed);
-        sweep.after = last.unwrap_or(0);
-        if last.is_some() {
+        let next =
+            self.agents.get_mut(&agent).and_then(|rows| rows.sweep(sweep.next, sweep.now, &mut removed));
+        sweep.next = next.unwrap_or(0);
+        if next.is_some() {
             sweep.agents.push(agent);
-        } else if self.agents.get(&agent).is_some_and(|rows| rows.by_id.is_empty()) {
+        } else if self.agents.get(&agent).is_some_and(|rows| rows.rows.is_empty()) {
             self.agents.remove(&agent);
         }
         self.current_sweep = Some(sweep);
         Some(removed)
     }
 
+    pub(super) fn agents(&self) -> Vec<Arc<str>> {
+        self.agents.keys().cloned().collect()
+    }
+
+    /// Some of the rows of an agent, from a slot on, and the slot at which the next ones begin.
+    pub(super) fn page(&self, agent: &str, from: usize, now: Instant) -> (Vec<(&str, &V)>, Option<usize>) {
+        let Some(rows) = self.agents.get(agent) else { return (Vec::new(), None) };
+        let (to, next) = rows.step(from);
+        let live = (from..to).filter_map(|slot| rows.rows.get(slot)).filter(|row| row.expires > now);
+        (live.map(|row| (&*row.id, &row.value)).collect(), next)
+    }
+
     /// How many rows take memory, including expired ones.
     #[cfg(test)]
     pub(super) fn rows(&self) -> usize {
-        self.rows
+        self.agents.values().map(|rows| rows.rows.len()).sum()
+    }
+}
+
+impl<V> Entry<'_, V> {
+    pub(super) fn value(&self) -> Option<&V> {
+        let row = self.rows.row(self.slot?);
+        (row.expires > self.now).then_some(&row.value)
     }
 
-    pub(super) fn iter(&self, now: Instant) -> impl Iterator<Item = (&Arc<str>, &Arc<str>, &V)> {
-        self.agents.iter().flat_map(move |(agent, rows)| {
-            let live = rows.by_id.iter().filter(move |(_, row)| row.expires > now);
-            live.map(move |(id, row)| (agent, id, &row.value))
-        })
+    /// Whether there is room for a row of `bytes` bytes, not counting its id.
+    pub(super) fn has_room(&mut self, bytes: usize, lifetime: Lifetime) -> bool {
+        let bytes = self.row_bytes(bytes);
+        loop {
+            // A row can always be written again if it is small or hardly grows: every change of what runs or waits must
+            // be recorded.
+            let allowed = self.slot.map(|slot| SMALL_ENTRY.max(self.rows.row(slot).bytes + GROWTH));
+            if allowed.is_some_and(|allowed| bytes <= allowed)
+                || self.rows.has_room(bytes, lifetime, self.slot)
+            {
+                return true;
+            }
+            if !self.rows.remove_lapsed(self.now, &mut self.removed) {
+                return false;
+            }
+            // The row may have been among the expired ones.
+            self.slot = self.rows.find(self.hash, self.id);
+        }
+    }
+
+    /// Counts a row for which there is no room.
+    pub(super) fn count_refusal(&self) {
+        self.rows.usage().refusals.fetch_add(1, Relaxed);
+    }
+
+    /// Inserts or replaces the row, which has `bytes` bytes, not counting its id. Returns the removed rows, so that
+    /// the caller can drop them after it has released its lock.
+    pub(super) fn put(mut self, value: V, bytes: usize, lifetime: Lifetime) -> Result<Vec<Row<V>>, Full> {
+        let Lifetime { ttl, protected_for } = lifetime;
+        let has_room = self.has_room(bytes, lifetime);
+        let bytes = self.row_bytes(bytes);
+        let Self { rows, id, hash, slot, now, mut removed } = self;
+        if !has_room {
+            rows.usage().refusals.fetch_add(1, Relaxed);
+            return Err(Full);
+        }
+        let after =
+            |time| now.checked_add(time).unwrap_or_else(|| now + Duration::from_secs(u32::MAX.into()));
+        let mut row = Row {
+            id: Box::default(),
+            hash,
+            value,
+            bytes,
+            expires: after(ttl),
+            protected_until: (!protected_for.is_zero()).then(|| after(protected_for)),
+            older: None,
+            newer: None,
+        };
+        match slot.map(|slot| rows.detach(slot)) {
+            Some(mut replaced) => {
+                row.id = std::mem::take(&mut replaced.id);
+                removed.push(replaced);
+            }
+            None => row.id = id.into(),
+        }
+        let slot = rows.attach(row);
+        rows.evict(Some(slot), now, &mut removed);
+        rows.publish_usage();
+        Ok(removed)
+    }
+
+    fn row_bytes(&self, bytes: usize) -> usize {
+        // The slab grows by doubling, so about a quarter of it is empty.
+        ROW_OVERHEAD + size_of::<Row<V>>() * 3 / 2 + self.id.len() + bytes
     }
 }
 
 impl<V> AgentRows<V> {
-    fn new() -> Self {
-        Self { by_id: HashMap::new(), by_age: BTreeMap::new(), bytes: 0, writes: 0 }
+    fn new(quota: Arc<AgentQuota>, kind: QuotaKind) -> Self {
+        Self {
+            quota,
+            kind,
+            rows: Slab::new(),
+            by_id: HashTable::new(),
+            protected: BTreeSet::new(),
+            protected_bytes: 0,
+            oldest: None,
+            newest: None,
+            bytes: 0,
+        }
     }
 
-    /// Returns the replaced row.
-    fn put(&mut self, id: &str, value: V, bytes: usize, expires: Instant) -> Option<Row<V>> {
-        self.writes += 1;
+    fn find(&self, hash: u64, id: &str) -> Option<Slot> {
+        self.by_id.find(hash, |slot| *self.row(*slot).id == *id).copied()
+    }
+
+    fn row(&self, slot: Slot) -> &Row<V> {
+        self.rows.get(slot as usize).expect("a slot in use")
+    }
+
+    fn row_mut(&mut self, slot: Slot) -> &mut Row<V> {
+        self.rows.get_mut(slot as usize).expect("a slot in use")
+    }
+
+    fn usage(&self) -> &super::quota::KindUsage {
+        self.quota.usage(self.kind)
+    }
+
+    fn publish_usage(&self) {
+        let usage = self.usage();
+        usage.entries.store(self.rows.len(), Relaxed);
+        usage.bytes.store(self.bytes, Relaxed);
+        usage.protected_bytes.store(self.protected_bytes, Relaxed);
+    }
+
+    /// Whether there is room for a row in place of the one in `slot`, once all evictable rows are evicted.
+    fn has_room(&self, bytes: usize, lifetime: Lifetime, slot: Option<Slot>) -> bool {
+        let limit = self.quota.limit(self.kind);
+        let replaced = slot.map(|slot| self.row(slot)).filter(|row| row.protected_until.is_some());
+        let protected = self.protected_bytes - replaced.map_or(0, |row| row.bytes);
+        let is_large = bytes > SMALL_ENTRY;
+        let reserved = if is_large && !lifetime.protected_for.is_zero() { self.quota.reserved() } else { 0 };
+        // One row never evicts all others.
+        bytes <= limit / 2 && protected + bytes + reserved <= limit
+    }
+
+    /// Adds a row.
+    fn attach(&mut self, row: Row<V>) -> Slot {
+        let (hash, bytes, protected_until) = (row.hash, row.bytes, row.protected_until);
+        let slot = Slot::try_from(self.rows.insert(row)).expect("fewer rows than bytes of memory");
+        let rows = &self.rows;
+        self.by_id.insert_unique(hash, slot, |slot| rows.get(*slot as usize).map_or(0, |row| row.hash));
         self.bytes += bytes;
-        let row = Row { value, expires, bytes, number: self.writes };
-        let id = self.by_id.get_key_value(id).map_or_else(|| id.into(), |(id, _)| Arc::clone(id));
-        let replaced = self.by_id.insert(Arc::clone(&id), row);
-        if let Some(replaced) = &replaced {
-            self.bytes -= replaced.bytes;
-            self.by_age.remove(&replaced.number);
+        match protected_until {
+            Some(until) => {
+                self.protected.insert((until, slot));
+                self.protected_bytes += bytes;
+            }
+            None => self.append(slot),
         }
-        self.by_age.insert(self.writes, id);
-        replaced
+        slot
     }
 
-    fn take_oldest_if(&mut self, condition: impl FnOnce(&Row<V>) -> bool) -> Option<Row<V>> {
-        let (number, id) = self.by_age.first_key_value()?;
-        self.by_id.get(id).filter(|row| condition(row))?;
-        self.take(*number)
-    }
-
-    fn take(&mut self, number: u64) -> Option<Row<V>> {
-        let row = self.by_id.remove(&self.by_age.remove(&number)?)?;
+    /// Removes a row.
+    fn detach(&mut self, slot: Slot) -> Row<V> {
+        self.unlink(slot);
+        let row = self.rows.remove(slot as usize);
+        if let Ok(found) = self.by_id.find_entry(row.hash, |other| *other == slot) {
+            found.remove();
+        }
         self.bytes -= row.bytes;
-        Some(row)
+        row
     }
 
-    /// Takes the expired rows among the next [`ROWS_PER_SWEEP_STEP`] ones. Returns the number of the last of these
-    /// if there are more, and frees capacity otherwise.
-    fn sweep(&mut self, sweep: &Sweep, expired: &mut Vec<Row<V>>) -> Option<u64> {
-        let mut next = self.by_age.range(sweep.after + 1..);
-        let step: Vec<(u64, bool)> = next
-            .by_ref()
-            .take(ROWS_PER_SWEEP_STEP)
-            .map(|(number, id)| (*number, self.by_id.get(id).is_some_and(|row| row.expires <= sweep.now)))
-            .collect();
-        let has_more = next.next().is_some();
-        expired.extend(step.iter().filter(|(_, is_expired)| *is_expired).filter_map(|(n, _)| self.take(*n)));
-        if has_more {
-            return step.last().map(|(number, _)| *number);
+    /// Takes a row out of the list or the tree.
+    fn unlink(&mut self, slot: Slot) {
+        let &Row { bytes, protected_until, older, newer, .. } = self.row(slot);
+        if let Some(until) = protected_until {
+            self.protected.remove(&(until, slot));
+            self.protected_bytes -= bytes;
+            return;
         }
-        let enough = 2 * self.by_id.len() + SPARE_ROWS;
-        if self.by_id.capacity() > 2 * enough {
-            self.by_id.shrink_to(enough);
+        match older {
+            Some(older) => self.row_mut(older).newer = newer,
+            None => self.oldest = newer,
         }
-        None
+        match newer {
+            Some(newer) => self.row_mut(newer).older = older,
+            None => self.newest = older,
+        }
+    }
+
+    /// Adds a row to the evictable ones, as the newest.
+    fn append(&mut self, slot: Slot) {
+        let older = self.newest.replace(slot);
+        let row = self.row_mut(slot);
+        (row.protected_until, row.older, row.newer) = (None, older, None);
+        match older {
+            Some(older) => self.row_mut(older).newer = Some(slot),
+            None => self.oldest = Some(slot),
+        }
+    }
+
+    /// Removes a row that has expired, or ends its protection if that time is over. Returns whether it was so.
+    fn expire(&mut self, slot: Slot, now: Instant, removed: &mut Vec<Row<V>>) -> bool {
+        let row = self.row(slot);
+        let is_lapsed = row.protected_until.is_some_and(|until| until <= now);
+        if row.expires <= now {
+            removed.push(self.detach(slot));
+        } else if is_lapsed {
+            self.unlink(slot);
+            self.append(slot);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Expires the protected row whose protection ends first.
+    fn remove_lapsed(&mut self, now: Instant, removed: &mut Vec<Row<V>>) -> bool {
+        let first = self.protected.first().map(|(_, slot)| *slot);
+        first.is_some_and(|slot| self.expire(slot, now, removed))
+    }
+
+    /// Removes up to `max` expired rows from the ends of the tree and the list.
+    fn remove_expired(&mut self, now: Instant, max: usize, removed: &mut Vec<Row<V>>) {
+        for _ in 0..max {
+            let is_lapsed = self.remove_lapsed(now, removed);
+            let is_expired = self.oldest.is_some_and(|slot| self.expire(slot, now, removed));
+            if !is_lapsed && !is_expired {
+                return;
+            }
+        }
+    }
+
+    /// Evicts the oldest rows until the rest fits into the quota, but not the one that was just written.
+    fn evict(&mut self, written: Option<Slot>, now: Instant, removed: &mut Vec<Row<V>>) {
+        let limit = self.quota.limit(self.kind);
+        while self.bytes > limit
+            && let Some(slot) = self.oldest.filter(|slot| Some(*slot) != written)
+        {
+            let row = self.detach(slot);
+            if row.expires > now {
+                self.usage().evictions.fetch_add(1, Relaxed);
+            }
+            removed.push(row);
+        }
+    }
+
+    /// The end of a step that begins at a slot, and the begin of the next step.
+    fn step(&self, from: usize) -> (usize, Option<usize>) {
+        let (to, end) = (from + ROWS_PER_STEP, self.rows.capacity());
+        (to.min(end), (to < end).then_some(to))
+    }
+
+    /// Expires rows from a slot on. Returns the slot at which the next step begins; at the end, frees capacity.
+    fn sweep(&mut self, from: usize, now: Instant, removed: &mut Vec<Row<V>>) -> Option<usize> {
+        let (to, next) = self.step(from);
+        for slot in (from..to).filter_map(|slot| Slot::try_from(slot).ok()) {
+            if self.rows.contains(slot as usize) {
+                self.expire(slot, now, removed);
+            }
+        }
+        // The quota is smaller than before if there are more agents.
+        self.evict(None, now, removed);
+        if next.is_none() && self.rows.capacity() > 4 * self.rows.len() + 2 * SPARE_ROWS {
+            self.compact();
+        }
+        self.publish_usage();
+        next
+    }
+
+    /// Frees the capacity of removed rows.
+    fn compact(&mut self) {
+        let listed = std::iter::successors(self.oldest, |slot| self.row(*slot).newer);
+        let protected = self.protected.iter().map(|(_, slot)| *slot);
+        let slots: Vec<Slot> = listed.chain(protected).collect();
+        let mut compact = Self::new(Arc::clone(&self.quota), self.kind);
+        compact.rows.reserve(slots.len() + SPARE_ROWS);
+        for slot in slots {
+            let row = self.rows.remove(slot as usize);
+            compact.attach(row);
+        }
+        *self = compact;
     }
 }
 
@@ -262,80 +449,120 @@ mod tests {
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
+    const SECOND: Duration = Duration::from_secs(1);
+    const EVICTABLE: Lifetime = Lifetime { ttl: HOUR, protected_for: Duration::ZERO };
+    const PROTECTED: Lifetime = Lifetime { ttl: HOUR, protected_for: HOUR };
 
-    fn put(table: &mut BoundedTable<usize>, agent: &str, id: usize, bytes: usize) {
-        table.put(&agent.into(), &id.to_string(), id, bytes, HOUR, Instant::now()).unwrap();
+    /// A table in which every one of `agents` agents has about `bytes` bytes.
+    fn table(bytes: usize, agents: usize) -> BoundedTable<usize> {
+        let quotas = Quotas::new((bytes * 4 * agents) as u64);
+        BoundedTable::new(&quotas, QuotaKind::Task)
     }
 
-    fn held(table: &BoundedTable<usize>, agent: &str) -> usize {
-        table.iter(Instant::now()).filter(|(owner, ..)| ***owner == *agent).count()
+    fn put(
+        table: &mut BoundedTable<usize>,
+        agent: &str,
+        id: usize,
+        bytes: usize,
+        lifetime: Lifetime,
+        now: Instant,
+    ) -> Result<(), Full> {
+        table.entry(&agent.into(), &id.to_string(), now).put(id, bytes, lifetime).map(drop)
     }
 
-    #[test]
-    fn a_table_over_its_limit_evicts_the_oldest_rows() {
-        let mut table = BoundedTable::new(40_000, WhenFull::Evict);
-        (0..100).for_each(|id| put(&mut table, "a", id, 1000));
-        assert_eq!(table.get("a", "0", Instant::now()), None);
-        assert_eq!(table.get("a", "99", Instant::now()), Some(&99));
-        assert!((20..=40_000 / (1000 + ROW_OVERHEAD)).contains(&held(&table, "a")), "{}", held(&table, "a"));
+    fn holds(table: &BoundedTable<usize>, agent: &str, id: usize, now: Instant) -> bool {
+        table.get(agent, &id.to_string(), now) == Some(&id)
     }
 
-    #[test]
-    fn a_busy_agent_evicts_only_its_own_rows() {
-        let mut table = BoundedTable::new(100_000, WhenFull::Evict);
-        (0..10).for_each(|id| put(&mut table, "quiet", id, 100));
-        (0..10_000).for_each(|id| put(&mut table, "busy", id, 100));
-        assert_eq!(held(&table, "quiet"), 10);
-        put(&mut table, "busy", 10_000, 1_000_000);
-        assert_eq!(held(&table, "quiet"), 10);
-        assert_eq!(
-            table.get("busy", "10000", Instant::now()),
-            Some(&10_000),
-            "the newest row is never evicted"
-        );
-        put(&mut table, "busy", 10_001, 1);
-        assert_eq!(table.get("busy", "10000", Instant::now()), None);
-    }
-
-    #[test]
-    fn a_row_that_grows_beyond_all_others_is_not_evicted_for_itself() {
-        let mut table = BoundedTable::new(10_000, WhenFull::Evict);
-        for agent in ["a", "b", "c"] {
-            put(&mut table, agent, 0, 2_000);
+    /// Checks that all parts of the table agree; returns the number of rows of an agent.
+    fn check(table: &BoundedTable<usize>, agent: &str) -> usize {
+        let Some(rows) = table.agents.get(agent) else { return 0 };
+        let all = || rows.rows.iter().map(|(_, row)| row);
+        let listed = std::iter::successors(rows.oldest, |slot| rows.row(*slot).newer).count();
+        assert_eq!((rows.by_id.len(), listed + rows.protected.len()), (rows.rows.len(), rows.rows.len()));
+        assert_eq!(rows.bytes, all().map(|row| row.bytes).sum::<usize>());
+        let protected = all().filter(|row| row.protected_until.is_some());
+        assert_eq!(rows.protected_bytes, protected.map(|row| row.bytes).sum::<usize>());
+        assert_eq!(rows.usage().entries.load(Relaxed), rows.rows.len());
+        assert_eq!(rows.usage().bytes.load(Relaxed), rows.bytes);
+        assert!(rows.bytes <= rows.quota.limit(rows.kind), "within the quota");
+        for row in all() {
+            let slot = rows.find(row.hash, &row.id).expect("every row can be found");
+            assert_eq!(rows.row(slot).id, row.id);
         }
-        put(&mut table, "a", 0, 6_000);
-        assert_eq!(table.get("a", "0", Instant::now()), Some(&0));
+        rows.rows.len()
+    }
+
+    fn counts(table: &BoundedTable<usize>, agent: &str) -> (u64, u64) {
+        let usage = table.agents[agent].usage();
+        (usage.evictions.load(Relaxed), usage.refusals.load(Relaxed))
     }
 
     #[test]
-    fn a_row_that_is_written_repeatedly_counts_once() {
-        let mut table = BoundedTable::new(40_000, WhenFull::Evict);
-        put(&mut table, "a", 0, 1);
-        (0..10_000).for_each(|size| put(&mut table, "a", 1, size % 7));
-        assert_eq!(held(&table, "a"), 2);
-        let rows = &table.agents["a"];
-        assert_eq!(rows.by_age.len(), rows.by_id.len());
-        assert_eq!(table.bytes, rows.by_id.values().map(|row| row.bytes).sum::<usize>());
-        assert_eq!(rows.bytes, table.bytes);
+    fn an_agent_over_its_quota_evicts_its_own_oldest_rows_and_counts_them() {
+        let (mut table, now) = (table(1 << 20, 2), Instant::now());
+        (0..10).for_each(|id| put(&mut table, "quiet", id, 1000, EVICTABLE, now).unwrap());
+        (0..10_000).for_each(|id| put(&mut table, "busy", id, 1000, EVICTABLE, now).unwrap());
+        let held = check(&table, "busy");
+        assert!((500..1000).contains(&held), "{held}");
+        assert!(!holds(&table, "busy", 9_999 - held, now) && holds(&table, "busy", 10_000 - held, now));
+        assert_eq!(counts(&table, "busy"), (10_000 - held as u64, 0));
+        assert_eq!((check(&table, "quiet"), counts(&table, "quiet")), (10, (0, 0)));
+        // A row that is written again becomes the newest.
+        put(&mut table, "busy", 10_000 - held, 1000, EVICTABLE, now).unwrap();
+        put(&mut table, "busy", 10_000, 1000, EVICTABLE, now).unwrap();
+        assert!(holds(&table, "busy", 10_000 - held, now) && !holds(&table, "busy", 10_001 - held, now));
     }
 
     #[test]
-    fn expired_rows_are_not_found_and_later_writes_remove_them() {
-        let mut table = BoundedTable::new(1 << 30, WhenFull::Evict);
-        let expired = Duration::ZERO;
-        put(&mut table, "a", 0, 1);
-        for id in 1..2000 {
-            table.put(&"a".into(), &id.to_string(), id, 1, expired, Instant::now()).unwrap();
-        }
-        assert_eq!(table.get("a", "1", Instant::now()), None);
-        // They are newer than a live row, so only a sweep finds them.
-        assert_eq!(table.rows, 2000);
-        (0..2 * WRITES_BEFORE_SWEEP).for_each(|_| put(&mut table, "b", 0, 1));
-        assert_eq!((table.rows, held(&table, "a")), (2, 1));
-        for id in 0..2000 {
-            table.put(&"c".into(), &id.to_string(), id, 1, expired, Instant::now()).unwrap();
-        }
-        assert_eq!(table.rows, 2, "the oldest ones are removed immediately");
+    fn a_protected_row_is_never_evicted_and_without_room_new_rows_are_refused() {
+        let (mut table, now) = (table(1 << 20, 2), Instant::now());
+        put(&mut table, "b", 0, 1000, PROTECTED, now).unwrap();
+        put(&mut table, "a", 0, 1000, PROTECTED, now).unwrap();
+        (1..10_000).for_each(|id| put(&mut table, "a", id, 1000, EVICTABLE, now).unwrap());
+        (1..7).for_each(|id| put(&mut table, "a", id, 400_000, EVICTABLE, now).unwrap_or_default());
+        assert!(holds(&table, "a", 0, now));
+        let refused_at =
+            (10_000..).find(|id| put(&mut table, "a", *id, 1000, PROTECTED, now).is_err()).unwrap();
+        assert_eq!(check(&table, "a"), refused_at - 10_000 + 1, "all evictable rows made room");
+        let (_, refusals) = counts(&table, "a");
+        put(&mut table, "a", 1, 1000, EVICTABLE, now).unwrap_err();
+        assert_eq!(counts(&table, "a").1, refusals + 1);
+        put(&mut table, "b", 1, 1000, PROTECTED, now).expect("another agent has room");
+        // What runs can end, and then makes room.
+        put(&mut table, "a", 0, 1050, EVICTABLE, now).unwrap();
+        put(&mut table, "a", 1, 1000, PROTECTED, now).unwrap();
+        assert!(!holds(&table, "a", 0, now));
+        check(&table, "a");
+    }
+
+    #[test]
+    fn the_protection_of_a_row_ends_and_expired_rows_make_room() {
+        let (mut table, now) = (table(1 << 20, 1), Instant::now());
+        let short = Lifetime { ttl: HOUR, protected_for: SECOND };
+        let rows = (0..).take_while(|id| put(&mut table, "a", *id, 1000, short, now).is_ok()).count();
+        put(&mut table, "a", rows, 1000, PROTECTED, now).unwrap_err();
+        put(&mut table, "a", rows, 1000, PROTECTED, now + SECOND).expect("the protection has ended");
+        assert_eq!(check(&table, "a"), rows, "one row was evicted");
+        (0..rows).for_each(|id| {
+            put(&mut table, "a", id, 1000, Lifetime::protected(SECOND), now).unwrap_or_default()
+        });
+        put(&mut table, "a", 2 * rows, 400_000, EVICTABLE, now + SECOND).expect("all others have expired");
+        assert_eq!(table.get("a", "0", now + SECOND), None);
+        check(&table, "a");
+    }
+
+    #[test]
+    fn one_row_never_evicts_all_others_and_large_rows_leave_reserved_room() {
+        let (mut table, now) = (table(1 << 20, 1), Instant::now());
+        put(&mut table, "a", 0, 600 << 10, EVICTABLE, now).unwrap_err();
+        let quota = table.quotas.agent(&"a".into());
+        let calls: Vec<_> = (0..500).map(|_| quota.reserve().unwrap()).collect();
+        put(&mut table, "a", 0, 400 << 10, PROTECTED, now).unwrap_err();
+        put(&mut table, "a", 0, 200 << 10, PROTECTED, now).unwrap();
+        (1..=500).for_each(|id| put(&mut table, "a", id, 1000, PROTECTED, now).expect("it was reserved"));
+        drop(calls);
+        check(&table, "a");
     }
 
     /// Sweeps to the end; returns the number of steps.
@@ -345,57 +572,62 @@ mod tests {
 
     #[test]
     fn a_sweep_removes_expired_rows_step_by_step_and_frees_their_capacity() {
-        let mut table = BoundedTable::new(1 << 30, WhenFull::Evict);
-        let now = Instant::now();
-        let (second, rows) = (Duration::from_secs(1), 20 * ROWS_PER_SWEEP_STEP);
+        let (mut table, now) = (table(64 << 20, 2), Instant::now());
+        let rows = 16 * ROWS_PER_STEP;
         for id in 0..rows {
             // Some rows do not expire, at the front and in between; one is written again.
-            let ttl = if id % ROWS_PER_SWEEP_STEP == 0 { HOUR } else { second };
-            table.put(&"a".into(), &id.to_string(), id, 1, ttl, now).unwrap();
+            let ttl = if id % ROWS_PER_STEP == 0 { HOUR } else { SECOND };
+            let protected_for = if id % 2 == 0 { ttl } else { Duration::ZERO };
+            put(&mut table, "a", id, 1, Lifetime { ttl, protected_for }, now).unwrap();
         }
-        table.put(&"a".into(), "1", 1, 1, HOUR, now).unwrap();
-        (0..rows).for_each(|id| drop(table.put(&"b".into(), &id.to_string(), id, 1, second, now).unwrap()));
+        put(&mut table, "a", 1, 1, EVICTABLE, now).unwrap();
+        (0..rows).for_each(|id| put(&mut table, "b", id, 1, Lifetime::evictable(SECOND), now).unwrap());
         sweep_all(&mut table, now);
-        assert_eq!(table.rows, 2 * rows, "nothing has expired");
-        let steps = sweep_all(&mut table, now + second);
-        assert!((40..=42).contains(&steps), "{steps}");
-        assert_eq!((table.rows, held(&table, "a"), table.agents.len()), (21, 21, 1));
-        let a = &table.agents["a"];
-        assert_eq!((a.by_age.len(), a.bytes), (21, table.bytes));
-        assert_eq!(table.bytes, a.by_id.values().map(|row| row.bytes).sum::<usize>());
-        assert!(a.by_id.capacity() < 1000);
-        put(&mut table, "a", 2, 1);
-        assert_eq!(held(&table, "a"), 22);
+        assert_eq!(table.rows(), 2 * rows, "nothing has expired");
+        let steps = sweep_all(&mut table, now + SECOND);
+        assert!((32..=35).contains(&steps), "{steps}");
+        assert_eq!((table.rows(), check(&table, "a"), table.agents.len()), (17, 17, 1));
+        assert!(table.agents["a"].rows.capacity() < 200);
+        put(&mut table, "a", 2, 1, EVICTABLE, now).unwrap();
+        assert_eq!(check(&table, "a"), 18);
     }
 
     #[test]
     fn a_sweep_continues_after_the_table_has_changed() {
-        let mut table = BoundedTable::new(1 << 30, WhenFull::Evict);
-        let now = Instant::now();
-        let later = now + Duration::from_secs(1);
-        for id in 0..3 * ROWS_PER_SWEEP_STEP {
-            table.put(&"a".into(), &id.to_string(), id, 1, Duration::from_secs(1), now).unwrap();
+        let (mut table, now) = (table(64 << 20, 1), Instant::now());
+        let later = now + SECOND;
+        for id in 0..3 * ROWS_PER_STEP {
+            put(&mut table, "a", id, 1, Lifetime::protected(SECOND), now).unwrap();
         }
         table.sweep_step(later).unwrap();
-        // The first of these writes removes all expired rows.
-        (0..10).for_each(|id| drop(table.put(&"a".into(), &id.to_string(), id, 1, HOUR, later).unwrap()));
+        (0..10).for_each(|id| put(&mut table, "a", id, 1, EVICTABLE, later).unwrap());
         sweep_all(&mut table, later);
-        assert_eq!((table.rows, held(&table, "a")), (10, 10));
-        assert_eq!(table.bytes, table.agents["a"].bytes);
+        assert_eq!((table.rows(), check(&table, "a")), (10, 10));
     }
 
     #[test]
-    fn a_refusing_table_keeps_its_rows_and_has_room_for_every_agent() {
-        let mut table = BoundedTable::new(10 * (ROW_OVERHEAD + 100), WhenFull::Refuse);
-        let now = Instant::now();
-        let mut put = |agent: &str, id: usize, ttl, now| {
-            table.put(&agent.into(), &id.to_string(), id, 90, ttl, now).map(drop)
-        };
-        (0..10).for_each(|id| put("busy", id, HOUR, now).unwrap());
-        assert_eq!(put("busy", 10, HOUR, now), Err(Full));
-        put("busy", 0, Duration::from_secs(1), now).expect("a row can be replaced");
-        put("quiet", 0, HOUR, now).unwrap();
-        assert_eq!(put("busy", 10, HOUR, now), Err(Full));
-        put("busy", 10, HOUR, now + Duration::from_secs(2)).expect("one has expired");
+    fn a_sweep_applies_a_quota_that_has_become_smaller() {
+        let (mut table, now) = (table(1 << 20, 1), Instant::now());
+        (0..1000).for_each(|id| put(&mut table, "a", id, 400, EVICTABLE, now).unwrap());
+        let before = check(&table, "a");
+        let _others: Vec<_> = ["b", "c", "d"].map(|name| table.quotas.agent(&name.into())).into();
+        sweep_all(&mut table, now);
+        assert!(check(&table, "a") < before);
+    }
+
+    #[test]
+    fn pages_show_every_row_once() {
+        let (mut table, now) = (table(64 << 20, 1), Instant::now());
+        let rows = 3 * ROWS_PER_STEP;
+        (0..rows).for_each(|id| put(&mut table, "a", id, 1, EVICTABLE, now).unwrap());
+        let (mut seen, mut from) = (Vec::new(), Some(0));
+        while let Some(at) = from {
+            let (page, next) = table.page("a", at, now);
+            assert!(page.len() <= ROWS_PER_STEP);
+            seen.extend(page.into_iter().map(|(_, value)| *value));
+            from = next;
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, Vec::from_iter(0..rows));
     }
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// Agent and task id.
-type TaskKey = (Arc<str>, Box<str>);
+/// Agent and task id. A subscription shares both with its entry.
+type TaskKey = (Arc<str>, Arc<str>);
 
 /// The subscriptions of all tasks.
 #[derive(Debug, Default)]

@@ -3,6 +3,9 @@
 //! A local table holds the tasks of calls in mode `final` or `stream`: every call writes one and few are read
 //! again. A task that a request at another replica may need, because it was submitted or waits for an answer, moves
 //! to the store and stays there until it expires.
+//!
+//! Every call has [reserved](super::quota::AgentQuota::reserve) room for the state of its task. If there is no room for
+//! the content as well, the record is without it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,17 +13,19 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
+use super::quota::{QuotaKind, Quotas};
 use super::records::{Change, TypedRecords};
-use super::table::{self, BoundedTable, WhenFull};
+use super::table::{self, BoundedTable, Entry, Full, Row};
 use super::task_ends::{TaskEndSubscription, TaskEnds};
-use super::{RecordKey, RecordKind, StateStore};
-use crate::a2a::model::TaskState;
-use crate::reply::error::ActionError;
-use crate::reply::outcome::{FollowUp, Outcome, TaskRef};
+use super::{Lifetime, RecordKey, RecordKind, StateStore, quota};
+use crate::a2a::model::{ALLOCATION_OVERHEAD, TaskState};
+use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::{FollowUp, Outcome, ReplyContent, TaskRef};
 use crate::reply::{Reply, for_storage};
+use crate::text;
 
-/// Maximum bytes of the tasks in the local table.
-const LOCAL_BYTES: usize = 64 << 20;
+/// Maximum bytes of the message of an error that is recorded without its content.
+const MAX_ERROR_MESSAGE: usize = 256;
 
 /// A task as it was last seen.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,9 +65,60 @@ impl TaskRecord {
         (self.state.is_final() || is_older_lookup) && self.seen_at >= observer.began
     }
 
+    /// Whether the task runs or waits, as far as the bridge knows.
+    fn is_open(&self) -> bool {
+        !self.state.is_final() && self.reply.is_ok()
+    }
+
+    /// How long the record remains if `observer` has seen it after `previous`. The record of a task that a call
+    /// follows, or that waits for an answer, is never evicted.
+    fn lifetime(&self, previous: Option<&Self>, observer: Observer) -> Lifetime {
+        let is_followed =
+            !observer.is_lookup || self.follow_up.is_some() || previous.is_some_and(Self::is_open);
+        let protected_for = if self.is_open() && is_followed { self.may_run_for } else { Duration::ZERO };
+        Lifetime { ttl: self.expires_in(), protected_for }
+    }
+
+    /// The state of the task without the content, for which there is no room.
+    fn without_content(mut self) -> Self {
+        if matches!(self.state, TaskState::Unknown(_)) {
+            self.state = TaskState::Working;
+        }
+        self.reply = match self.reply {
+            Ok(outcome) if self.state.is_final() => {
+                let message = format!(
+                    "the task has ended as {}, but its reply exceeds what the bridge can keep for the agent \
+                     (a share of `limits.memory`)",
+                    outcome.status.name(),
+                );
+                let error = ActionError::new(Code::TooLarge, message).after_reaching_agent();
+                Err(error.with_task(outcome.task.clone()))
+            }
+            Ok(outcome) => Ok(Arc::new(Outcome {
+                status: outcome.status,
+                success: outcome.success,
+                content: ReplyContent::default(),
+                follow_up: outcome.follow_up.clone(),
+                retries: outcome.retries.clone(),
+                task: outcome.task.clone(),
+            })),
+            Err(mut error) => {
+                error.message = text::shorten(&error.message, MAX_ERROR_MESSAGE);
+                error.info.a2a_data = None;
+                Err(error)
+            }
+        };
+        self
+    }
+
     fn allocated(&self) -> usize {
         let reply = self.reply.as_ref().map_or_else(ActionError::allocated, |outcome| outcome.allocated());
-        size_of::<Self>() + reply
+        let follow_up = self.follow_up.as_ref().map_or(0, FollowUp::allocated);
+        let state = match &self.state {
+            TaskState::Unknown(name) => name.capacity(),
+            _ => 0,
+        };
+        size_of::<Self>() + 3 * ALLOCATION_OVERHEAD + state + follow_up + reply
     }
 
     pub(crate) fn task(&self) -> Option<&TaskRef> {
@@ -123,6 +179,23 @@ impl LocalTask {
         }
     }
 
+    /// The task without the content, for which there is no room.
+    fn without_content(self) -> Self {
+        match self.record() {
+            Some(record) => Self::Record(Arc::new(Arc::unwrap_or_clone(record).without_content())),
+            None => Self::InStore,
+        }
+    }
+
+    /// The size in memory of what it points to, in bytes.
+    fn allocated(&self) -> usize {
+        match self {
+            Self::Ended { outcome, .. } => ALLOCATION_OVERHEAD + outcome.allocated(),
+            Self::Record(record) => record.allocated(),
+            Self::InStore => 0,
+        }
+    }
+
     fn record(self) -> Option<Arc<TaskRecord>> {
         match self {
             Self::Ended { outcome, seen_at, ttl } => Some(Arc::new(TaskRecord {
@@ -141,9 +214,9 @@ impl LocalTask {
 }
 
 impl Tasks {
-    pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
+    pub(super) fn new(store: &Arc<dyn StateStore>, quotas: &Arc<Quotas>) -> Self {
         Self {
-            local: Mutex::new(BoundedTable::new(LOCAL_BYTES, WhenFull::Evict)),
+            local: Mutex::new(BoundedTable::new(quotas, QuotaKind::Task)),
             records: TypedRecords::new(store, RecordKind::Task),
             ends: TaskEnds::default(),
         }
@@ -168,13 +241,15 @@ impl Tasks {
     }
 
     /// Records the state of a task, unless the existing record is final or newer. A submitted task stays submitted.
+    ///
+    /// An error means that there is no room even for the state of the task, for which calls reserve room.
     pub(crate) async fn record(
         &self,
         agent: &Arc<str>,
         id: &str,
         new: TaskRecord,
         observer: Observer,
-    ) -> RecordResult {
+    ) -> Result<RecordResult, ActionError> {
         let is_end_in_lookup = new.state.is_final() && observer.is_lookup;
         let local = match new.is_shared() {
             true => Err(Box::new(new)),
@@ -182,12 +257,12 @@ impl Tasks {
         };
         let result = match local {
             Ok(result) => result,
-            Err(new) => Box::pin(self.record_in_store(agent, id, *new, observer)).await,
+            Err(new) => Box::pin(self.record_in_store(agent, id, *new, observer)).await?,
         };
         if is_end_in_lookup && matches!(result, RecordResult::Written { .. }) {
             self.ends.notify(agent, id);
         }
-        result
+        Ok(result)
     }
 
     /// For a call that follows a task: the agent may not report the end on the stream when another request, such as
@@ -207,7 +282,9 @@ impl Tasks {
                 seen_at: SystemTime::now(),
                 ..TaskRecord::clone(&record)
             };
-            self.record(agent, id, untracked, Observer { began: record.seen_at, is_lookup: false }).await;
+            // It replaces a record, for which there is always room.
+            let _ =
+                self.record(agent, id, untracked, Observer { began: record.seen_at, is_lookup: false }).await;
         }
     }
 
@@ -220,9 +297,9 @@ impl Tasks {
         mut new: TaskRecord,
         observer: Observer,
     ) -> Result<RecordResult, Box<TaskRecord>> {
-        let now = Instant::now();
         let mut local = self.local();
-        let previous = match local.get(agent, id, now) {
+        let entry = local.entry(agent, id, Instant::now());
+        let previous = match entry.value() {
             None => None,
             Some(LocalTask::InStore) => return Err(Box::new(new)),
             Some(known) => known.clone().record(),
@@ -231,10 +308,13 @@ impl Tasks {
             return Ok(RecordResult::Kept(Arc::clone(known)));
         }
         new.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
-        let (ttl, bytes) = (new.expires_in(), new.allocated());
-        let removed = local.put(agent, id, LocalTask::new(new), bytes, ttl, now);
+        let lifetime = new.lifetime(previous.as_deref(), observer);
+        let put = put(entry, LocalTask::new(new), lifetime);
         drop(local);
-        drop(removed);
+        // The removed tasks are dropped after the lock is released.
+        if let Err(Full) = put {
+            tracing::warn!(%agent, task = id, "no room to record a task");
+        }
         Ok(RecordResult::Written { previous })
     }
 
@@ -244,12 +324,44 @@ impl Tasks {
         id: &str,
         new: TaskRecord,
         observer: Observer,
-    ) -> RecordResult {
+    ) -> Result<RecordResult, ActionError> {
         let local = self.get_local(agent, id).and_then(LocalTask::record);
         if let Some(known) = local.as_ref().filter(|known| known.takes_precedence_over(&new, observer)) {
-            return RecordResult::Kept(Arc::clone(known));
+            return Ok(RecordResult::Kept(Arc::clone(known)));
         }
-        let (nonce, ttl) = (Uuid::new_v4(), new.expires_in());
+        let mut written = self.write_to_store(agent, id, &new, local.as_ref(), observer).await;
+        let is_full = |error: &ActionError| error.info.code == Code::Busy;
+        if written.as_ref().is_err_and(is_full) {
+            let state_only = new.clone().without_content();
+            written = self.write_to_store(agent, id, &state_only, local.as_ref(), observer).await;
+        }
+        match written {
+            Ok((result, lifetime)) => {
+                self.put_local(agent, id, LocalTask::InStore, lifetime);
+                Ok(result)
+            }
+            Err(error) => {
+                tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
+                // While the store is unavailable, this process keeps the record.
+                let lifetime = new.lifetime(local.as_deref(), observer);
+                match self.put_local(agent, id, LocalTask::Record(Arc::new(new)), lifetime) {
+                    true => Ok(RecordResult::Written { previous: local }),
+                    false => Err(quota::refusal(agent, QuotaKind::SharedTask)),
+                }
+            }
+        }
+    }
+
+    async fn write_to_store(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        new: &TaskRecord,
+        local: Option<&Arc<TaskRecord>>,
+        observer: Observer,
+    ) -> Result<(RecordResult, Lifetime), ActionError> {
+        let nonce = Uuid::new_v4();
+        let mut lifetime = new.lifetime(local.map(|local| &**local), observer);
         let mut replaced = None;
         let decide = |known: Option<StoredTask>| {
             // An earlier attempt of this write was stored after all.
@@ -257,28 +369,18 @@ impl Tasks {
                 return Ok(Change::Keep(RecordResult::Written { previous: replaced.take() }));
             }
             let known = known.map(|known| Arc::new(known.task));
-            if let Some(known) = known.as_ref().filter(|known| known.takes_precedence_over(&new, observer)) {
+            if let Some(known) = known.as_ref().filter(|known| known.takes_precedence_over(new, observer)) {
                 return Ok(Change::Keep(RecordResult::Kept(Arc::clone(known))));
             }
-            let previous = known.or_else(|| local.clone());
+            let previous = known.or_else(|| local.cloned());
             replaced.clone_from(&previous);
+            lifetime = new.lifetime(previous.as_deref(), observer);
             let mut task = TaskRecord { reply: for_storage(&new.reply), ..new.clone() };
             task.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
-            Ok(Change::Write(StoredTask { task, nonce }, ttl, RecordResult::Written { previous }))
+            Ok(Change::Write(StoredTask { task, nonce }, lifetime, RecordResult::Written { previous }))
         };
-        match self.records.update(&RecordKey::new(agent, id), decide).await {
-            Ok(result) => {
-                self.put_local(agent, id, LocalTask::InStore, 0, ttl);
-                result
-            }
-            // While the store is unavailable, this process keeps the record.
-            Err(error) => {
-                tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
-                let bytes = new.allocated();
-                self.put_local(agent, id, LocalTask::Record(Arc::new(new)), bytes, ttl);
-                RecordResult::Written { previous: local }
-            }
-        }
+        let result = self.records.update(&RecordKey::new(agent, id), decide).await?;
+        Ok((result, lifetime))
     }
 
     async fn find_in_store(&self, agent: &Arc<str>, id: &str) -> FindResult {
@@ -287,7 +389,7 @@ impl Tasks {
         };
         let found = Arc::new(read.record.task);
         if self.get_local(agent, id).is_none() {
-            self.put_local(agent, id, LocalTask::InStore, 0, found.expires_in());
+            self.put_local(agent, id, LocalTask::InStore, Lifetime::evictable(found.expires_in()));
         }
         Ok(Some(found))
     }
@@ -296,8 +398,12 @@ impl Tasks {
         self.local().get(agent, id, Instant::now()).cloned()
     }
 
-    fn put_local(&self, agent: &Arc<str>, id: &str, task: LocalTask, bytes: usize, ttl: Duration) {
-        let _removed = self.local().put(agent, id, task, bytes, ttl, Instant::now());
+    /// Returns whether there was room.
+    fn put_local(&self, agent: &Arc<str>, id: &str, task: LocalTask, lifetime: Lifetime) -> bool {
+        let mut local = self.local();
+        let put = put(local.entry(agent, id, Instant::now()), task, lifetime);
+        drop(local);
+        put.is_ok()
     }
 
     /// Frees the memory of expired local tasks.
@@ -309,6 +415,20 @@ impl Tasks {
     fn local(&self) -> MutexGuard<'_, BoundedTable<LocalTask>> {
         self.local.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Writes a task to the local table, without its content if there is no room for that.
+fn put(
+    mut entry: Entry<'_, LocalTask>,
+    mut task: LocalTask,
+    lifetime: Lifetime,
+) -> Result<Vec<Row<LocalTask>>, Full> {
+    if !entry.has_room(task.allocated(), lifetime) {
+        entry.count_refusal();
+        task = task.without_content();
+    }
+    let bytes = task.allocated();
+    entry.put(task, bytes, lifetime)
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -330,11 +450,10 @@ fn read_state<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TaskState, D
 mod tests {
     use futures_util::FutureExt as _;
 
-    use super::super::tests::memory_store;
+    use super::super::tests::{memory_store, quotas};
     use super::super::{SWEEP_INTERVAL, State};
     use super::*;
-    use crate::reply::error::Code;
-    use crate::reply::outcome::{ReplyContent, ReplyStatus};
+    use crate::reply::outcome::ReplyStatus;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -358,7 +477,7 @@ mod tests {
 
     fn replicas() -> (Tasks, Tasks, Arc<str>) {
         let store = memory_store();
-        (Tasks::new(&store), Tasks::new(&store), "a".into())
+        (Tasks::new(&store, &quotas()), Tasks::new(&store, &quotas()), "a".into())
     }
 
     fn message(record: &TaskRecord) -> &str {
@@ -369,7 +488,7 @@ mod tests {
     async fn the_task_of_a_plain_call_stays_in_its_process() {
         let (one, other, agent) = replicas();
         let began = Observer { began: SystemTime::now(), is_lookup: false };
-        one.record(&agent, "t", task(TaskState::Working, "w"), began).await;
+        one.record(&agent, "t", task(TaskState::Working, "w"), began).await.unwrap();
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "w");
         assert!(other.find(&agent, "t").await.unwrap().is_none());
         assert!(one.find(&"b".into(), "t").await.unwrap().is_none(), "another agent's task");
@@ -379,8 +498,8 @@ mod tests {
     async fn a_submitted_task_is_known_at_every_replica_until_its_end() {
         let (one, other, agent) = replicas();
         let began = Observer { began: SystemTime::now(), is_lookup: false };
-        one.record(&agent, "t", task(TaskState::Working, "named"), began).await;
-        let recorded = one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
+        one.record(&agent, "t", task(TaskState::Working, "named"), began).await.unwrap();
+        let recorded = one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await.unwrap();
         assert!(
             matches!(recorded, RecordResult::Written { previous: Some(previous) } if message(&previous) == "named")
         );
@@ -390,8 +509,8 @@ mod tests {
         );
         let found = other.find(&agent, "t").await.unwrap().unwrap();
         assert_eq!((message(&found), found.is_submitted), ("w", true));
-        other.record(&agent, "t", submitted(TaskState::Canceled, "c"), began).await;
-        let late = one.record(&agent, "t", submitted(TaskState::Canceled, "late"), began).await;
+        other.record(&agent, "t", submitted(TaskState::Canceled, "c"), began).await.unwrap();
+        let late = one.record(&agent, "t", submitted(TaskState::Canceled, "late"), began).await.unwrap();
         assert!(matches!(late, RecordResult::Kept(end) if message(&end) == "c"));
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "c");
     }
@@ -400,11 +519,11 @@ mod tests {
     async fn the_first_end_of_a_task_stays_but_its_id_can_be_reused() {
         let (one, _, agent) = replicas();
         let began = Observer { began: SystemTime::now(), is_lookup: false };
-        one.record(&agent, "t", task(TaskState::Completed, "first"), began).await;
-        let again = one.record(&agent, "t", task(TaskState::Working, "older lookup"), began).await;
+        one.record(&agent, "t", task(TaskState::Completed, "first"), began).await.unwrap();
+        let again = one.record(&agent, "t", task(TaskState::Working, "older lookup"), began).await.unwrap();
         assert!(matches!(again, RecordResult::Kept(_)));
         let later = Observer { began: SystemTime::now() + Duration::from_millis(1), is_lookup: false };
-        let next = one.record(&agent, "t", task(TaskState::Working, "next call"), later).await;
+        let next = one.record(&agent, "t", task(TaskState::Working, "next call"), later).await.unwrap();
         assert!(matches!(next, RecordResult::Written { .. }));
     }
 
@@ -413,10 +532,10 @@ mod tests {
         let (one, _, agent) = replicas();
         let call = Observer { began: SystemTime::now(), is_lookup: false };
         let lookup = Observer { began: SystemTime::now(), is_lookup: true };
-        one.record(&agent, "t", submitted(TaskState::InputRequired, "which?"), call).await;
-        let older = one.record(&agent, "t", task(TaskState::Working, "older"), lookup).await;
+        one.record(&agent, "t", submitted(TaskState::InputRequired, "which?"), call).await.unwrap();
+        let older = one.record(&agent, "t", task(TaskState::Working, "older"), lookup).await.unwrap();
         assert!(matches!(older, RecordResult::Kept(kept) if message(&kept) == "which?"));
-        let end = one.record(&agent, "t", task(TaskState::Completed, "end"), lookup).await;
+        let end = one.record(&agent, "t", task(TaskState::Completed, "end"), lookup).await.unwrap();
         assert!(matches!(end, RecordResult::Written { .. }));
         assert!(
             one.find(&agent, "t").await.unwrap().unwrap().is_submitted,
@@ -434,9 +553,9 @@ mod tests {
             one.subscribe_to_end(&agent, "stored"),
             one.subscribe_to_end(&agent, "own"),
         );
-        one.record(&agent, "here", task(TaskState::Working, "w"), call).await;
-        one.record(&agent, "stored", submitted(TaskState::Working, "w"), call).await;
-        one.record(&agent, "own", task(TaskState::Completed, "seen by its call"), call).await;
+        one.record(&agent, "here", task(TaskState::Working, "w"), call).await.unwrap();
+        one.record(&agent, "stored", submitted(TaskState::Working, "w"), call).await.unwrap();
+        one.record(&agent, "own", task(TaskState::Completed, "seen by its call"), call).await.unwrap();
         let notified =
             || [&here, &stored, &own].map(|subscription| subscription.ended().now_or_never().is_some());
         assert_eq!(
@@ -444,9 +563,9 @@ mod tests {
             [false, false, false],
             "a call needs no notification of an end that it has seen itself"
         );
-        one.record(&agent, "here", task(TaskState::Canceled, "c"), lookup).await;
+        one.record(&agent, "here", task(TaskState::Canceled, "c"), lookup).await.unwrap();
         assert_eq!(notified(), [true, false, false]);
-        one.record(&agent, "stored", task(TaskState::Canceled, "c"), lookup).await;
+        one.record(&agent, "stored", task(TaskState::Canceled, "c"), lookup).await.unwrap();
         assert_eq!(notified(), [true, true, false]);
     }
 
@@ -455,11 +574,11 @@ mod tests {
         let (one, _, agent) = replicas();
         let began = Observer { began: SystemTime::now(), is_lookup: false };
         let why = ActionError::new(Code::OutcomeUnknown, "cut off");
-        one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await;
+        one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await.unwrap();
         one.mark_untracked(&agent, "t", &why).await;
         let untracked = one.find(&agent, "t").await.unwrap().unwrap();
         assert_eq!(untracked.reply.as_ref().unwrap_err().message, "cut off");
-        one.record(&agent, "t", submitted(TaskState::Completed, "done"), began).await;
+        one.record(&agent, "t", submitted(TaskState::Completed, "done"), began).await.unwrap();
         one.mark_untracked(&agent, "t", &why).await;
         assert_eq!(message(&one.find(&agent, "t").await.unwrap().unwrap()), "done");
     }
@@ -470,9 +589,9 @@ mod tests {
         let began = Observer { began: SystemTime::now(), is_lookup: false };
         let short =
             |may_run_for| TaskRecord { may_run_for, ttl: Duration::ZERO, ..task(TaskState::Working, "w") };
-        one.record(&agent, "t", short(HOUR), began).await;
+        one.record(&agent, "t", short(HOUR), began).await.unwrap();
         assert!(one.find(&agent, "t").await.unwrap().is_some());
-        one.record(&agent, "t", short(Duration::ZERO), began).await;
+        one.record(&agent, "t", short(Duration::ZERO), began).await.unwrap();
         assert!(one.find(&agent, "t").await.unwrap().is_none());
     }
 
@@ -481,7 +600,7 @@ mod tests {
         let (state, agent) = (State::default(), "a".into());
         let began = Observer { began: SystemTime::now(), is_lookup: false };
         let short = TaskRecord { ttl: Duration::from_nanos(1), ..task(TaskState::Completed, "done") };
-        state.tasks.record(&agent, "t", short, began).await;
+        state.tasks.record(&agent, "t", short, began).await.unwrap();
         assert_eq!(state.tasks.local().rows(), 1);
         let _ = tokio::time::timeout(2 * SWEEP_INTERVAL, state.sweep_periodically()).await;
         assert_eq!(state.tasks.local().rows(), 0);

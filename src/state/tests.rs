@@ -1,5 +1,7 @@
 //! A store that fails as a store over the network can, and the guarantees that hold in spite of it.
 
+mod isolation;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -12,8 +14,11 @@ use rstest::rstest;
 use super::follow_ups::{FollowUpState, FollowUps, OpenQuestion};
 use super::idempotency::{Idempotency, Reservation};
 use super::memory::MemoryStore;
+use super::quota::Quotas;
 use super::tasks::{Observer, RecordResult, TaskRecord, Tasks};
-use super::{RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError};
+use super::{
+    Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError,
+};
 use crate::a2a::model::TaskState;
 use crate::reply::error::Code;
 use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
@@ -38,10 +43,10 @@ struct Ghost {
     key: RecordKey,
     expected: Revision,
     value: Bytes,
-    ttl: Duration,
+    lifetime: Lifetime,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct FaultyStore {
     inner: MemoryStore,
     faults: Mutex<VecDeque<Fault>>,
@@ -50,7 +55,8 @@ struct FaultyStore {
 
 impl FaultyStore {
     fn new(faults: &[Fault]) -> Arc<Self> {
-        Arc::new(Self { faults: Mutex::new(faults.iter().copied().collect()), ..Self::default() })
+        let faults = Mutex::new(faults.iter().copied().collect());
+        Arc::new(Self { inner: MemoryStore::new(&quotas()), faults, ghost: Mutex::default() })
     }
 }
 
@@ -69,24 +75,24 @@ impl StateStore for FaultyStore {
         key: &'a RecordKey,
         expected: Revision,
         value: Bytes,
-        ttl: Duration,
+        lifetime: Lifetime,
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
         async move {
             let ghost = self.ghost.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(Ghost { kind, key, expected, value, ttl }) = ghost {
-                let _ = self.inner.write(kind, &key, expected, value, ttl).await;
+            if let Some(Ghost { kind, key, expected, value, lifetime }) = ghost {
+                let _ = self.inner.write(kind, &key, expected, value, lifetime).await;
             }
             let fault = self.faults.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             match fault {
-                None => self.inner.write(kind, key, expected, value, ttl).await,
+                None => self.inner.write(kind, key, expected, value, lifetime).await,
                 Some(Fault::Unavailable) => Err(WriteError::Unavailable),
                 Some(Fault::Lost) => Err(WriteError::Unknown),
                 Some(Fault::Unconfirmed) => {
-                    let _ = self.inner.write(kind, key, expected, value, ttl).await;
+                    let _ = self.inner.write(kind, key, expected, value, lifetime).await;
                     Err(WriteError::Unknown)
                 }
                 Some(Fault::Ghost) => {
-                    let ghost = Some(Ghost { kind, key: key.clone(), expected, value, ttl });
+                    let ghost = Some(Ghost { kind, key: key.clone(), expected, value, lifetime });
                     *self.ghost.lock().unwrap_or_else(PoisonError::into_inner) = ghost;
                     Err(WriteError::Unknown)
                 }
@@ -102,7 +108,12 @@ impl StateStore for FaultyStore {
 
 /// A working store, for the tests of every module here.
 pub(super) fn memory_store() -> Arc<dyn StateStore> {
-    Arc::new(MemoryStore::default())
+    Arc::new(MemoryStore::new(&quotas()))
+}
+
+/// Quotas for the tests of every module here.
+pub(super) fn quotas() -> Arc<Quotas> {
+    Quotas::new(512 << 20)
 }
 
 fn as_store(store: &Arc<FaultyStore>) -> Arc<dyn StateStore> {
@@ -174,23 +185,23 @@ async fn a_change_of_a_task_is_reported_once_when_its_write_is_not_confirmed(
     #[values(Fault::Lost, Fault::Unconfirmed, Fault::Ghost)] fault: Fault,
 ) {
     let store = FaultyStore::new(&[]);
-    let tasks = Tasks::new(&as_store(&store));
+    let tasks = Tasks::new(&as_store(&store), &quotas());
     let (agent, began): (Arc<str>, _) = ("a".into(), Observer { began: SystemTime::now(), is_lookup: false });
-    tasks.record(&agent, "t", submitted(TaskState::Working), began).await;
+    tasks.record(&agent, "t", submitted(TaskState::Working), began).await.unwrap();
     store.faults.lock().unwrap().push_back(fault);
-    let recorded = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await;
+    let recorded = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await.unwrap();
     assert!(
         matches!(&recorded, RecordResult::Written { previous: Some(previous) } if previous.state == TaskState::Working),
         "{recorded:?}"
     );
-    let again = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await;
+    let again = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await.unwrap();
     assert!(matches!(again, RecordResult::Kept(_)), "{again:?}");
 }
 
 #[tokio::test]
 async fn a_task_is_kept_locally_while_the_store_is_unavailable() {
     let store = FaultyStore::new(&[Fault::Unavailable]);
-    let tasks = Tasks::new(&as_store(&store));
+    let tasks = Tasks::new(&as_store(&store), &quotas());
     let agent: Arc<str> = "a".into();
     tasks
         .record(
@@ -199,7 +210,8 @@ async fn a_task_is_kept_locally_while_the_store_is_unavailable() {
             submitted(TaskState::Working),
             Observer { began: SystemTime::now(), is_lookup: false },
         )
-        .await;
+        .await
+        .unwrap();
     assert_eq!(tasks.find(&agent, "t").await.unwrap().unwrap().state, TaskState::Working);
 }
 

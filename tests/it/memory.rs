@@ -72,7 +72,7 @@ async fn card_requests_over_a_slow_connection_are_limited_and_each_gets_a_reply(
         }
     }
     assert_eq!(cards + busy, REQUESTS);
-    assert!(cards > 100, "{cards} cards, {busy} refused");
+    assert!(cards > 20, "{cards} cards, {busy} refused");
 }
 
 #[tokio::test]

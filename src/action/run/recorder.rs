@@ -88,7 +88,12 @@ impl TaskRecorder<'_> {
         spans::set_task(&task.id, outcome.task.context_id.as_deref());
         let is_lookup = matches!(self.input.purpose, Purpose::ReadOrCancel);
         let observer = Observer { began: self.began, is_lookup };
-        let previous = match state.tasks.record(agent, &task.id, record, observer).await {
+        let recorded = state.tasks.record(agent, &task.id, record, observer).await;
+        let recorded = recorded.map_err(|error| {
+            let task_ref = self.task_ref(Some(task.id.clone()), task.context_id.clone());
+            error.after_reaching_agent().with_task(task_ref)
+        });
+        let previous = match recorded? {
             RecordResult::Written { previous } => previous,
             // Another call has recorded the end, or a newer state.
             RecordResult::Kept(kept) => {

@@ -1,0 +1,259 @@
+//! How much state each agent may hold.
+//!
+//! A quarter of `limits.memory` is for state. Every agent has an equal and fixed share of it, and within its share a
+//! fixed part for each [kind](QuotaKind) of entry. So the load of one agent never evicts or refuses the entries of
+//! another one, and large replies of an agent never evict its idempotency keys. An agent that was removed by a reload
+//! has its share until its last entry has expired.
+//!
+//! # Reservations
+//!
+//! A call [reserves](AgentQuota::reserve) room for its task and for a question before it reaches the agent. If there
+//! is none, the call is `busy` and the agent does not run. So the bridge can always record what the agent has begun:
+//! if not with all of its content, then at least its state, which takes no more than [`SMALL_ENTRY`].
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::RecordKind;
+use crate::reply::error::{ActionError, Code};
+
+/// The share of an agent, however many agents there are.
+const MIN_SHARE: usize = 2 << 20;
+/// Bytes that a call reserves of each kind in [`RESERVED_KINDS`].
+pub(super) const SMALL_ENTRY: usize = 1536;
+/// The kinds of entry that a call may need: for its task, and for a question.
+const RESERVED_KINDS: [QuotaKind; 3] = [QuotaKind::Task, QuotaKind::SharedTask, QuotaKind::FollowUp];
+
+/// What has a quota of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QuotaKind {
+    /// Tasks that only this process knows.
+    Task,
+    /// Tasks in the store: submitted ones, and those that wait for an answer.
+    SharedTask,
+    FollowUp,
+    Session,
+    IdempotencyKey,
+    Reply,
+}
+
+impl QuotaKind {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Task, Self::SharedTask, Self::FollowUp, Self::Session, Self::IdempotencyKey, Self::Reply];
+
+    /// The label in metrics, the name in messages, and the part of an agent's share, in sixteenths.
+    const fn row(self) -> (&'static str, &'static str, usize) {
+        match self {
+            Self::Task => ("task", "running tasks", 4),
+            Self::SharedTask => ("shared_task", "submitted and waiting tasks", 3),
+            Self::FollowUp => ("follow_up", "open questions", 3),
+            Self::Session => ("session", "sessions", 1),
+            Self::IdempotencyKey => ("idempotency_key", "idempotency keys", 3),
+            Self::Reply => ("reply", "replies of requests with an idempotency key", 2),
+        }
+    }
+
+    pub(crate) const fn label(self) -> &'static str {
+        self.row().0
+    }
+}
+
+impl From<RecordKind> for QuotaKind {
+    fn from(kind: RecordKind) -> Self {
+        match kind {
+            RecordKind::FollowUp => Self::FollowUp,
+            RecordKind::Task => Self::SharedTask,
+            RecordKind::Session => Self::Session,
+            RecordKind::IdempotencyKey => Self::IdempotencyKey,
+            RecordKind::Reply => Self::Reply,
+        }
+    }
+}
+
+/// The error of a request for which its agent has no room.
+pub(super) fn refusal(agent: &str, kind: QuotaKind) -> ActionError {
+    let (_, what, _) = kind.row();
+    let message = format!(
+        "agent `{agent}` has reached its limit of {what}, which is a share of `limits.memory`; try again"
+    );
+    ActionError::new(Code::Busy, message)
+}
+
+/// The quotas of all agents.
+#[derive(Debug)]
+pub(crate) struct Quotas {
+    total: usize,
+    /// The share of each agent, in bytes.
+    share: Arc<AtomicUsize>,
+    /// The agents that are served or still hold entries.
+    agents: Mutex<HashMap<Arc<str>, Weak<AgentQuota>>>,
+}
+
+impl Quotas {
+    /// `total` is the memory for the state of all agents, in bytes.
+    pub(crate) fn new(total: u64) -> Arc<Self> {
+        let total = usize::try_from(total).unwrap_or(usize::MAX);
+        let share = Arc::new(AtomicUsize::new(total.max(MIN_SHARE)));
+        Arc::new(Self { total, share, agents: Mutex::default() })
+    }
+
+    /// The quota of an agent. A new agent reduces the shares of the others.
+    pub(crate) fn agent(&self, name: &Arc<str>) -> Arc<AgentQuota> {
+        let mut agents = self.agents();
+        if let Some(quota) = agents.get(name).and_then(Weak::upgrade) {
+            return quota;
+        }
+        let quota = Arc::new(AgentQuota {
+            name: Arc::clone(name),
+            share: Arc::clone(&self.share),
+            kinds: Default::default(),
+            calls: AtomicUsize::new(0),
+        });
+        agents.insert(Arc::clone(name), Arc::downgrade(&quota));
+        self.divide(&mut agents);
+        quota
+    }
+
+    /// The quota of an agent that is served or still holds entries.
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<AgentQuota>> {
+        self.agents().get(name).and_then(Weak::upgrade)
+    }
+
+    /// Divides the memory between the agents that remain.
+    pub(super) fn update_shares(&self) {
+        self.divide(&mut self.agents());
+    }
+
+    fn divide(&self, agents: &mut HashMap<Arc<str>, Weak<AgentQuota>>) {
+        agents.retain(|_, quota| quota.strong_count() > 0);
+        self.share.store((self.total / agents.len().max(1)).max(MIN_SHARE), Relaxed);
+    }
+
+    fn agents(&self) -> MutexGuard<'_, HashMap<Arc<str>, Weak<AgentQuota>>> {
+        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The quota of one agent, and what it holds.
+#[derive(Debug)]
+pub(crate) struct AgentQuota {
+    name: Arc<str>,
+    share: Arc<AtomicUsize>,
+    kinds: [KindUsage; QuotaKind::ALL.len()],
+    /// Calls that have reserved room.
+    calls: AtomicUsize,
+}
+
+/// What an agent holds of one kind.
+#[derive(Debug, Default)]
+pub(crate) struct KindUsage {
+    pub entries: AtomicUsize,
+    pub bytes: AtomicUsize,
+    /// Of these, the bytes of entries that must not be evicted.
+    pub protected_bytes: AtomicUsize,
+    pub evictions: AtomicU64,
+    pub refusals: AtomicU64,
+}
+
+impl AgentQuota {
+    pub(crate) fn usage(&self, kind: QuotaKind) -> &KindUsage {
+        let [task, shared_task, follow_up, session, idempotency_key, reply] = &self.kinds;
+        match kind {
+            QuotaKind::Task => task,
+            QuotaKind::SharedTask => shared_task,
+            QuotaKind::FollowUp => follow_up,
+            QuotaKind::Session => session,
+            QuotaKind::IdempotencyKey => idempotency_key,
+            QuotaKind::Reply => reply,
+        }
+    }
+
+    /// How many bytes the entries of a kind may take.
+    pub(super) fn limit(&self, kind: QuotaKind) -> usize {
+        let (_, _, sixteenths) = kind.row();
+        self.share.load(Relaxed) / 16 * sixteenths
+    }
+
+    /// The bytes that calls in flight have reserved, of each kind.
+    pub(super) fn reserved(&self) -> usize {
+        self.calls.load(Relaxed) * SMALL_ENTRY
+    }
+
+    /// Reserves room for what a call may have to record.
+    pub(crate) fn reserve(self: &Arc<Self>) -> Result<ReservedRoom, ActionError> {
+        self.calls.fetch_add(1, Relaxed);
+        let room = ReservedRoom(Arc::clone(self));
+        let reserved = self.reserved();
+        let has_room = |kind| self.usage(kind).protected_bytes.load(Relaxed) + reserved <= self.limit(kind);
+        match RESERVED_KINDS.into_iter().find(|kind| !has_room(*kind)) {
+            None => Ok(room),
+            Some(kind) => {
+                self.usage(kind).refusals.fetch_add(1, Relaxed);
+                Err(refusal(&self.name, kind))
+            }
+        }
+    }
+}
+
+/// Room for the task and the question of one call, until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct ReservedRoom(Arc<AgentQuota>);
+
+impl Drop for ReservedRoom {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_all_kinds_are_the_whole_share() {
+        assert_eq!(QuotaKind::ALL.map(|kind| kind.row().2).iter().sum::<usize>(), 16);
+        let agent = Quotas::new(16 << 20).agent(&"a".into());
+        assert_eq!(QuotaKind::ALL.map(|kind| agent.limit(kind)).iter().sum::<usize>(), 16 << 20);
+    }
+
+    #[test]
+    fn agents_have_equal_shares_until_they_are_gone() {
+        let quotas = Quotas::new(64 << 20);
+        let names = || (0..4).map(|number| Arc::from(number.to_string()));
+        let agents: Vec<_> = names().map(|name| quotas.agent(&name)).collect();
+        let again: Vec<_> = names().map(|name| quotas.agent(&name)).collect();
+        assert_eq!(agents.iter().map(|agent| agent.limit(QuotaKind::Session)).sum::<usize>(), 4 << 20);
+        drop(agents);
+        quotas.update_shares();
+        assert_eq!(again[0].limit(QuotaKind::Session), 1 << 20);
+        let [last, ..] = <[_; 4]>::try_from(again).unwrap();
+        quotas.update_shares();
+        assert_eq!(last.limit(QuotaKind::Session), 4 << 20);
+        let many: Vec<_> = (0..500).map(|number| quotas.agent(&number.to_string().into())).collect();
+        assert_eq!(many[0].limit(QuotaKind::Session), MIN_SHARE / 16);
+    }
+
+    #[test]
+    fn a_call_without_room_for_its_task_or_a_question_is_refused() {
+        let quotas = Quotas::new(0);
+        let (busy, quiet) = (quotas.agent(&"busy".into()), quotas.agent(&"quiet".into()));
+        let mut calls: Vec<_> = std::iter::from_fn(|| busy.reserve().ok()).collect();
+        assert_eq!(calls.len(), MIN_SHARE / 16 * 3 / SMALL_ENTRY);
+        let refused = busy.reserve().unwrap_err();
+        assert_eq!((refused.info.code, refused.info.retryable), (Code::Busy, true));
+        assert!(
+            refused.message.contains("`busy`") && refused.message.contains("`limits.memory`"),
+            "{refused:?}"
+        );
+        assert_eq!(busy.usage(QuotaKind::SharedTask).refusals.load(Relaxed), 2);
+        drop(quiet.reserve().unwrap());
+        calls.pop();
+        busy.usage(QuotaKind::FollowUp).protected_bytes.store(SMALL_ENTRY, Relaxed);
+        let refused = busy.reserve().unwrap_err();
+        assert!(refused.message.contains("open questions"), "{refused:?}");
+        calls.pop();
+        drop(busy.reserve().unwrap());
+    }
+}
