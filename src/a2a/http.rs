@@ -3,6 +3,7 @@
 //! Nearly all agents that a bridge starts listen on the loopback interface without TLS, where reqwest costs more than
 //! the request itself.
 
+mod peer_check;
 mod pool;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use url::Url;
 
 use super::client::ClientError;
 use crate::memory::{MemoryAccount, MemoryCharge};
+pub(crate) use peer_check::{PeerCheck, Verdict};
 use pool::{ConnectionPool, ConnectionPools, PooledBody};
 
 const USER_AGENT_VALUE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
@@ -62,6 +64,13 @@ pub struct HttpClient {
     pub(super) reqwest: reqwest::Client,
     /// For agents without TLS.
     pub(super) pools: Arc<ConnectionPools>,
+}
+
+impl HttpClient {
+    /// A client that checks new connections without TLS, and shares them with no other client.
+    pub(crate) fn with_peer_check(&self, check: Arc<dyn PeerCheck>) -> Self {
+        Self { reqwest: self.reqwest.clone(), pools: Arc::new(ConnectionPools::checked(check)) }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -281,7 +290,7 @@ pub(super) fn connection_error(error: reqwest::Error) -> ClientError {
     // The URL may contain private data, and every message names the agent anyway.
     let error = error.without_url();
     if error.is_connect() {
-        return ClientError::Unreachable(root_cause(&error).into());
+        return ClientError::Unreachable(root_cause(&error));
     }
     if error.is_builder() {
         ClientError::Unreachable(error.into())
@@ -291,6 +300,11 @@ pub(super) fn connection_error(error: reqwest::Error) -> ClientError {
 }
 
 /// The innermost error; those around it only say what was attempted.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), root_cause)
+fn root_cause(error: &(dyn std::error::Error + 'static)) -> HttpError {
+    if let Some(source) = error.source() {
+        return root_cause(source);
+    }
+    // Keeps the code of the system.
+    let code = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+    code.map_or_else(|| error.to_string().into(), |code| std::io::Error::from_raw_os_error(code).into())
 }

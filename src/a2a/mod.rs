@@ -34,7 +34,7 @@ use crate::config;
 use crate::secrets::Secrets;
 use auth::{AuthError, Keyring};
 use choose::DialectChooser;
-pub(crate) use http::HttpClient;
+pub(crate) use http::{HttpClient, PeerCheck, Verdict};
 
 /// One running agent as calls see it; its card is known.
 #[derive(Debug)]

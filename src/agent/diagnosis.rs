@@ -36,6 +36,15 @@ impl Diagnosis {
                 "make it executable (`chmod +x`), and check which user runs the bridge"
             }
             SpawnError::NoSuchDir(_) => "create the directory, or correct `working_dir`",
+            SpawnError::Account(_) => "correct `user` and `group`",
+            SpawnError::User { .. } => {
+                "run the bridge as root, as only root may start processes of other users (see \"Launched agents\" in the \
+                 security page), or remove `user` and `group`"
+            }
+            SpawnError::Capabilities { .. } => {
+                "run the bridge as root, or without ambient capabilities (`AmbientCapabilities` of systemd)"
+            }
+            SpawnError::Limits { .. } => "correct `limits`",
             SpawnError::Empty | SpawnError::Other { .. } => "check `command`, `working_dir` and `env`",
         };
         Self { text: error_chain(error), advice: advice.into() }

@@ -66,6 +66,7 @@ impl HealthCheck {
     pub(super) async fn next(
         &mut self,
         start: &Start,
+        name: &str,
         child: Option<&Child>,
         is_suspended: bool,
         recheck: &Notify,
@@ -110,6 +111,11 @@ impl HealthCheck {
                 }
             };
             return match probed {
+                Err(error) if error.lacks_descriptors() => {
+                    self.next_probe = Instant::now() + self.interval.min(MAX_RETRY_INTERVAL);
+                    tracing::warn!(agent = %name, "cannot check the agent: too many open files; raise LimitNOFILE or `ulimit -n`");
+                    continue;
+                }
                 Ok(known) => {
                     self.next_probe = Instant::now() + self.interval;
                     AgentEvent::CardRead(known)
@@ -130,8 +136,8 @@ fn suspended_process(start: &Start, child: Option<&Child>) -> Option<i32> {
     if is_suspended_process(&child) {
         return Some(child);
     }
-    let owners = match start.port.as_ref()?.owner(start.tree) {
-        PortOwner::Own(owners) => owners,
+    let owners = match start.port.as_ref()?.owner() {
+        PortOwner::Own { processes, .. } => processes,
         PortOwner::Free | PortOwner::Other { .. } | PortOwner::Unknown => return None,
     };
     let all = !owners.is_empty() && owners.iter().all(is_suspended_process);

@@ -1,9 +1,13 @@
 //! Probes of an agent: whether it accepts connections, and its card.
 
+use std::error::Error;
+use std::fs::File;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use url::Url;
 
 use super::start::Start;
@@ -53,6 +57,22 @@ impl ProbeError {
         }
     }
 
+    /// Whether the bridge could not probe at all because it, or the machine, has no descriptors left. This says nothing
+    /// about the agent.
+    pub(super) fn lacks_descriptors(&self) -> bool {
+        let Self::Card(error) = self else { return false };
+        let is_exhausted = |error: &io::Error| {
+            error
+                .raw_os_error()
+                .is_some_and(|code| [Errno::EMFILE, Errno::ENFILE].map(|errno| errno as i32).contains(&code))
+        };
+        let first: &(dyn Error + 'static) = error;
+        let mut causes = std::iter::successors(Some(first), |error| (*error).source());
+        // Name resolution does not tell why it failed.
+        causes.any(|cause| cause.downcast_ref().is_some_and(is_exhausted))
+            || (self.is_unreachable() && File::open("/dev/null").is_err_and(|error| is_exhausted(&error)))
+    }
+
     /// Whether the agent accepts connections but does not respond: hung, or busy.
     pub(super) fn is_timeout(&self) -> bool {
         match self {
@@ -70,10 +90,10 @@ impl ProbeError {
 /// another process owns the port.
 pub(super) async fn read_card(start: &Start, limit: Duration) -> Result<KnownCard, ProbeError> {
     if let Some(port) = &start.port {
-        match port.owner(start.tree) {
-            PortOwner::Own(_) | PortOwner::Unknown => {}
-            PortOwner::Free => return Err(ProbeError::NotListening { port: port.number, instead: vec![] }),
-            PortOwner::Other { process } => return Err(ProbeError::Foreign { port: port.number, process }),
+        match port.owner() {
+            PortOwner::Own { .. } | PortOwner::Unknown => {}
+            PortOwner::Free => return Err(ProbeError::NotListening { port: port.number(), instead: vec![] }),
+            PortOwner::Other { process } => return Err(ProbeError::Foreign { port: port.number(), process }),
         }
     }
     let (config, chooser) = (&start.config, &start.chooser);

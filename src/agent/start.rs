@@ -1,5 +1,6 @@
 //! One start of an agent: choosing a port, and waiting for readiness.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +12,9 @@ use super::lifecycle::AgentEvent;
 use super::probe::{self, ProbeError};
 use crate::a2a::card::CardError;
 use crate::a2a::choose::DialectChooser;
-use crate::a2a::{self, HttpClient};
+use crate::a2a::{self, HttpClient, PeerCheck, Verdict};
 use crate::config::{self, Port};
+use crate::process::agent_port::{AgentPort, Peer};
 use crate::process::ports::{self, LocalPort, PortOwner};
 use crate::secrets::Secrets;
 use crate::text::error_chain;
@@ -27,10 +29,21 @@ pub(super) struct Start {
     pub(super) config: Arc<config::AgentConfig>,
     pub(super) chooser: Arc<DialectChooser>,
     pub(super) secrets: Secrets,
-    /// The port whose listener must belong to `tree`; `None` if that is not checked.
-    pub(super) port: Option<LocalPort>,
+    /// The port that must belong to the agent; `None` if that is not checked.
+    pub(super) port: Option<Arc<AgentPort>>,
     /// The root of the agent's process tree.
     pub(super) tree: Option<i32>,
+}
+
+/// Requests go to the agent's own processes only.
+impl PeerCheck for AgentPort {
+    fn check(&self, peer: SocketAddr) -> Verdict {
+        match self.check_peer(peer) {
+            Peer::Agent => Verdict::Use,
+            Peer::Unsure => Verdict::Reconnect,
+            Peer::Other => Verdict::Refuse,
+        }
+    }
 }
 
 impl Start {
@@ -68,14 +81,25 @@ impl Start {
         {
             return Err(Diagnosis::port_taken(local.number, process.as_ref(), &config));
         }
-        Self::new(config, http, agent, port)
+        let Some(port) = port else { return Self::new(config, http, agent, None) };
+        let port = Arc::new(AgentPort::new(Arc::clone(&agent.name), port));
+        let http = http.with_peer_check(Arc::clone(&port) as Arc<dyn PeerCheck>);
+        Self::new(config, &http, agent, Some(port))
+    }
+
+    /// Sets the root of the agent's process tree.
+    pub(super) fn launched_as(&mut self, tree: i32) {
+        self.tree = Some(tree);
+        if let Some(port) = &self.port {
+            port.launched(tree);
+        }
     }
 
     fn new(
         config: Arc<config::AgentConfig>,
         http: &HttpClient,
         agent: &Agent,
-        port: Option<LocalPort>,
+        port: Option<Arc<AgentPort>>,
     ) -> Result<Self, Diagnosis> {
         let secrets = &agent.secrets;
         let chooser = a2a::chooser(&config, http, secrets).map_err(|error| Diagnosis {
@@ -137,7 +161,8 @@ impl StartupProbe {
                 }
                 Err(error) => self.last = Some(error),
             }
-            if Instant::now() + self.retry_delay >= self.deadline {
+            let is_blind = self.last.as_ref().is_some_and(ProbeError::lacks_descriptors);
+            if Instant::now() + self.retry_delay >= self.deadline && !is_blind {
                 let unreachable = ProbeError::Card(CardError::NotListening { url: config.url.to_string() });
                 let error = self.last.take().unwrap_or(unreachable);
                 return AgentEvent::NotStarted(Diagnosis::slow_start(&error, config));

@@ -17,11 +17,19 @@ use super::start::{Start, StartupProbe};
 use super::status::{AgentState, AgentStatus, KnownCard};
 use crate::a2a::choose::DialectFallback;
 use crate::a2a::{HttpClient, LiveAgent};
-use crate::process::child::{Child, ProcessHost, Spec};
+use crate::config::AgentLimits;
+use crate::process::child::{Child, Limits, ProcessHost, Spec};
+use crate::process::credentials::Account;
 
 /// Output lines that the log repeats when an agent exits.
 const LAST_LINES: usize = 3;
 const STARTED: &str = "the lifecycle asks for this step only after a start";
+
+fn limits(config: &AgentLimits) -> Limits {
+    let AgentLimits { memory, cpu, files, processes } = *config;
+    let number = |count: Option<usize>| count.map(|count| count as u64);
+    Limits { memory, cpu, files: number(files), processes: number(processes) }
+}
 
 pub(super) struct Supervisor {
     pub(super) agent: Agent,
@@ -205,6 +213,8 @@ impl Supervisor {
             working_dir: start.config.working_dir.clone(),
             env: start.config.env.clone(),
             stop_signal: start.config.stop_signal,
+            account: Account { user: start.config.user.clone(), group: start.config.group.clone() },
+            limits: limits(&start.config.limits),
         };
         let first_line = self.agent.output.next();
         // Not cancellable: an interrupted spawn could leave a process behind.
@@ -212,7 +222,7 @@ impl Supervisor {
             Ok(child) => child,
             Err(error) => return AgentEvent::NotStarted(Diagnosis::spawn(&error)),
         };
-        start.tree = Some(child.guard.unwrap_or(child.pid));
+        start.launched_as(child.guard.unwrap_or(child.pid));
         tracing::info!(agent = %self.agent.name, pid = child.pid, url = %start.config.url, "agent launched");
         let process =
             LaunchedProcess { pid: child.pid, launched: Instant::now(), started: SystemTime::now() };
@@ -244,7 +254,7 @@ impl Supervisor {
             biased;
             event = self.agent.commanded(generation) => event,
             Some(exit) = OptionFuture::from(child.map(Child::wait)) => AgentEvent::Exited(exit),
-            event = health_check.next(&started.start, child, is_suspended, &self.agent.recheck, &self.agent.calls) => event,
+            event = health_check.next(&started.start, &self.agent.name, child, is_suspended, &self.agent.recheck, &self.agent.calls) => event,
         }
     }
 

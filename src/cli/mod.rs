@@ -238,9 +238,9 @@ fn execute(cli: Cli, log: &LogWriter) -> CliResult {
     })?;
     match cli.command {
         Command::Run(args) => {
-            let config = args.load()?;
+            let (config, environment) = run::prepare(&args)?;
             let _export = telemetry::spans::start_export();
-            block_on(run::run(config))
+            block_on(run::run(config, environment))
         }
         Command::Check(args) => block_on(check::run(args)),
         Command::Schema => print_json(&config::schema()),

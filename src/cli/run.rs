@@ -4,14 +4,18 @@ use std::future::pending;
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
+#[cfg(target_os = "linux")]
+use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{CliError, CliResult, FAILED, INTERNAL_ERROR, INVALID_CONFIG, UNAVAILABLE};
+use super::{CliError, CliResult, ConfigArgs, FAILED, INTERNAL_ERROR, INVALID_CONFIG, UNAVAILABLE};
 use crate::bridge::{Bridge, BridgeError};
-use crate::config::{self, Config};
-use crate::process::child::ProcessHost;
+use crate::config::{self, Config, Environment};
+#[cfg(target_os = "linux")]
+use crate::process::cgroup::Cgroups;
+use crate::process::child::{ProcessHost, is_inherited};
 use crate::text::error_chain;
 
 pub(super) const DETAILS: &str = "\
@@ -20,7 +24,24 @@ Signals:
                             and a second signal skips this grace period
   SIGHUP                    reload the configuration file";
 
-pub(super) async fn run(config: Config) -> CliResult {
+/// Reads the configuration, and protects the process from the agents that it will launch. Call it before other threads
+/// start.
+pub(super) fn prepare(args: &ConfigArgs) -> CliResult<(Config, Environment)> {
+    // Other processes of the same user can then read neither the memory nor the environment of the bridge. It also
+    // leaves no core dumps.
+    #[cfg(target_os = "linux")]
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        tracing::warn!(%error, "agents that run as the same user may read the memory of the bridge");
+    }
+    let mut environment = Environment::default();
+    let config = config::load_with(&args.config, &environment)
+        .map_err(|error| CliError::new(INVALID_CONFIG, error))?;
+    // The exporter of spans reads its variables itself.
+    environment.hide(|name| is_inherited(name) || name.starts_with("OTEL_"));
+    Ok((config, environment))
+}
+
+pub(super) async fn run(config: Config, environment: Environment) -> CliResult {
     let mut stop = StopSignals::new().map_err(CliError::internal)?;
     let hang_up = signal(SignalKind::hangup()).map_err(CliError::internal)?;
     let host = process_host();
@@ -34,7 +55,7 @@ pub(super) async fn run(config: Config) -> CliResult {
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let mut serving = pin!(serve(&bridge, config, hang_up).fuse());
+    let mut serving = pin!(serve(&bridge, config, &environment, hang_up).fuse());
     let result = tokio::select! {
         result = &mut serving => result,
         () = bridge.stopping() => {
@@ -57,7 +78,12 @@ pub(super) async fn run(config: Config) -> CliResult {
 }
 
 /// Serves the agents, and reloads the configuration on SIGHUP.
-async fn serve(bridge: &Bridge, config: Config, mut hang_up: Signal) -> CliResult<()> {
+async fn serve(
+    bridge: &Bridge,
+    config: Config,
+    environment: &Environment,
+    mut hang_up: Signal,
+) -> CliResult<()> {
     let file = config.file.clone();
     bridge.serve(config).await.map_err(bridge_error)?;
     tracing::info!(
@@ -65,16 +91,16 @@ async fn serve(bridge: &Bridge, config: Config, mut hang_up: Signal) -> CliResul
         "serving; stop with Ctrl-C or SIGTERM, reload the configuration with SIGHUP"
     );
     while hang_up.recv().await.is_some() {
-        reload(bridge, file.as_deref()).await;
+        reload(bridge, environment, file.as_deref()).await;
     }
     Ok(())
 }
 
-async fn reload(bridge: &Bridge, file: Option<&Path>) {
+async fn reload(bridge: &Bridge, environment: &Environment, file: Option<&Path>) {
     let Some(file) = file else {
         return tracing::error!("reload failed: the configuration did not come from a file");
     };
-    let config = match config::load(file) {
+    let config = match config::load_with(file, environment) {
         Ok(config) => config,
         Err(error) => {
             return tracing::error!("reload failed; keeping the current configuration\n{error}");
@@ -106,7 +132,18 @@ async fn reload(bridge: &Bridge, file: Option<&Path>) {
 #[cfg(target_os = "linux")]
 fn process_host() -> ProcessHost {
     // Not the path of the program: an upgrade may replace that file while the bridge runs.
-    let host = ProcessHost::guarded("/proc/self/exe");
+    let mut host = ProcessHost::only_guarded("/proc/self/exe");
+    host.soft_files = raise_file_limit();
+    host.cgroups = Cgroups::detect().map(Arc::new);
+    match &host.cgroups {
+        Some(cgroups) => tracing::info!(
+            group = %cgroups.path().display(), controllers = ?cgroups.controllers(),
+            "each agent gets a cgroup of its own"
+        ),
+        None => {
+            tracing::debug!("no cgroup is delegated to the bridge; limits of agents apply to each process")
+        }
+    }
     // Fails on Linux before 3.4.
     if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {
         tracing::warn!(%error, "cannot adopt orphans of agents");
@@ -120,6 +157,19 @@ fn process_host() -> ProcessHost {
         }
     });
     host
+}
+
+/// Raises the number of files that the bridge may open to the hard limit: every call in flight needs one. Returns the
+/// limit from before, which agents get.
+#[cfg(target_os = "linux")]
+fn raise_file_limit() -> Option<u64> {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+        tracing::warn!(%error, soft, hard, "cannot raise the limit of open files");
+    }
+    Some(soft)
 }
 
 #[cfg(not(target_os = "linux"))]

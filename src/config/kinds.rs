@@ -108,6 +108,10 @@ kinds! {
         json!({ "minimum": 64 << 20, "maximum": 1_u64 << 40 }),
         &format!(r"^\s*\d+\s*{}?\s*$", any_case(&["b", "kb", "kib", "mb", "mib", "gb", "gib"])),
     );
+    ProcessorCount -> f64: "a number", parse values::processor_count, merged(
+        strict_schema(&["string", "number"], r"^(\d+\.?\d*|\.\d+)$"),
+        json!({ "minimum": 0.01, "maximum": 1024 }),
+    );
     Duration: "a duration", parse values::parse_duration, merged(
         strict_schema(&["string", "number"], r"^\s*(N|(N(ms|s|m|h|d))+)\s*$".replace('N', r"(\d+\.?\d*|\.\d+)")),
         json!({ "exclusiveMinimum": 0, "maximum": values::MAX_DURATION.as_secs() }),

@@ -14,7 +14,7 @@ use super::declare::{Scope, Setting as _};
 use super::expand::{Env, expand};
 use super::node::{KeyValue, Node, NodeValue, Scalar, resolve_keys};
 use super::problems::{Finding, Problems};
-use super::{Config, ConfigError, redact, settings};
+use super::{Config, ConfigError, Environment, redact, settings};
 
 const MAX_BYTES: usize = 1 << 20;
 const MAX_NODES: usize = 100_000;
@@ -22,20 +22,20 @@ const MAX_NODES: usize = 100_000;
 const MAX_TEXT: usize = 4 << 20;
 const MAX_DEPTH: usize = 64;
 
-/// Reads and checks a configuration file, with the variables of this process.
+/// Reads and checks a configuration file.
 ///
 /// Relative paths in the file are relative to its directory; in the result they are absolute.
 ///
 /// # Errors
 ///
 /// The file cannot be read, or it has problems; the error lists all of them.
-pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
+pub(crate) fn load_with(path: &Path, environment: &Environment) -> Result<Config, ConfigError> {
     let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;
     file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let name = path.display().to_string();
-    let env = |name: &str| std::env::var(name).ok();
+    let env = |name: &str| environment.get(name);
     let mut directory = std::path::absolute(path).map_err(unreadable)?;
     directory.pop();
     let parse = |text: &str| parse_in(Some(&directory), text, &name, &env);
@@ -47,6 +47,11 @@ pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
     };
     config.file = Some(path.to_owned());
     Ok(config)
+}
+
+/// As [`load_with`], with the variables of this process.
+pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
+    load_with(path, &Environment::default())
 }
 
 fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {

@@ -12,6 +12,7 @@
 
 mod agent;
 mod declare;
+mod environment;
 mod expand;
 mod kinds;
 mod load;
@@ -25,9 +26,12 @@ mod tests;
 pub(crate) mod values;
 
 pub(crate) use agent::Port;
+pub(crate) use environment::Environment;
 pub(crate) use kinds::{A2aVersion, Binding, KeyPlace, NatsUrl, Restart, parse_word, without_user_info};
-pub(crate) use load::load;
 pub use load::parse;
+pub(crate) use load::{load, load_with};
 pub(crate) use problems::ConfigError;
 pub use settings::Config;
-pub(crate) use settings::{AgentConfig, Auth, MetricsConfig, NatsConfig, OAuth2, Skills, TlsFiles, schema};
+pub(crate) use settings::{
+    AgentConfig, AgentLimits, Auth, MetricsConfig, NatsConfig, OAuth2, Skills, TlsFiles, schema,
+};

@@ -46,11 +46,14 @@ pub(super) fn auth(scope: &mut Scope<'_, '_>) {
 }
 
 pub(super) fn agent(scope: &mut Scope<'_, '_>) {
-    for key in ["working_dir", "env_file", "port"] {
+    for key in ["working_dir", "env_file", "port", "user", "group"] {
         needs(scope, key, "command");
     }
     if scope.entries("env").iter().any(|entry| !entry.value.is_absent()) {
         needs(scope, "env", "command");
+    }
+    if scope.entries("limits").iter().any(|entry| !entry.value.is_absent() && !entry.value.is_null()) {
+        needs(scope, "limits", "command");
     }
     let is_authorization = |entry: &KeyValue| {
         !entry.value.is_absent()

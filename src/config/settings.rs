@@ -16,8 +16,8 @@ use super::declare::{Field, Scope, Setting, joined, merged, object_schema, setti
 use super::kinds::{
     A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, CommandLine, Count, EnvFile,
     EnvVars, HeaderLines, HeaderName, HeaderValue, HostPort, JsonObject, KeyPlace, MemorySize, OwnerName,
-    Renames, Restart, Secret, Servers, Size, SubjectPatterns, SubjectPrefix, Text, TokenUrl, UrlPath,
-    UserName,
+    ProcessorCount, Renames, Restart, Secret, Servers, Size, SubjectPatterns, SubjectPrefix, Text, TokenUrl,
+    UrlPath, UserName,
 };
 use super::node::Node;
 use super::rules;
@@ -120,6 +120,12 @@ settings! {
         /// File with more environment variables of `command`, one `NAME=value` per line; `env` takes precedence.
         /// The path is relative to the directory of the configuration file.
         env_file: Option<EnvFile>, example "weather.env";
+        /// User, by name or number, as which `command` runs; by default the user of the bridge. Only a bridge that runs
+        /// as root can use this. HOME and USER are those of the user, and its groups apply.
+        user: Option<Text>, example "weather";
+        /// Group, by name or number, as which `command` runs; by default the group of `user`.
+        group: Option<Text>, example "weather";
+        limits: AgentLimits, default {};
         /// Time limit for a launched agent to serve its card.
         startup_timeout | a2a_server_startup_timeout: Duration, default "30s";
         startup: Startup, default {};
@@ -196,6 +202,19 @@ settings! {
         /// precedence over `answer_artifacts`.
         notice_artifacts: Vec<Text>, default ["execution_plan_*", "tool_notification_*", "tool_result"];
         + digest: SettingsDigest;
+    }
+
+    /// Limits of the processes of a launched agent, on Linux. If the system has delegated a cgroup (v2) to the bridge, they
+    /// apply to all processes of the agent together, otherwise to each process.
+    pub(crate) struct AgentLimits {
+        /// Memory, 64MiB to 1024GiB. Allocations beyond it fail, or the kernel kills the agent.
+        memory: Option<MemorySize>, example "512MiB";
+        /// Number of processors, 0.01 to 1024. It needs a cgroup.
+        cpu: Option<ProcessorCount>, example 1.5;
+        /// Number of open files of each process.
+        files: Option<Count>, example 4096;
+        /// Number of processes and threads. Without a cgroup, it counts all those of `user`, and does not apply to root.
+        processes: Option<Count>, example 200;
     }
 
     /// How the bridge polls a launched agent until it serves its card, for `startup_timeout` at most.

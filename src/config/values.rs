@@ -100,6 +100,12 @@ pub(super) fn memory_size(text: &str) -> Result<u64, String> {
     }
 }
 
+pub(super) fn processor_count(text: &str) -> Result<f64, String> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let number = text.parse().ok().filter(|number| is_plain && (0.01..=1024.0).contains(number));
+    number.ok_or_else(|| "expected a number from 0.01 to 1024, such as `1.5`".into())
+}
+
 pub(super) fn count(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()

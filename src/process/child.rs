@@ -3,6 +3,7 @@
 //! Dropping a [`Child`] does not kill the process, because drop cannot wait. The owner calls [`Child::stop`].
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
@@ -16,6 +17,11 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+#[cfg(target_os = "linux")]
+use super::cgroup::Cgroups;
+use super::credentials::Account;
+#[cfg(target_os = "linux")]
+use super::launch::{LaunchError, LaunchStep};
 use super::orphans::{MARK, ProcessRecords};
 use super::output::{Output, Stream};
 use super::process_group;
@@ -37,6 +43,25 @@ pub struct Spec {
     /// Variables in addition to the inherited ones.
     pub env: BTreeMap<String, SecretString>,
     pub stop_signal: Signal,
+    pub account: Account,
+    pub limits: Limits,
+}
+
+impl Spec {
+    pub(super) fn program(&self) -> &str {
+        self.command.first().map_or("", String::as_str)
+    }
+}
+
+/// What an agent may use. In a cgroup, the limits apply to all its processes together; otherwise to each of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Limits {
+    /// In bytes.
+    pub memory: Option<u64>,
+    /// Number of processors; only in a cgroup.
+    pub cpu: Option<f64>,
+    pub files: Option<u64>,
+    pub processes: Option<u64>,
 }
 
 /// What children need from the bridge.
@@ -47,13 +72,23 @@ pub struct ProcessHost {
     /// Starts a guard for each child; without it, children run in plain process groups.
     #[cfg(target_os = "linux")]
     pub(crate) reaper: Option<Arc<Reaper>>,
+    /// The soft limit of open files for children, if the bridge has raised its own.
+    pub soft_files: Option<u64>,
+    /// One cgroup for each child, if the system has delegated one to the bridge.
+    #[cfg(target_os = "linux")]
+    pub(crate) cgroups: Option<Arc<Cgroups>>,
 }
 
 #[cfg(target_os = "linux")]
 impl ProcessHost {
     /// Runs children under guards, which are instances of `program`.
     pub fn guarded(program: impl Into<PathBuf>) -> Self {
-        Self { reaper: Some(Arc::new(Reaper::new(program.into()))), ..Self::default() }
+        Self { reaper: Some(Arc::new(Reaper::new(program.into(), false))), ..Self::default() }
+    }
+
+    /// As [`guarded`](Self::guarded), for a process that starts nothing but guards.
+    pub(crate) fn only_guarded(program: impl Into<PathBuf>) -> Self {
+        Self { reaper: Some(Arc::new(Reaper::new(program.into(), true))), ..Self::default() }
     }
 }
 
@@ -67,6 +102,23 @@ pub enum SpawnError {
     Denied { program: String },
     #[error("working_dir {} does not exist", .0.display())]
     NoSuchDir(PathBuf),
+    #[error("{0}")]
+    Account(String),
+    /// The bridge lacks the privilege to run processes of other users.
+    #[error("cannot run `{program}` as another user")]
+    User {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot run `{program}` as another user: it would keep capabilities of the bridge")]
+    Capabilities { program: String },
+    #[error("cannot set the limits of `{program}`")]
+    Limits {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot start `{program}`")]
     Other {
         program: String,
@@ -76,7 +128,18 @@ pub enum SpawnError {
 }
 
 impl SpawnError {
-    fn new(program: &str, source: io::Error) -> Self {
+    #[cfg(target_os = "linux")]
+    pub(super) fn launch(spec: &Spec, LaunchError(step, source): LaunchError) -> Self {
+        let program = spec.program().to_owned();
+        match step {
+            LaunchStep::Exec => Self::new(&program, source),
+            LaunchStep::User => Self::User { program, source },
+            LaunchStep::Capabilities => Self::Capabilities { program },
+            LaunchStep::Limits | LaunchStep::Cgroup => Self::Limits { program, source },
+        }
+    }
+
+    pub(super) fn new(program: &str, source: io::Error) -> Self {
         let program = program.to_owned();
         match source.kind() {
             io::ErrorKind::NotFound => Self::NotFound { program },
@@ -160,7 +223,9 @@ pub struct Child {
 impl Child {
     /// Spawns a child. Its output goes to `output`.
     pub async fn spawn(spec: &Spec, host: &ProcessHost, output: &Output) -> Result<Self, SpawnError> {
-        let program = spec.command.first().ok_or(SpawnError::Empty)?;
+        if spec.command.is_empty() {
+            return Err(SpawnError::Empty);
+        }
         if let Some(dir) = spec.working_dir.as_ref().filter(|dir| !dir.is_dir()) {
             return Err(SpawnError::NoSuchDir(dir.clone()));
         }
@@ -173,7 +238,7 @@ impl Child {
         };
         #[cfg(not(target_os = "linux"))]
         let started = process_group::start(spec, host, output, state_sender, received);
-        let (pid, guard) = started.map_err(|source| SpawnError::new(program, source))?;
+        let (pid, guard) = started?;
         if let Some(records) = &host.records {
             records.add(&spec.agent, guard, pid);
         }
@@ -228,22 +293,26 @@ impl Child {
     }
 }
 
-/// Sets the environment, working directory, pipes and process group of a child.
-pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec, host: &ProcessHost) {
-    command
-        .env_clear()
-        .envs(std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_inherited)))
-        .envs(spec.env.iter().map(|(name, value)| (name, value.expose_secret())))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0);
-    if let Some(records) = &host.records {
-        command.env(MARK, records.mark(&spec.agent));
-    }
+/// Sets the working directory, output pipes and process group of a child.
+pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec) {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     if let Some(dir) = &spec.working_dir {
         command.current_dir(dir);
     }
+}
+
+/// The environment of a child. `user` are the variables that follow from its user.
+pub(super) fn environment(
+    spec: &Spec,
+    host: &ProcessHost,
+    user: Vec<(OsString, OsString)>,
+) -> Vec<(OsString, OsString)> {
+    let inherited = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_inherited));
+    let mark = host.records.iter().map(|records| (MARK.into(), records.mark(&spec.agent).into()));
+    let own = spec.env.iter().map(|(name, value)| (name.into(), value.expose_secret().into()));
+    // Later ones replace earlier ones.
+    let all: BTreeMap<_, _> = inherited.chain(user).chain(own).chain(mark).collect();
+    all.into_iter().collect()
 }
 
 pub(super) fn read_output(child: &mut tokio::process::Child, host: &ProcessHost, output: &Output) {
@@ -262,9 +331,26 @@ pub(super) fn pid_of(child: &tokio::process::Child) -> i32 {
     child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or_default()
 }
 
-fn is_inherited(name: &str) -> bool {
+/// Whether children inherit this variable from the bridge.
+pub(crate) fn is_inherited(name: &str) -> bool {
     INHERITED.iter().any(|known| match known.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
         None => name == *known,
     })
+}
+
+#[cfg(test)]
+impl Spec {
+    /// A child with this command and nothing else.
+    pub(super) fn example(command: &[&str]) -> Self {
+        Self {
+            agent: "a".into(),
+            command: command.iter().map(|word| (*word).to_owned()).collect(),
+            working_dir: None,
+            env: BTreeMap::new(),
+            stop_signal: Signal::SIGTERM,
+            account: Account::default(),
+            limits: Limits::default(),
+        }
+    }
 }

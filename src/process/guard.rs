@@ -1,25 +1,29 @@
 //! The guard: a small process between the bridge and one child that stops the child's whole process tree.
 //!
 //! A guard is this program, started with a special first argument. It sets up neither threads nor a runtime
-//! and uses a few hundred kilobytes. Its standard input is a socket to the bridge; its output and environment
-//! are those of the child. Both sides exchange lines of text:
+//! and uses a few hundred kilobytes. Its standard input is a socket to the bridge; its output is that of the child.
+//! Its arguments and its environment do not repeat those of the child, so that `pkill -f` does not match it, and so
+//! that they show no secrets. It starts the child through a [launcher](super::launch). Both sides exchange lines of
+//! text:
 //!
 //! | from the bridge | meaning |
 //! | --- | --- |
+//! | a [`Launch`] as JSON | start the child; this is the first line |
 //! | `stop MILLISECONDS` | send the stop signal to all descendants, SIGKILL after the grace period |
 //! | `kill` | send SIGKILL now |
 //! | end of file | the bridge has exited: same as `stop`, with a grace period of one second |
 //!
 //! | to the bridge | meaning |
 //! | --- | --- |
-//! | `started PID` · `failed ERRNO` | result of the start |
+//! | `started PID` · `failed STEP ERRNO` | result of the start |
 //! | `exited code N` · `exited signal N` · `exited unknown` | exit status of the child itself |
 //! | end of file | no process is left |
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
@@ -33,6 +37,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::child::Exit;
+use super::launch::{self, LAUNCH_ARGUMENT, Launch, LaunchError, LaunchStep};
 use super::process_tag::ProcessTag;
 use super::procfs;
 
@@ -46,24 +51,16 @@ const DESCENDANT_GRACE: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_COMMAND: usize = 64;
 
-/// Runs a guard if the arguments ask for one. Call it before anything else.
+/// Runs a guard or a launcher if the arguments ask for one. Call it before anything else.
 pub fn main_if_asked() -> Option<ExitCode> {
-    let mut arguments = std::env::args_os().skip(1);
-    if arguments.next()? != GUARD_ARGUMENT {
+    let argument = std::env::args_os().nth(1)?;
+    if argument == LAUNCH_ARGUMENT {
+        return Some(launch::main());
+    }
+    if argument != GUARD_ARGUMENT {
         return None;
     }
-    let signal = arguments.next().and_then(|word| word.to_str()?.parse().ok());
-    let program = arguments.next();
-    let (Some(signal), Some(program)) = (signal, program) else {
-        let _ = writeln!(
-            io::stderr(),
-            "{GUARD_ARGUMENT} is an internal command: the bridge runs agents under it"
-        );
-        return Some(ExitCode::from(64));
-    };
-    let mut command = Command::new(program);
-    command.args(arguments);
-    Some(match guard(command, signal) {
+    Some(match guard() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(io::stderr(), "a2a-bridge guard: {error}");
@@ -72,24 +69,28 @@ pub fn main_if_asked() -> Option<ExitCode> {
     })
 }
 
-fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
+fn guard() -> io::Result<()> {
+    // The agent may run as the same user, and must not take over its guard with ptrace.
+    let _ = nix::sys::prctl::set_dumpable(false);
     close_inherited();
     // Without a tag, orphans are still found by the mark in their environment.
     let _ = ProcessTag::of(Pid::this().as_raw()).map(ProcessTag::apply);
     nix::sys::prctl::set_child_subreaper(true)?;
     let mut bridge = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let started = command
-        .stdin(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .map(|child| i32::try_from(child.id()).unwrap_or_default());
-    let leader = match started {
-        Ok(pid) => pid,
-        Err(error) => {
-            let number = error.raw_os_error().unwrap_or_default();
-            return writeln!(bridge, "failed {number}");
-        }
+    let mut line = Vec::new();
+    // The bridge sends nothing else before it has read the result of the start.
+    BufReader::new(&bridge).read_until(b'\n', &mut line)?;
+    let Ok(launch) = serde_json::from_slice::<Launch>(&line) else {
+        let message = format!("{GUARD_ARGUMENT} is an internal command: the bridge runs agents under it");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     };
+    let stop_signal = launch.stop_signal.parse().unwrap_or(Signal::SIGTERM);
+    drop(launch);
+    let leader = match start_launcher(&line) {
+        Ok(pid) => pid,
+        Err(error) => return writeln!(bridge, "failed {error}"),
+    };
+    drop(line);
     // Block signals after the spawn: a child inherits the mask and would ignore SIGTERM.
     let signals = SigSet::from_iter([
         Signal::SIGCHLD,
@@ -115,6 +116,27 @@ fn guard(mut command: Command, stop_signal: Signal) -> io::Result<()> {
     }
     .run();
     Ok(())
+}
+
+/// Starts a launcher and waits until it has become the child.
+fn start_launcher(launch: &[u8]) -> Result<i32, LaunchError> {
+    let failed = |error| LaunchError(LaunchStep::Exec, error);
+    let (mut ours, theirs) = UnixStream::pair().map_err(failed)?;
+    let mut launcher = Command::new("/proc/self/exe");
+    launcher.arg0("a2a-bridge").arg(LAUNCH_ARGUMENT).env_clear().process_group(0);
+    launcher.stdin(Stdio::from(OwnedFd::from(theirs)));
+    let child = launcher.spawn().map_err(failed)?;
+    // It holds a copy of the launcher's socket.
+    drop(launcher);
+    let mut report = String::new();
+    ours.write_all(launch)
+        .and_then(|()| ours.shutdown(Shutdown::Write))
+        .and_then(|()| ours.read_to_string(&mut report))
+        .map_err(failed)?;
+    match LaunchError::parse(&report) {
+        Some(error) => Err(error),
+        None => Ok(i32::try_from(child.id()).unwrap_or_default()),
+    }
 }
 
 /// Closes descriptors that the bridge inherited, so that the child does not get them.

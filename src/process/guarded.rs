@@ -5,18 +5,35 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::OptionFuture;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
-use super::child::{ChildCommand, ChildState, Exit, ProcessHost, Spec, configure, pid_of, read_output};
+use super::cgroup::Cgroup;
+use super::child::{
+    ChildCommand, ChildState, Exit, ProcessHost, SpawnError, Spec, configure, environment, pid_of,
+    read_output,
+};
+use super::credentials::Resolved;
 use super::guard;
+use super::launch::{Launch, LaunchError, ResourceLimits};
+use super::orphans::MARK;
 use super::output::Output;
 use super::process_tag::ProcessTag;
 use super::reaper::{GuardedProcesses, Reaper};
 use crate::background::OnPanic;
+
+/// Shown by `ps`. Without the name of the agent, so that `pkill -f` with that name does not match.
+const GUARD_NAME: &str = "a2a-bridge";
+/// How long a guard has, after a grace period, to kill its descendants before it is killed itself.
+const GUARD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns the pids of the child and of its guard.
 pub(super) async fn start(
@@ -26,64 +43,94 @@ pub(super) async fn start(
     output: &Output,
     state: watch::Sender<ChildState>,
     received: mpsc::Receiver<ChildCommand>,
-) -> io::Result<(i32, Option<i32>)> {
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-    ours.set_nonblocking(true)?;
+) -> Result<(i32, Option<i32>), SpawnError> {
+    let failed = |source| SpawnError::new(spec.program(), source);
+    let cgroup = host.cgroups.as_ref().and_then(|cgroups| cgroups.create(spec));
+    let launch = launch(spec, host, cgroup.as_ref()).await?;
+    let launch = serde_json::to_string(&launch).map_err(|error| failed(error.into()))?;
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
+    ours.set_nonblocking(true).map_err(failed)?;
     let mut command = std::process::Command::new(&reaper.guard_program);
-    command
-        .arg0(format!("a2a-bridge: guard of {}", spec.agent))
-        .arg(guard::GUARD_ARGUMENT)
-        .arg(spec.stop_signal.as_str())
-        .args(&spec.command);
+    command.arg0(GUARD_NAME).arg(guard::GUARD_ARGUMENT).env_clear();
     let mut command = tokio::process::Command::from(command);
-    configure(&mut command, spec, host);
-    command.stdin(Stdio::from(OwnedFd::from(theirs)));
-    let mut child = reaper.spawn(&mut command)?;
+    configure(&mut command, spec);
+    let mark = host.records.as_ref().map(|records| records.mark(&spec.agent));
+    command.stdin(Stdio::from(OwnedFd::from(theirs))).envs(mark.iter().map(|mark| (MARK, mark)));
+    let mut child = reaper.spawn(&mut command).map_err(failed)?;
     // The command holds a copy of the guard's socket; with it, the exit of the guard would go unnoticed.
     drop(command);
     read_output(&mut child, host, output);
     let guard_pid = pid_of(&child);
     // The guard exists until it is waited for.
-    let tag = ProcessTag::of(guard_pid);
-    let mark = host.records.as_ref().map(|records| records.mark(&spec.agent));
-    let guarded = GuardedProcesses { tag, mark };
-    let (reports, commands) = UnixStream::from_std(ours)?.into_split();
+    let guarded = GuardedProcesses { tag: ProcessTag::of(guard_pid), mark, cgroup };
+    let (reports, mut commands) = UnixStream::from_std(ours).map_err(failed)?.into_split();
     let mut reports = BufReader::new(reports).lines();
-    let first = reports.next_line().await?.unwrap_or_default();
+    // If the guard has exited, its reports end too.
+    let _ = commands.write_all(format!("{launch}\n").as_bytes()).await;
+    let first = reports.next_line().await.map_err(failed)?.unwrap_or_default();
     let pid = match first.split_once(' ') {
         Some(("started", pid)) => pid.parse().ok(),
-        Some(("failed", number)) => {
-            reaper.wait(&mut child).await;
-            return Err(io::Error::from_raw_os_error(number.parse().unwrap_or_default()));
+        Some(("failed", error)) => {
+            let has_finished = reaper.wait(&mut child).await;
+            guarded.end(reaper, has_finished).await;
+            return Err(match LaunchError::parse(error) {
+                Some(error) => SpawnError::launch(spec, error),
+                None => failed(io::Error::other("the guard process reported an unknown error")),
+            });
         }
         _ => None,
     };
     let Some(pid) = pid else {
         reaper.wait(&mut child).await;
-        guarded.kill().await;
-        return Err(io::Error::other("the guard process exited before it reported a start"));
+        guarded.end(reaper, false).await;
+        return Err(failed(io::Error::other("the guard process exited before it reported a start")));
     };
     let (agent, reaper) = (Arc::clone(&spec.agent), Arc::clone(reaper));
     host.tasks.spawn("agent guard", OnPanic::StopBridge, async move {
-        let mut exit = relay(reports, commands, received, &state).await;
-        if !reaper.wait(&mut child).await {
+        let guard = Pid::from_raw(guard_pid);
+        let mut exit = relay(reports, commands, received, &state, guard).await;
+        let has_finished = reaper.wait(&mut child).await;
+        if !has_finished {
             tracing::warn!(%agent, "a guard process was killed; killing the processes it guarded");
-            guarded.kill().await;
             exit = Exit::WithGuard;
         }
+        guarded.end(&reaper, has_finished).await;
         state.send_replace(ChildState::TreeExited(exit));
     });
     Ok((pid, Some(guard_pid)))
 }
 
-/// Sends commands to the guard and receives its reports until it exits. Returns the exit of the child.
+async fn launch(spec: &Spec, host: &ProcessHost, cgroup: Option<&Cgroup>) -> Result<Launch, SpawnError> {
+    let account = spec.account.clone();
+    let resolved = tokio::task::spawn_blocking(move || account.resolve()).await;
+    let resolved = resolved.unwrap_or_else(|_| Err("the lookup of the user failed".into()));
+    let Resolved { credentials, env } = resolved.map_err(SpawnError::Account)?;
+    Ok(Launch {
+        command: spec.command.clone(),
+        env: environment(spec, host, env),
+        stop_signal: spec.stop_signal.as_str().to_owned(),
+        credentials,
+        limits: ResourceLimits {
+            memory: spec.limits.memory,
+            files: spec.limits.files,
+            soft_files: host.soft_files,
+            processes: spec.limits.processes,
+        },
+        cgroup: cgroup.map(|cgroup| cgroup.path().to_owned()),
+    })
+}
+
+/// Sends commands to the guard and receives its reports until it exits. Returns the exit of the child. Kills a guard that
+/// does not do what it was told.
 async fn relay(
     mut reports: Lines<BufReader<OwnedReadHalf>>,
     mut commands: OwnedWriteHalf,
     mut received: mpsc::Receiver<ChildCommand>,
     state: &watch::Sender<ChildState>,
+    guard: Pid,
 ) -> Exit {
     let mut exit = Exit::Unknown;
+    let mut kill_at: Option<Instant> = None;
     loop {
         tokio::select! {
             report = reports.next_line() => {
@@ -94,12 +141,20 @@ async fn relay(
                 }
             }
             Some(command) = received.recv() => {
-                let line = match command {
-                    ChildCommand::Stop(grace) => format!("stop {}\n", grace.as_millis()),
-                    ChildCommand::Kill => "kill\n".to_owned(),
+                let (line, grace) = match command {
+                    ChildCommand::Stop(grace) => (format!("stop {}\n", grace.as_millis()), grace),
+                    ChildCommand::Kill => ("kill\n".to_owned(), Duration::ZERO),
                 };
                 // If the guard has exited, its reports end too.
                 let _ = commands.write_all(line.as_bytes()).await;
+                // A suspended guard reads no command. It is not reaped yet, so the pid is its own.
+                let _ = kill(guard, Signal::SIGCONT);
+                let limit = Instant::now() + grace + GUARD_TIMEOUT;
+                kill_at = Some(kill_at.map_or(limit, |at| at.min(limit)));
+            }
+            Some(()) = OptionFuture::from(kill_at.map(tokio::time::sleep_until)) => {
+                kill_at = None;
+                let _ = kill(guard, Signal::SIGKILL);
             }
         }
     }

@@ -16,11 +16,17 @@
 //! On other systems, a child leads a process group and the bridge stops that group. Processes that leave the
 //! group with `setsid` are not found, and the children of a bridge that was killed with SIGKILL keep running.
 
+pub(crate) mod agent_port;
+#[cfg(target_os = "linux")]
+pub(crate) mod cgroup;
 pub mod child;
+pub(crate) mod credentials;
 #[cfg(target_os = "linux")]
 pub mod guard;
 #[cfg(target_os = "linux")]
 mod guarded;
+#[cfg(target_os = "linux")]
+mod launch;
 pub(crate) mod orphans;
 pub mod output;
 pub mod ports;
@@ -30,3 +36,5 @@ pub mod procfs;
 #[cfg(target_os = "linux")]
 pub(crate) mod reaper;
 pub(crate) mod restart;
+#[cfg(target_os = "linux")]
+mod sock_diag;

@@ -1,6 +1,6 @@
 //! Children without a guard: each leads a process group.
 
-use std::io;
+use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
@@ -8,7 +8,11 @@ use nix::unistd::Pid;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::child::{ChildCommand, ChildState, Exit, ProcessHost, Spec, configure, pid_of, read_output};
+use super::child::{
+    ChildCommand, ChildState, Exit, Limits, ProcessHost, SpawnError, Spec, configure, environment, pid_of,
+    read_output,
+};
+use super::credentials::Account;
 use super::output::Output;
 use crate::background::OnPanic;
 
@@ -19,13 +23,15 @@ pub(super) fn start(
     output: &Output,
     state: watch::Sender<ChildState>,
     commands: mpsc::Receiver<ChildCommand>,
-) -> io::Result<(i32, Option<i32>)> {
-    let (program, arguments) =
-        spec.command.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+) -> Result<(i32, Option<i32>), SpawnError> {
+    if spec.account != Account::default() || spec.limits != Limits::default() {
+        return Err(SpawnError::Account("`user`, `group` and `limits` of an agent need Linux".into()));
+    }
+    let (program, arguments) = spec.command.split_first().ok_or(SpawnError::Empty)?;
     let mut command = tokio::process::Command::new(program);
-    command.args(arguments);
-    configure(&mut command, spec, host);
-    let mut child = command.spawn()?;
+    command.args(arguments).env_clear().envs(environment(spec, host, Vec::new())).stdin(Stdio::null());
+    configure(&mut command, spec);
+    let mut child = command.spawn().map_err(|source| SpawnError::new(program, source))?;
     read_output(&mut child, host, output);
     let pid = pid_of(&child);
     let watching = supervise_group(child, Pid::from_raw(pid), spec.stop_signal, state, commands);
@@ -83,13 +89,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_exit_status_that_another_reader_took_is_unknown_and_no_success() {
-        let spec = Spec {
-            agent: "a".into(),
-            command: vec!["true".into()],
-            working_dir: None,
-            env: std::collections::BTreeMap::new(),
-            stop_signal: Signal::SIGTERM,
-        };
+        let spec = Spec::example(&["true"]);
         let output = Output::new("a".into(), Secrets::default());
         // No await between spawn and wait, so this reads the status first.
         let (state_sender, mut state) = watch::channel(ChildState::Running);

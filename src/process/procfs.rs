@@ -7,6 +7,8 @@ use std::fs;
 use std::io::{self, BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use nix::errno::Errno;
+
 /// One line of `/proc/<pid>/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
@@ -23,7 +25,8 @@ pub struct Stat {
 
 impl Stat {
     pub fn read(pid: i32) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        // Not UTF-8 if the kernel has cut the name inside a character.
+        Self::parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
     }
 
     fn parse(line: &str) -> Option<Self> {
@@ -66,40 +69,56 @@ pub fn all() -> impl Iterator<Item = i32> {
 
 /// The children of a process, including zombies.
 pub fn children(pid: i32) -> Vec<i32> {
+    read_children(pid).unwrap_or_default()
+}
+
+/// As [`children`]. Fails if the list cannot be read, for example because this process has no descriptors left.
+fn read_children(pid: i32) -> io::Result<Vec<i32>> {
     let mut children = Vec::new();
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        return children;
+    let threads = match fs::read_dir(format!("/proc/{pid}/task")) {
+        Err(error) if is_exit(&error) => return Ok(children),
+        threads => threads?,
     };
-    for thread in threads.flatten() {
-        match fs::read_to_string(thread.path().join("children")) {
+    for thread in threads {
+        let thread = thread?.path();
+        match fs::read_to_string(thread.join("children")) {
             Ok(list) => {
                 children.extend(list.split_ascii_whitespace().filter_map(|id| id.parse::<i32>().ok()));
             }
-            // The kernel lacks this file, or the thread has just exited.
-            Err(_) if thread.path().exists() => {
+            // The kernel lacks this file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && thread.exists() => {
                 let all = all().filter_map(Stat::read);
-                return all.filter(|stat| stat.parent == pid).map(|stat| stat.pid).collect();
+                return Ok(all.filter(|stat| stat.parent == pid).map(|stat| stat.pid).collect());
             }
-            Err(_) => {}
+            // The thread has just exited.
+            Err(error) if is_exit(&error) => {}
+            Err(error) => return Err(error),
         }
     }
-    children
+    Ok(children)
 }
 
 /// All descendants of a process, nearest first, without the process itself.
 pub fn descendants(pid: i32) -> Vec<i32> {
-    let mut found = children(pid);
-    let mut known: HashSet<i32> = found.iter().copied().collect();
-    let mut next = 0;
-    while let Some(&parent) = found.get(next) {
-        next += 1;
-        for child in children(parent) {
-            if known.insert(child) {
-                found.push(child);
-            }
-        }
-    }
+    let (found, _) = read_descendants(pid);
     found
+}
+
+/// As [`descendants`], and whether all of them could be read.
+pub(super) fn read_descendants(pid: i32) -> (Vec<i32>, bool) {
+    let mut found = Vec::new();
+    let mut known = HashSet::from([pid]);
+    let mut is_complete = true;
+    let mut next = 0;
+    let mut parent = Some(pid);
+    while let Some(pid) = parent {
+        let children = read_children(pid);
+        is_complete &= children.is_ok();
+        found.extend(children.unwrap_or_default().into_iter().filter(|child| known.insert(*child)));
+        parent = found.get(next).copied();
+        next += 1;
+    }
+    (found, is_complete)
 }
 
 /// A process and its ancestors, nearest first.
@@ -119,38 +138,69 @@ pub fn variable(pid: i32, name: &str) -> Option<String> {
 
 /// The soft limit for file locks; `None` if unlimited.
 pub fn lock_limit(pid: i32) -> Option<u64> {
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let limits = fs::read(format!("/proc/{pid}/limits")).ok()?;
+    let limits = String::from_utf8_lossy(&limits);
     let line = limits.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// The pids among `processes` that hold the `wanted` sockets, by inode.
-pub fn sockets(processes: impl IntoIterator<Item = i32>, wanted: &HashSet<u64>) -> HashMap<u64, Vec<i32>> {
-    let mut held: HashMap<u64, Vec<i32>> = HashMap::new();
+/// Which processes hold some sockets.
+#[derive(Debug, Default)]
+pub struct SocketHolders {
+    /// The pids, by the inode of the socket.
+    pub held: HashMap<u64, Vec<i32>>,
+    /// Some descriptors could not be read, so that more processes may hold the sockets. The process belongs to
+    /// another user or is not dumpable, or this process has no descriptors left.
+    pub is_incomplete: bool,
+}
+
+/// The pids among `processes` that hold the `wanted` sockets.
+pub fn sockets(processes: impl IntoIterator<Item = i32>, wanted: &HashSet<u64>) -> SocketHolders {
+    let mut holders = SocketHolders::default();
     for pid in processes {
-        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
-        for descriptor in descriptors.flatten() {
-            let inode = fs::read_link(descriptor.path()).ok().and_then(|target| {
-                let text = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
-                text.parse().ok()
-            });
-            if let Some(inode) = inode.filter(|inode| wanted.contains(inode)) {
-                held.entry(inode).or_default().push(pid);
-            }
+        if let Err(error) = add_sockets(pid, wanted, &mut holders.held)
+            && !is_exit(&error)
+        {
+            holders.is_incomplete = true;
         }
     }
-    held
+    holders
+}
+
+fn add_sockets(pid: i32, wanted: &HashSet<u64>, held: &mut HashMap<u64, Vec<i32>>) -> io::Result<()> {
+    for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let target = match fs::read_link(descriptor?.path()) {
+            Ok(target) => target,
+            // Closed in the meantime.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        let inode =
+            target.to_str().and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
+        if let Some(inode) = inode.filter(|inode| wanted.contains(inode)) {
+            held.entry(inode).or_default().push(pid);
+        }
+    }
+    Ok(())
+}
+
+/// Whether reading failed because the process has exited.
+fn is_exit(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ESRCH as i32)
 }
 
 /// Address, port and inode of a listening TCP socket.
 type Listener = (IpAddr, u16, u64);
 
-/// All listening TCP sockets; `None` without `/proc/net/tcp`.
+/// All listening TCP sockets; `None` if they cannot be read.
 pub(super) fn listeners() -> Option<Vec<Listener>> {
     let mut sockets = Vec::new();
     read_listeners("/proc/net/tcp", &mut sockets).ok()?;
-    // Missing if IPv6 is disabled.
-    let _ = read_listeners("/proc/net/tcp6", &mut sockets);
+    match read_listeners("/proc/net/tcp6", &mut sockets) {
+        // IPv6 is disabled.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        read => read.ok()?,
+    }
     Some(sockets)
 }
 
@@ -200,6 +250,24 @@ mod tests {
         let stat = Stat::parse(line).unwrap();
         assert_eq!((stat.pid, stat.name.as_str(), stat.state), (42, "a) b (c", 'T'));
         assert_eq!((stat.parent, stat.group, stat.start), (7, 42, 98765));
+    }
+
+    #[test]
+    fn a_name_that_is_cut_inside_a_character_does_not_hide_the_process() {
+        // The kernel keeps 15 bytes of a name; these are 16, two for each character.
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("öööööööö");
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut child = std::process::Command::new(&program).arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let mut looks = std::iter::repeat_with(|| Stat::read(pid)).take(100_000).flatten();
+        let stat = looks.find(|stat| stat.name.starts_with('ö'));
+        let is_above = ancestors(pid).contains(&own);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(stat.map(|stat| (stat.pid, stat.parent)), Some((pid, own)));
+        assert!(is_above);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! for "any child", because it would take exit statuses away from the runtime. It therefore skips the children
 //! that [`Reaper::spawn`] has started.
 //!
-//! When a guard is killed, its descendants are adopted alive; [`GuardedProcesses::kill`] kills them.
+//! When a guard is killed, its descendants are adopted alive; [`GuardedProcesses::end`] kills them.
 
 use std::collections::HashSet;
 use std::io;
@@ -20,6 +20,7 @@ use nix::unistd::Pid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
+use super::cgroup::Cgroup;
 use super::child::pid_of;
 use super::orphans::MARK;
 use super::process_tag::{self, ProcessTag};
@@ -37,11 +38,28 @@ pub(crate) struct Reaper {
     pub(super) guard_program: PathBuf,
     /// The guards, which the runtime waits for.
     guards: Mutex<HashSet<i32>>,
+    /// Whether all descendants of this process come from guards. Then every orphan that it adopts belongs to an agent,
+    /// even one that has removed its tag and its mark.
+    has_only_guards: bool,
 }
 
 impl Reaper {
-    pub(super) fn new(guard_program: PathBuf) -> Self {
-        Self { guard_program, guards: Mutex::default() }
+    /// `starts_only_guards`: this process starts nothing else. That is of no use if it has children already, or if it is
+    /// the first process of a container, which adopts the orphans of all processes.
+    pub(super) fn new(guard_program: PathBuf, starts_only_guards: bool) -> Self {
+        let own = Pid::this().as_raw();
+        let has_only_guards = starts_only_guards && own != 1 && procfs::children(own).is_empty();
+        Self { guard_program, guards: Mutex::default(), has_only_guards }
+    }
+
+    /// The orphans of killed guards, with their descendants.
+    fn adopted(&self) -> Vec<i32> {
+        if !self.has_only_guards {
+            return Vec::new();
+        }
+        let guards = self.guards();
+        let orphans = procfs::children(Pid::this().as_raw()).into_iter().filter(|pid| !guards.contains(pid));
+        orphans.flat_map(|pid| std::iter::once(pid).chain(procfs::descendants(pid))).collect()
     }
 
     /// Reaps orphans forever. All other children of this process must come from `spawn`.
@@ -85,27 +103,42 @@ pub(super) struct GuardedProcesses {
     pub(super) tag: Option<ProcessTag>,
     /// The mark in their environment, for systems without tags.
     pub(super) mark: Option<String>,
+    pub(super) cgroup: Option<Cgroup>,
 }
 
 impl GuardedProcesses {
-    fn alive(&self) -> HashSet<i32> {
+    /// Ends what is left after the guard has exited. A guard that `has_finished` has left nothing.
+    pub(super) async fn end(&self, reaper: &Reaper, has_finished: bool) {
+        if !has_finished {
+            self.kill(reaper).await;
+        }
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.remove().await;
+        }
+    }
+
+    fn alive(&self, reaper: &Reaper) -> HashSet<i32> {
         let mut found: HashSet<i32> =
             process_tag::tagged_processes(self.tag.as_slice()).map(|stat| stat.pid).collect();
-        if let Some(mark) = &self.mark {
-            let marked = procfs::all().filter(|pid| procfs::variable(*pid, MARK).as_ref() == Some(mark));
-            let alive = marked.filter_map(Stat::read).filter(|stat| !stat.has_exited());
-            found.extend(alive.map(|stat| stat.pid));
-        }
+        let marked = self
+            .mark
+            .as_ref()
+            .map(|mark| procfs::all().filter(move |pid| procfs::variable(*pid, MARK).as_ref() == Some(mark)));
+        let others = marked.into_iter().flatten().chain(reaper.adopted());
+        found.extend(others.filter_map(Stat::read).filter(|stat| !stat.has_exited()).map(|stat| stat.pid));
         found
     }
 
     /// Kills the descendants of a killed guard and no other process. The first process of a container also
     /// adopts orphans that no agent has started; those are only reaped.
-    pub(super) async fn kill(&self) {
+    async fn kill(&self, reaper: &Reaper) {
         let limit = Instant::now() + ORPHAN_KILL_TIMEOUT;
         // A process that is being forked appears a moment later, so repeat.
         loop {
-            let orphans = self.alive();
+            if let Some(cgroup) = &self.cgroup {
+                cgroup.kill();
+            }
+            let orphans = self.alive(reaper);
             if orphans.is_empty() {
                 return;
             }

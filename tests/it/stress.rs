@@ -156,6 +156,8 @@ fn spec(mark: &str, line: &str) -> Spec {
         working_dir: None,
         env: [(MARK.to_owned(), SecretString::from(mark))].into(),
         stop_signal: Signal::SIGTERM,
+        account: Default::default(),
+        limits: Default::default(),
     }
 }
 

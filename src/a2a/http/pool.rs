@@ -31,6 +31,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use url::{Position, Url};
 
+use super::peer_check::{PeerCheck, connect_checked};
 use super::{CONNECT_TIMEOUT, HttpBody, HttpError, HttpResponse, IDLE_TIMEOUT};
 use crate::a2a::client::ClientError;
 
@@ -43,20 +44,27 @@ type RequestBody = Full<Bytes>;
 
 /// The pools of all hosts that are called without TLS.
 #[derive(Debug, Default)]
-pub(in crate::a2a) struct ConnectionPools(Mutex<BTreeMap<String, Weak<ConnectionPool>>>);
+pub(in crate::a2a) struct ConnectionPools {
+    pools: Mutex<BTreeMap<String, Weak<ConnectionPool>>>,
+    check: Option<Arc<dyn PeerCheck>>,
+}
 
 impl ConnectionPools {
+    pub(super) fn checked(check: Arc<dyn PeerCheck>) -> Self {
+        Self { pools: Mutex::default(), check: Some(check) }
+    }
+
     /// The pool for the host and port of `url`, unless it needs TLS. All clients of one host share its connections.
     pub(super) fn pool(&self, url: &Url) -> Option<Arc<ConnectionPool>> {
         if url.scheme() != "http" {
             return None;
         }
         let name = &url[Position::BeforeHost..Position::AfterPort];
-        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = pools.get(name).and_then(Weak::upgrade) {
             return Some(pool);
         }
-        let pool = Arc::new(ConnectionPool::new(url)?);
+        let pool = Arc::new(ConnectionPool::new(url, self.check.clone())?);
         pools.retain(|_, pool| pool.strong_count() > 0);
         pools.insert(name.to_owned(), Arc::downgrade(&pool));
         Some(pool)
@@ -69,6 +77,7 @@ pub(super) struct ConnectionPool {
     host: String,
     port: u16,
     host_header: HeaderValue,
+    check: Option<Arc<dyn PeerCheck>>,
     idle: Mutex<IdleConnections>,
 }
 
@@ -94,12 +103,13 @@ struct Connection {
 }
 
 impl ConnectionPool {
-    fn new(url: &Url) -> Option<Self> {
+    fn new(url: &Url, check: Option<Arc<dyn PeerCheck>>) -> Option<Self> {
         Some(Self {
             // Name resolution does not accept the brackets of an IPv6 address.
             host: url.host_str()?.trim_matches(['[', ']']).to_owned(),
             port: url.port_or_known_default()?,
             host_header: url[Position::BeforeHost..Position::AfterPort].parse().ok()?,
+            check,
             idle: Mutex::default(),
         })
     }
@@ -151,8 +161,8 @@ impl ConnectionPool {
 
     async fn connect(&self) -> Result<Box<Connection>, HttpError> {
         let reach = async {
-            let addresses = tokio::net::lookup_host((&*self.host, self.port)).await?.collect();
-            connect_any(addresses).await
+            let addresses: Vec<_> = tokio::net::lookup_host((&*self.host, self.port)).await?.collect();
+            connect_checked(self.check.as_ref(), || connect_any(addresses.clone())).await
         };
         let reached = tokio::time::timeout(CONNECT_TIMEOUT, reach).await;
         let stream = reached.map_err(|_| format!("no response within {} s", CONNECT_TIMEOUT.as_secs()))??;

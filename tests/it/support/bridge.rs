@@ -348,8 +348,7 @@ impl Bridge {
 
     /// The processes of its agents, without the guards: those are the bridge's own.
     pub fn launched(&self) -> Vec<i32> {
-        let is_guard = |pid: &i32| processes::command_line(*pid).starts_with("a2a-bridge: guard of");
-        processes::marked(&self.mark).into_iter().filter(|pid| !is_guard(pid)).collect()
+        processes::marked(&self.mark)
     }
 
     pub fn kill_agents(&self) {

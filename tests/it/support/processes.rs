@@ -23,7 +23,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// The living processes whose environment has the mark, guards included. A zombie has no environment.
+/// The living processes whose environment has the mark. A zombie and a guard do not have it.
 pub fn marked(mark: &str) -> Vec<i32> {
     let wanted = format!("{MARK}={mark}").into_bytes();
     let Ok(all) = std::fs::read_dir("/proc") else {

@@ -233,7 +233,7 @@ impl Site {
         wait_until(|| async { path.exists() }).await;
     }
 
-    /// The living processes of this test's agents, guards included.
+    /// The living processes of this test's agents, without the guards.
     pub fn processes(&self) -> Vec<i32> {
         marked(&self.mark)
     }
