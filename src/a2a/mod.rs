@@ -18,7 +18,7 @@ mod http;
 pub(crate) mod model;
 pub(crate) mod retry;
 pub(crate) mod security;
-mod sse;
+pub(crate) mod sse;
 pub(crate) mod stream;
 #[cfg(test)]
 pub(crate) mod tests;
