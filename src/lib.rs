@@ -172,7 +172,7 @@ pub mod internal {
     pub use crate::bus::service;
     pub use crate::bus::subject::{ReplyGuard, Subjects, Token};
     pub use crate::config::{Config, parse as parse_config};
-    pub use crate::fuzz::TARGETS as FUZZ_TARGETS;
+    pub use crate::fuzz::{TARGETS as FUZZ_TARGETS, Target as FuzzTarget};
     pub use crate::process::{child, output, ports, procfs};
     pub use crate::secrets::Secrets;
 }
