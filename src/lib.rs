@@ -152,6 +152,7 @@ mod config;
 mod demo_agent;
 mod dispatch;
 mod files;
+mod fuzz;
 mod heavy;
 mod json;
 mod memory;
@@ -171,13 +172,12 @@ pub use process::guard;
 /// Internal items that the integration tests and fuzz targets use. This is not an API.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::a2a::card::{Card, Interface};
-    pub use crate::a2a::dialect::{Dialect, RpcError};
     pub use crate::bridge::Bridge;
     pub use crate::bus::control::AgentReport;
     pub use crate::bus::service;
     pub use crate::bus::subject::{ReplyGuard, Subjects, Token};
     pub use crate::config::{Config, parse as parse_config};
+    pub use crate::fuzz::{TARGETS as FUZZ_TARGETS, Target as FuzzTarget};
     pub use crate::process::{child, output, ports, procfs};
     pub use crate::secrets::Secrets;
 }

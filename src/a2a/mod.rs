@@ -20,7 +20,7 @@ pub(crate) mod model;
 mod response_ids;
 pub(crate) mod retry;
 pub(crate) mod security;
-mod sse;
+pub(crate) mod sse;
 pub(crate) mod stream;
 #[cfg(test)]
 pub(crate) mod tests;

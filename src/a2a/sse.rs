@@ -9,10 +9,10 @@ use super::http::JoinedBytes;
 
 /// An event is larger than the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TooLarge;
+pub(crate) struct TooLarge;
 
 #[derive(Debug, Default)]
-pub(super) struct SseParser {
+pub(crate) struct SseParser {
     buffer: BytesMut,
     /// Bytes already searched for a line end.
     searched: usize,
@@ -25,7 +25,7 @@ pub(super) struct SseParser {
 
 impl SseParser {
     /// No event and no line may be larger than `max_event` bytes.
-    pub(super) fn new(max_event: usize) -> Self {
+    pub(crate) fn new(max_event: usize) -> Self {
         Self { max_event, ..Self::default() }
     }
 
@@ -34,12 +34,12 @@ impl SseParser {
         self.buffer.capacity() + self.data.allocated()
     }
 
-    pub(super) fn feed(&mut self, bytes: &[u8]) {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
     /// The data of the next complete event.
-    pub(super) fn next_event(&mut self) -> Result<Option<Bytes>, TooLarge> {
+    pub(crate) fn next_event(&mut self) -> Result<Option<Bytes>, TooLarge> {
         while let Some(line) = self.line()? {
             if line.is_empty() {
                 // An event without data does not count.
@@ -55,7 +55,7 @@ impl SseParser {
     }
 
     /// The data of the remaining events after the end of the stream.
-    pub(super) fn finish(&mut self) -> Result<Option<Bytes>, TooLarge> {
+    pub(crate) fn finish(&mut self) -> Result<Option<Bytes>, TooLarge> {
         if let Some(event) = self.next_event()? {
             return Ok(Some(event));
         }

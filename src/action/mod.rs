@@ -12,6 +12,6 @@ pub(crate) mod progress;
 pub(crate) mod request;
 mod response_text;
 mod run;
-mod task_builder;
+pub(crate) mod task_builder;
 #[cfg(test)]
 mod tests;

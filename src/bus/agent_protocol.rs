@@ -27,7 +27,7 @@
 //! - **Names.** See [`AgentProtocolSubjects::new`] for agents whose names are not lower case.
 
 mod chunks;
-mod envelope;
+pub(crate) mod envelope;
 mod prompt;
 
 use std::collections::BTreeMap;

@@ -21,6 +21,8 @@ mod diagnostics;
 mod discovery;
 mod follow_ups;
 mod idempotency;
+#[cfg(target_os = "linux")]
+mod isolate;
 mod lenient_parsing;
 mod limits;
 #[cfg(target_os = "linux")]

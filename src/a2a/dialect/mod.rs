@@ -20,7 +20,7 @@ use super::response_ids::{IdCheck, RpcId};
 use super::retry::Retries;
 pub(crate) use http_call::HttpCall;
 pub(crate) use rpc_error::ReadError;
-pub use rpc_error::RpcError;
+pub(crate) use rpc_error::RpcError;
 pub(crate) use send::V1Part;
 
 /// A version of A2A together with its binding.

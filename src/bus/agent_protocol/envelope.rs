@@ -18,7 +18,7 @@ const MAX_ID: usize = 256;
 
 /// A validated message of a caller.
 #[derive(Debug)]
-pub(super) struct PromptEnvelope {
+pub(crate) struct PromptEnvelope {
     /// The prompt, then the attachments.
     pub(super) parts: Vec<Part>,
     /// The skill to prompt, instead of the agent as a whole.
@@ -50,7 +50,7 @@ struct EnvelopeAttachment {
 impl PromptEnvelope {
     /// Parses a body of at most `limit` bytes. A body that begins with `{` is an envelope; any other is the
     /// text of the prompt.
-    pub(super) fn parse(body: &[u8], limit: usize) -> Result<Self, ActionError> {
+    pub(crate) fn parse(body: &[u8], limit: usize) -> Result<Self, ActionError> {
         if body.len() > limit {
             return invalid(format!("the prompt has {} bytes, but the limit is {limit}", body.len()));
         }

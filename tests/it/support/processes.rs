@@ -1,6 +1,7 @@
 //! The program under test, ports, signals, and the processes that a test's bridge launched.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::sync::LazyLock;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -8,9 +9,13 @@ use nix::unistd::Pid;
 /// The variable that marks every process which a test's bridge launched.
 pub const MARK: &str = "A2A_TEST_MARK";
 
-/// The path of the program under test.
+/// The path of the program under test: `A2A_BRIDGE_BIN`, to try the tests with another build, or the one that cargo
+/// built with them.
 pub fn program() -> &'static str {
-    env!("CARGO_BIN_EXE_a2a-bridge")
+    static PROGRAM: LazyLock<String> = LazyLock::new(|| {
+        std::env::var("A2A_BRIDGE_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_a2a-bridge").to_owned())
+    });
+    &PROGRAM
 }
 
 /// A port that is free right now, and that no outgoing connection takes: those use higher ones.

@@ -1,0 +1,254 @@
+//! A bridge with a victim and hostile agents, and how attackers call it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, HeaderMap, Request};
+use futures_util::StreamExt as _;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::hostile::{CARDED, Hostile, repeating_agent};
+use crate::support::eventually::eventually_within;
+use crate::support::processes::program;
+use crate::support::site::{Site, demo, shell};
+
+/// `limits.memory` of the bridge.
+pub(super) const MEMORY: u64 = 512 << 20;
+/// The limit of open files that many systems start a service with.
+const SOFT_FILES: &str = "ulimit -S -n 1024; exec \"$@\"";
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an attacker waits for the reply to a call.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(super) struct Arena {
+    pub(super) site: Site,
+    pub(super) hostile: Arc<Hostile>,
+    /// The connection of the attackers.
+    pub(super) client: Client,
+    /// The agent `loud` floods its output as long as this file exists.
+    pub(super) flood: PathBuf,
+    pub(super) pid: i32,
+}
+
+impl Arena {
+    pub(super) async fn start() -> Arc<Self> {
+        let mut site = Site::new().await;
+        let hostile = Hostile::start();
+        let flood = site.folder().join("flood");
+        let attached = |agent: &str, more: &str| format!("url: {}\n{more}", hostile.url(agent));
+        let loud = format!(
+            "while sleep 0.1; do while [ -e {} ]; do yes this agent talks too much | head -n 100000; done; done & exec DEMO",
+            flood.display()
+        );
+        let mut agents = vec![
+            ("victim", demo("")),
+            ("hostile", attached("hostile", "")),
+            ("streamer", attached("streamer", "")),
+            ("bigcard", attached("bigcard", "")),
+            (CARDED, attached(CARDED, "card_refresh: 300ms")),
+            ("repeater", format!("url: http://127.0.0.1:{}", repeating_agent())),
+            ("loud", shell(&loud)),
+        ];
+        for agent in HANGING {
+            agents.push((agent, attached(agent, "")));
+        }
+        let agents: Vec<_> = agents.iter().map(|(name, lines)| (*name, lines.as_str())).collect();
+        let head = if has_memory_limit() {
+            format!("limits: {{ memory: {}MiB }}", MEMORY >> 20)
+        } else {
+            String::new()
+        };
+        site.settings_with(&head, &agents);
+        let pid = site.start_through(&["/bin/sh", "-c", SOFT_FILES, "sh"]);
+        for (agent, _) in agents {
+            site.until_within(START_TIMEOUT, agent, |report| report.state == "ready").await;
+        }
+        let client = site.server.connect().await;
+        eventually_within(START_TIMEOUT, || async {
+            client.request("a2a.action.victim.echo", "hello".into()).await.ok()
+        })
+        .await;
+        Arc::new(Self { site, hostile, client, flood, pid })
+    }
+
+    /// Calls an agent's skill `ask` with this prompt, from many callers at once, until time or number is over.
+    pub(super) async fn load(self: &Arc<Self>, load: Load) -> Tally {
+        self.hostile.prepare(load.prompt);
+        let (number, until) = (Arc::new(AtomicUsize::new(0)), Instant::now() + load.time);
+        let load = Arc::new(load);
+        let mut workers = JoinSet::new();
+        for _ in 0..load.callers {
+            let (arena, load, number) = (Arc::clone(self), Arc::clone(&load), Arc::clone(&number));
+            workers.spawn(async move {
+                let mut tally = Tally::default();
+                while Instant::now() < until {
+                    let index = number.fetch_add(1, Relaxed);
+                    if index >= load.calls {
+                        break;
+                    }
+                    tally.count(&arena.attack_call(&load, index).await);
+                }
+                tally
+            });
+        }
+        let mut tally = Tally::default();
+        while let Some(done) = workers.join_next().await {
+            tally.add(done.unwrap());
+        }
+        tally
+    }
+
+    async fn attack_call(&self, load: &Load, index: usize) -> Result<Value, String> {
+        let mut headers = HeaderMap::new();
+        if load.is_keyed {
+            headers.insert("Nats-Msg-Id", format!("key-{index}-{}", fastrand::u64(..)));
+        }
+        let subject = format!("a2a.action.{}.ask", load.agent);
+        let body = json!({ "prompt": format!("{}#{index}", load.prompt) }).to_string().into();
+        if load.streams {
+            headers.insert("A2A-Reply", "stream");
+            return self.stream(subject, headers, body).await;
+        }
+        let request = Request::new().headers(headers).payload(body).timeout(Some(PATIENCE));
+        let reply = self.client.send_request(subject, request).await.map_err(|error| error.to_string())?;
+        serde_json::from_slice(&reply.payload).map_err(|error| error.to_string())
+    }
+
+    /// Reads a stream to its end; the reply in its last frame.
+    async fn stream(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<Value, String> {
+        let inbox = self.client.new_inbox();
+        let mut frames = self.client.subscribe(inbox.clone()).await.map_err(|error| error.to_string())?;
+        let sent = self.client.publish_with_reply_and_headers(subject, inbox, headers, body).await;
+        sent.map_err(|error| error.to_string())?;
+        let read = async {
+            let mut last = bytes::Bytes::new();
+            while let Some(frame) = frames.next().await {
+                if frame.payload.is_empty() {
+                    break;
+                }
+                last = frame.payload;
+            }
+            last
+        };
+        let last = tokio::time::timeout(PATIENCE, read).await.map_err(|_| "timed out".to_owned())?;
+        let mut frame: Value = serde_json::from_slice(&last).map_err(|error| error.to_string())?;
+        Ok(frame["data"].take())
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        std::fs::metadata(format!("/proc/{}/exe", self.pid)).is_ok() && status(self.pid, "VmRSS:") > 0
+    }
+}
+
+pub(super) const HANGING: [&str; 4] = ["hanging1", "hanging2", "hanging3", "hanging4"];
+
+/// Builds before `limits.memory` can be attacked too, to compare.
+fn has_memory_limit() -> bool {
+    let schema = std::process::Command::new(program()).arg("schema").output().unwrap();
+    let schema: Value = serde_json::from_slice(&schema.stdout).unwrap();
+    schema["properties"].get("limits").is_some()
+}
+
+/// How an agent is called.
+pub(super) struct Load {
+    pub(super) agent: &'static str,
+    pub(super) prompt: &'static str,
+    pub(super) streams: bool,
+    pub(super) is_keyed: bool,
+    pub(super) callers: usize,
+    pub(super) calls: usize,
+    pub(super) time: Duration,
+}
+
+/// The replies to an attack.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// By `error_info.code`, `status`, or the error of the NATS client.
+    replies: BTreeMap<String, usize>,
+    /// What must not happen to the attackers either.
+    pub(super) wrong: Vec<String>,
+}
+
+impl Tally {
+    pub(super) fn count(&mut self, reply: &Result<Value, String>) {
+        let kind = match reply {
+            Ok(reply) => reply["error_info"]["code"].as_str().or(reply["status"].as_str()).unwrap_or("other"),
+            Err(error) => error.as_str(),
+        };
+        self.note(kind, 1);
+    }
+
+    pub(super) fn note(&mut self, kind: &str, count: usize) {
+        *self.replies.entry(kind.to_owned()).or_default() += count;
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        for (kind, count) in other.replies {
+            self.note(&kind, count);
+        }
+        self.wrong.extend(other.wrong);
+    }
+
+    pub(super) fn summary(&self) -> String {
+        let replies: Vec<_> = self.replies.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        replies.join(", ")
+    }
+}
+
+/// Memory and descriptors of a process.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Usage {
+    /// Resident memory in bytes.
+    pub(super) memory: u64,
+    pub(super) files: u64,
+}
+
+impl Usage {
+    pub(super) fn of(pid: i32) -> Self {
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |files| files.count() as u64);
+        Self { memory: status(pid, "VmRSS:") << 10, files }
+    }
+}
+
+fn status(pid: i32, key: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse().unwrap_or_default()
+}
+
+/// Samples the usage of a process until it is dropped.
+pub(super) struct Sampler {
+    peak: Arc<(AtomicU64, AtomicU64)>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Sampler {
+    pub(super) fn start(pid: i32) -> Self {
+        let (peak, stopped) =
+            (Arc::new((AtomicU64::new(0), AtomicU64::new(0))), Arc::new(AtomicBool::new(false)));
+        let (shared, stop) = (Arc::clone(&peak), Arc::clone(&stopped));
+        std::thread::spawn(move || {
+            while !stop.load(Relaxed) {
+                let usage = Usage::of(pid);
+                shared.0.fetch_max(usage.memory, Relaxed);
+                shared.1.fetch_max(usage.files, Relaxed);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        Self { peak, stopped }
+    }
+
+    pub(super) fn peak(&self) -> Usage {
+        Usage { memory: self.peak.0.load(Relaxed), files: self.peak.1.load(Relaxed) }
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.stopped.store(true, Relaxed);
+    }
+}
