@@ -14,12 +14,14 @@ use time::format_description::well_known::Rfc3339;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use super::{CliError, CliResult, FAILED};
-use crate::text::duration;
+use crate::text::{duration, is_unprintable};
 
 /// Width of output that does not go to a terminal: scripts may search in it, so it is not truncated.
 const UNLIMITED: usize = usize::MAX;
 const MIN_LAST_COLUMN: usize = 20;
 const COLUMN_GAP: &str = "  ";
+/// Joins emoji; it changes nothing else that matters in answers for people.
+const JOINER: char = '\u{200D}';
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct OutputArgs {
@@ -108,11 +110,9 @@ impl StdStream {
 
 /// Replaces every character that controls a terminal, except line breaks and tabs.
 fn sanitize(text: &str) -> String {
-    let is_bidi =
-        |c: char| matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{200E}' | '\u{200F}');
     let replace = |c: char| match c {
-        '\n' | '\t' => c,
-        c if c.is_control() || is_bidi(c) => '\u{FFFD}',
+        '\n' | '\t' | JOINER => c,
+        c if is_unprintable(c) => char::REPLACEMENT_CHARACTER,
         c => c,
     };
     text.replace("\r\n", "\n").chars().map(replace).collect()
