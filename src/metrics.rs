@@ -8,6 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_nats::Client;
 use async_nats::connection::State as ConnectionState;
@@ -16,6 +17,11 @@ use axum::extract::State as Shared;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType::{self, Counter, Gauge, Histogram};
@@ -29,6 +35,15 @@ use crate::bus::connect;
 use crate::memory::MemoryBudget;
 use crate::state::State as BridgeState;
 use crate::state::quota::{AgentQuota, KindUsage, QuotaKind};
+
+/// At most this many connections are served at the same time; more have to wait.
+const MAX_CONNECTIONS: usize = 64;
+/// Within this time after the connection, a client has to send its request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Within this time after the connection, a client has to read the response.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -273,12 +288,35 @@ pub(crate) async fn serve(
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(get_ready))
         .with_state(metrics);
-    Ok(async move {
-        let served = axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned());
-        if let Err(error) = served.await {
-            tracing::error!(%error, "the metrics server failed");
-        }
-    })
+    Ok(serve_connections(listener, routes, stop))
+}
+
+/// Serves one request per connection. A client that is silent or slow is disconnected, and cannot keep others waiting
+/// for long.
+async fn serve_connections(listener: TcpListener, routes: Router, stop: CancellationToken) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(false);
+    let mut connections = FuturesUnordered::new();
+    loop {
+        let stream = tokio::select! {
+            () = stop.cancelled() => break,
+            Some(_) = connections.next() => continue,
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of descriptors, most likely.
+                    tracing::warn!(%error, "cannot accept a connection for metrics");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            },
+        };
+        let service = TowerToHyperService::new(routes.clone());
+        let connection = http.serve_connection(TokioIo::new(stream), service);
+        connections.push(tokio::time::timeout(CONNECTION_TIMEOUT, connection));
+    }
+    // Requests that have begun are answered.
+    let _ = tokio::time::timeout(STOP_TIMEOUT, async { while connections.next().await.is_some() {} }).await;
 }
 
 async fn get_metrics(Shared(metrics): Shared<Arc<Metrics>>) -> Response {
@@ -297,8 +335,46 @@ async fn get_ready(Shared(metrics): Shared<Arc<Metrics>>) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
     use super::*;
     use crate::state::quota::Quotas;
+
+    async fn started() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let routes = Router::new().route("/healthz", get(|| async { "ok\n" }));
+        (address, stop.clone(), tokio::spawn(serve_connections(listener, routes, stop)))
+    }
+
+    /// Everything that the server sends until it closes the connection.
+    async fn received(mut stream: TcpStream) -> String {
+        let mut text = String::new();
+        let read = stream.read_to_string(&mut text);
+        tokio::time::timeout(2 * CONNECTION_TIMEOUT, read).await.expect("the server closes it").unwrap();
+        text
+    }
+
+    #[tokio::test]
+    async fn silent_connections_are_closed_and_do_not_keep_others_waiting() {
+        let (address, stop, server) = started().await;
+        let mut half = TcpStream::connect(address).await.unwrap();
+        half.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n").await.unwrap();
+        let mut silent = vec![half];
+        while silent.len() < MAX_CONNECTIONS {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut whole = TcpStream::connect(address).await.unwrap();
+        whole.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        let text = received(whole).await;
+        assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("ok\n"), "{text}");
+        for stream in silent {
+            assert!(!received(stream).await.contains("200"));
+        }
+        stop.cancel();
+        server.await.unwrap();
+    }
 
     #[test]
     fn the_names_and_types_of_all_metrics_are_stable() {

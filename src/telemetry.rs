@@ -16,7 +16,7 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use log_format::{PANIC_TARGET, SingleLine};
+use log_format::{PANIC_TARGET, SingleLine, fields};
 pub(crate) use log_writer::LogWriter;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -39,7 +39,7 @@ pub(crate) fn start_logging(
     match format {
         LogFormat::Text => {
             let format = SingleLine(tracing_subscriber::fmt::format().with_target(false).with_ansi(ansi));
-            builder.event_format(format).finish().with(filter_fn(may_be_logged)).init();
+            builder.fmt_fields(fields()).event_format(format).finish().with(filter_fn(may_be_logged)).init();
         }
         LogFormat::Json => builder.json().flatten_event(true).finish().with(filter_fn(may_be_logged)).init(),
     }

@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime};
 use super::client::NatsArgs;
 use super::discover::{DiscoveredAgent, discover};
 use super::logs::log_line;
-use super::output::{Colour, OutputArgs, age, counted, eprintln_dim, print_json, print_table, println};
+use super::output::{
+    Colour, OutputArgs, age, counted, eprintln_dim, one_line, print_json, print_table, println,
+};
 use super::{CliResult, FAILED, control};
 use crate::bus::control::{AgentReport, LogsRequest};
 use crate::text::duration;
@@ -107,7 +109,7 @@ fn table_row(agent: &DiscoveredAgent) -> Vec<(Colour, String)> {
 
 fn short_report(report: &AgentReport) -> String {
     let pid = report.pid.map(|pid| format!(", pid {pid}"));
-    let error = report.last_error.as_ref().map(|error| format!("\n  {error}"));
+    let error = report.last_error.as_ref().map(|error| format!("\n  {}", one_line(error)));
     let advice = report.advice.as_ref().map(|advice| format!("\n  what to do: {advice}"));
     let more: String = [pid, error, advice].into_iter().flatten().collect();
     format!("{}: {}{more}", report.agent, report.state)
@@ -117,7 +119,7 @@ fn full_report(report: &AgentReport) -> String {
     let mut text = format!("{}\n", report.agent);
     let mut row = |name: &str, value: Option<String>| {
         if let Some(value) = value {
-            let _ = writeln!(text, "  {:<17}{value}", format!("{name}:"));
+            let _ = writeln!(text, "  {:<17}{}", format!("{name}:"), one_line(&value));
         }
     };
     row("State", Some(format!("{}, for {}", report.state, time_since(report.since_ms))));

@@ -211,7 +211,7 @@ pub fn main() -> ExitCode {
         return ExitCode::from(INTERNAL_ERROR);
     };
     let code = execute(cli, &log).unwrap_or_else(|error| {
-        log.write_line(&error.to_string());
+        log.write_line(&StdStream::Stderr.sanitize_painted(&error.to_string()));
         ExitCode::from(error.exit_code)
     });
     log.drain();

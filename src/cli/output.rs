@@ -1,6 +1,10 @@
 //! Output for people and programs: tables, JSON, colours, and text from agents that is safe for a terminal.
 //!
-//! The print functions are named after those of `std`, which panic if the reader has closed the pipe.
+//! The print functions are named after those of `std`, which panic if the reader has closed the pipe. They are the only
+//! way to stdout and stderr, and write nothing to a terminal on which it would act, whoever wrote the text: agents and
+//! callers choose names, messages, ids and output. What goes to a file or a pipe is not changed, as with `ls`, `git` and
+//! `kubectl logs`: programs need the exact bytes, and nothing acts upon them. JSON stays exact on a terminal, too: there
+//! such characters are escaped.
 
 use std::fmt::Display;
 use std::io::{IsTerminal as _, Write as _};
@@ -14,12 +18,14 @@ use time::format_description::well_known::Rfc3339;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use super::{CliError, CliResult, FAILED};
-use crate::text::duration;
+use crate::text::{duration, is_unprintable};
 
 /// Width of output that does not go to a terminal: scripts may search in it, so it is not truncated.
 const UNLIMITED: usize = usize::MAX;
 const MIN_LAST_COLUMN: usize = 20;
 const COLUMN_GAP: &str = "  ";
+/// Joins emoji; it changes nothing else that matters in answers for people.
+const JOINER: char = '\u{200D}';
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct OutputArgs {
@@ -60,6 +66,9 @@ pub(super) enum Colour {
     Green = 32,
     Yellow = 33,
 }
+
+/// The escape sequences of [`StdStream::paint`], without the escape character.
+const COLOURS: [&str; 6] = ["[0m", "[1m", "[2m", "[31m", "[32m", "[33m"];
 
 impl Colour {
     pub(super) fn of_agent_state(state: &str) -> Self {
@@ -104,15 +113,32 @@ impl StdStream {
     pub(super) fn sanitize(self, text: &str) -> String {
         if self.is_terminal() { sanitize(text) } else { text.to_owned() }
     }
+
+    /// Like [`sanitize`](Self::sanitize), for text that may be painted.
+    pub(super) fn sanitize_painted(self, text: &str) -> String {
+        if self.is_terminal() { sanitize_painted(text) } else { text.to_owned() }
+    }
+}
+
+fn sanitize_painted(text: &str) -> String {
+    let mut pieces = text.split('\x1b');
+    let mut safe = sanitize(pieces.next().unwrap_or_default());
+    for piece in pieces {
+        let colour = COLOURS.into_iter().find(|colour| piece.starts_with(colour));
+        match colour {
+            Some(_) => safe.push('\x1b'),
+            None => safe.push(char::REPLACEMENT_CHARACTER),
+        }
+        safe.push_str(&sanitize(piece));
+    }
+    safe
 }
 
 /// Replaces every character that controls a terminal, except line breaks and tabs.
 fn sanitize(text: &str) -> String {
-    let is_bidi =
-        |c: char| matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{200E}' | '\u{200F}');
     let replace = |c: char| match c {
-        '\n' | '\t' => c,
-        c if c.is_control() || is_bidi(c) => '\u{FFFD}',
+        '\n' | '\t' | JOINER => c,
+        c if is_unprintable(c) => char::REPLACEMENT_CHARACTER,
         c => c,
     };
     text.replace("\r\n", "\n").chars().map(replace).collect()
@@ -126,7 +152,7 @@ pub(super) fn one_line(text: &str) -> String {
 
 /// Prints to stderr. A closed stderr is not an error.
 pub(super) fn eprintln(text: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", StdStream::Stderr.sanitize_painted(&text.to_string()));
 }
 
 pub(super) fn eprintln_dim(text: impl Display) {
@@ -135,6 +161,7 @@ pub(super) fn eprintln_dim(text: impl Display) {
 
 /// Prints to stdout and flushes. A reader that has closed the pipe is not an error.
 pub(super) fn print(text: &str) -> CliResult<()> {
+    let text = StdStream::Stdout.sanitize_painted(text);
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CliError::new(FAILED, error)),
@@ -148,7 +175,27 @@ pub(super) fn println(text: &str) -> CliResult {
 }
 
 pub(super) fn print_json(value: &impl Serialize) -> CliResult {
-    println(&serde_json::to_string_pretty(value).map_err(CliError::internal)?)
+    print_json_text(&serde_json::to_string_pretty(value).map_err(CliError::internal)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a JSON text as it is; on a terminal, with more characters escaped.
+pub(super) fn print_json_text(json: &str) -> CliResult<()> {
+    let json = if StdStream::Stdout.is_terminal() { escape_json(json) } else { json.to_owned() };
+    print(&format!("{json}\n"))
+}
+
+fn escape_json(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_unprintable(c) && c != '\n' {
+            let mut units = [0; 2];
+            escaped.extend(c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
 }
 
 /// Prints a table whose last column is truncated at the edge of the terminal.
@@ -249,6 +296,11 @@ mod tests {
     fn control_characters_from_an_agent_are_replaced() {
         assert_eq!(sanitize("a\x1b[2Jb\r\nc\td\u{202E}"), "a\u{FFFD}[2Jb\nc\td\u{FFFD}");
         assert_eq!(one_line(" a\n b\tc "), "a b c");
+        assert_eq!(
+            sanitize_painted("\x1b[31mred\x1b[0m\x1b[8m\x1b"),
+            "\x1b[31mred\x1b[0m\u{FFFD}[8m\u{FFFD}"
+        );
+        assert_eq!(escape_json("\"a\u{9b}\u{202e}\u{e0001}é\"\n"), "\"a\\u009b\\u202e\\udb40\\udc01é\"\n");
     }
 
     #[test]

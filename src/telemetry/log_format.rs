@@ -1,17 +1,49 @@
-//! The text log format: one event is one line. An agent's error can contain line breaks, and the text after one
-//! must not look like a log line of the bridge.
+//! The text log format: one event is one line. Names and errors of agents and callers can contain line breaks, and the
+//! text after one must not look like a log line of the bridge; or control characters, on which a terminal would act.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
+use tracing::field::Field;
 use tracing::{Event, Subscriber};
-use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::text::is_unprintable;
+
 /// The target of panics, whose backtraces keep their line breaks.
 pub(super) const PANIC_TARGET: &str = "a2a_bridge::panic";
-/// Every character that some viewer treats as the end of a line.
-const LINE_BREAKS: [char; 7] = ['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
+/// Formats the message and the fields like the default, and escapes unprintable characters in them. Line breaks are
+/// left to [`SingleLine`], which knows whether the event is a panic.
+pub(super) fn fields() -> impl for<'writer> FormatFields<'writer> + 'static {
+    let format = |writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug| {
+        match field.name() {
+            "message" => {}
+            name if writer.has_ansi_escapes() => write!(writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?,
+            name => write!(writer, "{name}=")?,
+        }
+        write!(Escaping(writer), "{value:?}")
+    };
+    debug_fn(format).delimited(" ")
+}
+
+struct Escaping<'a, 'writer>(&'a mut Writer<'writer>);
+
+impl fmt::Write for Escaping<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for piece in text.split_inclusive(|c| is_unprintable(c) && c != '\n') {
+            match piece.chars().next_back().filter(|c| is_unprintable(*c) && *c != '\n') {
+                None => self.0.write_str(piece)?,
+                Some(last) => {
+                    self.0.write_str(piece.strip_suffix(last).unwrap_or_default())?;
+                    write!(self.0, "{}", last.escape_default())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Wraps a format and escapes line breaks; the lines of a panic are indented instead.
 pub(super) struct SingleLine<F>(pub(super) F);
@@ -31,16 +63,8 @@ where
         let mut text = String::new();
         self.0.format_event(context, Writer::new(&mut text), event)?;
         let is_panic = event.metadata().target() == PANIC_TARGET;
-        for piece in text.trim_end_matches('\n').split_inclusive(LINE_BREAKS) {
-            let content = piece.trim_end_matches(LINE_BREAKS);
-            writer.write_str(content)?;
-            match piece.strip_prefix(content).and_then(|end| end.chars().next()) {
-                Some('\n') if is_panic => writer.write_str("\n  ")?,
-                Some(end) => write!(writer, "{}", end.escape_debug())?,
-                None => {}
-            }
-        }
-        writer.write_char('\n')
+        let line_break = if is_panic { "\n  " } else { "\\n" };
+        writeln!(writer, "{}", text.trim_end_matches('\n').replace('\n', line_break))
     }
 }
 
@@ -55,7 +79,11 @@ mod tests {
     fn logged(events: impl FnOnce()) -> String {
         let (log, writer) = std::io::pipe().unwrap();
         let format = SingleLine(format().without_time().with_target(false).with_ansi(false));
-        let builder = tracing_subscriber::fmt().event_format(format).with_writer(Mutex::new(writer));
+        let builder = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .fmt_fields(fields())
+            .event_format(format)
+            .with_writer(Mutex::new(writer));
         tracing::subscriber::with_default(builder.finish(), events);
         std::io::read_to_string(log).unwrap()
     }
@@ -69,9 +97,21 @@ mod tests {
             tracing::info!("next");
         });
         assert_eq!(text.lines().count(), 2, "{text}");
-        assert_eq!(text.split(LINE_BREAKS).count(), 3, "{text}");
+        assert_eq!(text.matches(is_unprintable).count(), 2, "{text}");
         assert!(text.contains(r"no\nERROR forged\r\n\u{2028}\u{85}end"), "{text}");
         assert!(text.ends_with("\n INFO next\n"), "{text}");
+    }
+
+    /// What an agent can put into a skill id, an error or a line of output.
+    #[test]
+    fn terminals_do_not_act_upon_values() {
+        let hostile = "a\x1b[2J\x1b]0;title\x07\u{9b}31m\u{202e}b\u{2066}\0\x08\x7f\u{200b}";
+        let text = logged(|| {
+            tracing::info_span!("call", skill = hostile, task = %hostile).in_scope(|| {
+                tracing::warn!(skill = hostile, id = %hostile, list = ?[hostile], "said {hostile}");
+            });
+        });
+        assert_eq!(text.matches(is_unprintable).collect::<String>(), "\n", "{text}");
     }
 
     #[test]

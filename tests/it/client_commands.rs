@@ -182,11 +182,13 @@ async fn init_writes_settings_for_a_running_agent_and_never_overwrites() {
 #[tokio::test(flavor = "multi_thread")]
 async fn documented_nats_permissions_suffice_to_serve_and_to_call() {
     let conf = repository_file("deploy/nats-permissions.conf");
-    let conf = conf.replace("$BRIDGE_PASSWORD", "one").replace("$CALLER_PASSWORD", "two");
+    let conf = conf.replace("$BRIDGE_PASSWORD", "one").replace("$ALICE_PASSWORD", "two");
+    let conf = conf.replace("$BOB_PASSWORD", "three").replace("$OPERATOR_PASSWORD", "four");
     let server = NatsServer::start_configured(&conf).await;
-    let settings = demo_settings().replace("nats:\n", "nats:\n  user: bridge\n  password: one\n");
+    let nats = "nats:\n  user: bridge\n  password: one\n  inbox_prefix: _INBOX.bridge\n";
+    let settings = demo_settings().replace("nats:\n", nats);
     let bridge = BundledBridge::start(&server, &settings).await;
-    let caller = ["--user", "caller", "--password", "two"];
+    let caller = ["--user", "alice", "--password", "two", "--inbox-prefix", "_INBOX.alice"];
     bridge.until_ready(&server.url(), &caller).await;
     let run_as_caller = |arguments: &[&str]| run(command_on(&server.url(), arguments).args(caller), "");
     assert_eq!(run_as_caller(&["call", "demo.echo", "hello"]).out, "hello\n");
@@ -207,6 +209,10 @@ async fn documented_nats_permissions_suffice_to_serve_and_to_call() {
         assert!(refused.err.contains("`a2a.control.>`"), "{refused:?}");
         assert!(began.elapsed() < DEADLINE, "{:?}", began.elapsed());
     }
+    // The default inboxes are not permitted, and the message says what to do.
+    let arguments = ["call", "demo.echo", "x", "--user", "alice", "--password", "two"];
+    let shared = run(&mut command_on(&server.url(), &arguments), "");
+    assert!(shared.code == 69 && shared.err.contains("--inbox-prefix"), "{shared:?}");
     let stranger = run(&mut command_on(&server.url(), &["agents", "--user", "x", "--password", "y"]), "");
     assert_eq!(stranger.code, 69);
     assert!(stranger.err.contains("the server rejects these credentials"), "{stranger:?}");

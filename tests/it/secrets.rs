@@ -1,10 +1,15 @@
 //! Secrets are redacted in outputs, logs, replies and announcements.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::json;
+use url::form_urlencoded;
 
+use crate::support::caller::Call;
 use crate::support::commands::{command, run};
+use crate::support::peer::HttpRequest;
 use crate::support::{Answer, Bridge, NatsServer, Peer, attached, launched};
 
 #[tokio::test]
@@ -213,4 +218,98 @@ async fn errors_about_settings_show_no_secrets() {
     let output = run(command(&["run", "--config"]).arg(&file), "");
     assert_eq!(output.code, 78);
     assert!(!(output.err.contains("canary") || output.out.contains("canary")), "{output:?}");
+}
+
+/// How a hostile or careless server repeats what it was sent.
+const REPEATERS: [(&str, fn(&str) -> String); 9] = [
+    ("raw", str::to_owned),
+    ("json", |sent| json!({ "sent": sent, "padding": "…" }).to_string() + "!"),
+    ("escaped-json", |sent| {
+        let escape = |c: char| format!("\\u{:04x}", u32::from(c));
+        format!("{{\"sent\": \"{}\"!", sent.chars().map(escape).collect::<String>())
+    }),
+    ("base64", |sent| STANDARD.encode(sent)),
+    ("base64-of-more", |sent| STANDARD.encode(format!("Authorization: {sent}\r\nHost: x"))),
+    ("url-safe-base64", |sent| URL_SAFE_NO_PAD.encode(format!("({sent})"))),
+    ("percent", |sent| form_urlencoded::byte_serialize(sent.as_bytes()).collect()),
+    ("html", |sent| {
+        format!("<p>{}</p>", sent.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&#x27;"))
+    }),
+    ("hex", |sent| sent.bytes().map(|byte| format!("{byte:02x}")).collect()),
+];
+
+/// The secret in the forms above, in pieces as short as are still worth something.
+fn traces(secret: &str) -> Vec<String> {
+    let piece = |text: &str| text.get(..6.min(text.len())).unwrap().to_owned();
+    let mut all = vec![piece(secret), piece(&STANDARD.encode(secret))];
+    all.push(piece(&form_urlencoded::byte_serialize(secret.as_bytes()).collect::<String>()));
+    all.push(secret.bytes().take(4).map(|byte| format!("{byte:02x}")).collect());
+    all
+}
+
+#[rstest]
+#[case::bearer("n0tf0ry0u/t0ken&<'", |secret: &str| json!({ "bearer_token": secret }))]
+#[case::short_bearer("n0tf0r", |secret: &str| json!({ "bearer_token": secret }))]
+#[case::header("n0tf0ry0u-header", |secret: &str| json!({ "headers": {"A2A-Api-Key": secret} }))]
+#[case::cookie("n0tf0ry0u-cookie", |secret: &str| json!({ "headers": {"Cookie": format!("theme=dark; session={secret}")} }))]
+#[case::query_key("n0tf0ry0u key/+&", |secret: &str| json!({ "auth": [{"api_key": {"name": "key", "in": "query", "value": secret}}] }))]
+#[case::basic("n0tf0ry0u-password", |secret: &str| json!({ "auth": [{"basic": {"user": "me", "password": secret}}] }))]
+#[case::card_path("n0tf0ry0u-in-path", |secret: &str| json!({ "card_path": format!("/card?key={secret}") }))]
+#[tokio::test]
+async fn what_is_not_a_card_shows_no_credentials(
+    #[case] secret: &'static str,
+    #[case] settings: fn(&str) -> serde_json::Value,
+    // Around the length of what an error quotes, so that the quote ends within the secret.
+    #[values(0, 66, 74)] before: usize,
+) {
+    // A value of fewer than 8 characters is recognized only as it is sent.
+    let repeaters = if secret.len() < 8 { &REPEATERS[..1] } else { &REPEATERS };
+    let mut peers = Vec::new();
+    let mut builder = Bridge::without_agents().log("debug");
+    for (name, repeat) in repeaters {
+        let peer = Peer::start(move |seen| {
+            let text = format!("{}{}", "x".repeat(before), repeat(&repeated(seen)));
+            Answer::text(200, "text/html", &text)
+        });
+        let mut agent = attached(name, &peer.url());
+        for (key, value) in settings(secret).as_object().unwrap() {
+            agent = agent.set(key, value.clone());
+        }
+        builder = builder.and(agent);
+        peers.push(peer);
+    }
+    let mut bridge = builder.start_early().await;
+    let mut shown = Vec::new();
+    for (name, _) in repeaters {
+        let has_error = |object: &serde_json::Value| object["last_error"].is_string();
+        shown.push(bridge.announced(name, has_error).await.to_string());
+        let control = format!("{}.control.{name}.show", bridge.prefix);
+        shown.push(Call::new(&bridge.client, control, "").await.text);
+        shown.push(bridge.info(name).await.to_string());
+    }
+    let checked = run(command(&["check", "--config"]).arg(bridge.settings_file()), "");
+    assert_eq!(checked.out.matches("not an agent card").count(), repeaters.len(), "{checked:?}");
+    shown.extend([checked.out, checked.err, bridge.log()]);
+    assert!(peers.iter().all(|peer| peer.requests().iter().any(|seen| !repeated(seen).is_empty())));
+    for text in shown {
+        for trace in traces(secret) {
+            assert!(!text.contains(&trace), "{trace:?} in {text}");
+        }
+    }
+}
+
+/// What a server repeats of a request: a header, one cookie of several, or the key in the query.
+fn repeated(seen: &HttpRequest) -> String {
+    let headers = ["authorization", "cookie", "a2a-api-key"].map(|name| seen.header(name));
+    let address = percent_decode(&seen.path);
+    let sent = headers.into_iter().flatten().next().unwrap_or(&address);
+    let sent = sent.split("session=").last().unwrap_or_default();
+    sent.split("key=").last().unwrap_or_default().to_owned()
+}
+
+fn percent_decode(path: &str) -> String {
+    let pairs = form_urlencoded::parse(path.as_bytes());
+    pairs
+        .map(|(name, value)| if value.is_empty() { name.into_owned() } else { format!("{name}={value}") })
+        .collect()
 }

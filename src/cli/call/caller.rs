@@ -10,7 +10,7 @@ use super::reply::CallReply;
 use super::stream_display::StreamDisplay;
 use crate::bus::subject::Token;
 use crate::cli::client::{JsonFields as _, NatsClient, NoReply, Replies, parse_json};
-use crate::cli::output::{StdStream, eprintln_dim, print};
+use crate::cli::output::{StdStream, eprintln_dim, print_json_text};
 use crate::cli::terminal::{self, Interrupts};
 use crate::cli::{CliError, CliResult, INTERRUPTED, UNAVAILABLE};
 use crate::config::values::parse_duration;
@@ -159,7 +159,7 @@ impl Caller<'_> {
                 return Ok(CallReply::parse(&message)?.into());
             };
             if self.json {
-                print(&format!("{}\n", String::from_utf8_lossy(&message.payload)))?;
+                print_json_text(&String::from_utf8_lossy(&message.payload))?;
             }
             let sequence = message.headers.as_ref().and_then(|headers| headers.get("A2A-Seq"));
             display.count_frame(sequence.and_then(|sequence| sequence.as_str().parse().ok()));

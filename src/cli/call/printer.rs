@@ -6,7 +6,7 @@ use super::caller::CallResult;
 use super::reply::CallReply;
 use super::save::SaveArgs;
 use crate::cli::client::NatsArgs;
-use crate::cli::output::{Colour, StdStream, age, eprintln, eprintln_dim, print, println};
+use crate::cli::output::{Colour, StdStream, age, eprintln, eprintln_dim, one_line, print, println};
 use crate::cli::{CliResult, FAILED};
 
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl ReplyPrinter<'_> {
     fn print_task_id(&self, reply: &CallReply) -> CliResult {
         if let Some(task) = reply.task_id() {
             println(&StdStream::Stdout.sanitize(task))?;
-            let command = self.command(&format!("task watch {} {task}", self.agent));
+            let command = self.command(&format!("task watch {} {}", self.agent, quoted(task)));
             eprintln_dim(format_args!("the task is running; follow it with:\n  {command}"));
         } else {
             eprintln_dim("the task is running, but the agent gave no task id");
@@ -105,7 +105,7 @@ impl ReplyPrinter<'_> {
         } else {
             ("'your answer'", "")
         };
-        let command = self.command(&format!("call {} --answer {id} {answer}", self.agent));
+        let command = self.command(&format!("call {} --answer {} {answer}", self.agent, quoted(id)));
         let until = if age(expires).is_empty() { String::new() } else { format!(" until {expires}") };
         Some(format!("answer{until} with{source}:\n  {command}"))
     }
@@ -117,7 +117,7 @@ impl ReplyPrinter<'_> {
     fn hint(&self, reply: &CallReply) -> Option<String> {
         let agent = self.agent;
         let task = reply.task_id();
-        let get_task = |task: &str| self.command(&format!("task get {agent} {task}"));
+        let get_task = |task: &str| self.command(&format!("task get {agent} {}", quoted(task)));
         let text = match (reply.status(), reply.error_code()) {
             ("FAILED" | "REJECTED", _) => {
                 "the agent gave this reason; change the request, or see the agent's log"
@@ -167,4 +167,9 @@ impl ReplyPrinter<'_> {
         };
         Some(text.to_owned())
     }
+}
+/// An id of the agent in a command that the user may copy into a shell.
+fn quoted(id: &str) -> String {
+    let id = one_line(id);
+    shlex::try_quote(&id).map(Into::into).unwrap_or_default()
 }

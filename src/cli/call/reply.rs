@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::cli::CliResult;
 use crate::cli::client::{JsonFields as _, parse_json};
-use crate::cli::output::{StdStream, one_line, print};
+use crate::cli::output::{StdStream, one_line, print_json_text};
 use crate::text::shorten;
 
 #[derive(Debug, Clone)]
@@ -76,7 +76,7 @@ impl CallReply {
 
     /// Prints the reply unchanged.
     pub(in crate::cli) fn print_raw(&self) -> CliResult<()> {
-        print(&format!("{}\n", String::from_utf8_lossy(&self.raw)))
+        print_json_text(&String::from_utf8_lossy(&self.raw))
     }
 
     pub(super) fn data_text(&self) -> Option<String> {

@@ -342,6 +342,10 @@ impl Bridge {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    pub fn settings_file(&self) -> PathBuf {
+        self.dir.path().join("bridge.yaml")
+    }
+
     pub fn stdout(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("bridge.out")).unwrap_or_default()
     }
