@@ -58,8 +58,8 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         updates,
         CallShutdown::default(),
         Secrets::default(),
-        Arc::clone(&fake.memory),
     )
+    .with_memory(Arc::clone(&fake.memory))
 }
 
 pub(super) async fn invoke(actions: &Actions, session_id: Option<&str>, options: &CallOptions) -> Value {
