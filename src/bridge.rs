@@ -273,8 +273,8 @@ impl Bridge {
             update_sender,
             call_shutdown.clone(),
             agent.secrets.clone(),
-            Arc::clone(&agent.memory),
-        );
+        )
+        .with_memory(Arc::clone(&agent.memory));
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
         let (context, subjects, tasks) = (&self.context, &self.subjects, &self.host.tasks);

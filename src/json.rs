@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use bytes::Bytes;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 /// Maximum nesting depth. serde_json enforces the same limit when it builds values, but not for raw values, so those
@@ -105,14 +105,8 @@ pub(crate) fn first_that_fit<T: Serialize>(mut items: Vec<T>, mut used: usize, l
 }
 
 /// A JSON object with its keys in order and its values as raw text.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug)]
 pub(crate) struct RawObject(pub Vec<(String, Box<RawValue>)>);
-
-impl Serialize for RawObject {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
-    }
-}
 
 impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -6,9 +6,10 @@
 mod fetch;
 
 use std::collections::HashSet;
+use std::io;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use url::Url;
@@ -24,6 +25,23 @@ pub(crate) use fetch::fetch;
 const MAX_SKILL_WARNINGS: usize = 20;
 /// Maximum number of interfaces of one card that the bridge considers.
 const MAX_INTERFACES: usize = 16;
+
+/// The fields that are read from a parsed card. The others are most of a card, and take many times their text.
+const KEPT_FIELDS: [&str; 13] = [
+    "url",
+    "provider",
+    "documentationUrl",
+    "iconUrl",
+    "authentication",
+    "protocolVersion",
+    "protocol_version",
+    "preferredTransport",
+    "preferred_transport",
+    "supportedInterfaces",
+    "supported_interfaces",
+    "additionalInterfaces",
+    "additional_interfaces",
+];
 
 /// Why the bridge cannot use an agent's card.
 #[derive(Debug, thiserror::Error)]
@@ -177,8 +195,14 @@ impl Card {
             security: Security::of_card(&raw),
             hash: hash(&raw),
             raw: {
-                // They are most of a card, and already parsed.
-                raw.remove("skills");
+                raw.retain(|key, _| KEPT_FIELDS.contains(&key.as_str()));
+                for (_, list) in &mut raw {
+                    if let Value::Array(list) = list {
+                        list.retain(Value::is_object);
+                        list.truncate(MAX_INTERFACES);
+                        list.shrink_to_fit();
+                    }
+                }
                 raw
             },
         })
@@ -197,7 +221,7 @@ impl Card {
     pub(super) fn declared_interfaces(&self) -> Vec<DeclaredInterface> {
         let list = |key: &str| {
             let list = field(&self.raw, key).and_then(Value::as_array);
-            list.into_iter().flatten().filter_map(Value::as_object).take(MAX_INTERFACES)
+            list.into_iter().flatten().filter_map(Value::as_object)
         };
         let filled = |map: &Map<String, Value>, key: &str| text(map, key).filter(|text| !text.is_empty());
         let has_v01_field = self.raw.contains_key("authentication");
@@ -265,18 +289,24 @@ fn without_nulls(mut object: Value) -> Value {
 fn skills(list: &[Value]) -> (Vec<Skill>, Vec<String>) {
     let mut skills: Vec<Skill> = Vec::new();
     let mut ids = HashSet::new();
-    let mut warnings = Vec::new();
+    let (mut warnings, mut omitted) = (Vec::new(), 0);
     for (index, value) in list.iter().enumerate() {
-        match skill(index, value) {
-            Err(warning) => warnings.push(warning),
+        let warning = match skill(index, value) {
+            Err(warning) => warning,
             Ok(skill) if !ids.insert(skill.id.clone()) => {
-                warnings.push(format!("ignoring a second skill with the id `{}`", shorten(&skill.id, 80)));
+                format!("ignoring a second skill with the id `{}`", shorten(&skill.id, 80))
             }
-            Ok(skill) => skills.push(skill),
+            Ok(skill) => {
+                skills.push(skill);
+                continue;
+            }
+        };
+        if warnings.len() < MAX_SKILL_WARNINGS {
+            warnings.push(warning);
+        } else {
+            omitted += 1;
         }
     }
-    let omitted = warnings.len().saturating_sub(MAX_SKILL_WARNINGS);
-    warnings.truncate(MAX_SKILL_WARNINGS);
     if omitted > 0 {
         warnings.push(format!("ignoring {omitted} more skills for similar reasons"));
     }
@@ -302,11 +332,44 @@ fn skill(index: usize, value: &Value) -> Result<Skill, String> {
 }
 
 fn hash(raw: &Map<String, Value>) -> String {
-    // An agent that serves its card from a hash map changes the order of keys at every start.
-    let mut sorted = Value::Object(raw.clone());
-    sorted.sort_all_objects();
-    let digest = Sha256::digest(sorted.to_string());
+    struct HashWriter(Sha256);
+
+    impl io::Write for HashWriter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.update(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut writer = HashWriter(Sha256::new());
+    serde_json::to_writer(&mut writer, &SortedMap(raw)).expect("a hash accepts everything");
+    let digest = writer.0.finalize();
     hex(digest.get(..16).unwrap_or(&digest))
+}
+
+/// JSON with sorted keys: an agent that serves its card from a hash map changes their order at every start.
+struct Sorted<'a>(&'a Value);
+struct SortedMap<'a>(&'a Map<String, Value>);
+
+impl Serialize for Sorted<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::Object(map) => SortedMap(map).serialize(serializer),
+            Value::Array(list) => serializer.collect_seq(list.iter().map(Sorted)),
+            other => other.serialize(serializer),
+        }
+    }
+}
+
+impl Serialize for SortedMap<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields: Vec<_> = self.0.iter().collect();
+        fields.sort_unstable_by_key(|(key, _)| *key);
+        serializer.collect_map(fields.into_iter().map(|(key, value)| (key, Sorted(value))))
+    }
 }
 
 /// The value of a key in camelCase, or of the same key in snake_case.
@@ -330,4 +393,31 @@ fn text(map: &Map<String, Value>, key: &str) -> Option<String> {
 fn strings(map: &Map<String, Value>, key: &str) -> Vec<String> {
     let list = field(map, key).and_then(Value::as_array);
     list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_does_not_depend_on_the_order_of_keys() {
+        let one = json!({"name": "a", "x": {"c": [1.5, {"e": null, "d": "é\""}], "b": true}});
+        let other = json!({"x": {"b": true, "c": [1.5, {"d": "é\"", "e": null}]}, "name": "a"});
+        let hash = |card: &Value| Card::from_value(card.clone()).unwrap().hash;
+        assert_eq!(hash(&one), hash(&other));
+        let mut sorted = one.clone();
+        sorted.sort_all_objects();
+        assert_eq!(hash(&one), hex(&Sha256::digest(sorted.to_string())[..16]), "as in earlier releases");
+    }
+
+    #[test]
+    fn a_card_keeps_only_what_is_used() {
+        let many = vec![json!({}); 10_000];
+        let card =
+            json!({"name": "a", "url": "http://a", "x": many, "supported_interfaces": many, "skills": many});
+        let card = Card::from_value(card).unwrap();
+        assert_eq!(card.raw.keys().collect::<Vec<_>>(), ["url", "supported_interfaces"]);
+        assert_eq!(card.declared_interfaces().len(), MAX_INTERFACES + 1);
+        assert_eq!((card.skills.len(), card.warnings.len()), (0, MAX_SKILL_WARNINGS + 1));
+    }
 }

@@ -329,6 +329,13 @@ pub(super) struct ResponseId {
 }
 
 impl ResponseId {
+    /// For responses whose ids do not matter.
+    #[cfg(test)]
+    pub(super) fn unchecked() -> Self {
+        let (check, agent) = (IdCheck::new(None), AgentIds::default());
+        Self { check, kind: ResponseKind::Document, agent }
+    }
+
     /// Judges what was decoded by its id. A result must have the id of the request, unless it certainly belongs to the
     /// request. An error may have no id. What is not A2A has none.
     pub(super) fn judge<T>(

@@ -99,7 +99,15 @@ impl SseParser {
         if end > self.max_event {
             return Err(TooLarge);
         }
-        let line = self.buffer.split_to(end).freeze();
+        // Most lines without data are blank or comments, and need no reference to the buffer.
+        let line = match self.buffer.first() {
+            Some(b'd') => self.buffer.split_to(end).freeze(),
+            _ if end == 0 => Bytes::new(),
+            _ => {
+                self.buffer.advance(end);
+                Bytes::from_static(b":")
+            }
+        };
         self.buffer.advance(ending);
         self.searched = 0;
         Ok(Some(line))

@@ -74,6 +74,11 @@ impl EventStream {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn charge_to(&mut self, memory: std::sync::Arc<crate::memory::MemoryAccount>) {
+        self.limits.memory = memory;
+    }
+
     /// Reads the end of the stream if it has already arrived, so that the connection can be reused.
     pub fn close(&mut self) {
         if let Source::Events { response, .. } = &mut self.source {

@@ -103,19 +103,25 @@ impl Actions {
         updates: mpsc::Sender<TaskUpdate>,
         call_shutdown: CallShutdown,
         secrets: Secrets,
-        memory: Arc<MemoryAccount>,
     ) -> Self {
         let artifacts = ArtifactRules {
             response: config.answer_artifacts.clone(),
             notice: config.notice_artifacts.clone(),
         };
         let quota = state.quotas.agent(&agent);
+        let memory = MemoryAccount::unlimited();
         Self { agent, config, artifacts, live, state, quota, updates, call_shutdown, secrets, memory }
     }
 
     /// Reserves room for what a call may have to record.
     pub(crate) fn reserve(&self) -> Result<ReservedRoom, ActionError> {
         self.quota.reserve()
+    }
+
+    /// Charges the calls to the agent's account.
+    #[must_use]
+    pub(crate) fn with_memory(self, memory: Arc<MemoryAccount>) -> Self {
+        Self { memory, ..self }
     }
 
     /// The caller's timeout, but at most that of the configuration.

@@ -33,7 +33,6 @@ fn dispatcher(lines: &str) -> Dispatcher {
         mpsc::channel(1).0,
         CallShutdown::default(),
         agent.secrets.clone(),
-        Arc::clone(&agent.memory),
     );
     Dispatcher::new(agent, actions, TaskTracker::new())
 }

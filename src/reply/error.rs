@@ -6,11 +6,11 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-use super::outcome::{ReplyBody, ReplyData, TaskRef};
+use super::outcome::{MergedObjects, ReplyBody, ReplyData, TaskRef};
 use crate::a2a::client::ClientError;
 use crate::a2a::model::ALLOCATION_OVERHEAD;
 use crate::a2a::retry::{Retries, Retry};
-use crate::json::{self, RawObject};
+use crate::json;
 use crate::secrets::Secrets;
 use crate::text::error_chain;
 
@@ -236,7 +236,7 @@ impl ActionError {
             status: "ERROR",
             message: &self.message,
             files: &[],
-            data: ReplyData::Object(RawObject::default()),
+            data: ReplyData::Object(MergedObjects::default()),
             data_parts: &[],
             artifacts: &[],
             error_info: Some(info),

@@ -1,17 +1,22 @@
 //! The outcome of a call that did not end in an error, and the reply body of the public protocol.
 
 use std::borrow::Cow;
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Deserializer as _, MapAccess, Visitor};
+use serde::ser::{Error as _, SerializeMap as _};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::error::{Code, ErrorInfo};
 use crate::a2a::model::{ALLOCATION_OVERHEAD, TaskState};
 use crate::a2a::retry::{Retries, Retry};
-use crate::json::{self, RawObject};
+use crate::json;
 
 /// The id under which a caller can answer an agent's question.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,9 +151,9 @@ impl Outcome {
         let parts = &*self.content.data;
         let (data, data_parts) = match &self.follow_up {
             Some(follow_up) => (ReplyData::FollowUp(follow_up), parts),
-            None => match merge_objects(parts) {
+            None => match MergedObjects::new(parts) {
                 Some(object) => (ReplyData::Object(object), &[] as &[_]),
-                None => (ReplyData::Object(RawObject::default()), parts),
+                None => (ReplyData::Object(MergedObjects::default()), parts),
             },
         };
         let failure = match self.status {
@@ -223,7 +228,7 @@ pub(super) struct ReplyBody<'a> {
 #[serde(untagged)]
 pub(super) enum ReplyData<'a> {
     FollowUp(&'a FollowUp),
-    Object(RawObject),
+    Object(MergedObjects<'a>),
 }
 
 #[derive(Debug, Serialize)]
@@ -237,14 +242,84 @@ impl ReplyBody<'_> {
     }
 }
 
-/// All parts as one object, if they are objects whose keys do not clash.
-fn merge_objects(parts: &[Box<RawValue>]) -> Option<RawObject> {
-    let mut all = RawObject::default();
-    for part in parts {
-        let mut object: RawObject = serde_json::from_str(part.get()).ok()?;
-        all.0.append(&mut object.0);
+/// Objects as one object. Their fields are read from the text each time, because they take many times its memory.
+#[derive(Debug, Default)]
+pub(super) struct MergedObjects<'a>(&'a [Box<RawValue>]);
+
+impl<'a> MergedObjects<'a> {
+    /// `None` unless all parts are objects and their keys do not clash.
+    fn new(parts: &'a [Box<RawValue>]) -> Option<Self> {
+        let (hasher, mut keys) = (RandomState::new(), Vec::new());
+        for part in parts {
+            each_field(part, |key, _| {
+                keys.push(hasher.hash_one(key));
+                Ok(())
+            })
+            .ok()?;
+        }
+        keys.sort_unstable();
+        let is_distinct = keys.is_sorted_by(|one, other| one < other);
+        is_distinct.then_some(Self(parts))
     }
-    let mut keys = std::collections::HashSet::with_capacity(all.0.len());
-    let distinct = all.0.iter().all(|(key, _)| keys.insert(key.as_str()));
-    distinct.then_some(all)
+}
+
+impl Serialize for MergedObjects<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_map(None)?;
+        for part in self.0 {
+            let write = |key: &str, value: &RawValue| {
+                object.serialize_entry(key, value).map_err(|error| error.to_string())
+            };
+            each_field(part, write).map_err(S::Error::custom)?;
+        }
+        object.end()
+    }
+}
+
+/// Calls `take` for each field of an object.
+fn each_field(
+    object: &RawValue,
+    take: impl FnMut(&str, &RawValue) -> Result<(), String>,
+) -> Result<(), serde_json::Error> {
+    struct FieldVisitor<F>(F);
+
+    impl<'de, F: FnMut(&str, &RawValue) -> Result<(), String>> Visitor<'de> for FieldVisitor<F> {
+        type Value = ();
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(mut self, mut fields: A) -> Result<(), A::Error> {
+            while let Some((key, value)) = fields.next_entry::<Cow<'de, str>, &'de RawValue>()? {
+                (self.0)(&key, value).map_err(de::Error::custom)?;
+            }
+            Ok(())
+        }
+    }
+    serde_json::Deserializer::from_str(object.get()).deserialize_map(FieldVisitor(take))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(parts: &[&str]) -> String {
+        let data = parts.iter().map(|part| RawValue::from_string((*part).to_owned()).unwrap()).collect();
+        let task = TaskRef { id: None, context_id: None, agent: "a".into(), skill: None };
+        let content = ReplyContent { data, ..ReplyContent::default() };
+        let body = Outcome::new(ReplyStatus::Completed, content, task).to_json();
+        String::from_utf8(body.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn objects_whose_keys_do_not_clash_are_one_object() {
+        let merged = body(&[r#"{ "a\"é": 1.0, "b": {"b": [1e400, 2]} }"#, "{}", r#"{"c": null}"#]);
+        let expected = r#""data":{"a\"é":1.0,"b":{"b": [1e400, 2]},"c":null},"artifacts""#;
+        assert!(merged.contains(expected), "{merged}");
+        for parts in [&[r#"{"a":1}"#, r#"{"a":1}"#][..], &[r#"{"a":1,"a":2}"#], &["[1]"], &["{}", "1"]] {
+            let expected = format!(r#""data":{{}},"data_parts":[{}]"#, parts.join(","));
+            assert!(body(parts).contains(&expected), "{expected}");
+        }
+    }
 }

@@ -26,6 +26,11 @@ enum AfterResponse {
     ClosesHalfway,
     /// Sends a second response without a request.
     SendsMore,
+    /// Keeps it open, and responds with ids of its own.
+    HasOwnIds,
+    /// Responds to the second request for the task on a connection with the response to the first, which it sent twice. The bridge
+    /// sees it when it has already sent the second request.
+    RepeatsItself,
 }
 
 #[derive(Debug)]
@@ -83,6 +88,7 @@ async fn serve(
     settled: &watch::Sender<usize>,
 ) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
+    let mut first_id = None;
     loop {
         let mut length = 0;
         loop {
@@ -102,7 +108,14 @@ async fn serve(
         stream.read_exact(&mut request).await?;
         let request: Value = serde_json::from_slice(&request).unwrap();
         requests.fetch_add(1, Relaxed);
-        let body = json!({"jsonrpc": "2.0", "id": request["id"], "result":
+        let id = match after {
+            AfterResponse::HasOwnIds => json!(1),
+            AfterResponse::RepeatsItself if request["params"]["id"] == "t" => {
+                first_id.get_or_insert(request["id"].clone()).clone()
+            }
+            _ => request["id"].clone(),
+        };
+        let body = json!({"jsonrpc": "2.0", "id": id, "result":
             {"kind": "task", "id": "t", "status": {"state": "completed"}}})
         .to_string();
         let (head, rest) = match after {
@@ -115,7 +128,7 @@ async fn serve(
         let response = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{head}\r\n\r\n{rest}");
         stream.write_all(response.as_bytes()).await?;
         match after {
-            AfterResponse::KeepsOpen => {}
+            AfterResponse::KeepsOpen | AfterResponse::HasOwnIds | AfterResponse::RepeatsItself => {}
             AfterResponse::SendsMore => stream.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await?,
             AfterResponse::Closes | AfterResponse::AnnouncesClose | AfterResponse::ClosesHalfway => {
                 drop(stream);
@@ -142,6 +155,7 @@ async fn client(url: &str) -> Client {
 #[case::closes(AfterResponse::Closes)]
 #[case::announces_close(AfterResponse::AnnouncesClose)]
 #[case::sends_more(AfterResponse::SendsMore)]
+#[case::has_own_ids(AfterResponse::HasOwnIds)]
 #[tokio::test]
 async fn every_request_is_sent_once_whatever_the_agent_does_after_a_response(#[case] after: AfterResponse) {
     let peer = Peer::start("127.0.0.1", after).await;
@@ -154,6 +168,23 @@ async fn every_request_is_sent_once_whatever_the_agent_does_after_a_response(#[c
     assert_eq!(peer.requests() - requests, 50);
     let used = peer.connections.load(Relaxed) - connections;
     assert_eq!(used, if after == AfterResponse::KeepsOpen { 1 } else { 50 });
+}
+
+#[tokio::test]
+async fn a_response_to_another_request_is_an_error_and_ends_the_connection() {
+    let peer = Peer::start("127.0.0.1", AfterResponse::RepeatsItself).await;
+    let client = client(&format!("http://127.0.0.1:{}", peer.port)).await;
+    client.get("t", &TraceContext::default()).await.unwrap();
+    let (requests, connections) = (peer.requests(), peer.connections.load(Relaxed));
+    let error = client.get("t", &TraceContext::default()).await.unwrap_err();
+    assert!(matches!(error, ClientError::WrongId), "{error:?}");
+    assert_eq!(peer.connections.load(Relaxed), connections, "the connection was reused");
+    peer.open.subscribe().wait_for(|open| *open == 0).await.unwrap();
+    // From now on each request has its own connection, where no response can belong to another request.
+    for _ in 0..5 {
+        client.get("t", &TraceContext::default()).await.unwrap();
+    }
+    assert_eq!((peer.requests() - requests, peer.connections.load(Relaxed) - connections), (6, 5));
 }
 
 #[tokio::test]

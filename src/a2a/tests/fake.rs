@@ -13,6 +13,7 @@ use crate::a2a::card::{Card, Interface};
 use crate::a2a::choose::{DialectChooser, DialectFallback};
 use crate::a2a::client::Client;
 use crate::config;
+use crate::memory::MemoryAccount;
 
 #[derive(Debug, Clone)]
 pub(crate) struct ReceivedRequest {
@@ -57,6 +58,8 @@ pub(crate) fn not_found() -> FakeResponse {
 /// A running agent; it stops with the runtime of the test.
 pub(crate) struct FakeAgent {
     pub(crate) url: String,
+    /// The account for its responses.
+    pub(crate) memory: Arc<MemoryAccount>,
     received: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
@@ -87,7 +90,7 @@ impl FakeAgent {
         };
         let router = Router::new().fallback(handle);
         TaskTracker::new().spawn(async move { axum::serve(listener, router).await });
-        Self { url, received }
+        Self { url, memory: MemoryAccount::unlimited(), received }
     }
 
     pub(crate) fn received(&self) -> Vec<ReceivedRequest> {
@@ -110,7 +113,8 @@ impl FakeAgent {
     pub(crate) fn chooser(&self, lines: &str) -> Arc<DialectChooser> {
         let http = crate::a2a::http_client().unwrap();
         let config = self.config(lines);
-        Arc::new(crate::a2a::chooser(&config, &http, &config.secrets()).unwrap())
+        let chooser = crate::a2a::chooser(&config, &http, &config.secrets()).unwrap();
+        Arc::new(chooser.with_memory(Arc::clone(&self.memory)))
     }
 
     /// A client for the dialect that is chosen by this card.

@@ -5,6 +5,7 @@ mod choosing;
 mod connections;
 mod credentials;
 pub(crate) mod fake;
+mod hostile;
 mod recordings;
 mod strict;
 mod tls;

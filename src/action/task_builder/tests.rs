@@ -278,3 +278,55 @@ fn a_replaced_artifact_frees_its_parts() {
     let task = builder.task.as_ref().unwrap();
     assert_eq!(task.artifacts[0].parts.capacity(), 0);
 }
+
+#[test]
+fn a_long_name_is_matched_once() {
+    // Matching it for each token would take minutes.
+    let rules = ArtifactRules { response: vec!["*b*c*".into()], notice: vec!["*d".into()] };
+    let mut builder = builder(&rules, 64 << 20, true);
+    let name = "b".repeat(4 << 20) + "c";
+    builder.apply(Event::decode(&artifact("a", &name, "", false)).unwrap()).unwrap();
+    let token = artifact("a", "", "t", true);
+    let mut response = 0;
+    for _ in 0..20_000 {
+        let progress = builder.apply(Event::decode(&token).unwrap()).unwrap();
+        response += progress.iter().filter(|event| matches!(event, ProgressEvent::Response(_))).count();
+    }
+    assert_eq!(response, 20_000);
+}
+
+#[test]
+fn repeated_snapshots_of_many_artifacts_cost_their_own_size_only() {
+    let rules = rules();
+    let mut builder = builder(&rules, 1 << 30, true);
+    let artifacts: Vec<_> = (0..40_000)
+        .map(|number| format!(r#"{{"artifactId":"a{number}","parts":[{{"text":"{number}"}}]}}"#))
+        .collect();
+    let snapshot = format!(
+        r#"{{"task":{{"id":"t","status":{{"state":"working"}},"artifacts":[{}]}}}}"#,
+        artifacts.join(",")
+    );
+    assert_eq!(reported(&mut builder, &[&snapshot, &snapshot, &snapshot]).artifacts, 40_000);
+    let (content, _) = task_content(builder.task().unwrap(), "", &rules).unwrap();
+    assert_eq!(content.artifacts.len(), 40_000);
+}
+
+#[test]
+fn a_streamed_text_is_held_once() {
+    let memory = MemoryAccount::unlimited();
+    let rules = rules();
+    let mut builder = TaskBuilder::new(&rules, 16 << 20, true, &memory);
+    let token = artifact("a", "x", &"t".repeat(1 << 10), true);
+    for _ in 0..4096 {
+        builder.apply(Event::decode(&token).unwrap()).unwrap();
+    }
+    let text = match &builder.task().unwrap().artifacts[0].parts[..] {
+        [Part::Text(text)] => text,
+        parts => panic!("{} parts", parts.len()),
+    };
+    assert_eq!(text.len(), 4 << 20);
+    assert!(text.capacity() <= text.len() / 8 * 9 + (1 << 10), "{}", text.capacity());
+    assert!((text.capacity()..5 << 20).contains(&memory.used()), "{}", memory.used());
+    drop(builder);
+    assert_eq!(memory.used(), 0);
+}

@@ -1,5 +1,6 @@
 //! Actions of agents with deviations: refused conversations, late responses, ids made by the client.
 
+mod memory;
 mod retry;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +19,6 @@ use crate::action::actions::{Actions, CallShutdown, CallableSkill};
 use crate::action::progress::NoProgress;
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::config::AgentConfig;
-use crate::memory::MemoryAccount;
 use crate::reply::Reply;
 use crate::secrets::Secrets;
 
@@ -58,8 +58,8 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         updates,
         CallShutdown::default(),
         Secrets::default(),
-        MemoryAccount::unlimited(),
     )
+    .with_memory(Arc::clone(&fake.memory))
 }
 
 pub(super) async fn invoke(actions: &Actions, session_id: Option<&str>, options: &CallOptions) -> Value {

@@ -1,0 +1,110 @@
+//! Responses that the memory budget refuses.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{actions_with, invoke, invoke_in};
+use crate::a2a::tests::fake::{FakeAgent, FakeResponse, ReceivedRequest, error, ok};
+use crate::action::request::{CallOptions, ReplyMode};
+use crate::memory::{MemoryAccount, MemoryBudget};
+
+const MIB: usize = 1 << 20;
+const CARD: &str = r#"{"name": "fake", "protocolVersion": "0.3", "capabilities": {"streaming": true}}"#;
+
+/// An account that gets at most `bytes`.
+fn account(bytes: usize) -> Arc<MemoryAccount> {
+    // A half of the budget is for calls, and a half of that for one agent.
+    MemoryBudget::new(4 * bytes as u64).account("fake")
+}
+
+fn result(request: &ReceivedRequest, result: &Value) -> Value {
+    json!({"jsonrpc": "2.0", "id": request.json()["id"], "result": result})
+}
+
+/// Responds with an artifact of this many bytes.
+fn respond(request: &ReceivedRequest, size: usize) -> FakeResponse {
+    let artifact = json!({"artifactId": "a", "parts": [{"kind": "text", "text": "x".repeat(size)}]});
+    match request.rpc_method().as_str() {
+        "message/send" => ok(&result(
+            request,
+            &json!({"kind": "task", "id": "t", "status": {"state": "completed"}, "artifacts": [artifact]}),
+        )),
+        "message/stream" => {
+            let state = |state: &str| {
+                let is_last = state == "completed";
+                let update = json!({"kind": "status-update", "taskId": "t", "status": {"state": state}, "final": is_last});
+                format!("data: {}\n\n", result(request, &update))
+            };
+            let piece =
+                json!({"artifactId": "a", "parts": [{"kind": "text", "text": "x".repeat(size / 16)}]});
+            let piece = json!({"kind": "artifact-update", "taskId": "t", "append": true, "artifact": piece});
+            let pieces = format!("data: {}\n\n", result(request, &piece)).repeat(16);
+            (200, "text/event-stream", state("working") + &pieces + &state("completed"))
+        }
+        "tasks/cancel" => {
+            ok(&result(request, &json!({"kind": "task", "id": "t", "status": {"state": "canceled"}})))
+        }
+        _ => error(-32001, "Task not found"),
+    }
+}
+
+#[rstest::rstest]
+#[case::response(ReplyMode::Final)]
+#[case::stream(ReplyMode::Stream)]
+#[tokio::test]
+async fn a_response_that_does_not_fit_is_busy_and_its_memory_is_free_afterwards(#[case] mode: ReplyMode) {
+    const SIZE: usize = MIB / 4 * 3;
+    for (budget, is_busy) in [(MIB / 2, true), (16 * MIB, false)] {
+        let mut fake = FakeAgent::start(|request| respond(request, SIZE)).await;
+        fake.memory = account(budget);
+        let actions = actions_with("", &fake, &serde_json::from_str(CARD).unwrap()).await;
+        let options = CallOptions::default();
+        let reply = invoke_in(mode, &actions, None, &options).await;
+        if is_busy {
+            assert_eq!(reply["error_info"]["code"], "busy", "{reply}");
+            assert_eq!(reply["error_info"]["retryable"], true);
+            assert!(reply["message"].as_str().unwrap().contains("limits.memory"), "{reply}");
+            assert!(fake.memory.refusals() > 0);
+            let is_stream = mode == ReplyMode::Stream;
+            assert_eq!(fake.count("tasks/cancel"), usize::from(is_stream), "a task with an id is canceled");
+        } else {
+            assert_eq!(reply["message"].as_str().map(str::len), Some(SIZE));
+            // What remains is the reply, until the front door has encoded it.
+            assert!((SIZE..MIB).contains(&fake.memory.used()), "{}", fake.memory.used());
+        }
+        drop(options);
+        assert_eq!(fake.memory.used(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_small_call_is_not_charged() {
+    let mut fake = FakeAgent::start(|request| respond(request, 1000)).await;
+    fake.memory = account(0);
+    let actions = actions_with("", &fake, &serde_json::from_str(CARD).unwrap()).await;
+    for mode in [ReplyMode::Final, ReplyMode::Stream] {
+        let reply = invoke_in(mode, &actions, None, &CallOptions::default()).await;
+        assert_eq!(reply["status"], "COMPLETED", "{reply}");
+    }
+}
+
+#[tokio::test]
+async fn the_data_of_an_error_is_charged() {
+    let mut fake = FakeAgent::start(|request| match request.rpc_method().as_str() {
+        "message/send" => {
+            let error = json!({"code": -32603, "message": "no", "data": "x".repeat(MIB / 2)});
+            ok(&json!({"jsonrpc": "2.0", "id": request.json()["id"], "error": error}))
+        }
+        _ => error(-32001, "Task not found"),
+    })
+    .await;
+    fake.memory = account(16 * MIB);
+    let actions = actions_with("", &fake, &serde_json::from_str(CARD).unwrap()).await;
+    let options = CallOptions::default();
+    let reply = invoke(&actions, None, &options).await;
+    assert_eq!(reply["error_info"]["code"], "agent_error");
+    assert!(fake.memory.used() >= MIB / 2);
+    drop(options);
+    assert_eq!(fake.memory.used(), 0);
+}
