@@ -3,8 +3,10 @@
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::request::Input;
 use super::*;
 use crate::action::actions::CallShutdown;
+use crate::action::progress::NoProgress;
 use crate::agent::Predecessors;
 use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::process::child::ProcessHost;
@@ -56,6 +58,27 @@ async fn errors_do_not_show_the_agents_credentials() {
     let dispatcher = dispatcher("bearer_token: canary-bearer-1f0c");
     let failed = async { Err::<(), _>(ActionError::new(Code::TaskFailed, "Bearer canary-bearer-1f0c")) };
     assert_eq!(dispatcher.guarded(failed).await.unwrap_err().message, "Bearer ***");
+}
+
+#[tokio::test]
+async fn a_call_whose_task_could_not_be_recorded_is_busy_before_it_reaches_the_agent() {
+    let dispatcher = dispatcher("");
+    let answer = || {
+        let answer = FollowUpAnswer { follow_up_id: "unknown".to_owned(), parts: Vec::new() };
+        let (operation, options) = (Operation::Answer(Input::Parsed(answer)), CallOptions::default());
+        Request { operation, options, idempotency_key: None, permit: None }
+    };
+    let unavailable = dispatcher.call(answer(), &mut NoProgress).await.unwrap_err();
+    assert_eq!(unavailable.info.code, Code::AgentUnavailable);
+    let calls = exhaust(|| dispatcher.actions.reserve());
+    let refused = dispatcher.call(answer(), &mut NoProgress).await.unwrap_err();
+    assert_eq!((refused.info.code, refused.reached_agent), (Code::Busy, false));
+    assert!(refused.message.contains("limits.memory"), "{}", refused.message);
+    drop(calls);
+    assert_eq!(
+        dispatcher.call(answer(), &mut NoProgress).await.unwrap_err().info.code,
+        Code::AgentUnavailable
+    );
 }
 
 /// As many permits as there are.

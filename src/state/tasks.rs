@@ -111,14 +111,14 @@ impl TaskRecord {
         self
     }
 
+    /// The size in memory of everything but the reply, in bytes.
     fn allocated(&self) -> usize {
-        let reply = self.reply.as_ref().map_or_else(ActionError::allocated, |outcome| outcome.allocated());
         let follow_up = self.follow_up.as_ref().map_or(0, FollowUp::allocated);
         let state = match &self.state {
             TaskState::Unknown(name) => name.capacity(),
             _ => 0,
         };
-        size_of::<Self>() + 3 * ALLOCATION_OVERHEAD + state + follow_up + reply
+        size_of::<Self>() + 2 * ALLOCATION_OVERHEAD + state + follow_up
     }
 
     pub(crate) fn task(&self) -> Option<&TaskRef> {
@@ -187,11 +187,11 @@ impl LocalTask {
         }
     }
 
-    /// The size in memory of what it points to, in bytes.
-    fn allocated(&self) -> usize {
+    /// The size in memory of what it points to, in bytes, if its reply takes `of_reply`.
+    fn allocated(&self, of_reply: usize) -> usize {
         match self {
-            Self::Ended { outcome, .. } => ALLOCATION_OVERHEAD + outcome.allocated(),
-            Self::Record(record) => record.allocated(),
+            Self::Ended { .. } => of_reply,
+            Self::Record(record) => record.allocated() + of_reply,
             Self::InStore => 0,
         }
     }
@@ -297,6 +297,7 @@ impl Tasks {
         mut new: TaskRecord,
         observer: Observer,
     ) -> Result<RecordResult, Box<TaskRecord>> {
+        let of_reply = allocated(&new.reply);
         let mut local = self.local();
         let entry = local.entry(agent, id, Instant::now());
         let previous = match entry.value() {
@@ -309,7 +310,7 @@ impl Tasks {
         }
         new.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
         let lifetime = new.lifetime(previous.as_deref(), observer);
-        let put = put(entry, LocalTask::new(new), lifetime);
+        let put = put(entry, LocalTask::new(new), of_reply, lifetime);
         drop(local);
         // The removed tasks are dropped after the lock is released.
         if let Err(Full) = put {
@@ -337,14 +338,15 @@ impl Tasks {
         }
         match written {
             Ok((result, lifetime)) => {
-                self.put_local(agent, id, LocalTask::InStore, lifetime);
+                self.put_local(agent, id, LocalTask::InStore, 0, lifetime);
                 Ok(result)
             }
             Err(error) => {
                 tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
                 // While the store is unavailable, this process keeps the record.
                 let lifetime = new.lifetime(local.as_deref(), observer);
-                match self.put_local(agent, id, LocalTask::Record(Arc::new(new)), lifetime) {
+                let of_reply = allocated(&new.reply);
+                match self.put_local(agent, id, LocalTask::Record(Arc::new(new)), of_reply, lifetime) {
                     true => Ok(RecordResult::Written { previous: local }),
                     false => Err(quota::refusal(agent, QuotaKind::SharedTask)),
                 }
@@ -389,7 +391,7 @@ impl Tasks {
         };
         let found = Arc::new(read.record.task);
         if self.get_local(agent, id).is_none() {
-            self.put_local(agent, id, LocalTask::InStore, Lifetime::evictable(found.expires_in()));
+            self.put_local(agent, id, LocalTask::InStore, 0, Lifetime::evictable(found.expires_in()));
         }
         Ok(Some(found))
     }
@@ -399,9 +401,16 @@ impl Tasks {
     }
 
     /// Returns whether there was room.
-    fn put_local(&self, agent: &Arc<str>, id: &str, task: LocalTask, lifetime: Lifetime) -> bool {
+    fn put_local(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        task: LocalTask,
+        of_reply: usize,
+        lifetime: Lifetime,
+    ) -> bool {
         let mut local = self.local();
-        let put = put(local.entry(agent, id, Instant::now()), task, lifetime);
+        let put = put(local.entry(agent, id, Instant::now()), task, of_reply, lifetime);
         drop(local);
         put.is_ok()
     }
@@ -421,14 +430,24 @@ impl Tasks {
 fn put(
     mut entry: Entry<'_, LocalTask>,
     mut task: LocalTask,
+    mut of_reply: usize,
     lifetime: Lifetime,
 ) -> Result<Vec<Row<LocalTask>>, Full> {
-    if !entry.has_room(task.allocated(), lifetime) {
+    if !entry.has_room(task.allocated(of_reply), lifetime) {
         entry.count_refusal();
         task = task.without_content();
+        of_reply = match &task {
+            LocalTask::Record(record) => allocated(&record.reply),
+            LocalTask::Ended { .. } | LocalTask::InStore => 0,
+        };
     }
-    let bytes = task.allocated();
+    let bytes = task.allocated(of_reply);
     entry.put(task, bytes, lifetime)
+}
+
+/// The size of a reply in memory, in bytes. It depends on the number of parts, so it is computed without a lock.
+fn allocated(reply: &Reply) -> usize {
+    reply.as_ref().map_or_else(ActionError::allocated, |outcome| ALLOCATION_OVERHEAD + outcome.allocated())
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -98,3 +98,33 @@ async fn errors_before_the_agent_was_reached_are_not_remembered() {
     .await;
     reply.expect_error("task_lost");
 }
+
+#[tokio::test]
+async fn many_repeats_of_one_key_are_busy_and_block_nothing_else() {
+    let settings = launched("demo", &["--ignore-blocking"]).set("max_in_flight", 2);
+    let bridge = Bridge::with(settings).start().await;
+    let begin = || bridge.prompt("demo.slow", "60").header(KEY, "k").begin();
+    let mut first = begin().await;
+    let task = bridge.working_task("demo").await;
+    let mut repeats = Vec::new();
+    for _ in 0..1_100 {
+        repeats.push(begin().await);
+    }
+    // Requests for different endpoints are not in order, so wait until the last repeat has arrived.
+    let refused = repeats.last_mut().unwrap().reply().await.expect_error("busy").saying("idempotency key");
+    assert_eq!(refused["error_info"]["retryable"], true);
+    bridge.get_task("demo", &task).await.expect("WORKING");
+    assert!(bridge.card("demo").await["name"].is_string());
+    bridge.prompt("demo.echo", "another call").header(KEY, "other").await.expect("COMPLETED");
+    let cancelled = bridge.cancel_task("demo", &task).await;
+    assert!(cancelled.is("CANCELED"), "{cancelled:?}");
+    let first = first.reply().await.expect("CANCELED");
+    let mut waited = 0;
+    for mut repeat in repeats.drain(..1_099) {
+        let reply = repeat.reply().await;
+        waited += usize::from(reply.text == first.text);
+        assert!(reply.text == first.text || reply.code() == "busy", "{reply:?}");
+    }
+    assert_eq!(waited, 32);
+    assert_eq!(bridge.tasks("demo").await.len(), 2, "the repeats did not run the agent");
+}

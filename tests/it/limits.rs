@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Bridge, NatsServer, Peer, attached, launched, peer};
+use crate::support::{Answer, Bridge, NatsServer, Peer, attached, eventually, launched, peer};
 
 #[tokio::test]
 async fn call_to_a_hanging_agent_times_out_without_a_task() {
@@ -139,4 +139,40 @@ async fn actions_that_do_not_fit_into_registry_or_info_are_counted() {
     assert_eq!(bridge.actions("peer").await.len() + left_out, 500);
     // An action that INFO leaves out can still be called.
     bridge.prompt("peer.skill-499", "x").await.expect_error("agent_error");
+}
+
+#[tokio::test]
+async fn running_tasks_and_keys_stay_known_under_the_load_of_the_same_and_of_another_agent() {
+    let respond = |seen: &peer::HttpRequest| {
+        let (id, state, text) = match &seen.json()["params"]["message"]["parts"][0]["text"] {
+            Value::String(prompt) if prompt == "large" => ("large", "COMPLETED", "x".repeat(15_000_000)),
+            Value::String(prompt) if prompt == "small" => ("small", "COMPLETED", "hello".to_owned()),
+            _ => ("running", "WORKING", String::new()),
+        };
+        let message = json!({"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": text}]});
+        let id = if id == "large" { uuid::Uuid::new_v4().to_string() } else { id.to_owned() };
+        let status = json!({"state": format!("TASK_STATE_{state}"), "message": message});
+        let task = json!({"id": id, "contextId": "c", "status": status});
+        let is_send = seen.rpc_method() == "SendMessage";
+        Answer::result(seen, &if is_send { json!({ "task": task }) } else { task })
+    };
+    let (quiet, busy) = (Peer::agent(respond), Peer::agent(respond));
+    let bridge = Bridge::with(attached("quiet", &quiet.url())).and(attached("busy", &busy.url()));
+    let bridge = bridge.set("limits", json!({"memory": "2GiB"})).start().await;
+    let keyed = || bridge.prompt("quiet.ask", "small").header("Nats-Msg-Id", "k");
+    let first = keyed().await.expect("COMPLETED");
+    let mut running = Vec::new();
+    for agent in ["quiet", "busy"] {
+        let call = bridge.prompt(&format!("{agent}.ask"), "running").mode("stream").begin().await;
+        eventually(|| async { bridge.get_task(agent, "running").await.is("WORKING").then_some(()) }).await;
+        running.push(call);
+    }
+    for _ in 0..6 {
+        bridge.prompt("busy.ask", "large").await.expect_error("too_large");
+    }
+    assert_eq!(keyed().await.text, first.text);
+    bridge.get_task("quiet", "small").await.expect("COMPLETED");
+    for agent in ["quiet", "busy"] {
+        bridge.get_task(agent, "running").await.expect("WORKING");
+    }
 }

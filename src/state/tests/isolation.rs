@@ -88,10 +88,19 @@ async fn large_answers_and_many_calls_forget_nothing_that_is_under_way() {
     let state = State::default();
     let (quiet, own) = (Underway::begin(&state, "quiet").await, Underway::begin(&state, "busy").await);
     let busy: Arc<str> = "busy".into();
+    // Not even if the other agent holds the most.
+    for number in 0..3 {
+        let large = plain(TaskState::Completed, "x".repeat(15_000_000));
+        state.tasks.record(&quiet.agent, &format!("large {number}"), large, CALL).await.unwrap();
+        let large = reply(&"x".repeat(8_000_000));
+        keyed(&state, &quiet.agent, &number.to_string()).await.unwrap().finish(&large).await;
+    }
     for number in 0..6 {
-        let (answer, submitted_id) = ("x".repeat(15_000_000), format!("submitted {number}"));
-        let large = plain(TaskState::Completed, answer.clone());
+        let large = plain(TaskState::Completed, "x".repeat(15_000_000));
         state.tasks.record(&busy, &format!("large {number}"), large, CALL).await.unwrap();
+    }
+    for number in 0..2 {
+        let (answer, submitted_id) = ("x".repeat(15_000_000), format!("submitted {number}"));
         let large = TaskRecord { is_submitted: true, ..plain(TaskState::Completed, answer) };
         state.tasks.record(&busy, &submitted_id, large, CALL).await.unwrap();
         let ended =
