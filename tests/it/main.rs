@@ -31,6 +31,8 @@ mod orphans;
 mod otlp;
 #[cfg(target_os = "linux")]
 mod ports;
+#[cfg(target_os = "linux")]
+mod process_isolation;
 mod reconnect;
 mod reload;
 mod reply_guard;
