@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::time::Instant;
 
 use super::child::Spec;
-use super::procfs::Stat;
 
 /// The group of the bridge itself.
 const BRIDGE_GROUP: &str = "bridge";
@@ -161,7 +161,8 @@ fn remove_abandoned(base: &Path, prefix: &str) {
         let name = entry.file_name();
         let bridge =
             name.to_str().and_then(|name| name.strip_prefix(prefix)?.split_once('-')?.0.parse().ok());
-        if !bridge.is_some_and(|pid| Stat::read(pid).is_none()) {
+        let is_dead = |pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH);
+        if !bridge.is_some_and(is_dead) {
             continue;
         }
         let group = Cgroup(entry.path());
