@@ -116,3 +116,19 @@ pub(super) async fn read_card(start: &Start, limit: Duration) -> Result<KnownCar
         Err(_) => Err(ProbeError::Card(CardError::Timeout { url: config.url.to_string(), limit })),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_without_a_descriptor_says_nothing_about_the_agent() {
+        let unreachable = |errno: Errno| {
+            let source = Box::new(ClientError::Unreachable(io::Error::from(errno).into()));
+            ProbeError::Card(CardError::Fetch { url: "http://127.0.0.1:9/".into(), source })
+        };
+        assert!(unreachable(Errno::EMFILE).lacks_descriptors());
+        assert!(unreachable(Errno::ENFILE).lacks_descriptors());
+        assert!(!unreachable(Errno::ECONNREFUSED).lacks_descriptors());
+    }
+}

@@ -101,3 +101,38 @@ fn listener(address: SocketAddr) -> Option<u64> {
 fn listener(_: SocketAddr) -> Option<u64> {
     None
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    async fn agent_port(listener: &TcpListener) -> AgentPort {
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let port = AgentPort::new("a".into(), LocalPort::of(&url.parse().unwrap()).await.unwrap());
+        port.launched(i32::try_from(std::process::id()).unwrap());
+        port
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_the_agents_only_if_the_same_socket_listened_before_it() {
+        let first = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = agent_port(&first).await;
+        let address = first.local_addr().unwrap();
+        let peer = || TcpStream::connect(address).unwrap().peer_addr().unwrap();
+        assert_eq!(port.check_peer(peer()), Peer::Unsure, "nothing is known yet");
+        assert_eq!(port.check_peer(peer()), Peer::Agent);
+        let to = peer();
+        drop(first);
+        assert_eq!(port.check_peer(to), Peer::Other, "nobody listens");
+        let _second = TcpListener::bind(address).unwrap();
+        assert_eq!(port.check_peer(peer()), Peer::Unsure);
+        assert_eq!(port.check_peer(peer()), Peer::Agent);
+        // The process tree of another agent.
+        port.launched(i32::MAX);
+        port.own_sockets().clear();
+        assert_eq!(port.check_peer(peer()), Peer::Other);
+        assert_eq!(port.check_peer("127.0.0.1:1".parse().unwrap()), Peer::Agent, "not the port of the agent");
+    }
+}

@@ -10,10 +10,12 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::time::Instant;
@@ -36,6 +38,8 @@ pub(crate) struct Cgroups {
     base: PathBuf,
     /// Which of [`CONTROLLERS`] the groups of agents have.
     controllers: Vec<&'static str>,
+    /// The beginning of the names of the groups: pids have a meaning only within their namespace.
+    prefix: String,
     next: AtomicU64,
 }
 
@@ -50,14 +54,16 @@ impl Cgroups {
 
     /// Uses this group, if it is possible to create groups in it.
     fn at(base: PathBuf) -> Option<Self> {
-        remove_abandoned(&base);
+        let namespace = fs::metadata("/proc/self/ns/pid").ok()?.ino();
+        let prefix = format!("{AGENT_PREFIX}{namespace}-");
+        remove_abandoned(&base, &prefix);
         let available = fs::read_to_string(base.join("cgroup.controllers")).ok()?;
         let mut controllers = CONTROLLERS.to_vec();
         controllers.retain(|name| {
             available.split_ascii_whitespace().any(|word| word == *name)
                 && fs::write(base.join("cgroup.subtree_control"), format!("+{name}")).is_ok()
         });
-        let cgroups = Self { base, controllers, next: AtomicU64::new(0) };
+        let cgroups = Self { base, controllers, prefix, next: AtomicU64::new(0) };
         let path = cgroups.make().ok()?;
         fs::remove_dir(path).ok()?;
         Some(cgroups)
@@ -95,7 +101,7 @@ impl Cgroups {
 
     fn make(&self) -> io::Result<PathBuf> {
         let number = self.next.fetch_add(1, Relaxed);
-        let path = self.base.join(format!("{AGENT_PREFIX}{}-{number}", Pid::this()));
+        let path = self.base.join(format!("{}{}-{number}", self.prefix, Pid::this()));
         fs::create_dir(&path)?;
         Ok(path)
     }
@@ -150,22 +156,35 @@ fn processes(group: &Path) -> io::Result<Vec<i32>> {
 }
 
 /// Removes the groups of bridges that no longer run, and kills what is left in them.
-fn remove_abandoned(base: &Path) {
+fn remove_abandoned(base: &Path, prefix: &str) {
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let bridge =
-            name.to_str().and_then(|name| name.strip_prefix(AGENT_PREFIX)?.split_once('-')?.0.parse().ok());
-        if bridge.is_some_and(|pid| super::procfs::Stat::read(pid).is_none()) {
-            let group = Cgroup(entry.path());
-            group.kill();
-            let _ = fs::remove_dir(&group.0);
+            name.to_str().and_then(|name| name.strip_prefix(prefix)?.split_once('-')?.0.parse().ok());
+        let is_dead = |pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH);
+        if !bridge.is_some_and(is_dead) {
+            continue;
         }
+        let group = Cgroup(entry.path());
+        let processes = processes(&group.0).unwrap_or_default();
+        if !processes.is_empty() {
+            group.kill();
+            tracing::warn!(?processes, "ended processes that an earlier bridge left running");
+        }
+        let _ = fs::remove_dir(&group.0);
     }
 }
 
 /// The group of one start of an agent.
 #[derive(Debug)]
 pub(super) struct Cgroup(PathBuf);
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Fails if `remove` has done this already, or if processes are left.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
 
 impl Cgroup {
     pub(super) fn path(&self) -> &Path {

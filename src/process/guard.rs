@@ -70,8 +70,6 @@ pub fn main_if_asked() -> Option<ExitCode> {
 }
 
 fn guard() -> io::Result<()> {
-    // The agent may run as the same user, and must not take over its guard with ptrace.
-    let _ = nix::sys::prctl::set_dumpable(false);
     close_inherited();
     // Without a tag, orphans are still found by the mark in their environment.
     let _ = ProcessTag::of(Pid::this().as_raw()).map(ProcessTag::apply);

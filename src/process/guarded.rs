@@ -16,7 +16,6 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::cgroup::Cgroup;
 use super::child::{
     ChildCommand, ChildState, Exit, ProcessHost, SpawnError, Spec, configure, environment, pid_of,
     read_output,
@@ -45,8 +44,12 @@ pub(super) async fn start(
     received: mpsc::Receiver<ChildCommand>,
 ) -> Result<(i32, Option<i32>), SpawnError> {
     let failed = |source| SpawnError::new(spec.program(), source);
+    let mut launch = launch(spec, host).await?;
     let cgroup = host.cgroups.as_ref().and_then(|cgroups| cgroups.create(spec));
-    let launch = launch(spec, host, cgroup.as_ref()).await?;
+    if spec.limits.cpu.is_some() && cgroup.is_none() {
+        tracing::warn!(agent = %spec.agent, "`limits.cpu` has no effect: no cgroup is delegated to the bridge");
+    }
+    launch.cgroup = cgroup.as_ref().map(|cgroup| cgroup.path().to_owned());
     let launch = serde_json::to_string(&launch).map_err(|error| failed(error.into()))?;
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
     ours.set_nonblocking(true).map_err(failed)?;
@@ -100,7 +103,8 @@ pub(super) async fn start(
     Ok((pid, Some(guard_pid)))
 }
 
-async fn launch(spec: &Spec, host: &ProcessHost, cgroup: Option<&Cgroup>) -> Result<Launch, SpawnError> {
+/// How to launch the child, without a cgroup.
+async fn launch(spec: &Spec, host: &ProcessHost) -> Result<Launch, SpawnError> {
     let account = spec.account.clone();
     let resolved = tokio::task::spawn_blocking(move || account.resolve()).await;
     let resolved = resolved.unwrap_or_else(|_| Err("the lookup of the user failed".into()));
@@ -116,7 +120,7 @@ async fn launch(spec: &Spec, host: &ProcessHost, cgroup: Option<&Cgroup>) -> Res
             soft_files: host.soft_files,
             processes: spec.limits.processes,
         },
-        cgroup: cgroup.map(|cgroup| cgroup.path().to_owned()),
+        cgroup: None,
     })
 }
 

@@ -12,6 +12,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -38,7 +39,11 @@ impl Process {
     }
 
     fn is_alive(self) -> bool {
-        Stat::read(self.pid).is_some_and(|stat| stat.start == self.start && !stat.has_exited())
+        match Stat::read(self.pid) {
+            Some(stat) => stat.start == self.start && !stat.has_exited(),
+            // With the option `hidepid` of `/proc`, a running bridge is hidden from others, as it is not dumpable.
+            None => kill(Pid::from_raw(self.pid), None) != Err(Errno::ESRCH),
+        }
     }
 }
 

@@ -103,11 +103,8 @@ impl LocalPort {
 /// The processes of a tree that hold these sockets, and whether all processes could be read.
 fn own_sockets(tree: i32, inodes: &HashSet<u64>) -> (HashMap<u64, Vec<i32>>, bool) {
     let (descendants, is_complete) = procfs::read_descendants(tree);
-    let SocketHolders { mut held, is_incomplete } = procfs::sockets(descendants, inodes);
-    // The root is usually a guard, which has no such sockets and whose descriptors only root can read.
-    for (inode, holders) in procfs::sockets([tree], inodes).held {
-        held.entry(inode).or_default().extend(holders);
-    }
+    let processes = std::iter::once(tree).chain(descendants);
+    let SocketHolders { held, is_incomplete } = procfs::sockets(processes, inodes);
     (held, is_complete && !is_incomplete)
 }
 

@@ -36,6 +36,8 @@ mod otlp;
 mod permissions;
 #[cfg(target_os = "linux")]
 mod ports;
+#[cfg(target_os = "linux")]
+mod process_isolation;
 mod reconnect;
 mod reload;
 mod reply_guard;
