@@ -3,6 +3,8 @@
 //!
 //! This program has three roles, each in its own process: the [`agent`], the [`floor`], and the callers.
 //! The callers start everything else, including a NATS server and the bridge, and measure.
+//!
+//! The [`soak`] is a run of its own, over hours: `scripts/soak`.
 
 mod agent;
 mod floor;
@@ -11,6 +13,7 @@ mod load;
 mod measure;
 mod plot;
 mod report;
+mod soak;
 mod testbed;
 
 use std::path::{Path, PathBuf};
@@ -25,6 +28,7 @@ async fn main() -> anyhow::Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
+        ["soak", seconds, folder] => return soak::run(seconds, Path::new(folder)).await,
         ["agent"] => agent::run().await?,
         ["floor", nats, call, stream] => floor::run(nats, call, stream).await?,
         options => return run_benchmark(options).await,

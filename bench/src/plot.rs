@@ -16,13 +16,13 @@ const CHARACTER: f64 = 7.6;
 const BAR: f64 = 20.0;
 const GAP: f64 = 16.0;
 
-const INK: &str = "#1f2933";
-const MUTED: &str = "#616e7c";
-const GRID: &str = "#e4e7eb";
-const GREY: &str = "#9aa5b1";
-const BLUE: &str = "#2563eb";
+pub const INK: &str = "#1f2933";
+pub const MUTED: &str = "#616e7c";
+pub const GRID: &str = "#e4e7eb";
+pub const GREY: &str = "#9aa5b1";
+pub const BLUE: &str = "#2563eb";
 const LIGHT_BLUE: &str = "#a9c4fb";
-const TEAL: &str = "#0d9488";
+pub const TEAL: &str = "#0d9488";
 
 /// A side of the comparison: its name in the legend and its colour.
 type Series = (&'static str, &'static str);
@@ -226,7 +226,7 @@ impl Picture {
 }
 
 /// The smallest of 1, 2 and 5 times a power of ten that needs at most five steps.
-fn tick_step(max: f64) -> f64 {
+pub fn tick_step(max: f64) -> f64 {
     let power = 10_f64.powf((max / 5.0).log10().floor());
     [1.0, 2.0, 5.0]
         .into_iter()
@@ -236,7 +236,7 @@ fn tick_step(max: f64) -> f64 {
 }
 
 /// With thousands separators from 1,000 on, and with one decimal below 100 unless it is a whole number.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     if value < 100.0 && value.fract() != 0.0 {
         return format!("{value:.1}");
     }

@@ -19,7 +19,7 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(command: &mut Command) -> anyhow::Result<Self> {
+    pub fn start(command: &mut Command) -> anyhow::Result<Self> {
         let child = command
             .stdin(Stdio::null())
             .spawn()
@@ -67,6 +67,12 @@ impl Process {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// The number of entries in a directory of `/proc`: descriptors in `fd`, threads in `task`.
+    pub fn entries(&self, directory: &str) -> anyhow::Result<f64> {
+        let entries = std::fs::read_dir(format!("/proc/{}/{directory}", self.child.id()))?;
+        Ok(entries.count() as f64)
     }
 
     /// Resident memory in MiB.

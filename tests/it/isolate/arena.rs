@@ -49,13 +49,11 @@ impl Arena {
             ("hostile", attached("hostile", "")),
             ("streamer", attached("streamer", "")),
             ("bigcard", attached("bigcard", "")),
-            (CARDED, attached(CARDED, "card_refresh: 300ms")),
             ("repeater", format!("url: http://127.0.0.1:{}", repeating_agent())),
             ("loud", shell(&loud)),
         ];
-        for agent in HANGING {
-            agents.push((agent, attached(agent, "")));
-        }
+        agents.extend(HANGING.map(|agent| (agent, attached(agent, ""))));
+        agents.extend(CARDED.map(|agent| (agent, attached(agent, "card_refresh: 300ms"))));
         let agents: Vec<_> = agents.iter().map(|(name, lines)| (*name, lines.as_str())).collect();
         let head = if has_memory_limit() {
             format!("limits: {{ memory: {}MiB }}", MEMORY >> 20)

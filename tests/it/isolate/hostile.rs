@@ -23,13 +23,14 @@ use tokio::sync::watch;
 use super::shapes::{Shape, shape};
 use crate::support::peer::{card, streaming_card};
 
-/// The agent whose card an attack replaces.
-pub(super) const CARDED: &str = "carded";
+/// The agents whose card an attack replaces: more than the bridge has threads here, so that none is left for the victim
+/// if a card keeps a thread busy.
+pub(super) const CARDED: [&str; 4] = ["carded1", "carded2", "carded3", "carded4"];
 
 pub(super) struct Hostile {
     port: u16,
     shapes: Mutex<HashMap<String, Arc<OnceLock<Shape>>>>,
-    /// The card of [`CARDED`]; `@N@` in it is the number of the read, so that every read sees another card.
+    /// The card of all [`CARDED`]; `@N@` in it is the number of the read, so that every read sees another card.
     card: Mutex<Bytes>,
     reads: AtomicU64,
     /// Counts the attacks: calls hang until the next one.
@@ -67,7 +68,7 @@ impl Hostile {
         format!("http://127.0.0.1:{}/{agent}", self.port)
     }
 
-    /// How often the card of [`CARDED`] was read.
+    /// How often the card of any of [`CARDED`] was read.
     pub(super) fn card_reads(&self) -> u64 {
         self.reads.load(Relaxed)
     }
@@ -165,7 +166,7 @@ fn event_stream(
 
 async fn serve_card(State(hostile): State<Arc<Hostile>>, Path(agent): Path<String>) -> Response {
     let text = match agent.as_str() {
-        CARDED => {
+        name if CARDED.contains(&name) => {
             let number = hostile.reads.fetch_add(1, Relaxed);
             let card = hostile.card.lock().unwrap().clone();
             String::from_utf8_lossy(&card).replace("@N@", &number.to_string())
