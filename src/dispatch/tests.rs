@@ -68,15 +68,16 @@ async fn a_call_whose_task_could_not_be_recorded_is_busy_before_it_reaches_the_a
         let (operation, options) = (Operation::Answer(Input::Parsed(answer)), CallOptions::default());
         Request { operation, options, idempotency_key: None, permit: None }
     };
-    let unavailable = dispatcher.call(answer(), &mut NoProgress).await.unwrap_err();
+    let mut arrival = dispatcher.arrive(0).unwrap();
+    let unavailable = dispatcher.call(answer(), &mut arrival, &mut NoProgress).await.unwrap_err();
     assert_eq!(unavailable.info.code, Code::AgentUnavailable);
     let calls = exhaust(|| dispatcher.actions.reserve());
-    let refused = dispatcher.call(answer(), &mut NoProgress).await.unwrap_err();
+    let refused = dispatcher.call(answer(), &mut arrival, &mut NoProgress).await.unwrap_err();
     assert_eq!((refused.info.code, refused.reached_agent), (Code::Busy, false));
     assert!(refused.message.contains("limits.memory"), "{}", refused.message);
     drop(calls);
     assert_eq!(
-        dispatcher.call(answer(), &mut NoProgress).await.unwrap_err().info.code,
+        dispatcher.call(answer(), &mut arrival, &mut NoProgress).await.unwrap_err().info.code,
         Code::AgentUnavailable
     );
 }
