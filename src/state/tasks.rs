@@ -43,6 +43,9 @@ pub(crate) struct TaskRecord {
     pub may_run_for: Duration,
     /// How long the record remains after that.
     pub ttl: Duration,
+    /// How long a call follows the task, or the caller can answer. Until then the record must not be evicted.
+    #[serde(default)]
+    pub open_for: Duration,
 }
 
 impl TaskRecord {
@@ -75,7 +78,7 @@ impl TaskRecord {
     fn lifetime(&self, previous: Option<&Self>, observer: Observer) -> Lifetime {
         let is_followed =
             !observer.is_lookup || self.follow_up.is_some() || previous.is_some_and(Self::is_open);
-        let protected_for = if self.is_open() && is_followed { self.may_run_for } else { Duration::ZERO };
+        let protected_for = if self.is_open() && is_followed { self.open_for } else { Duration::ZERO };
         Lifetime { ttl: self.expires_in(), protected_for }
     }
 
@@ -206,6 +209,7 @@ impl LocalTask {
                 seen_at,
                 may_run_for: Duration::ZERO,
                 ttl,
+                open_for: Duration::ZERO,
             })),
             Self::Record(record) => Some(record),
             Self::InStore => None,
@@ -487,6 +491,7 @@ mod tests {
             seen_at: SystemTime::now(),
             may_run_for: Duration::ZERO,
             ttl: HOUR,
+            open_for: Duration::ZERO,
         }
     }
 
