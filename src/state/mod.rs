@@ -11,7 +11,7 @@
 //! Idempotency ┘               └── (a store that replicas share)
 //! ```
 //!
-//! Each agent has a [quota](quota) for what it may hold in memory, and the [tables](table) say what happens when it is
+//! Each agent has a [`quota`] for what it may hold in memory, and the [tables](table) say what happens when it is
 //! reached.
 //!
 //! A call in mode `final` or `stream` writes nothing to the store. Its task stays in a local table of [`Tasks`]

@@ -230,5 +230,6 @@ fn submitted(state: TaskState) -> TaskRecord {
         seen_at: SystemTime::now(),
         may_run_for: HOUR,
         ttl: HOUR,
+        open_for: HOUR,
     }
 }

@@ -83,6 +83,7 @@ impl TaskRecorder<'_> {
             seen_at: SystemTime::now(),
             may_run_for: self.may_run_for(&task.state),
             ttl: self.actions.config.task_ttl,
+            open_for: self.open_for(&task.state),
         };
         tracing::Span::current().record("task", task.id.as_str());
         spans::set_task(&task.id, outcome.task.context_id.as_deref());
@@ -180,6 +181,17 @@ impl TaskRecorder<'_> {
     pub(super) fn cover_reply(&self, size: usize) -> Result<(), ActionError> {
         let covered = self.input.reply_memory.cover(&self.actions.memory, size);
         covered.map_err(|error| ActionError::from_client(error.into()))
+    }
+
+    /// How long the task runs or waits as far as the caller is concerned. After a request for authentication only a
+    /// submitted task is still followed.
+    fn open_for(&self, state: &TaskState) -> Duration {
+        match state {
+            TaskState::AuthRequired if self.input.mode != ReplyMode::Submit => {
+                self.actions.config.input_required_ttl
+            }
+            state => self.may_run_for(state),
+        }
     }
 
     /// Maps the caller's session to the context id that the agent has chosen.

@@ -1,0 +1,185 @@
+//! A table under load: quotas, protection, sweeps.
+
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: Duration = Duration::from_secs(1);
+const EVICTABLE: Lifetime = Lifetime { ttl: HOUR, protected_for: Duration::ZERO };
+const PROTECTED: Lifetime = Lifetime { ttl: HOUR, protected_for: HOUR };
+
+/// A table in which every one of `agents` agents has about `bytes` bytes.
+fn table(bytes: usize, agents: usize) -> BoundedTable<usize> {
+    let quotas = Quotas::new((bytes * 4 * agents) as u64);
+    BoundedTable::new(&quotas, QuotaKind::Task)
+}
+
+fn put(
+    table: &mut BoundedTable<usize>,
+    agent: &str,
+    id: usize,
+    bytes: usize,
+    lifetime: Lifetime,
+    now: Instant,
+) -> Result<(), Full> {
+    table.entry(&agent.into(), &id.to_string(), now).put(id, bytes, lifetime).map(drop)
+}
+
+fn holds(table: &BoundedTable<usize>, agent: &str, id: usize, now: Instant) -> bool {
+    table.get(agent, &id.to_string(), now) == Some(&id)
+}
+
+/// Checks that all parts of the table agree; returns the number of rows of an agent.
+fn check(table: &BoundedTable<usize>, agent: &str) -> usize {
+    let Some(rows) = table.agents.get(agent) else { return 0 };
+    let all = || rows.rows.iter().map(|(_, row)| row);
+    let listed = std::iter::successors(rows.oldest, |slot| rows.row(*slot).newer).count();
+    assert_eq!((rows.by_id.len(), listed + rows.protected.len()), (rows.rows.len(), rows.rows.len()));
+    assert_eq!(rows.bytes, all().map(|row| row.bytes).sum::<usize>());
+    let protected = all().filter(|row| row.protected_until.is_some());
+    assert_eq!(rows.protected_bytes, protected.map(|row| row.bytes).sum::<usize>());
+    assert_eq!(rows.usage().entries.load(Relaxed), rows.rows.len());
+    assert_eq!(rows.usage().bytes.load(Relaxed), rows.bytes);
+    assert!(rows.bytes <= rows.quota.limit(rows.kind), "within the quota");
+    for row in all() {
+        let slot = rows.find(row.hash, &row.id).expect("every row can be found");
+        assert_eq!(rows.row(slot).id, row.id);
+    }
+    rows.rows.len()
+}
+
+fn counts(table: &BoundedTable<usize>, agent: &str) -> (u64, u64) {
+    let usage = table.agents[agent].usage();
+    (usage.evictions.load(Relaxed), usage.refusals.load(Relaxed))
+}
+
+#[test]
+fn an_agent_over_its_quota_evicts_its_own_oldest_rows_and_counts_them() {
+    let (mut table, now) = (table(1 << 20, 2), Instant::now());
+    (0..10).for_each(|id| put(&mut table, "quiet", id, 1000, EVICTABLE, now).unwrap());
+    (0..10_000).for_each(|id| put(&mut table, "busy", id, 1000, EVICTABLE, now).unwrap());
+    let held = check(&table, "busy");
+    assert!((500..1000).contains(&held), "{held}");
+    assert!(!holds(&table, "busy", 9_999 - held, now) && holds(&table, "busy", 10_000 - held, now));
+    assert_eq!(counts(&table, "busy"), (10_000 - held as u64, 0));
+    assert_eq!((check(&table, "quiet"), counts(&table, "quiet")), (10, (0, 0)));
+    // A row that is written again becomes the newest.
+    put(&mut table, "busy", 10_000 - held, 1000, EVICTABLE, now).unwrap();
+    put(&mut table, "busy", 10_000, 1000, EVICTABLE, now).unwrap();
+    assert!(holds(&table, "busy", 10_000 - held, now) && !holds(&table, "busy", 10_001 - held, now));
+}
+
+#[test]
+fn a_protected_row_is_never_evicted_and_without_room_new_rows_are_refused() {
+    let (mut table, now) = (table(1 << 20, 2), Instant::now());
+    put(&mut table, "b", 0, 1000, PROTECTED, now).unwrap();
+    put(&mut table, "a", 0, 1000, PROTECTED, now).unwrap();
+    (1..10_000).for_each(|id| put(&mut table, "a", id, 1000, EVICTABLE, now).unwrap());
+    (1..7).for_each(|id| put(&mut table, "a", id, 400_000, EVICTABLE, now).unwrap_or_default());
+    assert!(holds(&table, "a", 0, now));
+    let refused_at = (10_000..).find(|id| put(&mut table, "a", *id, 1000, PROTECTED, now).is_err()).unwrap();
+    assert_eq!(check(&table, "a"), refused_at - 10_000 + 1, "all evictable rows made room");
+    let (_, refusals) = counts(&table, "a");
+    put(&mut table, "a", 1, 1000, EVICTABLE, now).unwrap_err();
+    assert_eq!(counts(&table, "a").1, refusals + 1);
+    put(&mut table, "b", 1, 1000, PROTECTED, now).expect("another agent has room");
+    // What runs can end, and then makes room.
+    put(&mut table, "a", 0, 1050, EVICTABLE, now).unwrap();
+    put(&mut table, "a", 1, 1000, PROTECTED, now).unwrap();
+    assert!(!holds(&table, "a", 0, now));
+    check(&table, "a");
+}
+
+#[test]
+fn the_protection_of_a_row_ends_and_expired_rows_make_room() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    let short = Lifetime { ttl: HOUR, protected_for: SECOND };
+    let rows = (0..).take_while(|id| put(&mut table, "a", *id, 1000, short, now).is_ok()).count();
+    put(&mut table, "a", rows, 1000, PROTECTED, now).unwrap_err();
+    put(&mut table, "a", rows, 1000, PROTECTED, now + SECOND).expect("the protection has ended");
+    assert_eq!(check(&table, "a"), rows, "one row was evicted");
+    (0..rows).for_each(|id| {
+        put(&mut table, "a", id, 1000, Lifetime::protected(SECOND), now).unwrap_or_default();
+    });
+    put(&mut table, "a", 2 * rows, 400_000, EVICTABLE, now + SECOND).expect("all others have expired");
+    assert_eq!(table.get("a", "0", now + SECOND), None);
+    check(&table, "a");
+}
+
+#[test]
+fn one_row_never_evicts_all_others_and_large_rows_leave_reserved_room() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    put(&mut table, "a", 0, 600 << 10, EVICTABLE, now).unwrap_err();
+    let quota = table.quotas.agent(&"a".into());
+    let calls: Vec<_> = (0..500).map(|_| quota.reserve().unwrap()).collect();
+    put(&mut table, "a", 0, 400 << 10, PROTECTED, now).unwrap_err();
+    put(&mut table, "a", 0, 200 << 10, PROTECTED, now).unwrap();
+    (1..=500).for_each(|id| put(&mut table, "a", id, 1000, PROTECTED, now).expect("it was reserved"));
+    drop(calls);
+    check(&table, "a");
+}
+
+/// Sweeps to the end; returns the number of steps.
+fn sweep_all(table: &mut BoundedTable<usize>, now: Instant) -> usize {
+    std::iter::from_fn(|| table.sweep_step(now)).count()
+}
+
+#[test]
+fn a_sweep_removes_expired_rows_step_by_step_and_frees_their_capacity() {
+    let (mut table, now) = (table(64 << 20, 2), Instant::now());
+    let rows = 16 * ROWS_PER_STEP;
+    for id in 0..rows {
+        // Some rows do not expire, at the front and in between; one is written again.
+        let ttl = if id % ROWS_PER_STEP == 0 { HOUR } else { SECOND };
+        let protected_for = if id % 2 == 0 { ttl } else { Duration::ZERO };
+        put(&mut table, "a", id, 1, Lifetime { ttl, protected_for }, now).unwrap();
+    }
+    put(&mut table, "a", 1, 1, EVICTABLE, now).unwrap();
+    (0..rows).for_each(|id| put(&mut table, "b", id, 1, Lifetime::evictable(SECOND), now).unwrap());
+    sweep_all(&mut table, now);
+    assert_eq!(table.rows(), 2 * rows, "nothing has expired");
+    let steps = sweep_all(&mut table, now + SECOND);
+    assert!((32..=35).contains(&steps), "{steps}");
+    assert_eq!((table.rows(), check(&table, "a"), table.agents.len()), (17, 17, 1));
+    assert!(table.agents["a"].rows.capacity() < 200);
+    put(&mut table, "a", 2, 1, EVICTABLE, now).unwrap();
+    assert_eq!(check(&table, "a"), 18);
+}
+
+#[test]
+fn a_sweep_continues_after_the_table_has_changed() {
+    let (mut table, now) = (table(64 << 20, 1), Instant::now());
+    let later = now + SECOND;
+    for id in 0..3 * ROWS_PER_STEP {
+        put(&mut table, "a", id, 1, Lifetime::protected(SECOND), now).unwrap();
+    }
+    table.sweep_step(later).unwrap();
+    (0..10).for_each(|id| put(&mut table, "a", id, 1, EVICTABLE, later).unwrap());
+    sweep_all(&mut table, later);
+    assert_eq!((table.rows(), check(&table, "a")), (10, 10));
+}
+
+#[test]
+fn a_sweep_applies_a_quota_that_has_become_smaller() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    (0..1000).for_each(|id| put(&mut table, "a", id, 400, EVICTABLE, now).unwrap());
+    let before = check(&table, "a");
+    let _others: Vec<_> = ["b", "c", "d"].map(|name| table.quotas.agent(&name.into())).into();
+    sweep_all(&mut table, now);
+    assert!(check(&table, "a") < before);
+}
+
+#[test]
+fn pages_show_every_row_once() {
+    let (mut table, now) = (table(64 << 20, 1), Instant::now());
+    let rows = 3 * ROWS_PER_STEP;
+    (0..rows).for_each(|id| put(&mut table, "a", id, 1, EVICTABLE, now).unwrap());
+    let (mut seen, mut from) = (Vec::new(), Some(0));
+    while let Some(at) = from {
+        let (page, next) = table.page("a", at, now);
+        assert!(page.len() <= ROWS_PER_STEP);
+        seen.extend(page.into_iter().map(|(_, value)| *value));
+        from = next;
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, Vec::from_iter(0..rows));
+}
