@@ -187,7 +187,7 @@ async fn a_command_survives_a_malformed_reply(#[case] reply: &[u8], #[case] head
     bridge.client.flush().await.unwrap();
     let url = bridge.nats.url();
     let called =
-        tokio::task::spawn_blocking(move || run(&mut command_on(&url, &["call", "fake.ask", "x"]), ""));
+        tokio::task::spawn_blocking(move || run(&mut command_on(&url, &["call", "fake.ask", "x", "--timeout", "10s"]), ""));
     let inbox = within_deadline(requests.next()).await.unwrap().reply.unwrap();
     RawClient::connect(bridge.nats.port()).await.publish(inbox.as_bytes(), reply, Some(headers)).await;
     let body = json!({"success": true, "status": "COMPLETED", "message": "fine", "files": [], "data": {}, "artifacts": []});
