@@ -59,3 +59,4 @@ mod supervision;
 mod support;
 mod task_states;
 mod tasks;
+mod terminal_output;
