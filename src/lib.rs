@@ -104,10 +104,12 @@
 //! | which answer claims a follow-up id | `answer` in `action/follow_up.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
 //! | whether a call counts as in flight, so that its agent is not considered hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/health_check.rs` reads the count |
 //! | whether a message may be sent again | `Retry` in `a2a/retry.rs`, which also lists the senders |
+//! | whether a process may get requests for a launched agent | `AgentPort::owner` before a card is read, `AgentPort::check_peer` for a new connection, in `process/agent_port.rs` |
 //! | whether a host gets credentials | `DialectChooser::client` in `a2a/choose.rs`, with `AddressPolicy::is_trusted` in `a2a/address.rs` |
 //! | redaction of credentials in errors | `Dispatcher::guarded` in `dispatch/mod.rs`, with `ActionError::redacted` in `reply/error.rs`; `Actions::record_untracked` in `action/actions.rs` for errors that are stored with a task; `secrets.rs` knows the secrets |
 //! | redaction of credentials in the failure reason of a task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
 //! | how an interrupted stream continues | `CallRun::check` in `action/run/mod.rs`; the loop is `CallRun::follow` |
+//! | user, limits and environment of a launched agent | `launch` in `process/guarded.rs`; `Launch::exec` in `process/launch.rs` applies them |
 //! | whether and when an agent restarts after an exit | `Lifecycle::after_failure` in `agent/lifecycle.rs`; `Backoff::next_delay` in `process/restart.rs` computes the delay |
 //! | which state is evicted or refused | `Entry::put` and `AgentRows::evict` in `state/table.rs`; `state/quota.rs` has the quotas; each module of `state` says with a `Lifetime` what is protected |
 //! | whether a call is `busy` because its task or question could not be recorded | `AgentQuota::reserve` in `state/quota.rs`, called by `Dispatcher::admit` in `dispatch/mod.rs` |
@@ -181,6 +183,6 @@ pub mod internal {
     pub use crate::bus::subject::{ReplyGuard, Subjects, Token};
     pub use crate::config::{Config, parse as parse_config};
     pub use crate::fuzz::{TARGETS as FUZZ_TARGETS, Target as FuzzTarget};
-    pub use crate::process::{child, output, ports, procfs};
+    pub use crate::process::{child, credentials, output, ports, procfs};
     pub use crate::secrets::Secrets;
 }

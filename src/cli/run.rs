@@ -135,14 +135,9 @@ fn process_host() -> ProcessHost {
     let mut host = ProcessHost::only_guarded("/proc/self/exe");
     host.soft_files = raise_file_limit();
     host.cgroups = Cgroups::detect().map(Arc::new);
-    match &host.cgroups {
-        Some(cgroups) => tracing::info!(
-            group = %cgroups.path().display(), controllers = ?cgroups.controllers(),
-            "each agent gets a cgroup of its own"
-        ),
-        None => {
-            tracing::debug!("no cgroup is delegated to the bridge; limits of agents apply to each process")
-        }
+    if let Some(cgroups) = &host.cgroups {
+        let (group, controllers) = (cgroups.path().display(), cgroups.controllers());
+        tracing::info!(%group, ?controllers, "each agent gets a cgroup of its own");
     }
     // Fails on Linux before 3.4.
     if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {

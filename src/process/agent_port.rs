@@ -108,18 +108,13 @@ mod tests {
 
     use super::*;
 
-    async fn agent_port(listener: &TcpListener) -> AgentPort {
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let port = AgentPort::new("a".into(), LocalPort::of(&url.parse().unwrap()).await.unwrap());
-        port.launched(i32::try_from(std::process::id()).unwrap());
-        port
-    }
-
     #[tokio::test]
     async fn a_connection_is_the_agents_only_if_the_same_socket_listened_before_it() {
         let first = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = agent_port(&first).await;
         let address = first.local_addr().unwrap();
+        let url = format!("http://{address}").parse().unwrap();
+        let port = AgentPort::new("a".into(), LocalPort::of(&url).await.unwrap());
+        port.launched(i32::try_from(std::process::id()).unwrap());
         let peer = || TcpStream::connect(address).unwrap().peer_addr().unwrap();
         assert_eq!(port.check_peer(peer()), Peer::Unsure, "nothing is known yet");
         assert_eq!(port.check_peer(peer()), Peer::Agent);

@@ -262,8 +262,7 @@ mod tests {
     #[test]
     fn limits_are_written_to_the_files_of_the_group() {
         let dir = tempfile::tempdir().unwrap();
-        let base = group(dir.path(), "base", "");
-        let cgroups = Cgroups::at(base.clone()).unwrap();
+        let cgroups = Cgroups::at(group(dir.path(), "base", "")).unwrap();
         assert_eq!(cgroups.controllers(), ["cpu", "memory"]);
         let limits = Limits { memory: Some(64 << 20), cpu: Some(1.5), files: Some(9), processes: Some(50) };
         let spec = Spec { limits, ..Spec::example(&["true"]) };

@@ -77,8 +77,8 @@ fn guard() -> io::Result<()> {
     let mut bridge = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut line = Vec::new();
     // The bridge sends nothing else before it has read the result of the start.
-    BufReader::new(&bridge).read_until(b'\n', &mut line)?;
-    let Ok(launch) = serde_json::from_slice::<Launch>(&line) else {
+    let read = BufReader::new(&bridge).read_until(b'\n', &mut line);
+    let Some(launch) = read.ok().and_then(|_| serde_json::from_slice::<Launch>(&line).ok()) else {
         let message = format!("{GUARD_ARGUMENT} is an internal command: the bridge runs agents under it");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     };
