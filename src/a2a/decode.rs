@@ -251,6 +251,7 @@ impl LenientUpdate {
             let append = self.append.or(artifact.append).unwrap_or(false);
             let last_chunk = self.last_chunk.or(artifact.last_chunk).unwrap_or(false);
             let artifact = artifact.into_artifact(self.metadata);
+            meter::allocate::<serde_json::Error>(size_without_parts(&artifact))?;
             return Ok(Event::Artifact(ArtifactUpdate { task_id, context_id, artifact, append, last_chunk }));
         }
         let Some(LenientStatus { state: Some(state), message }) = self.status.map(|status| *status) else {
@@ -403,13 +404,19 @@ impl ListItem for LenientArtifact {
 
     fn convert(self) -> (Artifact, usize) {
         let artifact = self.into_artifact(None);
-        let extras = artifact.extras.as_ref().map_or(0, |extras| {
-            let raw = [&extras.description, &extras.metadata, &extras.extensions].map(raw_size);
-            ALLOCATION_OVERHEAD + size_of::<ArtifactExtras>() + raw.iter().sum::<usize>()
-        });
-        let content = text_size(&artifact.id) + text_size(&artifact.name) + extras;
+        let content = size_without_parts(&artifact);
         (artifact, content)
     }
+}
+
+/// The memory of an artifact's fields, in bytes.
+fn size_without_parts(artifact: &Artifact) -> usize {
+    let extras = artifact.extras.as_ref().map_or(0, |extras| {
+        let ArtifactExtras { description, metadata, extensions, update_metadata, .. } = &**extras;
+        let raw = [description, metadata, extensions, update_metadata].map(raw_size);
+        ALLOCATION_OVERHEAD + size_of::<ArtifactExtras>() + raw.iter().sum::<usize>()
+    });
+    text_size(&artifact.id) + text_size(&artifact.name) + extras
 }
 
 fn raw_size(raw: &Option<Box<RawValue>>) -> usize {

@@ -225,6 +225,9 @@ pub enum TaskState {
     Unknown(String),
 }
 
+/// Longer names of states are cut.
+const MAX_STATE: usize = 64;
+
 /// The names of the states, in the order of their numbers in protobuf, which begin with 1.
 static STATES: [(TaskState, &str); 8] = [
     (TaskState::Submitted, "submitted"),
@@ -246,10 +249,13 @@ impl TaskState {
             "TASK_STATE_WORKING" | "working" => return Self::Working,
             _ => {}
         }
+        if text.len() > MAX_STATE {
+            return Self::Unknown(crate::text::shorten(text, MAX_STATE));
+        }
         let name = text.strip_prefix("TASK_STATE_").unwrap_or(text).to_ascii_lowercase().replace('_', "-");
         let name = if name == "cancelled" { "canceled" } else { &name };
         let known = STATES.iter().find(|(_, known)| *known == name);
-        known.map_or_else(|| Self::Unknown(crate::text::shorten(text, 64)), |(state, _)| state.clone())
+        known.map_or_else(|| Self::Unknown(text.to_owned()), |(state, _)| state.clone())
     }
 
     pub fn is_final(&self) -> bool {

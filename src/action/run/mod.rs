@@ -607,7 +607,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             if let ProgressEvent::State { state, message } = &mut event
                 && state.is_failure()
             {
-                self.actions.secrets.redact(message);
+                heavy::run(message.len(), || self.actions.secrets.redact(message)).await;
             }
             self.waiter.progress.report(event).await;
         }

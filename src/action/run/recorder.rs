@@ -66,7 +66,8 @@ impl TaskRecorder<'_> {
         let mut outcome =
             Outcome::new(ReplyStatus::from(&task.state), content, task_ref).with_retries(self.input.retries);
         if task.state.is_failure() {
-            self.actions.secrets.redact(&mut outcome.content.message);
+            let message = &mut outcome.content.message;
+            heavy::run(message.len(), || self.actions.secrets.redact(message)).await;
         }
         let mut is_new_follow_up = false;
         if task.state.awaits_caller() {
@@ -128,7 +129,7 @@ impl TaskRecorder<'_> {
     /// The follow-up for the question of a waiting task, and whether it is new.
     async fn follow_up(&self, task: &Task, known: Option<FollowUp>) -> Result<(FollowUp, bool), ActionError> {
         let (state, agent) = (&self.actions.state, &self.actions.agent);
-        let fingerprint = question_fingerprint(task);
+        let fingerprint = heavy::run(task.allocated(), || question_fingerprint(task)).await;
         if let Some(known) = known {
             let record = state.follow_ups.find(agent, &known.id).await?;
             let is_for_question = record.is_some_and(|record| match record.state {
