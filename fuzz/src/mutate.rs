@@ -45,23 +45,30 @@ const WORDS: [&str; 36] = [
     "*a",
 ];
 
-/// One to four mutations of `input`; `other` is another input, of which pieces may be taken.
+/// One to four mutations of `input`; `other` is another input, of which pieces may be taken. Half of the results keep the
+/// structure, so that most of them are valid.
 pub fn mutate(random: &mut Rng, input: &[u8], other: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
+    let kinds = if random.bool() { 0..4 } else { 0..10 };
     for _ in 0..random.usize(1..=4) {
-        match random.u8(0..10) {
-            0 => replace_byte(random, &mut bytes),
-            1 => remove(random, &mut bytes),
-            2 => insert_word(random, &mut bytes),
-            3 => splice(random, &mut bytes, other),
-            4 => repeat_range(random, &mut bytes),
-            5 | 6 => repeat_value(random, &mut bytes),
-            7 => nest_value(random, &mut bytes),
-            8 => replace_value(random, &mut bytes, other),
-            _ => lengthen_string(random, &mut bytes),
+        let before = bytes.len();
+        match random.u8(kinds.clone()) {
+            0 | 1 => repeat_item(random, &mut bytes),
+            2 => replace_value(random, &mut bytes, other),
+            3 => lengthen_string(random, &mut bytes),
+            4 => nest_value(random, &mut bytes),
+            5 => repeat_range(random, &mut bytes),
+            6 => splice(random, &mut bytes, other),
+            7 => insert_word(random, &mut bytes),
+            8 => remove(random, &mut bytes),
+            _ => replace_byte(random, &mut bytes),
         }
-        bytes.truncate(MAX_INPUT);
+        // Enough for one input, and too much to be cut without damage.
+        if bytes.len() > MAX_INPUT / 2 && bytes.len() > before {
+            break;
+        }
     }
+    bytes.truncate(MAX_INPUT);
     bytes
 }
 
@@ -133,12 +140,24 @@ fn value(random: &mut Rng, bytes: &[u8]) -> Option<std::ops::Range<usize>> {
     None
 }
 
-/// Repeats a value behind itself, as further items of a list. Numbers in it differ, so that names and ids do.
-fn repeat_value(random: &mut Rng, bytes: &mut Vec<u8>) {
-    let Some(range) = value(random, bytes) else { return };
+/// An item of a JSON list at a random place: its range.
+fn item(random: &mut Rng, bytes: &[u8]) -> Option<std::ops::Range<usize>> {
+    let is_item = |range: &std::ops::Range<usize>| {
+        let before = bytes[..range.start].iter().rfind(|byte| !byte.is_ascii_whitespace());
+        let after = bytes[range.end..].iter().find(|byte| !byte.is_ascii_whitespace());
+        // A key of an object follows a comma, too.
+        matches!(before, Some(b'[' | b',')) && !matches!(after, Some(b':'))
+    };
+    (0..8).find_map(|_| value(random, bytes).filter(is_item))
+}
+
+/// Repeats an item of a list behind itself. The last string in it differs, so that names and ids do, or not.
+fn repeat_item(random: &mut Rng, bytes: &mut Vec<u8>) {
+    let Some(range) = item(random, bytes) else { return };
+    let room = MAX_INPUT.saturating_sub(bytes.len()) / (range.len() + 7);
     let (item, differs) = (bytes[range.clone()].to_vec(), random.bool());
     let mut items = Vec::new();
-    for index in 0..count(random, item.len() + 1) {
+    for index in 0..count(random, item.len() + 1).min(room) {
         items.push(b',');
         match item.iter().rposition(|byte| *byte == b'"').filter(|_| differs) {
             Some(quote) => {
@@ -168,6 +187,7 @@ fn replace_value(random: &mut Rng, bytes: &mut Vec<u8>, other: &[u8]) {
 fn lengthen_string(random: &mut Rng, bytes: &mut Vec<u8>) {
     let at = position(random, bytes);
     let Some(quote) = bytes[at..].iter().position(|byte| *byte == b'"') else { return };
-    let byte = b"x{<\\ \xc3*"[random.usize(0..7)];
-    insert(bytes, at + quote + 1, &vec![byte; count(random, 1)]);
+    let byte = b"x{<~ .*"[random.usize(0..7)];
+    let room = MAX_INPUT.saturating_sub(bytes.len()).max(1);
+    insert(bytes, at + quote + 1, &vec![byte; count(random, 1).min(room)]);
 }

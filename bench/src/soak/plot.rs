@@ -43,7 +43,7 @@ fn draw(title: &str, lines: &[Line], samples: &[Sample]) -> String {
     let x = |minutes: f64| LEFT + (RIGHT - LEFT) * minutes / end;
     let y = |value: f64| BOTTOM - (BOTTOM - TOP) * value / max;
     let mut svg = String::new();
-    let mut text = |[x, y]: [f64; 2], anchor: &str, colour: &str, text: &str| {
+    let text = |[x, y]: [f64; 2], anchor: &str, colour: &str, text: &str| {
         format!(r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" fill="{colour}">{text}</text>"#)
     };
     let mut add = |element: String| {
