@@ -186,8 +186,9 @@ async fn a_command_survives_a_malformed_reply(#[case] reply: &[u8], #[case] head
     let mut requests = bridge.client.subscribe("a2a.action.fake.ask").await.unwrap();
     bridge.client.flush().await.unwrap();
     let url = bridge.nats.url();
-    let called =
-        tokio::task::spawn_blocking(move || run(&mut command_on(&url, &["call", "fake.ask", "x", "--timeout", "10s"]), ""));
+    let called = tokio::task::spawn_blocking(move || {
+        run(&mut command_on(&url, &["call", "fake.ask", "x", "--timeout", "10s"]), "")
+    });
     let inbox = within_deadline(requests.next()).await.unwrap().reply.unwrap();
     RawClient::connect(bridge.nats.port()).await.publish(inbox.as_bytes(), reply, Some(headers)).await;
     let body = json!({"success": true, "status": "COMPLETED", "message": "fine", "files": [], "data": {}, "artifacts": []});
