@@ -107,6 +107,9 @@
 //! | whether a process may get requests for a launched agent | `AgentPort::owner` before a card is read, `AgentPort::check_peer` for a new connection, in `process/agent_port.rs` |
 //! | whether a host gets credentials | `DialectChooser::client` in `a2a/choose.rs`, with `AddressPolicy::is_trusted` in `a2a/address.rs` |
 //! | redaction of credentials in errors | `Dispatcher::guarded` in `dispatch/mod.rs`, with `ActionError::redacted` in `reply/error.rs`; `Actions::record_untracked` in `action/actions.rs` for errors that are stored with a task; `secrets.rs` knows the secrets |
+//! | redaction of credentials in what an agent serves in place of a card | `parse` in `a2a/card/fetch.rs`, before the error quotes it |
+//! | which characters a terminal or a log does not get | `is_unprintable` in `text.rs`; `cli/output.rs` and `telemetry/log_format.rs` apply it |
+//! | what happens to a NATS message that cannot be parsed | `vendor/README.md`; `bus/connect.rs` logs and counts it |
 //! | redaction of credentials in the failure reason of a task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
 //! | how an interrupted stream continues | `CallRun::check` in `action/run/mod.rs`; the loop is `CallRun::follow` |
 //! | user, limits and environment of a launched agent | `launch` in `process/guarded.rs`; `Launch::exec` in `process/launch.rs` applies them |
