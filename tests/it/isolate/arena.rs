@@ -234,7 +234,7 @@ impl Sampler {
                 let usage = Usage::of(pid);
                 shared.0.fetch_max(usage.memory, Relaxed);
                 shared.1.fetch_max(usage.files, Relaxed);
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::park_timeout(Duration::from_millis(10));
             }
         });
         Self { peak, stopped }
