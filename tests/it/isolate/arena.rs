@@ -22,7 +22,7 @@ pub(super) const MEMORY: u64 = 512 << 20;
 const SOFT_FILES: &str = "ulimit -S -n 1024; exec \"$@\"";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an attacker waits for the reply to a call.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct Arena {
     pub(super) site: Site,
@@ -234,7 +234,7 @@ impl Sampler {
                 let usage = Usage::of(pid);
                 shared.0.fetch_max(usage.memory, Relaxed);
                 shared.1.fetch_max(usage.files, Relaxed);
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::park_timeout(Duration::from_millis(10));
             }
         });
         Self { peak, stopped }

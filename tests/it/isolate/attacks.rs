@@ -94,20 +94,16 @@ pub(super) fn all() -> Vec<Attack> {
 /// Eight callers at once get large answers.
 async fn large(arena: Arc<Arena>, agent: &'static str, prompt: &'static str) -> Tally {
     let streams = agent == "streamer";
-    // A flood ends with the attack, not with the call.
-    let ends = prompt.starts_with("flood").then(|| {
-        let hostile = Arc::clone(&arena.hostile);
-        tokio::spawn(async move {
-            tokio::time::sleep(time()).await;
-            hostile.end_attack();
-        })
-    });
     let load = Load { agent, prompt, streams, is_keyed: false, callers: 8, calls: usize::MAX, time: time() };
-    let tally = arena.load(load).await;
-    if let Some(ends) = ends {
-        ends.abort();
+    if !prompt.starts_with("flood") {
+        return arena.load(load).await;
     }
-    tally
+    // A flood ends with the attack, not with the call.
+    let end = async {
+        tokio::time::sleep(time()).await;
+        arena.hostile.end_attack();
+    };
+    tokio::join!(arena.load(load), end).0
 }
 
 async fn many(arena: Arc<Arena>, prompt: &'static str, is_keyed: bool) -> Tally {
@@ -169,7 +165,7 @@ async fn requests(arena: Arc<Arena>, subjects: &'static [&str], short: usize) ->
         // Until no more replies arrive.
         let (mut seen, mut idle, limit) = (0, 0, Instant::now() + Duration::from_secs(40));
         while idle < 10 && Instant::now() < limit {
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::park_timeout(Duration::from_millis(100));
             let now = read.load(std::sync::atomic::Ordering::Relaxed);
             idle = if now == seen { idle + 1 } else { 0 };
             seen = now;
@@ -219,23 +215,22 @@ async fn malformed(arena: Arc<Arena>) -> Tally {
         calls: usize::MAX,
         time,
     };
-    let callers = tokio::spawn({
-        let arena = Arc::clone(&arena);
-        async move { arena.load(load).await }
-    });
     let mut client = RawNats::connect(arena.site.server.port());
     let subject = "a2a.action.hostile.ask";
-    for index in 0..count {
-        match index % 3 {
-            0 => client.request_with_headers(subject, "_INBOX.m", b"NATS/1.0\r\nno colon\r\n\r\n", "hello"),
-            1 => {
-                client.request_with_headers(subject, "_INBOX.m", b"NATS/1.0\r\nA: \xff\xfe\r\n\r\n", "hello")
+    let with_headers = |client: &mut RawNats, headers: &[u8]| {
+        client.request_with_headers(subject, "_INBOX.m", headers, "hello");
+    };
+    let send = async {
+        for index in 0..count {
+            match index % 3 {
+                0 => with_headers(&mut client, b"NATS/1.0\r\nno colon\r\n\r\n"),
+                1 => with_headers(&mut client, b"NATS/1.0\r\nA: \xff\xfe\r\n\r\n"),
+                _ => client.send(b"PUB a2a.action.hostile.ask _INBOX.\xc3\x28 5\r\nhello\r\n"),
             }
-            _ => client.send(b"PUB a2a.action.hostile.ask _INBOX.\xc3\x28 5\r\nhello\r\n"),
+            tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-    let mut tally = callers.await.unwrap();
+    };
+    let (mut tally, ()) = tokio::join!(arena.load(load), send);
     tally.note("messages", count);
     let disconnects = arena.site.log().matches("NATS connection is down").count();
     if disconnects > 0 {

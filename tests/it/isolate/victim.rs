@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Request};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -52,9 +53,11 @@ impl Victim {
                 let client = async_nats::connect(url).await.unwrap();
                 let mut ticks = tokio::time::interval(INTERVAL);
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+                let mut calls = JoinSet::new();
                 while stop.load(Relaxed) == 0 {
                     ticks.tick().await;
-                    tokio::spawn(call(client.clone(), Arc::clone(&shared)));
+                    while calls.try_join_next().is_some() {}
+                    calls.spawn(call(client.clone(), Arc::clone(&shared)));
                 }
             });
         });
