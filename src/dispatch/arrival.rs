@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::permits::Permit;
+use crate::action::request::ReplyMemory;
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
-use crate::reply::Reply;
 use crate::reply::error::ActionError;
 
 /// Requests to one agent that may exist in addition to those with a permit: most of them are about to be refused.
@@ -16,9 +16,11 @@ const MAX_WITHOUT_PERMIT: usize = 4096;
 /// flight for the limits of its agent and for the memory budget.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    /// The request while it runs, then its reply.
+    /// The memory of the request, until the call ends.
     memory: Result<MemoryCharge, OutOfMemory>,
-    /// From the end of the call until the reply is sent.
+    /// The memory of the reply, from the end of the call on.
+    reply_memory: Option<ReplyMemory>,
+    /// From the end of the call on.
     permit: Option<Permit>,
     _place: OwnedSemaphorePermit,
 }
@@ -29,12 +31,12 @@ impl Arrival {
         self.memory.as_ref().map(|_| ()).map_err(|error| (*error).into())
     }
 
-    /// Keeps the permit of a call, and the memory of its reply, until the reply is sent.
-    pub(super) fn keep(&mut self, permit: Option<Permit>, reply: &Reply) {
-        let bytes = reply.as_ref().map_or_else(ActionError::allocated, |outcome| outcome.allocated());
+    /// The call has ended: keeps its permit, and the charge for its reply in place of that for the request.
+    pub(super) fn keep(&mut self, permit: Option<Permit>, reply_memory: ReplyMemory) {
         self.permit = permit;
+        self.reply_memory = Some(reply_memory);
         if let Ok(memory) = &mut self.memory {
-            memory.resize_unchecked(bytes);
+            memory.resize_unchecked(0);
         }
     }
 
@@ -63,6 +65,6 @@ impl Arrivals {
 
     pub(super) fn arrive(&self, bytes: usize) -> Option<Arrival> {
         let place = Arc::clone(&self.places).try_acquire_owned().ok()?;
-        Some(Arrival { memory: self.memory.charge(bytes), permit: None, _place: place })
+        Some(Arrival { memory: self.memory.charge(bytes), reply_memory: None, permit: None, _place: place })
     }
 }

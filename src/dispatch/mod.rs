@@ -140,7 +140,7 @@ impl Dispatcher {
         let reply = self.guarded(self.perform(operation, &options, &mut tracked)).await;
         drop((in_flight, room));
         let permit = tracked.end(&reply).await;
-        arrival.keep(permit, &reply);
+        arrival.keep(permit, options.reply_memory);
         reply
     }
 
