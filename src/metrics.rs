@@ -341,6 +341,7 @@ mod tests {
     use super::*;
     use crate::state::quota::Quotas;
 
+    #[expect(clippy::disallowed_methods, reason = "the test awaits it")]
     async fn started() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());

@@ -60,7 +60,7 @@ pub(super) struct NatsArgs {
     #[arg(long, global = true, env = "A2A_BRIDGE_PREFIX", default_value = DEFAULT_PREFIX)]
     prefix: String,
     /// Prefix of the subjects for replies; with private inboxes, the one that the NATS user may subscribe to
-    #[arg(long, global = true, env = "NATS_INBOX_PREFIX", default_value = DEFAULT_INBOX_PREFIX, value_parser = checked_prefix)]
+    #[arg(long, global = true, value_name = "PREFIX", env = "NATS_INBOX_PREFIX", default_value = DEFAULT_INBOX_PREFIX, value_parser = checked_prefix)]
     inbox_prefix: String,
 }
 

@@ -86,6 +86,7 @@ struct Load {
 }
 
 impl Load {
+    #[expect(clippy::disallowed_methods, reason = "`finish` awaits the callers")]
     fn start(bridge: &Bridge, callers: usize) -> Self {
         let (stop, completed) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let caller = || {

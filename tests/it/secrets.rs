@@ -220,8 +220,10 @@ async fn errors_about_settings_show_no_secrets() {
     assert!(!(output.err.contains("canary") || output.out.contains("canary")), "{output:?}");
 }
 
+type Repeat = fn(&str) -> String;
+
 /// How a hostile or careless server repeats what it was sent.
-const REPEATERS: [(&str, fn(&str) -> String); 9] = [
+const REPEATERS: [(&str, Repeat); 9] = [
     ("raw", str::to_owned),
     ("json", |sent| json!({ "sent": sent, "padding": "…" }).to_string() + "!"),
     ("escaped-json", |sent| {
