@@ -74,13 +74,15 @@ impl MemoryBudget {
         if let Some(account) = accounts.get(agent).and_then(Weak::upgrade) {
             return account;
         }
+        let agent: Arc<str> = agent.into();
         let account = Arc::new(MemoryAccount {
+            agent: Arc::clone(&agent),
             budget: Arc::clone(self),
             used: AtomicUsize::new(0),
             refusals: AtomicU64::new(0),
         });
         accounts.retain(|_, account| account.strong_count() > 0);
-        accounts.insert(agent.into(), Arc::downgrade(&account));
+        accounts.insert(agent, Arc::downgrade(&account));
         account
     }
 
@@ -96,6 +98,8 @@ impl MemoryBudget {
 /// The memory for the calls of one agent.
 #[derive(Debug)]
 pub(crate) struct MemoryAccount {
+    /// The name of the agent.
+    pub agent: Arc<str>,
     budget: Arc<MemoryBudget>,
     used: AtomicUsize,
     refusals: AtomicU64,
