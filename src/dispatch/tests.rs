@@ -120,7 +120,7 @@ async fn calls_lookups_repeats_cancels_and_cards_have_limits_of_their_own() {
 #[tokio::test]
 async fn a_request_without_memory_is_busy_and_too_many_requests_get_no_reply() {
     let mut dispatcher = dispatcher("max_in_flight: 1");
-    dispatcher.arrivals = Arrivals::new(MemoryBudget::new(4 << 20).account("a"), 1);
+    dispatcher.arrivals = Arrivals::new(MemoryBudget::new((4 << 20) + (64 << 10)).account("a"), 1);
     let first = dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap();
     first.check().unwrap();
     let second = dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap();
