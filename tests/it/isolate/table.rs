@@ -22,14 +22,14 @@ fn floor() -> Duration {
 /// The calls of a victim during an attack.
 pub(super) struct Measured {
     victim: Target,
-    /// The 99th percentile before the attack.
+    /// The lowest 99th percentile without an attack so far.
     quiet: Duration,
     calls: Calls,
 }
 
 impl Measured {
-    pub(super) fn new(victim: Target, quiet: &Calls, calls: Calls) -> Self {
-        Self { victim, quiet: quiet.quantile(0.99), calls }
+    pub(super) fn new(victim: Target, quiet: Duration, calls: Calls) -> Self {
+        Self { victim, quiet, calls }
     }
 
     fn p99(&self) -> Duration {
