@@ -15,6 +15,7 @@ use crate::action::params::Template;
 use crate::action::request::{FollowUpAnswer, Invocation, RequestBody, task_id};
 use crate::action::task_builder::TaskBuilder;
 use crate::bus::agent_protocol::envelope::PromptEnvelope;
+use crate::bus::frames::artifact::ArtifactEncoder;
 use crate::bus::headers::{self, Headers};
 use crate::config;
 use crate::memory::MemoryBudget;
@@ -27,10 +28,11 @@ const DIALECTS: [Dialect; 4] = [Dialect::V01, Dialect::V03, Dialect::V03Rest, Di
 pub type Target = fn(&[u8]) -> bool;
 
 /// All entry points by name.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("card", card),
     ("result", result),
     ("event", event),
+    ("frames", frames),
     ("sse", sse),
     ("request", request),
     ("headers", message_headers),
@@ -90,6 +92,21 @@ fn event(data: &[u8]) -> bool {
         }
     }
     is_valid
+}
+
+/// The frames of an artifact, in messages whose size the length of the input determines.
+fn frames(data: &[u8]) -> bool {
+    let Ok(Event::Artifact(update)) = Dialect::V1.read_event(data) else {
+        return false;
+    };
+    let room = 1024 + data.len() % 8192;
+    let encoder = ArtifactEncoder::new(&update, room);
+    let whole = Some(encoder.whole()).filter(|whole| whole.len() <= room);
+    for body in whole.into_iter().chain(encoder.pieces()) {
+        assert!(body.len() <= room, "a frame of {} bytes; the limit is {room}", body.len());
+        serde_json::from_slice::<serde::de::IgnoredAny>(&body).expect("a frame is JSON");
+    }
+    true
 }
 
 /// A whole stream, in chunks whose size the first byte determines.

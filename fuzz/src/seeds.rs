@@ -46,7 +46,7 @@ fn recorded(target: &str, file: &Path) -> anyhow::Result<Vec<Vec<u8>>> {
             let wanted = body.is_object() && is_card == (target == "card");
             Ok(wanted.then(|| body.to_string().into_bytes()).into_iter().collect())
         }
-        ("event", Some("sse")) => {
+        ("event" | "frames", Some("sse")) => {
             let events = text.replace("\r\n", "\n");
             let data = |event: &str| {
                 let lines = event.lines().filter_map(|line| line.strip_prefix("data:"));

@@ -1,6 +1,6 @@
 //! Writes the frames of a streamed reply to the caller's inbox.
 
-mod artifact;
+pub(crate) mod artifact;
 mod coalescer;
 
 use std::collections::HashSet;

@@ -9,26 +9,26 @@ use crate::support::{Answer, Bridge, NatsServer, Peer, attached, peer, wait_unti
 
 const MIB: usize = 1 << 20;
 
-/// The greatest resident memory of a process so far, in bytes.
-fn peak_memory(pid: u32) -> usize {
+/// A figure of a process in bytes: `VmRSS` is its resident memory, `VmHWM` the greatest so far.
+fn memory(pid: u32, figure: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the bridge runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let line =
+        status.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':')).expect("a figure");
     line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number") * 1024
 }
 
-/// Resident memory, in bytes, and CPU time.
-fn usage(pid: u32) -> (usize, Vec<String>) {
+/// The CPU time of a process.
+fn cpu_time(pid: u32) -> Vec<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the bridge runs");
-    let fields: Vec<_> = stat.split(' ').map(str::to_owned).collect();
-    (fields[23].parse::<usize>().expect("pages") * 4096, fields[13..15].to_vec())
+    stat.split(' ').skip(13).take(2).map(str::to_owned).collect()
 }
 
 /// Waits until a process uses no CPU time for a while.
 async fn until_idle(pid: u32) {
-    let mut last = usage(pid).1;
+    let mut last = cpu_time(pid);
     let mut unchanged = 0;
     wait_until(|| {
-        let now = usage(pid).1;
+        let now = cpu_time(pid);
         unchanged = if now == last { unchanged + 1 } else { 0 };
         last = now;
         let is_idle = unchanged > 20;
@@ -46,7 +46,7 @@ async fn card_requests_over_a_slow_connection_are_limited_and_each_gets_a_reply(
     card["description"] = "d".repeat(900_000).into();
     let peer = Peer::agent_with_card(card, |seen| Answer::task(seen, "TASK_STATE_COMPLETED", "done"));
     let bridge = Bridge::with(attached("peer", &peer.url())).nats("url", proxy.url()).start_on(nats).await;
-    let before = usage(bridge.pid()).0;
+    let before = memory(bridge.pid(), "VmRSS");
     let inbox = bridge.client.new_inbox();
     let replies = bridge.client.subscribe(format!("{inbox}.*")).await.unwrap();
     proxy.pauser()();
@@ -56,7 +56,7 @@ async fn card_requests_over_a_slow_connection_are_limited_and_each_gets_a_reply(
     }
     bridge.client.flush().await.unwrap();
     until_idle(bridge.pid()).await;
-    let grown = peak_memory(bridge.pid()).saturating_sub(before);
+    let grown = memory(bridge.pid(), "VmHWM").saturating_sub(before);
     assert!(grown < 64 * MIB, "the bridge has grown by {} MiB", grown / MIB);
 
     proxy.resume();

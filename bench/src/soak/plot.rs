@@ -72,6 +72,7 @@ fn draw(title: &str, lines: &[Line], samples: &[Sample]) -> String {
     for (_, colour, value) in lines {
         let points: Vec<_> = samples
             .iter()
+            .filter(|sample| value(sample).is_finite())
             .map(|sample| format!("{:.1},{:.1}", x(minutes(sample)), y(value(sample))))
             .collect();
         add(format!(

@@ -24,6 +24,7 @@ const MAX_FAILED: f64 = 0.001;
 pub struct Sample {
     pub at: Duration,
     pub memory: f64,
+    /// Not a number if the system does not show them: the bridge is not dumpable, so that only root sees them.
     pub descriptors: f64,
     pub threads: f64,
     /// Of the calls since the last sample, in milliseconds.
@@ -88,7 +89,7 @@ impl Recorder {
         Ok(Sample {
             at,
             memory: bridge.rss()?,
-            descriptors: bridge.entries("fd")?,
+            descriptors: bridge.entries("fd").unwrap_or(f64::NAN),
             threads: bridge.entries("task")?,
             p50: quantile(0.5),
             p99: quantile(0.99),
@@ -167,7 +168,11 @@ pub fn verdict(samples: &[Sample], recorder: &Recorder) -> Verdict {
             parts.map(|part| median(part.iter().take(steady.len() / 6 + 1).map(|sample| figure(sample))));
         let grows = must_be_flat && end > start * (1.0 + GROWTH) + SLACK;
         is_flat &= !grows;
-        let note = if grows { "  GROWS" } else { "" };
+        let note = match grows {
+            true => "  GROWS",
+            false if start.is_nan() => "  not readable by this user",
+            false => "",
+        };
         let _ = writeln!(text, "{name:<14} {start:>9.1} {middle:>9.1} {end:>9.1}{note}");
     }
     let failed = recorder.failed();

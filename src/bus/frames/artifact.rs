@@ -87,7 +87,7 @@ fn shorten_label(text: Cow<'_, str>, room: usize) -> Cow<'_, str> {
 }
 
 /// Encodes an update in bodies of at most `room` bytes.
-pub(super) struct ArtifactEncoder<'a> {
+pub(crate) struct ArtifactEncoder<'a> {
     update: &'a ArtifactUpdate,
     id: Option<Cow<'a, str>>,
     name: Option<Cow<'a, str>>,
@@ -95,14 +95,14 @@ pub(super) struct ArtifactEncoder<'a> {
 }
 
 impl<'a> ArtifactEncoder<'a> {
-    pub(super) fn new(update: &'a ArtifactUpdate, room: usize) -> Self {
+    pub(crate) fn new(update: &'a ArtifactUpdate, room: usize) -> Self {
         let label =
             |text: &'a Option<String>| text.as_deref().map(|text| shorten_label(Cow::Borrowed(text), room));
         Self { update, id: label(&update.artifact.id), name: label(&update.artifact.name), room }
     }
 
     /// The whole update in one body, even if it does not fit.
-    pub(super) fn whole(&self) -> Bytes {
+    pub(crate) fn whole(&self) -> Bytes {
         let Self { update, .. } = self;
         let extras = update.artifact.extras.as_deref();
         let mut parts: Vec<_> =
@@ -115,7 +115,7 @@ impl<'a> ArtifactEncoder<'a> {
 
     /// The update in bodies that append to each other, each with as many parts as fit. The extras of the
     /// artifact and of a part come with its first piece, unless they leave no room.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = Bytes> {
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = Bytes> {
         let Self { update, room, .. } = self;
         let bare = self.body(None, &[], update.append, update.last_chunk).len();
         let part_room = room.saturating_sub(bare);

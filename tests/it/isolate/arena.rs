@@ -1,9 +1,10 @@
 //! A bridge with a victim and hostile agents, and how attackers call it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Request};
@@ -11,7 +12,9 @@ use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::hostile::{CARDED, Hostile, repeating_agent};
+use super::hostile::{CARDED, Hostile};
+use super::raw_agents::{reopening_agent, repeating_agent};
+use super::shapes::SECRET_LINES;
 use crate::support::eventually::eventually_within;
 use crate::support::processes::program;
 use crate::support::site::{Site, demo, shell};
@@ -44,13 +47,20 @@ impl Arena {
             "while sleep 0.1; do while [ -e {} ]; do yes this agent talks too much | head -n 100000; done; done & exec DEMO",
             flood.display()
         );
+        // A secret of many lines, as a PEM key is.
+        let redacted =
+            format!(r#"auth: [{{ basic: {{ user: me, password: "{}" }} }}]"#, SECRET_LINES.join(r"\n"));
         let mut agents = vec![
             ("victim", demo("")),
+            ("large", demo("")),
             ("hostile", attached("hostile", "")),
             ("streamer", attached("streamer", "")),
             ("bigcard", attached("bigcard", "")),
             ("repeater", format!("url: http://127.0.0.1:{}", repeating_agent())),
             ("loud", shell(&loud)),
+            ("places", attached("places", "")),
+            ("reopening", reopening_agent()),
+            ("redacted", attached("redacted", &redacted)),
         ];
         agents.extend(HANGING.map(|agent| (agent, attached(agent, ""))));
         agents.extend(CARDED.map(|agent| (agent, attached(agent, "card_refresh: 300ms"))));
@@ -73,9 +83,11 @@ impl Arena {
         Arc::new(Self { site, hostile, client, flood, pid })
     }
 
-    /// Calls an agent's skill `ask` with this prompt, from many callers at once, until time or number is over.
+    /// Calls an agent from many callers at once, until time or number is over.
     pub(super) async fn load(self: &Arc<Self>, load: Load) -> Tally {
-        self.hostile.prepare(load.prompt);
+        if !load.prompt.is_empty() {
+            self.hostile.prepare(load.prompt);
+        }
         let (number, until) = (Arc::new(AtomicUsize::new(0)), Instant::now() + load.time);
         let load = Arc::new(load);
         let mut workers = JoinSet::new();
@@ -105,8 +117,8 @@ impl Arena {
         if load.is_keyed {
             headers.insert("Nats-Msg-Id", format!("key-{index}-{}", fastrand::u64(..)));
         }
-        let subject = format!("a2a.action.{}.ask", load.agent);
-        let body = json!({ "prompt": format!("{}#{index}", load.prompt) }).to_string().into();
+        let subject = format!("a2a.action.{}.{}", load.agent, load.action);
+        let body = (load.body)(load.prompt, index).into();
         if load.streams {
             headers.insert("A2A-Reply", "stream");
             return self.stream(subject, headers, body).await;
@@ -138,7 +150,8 @@ impl Arena {
     }
 
     pub(super) fn is_running(&self) -> bool {
-        std::fs::metadata(format!("/proc/{}/exe", self.pid)).is_ok() && status(self.pid, "VmRSS:") > 0
+        // Of a process that has ended, and of a zombie, it is 0.
+        status(self.pid, "VmRSS:") > 0
     }
 }
 
@@ -154,12 +167,33 @@ fn has_memory_limit() -> bool {
 /// How an agent is called.
 pub(super) struct Load {
     pub(super) agent: &'static str,
+    pub(super) action: &'static str,
+    /// Selects the answer; empty if the agent has only one.
     pub(super) prompt: &'static str,
+    /// The body of a call, from the prompt and the number of the call.
+    pub(super) body: fn(&str, usize) -> String,
     pub(super) streams: bool,
     pub(super) is_keyed: bool,
     pub(super) callers: usize,
     pub(super) calls: usize,
     pub(super) time: Duration,
+}
+
+impl Load {
+    /// Eight callers at once, for this time.
+    pub(super) fn new(agent: &'static str, prompt: &'static str, time: Duration) -> Self {
+        Self {
+            agent,
+            action: "ask",
+            prompt,
+            body: |prompt, index| json!({ "prompt": format!("{prompt}#{index}") }).to_string(),
+            streams: false,
+            is_keyed: false,
+            callers: 8,
+            calls: usize::MAX,
+            time,
+        }
+    }
 }
 
 /// The replies to an attack.
@@ -202,13 +236,30 @@ impl Tally {
 pub(super) struct Usage {
     /// Resident memory in bytes.
     pub(super) memory: u64,
-    pub(super) files: u64,
+    /// `None` if the system does not show them: the bridge is not dumpable, so that only root sees them.
+    pub(super) files: Option<u64>,
 }
 
 impl Usage {
     pub(super) fn of(pid: i32) -> Self {
-        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |files| files.count() as u64);
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok().map(|files| files.count() as u64);
         Self { memory: status(pid, "VmRSS:") << 10, files }
+    }
+
+    /// Raises each figure to the greater one of both.
+    pub(super) fn raise(&mut self, other: Self) {
+        self.memory = self.memory.max(other.memory);
+        self.files = self.files.max(other.files);
+    }
+}
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} MiB", self.memory >> 20)?;
+        match self.files {
+            Some(files) => write!(f, ", {files} descriptors"),
+            None => write!(f, ", descriptors unknown: this user cannot read them"),
+        }
     }
 }
 
@@ -220,20 +271,18 @@ fn status(pid: i32, key: &str) -> u64 {
 
 /// Samples the usage of a process until it is dropped.
 pub(super) struct Sampler {
-    peak: Arc<(AtomicU64, AtomicU64)>,
+    peak: Arc<Mutex<Usage>>,
     stopped: Arc<AtomicBool>,
 }
 
 impl Sampler {
     pub(super) fn start(pid: i32) -> Self {
-        let (peak, stopped) =
-            (Arc::new((AtomicU64::new(0), AtomicU64::new(0))), Arc::new(AtomicBool::new(false)));
+        let (peak, stopped) = (Arc::<Mutex<Usage>>::default(), Arc::new(AtomicBool::new(false)));
         let (shared, stop) = (Arc::clone(&peak), Arc::clone(&stopped));
         std::thread::spawn(move || {
             while !stop.load(Relaxed) {
                 let usage = Usage::of(pid);
-                shared.0.fetch_max(usage.memory, Relaxed);
-                shared.1.fetch_max(usage.files, Relaxed);
+                shared.lock().unwrap().raise(usage);
                 std::thread::park_timeout(Duration::from_millis(10));
             }
         });
@@ -241,7 +290,7 @@ impl Sampler {
     }
 
     pub(super) fn peak(&self) -> Usage {
-        Usage { memory: self.peak.0.load(Relaxed), files: self.peak.1.load(Relaxed) }
+        *self.peak.lock().unwrap()
     }
 }
 

@@ -1,26 +1,26 @@
 //! The hostile agent: one HTTP server, with an agent at each path. The prompt of a call selects the answer.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::shapes::{Shape, shape};
+use super::shapes::{Shape, UNANSWERED_TASK, shape};
 use crate::support::peer::{card, streaming_card};
 
 /// The agents whose card an attack replaces: more than the bridge has threads here, so that none is left for the victim
@@ -53,6 +53,7 @@ impl Hostile {
             .route("/{agent}", post(answer))
             .route("/{agent}/", post(answer))
             .route("/{agent}/.well-known/agent-card.json", get(serve_card))
+            .layer(DefaultBodyLimit::disable())
             .with_state(Arc::clone(&hostile));
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -97,7 +98,36 @@ struct Call<'a> {
     #[serde(borrow)]
     id: Option<&'a RawValue>,
     method: &'a str,
-    params: Value,
+    params: Params<'a>,
+}
+
+#[derive(Deserialize)]
+struct Params<'a> {
+    /// Of a task.
+    #[serde(borrow)]
+    id: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    message: Option<Message<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    parts: Vec<MessagePart<'a>>,
+}
+
+#[derive(Deserialize)]
+struct MessagePart<'a> {
+    #[serde(borrow)]
+    text: Option<Cow<'a, str>>,
+}
+
+impl Call<'_> {
+    /// The name of the answer: the prompt, without the number behind it.
+    fn prompt(&self) -> Option<&str> {
+        let text = self.params.message.as_ref()?.parts.first()?.text.as_deref()?;
+        text.split('#').next().filter(|name| !name.is_empty())
+    }
 }
 
 async fn answer(State(hostile): State<Arc<Hostile>>, body: Bytes) -> Response {
@@ -107,15 +137,18 @@ async fn answer(State(hostile): State<Arc<Hostile>>, body: Bytes) -> Response {
     let id = call.id.map_or("null", RawValue::get);
     let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"#);
     if !call.method.starts_with("Send") {
+        if call.params.id.as_deref() == Some(UNANSWERED_TASK) {
+            return late(&hostile, head).await;
+        }
         return json_body([head, r#""error":{"code":-32001,"message":"Task not found"}}"#.into()]);
     }
-    let name = call.params["message"]["parts"][0]["text"].as_str().unwrap_or_default();
-    // An answer to a question, or a prompt with a number behind it.
-    let name = name.split('#').next().filter(|name| !name.is_empty()).unwrap_or("small");
-    let cell = hostile.prepare(name);
+    // An answer to a question has no prompt.
+    let cell = hostile.prepare(call.prompt().unwrap_or("small"));
+    // It may be large, and the call may hang.
+    drop(body);
     let result = format!(r#"{head}"result":"#);
     match cell.get().unwrap() {
-        Shape::Result(text) => json_body([Bytes::from(result), fresh_id(text, call.method), "}".into()]),
+        Shape::Result(text) => json_body([Bytes::from(result), fresh_id(text), "}".into()]),
         Shape::Error(text) => json_body([format!(r#"{head}"error":"#).into(), text.clone(), "}".into()]),
         Shape::Stream(events) => {
             let event = move |text: Bytes| {
@@ -133,15 +166,18 @@ async fn answer(State(hostile): State<Arc<Hostile>>, body: Bytes) -> Response {
             let flood = stream::repeat(bytes).take_until(until);
             event_stream(stream::once(async { first }).chain(flood).map(ok))
         }
-        Shape::Hang => {
-            let _ = hostile.attack.subscribe().changed().await;
-            json_body([format!(r#"{head}"error":{{"code":-32000,"message":"late"}}}}"#)])
-        }
+        Shape::Hang => late(&hostile, head).await,
     }
 }
 
+/// Hangs until the end of the attack.
+async fn late(hostile: &Hostile, head: String) -> Response {
+    let _ = hostile.attack.subscribe().changed().await;
+    json_body([format!(r#"{head}"error":{{"code":-32000,"message":"late"}}}}"#)])
+}
+
 /// A small task gets an id of its own, as the bridge remembers each.
-fn fresh_id(text: &Bytes, _method: &str) -> Bytes {
+fn fresh_id(text: &Bytes) -> Bytes {
     if text.len() > 1_000 {
         return text.clone();
     }
@@ -173,6 +209,7 @@ async fn serve_card(State(hostile): State<Arc<Hostile>>, Path(agent): Path<Strin
         }
         "streamer" => streaming_card(&["ask"]).to_string(),
         "bigcard" => big_card().to_string(),
+        "places" => card_of_places().to_string(),
         _ => card(&["ask"]).to_string(),
     };
     // The URL of a card is relative to its host, not to its path.
@@ -183,6 +220,13 @@ async fn serve_card(State(hostile): State<Arc<Hostile>>, Path(agent): Path<Strin
 fn big_card() -> Value {
     let mut card = card(&["ask"]);
     card["description"] = "d".repeat(930_000).into();
+    card
+}
+
+/// A card whose skill has 1,024 places for one value.
+fn card_of_places() -> Value {
+    let mut card = card(&["ask"]);
+    card["skills"][0]["description"] = "{a}".repeat(1_024).into();
     card
 }
 
@@ -200,59 +244,4 @@ pub(super) fn card_of_skills(count: usize) -> Value {
     let mut card = card(&names.iter().map(String::as_str).collect::<Vec<_>>());
     card["version"] = "1.0.@N@".into();
     card
-}
-
-/// An agent that answers the first request of a connection, and every later one with that same response, as if an
-/// agent sent a second response that the next caller reads. Returns its port.
-pub(super) fn repeating_agent() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for connection in listener.incoming().flatten() {
-            std::thread::spawn(move || serve_repeating(connection));
-        }
-    });
-    port
-}
-
-fn serve_repeating(mut connection: TcpStream) -> std::io::Result<()> {
-    let mut reader = BufReader::new(connection.try_clone()?);
-    let mut first = None;
-    loop {
-        let (mut line, mut length) = (String::new(), 0);
-        if reader.read_line(&mut line)? == 0 {
-            return Ok(());
-        }
-        let is_get = line.starts_with("GET");
-        loop {
-            line.clear();
-            reader.read_line(&mut line)?;
-            let lower = line.to_ascii_lowercase();
-            if let Some(value) = lower.strip_prefix("content-length:") {
-                length = value.trim().parse().unwrap_or(0);
-            }
-            if line.trim_end().is_empty() {
-                break;
-            }
-        }
-        let mut body = vec![0; length];
-        reader.read_exact(&mut body)?;
-        let request: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let answer = if is_get {
-            card(&["ask"])
-        } else if request["method"] != "SendMessage" {
-            json!({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32001, "message": "Task not found"}})
-        } else {
-            let text = &request["params"]["message"]["parts"][0]["text"];
-            let own = json!({"jsonrpc": "2.0", "id": request["id"],
-                "result": {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": text}]}}});
-            first.get_or_insert(own).clone()
-        };
-        let body = answer.to_string();
-        let head = format!(
-            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
-        connection.write_all((head + &body).as_bytes())?;
-    }
 }

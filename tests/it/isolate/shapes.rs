@@ -1,6 +1,7 @@
 //! What the hostile agent answers: responses and streams that are large, or expensive to read, join or keep.
 
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 
@@ -24,6 +25,15 @@ pub(super) enum Shape {
     /// No answer before the end of the attack.
     Hang,
 }
+
+/// The agent never answers a request for this task.
+pub(super) const UNANSWERED_TASK: &str = "22222222-0000-4000-8000-000000000002";
+
+/// A secret of the agent `redacted`.
+pub(super) static SECRET_LINES: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let line = |_| std::iter::repeat_with(fastrand::alphanumeric).take(64).collect();
+    (0..50).map(line).collect()
+});
 
 const TASK: &str = r#""id":"11111111-0000-4000-8000-000000000001","contextId":"context""#;
 const UPDATE: &str = r#""taskId":"11111111-0000-4000-8000-000000000001","contextId":"context""#;
@@ -85,6 +95,17 @@ pub(super) fn shape(name: &str) -> Shape {
             format!(r#"{{"task":{{{TASK},"status":{{"state":"TASK_STATE_INPUT_REQUIRED","message":{{"messageId":"m","role":"ROLE_AGENT","parts":[{{"text":"Which?"}}]}}}}}}}}"#)
                 .into(),
         ),
+        "large question" => Shape::Result(
+            format!(r#"{{"task":{{{TASK},"status":{{"state":"TASK_STATE_INPUT_REQUIRED","message":{{"messageId":"m","role":"ROLE_AGENT","parts":[{{"text":"{}"}}]}}}}}}}}"#, "x".repeat(size))
+                .into(),
+        ),
+        "large waiting task" | "large running task" => {
+            let state = if name.contains("waiting") { "INPUT_REQUIRED" } else { "WORKING" };
+            Shape::Result(
+                format!(r#"{{"task":{{"id":"{UNANSWERED_TASK}","contextId":"context","status":{{"state":"TASK_STATE_{state}"}},"artifacts":[{{"artifactId":"a","parts":[{{"text":"{}"}}]}}]}}}}"#, "x".repeat(size))
+                    .into(),
+            )
+        }
         "hang" => Shape::Hang,
         "text" => parts(&format!(r#"{{"text":"{}"}}"#, "x".repeat(size))),
         "empty parts" => parts(&repeated("{}", size)),
@@ -110,6 +131,13 @@ pub(super) fn shape(name: &str) -> Shape {
         "error data" => Shape::Error(
             format!(r#"{{"code":-32000,"message":"no","data":[{}]}}"#, repeated("{}", size)).into(),
         ),
+        "error with cut secrets" => {
+            let data = list(size, |index, text| {
+                let line = &SECRET_LINES[index % SECRET_LINES.len()];
+                let _ = write!(text, r#""{}…\u2026{}""#, &line[..3 + index % 60], &line[..20]);
+            });
+            Shape::Error(format!(r#"{{"code":-32000,"message":"no …","data":[{data}]}}"#).into())
+        }
         "stream of artifacts" => {
             let count = if is_full() { 40_000 } else { 8_000 };
             artifacts((0..count).map(|index| {

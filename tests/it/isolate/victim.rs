@@ -1,4 +1,4 @@
-//! The victim: a well-behaved agent that is called 20 times a second, and what the bridge has promised its callers.
+//! The victims: well-behaved agents that are called all the time, and what the bridge has promised their callers.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,38 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-const INTERVAL: Duration = Duration::from_millis(50);
+/// How a victim is called.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    pub(super) name: &'static str,
+    pub(super) agent: &'static str,
+    action: &'static str,
+    interval: Duration,
+    /// What a call sends, and the answer that it expects, from the numbers of its phase and its own.
+    exchange: fn(usize, usize) -> (String, String),
+}
+
+/// Called 20 times a second.
+pub(super) const SMALL: Target = Target {
+    name: "small",
+    agent: "victim",
+    action: "echo",
+    interval: Duration::from_millis(50),
+    exchange: |phase, number| {
+        let text = format!("hello {phase} {number}");
+        (text.clone(), text)
+    },
+};
+
+/// Its answers are 200 KB: they must not wait behind those of a hostile agent.
+pub(super) const LARGE: Target = Target {
+    name: "large",
+    agent: "large",
+    action: "big",
+    interval: Duration::from_millis(200),
+    exchange: |_, _| ("200000".into(), "x".repeat(200_000)),
+};
+
 /// A call that takes longer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -35,7 +66,7 @@ impl Calls {
     }
 }
 
-/// Calls `victim.echo` until it is dropped.
+/// Calls an agent until it is dropped.
 pub(super) struct Victim {
     phases: Arc<Mutex<Vec<Calls>>>,
     stopped: Arc<AtomicU64>,
@@ -43,7 +74,7 @@ pub(super) struct Victim {
 
 impl Victim {
     /// Calls on a runtime and a connection of its own, so that the attackers do not delay it here.
-    pub(super) fn start(url: String) -> Self {
+    pub(super) fn start(url: String, target: Target) -> Self {
         let phases = Arc::new(Mutex::new(vec![Calls::default()]));
         let stopped = Arc::new(AtomicU64::new(0));
         let (shared, stop) = (Arc::clone(&phases), Arc::clone(&stopped));
@@ -51,13 +82,13 @@ impl Victim {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let client = async_nats::connect(url).await.unwrap();
-                let mut ticks = tokio::time::interval(INTERVAL);
+                let mut ticks = tokio::time::interval(target.interval);
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
                 let mut calls = JoinSet::new();
                 while stop.load(Relaxed) == 0 {
                     ticks.tick().await;
                     while calls.try_join_next().is_some() {}
-                    calls.spawn(call(client.clone(), Arc::clone(&shared)));
+                    calls.spawn(call(client.clone(), target, Arc::clone(&shared)));
                 }
             });
         });
@@ -84,13 +115,6 @@ impl Victim {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
-
-    /// A phase of this length.
-    pub(super) async fn measure(&self, length: Duration) -> Calls {
-        self.begin();
-        tokio::time::sleep(length).await;
-        self.end().await
-    }
 }
 
 impl Drop for Victim {
@@ -99,28 +123,39 @@ impl Drop for Victim {
     }
 }
 
-async fn call(client: Client, phases: Arc<Mutex<Vec<Calls>>>) {
+async fn call(client: Client, target: Target, phases: Arc<Mutex<Vec<Calls>>>) {
     let (phase, number) = {
         let mut phases = phases.lock().unwrap();
         let phase = phases.len() - 1;
         phases[phase].begun += 1;
         (phase, phases[phase].begun)
     };
-    let text = format!("hello {phase} {number}");
+    let Target { agent, action, exchange, .. } = target;
+    let (prompt, expected) = exchange(phase, number);
     let began = Instant::now();
-    let reply = request(&client, "echo", HeaderMap::new(), &json!({ "prompt": text })).await;
+    let reply = request_of(&client, agent, action, HeaderMap::new(), &json!({ "prompt": prompt })).await;
     let taken = began.elapsed();
     let calls = &mut phases.lock().unwrap()[phase];
     match reply {
-        Ok(reply) if reply["message"] == text => calls.taken.push(taken),
-        Ok(reply) => calls.lost.push(reply["message"].to_string()),
+        Ok(reply) if reply["message"] == expected => calls.taken.push(taken),
+        Ok(reply) => calls.lost.push(reply["message"].to_string().chars().take(200).collect()),
         Err(error) => calls.lost.push(error),
     }
 }
 
 async fn request(client: &Client, action: &str, headers: HeaderMap, body: &Value) -> Result<Value, String> {
+    request_of(client, SMALL.agent, action, headers, body).await
+}
+
+async fn request_of(
+    client: &Client,
+    agent: &str,
+    action: &str,
+    headers: HeaderMap,
+    body: &Value,
+) -> Result<Value, String> {
     let request = Request::new().headers(headers).payload(body.to_string().into()).timeout(Some(PATIENCE));
-    let reply = client.send_request(format!("a2a.action.victim.{action}"), request).await;
+    let reply = client.send_request(format!("a2a.action.{agent}.{action}"), request).await;
     let reply = reply.map_err(|error| error.to_string())?;
     serde_json::from_slice(&reply.payload).map_err(|error| error.to_string())
 }
