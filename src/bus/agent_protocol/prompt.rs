@@ -82,19 +82,21 @@ impl PromptEndpoint {
         let Some(to) = message.reply.clone() else { return };
         let keep_alive = self.dispatcher.agent().config.stream_keepalive;
         let mut chunks = ChunkWriter::new(self.outbox.clone(), to, keep_alive);
-        let run = Box::pin(self.run(&message, trace, &mut arrival, &mut chunks));
+        let run = Box::pin(self.run(message, trace, &mut arrival, &mut chunks));
         let result = self.dispatcher.guarded(run).await;
         accounting.end(chunks.finish(result).await);
     }
 
     async fn run(
         &self,
-        message: &Message,
+        message: Message,
         trace: TraceContext,
         arrival: &mut Arrival,
         chunks: &mut ChunkWriter,
     ) -> Result<(), ActionError> {
-        let parsed = arrival.check().and_then(|()| self.parse(message, trace));
+        let parsed = arrival.check().and_then(|()| self.parse(&message, trace));
+        // Headers take several times the memory of their bytes, and a question may stay open for hours.
+        drop(message);
         let parsed = parsed.inspect_err(|error| self.dispatcher.count_refusal(error));
         let (operation, options) = parsed?;
         let first = request(operation, &options, None);
