@@ -1,30 +1,27 @@
 //! Redacts the credentials of an agent in logs, errors and replies.
 
+mod forms;
+mod matcher;
+
 use std::borrow::Cow;
-use std::collections::{BTreeSet, VecDeque};
-use std::fmt;
+use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
-use memchr::memmem;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
+
+use self::matcher::Matcher;
 
 const MIN_LENGTH: usize = Secrets::MIN_LENGTH;
 /// How many access tokens of an agent are redacted. Not only the newest: a token may be valid for longer than tokens
 /// that were issued after it.
 const MAX_TOKENS: usize = 32;
 const REDACTED: &str = "***";
-/// What [`shorten`](crate::text::shorten) and others write in place of the rest of a string.
-const ELLIPSIS: &str = "…";
-/// How much of a secret is redacted before an ellipsis, where it is more likely to be the beginning of a secret.
-const MIN_TRUNCATED: usize = 3;
 
 /// The secrets of one agent. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Secrets {
-    configured: Arc<SecretForms>,
+    configured: Arc<Matcher>,
     tokens: Arc<RwLock<AccessTokens>>,
 }
 
@@ -32,17 +29,7 @@ pub struct Secrets {
 struct AccessTokens {
     /// The oldest first.
     all: VecDeque<SecretString>,
-    forms: SecretForms,
-}
-
-/// Secrets in all forms in which they can occur in a string.
-#[derive(Default)]
-struct SecretForms {
-    /// The longest first: if one begins with another, its end must not remain.
-    all: Vec<SecretString>,
-    /// The first bytes of each. Nearly every string has none of these and no ellipsis, and so no secret, whole or
-    /// truncated.
-    prefixes: Vec<memmem::Finder<'static>>,
+    matcher: Arc<Matcher>,
 }
 
 impl Secrets {
@@ -53,7 +40,7 @@ impl Secrets {
     pub fn new(secrets: impl IntoIterator<Item = SecretString>) -> Self {
         let secrets: Vec<SecretString> = secrets.into_iter().collect();
         let lines = secrets.iter().flat_map(|secret| secret.expose_secret().lines().map(str::trim));
-        Self { configured: Arc::new(SecretForms::new(lines)), tokens: Arc::default() }
+        Self { configured: Arc::new(matcher(lines)), tokens: Arc::default() }
     }
 
     /// Adds an access token.
@@ -70,13 +57,16 @@ impl Secrets {
             tokens.all.pop_front();
         }
         tokens.all.push_back(token.into());
-        tokens.forms = SecretForms::new(tokens.all.iter().map(ExposeSecret::expose_secret));
+        tokens.matcher = Arc::new(matcher(tokens.all.iter().map(ExposeSecret::expose_secret)));
     }
 
     /// Replaces every secret in a string, including one that the end of the string or an ellipsis truncates.
     pub fn redact(&self, text: &mut String) {
-        self.configured.redact(text);
-        self.tokens.read().unwrap_or_else(PoisonError::into_inner).forms.redact(text);
+        // The lock is not held while a long text is read.
+        let tokens = Arc::clone(&self.tokens.read().unwrap_or_else(PoisonError::into_inner).matcher);
+        for matcher in [&self.configured, &tokens] {
+            matcher.replace(text, REDACTED);
+        }
     }
 
     /// Redacts the keys and strings of a JSON text, in whatever way they are escaped; everything else stays as it is.
@@ -114,97 +104,10 @@ impl Secrets {
     }
 }
 
-impl SecretForms {
-    fn new<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Self {
-        let secrets = secrets.into_iter().filter(|secret| secret.len() >= MIN_LENGTH);
-        let mut all: Vec<String> = secrets.flat_map(forms).filter(|form| form.len() >= MIN_LENGTH).collect();
-        all.sort_by(|one, other| other.len().cmp(&one.len()).then_with(|| one.cmp(other)));
-        all.dedup();
-        let prefixes: BTreeSet<_> = all.iter().filter_map(|form| form.as_bytes().get(..MIN_LENGTH)).collect();
-        let prefixes = prefixes.into_iter().map(|bytes| memmem::Finder::new(bytes).into_owned()).collect();
-        Self { all: all.into_iter().map(SecretString::from).collect(), prefixes }
-    }
-
-    fn redact(&self, text: &mut String) {
-        let is_cut = text.contains(ELLIPSIS);
-        if !is_cut && self.prefixes.iter().all(|prefix| prefix.find(text.as_bytes()).is_none()) {
-            return;
-        }
-        for secret in &self.all {
-            let secret = secret.expose_secret();
-            if text.contains(secret) {
-                *text = text.replace(secret, REDACTED);
-            }
-            if let Some(redacted) = redact_truncated(text, secret) {
-                *text = redacted;
-            }
-        }
-    }
-}
-
-impl fmt::Debug for SecretForms {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SecretForms").finish_non_exhaustive()
-    }
-}
-
-/// The forms in which a secret is sent, or comes back from an agent that repeats it. Many of them are usually equal.
-fn forms(secret: &str) -> Vec<String> {
-    let quoted = Value::from(secret).to_string();
-    let in_json = quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned();
-    let in_form: String = url::form_urlencoded::byte_serialize(secret.as_bytes()).collect();
-    let in_path = in_form.replace('+', "%20").replace('*', "%2A").replace("%7E", "~");
-    let hex = crate::text::hex(secret.as_bytes());
-    let mut forms = vec![
-        secret.to_owned(),
-        in_html(secret, "&quot;", "&#39;"),
-        in_html(secret, "&#34;", "&#x27;"),
-        hex.to_ascii_uppercase(),
-        hex,
-        in_json.replace('/', "\\/"),
-        escape_html(&in_json, |c| format!("\\u{c:04X}")),
-        escape_html(&in_json, |c| format!("\\u{c:04x}")),
-        in_json,
-        with_lowercase_escapes(&in_path),
-        in_form,
-        in_path,
-        STANDARD.encode(secret),
-        STANDARD_NO_PAD.encode(secret),
-        URL_SAFE_NO_PAD.encode(secret),
-    ];
-    forms.extend((0..3).flat_map(|before| within_base64(secret, before)));
-    forms
-}
-
-/// The characters that a secret has for certain within longer text in Base64, after this many bytes of a group of three.
-fn within_base64(secret: &str, before: usize) -> [String; 2] {
-    let text = [vec![0; before], secret.as_bytes().to_vec()].concat();
-    // Six bits a character; the bits of a character at either end belong to other bytes in part.
-    let certain = (before * 8).div_ceil(6)..text.len() * 8 / 6;
-    [STANDARD_NO_PAD.encode(&text), URL_SAFE_NO_PAD.encode(&text)]
-        .map(|encoded| encoded.get(certain.clone()).unwrap_or_default().to_owned())
-}
-
-fn in_html(secret: &str, quote: &str, apostrophe: &str) -> String {
-    let escaped = secret.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    escaped.replace('"', quote).replace('\'', apostrophe)
-}
-
-/// Escapes JSON so that it is safe in HTML: .NET uses uppercase digits, Go lowercase ones.
-fn escape_html(in_json: &str, escaped: impl Fn(u32) -> String) -> String {
-    let escape = |c: char| if "+&<>'".contains(c) { escaped(u32::from(c)) } else { c.to_string() };
-    in_json.chars().map(escape).collect()
-}
-
-/// `%2f` for `%2F`.
-fn with_lowercase_escapes(in_path: &str) -> String {
-    let mut pieces = in_path.split('%');
-    let mut lowercase = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        let (digits, rest) = piece.split_at_checked(2).unwrap_or((piece, ""));
-        lowercase.extend(["%", &digits.to_ascii_lowercase(), rest]);
-    }
-    lowercase
+/// Finds secrets in all their forms.
+fn matcher<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Matcher {
+    let secrets = secrets.into_iter().filter(|secret| secret.len() >= MIN_LENGTH);
+    Matcher::new(secrets.flat_map(forms::forms).filter(|form| form.len() >= MIN_LENGTH), MIN_LENGTH)
 }
 
 /// The next string of a JSON text with its quotes, and the rest of the text.
@@ -221,34 +124,11 @@ fn next_string(json: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// Replaces the beginning of a secret at the end of the text and before each ellipsis.
-fn redact_truncated(text: &str, secret: &str) -> Option<String> {
-    let mut pieces: Vec<Cow<'_, str>> = text.split(ELLIPSIS).map(Cow::Borrowed).collect();
-    let last = pieces.len() - 1;
-    let mut is_changed = false;
-    for (index, piece) in pieces.iter_mut().enumerate() {
-        let min = if index == last { MIN_LENGTH } else { MIN_TRUNCATED };
-        if let Some(head) = before_truncated(piece, secret, min) {
-            *piece = format!("{head}{REDACTED}").into();
-            is_changed = true;
-        }
-    }
-    is_changed.then(|| pieces.join(ELLIPSIS))
-}
-
-/// The text without the beginning of a secret, of at least `min` bytes, at its end; `None` if there is none.
-fn before_truncated<'a>(text: &'a str, secret: &str, min: usize) -> Option<&'a str> {
-    let (bytes, secret) = (text.as_bytes(), secret.as_bytes());
-    let from = bytes.len().saturating_sub(secret.len() - 1);
-    let tail = bytes.get(from..)?;
-    // From the left, so that the longest match counts.
-    let fits = |start: &usize| tail.get(*start..).is_some_and(|rest| secret.starts_with(rest));
-    let last = (tail.len() + 1).checked_sub(min)?;
-    (0..last).find(fits).and_then(|start| text.get(..from + start))
-}
-
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+
     use super::*;
 
     fn redacted(secrets: &[&str], text: &str) -> String {

@@ -81,11 +81,14 @@ impl ActionEndpoint {
         let runs_the_agent = operation.as_ref().is_some_and(Operation::runs_the_agent);
         let wants_frames = runs_the_agent && headers::wants_stream(&message);
         let request = match (headers, operation) {
-            (Ok(_), None) => return responder.send_card(&mut arrival).await,
+            (Ok(_), None) => {
+                drop(message);
+                return responder.send_card(&mut arrival).await;
+            }
             (Ok(headers), Some(operation)) => Ok(dispatcher_request(headers, operation, &message)),
             (Err(error), _) => Err(error),
         };
-        // From here on only the request holds the body.
+        // From here on only the request holds the body, and nothing holds the headers.
         drop(message);
         if wants_frames {
             return Box::pin(responder.stream(request, &mut arrival, frame_options)).await;

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::support::commands::{command_on, run};
 use crate::support::processes::free_port;
-use crate::support::{Bridge, Reply, launched, wait_until, within_deadline};
+use crate::support::{Bridge, Reply, attached, launched, wait_until, within_deadline};
 
 /// Header blocks that cannot be parsed.
 const HEADERS: [&[u8]; 13] = [
@@ -207,4 +207,24 @@ async fn a_request_with_malformed_headers_is_not_run() {
     let reply: Reply = bridge.prompt("peer.ask", "x").await;
     reply.expect("COMPLETED");
     assert_eq!(peer.calls("SendMessage").len(), 1, "a request without its headers must not run");
+}
+
+/// In a map of the client, a line of a few bytes takes hundreds.
+#[tokio::test]
+async fn a_request_with_too_many_headers_is_not_run() {
+    let peer = crate::support::Peer::completing("done");
+    let port = free_port();
+    let metrics = json!({"listen": format!("127.0.0.1:{port}")});
+    let bridge = Bridge::with(attached("peer", &peer.url())).set("metrics", metrics).start().await;
+    let subject = bridge.subject("peer.ask");
+    let mut raw = RawClient::connect(bridge.nats.port()).await;
+    for lines in [1000, 1001, 150_000] {
+        let lines: String = (0..lines).map(|line| format!("{line:x}:\n")).collect();
+        let headers = format!("NATS/1.0\r\n{lines}\r\n");
+        raw.publish(subject.as_bytes(), b"_INBOX.x.y", Some(headers.as_bytes())).await;
+    }
+    bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
+    wait_until(|| async { malformed_count(port).await == 2 }).await;
+    wait_until(|| async { peer.calls("SendMessage").len() >= 2 }).await;
+    assert_eq!(peer.calls("SendMessage").len(), 2, "one of the three, and the prompt");
 }

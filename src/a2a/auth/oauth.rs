@@ -17,7 +17,8 @@ use crate::secrets::Secrets;
 use crate::text::shorten;
 
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(10);
-const MAX_TOKEN_RESPONSE: u64 = 1 << 20;
+/// No server accepts a header this long. Old tokens stay in memory in all forms in which they are redacted.
+const MAX_TOKEN_RESPONSE: u64 = 64 << 10;
 /// Lifetime of a token without `expires_in`.
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(3600);
 /// How long before it expires a token is renewed; for a short-lived token, a fifth of its lifetime.

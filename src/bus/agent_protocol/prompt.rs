@@ -92,7 +92,7 @@ impl PromptEndpoint {
         chunks: &mut ChunkWriter,
     ) -> Result<(), ActionError> {
         let parsed = arrival.check().and_then(|()| self.parse(&message, trace));
-        // A conversation may take hours.
+        // Headers take several times the memory of their bytes, and a question may stay open for hours.
         drop(message);
         let parsed = parsed.inspect_err(|error| self.dispatcher.count_refusal(error));
         let (operation, options) = parsed?;

@@ -109,6 +109,9 @@ fn parse_subjects(
 
 type Headers = (HeaderMap, Option<StatusCode>, Option<String>);
 
+/// Header lines that a message may have. A short line takes 25 times its length in a `HeaderMap`.
+const MAX_HEADER_LINES: usize = 1000;
+
 /// Parses the header block of a message. The server forwards it as the publisher wrote it, without checks.
 fn parse_headers(header: &[u8]) -> Result<Headers, &'static str> {
     let mut lines = str::from_utf8(header)
@@ -142,9 +145,14 @@ fn parse_headers(header: &[u8]) -> Result<Headers, &'static str> {
     };
 
     let mut headers = HeaderMap::new();
+    let mut header_lines = 0;
     while let Some(line) = lines.next() {
         if line.is_empty() {
             continue;
+        }
+        header_lines += 1;
+        if header_lines > MAX_HEADER_LINES {
+            return Err("more than 1000 header lines");
         }
 
         let (name, value) = line.split_once(':').ok_or("header line without a colon")?;
@@ -1230,6 +1238,18 @@ mod read_op {
 
         server.write_all(b"PING\r\n").await.unwrap();
         assert_eq!(connection.read_op().await.unwrap(), Some(ServerOp::Ping));
+    }
+
+    #[test]
+    fn the_number_of_header_lines_is_limited() {
+        let block = |lines: usize| {
+            let lines = (0..lines).map(|line| format!("A{line}: b\r\n c\r\n"));
+            format!("NATS/1.0\r\n{}\r\n", lines.collect::<String>())
+        };
+        let (headers, ..) = parse_headers(block(MAX_HEADER_LINES).as_bytes()).unwrap();
+        assert_eq!(headers.len(), MAX_HEADER_LINES);
+        let refused = parse_headers(block(MAX_HEADER_LINES + 1).as_bytes());
+        assert_eq!(refused.unwrap_err(), "more than 1000 header lines");
     }
 
     #[tokio::test]
