@@ -1,4 +1,4 @@
-//! Long synchronous work: decoding, assembling and encoding of large responses.
+//! Long synchronous work: decoding, assembling and encoding of large responses, and reading of `/proc`.
 //!
 //! A worker of the runtime that decodes 15 MB serves no other call meanwhile. So work on more than [`INLINE`] bytes
 //! runs on a thread that the runtime replaces, and only a few of these run at a time: hundreds of large responses wait
@@ -24,6 +24,11 @@ pub(crate) async fn run<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     }
     // Never closed, so there is always a permit in the end.
     let _permit = PERMITS.acquire().await;
+    block(work)
+}
+
+/// Runs `work`, which blocks, on a thread that the runtime replaces. The caller limits how much of it runs at a time.
+pub(crate) fn block<T>(work: impl FnOnce() -> T) -> T {
     // A runtime with a single thread (in tests) has no other worker.
     if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
         return work();
