@@ -278,7 +278,7 @@ impl Bridge {
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
         let (context, subjects, tasks) = (&self.context, &self.subjects, &self.host.tasks);
-        let outbox = Outbox::new(context.client.clone(), Arc::clone(&agent.memory));
+        let outbox = Outbox::new(context.client.clone(), &agent.memory);
         let publication =
             Publication::start(Arc::clone(&dispatcher), updates, context, &outbox, subjects, tasks).await;
         let publication = publication.map_err(|source| BridgeError::Publish { agent: name(), source })?;

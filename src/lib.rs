@@ -52,7 +52,7 @@
 //! | [`bridge`] | the order in which everything starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
-//! Several modules share [`memory`] (the memory budget), [`heavy`] (long synchronous work), [`secrets`] (credentials
+//! Several modules share [`memory`] (the memory budget), [`offload`] (long synchronous work), [`secrets`] (credentials
 //! and their redaction), [`background`] (background tasks),
 //! [`telemetry`] (logs and spans), [`files`], [`json`], [`text`] and [`yaml`]. [`metrics`] exports the counts of the
 //! others, and [`demo_agent`] is a separate agent for tests and first steps.
@@ -121,7 +121,7 @@
 //! | whether an agent's response exceeds `max_response_size` | `HttpResponse::body` in `a2a/http.rs` and `SseParser` for what is sent, `Meter::add` in `a2a/meter.rs` for what is decoded, `TaskBuilder::resize` in `action/task_builder.rs` for the whole task |
 //! | whether a call is `busy` because of `limits.memory` | `MemoryAccount::add` in `memory.rs`; the same places as for `max_response_size` charge it, and `TaskRecorder::cover_reply` in `action/run/recorder.rs` for the reply |
 //! | whether a response belongs to its request, and whether a connection is reused | `ResponseId::judge` and `allows_reuse` in `a2a/client/response.rs`, with `a2a/response_ids.rs` |
-//! | whether work leaves the workers of the runtime | `heavy::run` and `heavy::block` in `heavy.rs` |
+//! | whether work leaves the workers of the runtime | `offload::run` and `offload::block` in `offload.rs` |
 //!
 //! # Ownership
 //!
@@ -161,10 +161,11 @@ mod demo_agent;
 mod dispatch;
 mod files;
 mod fuzz;
-mod heavy;
+
 mod json;
 mod memory;
 mod metrics;
+mod offload;
 mod process;
 mod reply;
 mod secrets;

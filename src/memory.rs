@@ -1,12 +1,13 @@
 //! The memory budget of the process (`limits.memory`), shared fairly between agents.
 //!
-//! Half of the budget is for calls in flight: requests, the responses of agents, and replies until the NATS server
-//! has received them. A quarter is for [state](crate::state), and the rest for everything that is not counted:
-//! connections, buffers, the allocator's slack, the program itself. Sizes are counted as allocated, not as sent.
+//! Half of the budget is for calls in flight: requests, the responses of agents, and replies until they are encoded. A
+//! quarter is for [state](crate::state), an eighth for messages that wait for the connection to NATS, and the rest for
+//! everything that is not counted: connections, buffers, the allocator's slack, the program itself. Sizes are counted
+//! as allocated, not as sent.
 //!
 //! ```text
 //! MemoryBudget ──┬── MemoryAccount of agent a ──┬── MemoryCharge of a call
-//!                └── MemoryAccount of agent b   └── MemoryCharge of a reply that is being sent
+//!                └── MemoryAccount of agent b   └── MemoryCharge of its reply
 //! ```
 //!
 //! # Fairness
@@ -18,12 +19,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use tokio::sync::Semaphore;
+
 use crate::reply::error::{ActionError, Code};
 
-/// Charges grow in blocks, so that the next token of a stream seldom touches the shared counters.
+/// Larger charges grow in blocks, so that the next token of a stream seldom touches the shared counters.
 const BLOCK: usize = 16 << 10;
-/// The default budget is this fraction of the machine's memory, and at least [`MIN_DEFAULT`].
-const DEFAULT_FRACTION: u64 = 4;
+/// The default budget is a quarter of the machine's memory. On a small machine it is this much, or half of its memory.
 const MIN_DEFAULT: u64 = 256 << 20;
 /// The machine's memory, if the system does not tell.
 const ASSUMED_MACHINE: u64 = 2 << 30;
@@ -58,14 +60,17 @@ impl From<OutOfMemory> for SizeError {
 pub(crate) struct MemoryBudget {
     limit: usize,
     used: AtomicUsize,
+    /// Bytes of messages that may wait for the connection.
+    sending: Arc<Semaphore>,
     accounts: Mutex<HashMap<Arc<str>, Weak<MemoryAccount>>>,
 }
 
 impl MemoryBudget {
     /// `limit` is the memory for the whole process.
     pub(crate) fn new(limit: u64) -> Arc<Self> {
-        let limit = usize::try_from(limit / 2).unwrap_or(usize::MAX / 2);
-        Arc::new(Self { limit, used: AtomicUsize::new(0), accounts: Mutex::default() })
+        let part = |divisor| usize::try_from(limit / divisor).unwrap_or(usize::MAX / 2);
+        let sending = Arc::new(Semaphore::new(part(8).min(Semaphore::MAX_PERMITS)));
+        Arc::new(Self { limit: part(2), used: AtomicUsize::new(0), sending, accounts: Mutex::default() })
     }
 
     /// The account of an agent. An agent that replaces another one of the same name continues its account.
@@ -74,13 +79,15 @@ impl MemoryBudget {
         if let Some(account) = accounts.get(agent).and_then(Weak::upgrade) {
             return account;
         }
+        let agent: Arc<str> = agent.into();
         let account = Arc::new(MemoryAccount {
+            agent: Arc::clone(&agent),
             budget: Arc::clone(self),
             used: AtomicUsize::new(0),
             refusals: AtomicU64::new(0),
         });
         accounts.retain(|_, account| account.strong_count() > 0);
-        accounts.insert(agent.into(), Arc::downgrade(&account));
+        accounts.insert(agent, Arc::downgrade(&account));
         account
     }
 
@@ -96,6 +103,8 @@ impl MemoryBudget {
 /// The memory for the calls of one agent.
 #[derive(Debug)]
 pub(crate) struct MemoryAccount {
+    /// The name of the agent.
+    pub agent: Arc<str>,
     budget: Arc<MemoryBudget>,
     used: AtomicUsize,
     refusals: AtomicU64,
@@ -114,11 +123,9 @@ impl MemoryAccount {
         Ok(charge)
     }
 
-    /// Charges `bytes` of memory that another limit bounds, even if the budget is used up.
-    pub(crate) fn charge_unchecked(self: &Arc<Self>, bytes: usize) -> MemoryCharge {
-        let mut charge = self.empty_charge();
-        charge.resize_unchecked(bytes);
-        charge
+    /// The bytes of messages of all agents that may wait for the connection.
+    pub(crate) fn sending(&self) -> &Arc<Semaphore> {
+        &self.budget.sending
     }
 
     /// A charge that is to grow.
@@ -165,11 +172,6 @@ impl MemoryAccount {
         Ok(())
     }
 
-    fn add_unchecked(&self, bytes: usize) {
-        self.budget.used.fetch_add(bytes, Relaxed);
-        self.used.fetch_add(bytes, Relaxed);
-    }
-
     fn subtract(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Relaxed);
         self.budget.used.fetch_sub(bytes, Relaxed);
@@ -186,7 +188,10 @@ pub(crate) struct MemoryCharge {
 impl MemoryCharge {
     /// Charges `bytes` in place of what was charged before. After an error, the charge is as before.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), OutOfMemory> {
-        let bytes = bytes.checked_next_multiple_of(BLOCK).ok_or(OutOfMemory)?;
+        let bytes = match bytes {
+            small @ ..BLOCK => small,
+            large => large.checked_next_multiple_of(BLOCK).ok_or(OutOfMemory)?,
+        };
         if bytes == self.bytes {
             return Ok(());
         }
@@ -197,13 +202,6 @@ impl MemoryCharge {
         }
         self.bytes = bytes;
         Ok(())
-    }
-
-    /// Like [`MemoryCharge::resize`], for memory that is already in use: the size is always charged.
-    pub(crate) fn resize_unchecked(&mut self, bytes: usize) {
-        let bytes = bytes.next_multiple_of(BLOCK);
-        self.account.add_unchecked(bytes);
-        self.account.subtract(std::mem::replace(&mut self.bytes, bytes));
     }
 }
 
@@ -220,7 +218,7 @@ pub(crate) fn default_limit() -> u64 {
         total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     });
     let total = machine.unwrap_or(ASSUMED_MACHINE).min(cgroup_limit().unwrap_or(u64::MAX));
-    (total / DEFAULT_FRACTION).max(MIN_DEFAULT)
+    (total / 4).max(MIN_DEFAULT.min(total / 2))
 }
 
 /// The smallest memory limit of this process's cgroup (v2) and the groups above it.
@@ -263,7 +261,7 @@ mod tests {
     fn a_charge_follows_the_size_and_keeps_it_after_a_refusal() {
         let budget = MemoryBudget::new(4 * MIB as u64);
         let mut charge = budget.account("a").charge(1).unwrap();
-        assert_eq!(budget.used(), BLOCK);
+        assert_eq!(budget.used(), 1);
         charge.resize(MIB).unwrap();
         assert_eq!(charge.resize(2 * MIB), Err(OutOfMemory));
         assert_eq!(charge.resize(usize::MAX), Err(OutOfMemory));
@@ -276,22 +274,11 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_already_in_use_is_charged_even_beyond_the_budget() {
-        let budget = MemoryBudget::new(4 * MIB as u64);
-        let account = budget.account("a");
-        let mut charge = account.charge_unchecked(8 * MIB);
-        assert_eq!((budget.used(), account.charge(1).map(drop)), (8 * MIB, Err(OutOfMemory)));
-        charge.resize_unchecked(BLOCK);
-        assert_eq!((budget.used(), account.used()), (BLOCK, BLOCK));
-        account.charge(1).unwrap();
-    }
-
-    #[test]
     fn an_agent_that_replaces_another_one_continues_its_account() {
         let budget = MemoryBudget::new(4 * MIB as u64);
         let charge = budget.account("a").charge(MIB).unwrap();
         assert_eq!(budget.account("a").used(), MIB);
         drop(charge);
-        assert!(default_limit() >= MIN_DEFAULT);
+        assert!(default_limit() > 0);
     }
 }

@@ -140,7 +140,8 @@ impl Client {
         let events = if response.status.is_success() {
             EventStream::open(response, self.dialect, self.limits.clone(), ids).await
         } else {
-            Err(ResponseBody::read(response, &self.limits).await?.into_error(&ids).await)
+            let body = ResponseBody::read(response, &self.limits).await?;
+            Err(body.into_error(&self.limits.memory.agent, &ids).await)
         };
         self.confirm_dialect(events)
     }

@@ -24,8 +24,8 @@ use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Task, TaskState};
 use crate::a2a::retry::Retries;
 use crate::config::AgentConfig;
-use crate::heavy;
 use crate::memory::MemoryAccount;
+use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, TaskRef};
@@ -302,7 +302,7 @@ impl Actions {
 
     /// Records why the bridge no longer tracks the task of a call, for later requests.
     pub(super) async fn record_untracked(&self, error: ActionError) -> ActionError {
-        let error = heavy::run(error.allocated(), || error.redacted(&self.secrets)).await;
+        let error = offload::run(&self.agent, error.allocated(), || error.redacted(&self.secrets)).await;
         if let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) {
             self.state.tasks.mark_untracked(&self.agent, id, &error).await;
         }

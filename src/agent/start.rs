@@ -15,7 +15,7 @@ use crate::a2a::card::CardError;
 use crate::a2a::choose::DialectChooser;
 use crate::a2a::{self, HttpClient, PeerCheck, Verdict};
 use crate::config::{self, Port};
-use crate::heavy;
+use crate::offload;
 use crate::process::agent_port::{AgentPort, Peer};
 use crate::process::ports::{self, LocalPort, PortOwner};
 use crate::secrets::Secrets;
@@ -81,7 +81,7 @@ impl Start {
         };
         let port = LocalPort::of(&config.url).await.filter(|_| config.verify_port);
         if let Some(local) = &port
-            && let PortOwner::Other { process } = heavy::block(|| local.owner(None))
+            && let PortOwner::Other { process } = offload::block(|| local.owner(None))
         {
             return Err(Diagnosis::port_taken(local.number, process.as_ref(), &config));
         }
@@ -117,7 +117,7 @@ impl Start {
 
 async fn is_free(config: &config::AgentConfig, port: u16) -> bool {
     let local = LocalPort::of(&config.at_port(port).url).await;
-    local.is_none_or(|local| matches!(heavy::block(|| local.owner(None)), PortOwner::Free))
+    local.is_none_or(|local| matches!(offload::block(|| local.owner(None)), PortOwner::Free))
 }
 
 /// Probes a launched agent until it serves a usable card or `startup_timeout` expires.
@@ -160,7 +160,7 @@ impl StartupProbe {
                 // The deadline cut this probe short; the previous error is more useful.
                 Err(error) if is_cut && error.is_timeout() && self.last.is_some() => {}
                 Err(ProbeError::NotListening { port, .. }) => {
-                    let addresses = |tree| heavy::block(|| ports::listening_addresses(tree));
+                    let addresses = |tree| offload::block(|| ports::listening_addresses(tree));
                     let instead = start.tree.map(addresses).unwrap_or_default();
                     self.last = Some(ProbeError::NotListening { port, instead });
                 }

@@ -40,12 +40,10 @@ pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, outbox: &Outbox, target: Tar
         encoded_card: PerCard::default(),
     });
     Arc::new(move |mut request| {
-        let Some(arrival) = endpoint.dispatcher.arrive(request.message.length) else {
+        let Message { payload, length, .. } = &mut request.message;
+        let Some(arrival) = endpoint.dispatcher.arrive(*length, payload) else {
             return request.accounting.fail(429, "too many requests at the same time");
         };
-        if arrival.check().is_err() {
-            request.message.payload = Bytes::new();
-        }
         let agent = &endpoint.dispatcher.agent().name;
         let action = match &endpoint.target {
             Target::Skill(action) => &action.label,
@@ -148,12 +146,12 @@ struct Responder<'a> {
 impl Responder<'_> {
     async fn send(&mut self, reply: Reply) {
         if self.pending.is_some() {
-            self.publish(EncodedReply::new(&reply, self.endpoint.outbox.client.max_payload(), 0)).await;
+            self.publish(EncodedReply::prepare(&reply, &self.endpoint.outbox, 0).await).await;
         }
     }
 
     async fn send_card(&mut self, arrival: &mut Arrival) {
-        let max_payload = self.endpoint.outbox.client.max_payload();
+        let max_payload = self.endpoint.outbox.max_payload();
         let encoded = match self.endpoint.dispatcher.read_card(arrival, || self.endpoint.card()) {
             Ok(card) => EncodedReply::from_document(card, max_payload),
             Err(error) => EncodedReply::new(&Err(error), max_payload, 0),

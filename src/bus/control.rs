@@ -243,7 +243,7 @@ impl Controller {
         let until = Instant::now() + Duration::from_secs(request.follow_s).min(MAX_FOLLOW);
         let mut lines = output.tail(request.from, request.lines.unwrap_or(usize::MAX));
         // A line has at most 2 kB, so this leaves room for the fields around it.
-        let max_lines = (self.outbox.client.max_payload() / 4096).max(1);
+        let max_lines = (self.outbox.max_payload() / 4096).max(1);
         loop {
             let next = lines.last().map_or_else(|| output.next(), |line| line.seq + 1);
             let rest = lines.split_off(lines.len().min(max_lines));
@@ -275,7 +275,7 @@ impl Controller {
     }
 
     async fn refuse(&self, reply: Subject, error: ActionError) {
-        self.publish(reply, EncodedReply::new(&Err(error), self.outbox.client.max_payload(), 0)).await;
+        self.publish(reply, EncodedReply::new(&Err(error), self.outbox.max_payload(), 0)).await;
     }
 
     /// Whether the reply was sent.

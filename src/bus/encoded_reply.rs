@@ -3,15 +3,20 @@
 use async_nats::{HeaderMap, HeaderValue, Subject};
 use bytes::Bytes;
 
-use super::outbox::Outbox;
+use super::outbox::{Outbox, Room};
 use crate::json;
+use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{Outcome, ReplyContent, TaskRef};
+use crate::reply::outcome::{Outcome, ReplyContent, ReplyFile, TaskRef};
 use crate::text::shorten;
 
 /// Maximum bytes of `Nats-Service-Error`.
 const MAX_ERROR: usize = 400;
+/// What a note in a shortened question calls the lists that it leaves out.
+const FILES: &str = "files";
+const DATA: &str = "data parts";
+const ARTIFACTS: &str = "artifacts";
 /// Maximum bytes of a message in addition to payload and headers.
 const FRAMING: usize = 64;
 
@@ -22,24 +27,41 @@ pub(crate) struct EncodedReply {
     pub headers: Option<HeaderMap>,
     /// The number and the name of the error, for the statistics.
     pub error: Option<(u16, &'static str)>,
+    /// Room in the send window.
+    room: Option<Room>,
 }
 
 impl EncodedReply {
+    /// Waits for room in the send window, and encodes a reply as [`EncodedReply::new`] does.
+    pub(crate) async fn prepare(reply: &Reply, outbox: &Outbox, overhead: usize) -> Self {
+        let max_payload = outbox.max_payload();
+        let size = match reply {
+            Ok(outcome) => outcome.content_length(),
+            Err(error) => error.allocated(),
+        };
+        let room = outbox.reserve(size.min(max_payload)).await;
+        let encoded = offload::run(&outbox.agent, size, || Self::new(reply, max_payload, overhead)).await;
+        Self { room, ..encoded }
+    }
+
     /// Encodes a reply. If it does not fit into a message with `overhead` bytes around it, a question becomes
     /// shorter, an error loses its data, and any other reply becomes an error that fits.
     pub(crate) fn new(reply: &Reply, max_payload: usize, overhead: usize) -> Self {
-        let encoded = match reply {
-            // Encoding content that cannot fit would only cost time and memory.
-            Ok(outcome) if outcome.follow_up.is_none() && outcome.content_length() > max_payload => {
-                let size = outcome.content_length();
-                return Self::too_large(size, Some(outcome.task.clone()), max_payload, overhead);
-            }
-            Ok(outcome) => Self::from_body(outcome.to_json()),
-            Err(error) => Self::from_error(error),
+        // Encoding content that cannot fit would only cost time and memory.
+        let least = match reply {
+            Ok(outcome) => outcome.content_length(),
+            Err(error) => error.info.a2a_data.as_ref().map_or(0, |data| data.get().len()),
         };
-        let size = encoded.size(overhead);
-        if size <= max_payload {
-            return encoded;
+        let mut size = least;
+        if least <= max_payload {
+            let encoded = match reply {
+                Ok(outcome) => Self::from_body(outcome.to_json()),
+                Err(error) => Self::from_error(error),
+            };
+            size = encoded.size(overhead);
+            if size <= max_payload {
+                return encoded;
+            }
         }
         let (smaller, task) = match reply {
             Ok(outcome) => {
@@ -47,7 +69,7 @@ impl EncodedReply {
                 (question.map(Self::from_body), Some(outcome.task.clone()))
             }
             // The agent's code and text are worth more than the fact that its data is large.
-            Err(error) => (without_data(error).map(|error| Self::from_error(&error)), error.task.clone()),
+            Err(error) => (error.without_data().map(|error| Self::from_error(&error)), error.task.clone()),
         };
         match smaller {
             Some(smaller) if smaller.size(overhead) <= max_payload => smaller,
@@ -82,17 +104,21 @@ impl EncodedReply {
     }
 
     pub(super) fn from_body(body: Bytes) -> Self {
-        Self { body, headers: None, error: None }
+        Self { body, headers: None, error: None, room: None }
     }
 
     fn from_error(error: &ActionError) -> Self {
         let code = error.info.code;
         let headers = error_headers(code.number(), &error.message, MAX_ERROR);
-        Self { body: error.to_json(), headers: Some(headers), error: Some((code.number(), code.name())) }
+        let error_name = Some((code.number(), code.name()));
+        Self { body: error.to_json(), headers: Some(headers), error: error_name, room: None }
     }
 
     pub(crate) async fn send(self, outbox: &Outbox, to: Subject) -> Result<(), async_nats::PublishError> {
-        outbox.publish(to, self.headers, None, self.body).await
+        match self.room {
+            Some(room) => outbox.publish_in(Some(room), to, self.headers, None, self.body).await,
+            None => outbox.publish(to, self.headers, None, self.body).await,
+        }
     }
 }
 
@@ -105,22 +131,38 @@ pub(super) fn error_headers(number: u16, message: &str, max: usize) -> HeaderMap
     headers
 }
 
-fn without_data(error: &ActionError) -> Option<ActionError> {
-    error.info.a2a_data.as_ref()?;
-    let mut error = error.clone();
-    error.info.a2a_data = None;
-    error.message += " (the error data is left out because it is too large for a message)";
-    Some(error)
-}
-
 /// Encodes an agent's question in at most `room` bytes: an error in its place would lose the id with which to
 /// answer it. Leaves out what came with the question, the largest first, and then cuts its text; a note at
 /// the end of the text says so.
 fn shorten_question(question: &Outcome, room: usize) -> Option<Bytes> {
     question.follow_up.as_ref()?;
-    let mut short = question.clone();
-    let message = std::mem::take(&mut short.content.message);
+    let ReplyContent { message, files, data, artifacts } = &question.content;
     let mut left_out = Vec::new();
+    // A list that does not fit by itself is not even copied.
+    let mut fitting = |name, bytes: usize| {
+        let fits = bytes <= room;
+        if !fits {
+            left_out.push(name);
+        }
+        fits
+    };
+    let bytes = |file: &ReplyFile| [&file.url, &file.bytes].into_iter().flatten().map(String::len).sum();
+    let has_files = fitting(FILES, files.iter().map::<usize, _>(bytes).sum());
+    let has_data = fitting(DATA, data.iter().map(|data| data.get().len()).sum());
+    let has_artifacts = fitting(ARTIFACTS, artifacts.len());
+    let mut short = Outcome {
+        content: ReplyContent {
+            message: String::new(),
+            files: if has_files { files.clone() } else { Vec::new() },
+            data: if has_data { data.clone() } else { Vec::new() },
+            artifacts: if has_artifacts { artifacts.clone() } else { Vec::new() },
+        },
+        status: question.status,
+        success: question.success,
+        follow_up: question.follow_up.clone(),
+        retries: question.retries.clone(),
+        task: question.task.clone(),
+    };
     loop {
         let largest = remove_largest(&mut short.content);
         left_out.push(largest.unwrap_or("the rest of the text"));
@@ -130,7 +172,7 @@ fn shorten_question(question: &Outcome, room: usize) -> Option<Bytes> {
         if is_last && text_room.is_none() {
             return None;
         }
-        let text = json::json_prefix(&message, text_room.unwrap_or_default());
+        let text = json::json_prefix(message, text_room.unwrap_or_default());
         if is_last || (text_room.is_some() && text.len() == message.len()) {
             short.content.message.insert_str(0, text);
             return Some(short.to_json());
@@ -142,14 +184,14 @@ fn shorten_question(question: &Outcome, room: usize) -> Option<Bytes> {
 fn remove_largest(content: &mut ReplyContent) -> Option<&'static str> {
     let ReplyContent { files, data, artifacts, .. } = content;
     let sizes = [
-        ("files", files.iter().map(|file| json::to_bytes(file).len()).sum::<usize>()),
-        ("data parts", data.iter().map(|data| data.get().len()).sum()),
-        ("artifacts", artifacts.iter().map(|artifact| json::to_bytes(artifact).len()).sum()),
+        (FILES, files.iter().map(|file| json::to_bytes(file).len()).sum::<usize>()),
+        (DATA, data.iter().map(|data| data.get().len()).sum()),
+        (ARTIFACTS, artifacts.iter().map(|artifact| json::to_bytes(artifact).len()).sum()),
     ];
     let (name, _) = sizes.into_iter().filter(|(_, size)| *size > 0).max_by_key(|(_, size)| *size)?;
     match name {
-        "files" => files.clear(),
-        "data parts" => data.clear(),
+        FILES => files.clear(),
+        DATA => data.clear(),
         _ => artifacts.clear(),
     }
     Some(name)

@@ -4,6 +4,7 @@ mod artifact;
 mod coalescer;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{HeaderMap, HeaderName, HeaderValue, StatusCode, Subject, Subscriber};
@@ -19,6 +20,7 @@ use super::outbox::Outbox;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
 use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::json;
+use crate::offload;
 use crate::reply::Reply;
 
 const SEQUENCE: HeaderName = HeaderName::from_static("A2A-Seq");
@@ -87,10 +89,11 @@ impl FrameWriter {
     /// the error if the reply is one.
     pub(crate) async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
         self.flush().await;
-        let EncodedReply { body, headers, error } =
-            EncodedReply::new(reply, self.inbox.max_payload(), OVERHEAD);
-        // The reply is JSON already.
+        let EncodedReply { body, headers, error, .. } =
+            EncodedReply::prepare(reply, &self.inbox.outbox, OVERHEAD).await;
+        // The reply is JSON already. The frame waits for room of its own.
         let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
+        drop(body);
         self.send_with_headers(headers.unwrap_or_default(), frame).await;
         self.inbox.send(None, None, Bytes::new()).await;
         error
@@ -113,10 +116,12 @@ impl FrameWriter {
 
     /// Sends text in as many frames as it needs.
     async fn send_text<'t>(&mut self, text: &'t str, encode: impl Fn(&'t str) -> Bytes) {
-        let body = encode(text);
         let room = self.inbox.data_room();
-        if body.len() <= room || text.is_empty() {
-            return self.send(body).await;
+        if text.len() <= room {
+            let body = encode(text);
+            if body.len() <= room || text.is_empty() {
+                return self.send(body).await;
+            }
         }
         for piece in split_text(text, room.saturating_sub(encode("").len())) {
             self.send(encode(piece)).await;
@@ -127,11 +132,16 @@ impl FrameWriter {
     async fn send_artifact(&mut self, update: &ArtifactUpdate) {
         let room = self.inbox.data_room();
         let encoder = ArtifactEncoder::new(update, room);
-        let whole = encoder.whole();
-        if whole.len() <= room {
-            return self.send(whole).await;
+        let size = update.artifact.parts.iter().map(Part::allocated).sum();
+        if size <= room {
+            let whole = encoder.whole();
+            if whole.len() <= room {
+                return self.send(whole).await;
+            }
         }
-        for body in encoder.pieces() {
+        let agent = Arc::clone(&self.inbox.outbox.agent);
+        let pieces = offload::run(&agent, size, || encoder.pieces()).await;
+        for body in pieces {
             self.send(body).await;
         }
     }

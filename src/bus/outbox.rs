@@ -2,8 +2,9 @@
 //!
 //! The client accepts a message as soon as its queue has room, and the queue counts messages, not bytes: while the
 //! connection is slow, two thousand replies of a megabyte each would wait there. So a message of more than a few
-//! kilobytes first waits for room in the agent's send window. It leaves the window, and the agent's
-//! [memory account](crate::memory), when the client has written it to the connection.
+//! kilobytes first waits for room in the agent's send window, and in that of all agents, which is a part of the
+//! [memory budget](crate::memory). It leaves both when the client has written it to the connection. A large reply waits
+//! before it is encoded.
 //!
 //! Whoever sends waits, and keeps what it holds meanwhile: a stream stops reading from its agent, and a call keeps its
 //! permit, so that further calls get `busy`. One agent's window does not delay another agent.
@@ -14,7 +15,7 @@ use async_nats::{Client, HeaderMap, PublishError, Subject};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::memory::{MemoryAccount, MemoryCharge};
+use crate::memory::MemoryAccount;
 
 /// Bytes that may wait in the client for each agent. A single message may be larger.
 const WINDOW: usize = 8 << 20;
@@ -24,16 +25,26 @@ const SMALL: usize = 4 << 10;
 #[derive(Debug, Clone)]
 pub(crate) struct Outbox {
     pub(super) client: Client,
-    memory: Option<Arc<MemoryAccount>>,
+    /// The name of the agent.
+    pub(super) agent: Arc<str>,
     window: Arc<Semaphore>,
-    window_size: usize,
+    /// The bytes of the window.
+    size: usize,
+    /// The window of all agents together.
+    shared: Option<Arc<Semaphore>>,
 }
 
-/// A message body that holds its place in the send window until the last copy is dropped.
+/// Room in the send window for one message.
+#[derive(Debug)]
+pub(crate) struct Room {
+    _own: Option<OwnedSemaphorePermit>,
+    _shared: Option<OwnedSemaphorePermit>,
+}
+
+/// A message body that holds its room in the send window until the last copy is dropped.
 struct AdmittedBody {
     body: Bytes,
-    _room: Option<OwnedSemaphorePermit>,
-    _charge: Option<MemoryCharge>,
+    _room: Room,
 }
 
 impl AsRef<[u8]> for AdmittedBody {
@@ -43,13 +54,34 @@ impl AsRef<[u8]> for AdmittedBody {
 }
 
 impl Outbox {
-    pub(crate) fn new(client: Client, memory: Arc<MemoryAccount>) -> Self {
-        Self { client, memory: Some(memory), window: Arc::new(Semaphore::new(WINDOW)), window_size: WINDOW }
+    pub(crate) fn new(client: Client, memory: &MemoryAccount) -> Self {
+        let shared = Some(Arc::clone(memory.sending()));
+        let agent = Arc::clone(&memory.agent);
+        Self { client, agent, window: Arc::new(Semaphore::new(WINDOW)), size: WINDOW, shared }
     }
 
     /// Lets messages that are not small wait for each other, so that at most one of them waits in the client.
     pub(super) fn one_at_a_time(client: Client) -> Self {
-        Self { client, memory: None, window: Arc::new(Semaphore::new(1)), window_size: 1 }
+        Self { client, agent: "".into(), window: Arc::new(Semaphore::new(1)), size: 1, shared: None }
+    }
+
+    pub(super) fn max_payload(&self) -> usize {
+        self.client.max_payload()
+    }
+
+    /// Waits for room for a message of `bytes` bytes. Small messages need none.
+    pub(super) async fn reserve(&self, bytes: usize) -> Option<Room> {
+        if bytes <= SMALL {
+            return None;
+        }
+        let own = acquire(&self.window, bytes.min(self.size)).await;
+        let shared = match &self.shared {
+            // At least as large as the window of one agent, because `limits.memory` is at least 64 MiB. One agent waits
+            // here with at most its own window.
+            Some(shared) => acquire(shared, bytes.min(WINDOW)).await,
+            None => None,
+        };
+        Some(Room { _own: own, _shared: shared })
     }
 
     /// Publishes a message after those before it. The server answers to `reply` if no one is subscribed to `to`.
@@ -60,7 +92,23 @@ impl Outbox {
         reply: Option<Subject>,
         body: Bytes,
     ) -> Result<(), PublishError> {
-        let body = if body.len() <= SMALL { body } else { self.admit(body).await };
+        let room = self.reserve(body.len()).await;
+        self.publish_in(room, to, headers, reply, body).await
+    }
+
+    /// Like [`Outbox::publish`], with room that was reserved before the message was encoded.
+    pub(super) async fn publish_in(
+        &self,
+        room: Option<Room>,
+        to: Subject,
+        headers: Option<HeaderMap>,
+        reply: Option<Subject>,
+        body: Bytes,
+    ) -> Result<(), PublishError> {
+        let body = match room {
+            Some(room) => Bytes::from_owner(AdmittedBody { body, _room: room }),
+            None => body,
+        };
         match (headers, reply) {
             (None, None) => self.client.publish(to, body).await,
             (Some(headers), None) => self.client.publish_with_headers(to, headers, body).await,
@@ -70,12 +118,10 @@ impl Outbox {
             }
         }
     }
+}
 
-    async fn admit(&self, body: Bytes) -> Bytes {
-        let size = u32::try_from(body.len().min(self.window_size)).unwrap_or(u32::MAX);
-        // The semaphore is never closed.
-        let room = Arc::clone(&self.window).acquire_many_owned(size).await.ok();
-        let charge = self.memory.as_ref().map(|memory| memory.charge_unchecked(body.len()));
-        Bytes::from_owner(AdmittedBody { body, _room: room, _charge: charge })
-    }
+async fn acquire(window: &Arc<Semaphore>, bytes: usize) -> Option<OwnedSemaphorePermit> {
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    // The semaphore is never closed.
+    Arc::clone(window).acquire_many_owned(bytes).await.ok()
 }

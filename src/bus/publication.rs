@@ -176,9 +176,9 @@ async fn publish_updates(
 ) {
     while let Some(TaskUpdate { task_id, reply }) = updates.recv().await {
         let subject = subjects.task(&agent, &Token::new(&task_id));
+        let mut encoded = EncodedReply::prepare(&reply, &outbox, 0).await;
         // Error headers are for replies only.
-        let max_payload = outbox.client.max_payload();
-        let encoded = EncodedReply { headers: None, ..EncodedReply::new(&reply, max_payload, 0) };
+        encoded.headers = None;
         if let Err(error) = encoded.send(&outbox, subject.into()).await {
             tracing::warn!(%agent, task_id, error = error_chain(&error), "cannot publish a task update");
         }
@@ -291,7 +291,7 @@ impl AgentRegistration {
             chosen_because: known.map(|known| known.interface.reason.as_str()),
             interval_s: ANNOUNCE_INTERVAL.as_secs(),
         };
-        let (limit, count) = (self.outbox.client.max_payload(), catalog.actions.len());
+        let (limit, count) = (self.outbox.max_payload(), catalog.actions.len());
         let entries = || catalog.actions.iter().map(|action| action.registry_entry());
         let body = to_bytes(&announcement(entries().collect(), 0));
         if body.len() <= limit {

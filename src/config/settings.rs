@@ -44,7 +44,7 @@ settings! {
     /// Limits of the bridge itself. Each agent has limits of its own.
     pub(crate) struct BridgeLimits {
         /// Memory that the bridge may use, 64MiB to 1024GiB. By default, a quarter of the memory of the machine or
-        /// of the cgroup of the bridge, and at least 256MiB. When the calls of an agent reach its share, the bridge
+        /// of the cgroup of the bridge; on a small machine 256MiB, but at most half. When the calls of an agent reach its share, the bridge
         /// rejects more of them with `busy`; the calls of other agents continue.
         memory: Option<MemorySize>, example "1GiB";
     }

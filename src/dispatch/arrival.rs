@@ -12,6 +12,9 @@ use crate::reply::error::ActionError;
 /// Requests to one agent that may exist in addition to those with a permit: most of them are about to be refused.
 const MAX_WITHOUT_PERMIT: usize = 4096;
 
+/// Approximate bytes of the task that serves a request.
+const TASK: usize = 4 << 10;
+
 /// A request that has arrived. A front door drops it when the reply is sent; until then the request counts as in
 /// flight for the limits of its agent and for the memory budget.
 #[derive(Debug)]
@@ -26,7 +29,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Fails if there is no memory for the request. A front door then drops the body and sends the error.
+    /// Fails if there is no memory for the request.
     pub(crate) fn check(&self) -> Result<(), ActionError> {
         self.memory.as_ref().map(|_| ()).map_err(|error| (*error).into())
     }
@@ -35,9 +38,21 @@ impl Arrival {
     pub(super) fn keep(&mut self, permit: Option<Permit>, reply_memory: ReplyMemory) {
         self.permit = permit;
         self.reply_memory = Some(reply_memory);
+        self.release_body();
+    }
+
+    /// The body is no longer needed.
+    pub(super) fn release_body(&mut self) {
         if let Ok(memory) = &mut self.memory {
-            memory.resize_unchecked(0);
+            // Shrinking cannot fail.
+            let _ = memory.resize(TASK);
         }
+    }
+
+    /// Charges a further message of the caller, in place of the first.
+    pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), ActionError> {
+        let memory = self.memory.as_mut().map_err(|error| *error)?;
+        Ok(memory.resize(TASK + bytes)?)
     }
 
     pub(super) fn keep_permit(&mut self, permit: Permit) {
@@ -65,6 +80,7 @@ impl Arrivals {
 
     pub(super) fn arrive(&self, bytes: usize) -> Option<Arrival> {
         let place = Arc::clone(&self.places).try_acquire_owned().ok()?;
-        Some(Arrival { memory: self.memory.charge(bytes), reply_memory: None, permit: None, _place: place })
+        let memory = self.memory.charge(TASK + bytes);
+        Some(Arrival { memory, reply_memory: None, permit: None, _place: place })
     }
 }

@@ -30,6 +30,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
@@ -73,10 +74,14 @@ impl Dispatcher {
         &self.agent
     }
 
-    /// Admits a request of `bytes` bytes. `None` if so many requests wait for their replies already that even a
-    /// refusal would cost too much; the caller gets no reply then.
-    pub(crate) fn arrive(&self, bytes: usize) -> Option<Arrival> {
-        self.arrivals.arrive(bytes)
+    /// Admits a request of `bytes` bytes, and drops its body if there is no memory for it. `None` if so many requests
+    /// wait for their replies already that even a refusal would cost too much; the caller gets no reply then.
+    pub(crate) fn arrive(&self, bytes: usize, body: &mut Bytes) -> Option<Arrival> {
+        let arrival = self.arrivals.arrive(bytes)?;
+        if arrival.check().is_err() {
+            *body = Bytes::new();
+        }
+        Some(arrival)
     }
 
     /// Runs a front door's work for one request in the request's spans. A shutdown waits for it.
@@ -120,6 +125,7 @@ impl Dispatcher {
                 Ok(Reservation::Repeat(repeat)) => {
                     // The body is not needed while the request waits.
                     drop(operation);
+                    arrival.release_body();
                     return Box::pin(self.repeat(repeat, timeout, began, arrival)).await;
                 }
                 Err(error) => return Box::pin(self.refuse(error, progress)).await,
@@ -366,9 +372,10 @@ impl<P: Progress> Progress for TrackedCall<'_, P> {
     async fn accepted(&mut self, outcome: &Arc<Outcome>) {
         let permit = self.reply_due(&Ok(Arc::clone(outcome))).await;
         let task_id = outcome.task.id.clone().unwrap_or_default();
+        self.progress.accepted(outcome).await;
+        // The reply is sent, and the call no longer counts as in flight.
         let submitted = permit.and_then(|permit| permit.submitted);
         self.accepted = Some(AcceptedTask { task_id, _permit: submitted });
-        self.progress.accepted(outcome).await;
     }
 
     async fn flush(&mut self) {

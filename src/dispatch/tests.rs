@@ -68,7 +68,7 @@ async fn a_call_whose_task_could_not_be_recorded_is_busy_before_it_reaches_the_a
         let (operation, options) = (Operation::Answer(Input::Parsed(answer)), CallOptions::default());
         Request { operation, options, idempotency_key: None, permit: None }
     };
-    let mut arrival = dispatcher.arrive(0).unwrap();
+    let mut arrival = dispatcher.arrive(0, &mut Bytes::new()).unwrap();
     let unavailable = dispatcher.call(answer(), &mut arrival, &mut NoProgress).await.unwrap_err();
     assert_eq!(unavailable.info.code, Code::AgentUnavailable);
     let calls = exhaust(|| dispatcher.actions.reserve());
@@ -99,7 +99,7 @@ async fn calls_lookups_repeats_cancels_and_cards_have_limits_of_their_own() {
     assert!(refused.message.contains("lookups"), "{}", refused.message);
     drop(permits.cancel().expect("a task can be canceled while lookups hang"));
     let read_card = || {
-        let mut arrival = dispatcher.arrive(0).unwrap();
+        let mut arrival = dispatcher.arrive(0, &mut Bytes::new()).unwrap();
         dispatcher.read_card(&mut arrival, || Ok(())).map(|()| arrival)
     };
     read_card().expect("the card needs no agent");
@@ -121,14 +121,17 @@ async fn calls_lookups_repeats_cancels_and_cards_have_limits_of_their_own() {
 async fn a_request_without_memory_is_busy_and_too_many_requests_get_no_reply() {
     let mut dispatcher = dispatcher("max_in_flight: 1");
     dispatcher.arrivals = Arrivals::new(MemoryBudget::new(4 << 20).account("a"), 1);
-    let first = dispatcher.arrive(1 << 20).unwrap();
+    let first = dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap();
     first.check().unwrap();
-    let second = dispatcher.arrive(1 << 20).unwrap();
+    let second = dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap();
     assert_eq!(second.check().unwrap_err().info.code, Code::Busy);
     drop(first);
-    assert!(dispatcher.arrive(1 << 20).unwrap().check().is_ok(), "the first has released its memory");
-    let all: Vec<_> = std::iter::from_fn(|| dispatcher.arrive(0)).take(10_000).collect();
+    assert!(
+        dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap().check().is_ok(),
+        "the first has released its memory"
+    );
+    let all: Vec<_> = std::iter::from_fn(|| dispatcher.arrive(0, &mut Bytes::new())).take(10_000).collect();
     assert!(all.len() < 10_000);
     drop((second, all));
-    dispatcher.arrive(0).unwrap();
+    dispatcher.arrive(0, &mut Bytes::new()).unwrap();
 }

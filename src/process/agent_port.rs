@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::ports::{LocalPort, PortOwner};
-use crate::heavy;
+use crate::offload;
 
 /// How often the owner is read.
 const READ_INTERVAL: Duration = Duration::from_millis(100);
@@ -85,7 +85,7 @@ impl AgentPort {
             tokio::time::sleep_until(*began + READ_INTERVAL).await;
         }
         let began = Instant::now();
-        let owner = heavy::block(|| self.port.owner(self.tree()));
+        let owner = offload::block(|| self.port.owner(self.tree()));
         match &owner {
             PortOwner::Own { sockets, .. } => {
                 let (mut known, now) = (self.own_sockets(), Instant::now());

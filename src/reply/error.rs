@@ -137,6 +137,30 @@ pub(crate) struct ActionError {
 }
 
 impl ActionError {
+    /// The error without the agent's data, which is too large for a message; `None` if there is no data.
+    pub(crate) fn without_data(&self) -> Option<Self> {
+        self.info.a2a_data.as_ref()?;
+        let ErrorInfo { code, retryable, a2a_code, a2a_data: _, http_status, cancelled, retries } =
+            &*self.info;
+        let info = ErrorInfo {
+            code: *code,
+            retryable: *retryable,
+            a2a_code: *a2a_code,
+            a2a_data: None,
+            http_status: *http_status,
+            cancelled: *cancelled,
+            retries: retries.clone(),
+        };
+        let note = " (the error data is left out because it is too large for a message)";
+        Some(Self {
+            info: Box::new(info),
+            message: self.message.clone() + note,
+            task: self.task.clone(),
+            reached_agent: self.reached_agent,
+            is_private: self.is_private,
+        })
+    }
+
     /// Redacts the agent's credentials, which some agents echo.
     #[must_use]
     pub(crate) fn redacted(mut self, secrets: &Secrets) -> Self {

@@ -175,12 +175,14 @@ impl Outcome {
         })
     }
 
-    /// The bytes of the text, files and data, without the object around them and without escapes.
+    /// The bytes of the content, without the object around it and without escapes: the reply body has more.
     pub(crate) fn content_length(&self) -> usize {
-        let ReplyContent { message, files, data, .. } = &self.content;
-        let of_files = files.iter().flat_map(|file| [&file.url, &file.bytes]).flatten().map(String::len);
+        let ReplyContent { message, files, data, artifacts } = &self.content;
+        let of_files = files.iter().flat_map(|file| [&file.name, &file.url, &file.bytes]);
+        let of_artifacts = artifacts.iter().flat_map(|artifact| [&artifact.id, &artifact.name]);
+        let texts = of_files.chain(of_artifacts).flatten().map(String::len);
         let of_data = data.iter().map(|data| data.get().len());
-        message.len() + of_files.chain(of_data).sum::<usize>()
+        message.len() + texts.chain(of_data).sum::<usize>()
     }
 
     /// The size in memory, in bytes.

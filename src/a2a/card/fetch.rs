@@ -9,7 +9,7 @@ use super::{Card, CardError};
 use crate::a2a::auth::Credentials;
 use crate::a2a::client::ClientError;
 use crate::a2a::http::{HttpClient, HttpResponse, connection_error};
-use crate::heavy;
+use crate::offload;
 use crate::secrets::Secrets;
 
 /// Size limit of a card.
@@ -43,7 +43,7 @@ async fn get_first(
     for url in urls {
         return Err(match tokio::time::timeout(CARD_TIMEOUT, get(http, &url, credentials)).await {
             Ok(Ok((status, body))) if status.is_success() => {
-                return heavy::run(body.len(), || parse(&body, secrets)).await;
+                return offload::run(url.as_str(), body.len(), || parse(&body, secrets)).await;
             }
             Ok(Ok((status, _))) => {
                 is_unauthorized |= matches!(status.as_u16(), 401 | 403);

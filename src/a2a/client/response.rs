@@ -15,9 +15,9 @@ use crate::a2a::model::Event;
 #[cfg(test)]
 use crate::a2a::model::SendResult;
 use crate::a2a::response_ids::{AgentIds, FoundId, IdCheck, ResponseKind};
-use crate::heavy;
 use crate::json;
 use crate::memory::{MemoryAccount, MemoryCharge, SizeError};
+use crate::offload;
 use crate::text::{shorten, snippet};
 
 /// How much of a body that is not A2A an error shows.
@@ -140,7 +140,7 @@ impl ResponseBody {
         limits: &ResponseLimits,
         ids: &ResponseId,
     ) -> Result<(T, Option<MemoryCharge>), ClientError> {
-        heavy::run(self.bytes.len(), || {
+        offload::run(&limits.memory.agent, self.bytes.len(), || {
             let mut check = ids.check;
             let result = self.decode_checked(dialect, convert, limits, &mut check);
             self.finish(check.found, ids, result)
@@ -168,8 +168,8 @@ impl ResponseBody {
     }
 
     /// The error that the status means.
-    pub(in crate::a2a) async fn into_error(mut self, ids: &ResponseId) -> ClientError {
-        heavy::run(self.bytes.len(), || {
+    pub(in crate::a2a) async fn into_error(mut self, agent: &str, ids: &ResponseId) -> ClientError {
+        offload::run(agent, self.bytes.len(), || {
             let mut check = ids.check;
             let error = self.status_error(&mut check);
             let Err(error) = self.finish(check.found, ids, Err::<Infallible, _>(error));

@@ -37,8 +37,8 @@ use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Event, SendResult, Task, TaskState};
 use crate::a2a::retry::{Retries, Retry};
 use crate::a2a::stream::EventStream;
-use crate::heavy;
 use crate::memory::SizeError;
+use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus, TaskRef};
@@ -496,7 +496,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
             if self.is_answer_undecided() {
                 self.is_answer_taken = true;
                 let (size, builder) = (event.allocated(), &mut self.builder);
-                let progress = heavy::run(size, || builder.apply_first_after_answer(event)).await;
+                let progress =
+                    offload::run(&self.actions.agent, size, || builder.apply_first_after_answer(event)).await;
                 self.report(progress).await?;
             } else {
                 self.apply(event).await?;
@@ -576,7 +577,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     async fn apply(&mut self, event: Event) -> Result<(), ActionError> {
         let (size, builder) = (event.allocated(), &mut self.builder);
-        let progress = heavy::run(size, || builder.apply(event)).await;
+        let progress = offload::run(&self.actions.agent, size, || builder.apply(event)).await;
         self.report(progress).await
     }
 
@@ -607,7 +608,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
             if let ProgressEvent::State { state, message } = &mut event
                 && state.is_failure()
             {
-                heavy::run(message.len(), || self.actions.secrets.redact(message)).await;
+                offload::run(&self.actions.agent, message.len(), || self.actions.secrets.redact(message))
+                    .await;
             }
             self.waiter.progress.report(event).await;
         }
@@ -637,7 +639,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
             self.recorder.update_session(message.context_id.as_deref()).await;
             let size = message.allocated();
             self.recorder.cover_reply(size)?;
-            let content = heavy::run(size, || assemble::message_content(message)).await;
+            let content =
+                offload::run(&self.actions.agent, size, || assemble::message_content(message)).await;
             let content = content.map_err(|reason| unreadable(&reason))?;
             let task = self.recorder.task_ref(None, message.context_id.clone());
             let outcome = Outcome::new(ReplyStatus::Completed, content, task);

@@ -10,7 +10,7 @@ use crate::a2a::model::{Message, Part, Task, TaskState};
 use crate::action::actions::Actions;
 use crate::action::assemble::{self, MessageSource};
 use crate::action::request::ReplyMode;
-use crate::heavy;
+use crate::offload;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus, TaskRef};
 use crate::state::follow_ups::{FollowUpState, OpenQuestion};
@@ -60,14 +60,15 @@ impl TaskRecorder<'_> {
         let size = task.allocated() + status_texts.len();
         self.cover_reply(size).map_err(|error| error.with_task(task_ref.clone()))?;
         let artifacts = &self.actions.artifacts;
-        let (content, source) = heavy::run(size, || assemble::task_content(task, status_texts, artifacts))
-            .await
-            .map_err(|reason| unreadable(&reason).with_task(task_ref.clone()))?;
+        let (content, source) =
+            offload::run(&self.actions.agent, size, || assemble::task_content(task, status_texts, artifacts))
+                .await
+                .map_err(|reason| unreadable(&reason).with_task(task_ref.clone()))?;
         let mut outcome =
             Outcome::new(ReplyStatus::from(&task.state), content, task_ref).with_retries(self.input.retries);
         if task.state.is_failure() {
             let message = &mut outcome.content.message;
-            heavy::run(message.len(), || self.actions.secrets.redact(message)).await;
+            offload::run(&self.actions.agent, message.len(), || self.actions.secrets.redact(message)).await;
         }
         let mut is_new_follow_up = false;
         if task.state.awaits_caller() {
@@ -129,7 +130,8 @@ impl TaskRecorder<'_> {
     /// The follow-up for the question of a waiting task, and whether it is new.
     async fn follow_up(&self, task: &Task, known: Option<FollowUp>) -> Result<(FollowUp, bool), ActionError> {
         let (state, agent) = (&self.actions.state, &self.actions.agent);
-        let fingerprint = heavy::run(task.allocated(), || question_fingerprint(task)).await;
+        let fingerprint =
+            offload::run(&self.actions.agent, task.allocated(), || question_fingerprint(task)).await;
         if let Some(known) = known {
             let record = state.follow_ups.find(agent, &known.id).await?;
             let is_for_question = record.is_some_and(|record| match record.state {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use async_nats::{Message, Subscriber};
-use bytes::Bytes;
 use futures_util::StreamExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
@@ -61,12 +60,10 @@ impl PromptEndpoint {
     pub(super) fn handler(this: &Arc<Self>) -> Handler {
         let endpoint = Arc::clone(this);
         Arc::new(move |mut request| {
-            let Some(arrival) = endpoint.dispatcher.arrive(request.message.length) else {
+            let Message { payload, length, .. } = &mut request.message;
+            let Some(arrival) = endpoint.dispatcher.arrive(*length, payload) else {
                 return request.accounting.fail(429, "too many requests at the same time");
             };
-            if arrival.check().is_err() {
-                request.message.payload = Bytes::new();
-            }
             let agent = &endpoint.dispatcher.agent().name;
             let subject = request.message.subject.clone();
             let call_info = CallInfo { agent, action: PROMPT, subject: &subject };
@@ -82,19 +79,21 @@ impl PromptEndpoint {
         let Some(to) = message.reply.clone() else { return };
         let keep_alive = self.dispatcher.agent().config.stream_keepalive;
         let mut chunks = ChunkWriter::new(self.outbox.clone(), to, keep_alive);
-        let run = Box::pin(self.run(&message, trace, &mut arrival, &mut chunks));
+        let run = Box::pin(self.run(message, trace, &mut arrival, &mut chunks));
         let result = self.dispatcher.guarded(run).await;
         accounting.end(chunks.finish(result).await);
     }
 
     async fn run(
         &self,
-        message: &Message,
+        message: Message,
         trace: TraceContext,
         arrival: &mut Arrival,
         chunks: &mut ChunkWriter,
     ) -> Result<(), ActionError> {
-        let parsed = arrival.check().and_then(|()| self.parse(message, trace));
+        let parsed = arrival.check().and_then(|()| self.parse(&message, trace));
+        // A conversation may take hours.
+        drop(message);
         let parsed = parsed.inspect_err(|error| self.dispatcher.count_refusal(error));
         let (operation, options) = parsed?;
         let first = request(operation, &options, None);
@@ -102,7 +101,7 @@ impl PromptEndpoint {
         while let Some(follow_up) = outcome.follow_up.clone() {
             // A person may take minutes to answer.
             arrival.release_permit();
-            outcome = match self.ask(&follow_up, &outcome, &options, chunks).await {
+            outcome = match self.ask(&follow_up, &outcome, &options, arrival, chunks).await {
                 Ok(Continuation::Answered(PromptEnvelope { parts, .. }, permit)) => {
                     let answer = FollowUpAnswer { follow_up_id: follow_up.id.to_string(), parts };
                     let operation = Operation::Answer(Input::Parsed(answer));
@@ -198,6 +197,7 @@ impl PromptEndpoint {
         follow_up: &FollowUp,
         outcome: &Arc<Outcome>,
         options: &CallOptions,
+        arrival: &mut Arrival,
         chunks: &mut ChunkWriter,
     ) -> Result<Continuation, ActionError> {
         let agent = self.dispatcher.agent();
@@ -216,7 +216,7 @@ impl PromptEndpoint {
         let continuation = async {
             tokio::select! {
                 biased;
-                answer = self.answer(answers) => answer,
+                answer = self.answer(answers, arrival) => answer,
                 () = live_agent.exited.cancelled() => {
                     let message = "the agent exited or was stopped while it waited for the answer";
                     Err(ActionError::new(Code::TaskLost, message))
@@ -244,8 +244,13 @@ impl PromptEndpoint {
     }
 
     /// Waits for the first message to the question's reply subject, then for a permit.
-    async fn answer(&self, mut answers: Subscriber) -> Result<Continuation, ActionError> {
+    async fn answer(
+        &self,
+        mut answers: Subscriber,
+        arrival: &mut Arrival,
+    ) -> Result<Continuation, ActionError> {
         let message = answers.next().await.ok_or_else(ActionError::internal)?;
+        arrival.charge(message.length)?;
         let envelope = self.envelope(&message)?;
         Ok(Continuation::Answered(envelope, self.dispatcher.permit().await?))
     }
