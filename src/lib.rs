@@ -121,7 +121,7 @@
 //! | whether an agent's response exceeds `max_response_size` | `HttpResponse::body` in `a2a/http.rs` and `SseParser` for what is sent, `Meter::add` in `a2a/meter.rs` for what is decoded, `TaskBuilder::resize` in `action/task_builder.rs` for the whole task |
 //! | whether a call is `busy` because of `limits.memory` | `MemoryAccount::add` in `memory.rs`; the same places as for `max_response_size` charge it, and `TaskRecorder::cover_reply` in `action/run/recorder.rs` for the reply |
 //! | whether a response belongs to its request, and whether a connection is reused | `ResponseId::judge` and `allows_reuse` in `a2a/client/response.rs`, with `a2a/response_ids.rs` |
-//! | whether work leaves the workers of the runtime | `offload::run` in `offload.rs` |
+//! | whether work leaves the workers of the runtime | `offload::run` and `offload::block` in `offload.rs` |
 //!
 //! # Ownership
 //!

@@ -1,4 +1,4 @@
-//! Long synchronous work: decoding, assembling, redacting and encoding of large texts.
+//! Long synchronous work: decoding, assembling, redacting and encoding of large texts, and reading of `/proc`.
 //!
 //! A worker of the runtime that decodes 15 MB serves no other call meanwhile. So work on more than [`INLINE`] bytes
 //! runs on a thread that the runtime replaces, and only a few pieces run at a time. Agents take turns: an agent waits in
@@ -32,6 +32,11 @@ pub(crate) async fn run<T>(agent: &str, bytes: usize, work: impl FnOnce() -> T) 
     let turn = turn_of(agent);
     let _turn = turn.acquire().await;
     let _permit = RUNNING.acquire().await;
+    block(work)
+}
+
+/// Runs `work`, which blocks, on a thread that the runtime replaces. The caller limits how much of it runs at a time.
+pub(crate) fn block<T>(work: impl FnOnce() -> T) -> T {
     // A runtime with a single thread (in tests) has no other worker.
     if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
         return work();

@@ -42,7 +42,7 @@ impl Diagnosis {
                  security page), or remove `user` and `group`"
             }
             SpawnError::Capabilities { .. } => {
-                "run the bridge as root, or without ambient capabilities (`AmbientCapabilities` of systemd)"
+                "run the bridge without ambient capabilities (`AmbientCapabilities` of systemd)"
             }
             SpawnError::Limits { .. } => "correct `limits`",
             SpawnError::Empty | SpawnError::Other { .. } => "check `command`, `working_dir` and `env`",

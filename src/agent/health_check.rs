@@ -80,7 +80,7 @@ impl HealthCheck {
                 () = tokio::time::sleep_until(self.next_probe) => false,
             };
             self.next_check = Instant::now() + self.check_interval;
-            match suspended_process(start, child) {
+            match suspended_process(start, child).await {
                 Some(pid) => {
                     self.next_probe = self.next_probe.max(self.next_check);
                     return AgentEvent::Suspended(pid);
@@ -97,7 +97,7 @@ impl HealthCheck {
             let suspended = async {
                 loop {
                     tokio::time::sleep(self.check_interval).await;
-                    if suspended_process(start, child).is_some() {
+                    if suspended_process(start, child).await.is_some() {
                         return;
                     }
                 }
@@ -130,13 +130,13 @@ impl HealthCheck {
 }
 
 /// The suspended process, if it is the child itself or if all listeners of the port are suspended.
-fn suspended_process(start: &Start, child: Option<&Child>) -> Option<i32> {
+async fn suspended_process(start: &Start, child: Option<&Child>) -> Option<i32> {
     let is_suspended_process = |pid: &i32| Stat::read(*pid).is_some_and(|stat| stat.state == 'T');
     let child = child?.pid;
     if is_suspended_process(&child) {
         return Some(child);
     }
-    let owners = match start.port.as_ref()?.owner() {
+    let owners = match start.port.as_ref()?.owner().await {
         PortOwner::Own { processes, .. } => processes,
         PortOwner::Free | PortOwner::Other { .. } | PortOwner::Unknown => return None,
     };

@@ -90,7 +90,7 @@ impl ProbeError {
 /// another process owns the port.
 pub(super) async fn read_card(start: &Start, limit: Duration) -> Result<KnownCard, ProbeError> {
     if let Some(port) = &start.port {
-        match port.owner() {
+        match port.owner().await {
             PortOwner::Own { .. } | PortOwner::Unknown => {}
             PortOwner::Free => return Err(ProbeError::NotListening { port: port.number(), instead: vec![] }),
             PortOwner::Other { process } => return Err(ProbeError::Foreign { port: port.number(), process }),

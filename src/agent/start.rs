@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::Agent;
@@ -14,6 +15,7 @@ use crate::a2a::card::CardError;
 use crate::a2a::choose::DialectChooser;
 use crate::a2a::{self, HttpClient, PeerCheck, Verdict};
 use crate::config::{self, Port};
+use crate::offload;
 use crate::process::agent_port::{AgentPort, Peer};
 use crate::process::ports::{self, LocalPort, PortOwner};
 use crate::secrets::Secrets;
@@ -37,12 +39,14 @@ pub(super) struct Start {
 
 /// Requests go to the agent's own processes only.
 impl PeerCheck for AgentPort {
-    fn check(&self, peer: SocketAddr) -> Verdict {
-        match self.check_peer(peer) {
-            Peer::Agent => Verdict::Use,
-            Peer::Unsure => Verdict::Reconnect,
-            Peer::Other => Verdict::Refuse,
-        }
+    fn check(&self, peer: SocketAddr, began: Instant) -> BoxFuture<'_, Verdict> {
+        Box::pin(async move {
+            match self.check_peer(peer, began).await {
+                Peer::Agent => Verdict::Use,
+                Peer::Changed => Verdict::Reconnect,
+                Peer::Other => Verdict::Refuse,
+            }
+        })
     }
 }
 
@@ -77,7 +81,7 @@ impl Start {
         };
         let port = LocalPort::of(&config.url).await.filter(|_| config.verify_port);
         if let Some(local) = &port
-            && let PortOwner::Other { process } = local.owner(None)
+            && let PortOwner::Other { process } = offload::block(|| local.owner(None))
         {
             return Err(Diagnosis::port_taken(local.number, process.as_ref(), &config));
         }
@@ -113,7 +117,7 @@ impl Start {
 
 async fn is_free(config: &config::AgentConfig, port: u16) -> bool {
     let local = LocalPort::of(&config.at_port(port).url).await;
-    local.is_none_or(|local| matches!(local.owner(None), PortOwner::Free))
+    local.is_none_or(|local| matches!(offload::block(|| local.owner(None)), PortOwner::Free))
 }
 
 /// Probes a launched agent until it serves a usable card or `startup_timeout` expires.
@@ -156,13 +160,14 @@ impl StartupProbe {
                 // The deadline cut this probe short; the previous error is more useful.
                 Err(error) if is_cut && error.is_timeout() && self.last.is_some() => {}
                 Err(ProbeError::NotListening { port, .. }) => {
-                    let instead = start.tree.map(ports::listening_addresses).unwrap_or_default();
+                    let addresses = |tree| offload::block(|| ports::listening_addresses(tree));
+                    let instead = start.tree.map(addresses).unwrap_or_default();
                     self.last = Some(ProbeError::NotListening { port, instead });
                 }
                 Err(error) => self.last = Some(error),
             }
-            let is_blind = self.last.as_ref().is_some_and(ProbeError::lacks_descriptors);
-            if Instant::now() + self.retry_delay >= self.deadline && !is_blind {
+            let lacks_descriptors = self.last.as_ref().is_some_and(ProbeError::lacks_descriptors);
+            if Instant::now() + self.retry_delay >= self.deadline && !lacks_descriptors {
                 let unreachable = ProbeError::Card(CardError::NotListening { url: config.url.to_string() });
                 let error = self.last.take().unwrap_or(unreachable);
                 return AgentEvent::NotStarted(Diagnosis::slow_start(&error, config));

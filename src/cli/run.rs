@@ -137,7 +137,7 @@ fn process_host() -> ProcessHost {
     host.cgroups = Cgroups::detect().map(Arc::new);
     if let Some(cgroups) = &host.cgroups {
         let (group, controllers) = (cgroups.path().display(), cgroups.controllers());
-        tracing::info!(%group, ?controllers, "each agent gets a cgroup of its own");
+        tracing::debug!(%group, ?controllers, "each agent gets a cgroup of its own");
     }
     // Fails on Linux before 3.4.
     if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {

@@ -13,7 +13,8 @@ use super::redact::names_secret;
 /// The variables of this process, with those that it has hidden.
 #[derive(Debug, Default)]
 pub(crate) struct Environment {
-    hidden: BTreeMap<String, SecretString>,
+    /// `None` if the value is not UTF-8.
+    hidden: BTreeMap<String, Option<SecretString>>,
     /// The variables that a configuration has referred to.
     used: RefCell<BTreeSet<String>>,
 }
@@ -22,7 +23,7 @@ impl Environment {
     pub(super) fn get(&self, name: &str) -> Option<String> {
         self.used.borrow_mut().insert(name.to_owned());
         match self.hidden.get(name) {
-            Some(value) => Some(value.expose_secret().to_owned()),
+            Some(value) => value.as_ref().map(|value| value.expose_secret().to_owned()),
             None => std::env::var(name).ok(),
         }
     }
@@ -34,7 +35,7 @@ impl Environment {
         let used = self.used.take();
         let is_hidden = |name: &str| (used.contains(name) || names_secret(name)) && !is_kept(name);
         let variables = std::env::vars_os().filter_map(|(name, value)| {
-            Some((name.into_string().ok()?, SecretString::from(value.into_string().ok()?)))
+            Some((name.into_string().ok()?, value.into_string().ok().map(SecretString::from)))
         });
         self.hidden.extend(variables.filter(|(name, _)| is_hidden(name)));
         #[cfg(target_os = "linux")]

@@ -1,12 +1,14 @@
 //! One control group for each agent, where the system allows it (cgroup v2).
 //!
 //! A cgroup limits all processes of an agent together, and the kernel kills all of them at once, whatever they have
-//! done to their marks and their guard. The bridge uses cgroups only if its own group is meant for that:
+//! done to their marks and their guard. The bridge uses cgroups only if one was delegated to it:
 //!
 //! - The bridge runs in a group with the name `bridge`, and no process runs directly in the parent of that group. The
 //!   agents get groups in that parent. `Delegate=yes` and `DelegateSubgroup=bridge` of systemd set this up.
-//! - The bridge is the only process of its group. It then moves itself to a new group `bridge` below that group.
-//! - The bridge runs in the root of the hierarchy, which means that nothing manages cgroups here.
+//! - The bridge is the only process of its group, and may create groups there although it is not root, or that group is
+//!   the root of its cgroup namespace, as in a container. It then moves itself to a new group `bridge` below that group.
+//!
+//! Never in the root of the hierarchy: that belongs to the machine.
 
 use std::fs;
 use std::io;
@@ -48,7 +50,9 @@ impl Cgroups {
     pub(crate) fn detect() -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
         let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-        let base = base(&own_group(&mounts, &own)?, Pid::this().as_raw()).ok().flatten()?;
+        let (mount, group) = own_group(&mounts, &own)?;
+        let may_move = group.is_empty() || !nix::unistd::geteuid().is_root();
+        let base = base(&mount.join(group), Pid::this().as_raw(), may_move).ok().flatten()?;
         Self::at(base)
     }
 
@@ -119,8 +123,9 @@ fn settings(spec: &Spec) -> Vec<(&'static str, &'static str, String)> {
     memory.into_iter().chain(pids).chain(cpu).collect()
 }
 
-/// The directory of the group of this process, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
-fn own_group(mounts: &str, own: &str) -> Option<PathBuf> {
+/// Where the hierarchy is mounted, and the group of this process in it, from `/proc/self/mountinfo` and
+/// `/proc/self/cgroup`.
+fn own_group<'a>(mounts: &'a str, own: &'a str) -> Option<(&'a Path, &'a str)> {
     let mount = mounts.lines().find_map(|line| {
         let (fields, file_system) = line.split_once(" - ")?;
         let mut fields = fields.split(' ').skip(3);
@@ -129,19 +134,18 @@ fn own_group(mounts: &str, own: &str) -> Option<PathBuf> {
     })?;
     let group = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     // Outside of the namespace of this process.
-    (!group.split('/').any(|part| part == "..")).then(|| Path::new(mount).join(group))
+    (!group.split('/').any(|part| part == "..")).then(|| (Path::new(mount), group))
 }
 
-/// The group for the groups of agents.
-fn base(own: &Path, pid: i32) -> io::Result<Option<PathBuf>> {
+/// The group for the groups of agents. `may_move` is whether this process may move itself to a group below its own.
+fn base(own: &Path, pid: i32, may_move: bool) -> io::Result<Option<PathBuf>> {
     // Only the root has no type.
-    if !own.join("cgroup.type").exists() {
-        return Ok(Some(own.to_owned()));
-    }
+    let is_root = |group: &Path| !group.join("cgroup.type").exists();
     if let Some(parent) = own.parent().filter(|_| own.file_name().is_some_and(|name| name == BRIDGE_GROUP)) {
-        return Ok(processes(parent)?.is_empty().then(|| parent.to_owned()));
+        let is_delegated = !is_root(parent) && processes(parent)?.is_empty();
+        return Ok(is_delegated.then(|| parent.to_owned()));
     }
-    if processes(own)? != [pid] {
+    if is_root(own) || !may_move || processes(own)? != [pid] {
         return Ok(None);
     }
     let group = own.join(BRIDGE_GROUP);
@@ -236,7 +240,7 @@ mod tests {
 
     #[test]
     fn the_own_group_is_found_below_the_mount_point() {
-        let at = |own| own_group(MOUNTS, own).map(|path| path.display().to_string());
+        let at = |own| own_group(MOUNTS, own).map(|(mount, group)| mount.join(group).display().to_string());
         assert_eq!(at("1:name=x:/y\n0::/a/b.service\n").as_deref(), Some("/sys/fs/cgroup/a/b.service"));
         assert_eq!(at("0::/../elsewhere\n"), None);
         assert_eq!(at("1:cpu:/a\n"), None);
@@ -244,19 +248,26 @@ mod tests {
     }
 
     #[test]
-    fn only_a_group_that_is_meant_for_it_is_used() {
+    fn only_a_delegated_group_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let shared = group(dir.path(), "shared", "7\n8\n");
-        assert_eq!(base(&shared, 7).unwrap(), None);
+        assert_eq!(base(&shared, 7, true).unwrap(), None);
         let alone = group(dir.path(), "alone", "7\n");
         fs::create_dir(alone.join(BRIDGE_GROUP)).unwrap();
-        assert_eq!(base(&alone, 7).unwrap().as_ref(), Some(&alone));
+        assert_eq!(base(&alone, 7, false).unwrap(), None);
+        assert_eq!(base(&alone, 7, true).unwrap().as_ref(), Some(&alone));
         assert_eq!(fs::read_to_string(alone.join("bridge/cgroup.procs")).unwrap(), "7");
         let delegated = group(dir.path(), "delegated", "");
         let bridge = group(&delegated, BRIDGE_GROUP, "7\n");
-        assert_eq!(base(&bridge, 7).unwrap(), Some(delegated));
+        assert_eq!(base(&bridge, 7, false).unwrap(), Some(delegated));
         let bridge = group(&shared, BRIDGE_GROUP, "9\n");
-        assert_eq!(base(&bridge, 9).unwrap(), None);
+        assert_eq!(base(&bridge, 9, true).unwrap(), None);
+        let root = group(dir.path(), "root", "7\n");
+        fs::remove_file(root.join("cgroup.type")).unwrap();
+        assert_eq!(base(&root, 7, true).unwrap(), None);
+        let bridge = group(&root, BRIDGE_GROUP, "9\n");
+        fs::write(root.join("cgroup.procs"), "").unwrap();
+        assert_eq!(base(&bridge, 9, true).unwrap(), None);
     }
 
     #[test]

@@ -111,8 +111,12 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    #[error("cannot run `{program}` as another user: it would keep capabilities of the bridge")]
-    Capabilities { program: String },
+    #[error("cannot run `{program}` without the capabilities of the bridge")]
+    Capabilities {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot set the limits of `{program}`")]
     Limits {
         program: String,
@@ -134,7 +138,7 @@ impl SpawnError {
         match step {
             LaunchStep::Exec => Self::new(&program, source),
             LaunchStep::User => Self::User { program, source },
-            LaunchStep::Capabilities => Self::Capabilities { program },
+            LaunchStep::Capabilities => Self::Capabilities { program, source },
             LaunchStep::Limits | LaunchStep::Cgroup => Self::Limits { program, source },
         }
     }

@@ -59,7 +59,7 @@ pub(super) enum LaunchStep {
     Cgroup,
     Limits,
     User,
-    /// The process would keep capabilities of the bridge as another user.
+    /// The process would keep capabilities of the bridge.
     Capabilities,
     Exec,
 }
@@ -125,11 +125,9 @@ impl Launch {
             std::fs::write(cgroup.join("cgroup.procs"), "0").map_err(failed(LaunchStep::Cgroup))?;
         }
         self.limits.apply().map_err(|errno| LaunchError(LaunchStep::Limits, errno.into()))?;
+        clear_ambient_capabilities().map_err(|errno| LaunchError(LaunchStep::Capabilities, errno.into()))?;
         if let Some(credentials) = &self.credentials {
             assume(credentials).map_err(|errno| LaunchError(LaunchStep::User, errno.into()))?;
-            if has_ambient_capabilities() {
-                return Err(LaunchError(LaunchStep::Capabilities, Errno::EPERM.into()));
-            }
         }
         let (program, arguments) =
             self.command.split_first().ok_or_else(|| failed(LaunchStep::Exec)(Errno::EINVAL.into()))?;
@@ -174,11 +172,17 @@ fn assume(credentials: &Credentials) -> nix::Result<()> {
     setuid(Uid::from_raw(*uid))
 }
 
-/// Whether this process would keep capabilities when it executes the command. Root loses them with its user; another
-/// user that has received them does not.
-fn has_ambient_capabilities() -> bool {
-    let status = std::fs::read("/proc/self/status").unwrap_or_default();
-    let status = String::from_utf8_lossy(&status);
-    let ambient = status.lines().find_map(|line| line.strip_prefix("CapAmb:"));
-    ambient.is_some_and(|mask| mask.trim().bytes().any(|digit| digit != b'0'))
+/// Makes this process lose the capabilities that the bridge was started with, such as by `AmbientCapabilities` of
+/// systemd, when it executes the command. Only a command of root has capabilities then.
+#[expect(unsafe_code, reason = "`nix` does not have this operation")]
+fn clear_ambient_capabilities() -> nix::Result<()> {
+    use nix::libc::{PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, prctl};
+
+    // SAFETY: it changes an attribute of this process, and passes no pointers.
+    let result = unsafe { prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
+    match Errno::result(result) {
+        // Linux before 4.3 has no ambient capabilities.
+        Ok(_) | Err(Errno::EINVAL) => Ok(()),
+        Err(errno) => Err(errno),
+    }
 }

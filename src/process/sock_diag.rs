@@ -5,13 +5,10 @@
 
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use nix::libc;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// The kernel answers within the request.
-const TIMEOUT: Duration = Duration::from_millis(100);
 /// `SOCK_DIAG_BY_FAMILY`.
 const BY_FAMILY: u16 = 20;
 /// A netlink header, and an `inet_diag_req_v2`.
@@ -27,7 +24,8 @@ pub(super) fn listener(address: SocketAddr) -> io::Result<Option<u64>> {
         Type::DGRAM,
         Some(Protocol::from(libc::NETLINK_SOCK_DIAG)),
     )?;
-    socket.set_read_timeout(Some(TIMEOUT))?;
+    // The kernel has answered when `send` returns.
+    socket.set_nonblocking(true)?;
     socket.send(&request(address))?;
     let mut response = [0; 1024];
     let count = (&socket).read(&mut response)?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -58,7 +58,17 @@ async fn secrets_are_in_no_environment_and_no_command_line_but_the_agents_own() 
     let agent = |name: &str| format!("{}\nbearer_token: ${{IT_SECRET}}", demo(&format!("--name {name}")));
     site.settings(&[("a", &agent("one")), ("b", &demo(""))]);
     let secret = format!("IT_SECRET={SECRET}");
-    let bridge = site.start_through(&["env", &secret, "IT_OTHER_TOKEN=unused-s3cret", "IT_PLAIN=plain"]);
+    let binary = "export IT_BINARY_TOKEN=$(printf 's3cret\\377'); exec \"$@\"";
+    let bridge = site.start_through(&[
+        "env",
+        &secret,
+        "IT_OTHER_TOKEN=unused-s3cret",
+        "IT_PLAIN=plain",
+        "sh",
+        "-c",
+        binary,
+        "sh",
+    ]);
     let a = site.until_state("a", "ready").await.pid.unwrap();
     let b = site.until_state("b", "ready").await.pid.unwrap();
     for pid in [bridge, a, guard_of(a), b, guard_of(b)] {
@@ -66,6 +76,7 @@ async fn secrets_are_in_no_environment_and_no_command_line_but_the_agents_own() 
         assert!(!shown.contains("s3cret"), "{shown}");
     }
     assert!(environment(bridge).contains("IT_PLAIN=plain"));
+    assert!(environment(bridge).contains("IT_BINARY_TOKEN=\0"));
     // A reload still finds the variable, and an agent gets what its settings say.
     let with_env = agent("two").replace("bearer_token", "env_file: more\nbearer_token");
     std::fs::write(site.folder().join("more"), "FROM_FILE=1\n").unwrap();
@@ -253,6 +264,34 @@ async fn agent_that_moves_to_another_socket_is_still_called() {
     assert_eq!(site.show("a").await.unwrap().restarts, 0);
 }
 
+/// A cgroup that is delegated to a bridge, as by systemd. Dropping it removes it.
+struct Delegated(PathBuf);
+
+impl Delegated {
+    /// `None` if this test may not create it.
+    fn new() -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?.split(' ').nth(4)?;
+        let cgroup = Self(Path::new(mount).join(format!("a2a-test-{}", uuid::Uuid::new_v4())));
+        std::fs::create_dir_all(cgroup.0.join("bridge")).ok()?;
+        Some(cgroup)
+    }
+
+    fn groups(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.is_dir()).collect()
+    }
+}
+
+impl Drop for Delegated {
+    fn drop(&mut self) {
+        for group in self.groups() {
+            let _ = std::fs::remove_dir(group);
+        }
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
 /// A process that has left its parent, its session, its environment and its tag, and then kills its guard.
 fn with_escaping_process(folder: &Path) -> String {
     let folder = folder.display();
@@ -279,12 +318,27 @@ async fn escape(site: &Site) {
 
 #[tokio::test]
 async fn process_without_marks_that_kills_its_guard_does_not_escape() {
-    let site = Site::new().await;
-    let lines = with_escaping_process(site.folder());
-    site.settings(&[("a", &lines)]);
-    let mut site = site;
+    let mut site = Site::new().await;
+    site.settings(&[("a", &with_escaping_process(site.folder()))]);
     site.start();
     escape(&site).await;
+}
+
+#[tokio::test]
+async fn each_agent_gets_a_cgroup_below_a_delegated_one() {
+    let Some(delegated) = Delegated::new() else { return println!("skipped: cannot create a cgroup") };
+    let mut site = Site::new().await;
+    site.settings(&[("a", &with_escaping_process(site.folder()))]);
+    let join = format!("echo 0 > {}/bridge/cgroup.procs; exec \"$@\"", delegated.0.display());
+    site.start_through(&["sh", "-c", &join, "sh"]);
+    let pid = site.until_state("a", "ready").await.pid.unwrap();
+    let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let name = delegated.0.file_name().unwrap().to_str().unwrap();
+    assert!(cgroup.contains(&format!("/{name}/a2a-agent-")), "{cgroup}");
+    escape(&site).await;
+    assert_eq!(site.stop().await, Some(0));
+    assert_eq!(site.processes(), Vec::<i32>::new());
+    assert_eq!(delegated.groups(), [delegated.0.join("bridge")]);
 }
 
 #[tokio::test]
@@ -294,7 +348,68 @@ async fn process_without_marks_that_kills_its_guard_does_not_escape_without_cgro
     site.settings(&[("a", &with_escaping_process(site.folder()))]);
     site.start_through(&nobody.iter().map(String::as_str).collect::<Vec<_>>());
     escape(&site).await;
-    assert!(!site.log().contains("a cgroup of its own"));
+}
+
+#[tokio::test]
+async fn guard_that_outlives_its_bridge_is_found() {
+    let mut site = Site::running(&[("a", &demo("--ignore-sigterm"))]).await;
+    let agent = site.until_state("a", "ready").await.pid.unwrap();
+    let guard = guard_of(agent);
+    let found = site.processes();
+    assert!(found.len() == 2 && found.contains(&agent) && found.contains(&guard), "{found:?}");
+    site.kill_9().await;
+    // The guard waits a second for its agent.
+    let found = site.processes();
+    let has_exited = Stat::read(guard).is_none_or(|stat| stat.has_exited());
+    assert!(has_exited || found.contains(&guard), "{found:?}");
+    site.until_nothing_runs(Duration::from_secs(30)).await;
+}
+
+#[tokio::test]
+async fn agent_does_not_inherit_capabilities_of_the_bridge() {
+    let mut site = Site::new().await;
+    let Some(mut nobody) = as_nobody(&site) else { return println!("skipped: needs root and setpriv") };
+    nobody.extend(["--inh-caps=+setuid,+setgid", "--ambient-caps=+setuid,+setgid"].map(str::to_owned));
+    let other = format!("{}\nuser: 54321\ngroup: 54321", demo(""));
+    site.settings(&[("a", &demo("")), ("b", &other)]);
+    let bridge = site.start_through(&nobody.iter().map(String::as_str).collect::<Vec<_>>());
+    for (agent, user) in [("a", NOBODY), ("b", 54321)] {
+        let pid = eventually(|| async { site.show(agent).await?.pid }).await;
+        assert_eq!(status(pid, "Uid:"), vec![user.to_string(); 4]);
+        for set in ["CapPrm:", "CapEff:", "CapAmb:"] {
+            assert_eq!(status(pid, set), ["0000000000000000"], "{agent} {set}");
+        }
+    }
+    assert_ne!(status(bridge, "CapAmb:"), ["0000000000000000"]);
+}
+
+#[tokio::test]
+async fn documented_capabilities_suffice_for_agents_with_a_user() {
+    let unit = include_str!("../../deploy/a2a-bridge.service");
+    let line = unit.lines().find_map(|line| line.strip_prefix("#   CapabilityBoundingSet=")).unwrap();
+    let names: Vec<&str> = line.split(' ').map(|name| name.strip_prefix("CAP_").unwrap()).collect();
+    let container: Vec<_> = names.iter().map(|name| format!("--cap-add {name}")).collect();
+    let containerfile = include_str!("../../deploy/Containerfile");
+    assert!(containerfile.contains(&container.join(" ")), "{container:?}");
+    if !is_root() {
+        return println!("skipped: needs root");
+    }
+    let added: Vec<_> = names.iter().map(|name| format!(",+{}", name.to_lowercase())).collect();
+    let bounding = format!("--bounding-set=-all{}", added.concat());
+    let mut site = Site::new().await;
+    std::fs::set_permissions(site.folder(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let lines = demo("").replace(program(), &format!("{}/program", site.folder().display()));
+    std::fs::copy(program(), site.folder().join("program")).unwrap();
+    site.settings(&[("a", &format!("{lines}\nuser: nobody\ngroup: 54321"))]);
+    let bridge = site.start_through(&["setpriv", &bounding]);
+    let pid = site.until_state("a", "ready").await.pid.unwrap();
+    assert_eq!(status(pid, "Uid:"), vec![NOBODY.to_string(); 4]);
+    let caps = u64::from_str_radix(&status(bridge, "CapEff:")[0], 16).unwrap();
+    assert_eq!(caps.count_ones(), u32::try_from(names.len()).unwrap(), "{caps:x}");
+    eventually(|| async { site.client.request("a2a.action.a.echo", "hello".into()).await.ok() }).await;
+    assert!(!site.log().contains("cannot read which process"), "{}", site.log());
+    site.stop_agent("a").await;
+    assert_eq!(site.processes(), Vec::<i32>::new());
 }
 
 #[tokio::test]

@@ -172,12 +172,12 @@ async fn process_trees() -> Row {
     for _ in 0..count {
         let mark = uuid::Uuid::new_v4().to_string();
         let child = Child::spawn(&spec(&mark, TREE), &host, &output()).await.unwrap();
-        // The guard and four `sleep` processes.
+        // The shell and four `sleep` processes.
         eventually_within(LONG, || async { (marked(&mark).len() >= 5).then_some(()) }).await;
-        let began = Instant::now();
+        let (began, guard) = (Instant::now(), child.guard);
         child.stop(Duration::from_secs(10), &CancellationToken::new()).await;
         slowest = slowest.max(began.elapsed());
-        clean += usize::from(marked(&mark).is_empty());
+        clean += usize::from(marked(&mark).is_empty() && guard.and_then(Stat::read).is_none());
     }
     row(
         "4 sh -c \"a & setsid b & c\", stopped",
@@ -198,10 +198,10 @@ async fn ignored_sigterm() -> Row {
         let output = output();
         let child = Child::spawn(&spec(&mark, line), &host, &output).await.unwrap();
         output.wait_for_line(0).await;
-        let began = Instant::now();
+        let (began, guard) = (Instant::now(), child.guard);
         child.stop(grace, &CancellationToken::new()).await;
         (least, most) = (least.min(began.elapsed()), most.max(began.elapsed()));
-        clean += usize::from(marked(&mark).is_empty());
+        clean += usize::from(marked(&mark).is_empty() && guard.and_then(Stat::read).is_none());
     }
     row(
         "4 SIGTERM ignored",
@@ -225,7 +225,7 @@ async fn killed_bridge() -> [Row; 2] {
             line.starts_with(program()) && line.contains("demo-agent")
         });
         double += usize::from(agents.count() != 1);
-        eventually_within(LONG, || async { (site.processes().len() >= 6).then_some(()) }).await;
+        eventually_within(LONG, || async { (site.processes().len() >= 7).then_some(()) }).await;
         if turn % 4 < 3 {
             alone += 1;
             site.kill_9().await;

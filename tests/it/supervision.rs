@@ -98,8 +98,8 @@ async fn foreign_process_that_takes_the_port_during_the_start_gets_no_connection
 async fn stopping_an_agent_ends_all_its_processes() {
     let mut site = Site::running(&[("a", &shell(TREE))]).await;
     site.until_state("a", "ready").await;
-    // A shell, the agent and five `sleep` processes.
-    wait_until(|| async { site.processes().len() >= 7 }).await;
+    // A guard, a shell, the agent and five `sleep` processes.
+    wait_until(|| async { site.processes().len() >= 8 }).await;
     site.stop_agent("a").await;
     assert_eq!(site.processes(), Vec::<i32>::new());
     assert_eq!(site.stop().await, Some(0));

@@ -5,14 +5,18 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 /// How often a connection is opened again while the listener changes.
 const MAX_RETRIES: usize = 3;
 
-/// Decides whether a connection that was just opened may be used. It must be fast: it runs for every new connection.
+/// Decides whether a connection that was just opened may be used.
 pub(crate) trait PeerCheck: Debug + Send + Sync {
-    fn check(&self, peer: SocketAddr) -> Verdict;
+    /// Opening the connection to `peer` began at `began`. This runs for every new connection, so it is mostly ready at
+    /// once, and never blocks a worker of the runtime for long.
+    fn check(&self, peer: SocketAddr, began: Instant) -> BoxFuture<'_, Verdict>;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,9 +36,10 @@ where
     F: Future<Output = io::Result<TcpStream>>,
 {
     for _ in 0..=MAX_RETRIES {
+        let began = Instant::now();
         let stream = connect().await?;
         let verdict = match check {
-            Some(check) => check.check(stream.peer_addr()?),
+            Some(check) => check.check(stream.peer_addr()?, began).await,
             None => Verdict::Use,
         };
         match verdict {

@@ -3,6 +3,8 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::LazyLock;
 
+use a2a_bridge::guard::GUARD_ARGUMENT;
+use a2a_bridge::internal::procfs::{self, Stat};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -30,16 +32,20 @@ pub fn free_port() -> u16 {
 
 /// The living processes whose environment has the mark. A zombie and a guard do not have it.
 pub fn marked(mark: &str) -> Vec<i32> {
-    let wanted = format!("{MARK}={mark}").into_bytes();
-    let Ok(all) = std::fs::read_dir("/proc") else {
-        return Vec::new();
+    procfs::all().filter(|pid| procfs::variable(*pid, MARK).is_some_and(|found| found == mark)).collect()
+}
+
+/// The living guards that these bridges have started, even if a bridge has exited.
+pub fn guards(bridges: &[i32]) -> Vec<i32> {
+    let is_started_by_bridge = |pid: i32| {
+        // A mark is `KEY:BRIDGE:…`.
+        let mark = procfs::variable(pid, "A2A_BRIDGE_AGENT").unwrap_or_default();
+        let bridge = mark.split(':').nth(1).and_then(|bridge| bridge.parse().ok());
+        let parent = Stat::read(pid).map(|stat| stat.parent);
+        [bridge, parent].into_iter().flatten().any(|pid| bridges.contains(&pid))
     };
-    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|pid: &i32| {
-            std::fs::read(format!("/proc/{pid}/environ"))
-                .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted))
-        })
-        .collect()
+    let is_guard = |pid: i32| command_line(pid).split('\0').nth(1) == Some(GUARD_ARGUMENT);
+    procfs::all().filter(|pid| is_guard(*pid) && is_started_by_bridge(*pid)).collect()
 }
 
 /// The arguments of a process, each followed by a NUL.

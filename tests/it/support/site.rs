@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::eventually::{DEADLINE, eventually_within, wait_until};
 use super::nats::NatsServer;
-use super::processes::{self, MARK, marked, program};
+use super::processes::{self, MARK, guards, marked, program};
 
 /// A folder with a settings file, a NATS server, and at most one running bridge. Dropping it ends them all.
 pub struct Site {
@@ -23,6 +23,8 @@ pub struct Site {
     pub mark: String,
     dir: TempDir,
     bridge: Option<Child>,
+    /// The pids of all bridges so far.
+    bridges: Vec<i32>,
 }
 
 impl Site {
@@ -35,6 +37,7 @@ impl Site {
             mark: uuid::Uuid::new_v4().to_string(),
             dir: tempfile::tempdir().unwrap(),
             bridge: None,
+            bridges: Vec::new(),
         }
     }
 
@@ -108,6 +111,7 @@ impl Site {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         self.bridge = Some(child);
+        self.bridges.push(pid);
         pid
     }
 
@@ -233,12 +237,14 @@ impl Site {
         wait_until(|| async { path.exists() }).await;
     }
 
-    /// The living processes of this test's agents, without the guards.
+    /// The living processes of this test's agents, and their guards.
     pub fn processes(&self) -> Vec<i32> {
-        marked(&self.mark)
+        let mut all = marked(&self.mark);
+        all.extend(guards(&self.bridges));
+        all
     }
 
-    /// Waits until no process of an agent runs; how long that took.
+    /// Waits until no process of an agent and no guard runs; how long that took.
     pub async fn until_nothing_runs(&self, limit: Duration) -> Duration {
         let began = Instant::now();
         eventually_within(limit, || async { self.processes().is_empty().then_some(()) }).await;
