@@ -24,7 +24,7 @@ use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Task, TaskState};
 use crate::a2a::retry::Retries;
 use crate::config::AgentConfig;
-use crate::memory::MemoryAccount;
+use crate::memory::{MemoryAccount, OutOfMemory};
 use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
@@ -32,7 +32,7 @@ use crate::reply::outcome::{Outcome, TaskRef};
 use crate::secrets::Secrets;
 use crate::state::State;
 use crate::state::quota::{AgentQuota, ReservedRoom};
-use crate::state::tasks::TaskRecord;
+use crate::state::tasks::TaskOutline;
 use crate::telemetry::spans;
 
 /// Timeout of a cancel that a caller requested.
@@ -231,23 +231,27 @@ impl Actions {
 
     pub(crate) async fn get_task(&self, task_id: &str, options: &CallOptions) -> Reply {
         let record = self.record(task_id).await?;
-        if record.state.is_final() {
-            return record.reply.clone();
-        }
-        let outcome = self.get_from_agent(&record, task_id, options).await?;
-        let record = self.record(task_id).await?;
-        match outcome {
+        if !record.state.is_final()
+            && let Some(outcome) = self.get_from_agent(&record, task_id, options).await?
             // Another call may have seen the end meanwhile.
-            Some(outcome) if !record.state.is_final() => Ok(outcome),
-            // While the agent is unavailable, the reply is the last known state.
-            _ => record.reply.clone(),
+            && !self.record(task_id).await?.state.is_final()
+        {
+            return Ok(outcome);
         }
+        // While the agent is unavailable, the reply is the last known state.
+        let charge = self.charge_reply(options);
+        self.state.tasks.reply(&self.agent, task_id, charge).await?.ok_or_else(unknown_task)?
+    }
+
+    /// Charges the memory of the reply to a request, in place of what was charged for it before.
+    pub(crate) fn charge_reply(&self, options: &CallOptions) -> impl Fn(usize) -> Result<(), OutOfMemory> {
+        |bytes| options.reply_memory.cover(&self.memory, bytes)
     }
 
     /// Reads a task from the agent. Returns `None` while the agent is unavailable.
     async fn get_from_agent(
         &self,
-        record: &TaskRecord,
+        record: &TaskOutline,
         task_id: &str,
         options: &CallOptions,
     ) -> Result<Option<Arc<Outcome>>, ActionError> {
@@ -334,7 +338,7 @@ impl Actions {
     fn run_for_known_task<'a>(
         &'a self,
         live_agent: Arc<LiveAgent>,
-        record: &TaskRecord,
+        record: &TaskOutline,
         options: &'a CallOptions,
         timeout: Duration,
         progress: &'a mut NoProgress,
@@ -352,7 +356,7 @@ impl Actions {
         CallRun::new(self, live_agent, input, progress)
     }
 
-    fn task_ref(&self, record: &TaskRecord, task_id: &str) -> TaskRef {
+    fn task_ref(&self, record: &TaskOutline, task_id: &str) -> TaskRef {
         record.task().cloned().unwrap_or_else(|| TaskRef {
             id: Some(task_id.to_owned()),
             context_id: None,
@@ -361,12 +365,16 @@ impl Actions {
         })
     }
 
-    async fn record(&self, task_id: &str) -> Result<Arc<TaskRecord>, ActionError> {
-        let not_found = || ActionError::new(Code::NotFound, "this task is unknown or has been forgotten");
-        let record = self.state.tasks.find(&self.agent, task_id).await?.ok_or_else(not_found)?;
+    /// The task as it was last seen. Not with its reply: requests hold the record while they wait for the agent.
+    async fn record(&self, task_id: &str) -> Result<TaskOutline, ActionError> {
+        let record = self.state.tasks.find(&self.agent, task_id).await?.ok_or_else(unknown_task)?;
         spans::set_task(task_id, record.task().and_then(|task| task.context_id.as_deref()));
         Ok(record)
     }
+}
+
+fn unknown_task() -> ActionError {
+    ActionError::new(Code::NotFound, "this task is unknown or has been forgotten")
 }
 
 /// Some agents accept a cancel request and cancel the task later.

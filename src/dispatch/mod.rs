@@ -126,7 +126,7 @@ impl Dispatcher {
                     // The body is not needed while the request waits.
                     drop(operation);
                     arrival.release_body();
-                    return Box::pin(self.repeat(repeat, timeout, began, arrival)).await;
+                    return Box::pin(self.repeat(repeat, timeout, began, &options, arrival)).await;
                 }
                 Err(error) => return Box::pin(self.refuse(error, progress)).await,
             }
@@ -237,12 +237,14 @@ impl Dispatcher {
         repeat: RepeatedRequest,
         timeout: Duration,
         began: Instant,
+        options: &CallOptions,
         arrival: &mut Arrival,
     ) -> Reply {
         let reply = match self.permits.repeat() {
             Ok(permit) => {
-                arrival.keep_permit(permit);
-                let waited = tokio::time::timeout(timeout, repeat.reply()).await;
+                let reply = repeat.reply(self.actions.charge_reply(options));
+                let waited = tokio::time::timeout(timeout, reply).await;
+                arrival.keep(Some(permit), options.reply_memory.clone());
                 waited.unwrap_or_else(|_| {
                     let message = "the first request with this key did not end within the timeout";
                     let mut error = ActionError::new(Code::Timeout, message);

@@ -8,6 +8,7 @@ pub(crate) mod outcome;
 
 use std::sync::Arc;
 
+use crate::a2a::model::ALLOCATION_OVERHEAD;
 use error::ActionError;
 use outcome::Outcome;
 
@@ -22,8 +23,7 @@ pub(crate) fn label(reply: &Reply) -> &'static str {
 }
 
 /// The reply as a store may keep it: without text that may quote a user's answer.
-pub(crate) fn for_storage(reply: &Reply) -> Reply {
-    let mut reply = reply.clone();
+pub(crate) fn for_storage(mut reply: Reply) -> Reply {
     if let Err(error) = &mut reply
         && error.is_private
     {
@@ -31,6 +31,11 @@ pub(crate) fn for_storage(reply: &Reply) -> Reply {
         error.info.a2a_data = None;
     }
     reply
+}
+
+/// The size of a reply in memory, in bytes. It takes time in proportion to the number of parts.
+pub(crate) fn allocated(reply: &Reply) -> usize {
+    reply.as_ref().map_or_else(ActionError::allocated, |outcome| ALLOCATION_OVERHEAD + outcome.allocated())
 }
 
 #[cfg(test)]
@@ -43,7 +48,7 @@ mod tests {
     use crate::a2a::retry::Retries;
 
     fn through_the_store(reply: &Reply) -> Reply {
-        let json = serde_json::to_vec(&for_storage(reply)).unwrap();
+        let json = serde_json::to_vec(&for_storage(reply.clone())).unwrap();
         serde_json::from_slice(&json).unwrap()
     }
 

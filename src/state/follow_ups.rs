@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::records::{Change, TypedRecords};
+use super::records::{Change, Record, TypedRecords};
 use super::{Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable};
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::FollowUp;
@@ -51,6 +51,8 @@ pub(crate) enum FollowUpState {
     /// Its time is over, or its task ended without the answer.
     Expired,
 }
+
+impl Record for FollowUpRecord {}
 
 impl FollowUpRecord {
     fn state_now(&self) -> FollowUpState {
@@ -154,7 +156,7 @@ impl FollowUps {
         id: &Uuid,
     ) -> Result<Option<FollowUpRecord>, ActionError> {
         let found = self.records.read(&key(agent, id)).await?.map(|read| read.record);
-        Ok(found.map(|record| FollowUpRecord { state: record.state_now(), ..record }))
+        Ok(found.map(|record: FollowUpRecord| FollowUpRecord { state: record.state_now(), ..record }))
     }
 
     /// Counts the questions that wait for an answer.

@@ -12,10 +12,11 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::records::{Change, TypedRecords};
+use super::records::{Change, ReadRecord, Record, TypedRecords};
 use super::{Lifetime, RecordKey, RecordKind, StateStore};
+use crate::memory::OutOfMemory;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::{Reply, for_storage};
+use crate::reply::{self, Reply, for_storage};
 use crate::text::hex;
 
 /// How long a reply is kept.
@@ -41,8 +42,11 @@ pub(crate) struct Idempotency {
 #[derive(Debug)]
 struct RunningRequest {
     body_hash: String,
-    reply: watch::Receiver<Option<Reply>>,
+    reply: watch::Receiver<Option<SizedReply>>,
 }
+
+/// A reply, and its size in memory, in bytes.
+type SizedReply = (Reply, usize);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct KeyRecord {
@@ -67,6 +71,20 @@ struct ReplyRecord {
     reply: Reply,
 }
 
+/// The part of a [`ReplyRecord`] that says which request wrote it.
+#[derive(Debug, Deserialize)]
+struct ReplyWriter {
+    nonce: Uuid,
+}
+
+impl Record for KeyRecord {}
+
+impl Record for ReplyRecord {
+    fn allocated(&self) -> usize {
+        reply::allocated(&self.reply)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum Reservation {
     /// No other request has used the key: run the request, and pass its reply to [`FirstRequest::finish`].
@@ -82,7 +100,7 @@ pub(crate) struct FirstRequest {
     key: RecordKey,
     body_hash: String,
     nonce: Uuid,
-    reply: watch::Sender<Option<Reply>>,
+    reply: watch::Sender<Option<SizedReply>>,
 }
 
 /// A later request with the same key and body. It holds neither its body nor a reply while it waits.
@@ -93,7 +111,7 @@ pub(crate) struct RepeatedRequest {
     key: RecordKey,
     body_hash: String,
     /// The reply of the first request, if that runs in this process.
-    local_reply: Option<watch::Receiver<Option<Reply>>>,
+    local_reply: Option<watch::Receiver<Option<SizedReply>>>,
 }
 
 impl Idempotency {
@@ -149,7 +167,7 @@ impl Idempotency {
         self: &Arc<Self>,
         key: RecordKey,
         body_hash: String,
-        local_reply: Option<watch::Receiver<Option<Reply>>>,
+        local_reply: Option<watch::Receiver<Option<SizedReply>>>,
     ) -> Result<Reservation, ActionError> {
         {
             let mut waiting = self.waiting();
@@ -207,15 +225,15 @@ impl FirstRequest {
             // The key counts as running until it expires, so no request runs again.
             tracing::warn!(agent = %self.key.agent, error = error.message, "cannot record the end of a request with an idempotency key");
         }
-        self.reply.send_replace(Some(reply.clone()));
+        self.reply.send_replace(Some((reply.clone(), reply::allocated(reply))));
     }
 
     async fn write_reply(&self, reply: &Reply) {
-        let write = |known: Option<ReplyRecord>| {
+        let write = |known: Option<ReplyWriter>| {
             Ok(match known {
                 Some(known) if known.nonce == self.nonce => Change::Keep(()),
                 _ => {
-                    let record = ReplyRecord { nonce: self.nonce, reply: for_storage(reply) };
+                    let record = ReplyRecord { nonce: self.nonce, reply: for_storage(reply.clone()) };
                     Change::Write(record, Lifetime::evictable(REPLY_TTL), ())
                 }
             })
@@ -258,29 +276,32 @@ impl Drop for RepeatedRequest {
 }
 
 impl RepeatedRequest {
-    /// Waits for the reply of the first request.
-    pub(crate) async fn reply(mut self) -> Reply {
+    /// Waits for the reply of the first request. `charge` charges the memory of the reply in place of what it charged
+    /// before.
+    pub(crate) async fn reply(mut self, charge: impl Fn(usize) -> Result<(), OutOfMemory>) -> Reply {
         if let Some(local) = &mut self.local_reply
             && let Ok(reply) = local.wait_for(Option::is_some).await
-            && let Some(reply) = reply.clone()
+            && let Some((reply, allocated)) = &*reply
         {
-            return reply;
+            charge(*allocated)?;
+            return reply.clone();
         }
         // The request in this process was itself a repeat, or ended without a reply: ask the store.
-        self.reply_from_store().await
+        self.reply_from_store(charge).await
     }
 
-    async fn reply_from_store(&self) -> Reply {
+    async fn reply_from_store(&self, charge: impl Fn(usize) -> Result<(), OutOfMemory>) -> Reply {
         let (mut pause, max_pause) = POLL_INTERVAL;
         loop {
-            let Some(known) = self.idempotency.keys.read(&self.key).await? else {
+            let known: Option<ReadRecord<KeyRecord>> = self.idempotency.keys.read(&self.key).await?;
+            let Some(known) = known else {
                 let message = "the replica that ran the first request with this key did not report its end";
                 return Err(ActionError::new(Code::OutcomeUnknown, message));
             };
             check_body(&known.record.body_hash, &self.body_hash)?;
             match known.record.state {
                 KeyState::Running => {}
-                KeyState::Done => return self.kept_reply(known.record.nonce).await,
+                KeyState::Done => return self.kept_reply(known.record.nonce, charge).await,
                 KeyState::Released => {
                     let message = "the first request with this key did not reach the agent; try again";
                     return Err(ActionError::new(Code::Busy, message));
@@ -291,10 +312,10 @@ impl RepeatedRequest {
         }
     }
 
-    async fn kept_reply(&self, nonce: Uuid) -> Reply {
-        let read = self.idempotency.replies.read(&self.key).await?;
-        match read.filter(|read| read.record.nonce == nonce) {
-            Some(read) => read.record.reply,
+    async fn kept_reply(&self, nonce: Uuid, charge: impl Fn(usize) -> Result<(), OutOfMemory>) -> Reply {
+        let kept = self.idempotency.replies.read_charged(&self.key, charge).await?;
+        match kept.filter(|kept| kept.nonce == nonce) {
+            Some(kept) => kept.reply,
             None => {
                 let message = "the first request with this key has ended, but its reply is no longer kept";
                 Err(ActionError::new(Code::OutcomeUnknown, message))
@@ -314,7 +335,7 @@ fn check_body(first: &str, repeat: &str) -> Result<(), ActionError> {
 mod tests {
     use super::super::memory::MemoryStore;
     use super::super::quota::Quotas;
-    use super::super::tests::memory_store;
+    use super::super::tests::{free, memory_store};
     use super::*;
     use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
 
@@ -361,7 +382,7 @@ mod tests {
         let waiting = [repeat(&here, "x").await, repeat(&elsewhere, "x").await];
         running.finish(&outcome("reply")).await;
         for waiting in waiting.into_iter().chain([repeat(&here, "x").await, repeat(&elsewhere, "x").await]) {
-            assert_eq!(waiting.reply().await.unwrap().content.message, "reply");
+            assert_eq!(waiting.reply(free).await.unwrap().content.message, "reply");
         }
         reserve(&here, "a", "y").await.expect_err("another body");
         reserve(&elsewhere, "a", "y").await.expect_err("another body");
@@ -385,7 +406,7 @@ mod tests {
         waiting.push(repeat(&keys, "x").await);
         running.finish(&outcome("reply")).await;
         for waiting in waiting {
-            assert_eq!(waiting.reply().await.unwrap().content.message, "reply");
+            assert_eq!(waiting.reply(free).await.unwrap().content.message, "reply");
         }
         assert!(keys.waiting().is_empty() && keys.running().len() == 1, "only what runs or waits is counted");
     }
@@ -402,7 +423,7 @@ mod tests {
     async fn a_reply_that_is_too_large_to_keep_never_runs_the_agent_again() {
         let keys = replica(&small_store());
         first(&keys, "x").await.finish(&outcome(&"x".repeat(3 << 20))).await;
-        let again = repeat(&keys, "x").await.reply().await.unwrap_err();
+        let again = repeat(&keys, "x").await.reply(free).await.unwrap_err();
         assert_eq!(again.info.code, Code::OutcomeUnknown);
     }
 
@@ -420,16 +441,16 @@ mod tests {
             running.finish(&outcome(&"x".repeat(100 << 10))).await;
         }
         let Reservation::Repeat(first) = reserve("0".to_owned()).await else { panic!("ran twice") };
-        assert_eq!(first.reply().await.unwrap_err().info.code, Code::OutcomeUnknown);
+        assert_eq!(first.reply(free).await.unwrap_err().info.code, Code::OutcomeUnknown);
         let Reservation::Repeat(last) = reserve("99".to_owned()).await else { panic!("ran twice") };
-        last.reply().await.unwrap();
+        last.reply(free).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_is_dropped_midway_never_runs_again() {
         let keys = replica(&memory_store());
         drop(first(&keys, "x").await);
-        let waiting = repeat(&keys, "x").await.reply();
+        let waiting = repeat(&keys, "x").await.reply(free);
         assert!(tokio::time::timeout(LIMIT, waiting).await.is_err(), "it may still run");
     }
 }

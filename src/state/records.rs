@@ -2,6 +2,10 @@
 //!
 //! A record is JSON with a version field, so that replicas of different releases can share a store: a record of a
 //! newer version is reported as `state_unavailable` instead of being misread.
+//!
+//! A record may hold a reply of many megabytes, so large ones are decoded and encoded as [offloaded](crate::offload)
+//! work. Whoever does not need the reply reads a part of the record, which skips the content; whoever needs it charges
+//! the memory before the record is decoded.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -16,13 +20,22 @@ use super::{
     ABSENT, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord,
     WriteError, quota,
 };
-use crate::json;
+use crate::memory::OutOfMemory;
 use crate::reply::error::ActionError;
+use crate::{json, offload};
 
 /// The version of the records that this release writes. Raise it when an older release would misread a record.
 const VERSION: u32 = 1;
 /// Attempts of a write that conflicts or is not confirmed.
 const MAX_ATTEMPTS: u32 = 8;
+
+/// A record of a store.
+pub(super) trait Record: Serialize + DeserializeOwned {
+    /// The memory of what may be large in it, in bytes.
+    fn allocated(&self) -> usize {
+        0
+    }
+}
 
 /// The records of one kind.
 #[derive(Debug, Clone)]
@@ -46,28 +59,50 @@ pub(super) enum Change<R, T> {
     Keep(T),
 }
 
-impl<R: Serialize + DeserializeOwned> TypedRecords<R> {
+impl<R: Record> TypedRecords<R> {
     pub(super) fn new(store: &Arc<dyn StateStore>, kind: RecordKind) -> Self {
         Self { store: Arc::clone(store), kind, record: PhantomData }
     }
 
-    pub(super) async fn read(&self, key: &RecordKey) -> Result<Option<ReadRecord<R>>, ActionError> {
+    /// Reads a record of a small kind, or a part of a large one: `P` has only some of the fields.
+    pub(super) async fn read<P: DeserializeOwned>(
+        &self,
+        key: &RecordKey,
+    ) -> Result<Option<ReadRecord<P>>, ActionError> {
         let Some(StoredRecord { value, revision, written_at }) = self.store.read(self.kind, key).await?
         else {
             return Ok(None);
         };
-        Ok(Some(ReadRecord { record: decode(&value)?, written_at, revision }))
+        let record = offloaded(key, value.len(), || decode(&value)).await?;
+        Ok(Some(ReadRecord { record, written_at, revision }))
+    }
+
+    /// Reads a record that may be large. `charge` charges this many bytes in place of what it charged before.
+    pub(super) async fn read_charged(
+        &self,
+        key: &RecordKey,
+        charge: impl Fn(usize) -> Result<(), OutOfMemory>,
+    ) -> Result<Option<R>, ActionError> {
+        let Some(StoredRecord { value, .. }) = self.store.read(self.kind, key).await? else {
+            return Ok(None);
+        };
+        // Few pieces of work run at a time, so it suffices to charge the exact size afterwards.
+        charge(value.len())?;
+        let decode = || decode(&value).map(|record: R| (record.allocated(), record));
+        let (allocated, record) = offloaded(key, value.len(), decode).await?;
+        charge(allocated)?;
+        Ok(Some(record))
     }
 
     /// Reads a record, decides, and writes it back. If another write comes first, it reads and decides again.
     ///
     /// A write that the store does not confirm is repeated with the same expected revision: whichever of the two
     /// takes effect first makes the other one conflict, so the decision is never applied twice. `decide`
-    /// must recognise its own record in that case.
-    pub(super) async fn update<T>(
+    /// must recognise its own record in that case. `P` has the fields that it needs.
+    pub(super) async fn update<P: DeserializeOwned, T>(
         &self,
         key: &RecordKey,
-        mut decide: impl FnMut(Option<R>) -> Result<Change<R, T>, ActionError>,
+        mut decide: impl FnMut(Option<P>) -> Result<Change<R, T>, ActionError>,
     ) -> Result<T, ActionError> {
         let mut attempts = 0;
         loop {
@@ -78,7 +113,9 @@ impl<R: Serialize + DeserializeOwned> TypedRecords<R> {
                 Change::Write(record, lifetime, result) => (record, lifetime, result),
             };
             attempts += 1;
-            match self.store.write(self.kind, key, revision, encode(&record), lifetime).await {
+            let value = offloaded(key, record.allocated(), || encode(&record)).await;
+            drop(record);
+            match self.store.write(self.kind, key, revision, value, lifetime).await {
                 Ok(_) => return Ok(result),
                 Err(WriteError::Conflict | WriteError::Unknown) if attempts < MAX_ATTEMPTS => {}
                 Err(WriteError::Full) => return Err(quota::refusal(&key.agent, self.kind.into())),
@@ -98,6 +135,14 @@ impl<R: Serialize + DeserializeOwned> TypedRecords<R> {
     }
 }
 
+/// Runs work on a record. Boxed if it is large, which is rare, so that the future of an ordinary call stays small.
+async fn offloaded<T>(key: &RecordKey, bytes: usize, work: impl FnOnce() -> T) -> T {
+    if bytes <= offload::INLINE {
+        return work();
+    }
+    Box::pin(offload::run(&key.agent, bytes, work)).await
+}
+
 #[derive(Serialize, Deserialize)]
 struct Versioned<R> {
     v: u32,
@@ -109,25 +154,30 @@ fn encode<R: Serialize>(record: &R) -> Bytes {
 }
 
 fn decode<R: DeserializeOwned>(value: &[u8]) -> Result<R, StoreUnavailable> {
-    // Read first: the record of another version may have another form.
     #[derive(Deserialize)]
     struct Version {
         v: u32,
     }
-    let unreadable = |error: serde_json::Error| {
-        // The category only: the text of the error may quote the record.
-        tracing::warn!(category = ?error.classify(), "cannot read a record in the state store");
-        StoreUnavailable
+    let error = match serde_json::from_slice::<Versioned<R>>(value) {
+        Ok(Versioned { v, record }) if v <= VERSION => return Ok(record),
+        Ok(_) => None,
+        Err(error) => Some(error),
     };
-    let version: Version = serde_json::from_slice(value).map_err(unreadable)?;
-    if version.v > VERSION {
-        tracing::warn!(
-            version = version.v,
-            "a newer release wrote a record in the state store; upgrade this bridge"
-        );
-        return Err(StoreUnavailable);
+    // The record of another version may have another form, so the version is read on its own.
+    match (serde_json::from_slice(value), error) {
+        (Ok(Version { v }), _) if v > VERSION => {
+            tracing::warn!(
+                version = v,
+                "a newer release wrote a record in the state store; upgrade this bridge"
+            );
+        }
+        (_, error) => {
+            // The category only: the text of the error may quote the record.
+            let category = error.map(|error| error.classify());
+            tracing::warn!(?category, "cannot read a record in the state store");
+        }
     }
-    serde_json::from_slice(value).map_err(unreadable).map(|Versioned { record, .. }| record)
+    Err(StoreUnavailable)
 }
 
 #[cfg(test)]
@@ -138,6 +188,7 @@ mod tests {
     fn a_record_of_a_newer_version_is_not_misread() {
         assert_eq!(decode::<String>(&encode(&"text")), Ok("text".to_owned()));
         assert_eq!(decode::<String>(br#"{"v": 2, "record": "text"}"#), Err(StoreUnavailable));
+        assert_eq!(decode::<String>(br#"{"v": 2, "record": ["other form"]}"#), Err(StoreUnavailable));
         assert_eq!(decode::<String>(b"{"), Err(StoreUnavailable));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::records::{Change, ReadRecord, TypedRecords};
+use super::records::{Change, ReadRecord, Record, TypedRecords};
 use super::{Lifetime, RecordKey, RecordKind, StateStore};
 use crate::reply::error::ActionError;
 
@@ -18,6 +18,8 @@ const REFRESH: Duration = Duration::from_secs(3600);
 struct SessionRecord {
     context_id: String,
 }
+
+impl Record for SessionRecord {}
 
 impl ReadRecord<SessionRecord> {
     fn needs_refresh(&self) -> bool {
@@ -38,7 +40,9 @@ impl Sessions {
 
     /// The context id to send for a session: from the second call on, the one that the agent chose.
     pub(crate) async fn context_id(&self, agent: &Arc<str>, session_id: &str) -> Result<String, ActionError> {
-        let Some(known) = self.records.read(&RecordKey::new(agent, session_id)).await? else {
+        let known: Option<ReadRecord<SessionRecord>> =
+            self.records.read(&RecordKey::new(agent, session_id)).await?;
+        let Some(known) = known else {
             return Ok(session_id.to_owned());
         };
         if known.needs_refresh() {
@@ -54,14 +58,15 @@ impl Sessions {
         context_id: &str,
     ) -> Result<(), ActionError> {
         let key = RecordKey::new(agent, session_id);
-        let is_current = match self.records.read(&key).await? {
+        let known: Option<ReadRecord<SessionRecord>> = self.records.read(&key).await?;
+        let is_current = match known {
             Some(known) => known.record.context_id == context_id && !known.needs_refresh(),
             None => session_id == context_id,
         };
         if is_current {
             return Ok(());
         }
-        let write = |_| {
+        let write = |_: Option<SessionRecord>| {
             Ok(Change::Write(
                 SessionRecord { context_id: context_id.to_owned() },
                 Lifetime::evictable(TTL),

@@ -128,9 +128,14 @@ impl<V> BoundedTable<V> {
     }
 
     pub(super) fn get(&self, agent: &str, id: &str, now: Instant) -> Option<&V> {
+        self.get_sized(agent, id, now).map(|(value, _)| value)
+    }
+
+    /// A row, and its size in bytes.
+    pub(super) fn get_sized(&self, agent: &str, id: &str, now: Instant) -> Option<(&V, usize)> {
         let rows = self.agents.get(agent)?;
         let row = rows.row(rows.find(self.hasher.hash_one(id), id)?);
-        (row.expires > now).then_some(&row.value)
+        (row.expires > now).then_some((&row.value, row.bytes))
     }
 
     /// The row with this id, to read and to write it.

@@ -4,6 +4,9 @@
 //! again. A task that a request at another replica may need, because it was submitted or waits for an answer, moves
 //! to the store and stays there until it expires.
 //!
+//! A record may hold a reply of many megabytes. Most requests do not need it: they get the [outline](TaskOutline) of the
+//! task.
+//!
 //! Every call has [reserved](super::quota::AgentQuota::reserve) room for the state of its task. If there is no room for
 //! the content as well, the record is without it.
 
@@ -17,14 +20,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
 use super::quota::{QuotaKind, Quotas};
-use super::records::{Change, TypedRecords};
+use super::records::{Change, Record, TypedRecords};
 use super::table::{self, BoundedTable, Entry, Full, Row};
 use super::task_ends::{TaskEndSubscription, TaskEnds};
 use super::{Lifetime, RecordKey, RecordKind, StateStore, quota};
 use crate::a2a::model::{ALLOCATION_OVERHEAD, TaskState};
+use crate::memory::OutOfMemory;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyContent, TaskRef};
-use crate::reply::{Reply, for_storage};
+use crate::reply::{self, Reply, for_storage};
 use crate::text;
 
 /// Maximum bytes of the message of an error that is recorded without its content.
@@ -32,11 +36,11 @@ const MAX_ERROR_MESSAGE: usize = 256;
 
 /// A task as it was last seen.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct TaskRecord {
+pub(crate) struct TaskRecord<R = Reply> {
     #[serde(serialize_with = "write_state", deserialize_with = "read_state")]
     pub state: TaskState,
     /// The reply at that time, or the error because of which the bridge no longer tracks the task.
-    pub reply: Reply,
+    pub reply: R,
     /// The open question, if the agent waits for an answer.
     pub follow_up: Option<FollowUp>,
     /// Whether changes of the task are published.
@@ -51,7 +55,16 @@ pub(crate) struct TaskRecord {
     pub open_for: Duration,
 }
 
-impl TaskRecord {
+/// A task without the content of its reply.
+pub(crate) type TaskOutline = TaskRecord<Result<ReplyOutline, ReplyOutline>>;
+
+/// What remains of an outcome, or of an error.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct ReplyOutline {
+    task: Option<TaskRef>,
+}
+
+impl<T, E> TaskRecord<Result<T, E>> {
     fn expires_in(&self) -> Duration {
         self.may_run_for.saturating_add(self.ttl)
     }
@@ -66,7 +79,7 @@ impl TaskRecord {
     /// A final state stays, unless it is from before the observing call began: then it belongs to an earlier
     /// use of the same id, because some agents give every task of a conversation the same one. Anything
     /// recorded during a lookup is newer than what the lookup has seen.
-    fn takes_precedence_over(&self, new: &Self, observer: Observer) -> bool {
+    fn takes_precedence_over(&self, new: &TaskRecord, observer: Observer) -> bool {
         let is_older_lookup = observer.is_lookup && !new.state.is_final();
         (self.state.is_final() || is_older_lookup) && self.seen_at >= observer.began
     }
@@ -78,11 +91,42 @@ impl TaskRecord {
 
     /// How long the record remains if `observer` has seen it after `previous`. The record of a task that a call
     /// follows, or that waits for an answer, is never evicted.
-    fn lifetime(&self, previous: Option<&Self>, observer: Observer) -> Lifetime {
+    fn lifetime(&self, previous: Option<&TaskOutline>, observer: Observer) -> Lifetime {
         let is_followed =
-            !observer.is_lookup || self.follow_up.is_some() || previous.is_some_and(Self::is_open);
+            !observer.is_lookup || self.follow_up.is_some() || previous.is_some_and(TaskOutline::is_open);
         let protected_for = if self.is_open() && is_followed { self.open_for } else { Duration::ZERO };
         Lifetime { ttl: self.expires_in(), protected_for }
+    }
+
+    fn with_reply<R>(self, reply: R) -> TaskRecord<R> {
+        let Self { state, reply: _, follow_up, is_submitted, seen_at, may_run_for, ttl, open_for } = self;
+        TaskRecord { state, reply, follow_up, is_submitted, seen_at, may_run_for, ttl, open_for }
+    }
+}
+
+impl TaskOutline {
+    pub(crate) fn task(&self) -> Option<&TaskRef> {
+        let (Ok(reply) | Err(reply)) = &self.reply;
+        reply.task.as_ref()
+    }
+}
+
+impl TaskRecord {
+    fn outline(&self) -> TaskOutline {
+        let reply = match &self.reply {
+            Ok(outcome) => Ok(ReplyOutline { task: Some(outcome.task.clone()) }),
+            Err(error) => Err(ReplyOutline { task: error.task.clone() }),
+        };
+        TaskRecord {
+            state: self.state.clone(),
+            reply,
+            follow_up: self.follow_up.clone(),
+            is_submitted: self.is_submitted,
+            seen_at: self.seen_at,
+            may_run_for: self.may_run_for,
+            ttl: self.ttl,
+            open_for: self.open_for,
+        }
     }
 
     /// The state of the task without the content, for which there is no room.
@@ -126,13 +170,6 @@ impl TaskRecord {
         };
         size_of::<Self>() + 2 * ALLOCATION_OVERHEAD + state + follow_up
     }
-
-    pub(crate) fn task(&self) -> Option<&TaskRef> {
-        match &self.reply {
-            Ok(outcome) => Some(&outcome.task),
-            Err(error) => error.task.as_ref(),
-        }
-    }
 }
 
 /// Who has seen a task: the call that follows it, or a lookup, which reads it once.
@@ -145,10 +182,10 @@ pub(crate) struct Observer {
 #[derive(Debug)]
 pub(crate) enum RecordResult {
     Written {
-        previous: Option<Arc<TaskRecord>>,
+        previous: Option<TaskOutline>,
     },
     /// Nothing was written: the existing record is final, or newer.
-    Kept(Arc<TaskRecord>),
+    Kept,
 }
 
 #[derive(Debug)]
@@ -158,7 +195,7 @@ pub(crate) struct Tasks {
     ends: TaskEnds,
 }
 
-type FindResult = Result<Option<Arc<TaskRecord>>, ActionError>;
+type FindResult = Result<Option<TaskOutline>, ActionError>;
 
 /// What this process knows of a task.
 #[derive(Debug, Clone)]
@@ -218,6 +255,10 @@ impl LocalTask {
             Self::InStore => None,
         }
     }
+
+    fn outline(&self) -> Option<TaskOutline> {
+        self.clone().record().map(|record| record.outline())
+    }
 }
 
 impl Tasks {
@@ -235,16 +276,33 @@ impl Tasks {
         match self.get_local(agent, id) {
             None => Ok(None),
             Some(LocalTask::InStore) => Box::pin(self.find_in_store(agent, id)).await,
-            Some(local) => Ok(local.record()),
+            Some(local) => Ok(local.outline()),
         }
     }
 
     /// Finds a task that any replica has seen.
     pub(crate) async fn find(&self, agent: &Arc<str>, id: &str) -> FindResult {
-        match self.get_local(agent, id).and_then(LocalTask::record) {
-            Some(record) => Ok(Some(record)),
+        match self.get_local(agent, id).and_then(|local| local.outline()) {
+            Some(outline) => Ok(Some(outline)),
             None => self.find_in_store(agent, id).await,
         }
+    }
+
+    /// The reply of a task that any replica has seen. `charge` charges its memory in place of what it charged before.
+    pub(crate) async fn reply(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        charge: impl Fn(usize) -> Result<(), OutOfMemory>,
+    ) -> Result<Option<Reply>, ActionError> {
+        let local =
+            self.local().get_sized(agent, id, Instant::now()).map(|(local, size)| (local.clone(), size));
+        if let Some((record, size)) = local.and_then(|(local, size)| Some((local.record()?, size))) {
+            charge(size)?;
+            return Ok(Some(record.reply.clone()));
+        }
+        let stored = self.records.read_charged(&RecordKey::new(agent, id), charge).await?;
+        Ok(stored.map(|stored| stored.task.reply))
     }
 
     /// Records the state of a task, unless the existing record is final or newer. A submitted task stays submitted.
@@ -282,16 +340,15 @@ impl Tasks {
     /// stays, and so does an open question: a caller can still answer it.
     pub(crate) async fn mark_untracked(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
         let known = self.find_seen_here(agent, id).await.ok().flatten();
-        if let Some(record) = known.filter(|record| !record.state.is_settled()) {
+        if let Some(known) = known.filter(|known| !known.state.is_settled()) {
+            let observer = Observer { began: known.seen_at, is_lookup: false };
             let untracked = TaskRecord {
-                reply: Err(why.clone()),
                 may_run_for: Duration::ZERO,
                 seen_at: SystemTime::now(),
-                ..TaskRecord::clone(&record)
+                ..known.with_reply(Err(why.clone()))
             };
             // It replaces a record, for which there is always room.
-            let _ =
-                self.record(agent, id, untracked, Observer { began: record.seen_at, is_lookup: false }).await;
+            let _ = self.record(agent, id, untracked, observer).await;
         }
     }
 
@@ -304,19 +361,19 @@ impl Tasks {
         mut new: TaskRecord,
         observer: Observer,
     ) -> Result<RecordResult, Box<TaskRecord>> {
-        let of_reply = allocated(&new.reply);
+        let of_reply = reply::allocated(&new.reply);
         let mut local = self.local();
         let entry = local.entry(agent, id, Instant::now());
         let previous = match entry.value() {
             None => None,
             Some(LocalTask::InStore) => return Err(Box::new(new)),
-            Some(known) => known.clone().record(),
+            Some(known) => known.outline(),
         };
-        if let Some(known) = previous.as_ref().filter(|known| known.takes_precedence_over(&new, observer)) {
-            return Ok(RecordResult::Kept(Arc::clone(known)));
+        if previous.as_ref().is_some_and(|known| known.takes_precedence_over(&new, observer)) {
+            return Ok(RecordResult::Kept);
         }
         new.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
-        let lifetime = new.lifetime(previous.as_deref(), observer);
+        let lifetime = new.lifetime(previous.as_ref(), observer);
         let put = put(entry, LocalTask::new(new), of_reply, lifetime);
         drop(local);
         // The removed tasks are dropped after the lock is released.
@@ -333,9 +390,9 @@ impl Tasks {
         new: TaskRecord,
         observer: Observer,
     ) -> Result<RecordResult, ActionError> {
-        let local = self.get_local(agent, id).and_then(LocalTask::record);
-        if let Some(known) = local.as_ref().filter(|known| known.takes_precedence_over(&new, observer)) {
-            return Ok(RecordResult::Kept(Arc::clone(known)));
+        let local = self.get_local(agent, id).and_then(|local| local.outline());
+        if local.as_ref().is_some_and(|known| known.takes_precedence_over(&new, observer)) {
+            return Ok(RecordResult::Kept);
         }
         let mut written = self.write_to_store(agent, id, &new, local.as_ref(), observer).await;
         let is_full = |error: &ActionError| error.info.code == Code::Busy;
@@ -351,8 +408,8 @@ impl Tasks {
             Err(error) => {
                 tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
                 // While the store is unavailable, this process keeps the record.
-                let lifetime = new.lifetime(local.as_deref(), observer);
-                let of_reply = allocated(&new.reply);
+                let lifetime = new.lifetime(local.as_ref(), observer);
+                let of_reply = reply::allocated(&new.reply);
                 match self.put_local(agent, id, LocalTask::Record(Arc::new(new)), of_reply, lifetime) {
                     true => Ok(RecordResult::Written { previous: local }),
                     false => Err(quota::refusal(agent, QuotaKind::SharedTask)),
@@ -366,25 +423,26 @@ impl Tasks {
         agent: &Arc<str>,
         id: &str,
         new: &TaskRecord,
-        local: Option<&Arc<TaskRecord>>,
+        local: Option<&TaskOutline>,
         observer: Observer,
     ) -> Result<(RecordResult, Lifetime), ActionError> {
         let nonce = Uuid::new_v4();
-        let mut lifetime = new.lifetime(local.map(|local| &**local), observer);
+        let mut lifetime = new.lifetime(local, observer);
         let mut replaced = None;
-        let decide = |known: Option<StoredTask>| {
+        let decide = |known: Option<StoredTask<TaskOutline>>| {
             // An earlier attempt of this write was stored after all.
             if known.as_ref().is_some_and(|known| known.nonce == nonce) {
                 return Ok(Change::Keep(RecordResult::Written { previous: replaced.take() }));
             }
-            let known = known.map(|known| Arc::new(known.task));
-            if let Some(known) = known.as_ref().filter(|known| known.takes_precedence_over(new, observer)) {
-                return Ok(Change::Keep(RecordResult::Kept(Arc::clone(known))));
+            let known = known.map(|known| known.task);
+            if known.as_ref().is_some_and(|known| known.takes_precedence_over(new, observer)) {
+                return Ok(Change::Keep(RecordResult::Kept));
             }
             let previous = known.or_else(|| local.cloned());
             replaced.clone_from(&previous);
-            lifetime = new.lifetime(previous.as_deref(), observer);
-            let mut task = TaskRecord { reply: for_storage(&new.reply), ..new.clone() };
+            lifetime = new.lifetime(previous.as_ref(), observer);
+            let task = new.clone();
+            let mut task = TaskRecord { reply: for_storage(task.reply), ..task };
             task.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
             Ok(Change::Write(StoredTask { task, nonce }, lifetime, RecordResult::Written { previous }))
         };
@@ -396,7 +454,7 @@ impl Tasks {
         let Some(read) = self.records.read(&RecordKey::new(agent, id)).await? else {
             return Ok(None);
         };
-        let found = Arc::new(read.record.task);
+        let StoredTask::<TaskOutline> { task: found, .. } = read.record;
         if self.get_local(agent, id).is_none() {
             self.put_local(agent, id, LocalTask::InStore, 0, Lifetime::evictable(found.expires_in()));
         }
@@ -444,7 +502,7 @@ fn put(
         entry.count_refusal();
         task = task.without_content();
         of_reply = match &task {
-            LocalTask::Record(record) => allocated(&record.reply),
+            LocalTask::Record(record) => reply::allocated(&record.reply),
             LocalTask::Ended { .. } | LocalTask::InStore => 0,
         };
     }
@@ -452,16 +510,17 @@ fn put(
     entry.put(task, bytes, lifetime)
 }
 
-/// The size of a reply in memory, in bytes. It depends on the number of parts, so it is computed without a lock.
-fn allocated(reply: &Reply) -> usize {
-    reply.as_ref().map_or_else(ActionError::allocated, |outcome| ALLOCATION_OVERHEAD + outcome.allocated())
-}
-
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct StoredTask {
-    task: TaskRecord,
+struct StoredTask<T = TaskRecord> {
+    task: T,
     /// Identifies the write.
     nonce: Uuid,
+}
+
+impl Record for StoredTask {
+    fn allocated(&self) -> usize {
+        reply::allocated(&self.task.reply)
+    }
 }
 
 fn write_state<S: Serializer>(state: &TaskState, serializer: S) -> Result<S::Ok, S::Error> {

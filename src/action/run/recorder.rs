@@ -11,6 +11,7 @@ use crate::action::actions::Actions;
 use crate::action::assemble::{self, MessageSource};
 use crate::action::request::ReplyMode;
 use crate::offload;
+use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus, TaskRef};
 use crate::state::follow_ups::{FollowUpState, OpenQuestion};
@@ -99,13 +100,13 @@ impl TaskRecorder<'_> {
         let previous = match recorded? {
             RecordResult::Written { previous } => previous,
             // Another call has recorded the end, or a newer state.
-            RecordResult::Kept(kept) => {
+            RecordResult::Kept => {
                 if let Some(follow_up) = outcome.follow_up.as_ref().filter(|_| is_new_follow_up) {
                     let _ = Box::pin(state.follow_ups.expire(agent, &follow_up.id)).await;
                 }
-                let outcome = match &kept.reply {
-                    Ok(kept) if !task.state.is_final() => Arc::clone(kept),
-                    _ => outcome,
+                let outcome = match task.state.is_final() {
+                    true => outcome,
+                    false => self.kept_outcome(&task.id, size).await?.unwrap_or(outcome),
                 };
                 return Ok(Observation { outcome, source, is_update: false });
             }
@@ -125,6 +126,13 @@ impl TaskRecorder<'_> {
                 || id(&previous.follow_up) != id(&outcome.follow_up)
         });
         Ok(Observation { outcome, source, is_update: is_submitted && is_change })
+    }
+
+    /// The outcome that another call has recorded, while this one holds `held` bytes.
+    async fn kept_outcome(&self, id: &str, held: usize) -> Result<Option<Arc<Outcome>>, ActionError> {
+        let charge = |bytes| self.input.reply_memory.cover(&self.actions.memory, held + bytes);
+        let kept = Box::pin(self.actions.state.tasks.reply(&self.actions.agent, id, charge)).await?;
+        Ok(kept.and_then(Reply::ok))
     }
 
     /// The follow-up for the question of a waiting task, and whether it is new.

@@ -12,7 +12,7 @@ use super::super::memory::MemoryStore;
 use super::super::quota::{QuotaKind, Quotas};
 use super::super::tasks::{Observer, TaskRecord};
 use super::super::{State, StateStore};
-use super::{HOUR, outcome, question, submitted};
+use super::{HOUR, free, outcome, question, submitted};
 use crate::a2a::model::TaskState;
 use crate::reply::Reply;
 use crate::reply::error::Code;
@@ -63,7 +63,7 @@ impl Underway {
             assert_eq!(state.sessions.context_id(agent, "session").await.unwrap(), "context");
             let repeat = state.idempotency.reserve(agent, "a", "ended", b"body", HOUR).await.unwrap();
             let Reservation::Repeat(repeat) = repeat else { panic!("ran twice") };
-            assert_eq!(repeat.reply().await.unwrap().content.message, "kept");
+            assert_eq!(repeat.reply(free).await.unwrap().content.message, "kept");
         }
     }
 }
@@ -192,7 +192,7 @@ async fn a_call_that_was_admitted_can_always_record_its_task() {
                 continue;
             };
             assert_eq!(found.state, state_now);
-            match &found.reply {
+            match &state.tasks.reply(&agent, &id(number), free).await.unwrap().unwrap() {
                 Ok(outcome) => without_content += usize::from(outcome.content.message.is_empty()),
                 Err(error) => assert_eq!((error.info.code, state_now.is_final()), (Code::TooLarge, true)),
             }
