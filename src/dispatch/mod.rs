@@ -41,6 +41,7 @@ use crate::action::follow_up;
 use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMode, task_id};
 use crate::agent::Agent;
+use crate::heavy;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus};
 use crate::reply::{self, Reply};
@@ -265,12 +266,18 @@ impl Dispatcher {
         work: impl Future<Output = Result<T, ActionError>>,
     ) -> impl Future<Output = Result<T, ActionError>> {
         // Not an `async fn`, whose future would hold the work twice: as its argument and while it runs.
-        AssertUnwindSafe(work).catch_unwind().map(|done| {
+        AssertUnwindSafe(work).catch_unwind().then(async |done| {
             let done = done.unwrap_or_else(|_| {
                 tracing::error!(agent = %self.agent.name, "a request panicked; please report this bug");
                 Err(ActionError::internal().after_reaching_agent())
             });
-            done.map_err(|error| error.redacted(&self.agent.secrets))
+            match done {
+                Ok(done) => Ok(done),
+                // The data of an error may be as large as any response.
+                Err(error) => {
+                    Err(heavy::run(error.allocated(), || error.redacted(&self.agent.secrets)).await)
+                }
+            }
         })
     }
 

@@ -1246,9 +1246,9 @@ mod read_op {
             let lines = (0..lines).map(|line| format!("A{line}: b\r\n c\r\n"));
             format!("NATS/1.0\r\n{}\r\n", lines.collect::<String>())
         };
-        let (headers, ..) = parse_headers(block(MAX_HEADER_LINES).as_bytes()).unwrap();
-        assert_eq!(headers.len(), MAX_HEADER_LINES);
-        let refused = parse_headers(block(MAX_HEADER_LINES + 1).as_bytes());
+        let (headers, ..) = super::parse_headers(block(super::MAX_HEADER_LINES).as_bytes()).unwrap();
+        assert_eq!(headers.len(), super::MAX_HEADER_LINES);
+        let refused = super::parse_headers(block(super::MAX_HEADER_LINES + 1).as_bytes());
         assert_eq!(refused.unwrap_err(), "more than 1000 header lines");
     }
 
