@@ -55,6 +55,12 @@ fn turn_of(agent: &str) -> Arc<Semaphore> {
     turn
 }
 
+/// Holds the turn of an agent: its long work waits, for the tests of what must be offloaded.
+#[cfg(test)]
+pub(crate) fn hold_turn(agent: &str) -> tokio::sync::OwnedSemaphorePermit {
+    turn_of(agent).try_acquire_owned().expect("a free turn")
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

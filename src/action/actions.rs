@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::assemble::ArtifactRules;
 use super::params::Template;
 use super::progress::{NoProgress, Progress};
-use super::request::{CallOptions, Invocation, ReplyMode};
+use super::request::{CallOptions, Invocation, ReplyMemory, ReplyMode};
 use super::run::{
     CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunInput,
     agent_exited, known_task_error,
@@ -24,7 +24,7 @@ use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Task, TaskState};
 use crate::a2a::retry::Retries;
 use crate::config::AgentConfig;
-use crate::memory::{MemoryAccount, OutOfMemory};
+use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
@@ -63,6 +63,8 @@ type LiveAgentReceiver = watch::Receiver<Option<Arc<LiveAgent>>>;
 pub(crate) struct TaskUpdate {
     pub task_id: String,
     pub reply: Reply,
+    /// The memory of the reply, until the update is published.
+    pub charge: Option<Arc<MemoryCharge>>,
 }
 
 #[derive(Debug)]
@@ -116,7 +118,7 @@ impl Actions {
 
     /// Reserves room for what a call may have to record.
     pub(crate) fn reserve(&self) -> Result<ReservedRoom, ActionError> {
-        self.quota.reserve()
+        self.state.reserve(&self.quota)
     }
 
     /// Charges the calls to the agent's account.
@@ -324,10 +326,11 @@ impl Actions {
         }
     }
 
-    /// Publishes a change of a submitted task.
-    pub(crate) async fn publish(&self, task_id: &str, reply: Reply) {
+    /// Publishes a change of a submitted task. `memory` charges the reply.
+    pub(crate) async fn publish(&self, task_id: &str, reply: Reply, memory: &ReplyMemory) {
+        let update = TaskUpdate { task_id: task_id.to_owned(), reply, charge: memory.share() };
         // During a shutdown the receiver may have ended.
-        let _ = self.updates.send(TaskUpdate { task_id: task_id.to_owned(), reply }).await;
+        let _ = self.updates.send(update).await;
     }
 
     pub(super) fn live_agent(&self) -> Result<Arc<LiveAgent>, ActionError> {

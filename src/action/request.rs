@@ -79,13 +79,26 @@ pub(crate) struct CallOptions {
 
 /// The charge for the memory of a call's reply, without its encoded form. Clones share it, and the last one ends it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ReplyMemory(Arc<Mutex<Option<MemoryCharge>>>);
+pub(crate) struct ReplyMemory(Arc<Mutex<Option<Arc<MemoryCharge>>>>);
 
 impl ReplyMemory {
     /// Charges `bytes` in place of what was charged before.
     pub(super) fn cover(&self, account: &Arc<MemoryAccount>, bytes: usize) -> Result<(), OutOfMemory> {
-        let mut charge = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        account.cover(&mut charge, bytes)
+        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A charge that someone shares stays as it is, and a new one takes its place here.
+        let (mut own, shared) = match current.take().map(Arc::try_unwrap) {
+            Some(Ok(charge)) => (Some(charge), None),
+            Some(Err(shared)) => (None, Some(shared)),
+            None => (None, None),
+        };
+        let covered = account.cover(&mut own, bytes);
+        *current = own.map(Arc::new).or(shared.filter(|_| covered.is_err()));
+        covered
+    }
+
+    /// The charge for the present reply, for someone who may hold that reply for longer than the call.
+    pub(super) fn share(&self) -> Option<Arc<MemoryCharge>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -174,7 +174,7 @@ async fn publish_updates(
     agent: Token,
     mut updates: mpsc::Receiver<TaskUpdate>,
 ) {
-    while let Some(TaskUpdate { task_id, reply }) = updates.recv().await {
+    while let Some(TaskUpdate { task_id, reply, charge: _charge }) = updates.recv().await {
         let subject = subjects.task(&agent, &Token::new(&task_id));
         let mut encoded = EncodedReply::prepare(&reply, &outbox, 0).await;
         // Error headers are for replies only.

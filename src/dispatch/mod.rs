@@ -39,7 +39,7 @@ use tracing::Instrument as _;
 use crate::action::actions::Actions;
 use crate::action::follow_up;
 use crate::action::progress::{Listener, Progress, ProgressEvent};
-use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMode, task_id};
+use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMemory, ReplyMode, task_id};
 use crate::agent::Agent;
 use crate::heavy;
 use crate::reply::error::{ActionError, Code};
@@ -142,11 +142,11 @@ impl Dispatcher {
         };
         progress.started().await;
         let pending = Some(PendingReply { first, permit });
-        let mut tracked = TrackedCall { dispatcher: self, progress, began, pending, accepted: None };
+        let mut tracked = TrackedCall { dispatcher: self, progress, began, pending, room, accepted: None };
         let in_flight = operation.runs_the_agent().then(|| self.agent.calls.begin());
         let reply = self.guarded(self.perform(operation, &options, &mut tracked)).await;
-        drop((in_flight, room));
-        let permit = tracked.end(&reply).await;
+        drop((in_flight, tracked.room.take()));
+        let permit = tracked.end(&reply, &options.reply_memory).await;
         arrival.keep(permit, options.reply_memory);
         reply
     }
@@ -335,6 +335,8 @@ struct TrackedCall<'a, P> {
     progress: &'a mut P,
     began: Instant,
     pending: Option<PendingReply>,
+    /// For what the call may have to record.
+    room: Option<ReservedRoom>,
     accepted: Option<AcceptedTask>,
 }
 
@@ -359,7 +361,7 @@ impl<P: Progress> TrackedCall<'_, P> {
     }
 
     /// Returns the permit, unless the reply was sent before the call ended.
-    async fn end(mut self, reply: &Reply) -> Option<Permit> {
+    async fn end(mut self, reply: &Reply, memory: &ReplyMemory) -> Option<Permit> {
         let Some(AcceptedTask { task_id, .. }) = &self.accepted else {
             return self.reply_due(reply).await;
         };
@@ -367,7 +369,7 @@ impl<P: Progress> TrackedCall<'_, P> {
         if let Err(error) = reply {
             let (agent, code) = (&self.dispatcher.agent.name, error.info.code.name());
             tracing::debug!(%agent, task_id, code, "the bridge no longer tracks a submitted task");
-            self.dispatcher.actions.publish(task_id, Err(error.clone())).await;
+            self.dispatcher.actions.publish(task_id, Err(error.clone()), memory).await;
         }
         None
     }
@@ -379,6 +381,7 @@ impl<P: Progress> Progress for TrackedCall<'_, P> {
     }
 
     async fn accepted(&mut self, outcome: &Arc<Outcome>) {
+        self.room.iter_mut().for_each(ReservedRoom::mark_recorded);
         let permit = self.reply_due(&Ok(Arc::clone(outcome))).await;
         let task_id = outcome.task.id.clone().unwrap_or_default();
         self.progress.accepted(outcome).await;

@@ -117,6 +117,13 @@ impl StateStore for MemoryStore {
         pages.flatten().boxed()
     }
 
+    fn expire(&self, agent: &str) {
+        for kind in RecordKind::ALL {
+            // The removed values are dropped after the lock is released.
+            let _removed = { self.table(kind).table.expire(agent, Instant::now()) };
+        }
+    }
+
     fn sweep(&self) -> BoxFuture<'_, ()> {
         async {
             for kind in RecordKind::ALL {

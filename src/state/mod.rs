@@ -40,7 +40,7 @@ use futures_util::stream::BoxStream;
 use crate::reply::error::{ActionError, Code};
 use follow_ups::FollowUps;
 use idempotency::Idempotency;
-use quota::Quotas;
+use quota::{AgentQuota, Quotas, ReservedRoom};
 use sessions::Sessions;
 use tasks::Tasks;
 
@@ -153,6 +153,10 @@ pub(crate) trait StateStore: fmt::Debug + Send + Sync {
     /// All records of a kind, in no particular order.
     fn scan(&self, kind: RecordKind) -> BoxStream<'_, Result<(RecordKey, StoredRecord), StoreUnavailable>>;
 
+    /// Ends the protection of an agent's records whose time is over, in one short step, if the store holds them in this
+    /// process.
+    fn expire(&self, _agent: &str) {}
+
     /// Frees the memory of expired records, if the store holds them in this process.
     fn sweep(&self) -> BoxFuture<'_, ()> {
         ready(()).boxed()
@@ -181,6 +185,16 @@ impl State {
             quotas: Arc::clone(quotas),
             store: Arc::clone(store),
         }
+    }
+
+    /// Reserves room for what a call may have to record. Records whose time is over do not count, even if no write and no
+    /// sweep has noticed it yet.
+    pub(crate) fn reserve(&self, quota: &Arc<AgentQuota>) -> Result<ReservedRoom, ActionError> {
+        if !quota.has_room_for_call() {
+            self.store.expire(quota.agent());
+            self.tasks.expire(quota.agent());
+        }
+        quota.reserve()
     }
 
     /// Frees the memory of expired records at regular intervals. Without it, only a write of the same kind frees

@@ -9,7 +9,8 @@
 //!
 //! A call [reserves](AgentQuota::reserve) room for its task and for a question before it reaches the agent. If there
 //! is none, the call is `busy` and the agent does not run. So the bridge can always record what the agent has begun:
-//! if not with all of its content, then at least its state, which takes no more than [`SMALL_ENTRY`].
+//! if not with all of its content, then at least its state, which takes no more than [`SMALL_ENTRY`]. Only an agent with
+//! very long ids exceeds that; a task that then cannot be recorded is canceled.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -109,6 +110,7 @@ impl Quotas {
             share: Arc::clone(&self.share),
             kinds: Default::default(),
             calls: AtomicUsize::new(0),
+            recorded: AtomicUsize::new(0),
         });
         agents.insert(Arc::clone(name), Arc::downgrade(&quota));
         self.divide(&mut agents);
@@ -143,6 +145,8 @@ pub(crate) struct AgentQuota {
     kinds: [KindUsage; QuotaKind::ALL.len()],
     /// Calls that have reserved room.
     calls: AtomicUsize,
+    /// Of these, the calls whose submitted task is recorded and counts as such.
+    recorded: AtomicUsize,
 }
 
 /// What an agent holds of one kind.
@@ -175,18 +179,41 @@ impl AgentQuota {
         self.share.load(Relaxed) / 16 * sixteenths
     }
 
-    /// The bytes that calls in flight have reserved, of each kind.
-    pub(super) fn reserved(&self) -> usize {
-        self.calls.load(Relaxed) * SMALL_ENTRY
+    pub(super) fn agent(&self) -> &str {
+        &self.name
+    }
+
+    /// The bytes of a kind that calls in flight have reserved.
+    pub(super) fn reserved(&self, kind: QuotaKind) -> usize {
+        self.reserved_calls(kind) * SMALL_ENTRY
+    }
+
+    fn reserved_calls(&self, kind: QuotaKind) -> usize {
+        let calls = self.calls.load(Relaxed);
+        match kind {
+            // A submitted task may still ask a question.
+            QuotaKind::FollowUp => calls,
+            _ => calls.saturating_sub(self.recorded.load(Relaxed)),
+        }
+    }
+
+    /// The first kind of entry for which there is no room, if so many more calls reserve some.
+    fn full_kind(&self, more: usize) -> Option<QuotaKind> {
+        RESERVED_KINDS.into_iter().find(|&kind| {
+            let reserved = (self.reserved_calls(kind) + more) * SMALL_ENTRY;
+            self.usage(kind).protected_bytes.load(Relaxed) + reserved > self.limit(kind)
+        })
+    }
+
+    pub(super) fn has_room_for_call(&self) -> bool {
+        self.full_kind(1).is_none()
     }
 
     /// Reserves room for what a call may have to record.
-    pub(crate) fn reserve(self: &Arc<Self>) -> Result<ReservedRoom, ActionError> {
+    pub(super) fn reserve(self: &Arc<Self>) -> Result<ReservedRoom, ActionError> {
         self.calls.fetch_add(1, Relaxed);
-        let room = ReservedRoom(Arc::clone(self));
-        let reserved = self.reserved();
-        let has_room = |kind| self.usage(kind).protected_bytes.load(Relaxed) + reserved <= self.limit(kind);
-        match RESERVED_KINDS.into_iter().find(|kind| !has_room(*kind)) {
+        let room = ReservedRoom { quota: Arc::clone(self), is_recorded: false };
+        match self.full_kind(0) {
             None => Ok(room),
             Some(kind) => {
                 self.usage(kind).refusals.fetch_add(1, Relaxed);
@@ -199,11 +226,27 @@ impl AgentQuota {
 /// Room for the task and the question of one call, until it is dropped.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct ReservedRoom(Arc<AgentQuota>);
+pub(crate) struct ReservedRoom {
+    quota: Arc<AgentQuota>,
+    is_recorded: bool,
+}
+
+impl ReservedRoom {
+    /// The submitted task of the call is recorded: its record counts from now on, and only room for a question remains
+    /// reserved.
+    pub(crate) fn mark_recorded(&mut self) {
+        if !std::mem::replace(&mut self.is_recorded, true) {
+            self.quota.recorded.fetch_add(1, Relaxed);
+        }
+    }
+}
 
 impl Drop for ReservedRoom {
     fn drop(&mut self) {
-        self.0.calls.fetch_sub(1, Relaxed);
+        if self.is_recorded {
+            self.quota.recorded.fetch_sub(1, Relaxed);
+        }
+        self.quota.calls.fetch_sub(1, Relaxed);
     }
 }
 
@@ -255,5 +298,18 @@ mod tests {
         assert!(refused.message.contains("open questions"), "{refused:?}");
         calls.pop();
         drop(busy.reserve().unwrap());
+    }
+
+    #[test]
+    fn a_submitted_task_that_is_recorded_reserves_room_for_a_question_only() {
+        let agent = Quotas::new(0).agent(&"a".into());
+        let mut room = agent.reserve().unwrap();
+        let reserved = || RESERVED_KINDS.map(|kind| agent.reserved(kind));
+        assert_eq!(reserved(), [SMALL_ENTRY; 3]);
+        room.mark_recorded();
+        room.mark_recorded();
+        assert_eq!(reserved(), [0, 0, SMALL_ENTRY]);
+        drop(room);
+        assert_eq!(reserved(), [0; 3]);
     }
 }

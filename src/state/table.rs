@@ -38,7 +38,7 @@ const ROWS_PER_STEP: usize = 1024;
 const EXPIRED_PER_WRITE: usize = 4;
 /// Rows for which an agent keeps capacity after a sweep, in addition to four times the rows that it has.
 const SPARE_ROWS: usize = 64;
-/// Bytes by which a row may grow in a full table, for its next state.
+/// Bytes by which a row may grow beyond what had room, in all of its writes together, for its next states.
 const GROWTH: usize = 128;
 /// Bytes of memory that a row takes in addition to its content and its place in the slab: its entries in the hash
 /// table and in the tree, and the allocation of its id.
@@ -92,6 +92,8 @@ pub(super) struct Row<V> {
     hash: u64,
     value: V,
     bytes: usize,
+    /// By how many of these bytes the row has grown without room, up to [`GROWTH`].
+    grown: usize,
     expires: Instant,
     protected_until: Option<Instant>,
     /// The neighbours in the list of evictable rows.
@@ -170,6 +172,19 @@ impl<V> BoundedTable<V> {
         Some(removed)
     }
 
+    /// Expires the protected rows of an agent whose time is over, up to the number of one step, so that the quota of the
+    /// agent no longer counts them as protected. Returns the removed rows.
+    pub(super) fn expire(&mut self, agent: &str, now: Instant) -> Vec<Row<V>> {
+        let mut removed = Vec::new();
+        if let Some(rows) = self.agents.get_mut(agent) {
+            let lapsed = (0..ROWS_PER_STEP).take_while(|_| rows.remove_lapsed(now, &mut removed)).count();
+            if lapsed > 0 {
+                rows.publish_usage();
+            }
+        }
+        removed
+    }
+
     pub(super) fn agents(&self) -> Vec<Arc<str>> {
         self.agents.keys().cloned().collect()
     }
@@ -197,18 +212,25 @@ impl<V> Entry<'_, V> {
 
     /// Whether there is room for a row of `bytes` bytes, not counting its id.
     pub(super) fn has_room(&mut self, bytes: usize, lifetime: Lifetime) -> bool {
-        let bytes = self.row_bytes(bytes);
+        self.growth(self.row_bytes(bytes), lifetime).is_some()
+    }
+
+    /// By how many bytes a row of `bytes` bytes exceeds what had room; `None` if it may not.
+    fn growth(&mut self, bytes: usize, lifetime: Lifetime) -> Option<usize> {
         loop {
+            if self.rows.has_room(bytes, lifetime, self.slot) {
+                return Some(0);
+            }
             // A row can always be written again if it is small or hardly grows: every change of what runs or waits must
             // be recorded.
-            let allowed = self.slot.map(|slot| SMALL_ENTRY.max(self.rows.row(slot).bytes + GROWTH));
-            if allowed.is_some_and(|allowed| bytes <= allowed)
-                || self.rows.has_room(bytes, lifetime, self.slot)
-            {
-                return true;
+            if let Some(row) = self.slot.map(|slot| self.rows.row(slot)) {
+                let grown = (row.grown + bytes).saturating_sub(row.bytes);
+                if bytes <= SMALL_ENTRY || grown <= GROWTH {
+                    return Some(grown.min(GROWTH));
+                }
             }
             if !self.rows.remove_lapsed(self.now, &mut self.removed) {
-                return false;
+                return None;
             }
             // The row may have been among the expired ones.
             self.slot = self.rows.find(self.hash, self.id);
@@ -224,13 +246,13 @@ impl<V> Entry<'_, V> {
     /// the caller can drop them after it has released its lock.
     pub(super) fn put(mut self, value: V, bytes: usize, lifetime: Lifetime) -> Result<Vec<Row<V>>, Full> {
         let Lifetime { ttl, protected_for } = lifetime;
-        let has_room = self.has_room(bytes, lifetime);
         let bytes = self.row_bytes(bytes);
+        let growth = self.growth(bytes, lifetime);
         let Self { rows, id, hash, slot, now, mut removed } = self;
-        if !has_room {
+        let Some(grown) = growth else {
             rows.usage().refusals.fetch_add(1, Relaxed);
             return Err(Full);
-        }
+        };
         let after =
             |time| now.checked_add(time).unwrap_or_else(|| now + Duration::from_secs(u32::MAX.into()));
         let mut row = Row {
@@ -238,6 +260,7 @@ impl<V> Entry<'_, V> {
             hash,
             value,
             bytes,
+            grown,
             expires: after(ttl),
             protected_until: (!protected_for.is_zero()).then(|| after(protected_for)),
             older: None,
@@ -306,7 +329,8 @@ impl<V> AgentRows<V> {
         let replaced = slot.map(|slot| self.row(slot)).filter(|row| row.protected_until.is_some());
         let protected = self.protected_bytes - replaced.map_or(0, |row| row.bytes);
         let is_large = bytes > SMALL_ENTRY;
-        let reserved = if is_large && !lifetime.protected_for.is_zero() { self.quota.reserved() } else { 0 };
+        let reserved =
+            if is_large && !lifetime.protected_for.is_zero() { self.quota.reserved(self.kind) } else { 0 };
         // One row never evicts all others.
         bytes <= limit / 2 && protected + bytes + reserved <= limit
     }

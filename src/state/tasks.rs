@@ -480,6 +480,12 @@ impl Tasks {
         put.is_ok()
     }
 
+    /// Expires local tasks of an agent whose protection has ended.
+    pub(super) fn expire(&self, agent: &str) {
+        // The removed tasks are dropped after the lock is released.
+        let _removed = { self.local().expire(agent, Instant::now()) };
+    }
+
     /// Frees the memory of expired local tasks.
     pub(super) async fn sweep(&self) {
         table::sweep(|| self.local().sweep_step(Instant::now())).await;

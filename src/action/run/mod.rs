@@ -569,7 +569,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             && !self.can_conclude()
         {
             self.last_recorded = Some(ReplyStatus::AuthRequired);
-            let (outcome, _) = self.recorder.observe(task, &self.builder.status_texts, None).await?;
+            let (outcome, _) = self.observe(task).await?;
             self.accept(&outcome).await;
         }
         Ok(())
@@ -599,7 +599,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
                 self.end_subscription = Some(tasks.subscribe_to_end(&self.actions.agent, &task.id));
             }
             self.recorder.update_session(task.context_id.as_deref()).await;
-            let (outcome, _) = self.recorder.observe(task, &self.builder.status_texts, None).await?;
+            let (outcome, _) = self.observe(task).await?;
             self.accept(&outcome).await;
         }
         self.waiter.has_task_id |= self.builder.task_with_id().is_some();
@@ -617,6 +617,16 @@ impl<'a, P: Progress> CallRun<'a, P> {
             return Err(self.interrupted(Interruption::Abandoned).await);
         }
         Ok(())
+    }
+
+    /// Records the state of the builder's task and builds the reply. A task for whose record there is no room is
+    /// canceled, because no request could find it.
+    async fn observe(&self, task: &Task) -> Result<(Arc<Outcome>, MessageSource), ActionError> {
+        let observed = self.recorder.observe(task, &self.builder.status_texts, None).await;
+        if observed.as_ref().is_err_and(|error| error.info.code == Code::Busy) && !task.state.is_final() {
+            Box::pin(self.cancel_at_agent(&task.id)).await;
+        }
+        observed
     }
 
     /// Gives the caller of a submitted task its reply, once.
@@ -650,7 +660,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             return Err(ActionError::internal().after_reaching_agent());
         };
         self.recorder.update_session(task.context_id.as_deref()).await;
-        let (outcome, source) = self.recorder.observe(task, &self.builder.status_texts, None).await?;
+        let (outcome, source) = self.observe(task).await?;
         let message = &outcome.content.message;
         let not_streamed = match source {
             MessageSource::Artifacts => self.builder.not_streamed(message),

@@ -44,7 +44,7 @@ impl TaskRecorder<'_> {
     ) -> Result<(Arc<Outcome>, MessageSource), ActionError> {
         let Observation { outcome, source, is_update } = self.record(task, status_texts, known).await?;
         if is_update {
-            self.actions.publish(&task.id, Ok(Arc::clone(&outcome))).await;
+            self.actions.publish(&task.id, Ok(Arc::clone(&outcome)), self.input.reply_memory).await;
         }
         Ok((outcome, source))
     }

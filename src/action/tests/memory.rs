@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use super::{actions_with, invoke, invoke_in};
 use crate::a2a::tests::fake::{FakeAgent, FakeResponse, ReceivedRequest, error, ok};
-use crate::action::request::{CallOptions, ReplyMode};
+use crate::action::request::{CallOptions, ReplyMemory, ReplyMode};
 use crate::memory::{MemoryAccount, MemoryBudget};
+use crate::reply::error::Code;
 
 const MIB: usize = 1 << 20;
 const CARD: &str = r#"{"name": "fake", "protocolVersion": "0.3", "capabilities": {"streaming": true}}"#;
@@ -107,4 +108,41 @@ async fn the_data_of_an_error_is_charged() {
     assert!(fake.memory.used() >= MIB / 2);
     drop(options);
     assert_eq!(fake.memory.used(), 0);
+}
+
+#[test]
+fn an_update_that_waits_to_be_published_keeps_the_charge_of_its_reply() {
+    let (account, memory) = (account(16 * MIB), ReplyMemory::default());
+    memory.cover(&account, MIB).unwrap();
+    let first = memory.share();
+    memory.cover(&account, 2 * MIB).unwrap();
+    assert_eq!(account.used(), 3 * MIB, "both replies exist");
+    assert!(memory.cover(&account, 32 * MIB).is_err());
+    let second = memory.share();
+    drop(memory);
+    assert_eq!(account.used(), 3 * MIB, "the call has ended");
+    drop(first);
+    assert_eq!(account.used(), 2 * MIB);
+    drop(second);
+    assert_eq!(account.used(), 0);
+}
+
+#[tokio::test]
+async fn a_lookup_charges_the_recorded_reply() {
+    const SIZE: usize = MIB / 4 * 3;
+    let mut fake = FakeAgent::start(|request| respond(request, SIZE)).await;
+    fake.memory = account(16 * MIB);
+    let actions = actions_with("", &fake, &serde_json::from_str(CARD).unwrap()).await;
+    let options = CallOptions { mode: ReplyMode::Submit, ..CallOptions::default() };
+    let reply = invoke_in(ReplyMode::Submit, &actions, None, &options).await;
+    assert_eq!(reply["status"], "COMPLETED", "{reply}");
+    drop(options);
+    let lookup = CallOptions::default();
+    let found = actions.get_task("t", &lookup).await.unwrap();
+    assert_eq!(found.content.message.len(), SIZE);
+    assert!(fake.memory.used() >= SIZE, "{}", fake.memory.used());
+    drop(lookup);
+    let _rest = fake.memory.charge_unchecked(32 * MIB);
+    let refused = actions.get_task("t", &CallOptions::default()).await.unwrap_err();
+    assert_eq!(refused.info.code, Code::Busy);
 }

@@ -183,3 +183,21 @@ fn pages_show_every_row_once() {
     seen.sort_unstable();
     assert_eq!(seen, Vec::from_iter(0..rows));
 }
+
+#[test]
+fn a_row_without_room_grows_by_a_constant_in_all_of_its_writes() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    (0..).take_while(|id| put(&mut table, "a", *id, 2000, PROTECTED, now).is_ok()).count();
+    let over = |table: &BoundedTable<usize>| {
+        let rows = &table.agents["a"];
+        rows.bytes.saturating_sub(rows.quota.limit(QuotaKind::Task))
+    };
+    let mut bytes = 2000;
+    while put(&mut table, "a", 0, bytes + 16, PROTECTED, now).is_ok() {
+        bytes += 16;
+        assert!(over(&table) <= GROWTH, "it grows at every write");
+    }
+    assert!(over(&table) > 0);
+    put(&mut table, "a", 0, bytes - 64, PROTECTED, now).unwrap();
+    put(&mut table, "a", 0, bytes, PROTECTED, now).expect("it has shrunk meanwhile");
+}

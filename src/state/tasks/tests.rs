@@ -5,6 +5,7 @@ use futures_util::FutureExt as _;
 use super::super::tests::{free, memory_store, quotas};
 use super::super::{SWEEP_INTERVAL, State};
 use super::*;
+use crate::offload;
 use crate::reply::outcome::ReplyStatus;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -33,12 +34,12 @@ fn replicas() -> (Tasks, Tasks, Arc<str>) {
     (Tasks::new(&store, &quotas()), Tasks::new(&store, &quotas()), "a".into())
 }
 
-async fn reply(tasks: &Tasks, agent: &Arc<str>) -> Reply {
+async fn reply_of(tasks: &Tasks, agent: &Arc<str>) -> Reply {
     tasks.reply(agent, "t", free).await.unwrap().unwrap()
 }
 
 async fn message(tasks: &Tasks, agent: &Arc<str>) -> String {
-    reply(tasks, agent).await.unwrap().content.message.clone()
+    reply_of(tasks, agent).await.unwrap().content.message.clone()
 }
 
 #[tokio::test]
@@ -126,7 +127,7 @@ async fn an_untracked_task_says_why_unless_it_has_ended() {
     let why = ActionError::new(Code::OutcomeUnknown, "cut off");
     one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await.unwrap();
     one.mark_untracked(&agent, "t", &why).await;
-    assert_eq!(reply(&one, &agent).await.unwrap_err().message, "cut off");
+    assert_eq!(reply_of(&one, &agent).await.unwrap_err().message, "cut off");
     one.record(&agent, "t", submitted(TaskState::Completed, "done"), began).await.unwrap();
     one.mark_untracked(&agent, "t", &why).await;
     assert_eq!(message(&one, &agent).await, "done");
@@ -176,4 +177,47 @@ fn a_record_is_protected_while_a_call_follows_the_task_or_a_caller_can_answer() 
     let question = TaskRecord { follow_up: Some(follow_up), ..open(TaskState::InputRequired) };
     assert!(protected(&question, Some(&untracked), lookup));
     assert!(!protected(&open(TaskState::Completed), Some(&question), call));
+}
+
+#[tokio::test]
+async fn large_records_are_read_and_written_as_offloaded_work() {
+    let (one, other, _) = replicas();
+    let agent: Arc<str> = "offloaded".into();
+    let began = Observer { began: SystemTime::now(), is_lookup: false };
+    let (large, text) = ("large", "x".repeat(1 << 20));
+    one.record(&agent, large, submitted(TaskState::Working, &text), began).await.unwrap();
+    one.record(&agent, "small", submitted(TaskState::Working, "w"), began).await.unwrap();
+    let turn = offload::hold_turn(&agent);
+    assert!(other.find(&agent, "small").now_or_never().is_some());
+    assert!(other.reply(&agent, "small", free).now_or_never().is_some());
+    assert!(other.find(&agent, large).now_or_never().is_none());
+    assert!(other.reply(&agent, large, free).now_or_never().is_none());
+    let write = one.record(&agent, "new", submitted(TaskState::Working, &text), began);
+    assert!(write.now_or_never().is_none());
+    drop(turn);
+    assert_eq!(other.find(&agent, large).await.unwrap().unwrap().state, TaskState::Working);
+}
+
+#[tokio::test]
+async fn the_reply_of_a_task_is_charged_before_it_is_decoded_and_its_outline_is_not() {
+    let (one, other, agent) = replicas();
+    let began = Observer { began: SystemTime::now(), is_lookup: false };
+    let text = "x".repeat(1 << 20);
+    one.record(&agent, "t", submitted(TaskState::Working, &text), began).await.unwrap();
+    one.record(&agent, "local", task(TaskState::Completed, &text), began).await.unwrap();
+    let turn = offload::hold_turn(&agent);
+    let refuse = |bytes| if bytes < 1 << 20 { Ok(()) } else { Err(OutOfMemory) };
+    let refused = other.reply(&agent, "t", refuse).now_or_never().expect("nothing is decoded").unwrap_err();
+    assert_eq!(refused.info.code, Code::Busy);
+    assert_eq!(one.reply(&agent, "local", refuse).await.unwrap_err().info.code, Code::Busy);
+    drop(turn);
+    let outline = other.find(&agent, "t").await.unwrap().unwrap();
+    assert_eq!(outline.task().unwrap().id.as_deref(), Some("t"));
+    let charged = std::cell::Cell::new(0);
+    let charge = |bytes| {
+        charged.set(bytes);
+        Ok(())
+    };
+    let reply = other.reply(&agent, "t", charge).await.unwrap().unwrap();
+    assert_eq!(charged.get(), reply::allocated(&reply), "exactly, in the end");
 }

@@ -202,6 +202,24 @@ async fn a_call_that_was_admitted_can_always_record_its_task() {
     drop(calls);
 }
 
+#[tokio::test]
+async fn what_is_no_longer_protected_does_not_refuse_calls() {
+    let quotas = Quotas::new(0);
+    let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
+    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
+    let quota = quotas.agent(&agent);
+    while quota.reserve().is_ok() {
+        state.follow_ups.issue(&agent, question(), Duration::from_secs(2)).await.unwrap();
+    }
+    // Without a write and without a sweep.
+    let reserved = async {
+        while state.reserve(&quota).is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), reserved).await.expect("their time is over");
+}
+
 /// Run with `--ignored --nocapture`. Prints what 100,000 calls, keys and follow-ups at one agent take.
 #[tokio::test]
 #[ignore = "a measurement"]
