@@ -149,6 +149,11 @@ impl Arena {
         Ok(frame["data"].take())
     }
 
+    /// How often the bridge has lost its NATS connection.
+    pub(super) fn disconnects(&self) -> usize {
+        self.site.log().matches("NATS connection is down").count()
+    }
+
     pub(super) fn is_running(&self) -> bool {
         // Of a process that has ended, and of a zombie, it is 0.
         status(self.pid, "VmRSS:") > 0

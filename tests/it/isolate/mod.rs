@@ -87,6 +87,13 @@ async fn isolate() {
     let (first, mut most) = (Usage::of(arena.pid), Usage::default());
     let is_wanted = |attack: &&Attack| wanted.split('|').any(|part| attack.name.contains(part));
     for attack in attacks::all().iter().filter(is_wanted) {
+        if rows.last().is_some_and(|row| !row.problems.is_empty()) {
+            // Each attack is judged by itself.
+            drop(victims);
+            drop(arena);
+            arena = Arena::start().await;
+            victims = Victims::start(&arena).await;
+        }
         let mut row = run(attack, &arena, &victims, &mut quiet).await;
         if row.is_only_slow() {
             // Another process on the machine can cause it, too.
@@ -96,15 +103,7 @@ async fn isolate() {
         }
         println!("{}", table(std::slice::from_ref(&row)).lines().last().unwrap_or_default());
         most.raise(row.peak);
-        let failed = !row.problems.is_empty();
         rows.push(row);
-        if failed {
-            // The next attack is judged by itself.
-            drop(victims);
-            drop(arena);
-            arena = Arena::start().await;
-            victims = Victims::start(&arena).await;
-        }
     }
     let last = Usage::of(arena.pid);
     let table = table(&rows);
@@ -119,7 +118,7 @@ async fn isolate() {
     let again = rows.iter().filter(|row| row.replies.contains("; second run")).count();
     let held = rows.iter().filter(|row| row.problems.is_empty()).count();
     println!(
-        "{held} of {} attacks held, {again} in a second run; limits.memory is {} MiB",
+        "{held} of {} attacks held, {again} needed a second run; limits.memory is {} MiB",
         rows.len(),
         mib(MEMORY)
     );
@@ -130,7 +129,7 @@ async fn run(attack: &Attack, arena: &Arc<Arena>, victims: &Victims, quiet: &mut
     let (before, settle) = if is_full() { (3_000, 1_000) } else { (500, 50) };
     quiet.lower(&victims.measure(Duration::from_millis(before)).await);
     let promises = Promises::make(&arena.client).await;
-    let sampler = Sampler::start(arena.pid);
+    let (sampler, disconnects) = (Sampler::start(arena.pid), arena.disconnects());
     victims.begin();
     let attacked = tokio::time::timeout(ATTACK_LIMIT, (attack.run)(Arc::clone(arena)));
     // Long enough for some calls of the victims, however short the attack is.
@@ -149,6 +148,10 @@ async fn run(attack: &Attack, arena: &Arc<Arena>, victims: &Victims, quiet: &mut
     problems.extend(measured.iter().flat_map(Measured::problems));
     if peak.memory > MEMORY {
         problems.push("memory".into());
+    }
+    let disconnects = arena.disconnects() - disconnects;
+    if disconnects > 0 {
+        problems.push(format!("the bridge was disconnected {disconnects} times"));
     }
     if !arena.is_running() {
         problems.push("the bridge has exited".into());
