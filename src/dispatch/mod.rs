@@ -41,7 +41,7 @@ use crate::action::follow_up;
 use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMemory, ReplyMode, task_id};
 use crate::agent::Agent;
-use crate::heavy;
+use crate::offload;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus};
 use crate::reply::{self, Reply};
@@ -275,7 +275,9 @@ impl Dispatcher {
                 Ok(done) => Ok(done),
                 // The data of an error may be as large as any response.
                 Err(error) => {
-                    Err(heavy::run(error.allocated(), || error.redacted(&self.agent.secrets)).await)
+                    let size = error.allocated();
+                    let redact = || error.redacted(&self.agent.secrets);
+                    Err(offload::run(&self.agent.name, size, redact).await)
                 }
             }
         })
