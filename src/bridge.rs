@@ -266,15 +266,14 @@ impl Bridge {
         let (update_sender, updates) = mpsc::channel(UPDATE_QUEUE);
         let call_shutdown = self.call_shutdown.child();
         let actions = Actions::new(
-            Arc::clone(&agent.name),
+            Arc::clone(&agent.memory),
             Arc::clone(&agent.config),
             agent.live.clone(),
             Arc::clone(&self.state),
             update_sender,
             call_shutdown.clone(),
             agent.secrets.clone(),
-        )
-        .with_memory(Arc::clone(&agent.memory));
+        );
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
         let (context, subjects, tasks) = (&self.context, &self.subjects, &self.host.tasks);
@@ -309,7 +308,7 @@ impl Bridge {
         });
         // Invalid credentials must be an error before anything changes.
         for agent in &new {
-            a2a::chooser(agent, &self.http, &agent.secrets())
+            a2a::chooser(agent, &self.http, &agent.secrets(), self.memory.account(&agent.name))
                 .map_err(|source| BridgeError::Auth { agent: agent.name.clone(), source })?;
         }
         let (changed, added): (Vec<_>, Vec<_>) =

@@ -1,8 +1,10 @@
 //! Limits and helpers for JSON, shared by requests, cards and replies.
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 
 use bytes::Bytes;
+use serde::de::{IgnoredAny, SeqAccess};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
@@ -104,9 +106,14 @@ pub(crate) fn first_that_fit<T: Serialize>(mut items: Vec<T>, mut used: usize, l
     items
 }
 
-/// A JSON object with its keys in order and its values as raw text.
+/// The first fields of a JSON object, in order, with their values as raw text: at most one more than [`MAX_FIELDS`], so
+/// that an object with too many is recognised before it takes much memory.
 #[derive(Debug)]
 pub(crate) struct RawObject(pub Vec<(String, Box<RawValue>)>);
+
+/// Maximum number of fields in an object of a request. A field takes more than ten times as much memory as the shortest
+/// text for it.
+pub(crate) const MAX_FIELDS: usize = 1024;
 
 impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -120,13 +127,43 @@ impl<'de> Deserialize<'de> for RawObject {
 
             fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
                 let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
+                while entries.len() <= MAX_FIELDS {
+                    let Some(entry) = map.next_entry()? else { return Ok(RawObject(entries)) };
                     entries.push(entry);
                 }
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 Ok(RawObject(entries))
             }
         }
         deserializer.deserialize_map(Visitor)
+    }
+}
+
+/// The first items of a JSON array, at most `MAX + 1`.
+#[derive(Debug)]
+pub(crate) struct FirstItems<T, const MAX: usize>(pub Vec<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for FirstItems<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<T, const MAX: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MAX: usize> serde::de::Visitor<'de> for Visitor<T, MAX> {
+            type Value = FirstItems<T, MAX>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a JSON array")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+                let mut list = Vec::new();
+                while list.len() <= MAX {
+                    let Some(item) = items.next_element()? else { return Ok(FirstItems(list)) };
+                    list.push(item);
+                }
+                while items.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(FirstItems(list))
+            }
+        }
+        deserializer.deserialize_seq(Visitor(PhantomData))
     }
 }
 

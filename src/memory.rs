@@ -112,8 +112,9 @@ pub(crate) struct MemoryAccount {
 
 impl MemoryAccount {
     /// An account without a limit.
-    pub(crate) fn unlimited() -> Arc<Self> {
-        MemoryBudget::new(u64::MAX).account("")
+    #[cfg(test)]
+    pub(crate) fn unlimited(agent: &str) -> Arc<Self> {
+        MemoryBudget::new(u64::MAX).account(agent)
     }
 
     /// Charges `bytes` until the charge is dropped.

@@ -50,7 +50,7 @@ pub struct Credentials {
 
 /// All credentials that the configuration has for one agent.
 #[derive(Debug, Clone)]
-pub struct Keyring {
+pub(crate) struct Keyring {
     headers: HeaderMap,
     methods: Vec<AuthMethod>,
     card_methods: Option<Vec<AuthMethod>>,
@@ -76,7 +76,7 @@ enum Secret {
 
 impl Keyring {
     /// `http` is for token endpoints, which may be on any host. `secrets` learns the tokens.
-    pub fn new(
+    pub(crate) fn new(
         config: &config::AgentConfig,
         http: &reqwest::Client,
         secrets: &Secrets,
@@ -103,18 +103,18 @@ impl Keyring {
         })
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.headers.is_empty() && self.methods.is_empty()
     }
 
     /// All credentials for the card, because its demands are not known yet.
-    pub fn for_card(&self) -> Credentials {
+    pub(crate) fn for_card(&self) -> Credentials {
         self.credentials(self.card_methods.as_ref().unwrap_or(&self.methods))
     }
 
     /// The credentials for the first alternative in the card that the configuration can satisfy. The error is what the
     /// card demands.
-    pub fn for_tasks(&self, security: &Security) -> Result<Credentials, String> {
+    pub(crate) fn for_tasks(&self, security: &Security) -> Result<Credentials, String> {
         if security.alternatives.is_empty() || !self.obeys_card {
             return Ok(self.credentials(&self.methods));
         }

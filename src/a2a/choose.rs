@@ -53,12 +53,14 @@ struct Memory {
 }
 
 impl DialectChooser {
-    /// `http_without_certificate` is for hosts that must not see the agent's client certificate.
-    pub fn new(
+    /// `http_without_certificate` is for hosts that must not see the agent's client certificate. `memory` is charged
+    /// for responses.
+    pub(crate) fn new(
         config: &config::AgentConfig,
         http: HttpClient,
         http_without_certificate: HttpClient,
         keyring: Keyring,
+        memory: Arc<MemoryAccount>,
     ) -> Self {
         Self {
             http,
@@ -67,18 +69,11 @@ impl DialectChooser {
             addresses: AddressPolicy::new(config),
             protocol: config.protocol,
             binding: config.binding,
-            limits: ResponseLimits { max_size: config.max_response_size, memory: MemoryAccount::unlimited() },
+            limits: ResponseLimits { max_size: config.max_response_size, memory },
             ids: AgentIds::default(),
             probing: tokio::sync::Mutex::default(),
             memory: Mutex::default(),
         }
-    }
-
-    /// Charges the responses of the agent to its account.
-    #[must_use]
-    pub(crate) fn with_memory(mut self, memory: Arc<MemoryAccount>) -> Self {
-        self.limits.memory = memory;
-        self
     }
 
     pub fn card_credentials(&self) -> Credentials {

@@ -12,13 +12,13 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hyper::Uri;
 use reqwest::header::{
-    ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderValue, USER_AGENT,
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderValue, USER_AGENT,
 };
 use reqwest::{Method, StatusCode, Version};
 use url::Url;
 
 use super::client::ClientError;
-use crate::memory::{MemoryAccount, MemoryCharge};
+use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 pub(crate) use peer_check::{PeerCheck, Verdict};
 use pool::{ConnectionPool, ConnectionPools, PooledBody};
 
@@ -62,14 +62,25 @@ pub(super) fn builder() -> reqwest::ClientBuilder {
 pub struct HttpClient {
     /// For cards, tokens and agents with TLS.
     pub(super) reqwest: reqwest::Client,
+    /// The same, but each request has a connection of its own.
+    without_reuse: reqwest::Client,
     /// For agents without TLS.
     pub(super) pools: Arc<ConnectionPools>,
 }
 
 impl HttpClient {
+    /// `builder` makes a builder with the settings for TLS.
+    pub(super) fn new<E: From<reqwest::Error>>(
+        builder: impl Fn() -> Result<reqwest::ClientBuilder, E>,
+        pools: Arc<ConnectionPools>,
+    ) -> Result<Self, E> {
+        let without_reuse = builder()?.pool_max_idle_per_host(0).build()?;
+        Ok(Self { reqwest: builder()?.build()?, without_reuse, pools })
+    }
+
     /// A client that checks new connections without TLS, and shares them with no other client.
     pub(crate) fn with_peer_check(&self, check: Arc<dyn PeerCheck>) -> Self {
-        Self { reqwest: self.reqwest.clone(), pools: Arc::new(ConnectionPools::checked(check)) }
+        Self { pools: Arc::new(ConnectionPools::checked(check)), ..self.clone() }
     }
 }
 
@@ -82,14 +93,17 @@ pub(super) struct HttpEndpoint {
 #[derive(Debug, Clone)]
 enum Transport {
     Pooled { pool: Arc<ConnectionPool>, target: Uri },
-    Reqwest(reqwest::Client),
+    Reqwest { client: reqwest::Client, without_reuse: reqwest::Client },
 }
 
 impl HttpEndpoint {
     pub(super) fn new(url: Url, http: &HttpClient) -> Self {
         let transport = match (http.pools.pool(&url), pool::target(&url)) {
             (Some(pool), Ok(target)) => Transport::Pooled { pool, target },
-            _ => Transport::Reqwest(http.reqwest.clone()),
+            _ => {
+                let (client, without_reuse) = (http.reqwest.clone(), http.without_reuse.clone());
+                Transport::Reqwest { client, without_reuse }
+            }
         };
         Self { url, transport }
     }
@@ -114,12 +128,9 @@ impl HttpEndpoint {
                 headers.entry(ACCEPT_ENCODING).or_insert(NO_COMPRESSION);
                 pool.send(method, target, headers, body, may_reuse).await
             }
-            Transport::Reqwest(client) => {
+            Transport::Reqwest { client, without_reuse } => {
                 let mut request = reqwest::Request::new(method, url.unwrap_or_else(|| self.url.clone()));
-                if !may_reuse {
-                    // The client may still have a connection from before, but the next request gets a new one.
-                    headers.insert(CONNECTION, HeaderValue::from_static("close"));
-                }
+                let client = if may_reuse { client } else { without_reuse };
                 *request.headers_mut() = headers;
                 *request.body_mut() = body.map(Into::into);
                 let sent = Box::pin(client.execute(request)).await.map_err(connection_error)?;
@@ -205,7 +216,7 @@ impl HttpResponse {
 
     /// A small body that is not the response to a call: a card, a token.
     pub(super) async fn small_body(mut self, limit: u64) -> Result<Bytes, ClientError> {
-        self.body(limit, &MemoryAccount::unlimited(), &mut None).await
+        self.read(limit, |_| Ok(())).await
     }
 
     /// The body, up to `limit` bytes. `charge` covers it while it is read and afterwards.
@@ -214,6 +225,14 @@ impl HttpResponse {
         limit: u64,
         memory: &Arc<MemoryAccount>,
         charge: &mut Option<MemoryCharge>,
+    ) -> Result<Bytes, ClientError> {
+        self.read(limit, |allocated| memory.cover(charge, allocated)).await
+    }
+
+    async fn read(
+        &mut self,
+        limit: u64,
+        mut cover: impl FnMut(usize) -> Result<(), OutOfMemory>,
     ) -> Result<Bytes, ClientError> {
         self.check_encoding()?;
         let too_large = || ClientError::TooLarge { limit };
@@ -227,7 +246,7 @@ impl HttpResponse {
                 return Err(too_large());
             }
             body.push(b"", chunk);
-            memory.cover(charge, body.allocated())?;
+            cover(body.allocated())?;
         }
         let body = body.take();
         // Some agents put it before their JSON, and JSON parsers reject it.

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
+use crate::memory::MemoryAccount;
 use crate::secrets::Secrets;
 use auth::{AuthError, Keyring};
 use choose::DialectChooser;
@@ -47,21 +48,22 @@ pub struct LiveAgent {
 }
 
 pub(crate) fn http_client() -> reqwest::Result<HttpClient> {
-    Ok(HttpClient { reqwest: http::builder().build()?, pools: Arc::default() })
+    HttpClient::new(|| Ok(http::builder()), Arc::default())
 }
 
 /// Sets up everything that is needed to probe an agent and to call it.
 ///
 /// An agent with `tls` settings gets a client of its own in place of `http`. `secrets` learns the access tokens, so
-/// that they are redacted.
+/// that they are redacted. Responses are charged to `memory`.
 pub(crate) fn chooser(
     config: &config::AgentConfig,
     http: &HttpClient,
     secrets: &Secrets,
+    memory: Arc<MemoryAccount>,
 ) -> Result<DialectChooser, AuthError> {
     let Some(tls) = &config.tls else {
         let keyring = Keyring::new(config, &http.reqwest, secrets)?;
-        return Ok(DialectChooser::new(config, http.clone(), http.clone(), keyring));
+        return Ok(DialectChooser::new(config, http.clone(), http.clone(), keyring, memory));
     };
     let with_authorities = || -> Result<reqwest::ClientBuilder, AuthError> {
         let Some(ca) = &tls.ca else {
@@ -75,19 +77,21 @@ pub(crate) fn chooser(
         }
         Ok(http::builder().tls_certs_only(certificates))
     };
-    let mut with_identity = with_authorities()?;
-    if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {
+    let with_identity = || {
+        let (Some(cert), Some(key)) = (&tls.cert, &tls.key) else {
+            return with_authorities();
+        };
         let mut pem = std::fs::read(cert).map_err(|e| tls_error(cert, e.into()))?;
         pem.push(b'\n');
         pem.extend(std::fs::read(key).map_err(|e| tls_error(key, e.into()))?);
-        with_identity =
-            with_identity.identity(reqwest::Identity::from_pem(&pem).map_err(|e| tls_error(cert, e.into()))?);
-    }
+        let identity = reqwest::Identity::from_pem(&pem).map_err(|e| tls_error(cert, e.into()))?;
+        Ok(with_authorities()?.identity(identity))
+    };
     // The client certificate is for the agent, not for the token endpoint.
-    let without_identity = HttpClient { reqwest: with_authorities()?.build()?, ..http.clone() };
-    let with_identity = HttpClient { reqwest: with_identity.build()?, ..http.clone() };
+    let without_identity = HttpClient::new(with_authorities, Arc::clone(&http.pools))?;
+    let with_identity = HttpClient::new(with_identity, Arc::clone(&http.pools))?;
     let keyring = Keyring::new(config, &without_identity.reqwest, secrets)?;
-    Ok(DialectChooser::new(config, with_identity, without_identity, keyring))
+    Ok(DialectChooser::new(config, with_identity, without_identity, keyring, memory))
 }
 
 fn tls_error(path: &Path, source: Box<dyn std::error::Error + Send + Sync>) -> AuthError {

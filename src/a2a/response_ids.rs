@@ -27,7 +27,7 @@ pub(super) enum ResponseKind {
 #[derive(Debug, Clone, Default)]
 pub(super) struct AgentIds(Arc<[AtomicU8; 2]>);
 
-const UNKNOWN: u8 = 0;
+// 0 is unknown. Knowledge only grows.
 const ECHOED: u8 = 1;
 const OWN: u8 = 2;
 
@@ -48,10 +48,9 @@ impl AgentIds {
     /// Remembers what a result shows.
     pub(super) fn learn(&self, kind: ResponseKind, matches: bool) {
         let (state, seen) = (self.state(kind), if matches { ECHOED } else { OWN });
-        let known = state.load(Relaxed);
-        // An agent that responds with ids of its own once may do so again.
-        if known == UNKNOWN || (seen == OWN && known != OWN) {
-            state.store(seen, Relaxed);
+        // An agent that responds with ids of its own once may do so again. Nearly always there is nothing new.
+        if state.load(Relaxed) < seen {
+            state.fetch_max(seen, Relaxed);
         }
     }
 }

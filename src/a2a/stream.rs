@@ -8,6 +8,7 @@ use super::http::HttpResponse;
 use super::model::Event;
 use super::sse::SseParser;
 use crate::memory::MemoryCharge;
+use crate::offload;
 
 /// The limit for a whole stream, in multiples of the limit for one event. It bounds the work; other limits bound the
 /// memory.
@@ -20,6 +21,8 @@ pub struct EventStream {
     dialect: Dialect,
     limits: ResponseLimits,
     ids: ResponseId,
+    /// Data that has arrived. It stays here until it is decoded, so that a caller may stop waiting at any time.
+    undecoded: Option<ResponseBody>,
     /// For the event that was returned last.
     event_charge: Option<MemoryCharge>,
     received: u64,
@@ -67,6 +70,7 @@ impl EventStream {
             dialect,
             limits,
             ids,
+            undecoded: None,
             event_charge: None,
             received: 0,
             has_event: false,
@@ -91,30 +95,50 @@ impl EventStream {
 
     /// The next event; `None` when the agent has ended the stream. Skips data that is not an event of A2A, because
     /// keep-alives have many forms and newer versions have new kinds of events, unless the stream has nothing else.
+    ///
+    /// Cancel-safe: an event that has arrived is returned by the next call.
     pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
         loop {
             self.event_charge = None;
-            let Some(body) = self.next_body().await? else {
-                return self.first_error.take().map_or(Ok(None), Err);
-            };
-            match body.decode(self.dialect, Ok, &self.limits, &self.ids).await {
-                Ok((event, charge)) => {
-                    self.event_charge = charge;
-                    self.has_event = true;
-                    self.first_error = None;
-                    return Ok(Some(event));
+            if self.undecoded.is_none() {
+                self.undecoded = self.next_body().await?;
+                if self.undecoded.is_none() {
+                    return self.first_error.take().map_or(Ok(None), Err);
                 }
-                Err(error @ ClientError::NotA2a { .. }) => {
-                    // The log does not show the data, which may repeat a user's answer.
-                    tracing::debug!("ignoring data in a stream that is not an event of A2A");
-                    if !self.has_event {
-                        self.first_error.get_or_insert(error);
-                    }
-                    // A burst of such data must not keep other calls waiting.
-                    tokio::task::coop::consume_budget().await;
-                }
-                Err(error) => return Err(error),
             }
+            if let Some(event) = self.decode_arrived().await? {
+                return Ok(Some(event));
+            }
+            // A burst of data that is not A2A must not keep other calls waiting.
+            tokio::task::coop::consume_budget().await;
+        }
+    }
+
+    /// Decodes the data that has arrived and still waits for that. `None` if there is none, or if it is not an event
+    /// of A2A.
+    pub async fn decode_arrived(&mut self) -> Result<Option<Event>, ClientError> {
+        let Some(size) = self.undecoded.as_ref().map(ResponseBody::len) else { return Ok(None) };
+        let decode = || {
+            let body = self.undecoded.take()?;
+            Some(body.decode_now(self.dialect, Ok, &self.limits, &self.ids))
+        };
+        match offload::run(&self.limits.memory.agent, size, decode).await {
+            Some(Ok((event, charge))) => {
+                self.event_charge = charge;
+                self.has_event = true;
+                self.first_error = None;
+                Ok(Some(event))
+            }
+            Some(Err(error @ ClientError::NotA2a { .. })) => {
+                // The log does not show the data, which may repeat a user's answer.
+                tracing::debug!("ignoring data in a stream that is not an event of A2A");
+                if !self.has_event {
+                    self.first_error.get_or_insert(error);
+                }
+                Ok(None)
+            }
+            Some(Err(error)) => Err(error),
+            None => Ok(None),
         }
     }
 

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::assemble::ArtifactRules;
 use super::params::Template;
 use super::progress::{NoProgress, Progress};
-use super::request::{CallOptions, Invocation, ReplyMemory, ReplyMode};
+use super::request::{CallOptions, Invocation, ReplyMemory, ReplyMode, RequestMemory};
 use super::run::{
     CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunInput,
     agent_exited, known_task_error,
@@ -98,8 +98,9 @@ impl CallableSkill {
 }
 
 impl Actions {
+    /// Calls are charged to `memory`, the account of the agent.
     pub(crate) fn new(
-        agent: Arc<str>,
+        memory: Arc<MemoryAccount>,
         config: Arc<AgentConfig>,
         live: LiveAgentReceiver,
         state: Arc<State>,
@@ -111,20 +112,14 @@ impl Actions {
             response: config.answer_artifacts.clone(),
             notice: config.notice_artifacts.clone(),
         };
+        let agent = Arc::clone(&memory.agent);
         let quota = state.quotas.agent(&agent);
-        let memory = MemoryAccount::unlimited();
         Self { agent, config, artifacts, live, state, quota, updates, call_shutdown, secrets, memory }
     }
 
     /// Reserves room for what a call may have to record.
     pub(crate) fn reserve(&self) -> Result<ReservedRoom, ActionError> {
         self.state.reserve(&self.quota)
-    }
-
-    /// Charges the calls to the agent's account.
-    #[must_use]
-    pub(crate) fn with_memory(self, memory: Arc<MemoryAccount>) -> Self {
-        Self { memory, ..self }
     }
 
     /// The caller's timeout, but at most that of the configuration.
@@ -145,6 +140,7 @@ impl Actions {
     ) -> Reply {
         let live_agent = self.live_agent()?;
         let Invocation { parts, meta } = request;
+        let request_memory = RequestMemory::charge(&self.memory, &parts)?;
         let output_modes: Arc<[String]> =
             [&meta.output_modes, &skill.output_modes, &live_agent.card.output_modes]
                 .into_iter()
@@ -165,6 +161,7 @@ impl Actions {
             trace: &options.trace,
             timeout: self.timeout(options),
             retries: Some(&retries),
+            request_memory,
             reply_memory: &options.reply_memory,
         };
         // For dialects in which the client makes the ids.
@@ -354,6 +351,7 @@ impl Actions {
             trace: &options.trace,
             timeout,
             retries: None,
+            request_memory: RequestMemory::default(),
             reply_memory: &options.reply_memory,
         };
         CallRun::new(self, live_agent, input, progress)

@@ -9,10 +9,9 @@ use uuid::Uuid;
 
 use super::actions::Actions;
 use super::progress::Progress;
-use super::request::{CallOptions, FollowUpAnswer};
+use super::request::{CallOptions, FollowUpAnswer, RequestMemory};
 use super::run::{
-    CallRun, DeliveryError, PollSchedule, Polled, Poller, Purpose, RunInput, known_task_error,
-    question_fingerprint,
+    CallRun, DeliveryError, PollSchedule, Polled, Poller, Purpose, RunInput, asks_question, known_task_error,
 };
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
@@ -35,8 +34,9 @@ pub(crate) async fn answer(
     options: &CallOptions,
     progress: &mut impl Progress,
 ) -> Reply {
-    // Before the claim: while the agent is unavailable, the id stays valid.
+    // Before the claim: while the agent is unavailable or there is no memory, the id stays valid.
     let live_agent = actions.live_agent()?;
+    let request_memory = RequestMemory::charge(&actions.memory, &answer.parts)?;
     let claim = actions.state.follow_ups.claim(&actions.agent, &answer.follow_up_id).await?;
     let claim = unless_ended(actions, claim).await?;
     let question = claim.question.clone();
@@ -49,6 +49,7 @@ pub(crate) async fn answer(
         trace: &options.trace,
         timeout: actions.timeout(options),
         retries: Some(&retries),
+        request_memory,
         reply_memory: &options.reply_memory,
     };
     let message = OutgoingMessage {
@@ -115,23 +116,21 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
         }
         return Err(known_task_error(error, task_ref));
     }
-    let asks_the_same =
-        |task: &Task| task.state.awaits_caller() && question_fingerprint(task) == question.fingerprint;
     // A broken connection or the timeout of a gateway says nothing about the agent, which may take a while before
     // the task moves on.
     let is_agent_silent =
         matches!(error, ClientError::Broken(_) | ClientError::Refused { http_status: Some(504), .. });
     let time_left = run.waiter.deadline.saturating_duration_since(Instant::now());
     let duration = if is_agent_silent { POLL_AFTER_ANSWER.min(time_left / 2) } else { Duration::ZERO };
-    match poll_while(run, &task_ref, duration, asks_the_same).await {
-        Ok(Some(task)) if asks_the_same(&task) => {
+    match poll_while(run, &task_ref, duration, &question.fingerprint).await {
+        Ok(LastSeen::StillAsking) => {
             claim.release().await;
             Err(not_taken(error, task_ref))
         }
-        Ok(task) => {
+        Ok(seen) => {
             claim.mark_used().await;
-            match task {
-                Some(task) if error.rpc_code().is_none() => run.resume_after_answer(task).await,
+            match seen {
+                LastSeen::MovedOn(task) if error.rpc_code().is_none() => run.resume_after_answer(task).await,
                 _ => Err(known_task_error(error, task_ref)),
             }
         }
@@ -143,30 +142,39 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
 }
 
 /// Polls a task until it no longer asks the same question. Does not give up before `duration` has passed, because a
-/// task may show an answer some time after the agent took it. Returns the task as it was last seen.
+/// task may show an answer some time after the agent took it.
 async fn poll_while<P: Progress>(
     run: &mut CallRun<'_, P>,
     task_ref: &TaskRef,
     duration: Duration,
-    asks_the_same: impl Fn(&Task) -> bool,
-) -> Result<Option<Task>, ActionError> {
+    fingerprint: &str,
+) -> Result<LastSeen, ActionError> {
     let schedule = PollSchedule::CONFIRM.with_min_duration(duration);
     let mut poller = Poller::new(task_ref.id.clone().unwrap_or_default(), schedule);
-    let mut last = None;
-    while last.as_ref().is_none_or(&asks_the_same) {
+    let mut last = LastSeen::Nothing;
+    loop {
         match poller.next(&mut run.waiter).await {
-            Ok(Some(Polled::Task(task))) => last = Some(task),
+            Ok(Some(Polled::Task(task))) if asks_question(&task, fingerprint, &task_ref.agent).await => {
+                last = LastSeen::StillAsking;
+            }
+            Ok(Some(Polled::Task(task))) => return Ok(LastSeen::MovedOn(task)),
             Ok(Some(Polled::Failed(error))) if error.is_task_not_found() => {
                 return Err(known_task_error(error, task_ref.clone()));
             }
             Ok(Some(_)) => {}
-            Ok(None) => break,
+            Ok(None) => return Ok(last),
             Err(interruption) => {
                 return Err(run.interrupted_for(interruption, Some(task_ref.clone())).await);
             }
         }
     }
-    Ok(last)
+}
+
+/// The task of an answer as it was last seen.
+enum LastSeen {
+    Nothing,
+    StillAsking,
+    MovedOn(Task),
 }
 
 /// Whether the agent may have taken an answer in spite of the error: the connection broke, a gateway responded, or the

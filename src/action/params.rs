@@ -17,7 +17,7 @@ const MAX_NAME: usize = 64;
 /// from the agent, and each place may multiply the size of a request.
 const MAX_PLACES: usize = 1024;
 /// Maximum size of a description with its values, in bytes.
-const MAX_FILLED: usize = 16 << 20;
+const MAX_FILLED: usize = 4 << 20;
 
 /// A description with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::params::Template;
 use crate::a2a::model::{File, FileContent, Part, normalize_base64};
-use crate::json::{self, RawObject};
+use crate::json::{self, FirstItems, MAX_FIELDS, RawObject};
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 use crate::reply::error::{ActionError, Code};
 use crate::telemetry::trace_context::TraceContext;
@@ -102,6 +102,44 @@ impl ReplyMemory {
     }
 }
 
+/// The charge for a message to the agent: its parts, and the copies of them that are sent.
+#[derive(Debug, Default)]
+pub(super) struct RequestMemory {
+    charge: Option<MemoryCharge>,
+    /// The size of the parts alone, in bytes.
+    parts: usize,
+}
+
+impl RequestMemory {
+    /// Fails if there is no memory, before the agent is reached.
+    pub(super) fn charge(account: &Arc<MemoryAccount>, parts: &[Part]) -> Result<Self, OutOfMemory> {
+        let size: usize = parts.iter().map(Part::allocated).sum();
+        let copies: usize = parts.iter().map(|part| part.allocated() + escapes(part)).sum();
+        let mut charge = None;
+        // The parameters of the call, and the body.
+        account.cover(&mut charge, size + 2 * copies)?;
+        Ok(Self { charge, parts: size })
+    }
+
+    /// The agent has responded, so the message is not sent again.
+    pub(super) fn release_copies(&mut self) {
+        if let Some(charge) = &mut self.charge {
+            // A charge can always shrink.
+            let _ = charge.resize(self.parts);
+        }
+    }
+}
+
+/// How many bytes JSON adds to the text of a part.
+fn escapes(part: &Part) -> usize {
+    let escape = |byte: u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 1,
+        ..0x20 => 5,
+        _ => 0,
+    };
+    part.as_text().map_or(0, |text| text.bytes().map(escape).sum())
+}
+
 enum BodyContent {
     Prompt(String),
     Fields(RequestFields),
@@ -112,6 +150,11 @@ impl RequestBody {
     pub(crate) fn new(bytes: Bytes, content_type: Option<&str>) -> Self {
         let media_type = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
         Self { bytes, declared_json: media_type.trim().eq_ignore_ascii_case("application/json") }
+    }
+
+    /// The size in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
     }
 
     /// The text without a byte order mark.
@@ -268,6 +311,7 @@ impl RequestFields {
         if !json::is_shallow(json.as_bytes()) {
             return Err(ActionError::invalid(format!("the body nests deeper than {}", json::MAX_DEPTH)));
         }
+        check_count("the body", &fields)?;
         let mut keys = HashSet::new();
         match fields.iter().find(|(key, _)| !keys.insert(key.as_str())) {
             Some((key, _)) => Err(ActionError::invalid(format!("`{}` is given twice", shorten(key, 80)))),
@@ -277,6 +321,7 @@ impl RequestFields {
 
     fn parse(name: &str, raw: &RawValue, expected: &str) -> Result<Self, ActionError> {
         let RawObject(fields) = serde_json::from_str(raw.get()).map_err(|_| wrong(name, expected))?;
+        check_count(&format!("`{name}`"), &fields)?;
         Ok(Self { path: format!("{name}."), fields })
     }
 
@@ -297,7 +342,7 @@ impl RequestFields {
 
     fn take_list(&mut self, key: &str) -> Result<Vec<String>, ActionError> {
         let Some(raw) = self.take(key) else { return Ok(Vec::new()) };
-        let list: Vec<String> =
+        let FirstItems::<String, MAX_LIST>(list) =
             serde_json::from_str(raw.get()).map_err(|_| wrong(&self.name(key), "a list of strings"))?;
         if list.len() > MAX_LIST || list.iter().any(|text| text.is_empty() || text.len() > MAX_META_STRING) {
             let limits = format!("a list of at most {MAX_LIST} strings of 1 to {MAX_META_STRING} bytes");
@@ -308,7 +353,7 @@ impl RequestFields {
 
     fn take_files(&mut self) -> Result<Vec<File>, ActionError> {
         let Some(raw) = self.take("files") else { return Ok(Vec::new()) };
-        let list: Vec<Box<RawValue>> =
+        let FirstItems::<&RawValue, MAX_FILES>(list) =
             serde_json::from_str(raw.get()).map_err(|_| wrong("files", "a list"))?;
         if list.len() > MAX_FILES {
             return Err(wrong("files", &format!("a list of at most {MAX_FILES} files")));
@@ -326,6 +371,13 @@ impl RequestFields {
     fn name(&self, key: &str) -> String {
         format!("{}{key}", self.path)
     }
+}
+
+fn check_count(what: &str, fields: &[(String, Box<RawValue>)]) -> Result<(), ActionError> {
+    if fields.len() > MAX_FIELDS {
+        return Err(ActionError::invalid(format!("{what} has more than {MAX_FIELDS} fields")));
+    }
+    Ok(())
 }
 
 fn quoted<'n>(names: impl IntoIterator<Item = &'n str>) -> String {

@@ -154,7 +154,8 @@ impl<'a> TaskBuilder<'a> {
     /// The memory that it holds, in bytes.
     pub(crate) fn allocated(&self) -> usize {
         // Text that grows has some room at its end.
-        self.size + self.size / 8 + self.status_size
+        let stray = self.stray_failure.as_ref().and_then(|update| update.message.as_ref());
+        self.size + self.size / 8 + self.status_size + stray.map_or(0, Message::allocated)
     }
 
     /// Whether the task is final or waits for the caller.
@@ -259,6 +260,7 @@ impl<'a> TaskBuilder<'a> {
                 let context_id = self.task.as_ref().and_then(|task| task.context_id.as_ref());
                 let is_same_context = context_id.is_some() && update.context_id.as_ref() == context_id;
                 self.stray_failure = Some(update).filter(|_| is_same_context);
+                self.resize(0, 0)?;
             }
             _ => {}
         }

@@ -70,7 +70,7 @@ impl Agent {
     ) -> Result<Self, AuthError> {
         // Unusable credentials are a configuration error; report it now instead of at every start.
         let secrets = config.secrets();
-        a2a::chooser(&config, http, &secrets)?;
+        a2a::chooser(&config, http, &secrets, Arc::clone(&memory))?;
         let name: Arc<str> = config.name.as_str().into();
         let config = Arc::new(config);
         let lifecycle = Lifecycle::new(Arc::clone(&name), Arc::clone(&config));

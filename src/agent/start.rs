@@ -106,12 +106,12 @@ impl Start {
         port: Option<Arc<AgentPort>>,
     ) -> Result<Self, Diagnosis> {
         let secrets = &agent.secrets;
-        let chooser = a2a::chooser(&config, http, secrets).map_err(|error| Diagnosis {
-            text: error_chain(&error),
-            advice: "check the credentials and `tls` in the agent's configuration".into(),
-        })?;
-        let chooser = Arc::new(chooser.with_memory(Arc::clone(&agent.memory)));
-        Ok(Self { config, chooser, secrets: secrets.clone(), port, tree: None })
+        let chooser =
+            a2a::chooser(&config, http, secrets, Arc::clone(&agent.memory)).map_err(|error| Diagnosis {
+                text: error_chain(&error),
+                advice: "check the credentials and `tls` in the agent's configuration".into(),
+            })?;
+        Ok(Self { config, chooser: Arc::new(chooser), secrets: secrets.clone(), port, tree: None })
     }
 }
 

@@ -10,6 +10,7 @@ use crate::a2a::{self, card};
 use crate::bus::catalog::rename_warnings;
 use crate::bus::connect::connect;
 use crate::config;
+use crate::memory::{self, MemoryBudget};
 use crate::text::error_chain;
 
 const DETAILS: &str = "\
@@ -64,7 +65,8 @@ async fn check_agent(agent: &config::AgentConfig, http: &a2a::HttpClient) -> Res
         return check_program(program, agent.working_dir.as_deref());
     }
     let secrets = agent.secrets();
-    let chooser = a2a::chooser(agent, http, &secrets).map_err(|error| error_chain(&error))?;
+    let memory = MemoryBudget::new(memory::default_limit()).account(&agent.name);
+    let chooser = a2a::chooser(agent, http, &secrets, memory).map_err(|error| error_chain(&error))?;
     let card = match &agent.card {
         Some(card) => card::Card::from_value(card.clone()),
         None => {

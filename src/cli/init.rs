@@ -14,6 +14,7 @@ use crate::a2a;
 use crate::a2a::card::{self, Card};
 use crate::bus::subject::Token;
 use crate::config;
+use crate::memory::{self, MemoryBudget};
 use crate::text::{error_chain, head, shorten};
 
 /// Maximum number of skills that the comment lists.
@@ -100,7 +101,8 @@ async fn fetch_card(url: &Url) -> CliResult<Card> {
         .ok_or_else(|| CliError::internal(anyhow::anyhow!("the new configuration has no agent")))?;
     let http = a2a::http_client().map_err(CliError::internal)?;
     let secrets = agent.secrets();
-    let chooser = a2a::chooser(agent, &http, &secrets).map_err(|error| no_agent(&error))?;
+    let memory = MemoryBudget::new(memory::default_limit()).account(&agent.name);
+    let chooser = a2a::chooser(agent, &http, &secrets, memory).map_err(|error| no_agent(&error))?;
     let credentials = chooser.card_credentials();
     let card = card::fetch(&chooser.http, &agent.url, None, &credentials, &secrets).await.map_err(no_card)?;
     chooser.choose(&card).await.map_err(|error| no_agent(&error))?;

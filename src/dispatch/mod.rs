@@ -289,21 +289,22 @@ impl Dispatcher {
         options: &CallOptions,
         progress: &mut impl Progress,
     ) -> Reply {
+        let agent = &self.agent.name;
         match operation {
             Operation::Invoke { skill, input, .. } => {
-                let invocation = input.parse(|body| Invocation::parse(body, &skill.template))?;
+                let invocation = input.parse(agent, |body| Invocation::parse(body, &skill.template)).await?;
                 self.actions.invoke(&skill, invocation, options, progress).await
             }
             Operation::Answer(input) => {
-                let input = input.parse(FollowUpAnswer::parse)?;
+                let input = input.parse(agent, FollowUpAnswer::parse).await?;
                 Box::pin(follow_up::answer(&self.actions, input, options, progress)).await
             }
             Operation::CancelTask(input) => {
-                let task_id = input.parse(task_id)?;
+                let task_id = input.parse(agent, task_id).await?;
                 Box::pin(self.actions.cancel_task(&task_id, options)).await
             }
             Operation::GetTask(input) => {
-                let task_id = input.parse(task_id)?;
+                let task_id = input.parse(agent, task_id).await?;
                 Box::pin(self.actions.get_task(&task_id, options)).await
             }
         }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 pub(crate) use super::permits::Permit;
 use crate::action::actions::CallableSkill;
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, RequestBody};
+use crate::offload;
 use crate::reply::error::ActionError;
 
 #[derive(Debug)]
@@ -69,13 +70,15 @@ impl Operation {
 }
 
 impl<T> Input<T> {
-    pub(super) fn parse(
+    /// Parses the body. A large one takes long.
+    pub(super) async fn parse(
         self,
+        agent: &str,
         parse: impl FnOnce(&RequestBody) -> Result<T, ActionError>,
     ) -> Result<T, ActionError> {
         match self {
             Self::Parsed(value) => Ok(value),
-            Self::Body(body) => parse(&body),
+            Self::Body(body) => offload::run(agent, body.len(), || parse(&body)).await,
         }
     }
 }

@@ -24,11 +24,11 @@ fn dispatcher(lines: &str) -> Dispatcher {
         &ProcessHost::default(),
         skip_grace,
         Predecessors::default(),
-        MemoryAccount::unlimited(),
+        MemoryAccount::unlimited("a"),
     )
     .unwrap();
     let actions = Actions::new(
-        Arc::clone(&agent.name),
+        Arc::clone(&agent.memory),
         Arc::clone(&agent.config),
         agent.live.clone(),
         Arc::default(),

@@ -213,6 +213,10 @@ impl ActionError {
             | ClientError::WrongId => Code::AgentError,
         };
         let mut this = Self { reached_agent, ..Self::new(code, error_chain(&error)) };
+        if matches!(error, ClientError::OutOfMemory) {
+            // Unlike a request that is refused as `busy`, this one would run the agent again.
+            this.info.retryable = false;
+        }
         if let ClientError::Refused { http_status, code, data, .. } = error {
             this.info.retryable = matches!(http_status, Some(429 | 503));
             this.info.http_status = http_status;

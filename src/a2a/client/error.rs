@@ -69,7 +69,9 @@ pub enum ClientError {
     /// The size is counted as allocated.
     #[error("the agent's response is larger than {limit} bytes (`max_response_size`)")]
     TooLarge { limit: u64 },
-    #[error("the agent's response does not fit: {}", memory::OutOfMemory)]
+    #[error(
+        "the bridge has no memory left for the agent's response (`limits.memory`); the agent may have done the work"
+    )]
     OutOfMemory,
     /// The response is for another request, so the bridge has closed the connection and shows nothing of it.
     #[error("the agent's response has the id of another request")]

@@ -134,18 +134,32 @@ impl ResponseBody {
     /// Decodes the body if its status is a success, and it is not nested too deeply. Returns the charge for what was
     /// decoded.
     pub(in crate::a2a) async fn decode<T>(
+        self,
+        dialect: Dialect,
+        convert: Convert<T>,
+        limits: &ResponseLimits,
+        ids: &ResponseId,
+    ) -> Result<(T, Option<MemoryCharge>), ClientError> {
+        let (agent, size) = (&limits.memory.agent, self.len());
+        offload::run(agent, size, || self.decode_now(dialect, convert, limits, ids)).await
+    }
+
+    /// Decodes like [`Self::decode`], for a caller that has offloaded it.
+    pub(in crate::a2a) fn decode_now<T>(
         mut self,
         dialect: Dialect,
         convert: Convert<T>,
         limits: &ResponseLimits,
         ids: &ResponseId,
     ) -> Result<(T, Option<MemoryCharge>), ClientError> {
-        offload::run(&limits.memory.agent, self.bytes.len(), || {
-            let mut check = ids.check;
-            let result = self.decode_checked(dialect, convert, limits, &mut check);
-            self.finish(check.found, ids, result)
-        })
-        .await
+        let mut check = ids.check;
+        let result = self.decode_checked(dialect, convert, limits, &mut check);
+        self.finish(check.found, ids, result)
+    }
+
+    /// The size of its text, in bytes.
+    pub(in crate::a2a) fn len(&self) -> usize {
+        self.bytes.len()
     }
 
     fn decode_checked<T>(
@@ -261,7 +275,7 @@ pub(in crate::a2a) fn read_recorded(
     content_type: Option<&str>,
     bytes: &[u8],
 ) -> Result<SendResult, ClientError> {
-    let limits = ResponseLimits { max_size: u64::MAX, memory: MemoryAccount::unlimited() };
+    let limits = ResponseLimits { max_size: u64::MAX, memory: MemoryAccount::unlimited("fake") };
     let mut body = ResponseBody {
         source: BodySource::Response { content_type: content_type.map(str::to_owned), connection: None },
         status: StatusCode::from_u16(status).expect("recordings have a status"),

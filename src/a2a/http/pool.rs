@@ -40,6 +40,10 @@ const HEAD_START: Duration = Duration::from_millis(300);
 /// Interval of TCP keep-alive probes.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// The read buffer of a connection grows up to this size, and a response's headers must fit into it. The memory budget
+/// does not count it.
+const MAX_BUFFER: usize = 64 << 10;
+
 type RequestBody = Full<Bytes>;
 
 /// The pools of all hosts that are called without TLS.
@@ -169,7 +173,8 @@ impl ConnectionPool {
         set_options(&stream)?;
         let peeks = Arc::new(AtomicBool::new(false));
         let socket = Socket { stream, peeks: Arc::clone(&peeks) };
-        let (sender, io) = http1::handshake(TokioIo::new(socket)).await?;
+        let (sender, io) =
+            http1::Builder::new().max_buf_size(MAX_BUFFER).handshake(TokioIo::new(socket)).await?;
         Ok(Box::new(Connection { sender, io: Some(io), peeks, idle_since: Instant::now() }))
     }
 

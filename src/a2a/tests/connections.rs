@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use crate::a2a::card::Card;
 use crate::a2a::client::{Client, ClientError};
 use crate::config;
+use crate::memory::MemoryAccount;
 use crate::telemetry::trace_context::TraceContext;
 
 /// What the agent does with a connection after a response.
@@ -143,8 +144,13 @@ async fn serve(
 async fn client(url: &str) -> Client {
     let text = format!("agents: [{{ name: a, url: '{url}', protocol: 0.3, binding: jsonrpc }}]");
     let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
-    let chooser =
-        crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap(), &config.secrets()).unwrap();
+    let chooser = crate::a2a::chooser(
+        &config,
+        &crate::a2a::http_client().unwrap(),
+        &config.secrets(),
+        MemoryAccount::unlimited("fake"),
+    )
+    .unwrap();
     let card = Card::from_value(json!({"name": "a"})).unwrap();
     let interface = chooser.choose(&card).await.unwrap();
     chooser.client(&card, &interface).unwrap()

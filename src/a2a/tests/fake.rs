@@ -90,7 +90,7 @@ impl FakeAgent {
         };
         let router = Router::new().fallback(handle);
         TaskTracker::new().spawn(async move { axum::serve(listener, router).await });
-        Self { url, memory: MemoryAccount::unlimited(), received }
+        Self { url, memory: MemoryAccount::unlimited("fake"), received }
     }
 
     pub(crate) fn received(&self) -> Vec<ReceivedRequest> {
@@ -113,8 +113,8 @@ impl FakeAgent {
     pub(crate) fn chooser(&self, lines: &str) -> Arc<DialectChooser> {
         let http = crate::a2a::http_client().unwrap();
         let config = self.config(lines);
-        let chooser = crate::a2a::chooser(&config, &http, &config.secrets()).unwrap();
-        Arc::new(chooser.with_memory(Arc::clone(&self.memory)))
+        let memory = Arc::clone(&self.memory);
+        Arc::new(crate::a2a::chooser(&config, &http, &config.secrets(), memory).unwrap())
     }
 
     /// A client for the dialect that is chosen by this card.

@@ -87,7 +87,7 @@ async fn arrived_stream(body: String) -> EventStream {
     let events = reqwest::header::HeaderValue::from_static("text/event-stream");
     response.headers_mut().insert(reqwest::header::CONTENT_TYPE, events);
     let response = HttpResponse::from(reqwest::Response::from(response));
-    let limits = ResponseLimits { max_size: 16 << 20, memory: MemoryAccount::unlimited() };
+    let limits = ResponseLimits { max_size: 16 << 20, memory: MemoryAccount::unlimited("fake") };
     EventStream::open(response, Dialect::V03, limits, ResponseId::unchecked()).await.unwrap()
 }
 
@@ -112,7 +112,7 @@ async fn a_stream_holds_an_event_only_until_the_next() {
         format!("data: {}\n\n", json!({"artifactUpdate": update}))
     };
     let mut stream = arrived_stream(event(&text) + &event("small")).await;
-    let memory = MemoryAccount::unlimited();
+    let memory = MemoryAccount::unlimited("fake");
     stream.charge_to(Arc::clone(&memory));
     stream.next().await.unwrap().unwrap();
     assert!(memory.used() >= MIB, "{}", memory.used());

@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 use crate::a2a::card::Card;
 use crate::a2a::client::ClientError;
 use crate::config;
+use crate::memory::MemoryAccount;
 use crate::telemetry::trace_context::TraceContext;
 
 fn fixture(name: &str) -> PathBuf {
@@ -61,8 +62,13 @@ async fn start() -> String {
 async fn get_task(url: &str, tls: &str) -> Result<(), ClientError> {
     let text = format!("agents: [{{ name: a, url: '{url}', protocol: 0.3, tls: {{ {tls} }} }}]");
     let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
-    let chooser =
-        crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap(), &config.secrets()).unwrap();
+    let chooser = crate::a2a::chooser(
+        &config,
+        &crate::a2a::http_client().unwrap(),
+        &config.secrets(),
+        MemoryAccount::unlimited("fake"),
+    )
+    .unwrap();
     let security = json!([{"m": []}]);
     let schemes = json!({"m": {"type": "mutualTLS"}});
     let card = match tls.contains("cert") {
@@ -95,7 +101,12 @@ fn the_error_names_a_file_without_a_certificate() {
         fixture("client.key").display()
     );
     let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
-    let error =
-        crate::a2a::chooser(&config, &crate::a2a::http_client().unwrap(), &config.secrets()).unwrap_err();
+    let error = crate::a2a::chooser(
+        &config,
+        &crate::a2a::http_client().unwrap(),
+        &config.secrets(),
+        MemoryAccount::unlimited("fake"),
+    )
+    .unwrap_err();
     assert!(error.to_string().ends_with("client.key"), "{error}");
 }

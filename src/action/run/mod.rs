@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use super::actions::Actions;
 use super::assemble::{self, MessageSource};
 use super::progress::{Progress, ProgressEvent};
-use super::request::{ReplyMemory, ReplyMode};
+use super::request::{ReplyMemory, ReplyMode, RequestMemory};
 use super::task_builder::{Applied, TaskBuilder};
 use crate::a2a::LiveAgent;
 use crate::a2a::client::ClientError;
@@ -46,7 +46,7 @@ use crate::state::task_ends::TaskEndSubscription;
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::error_chain;
 pub(super) use poller::{PollSchedule, Polled, Poller};
-pub(super) use recorder::question_fingerprint;
+pub(super) use recorder::asks_question;
 use recorder::{TaskRecorder, unreadable};
 use waiter::AgentWaiter;
 pub(super) use waiter::Interruption;
@@ -75,6 +75,8 @@ pub(super) struct RunInput<'a> {
     pub(super) timeout: Duration,
     /// The retries of the message, for the reply.
     pub(super) retries: Option<&'a Retries>,
+    /// For the message, and until the agent has responded for the copies of it that are sent.
+    pub(super) request_memory: RequestMemory,
     pub(super) reply_memory: &'a ReplyMemory,
 }
 
@@ -242,10 +244,11 @@ impl<'a, P: Progress> CallRun<'a, P> {
         let live_agent = Arc::clone(&self.waiter.live_agent);
         let is_new_task = matches!(self.recorder.input.purpose, Purpose::NewTask { .. });
         match self.waiter.within(Box::pin(live_agent.client.send(&message, self.waiter.trace))).await {
-            Ok(Ok(SendResult::Task(task))) if self.asks_old_question(&task) => {
-                Ok(Event::Task(Box::pin(self.poll_past_old_question(task)).await))
+            Ok(Ok(SendResult::Task(task))) => {
+                let is_answer = matches!(self.recorder.input.purpose, Purpose::Answer { .. });
+                let task = if is_answer { Box::pin(self.poll_past_old_question(task)).await } else { task };
+                Ok(Event::Task(task))
             }
-            Ok(Ok(SendResult::Task(task))) => Ok(Event::Task(task)),
             Ok(Ok(SendResult::Message(message))) => Ok(Event::Message(message)),
             // A task whose id is known can be read. The caller of this run handles a broken response to an answer.
             Ok(Err(error @ ClientError::Broken(_))) if is_new_task => {
@@ -258,7 +261,10 @@ impl<'a, P: Progress> CallRun<'a, P> {
                     Err(interruption) => Err(self.interrupted_for(interruption, Some(task)).await.into()),
                 }
             }
-            Ok(Err(error)) => Err(DeliveryError::Client(error)),
+            Ok(Err(error)) => match (error.size_error(), self.task_with_known_id(&message)) {
+                (Some(why), Some(task)) if is_new_task => Err(self.does_not_fit_for(why, task).await.into()),
+                _ => Err(DeliveryError::Client(error)),
+            },
             Err(interruption) => {
                 let task = self.task_with_known_id(&message);
                 Err(self.interrupted_for(interruption, task).await.into())
@@ -287,11 +293,9 @@ impl<'a, P: Progress> CallRun<'a, P> {
     }
 
     /// Whether the task still asks the question that this run answers.
-    fn asks_old_question(&self, task: &Task) -> bool {
+    async fn asks_old_question(&self, task: &Task) -> bool {
         match &self.recorder.input.purpose {
-            Purpose::Answer { question } => {
-                task.state.awaits_caller() && question_fingerprint(task) == *question
-            }
+            Purpose::Answer { question } => asks_question(task, question, &self.actions.agent).await,
             Purpose::NewTask { .. } | Purpose::ReadOrCancel => false,
         }
     }
@@ -299,7 +303,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     /// Some agents reply to an answer with the task as it was, still asking, and then go on.
     async fn poll_past_old_question(&mut self, mut task: Task) -> Task {
         let mut poller = Poller::new(task.id.clone(), PollSchedule::CONFIRM);
-        while self.asks_old_question(&task) {
+        while self.asks_old_question(&task).await {
             match poller.next(&mut self.waiter).await {
                 Ok(Some(Polled::Task(polled))) => task = polled,
                 Ok(_) | Err(_) => break,
@@ -449,7 +453,11 @@ impl<'a, P: Progress> CallRun<'a, P> {
             let next = match read_until {
                 Some(until) => match tokio::time::timeout_at(until, events.next()).await {
                     Ok(next) => Ok(next),
-                    Err(_) => return Ok(StreamEnd::Closed),
+                    // An event that has arrived in time counts, however long it waits to be decoded.
+                    Err(_) => match events.decode_arrived().await {
+                        Ok(None) => return Ok(StreamEnd::Closed),
+                        arrived => Ok(arrived),
+                    },
                 },
                 None => {
                     let subscription = self.end_subscription.as_ref();
@@ -583,6 +591,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// Records a change of the task, and passes the progress to the caller.
     async fn report(&mut self, progress: Applied) -> Result<(), ActionError> {
+        self.recorder.input.request_memory.release_copies();
         let progress = match progress {
             Ok(progress) => progress,
             Err(why) => return Err(self.does_not_fit(why).await),
@@ -663,7 +672,9 @@ impl<'a, P: Progress> CallRun<'a, P> {
         let (outcome, source) = self.observe(task).await?;
         let message = &outcome.content.message;
         let not_streamed = match source {
-            MessageSource::Artifacts => self.builder.not_streamed(message),
+            MessageSource::Artifacts => {
+                offload::run(&self.actions.agent, message.len(), || self.builder.not_streamed(message)).await
+            }
             MessageSource::States => message,
             MessageSource::History => "",
         };
@@ -687,9 +698,18 @@ impl<'a, P: Progress> CallRun<'a, P> {
     /// Cancels a task whose content does not fit, because the run no longer follows it, and returns the error for the
     /// caller.
     async fn does_not_fit(&self, why: SizeError) -> ActionError {
-        if let Some(task) = self.builder.task_with_id().filter(|task| !task.state.is_final()) {
-            Box::pin(self.cancel_at_agent(&task.id)).await;
+        let runs = self.builder.task_with_id().is_some_and(|task| !task.state.is_final());
+        if runs { self.does_not_fit_for(why, self.known_task()).await } else { self.size_error(why) }
+    }
+
+    async fn does_not_fit_for(&self, why: SizeError, task: TaskRef) -> ActionError {
+        if let Some(id) = &task.id {
+            Box::pin(self.cancel_at_agent(id)).await;
         }
+        self.size_error(why).with_task(task)
+    }
+
+    fn size_error(&self, why: SizeError) -> ActionError {
         let error = match why {
             SizeError::TooLarge => ClientError::TooLarge { limit: self.actions.config.max_response_size },
             SizeError::OutOfMemory => ClientError::OutOfMemory,

@@ -225,9 +225,15 @@ pub(super) fn unreadable(reason: &str) -> ActionError {
     ActionError::new(Code::AgentError, message).after_reaching_agent()
 }
 
+/// Whether a task of this agent waits for the answer to the question with this fingerprint.
+pub(in crate::action) async fn asks_question(task: &Task, fingerprint: &str, agent: &str) -> bool {
+    task.state.awaits_caller()
+        && offload::run(agent, task.allocated(), || question_fingerprint(task)).await == fingerprint
+}
+
 /// Distinguishes one question of a task from the next: by the message that asks it, or, if the agent gives its
 /// messages no ids, by all the agent's messages so far. All replicas and all releases must compute the same value.
-pub(in crate::action) fn question_fingerprint(task: &Task) -> String {
+fn question_fingerprint(task: &Task) -> String {
     let mut hash = Sha256::new();
     let question = task.status_message.as_ref();
     if question.is_none_or(|message| message.id.is_none()) {

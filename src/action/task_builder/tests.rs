@@ -16,7 +16,7 @@ fn rules() -> ArtifactRules {
 }
 
 fn builder(rules: &ArtifactRules, max_size: usize, reports_content: bool) -> TaskBuilder<'_> {
-    static MEMORY: LazyLock<Arc<MemoryAccount>> = LazyLock::new(MemoryAccount::unlimited);
+    static MEMORY: LazyLock<Arc<MemoryAccount>> = LazyLock::new(|| MemoryAccount::unlimited("fake"));
     TaskBuilder::new(rules, max_size, reports_content, &MEMORY)
 }
 
@@ -313,7 +313,7 @@ fn repeated_snapshots_of_many_artifacts_cost_their_own_size_only() {
 
 #[test]
 fn a_streamed_text_is_held_once() {
-    let memory = MemoryAccount::unlimited();
+    let memory = MemoryAccount::unlimited("fake");
     let rules = rules();
     let mut builder = TaskBuilder::new(&rules, 16 << 20, true, &memory);
     let token = artifact("a", "x", &"t".repeat(1 << 10), true);

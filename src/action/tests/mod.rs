@@ -51,7 +51,7 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
     };
     let (updates, _) = mpsc::channel(1);
     Actions::new(
-        "fake".into(),
+        Arc::clone(&fake.memory),
         Arc::new(config),
         live,
         Arc::default(),
@@ -59,7 +59,6 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         CallShutdown::default(),
         Secrets::default(),
     )
-    .with_memory(Arc::clone(&fake.memory))
 }
 
 pub(super) async fn invoke(actions: &Actions, session_id: Option<&str>, options: &CallOptions) -> Value {
