@@ -182,7 +182,7 @@ pub(crate) struct Observer {
 #[derive(Debug)]
 pub(crate) enum RecordResult {
     Written {
-        previous: Option<TaskOutline>,
+        previous: Option<Box<TaskOutline>>,
     },
     /// Nothing was written: the existing record is final, or newer.
     Kept,
@@ -380,7 +380,7 @@ impl Tasks {
         if let Err(Full) = put {
             tracing::warn!(%agent, task = id, "no room to record a task");
         }
-        Ok(RecordResult::Written { previous })
+        Ok(RecordResult::Written { previous: previous.map(Box::new) })
     }
 
     async fn record_in_store(
@@ -411,7 +411,7 @@ impl Tasks {
                 let lifetime = new.lifetime(local.as_ref(), observer);
                 let of_reply = reply::allocated(&new.reply);
                 match self.put_local(agent, id, LocalTask::Record(Arc::new(new)), of_reply, lifetime) {
-                    true => Ok(RecordResult::Written { previous: local }),
+                    true => Ok(RecordResult::Written { previous: local.map(Box::new) }),
                     false => Err(quota::refusal(agent, QuotaKind::SharedTask)),
                 }
             }
@@ -432,7 +432,7 @@ impl Tasks {
         let decide = |known: Option<StoredTask<TaskOutline>>| {
             // An earlier attempt of this write was stored after all.
             if known.as_ref().is_some_and(|known| known.nonce == nonce) {
-                return Ok(Change::Keep(RecordResult::Written { previous: replaced.take() }));
+                return Ok(Change::Keep(RecordResult::Written { previous: replaced.take().map(Box::new) }));
             }
             let known = known.map(|known| known.task);
             if known.as_ref().is_some_and(|known| known.takes_precedence_over(new, observer)) {
@@ -444,7 +444,8 @@ impl Tasks {
             let task = new.clone();
             let mut task = TaskRecord { reply: for_storage(task.reply), ..task };
             task.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
-            Ok(Change::Write(StoredTask { task, nonce }, lifetime, RecordResult::Written { previous }))
+            let written = RecordResult::Written { previous: previous.map(Box::new) };
+            Ok(Change::Write(StoredTask { task, nonce }, lifetime, written))
         };
         let result = self.records.update(&RecordKey::new(agent, id), decide).await?;
         Ok((result, lifetime))

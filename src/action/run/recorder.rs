@@ -156,7 +156,7 @@ impl TaskRecorder<'_> {
             Purpose::NewTask { .. } => state.tasks.find_seen_here(agent, &task.id).await?,
             Purpose::Answer { .. } | Purpose::ReadOrCancel => state.tasks.find(agent, &task.id).await?,
         };
-        if let Some(open) = previous.and_then(|previous| previous.follow_up.clone())
+        if let Some(open) = previous.and_then(|previous| previous.follow_up)
             && let Some(record) = state.follow_ups.find(agent, &open.id).await?
             && record.state == FollowUpState::Pending
             && record.question.fingerprint == fingerprint
