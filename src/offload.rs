@@ -50,6 +50,12 @@ fn turn_of(agent: &str) -> Arc<Semaphore> {
     turn
 }
 
+/// Keeps the large work of an agent waiting.
+#[cfg(test)]
+pub(crate) fn hold_turn(agent: &str) -> tokio::sync::OwnedSemaphorePermit {
+    turn_of(agent).try_acquire_owned().expect("nothing runs for this agent")
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
