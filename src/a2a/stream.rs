@@ -180,3 +180,42 @@ impl EventStream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use crate::a2a::tests::fake::{FakeAgent, error};
+    use crate::memory::MemoryAccount;
+    use crate::offload;
+    use crate::telemetry::trace_context::TraceContext;
+
+    #[tokio::test]
+    async fn an_event_that_waits_to_be_decoded_is_not_lost_when_the_caller_stops_waiting() {
+        let text = "x".repeat(2 * offload::INLINE);
+        let artifact = json!({"artifactId": "a", "parts": [{"kind": "text", "text": text}]});
+        let update = json!({"kind": "artifact-update", "taskId": "t", "artifact": artifact});
+        let mut fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
+            "tasks/resubscribe" => {
+                let event = json!({"jsonrpc": "2.0", "id": request.json()["id"], "result": update});
+                (200, "text/event-stream", format!("data: {event}\n\n"))
+            }
+            _ => error(-32001, "Task not found"),
+        })
+        .await;
+        fake.memory = MemoryAccount::unlimited("an agent whose turn is taken");
+        let (client, _) = fake.client("protocol: 0.3", &json!({"name": "fake"})).await;
+        let mut events = client.subscribe("t", &TraceContext::default()).await.unwrap();
+        let turn = offload::hold_turn(&fake.memory.agent);
+        while events.undecoded.is_none() {
+            let waited = tokio::time::timeout(Duration::from_millis(20), events.next()).await;
+            assert!(waited.is_err(), "it is not the agent's turn");
+        }
+        drop(turn);
+        let arrived = events.decode_arrived().await.unwrap().expect("the event has arrived");
+        assert!(arrived.allocated() > 2 * offload::INLINE);
+        assert!(events.next().await.unwrap().is_none());
+    }
+}

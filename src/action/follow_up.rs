@@ -130,7 +130,7 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
         Ok(seen) => {
             claim.mark_used().await;
             match seen {
-                LastSeen::MovedOn(task) if error.rpc_code().is_none() => run.resume_after_answer(task).await,
+                LastSeen::MovedOn(task) if error.rpc_code().is_none() => run.resume_after_answer(*task).await,
                 _ => Err(known_task_error(error, task_ref)),
             }
         }
@@ -157,7 +157,7 @@ async fn poll_while<P: Progress>(
             Ok(Some(Polled::Task(task))) if asks_question(&task, fingerprint, &task_ref.agent).await => {
                 last = LastSeen::StillAsking;
             }
-            Ok(Some(Polled::Task(task))) => return Ok(LastSeen::MovedOn(task)),
+            Ok(Some(Polled::Task(task))) => return Ok(LastSeen::MovedOn(Box::new(task))),
             Ok(Some(Polled::Failed(error))) if error.is_task_not_found() => {
                 return Err(known_task_error(error, task_ref.clone()));
             }
@@ -174,7 +174,7 @@ async fn poll_while<P: Progress>(
 enum LastSeen {
     Nothing,
     StillAsking,
-    MovedOn(Task),
+    MovedOn(Box<Task>),
 }
 
 /// Whether the agent may have taken an answer in spite of the error: the connection broke, a gateway responded, or the

@@ -426,6 +426,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn large_headers_fit_into_the_read_buffer() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let pool = pool(&listener);
+        let agent = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let value = "x".repeat(MAX_BUFFER / 2);
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nLarge: {value}\r\n\r\nhi");
+            stream.write_all(head.as_bytes()).unwrap();
+            stream
+        });
+        call(&pool).await.unwrap();
+        drop(agent.join().unwrap());
+    }
+
+    #[tokio::test]
     async fn a_close_is_detected_before_the_runtime_learns_of_it() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (pool, agent) = (pool(&listener), respond_once(&listener));

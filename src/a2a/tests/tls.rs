@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -14,6 +15,7 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_util::task::TaskTracker;
 
 use crate::a2a::card::Card;
+use crate::a2a::choose::DialectChooser;
 use crate::a2a::client::ClientError;
 use crate::config;
 use crate::memory::MemoryAccount;
@@ -23,8 +25,9 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name)
 }
 
-/// Answers every request with "task not found" if the client has a certificate of the test's CA.
-async fn start() -> String {
+/// Answers every request with "task not found" if the client has a certificate of the test's CA. Also counts the
+/// connections, which it keeps open.
+async fn start() -> (String, Arc<AtomicUsize>) {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(fixture("ca.pem")).unwrap()).unwrap();
@@ -41,25 +44,41 @@ async fn start() -> String {
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let (count, tasks) = (Arc::clone(&connections), TaskTracker::new());
     TaskTracker::new().spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
             let Ok(mut stream) = acceptor.accept(socket).await else {
                 continue;
             };
-            let mut request = [0; 4096];
-            let _ = stream.read(&mut request).await;
-            let body = r#"{"error": {"code": -32001, "message": "Task not found"}}"#;
-            let length = body.len();
-            let response =
-                format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
-            let _ = stream.write_all(response.as_bytes()).await;
-            let _ = stream.shutdown().await;
+            count.fetch_add(1, Relaxed);
+            tasks.spawn(async move {
+                let (mut buffer, mut request) = ([0; 4096], Vec::new());
+                while let Ok(read @ 1..) = stream.read(&mut buffer).await {
+                    request.extend_from_slice(&buffer[..read]);
+                    let is_complete = request.ends_with(b"}") || request.starts_with(b"GET");
+                    if is_complete {
+                        request.clear();
+                        let body = r#"{"error": {"code": -32001, "message": "Task not found"}}"#;
+                        let length = body.len();
+                        let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
+                        let _ = stream.write_all(response.as_bytes()).await;
+                    }
+                }
+            });
         }
     });
-    url
+    (url, connections)
 }
 
 async fn get_task(url: &str, tls: &str) -> Result<(), ClientError> {
+    let (chooser, card) = chooser(url, tls);
+    let interface = chooser.choose(&card).await.unwrap();
+    let client = chooser.client(&card, &interface).unwrap();
+    client.get("t", &TraceContext::default()).await.map(|_| ())
+}
+
+fn chooser(url: &str, tls: &str) -> (DialectChooser, Card) {
     let text = format!("agents: [{{ name: a, url: '{url}', protocol: 0.3, tls: {{ {tls} }} }}]");
     let config = config::parse(&text, "test.yaml", &|_| None).unwrap().agents.remove(0);
     let chooser = crate::a2a::chooser(
@@ -75,15 +94,29 @@ async fn get_task(url: &str, tls: &str) -> Result<(), ClientError> {
         true => json!({"name": "a", "security": security, "securitySchemes": schemes}),
         false => json!({"name": "a"}),
     };
-    let card = Card::from_value(card).unwrap();
+    (chooser, Card::from_value(card).unwrap())
+}
+
+#[tokio::test]
+async fn a_response_whose_id_proves_nothing_comes_on_a_connection_of_its_own() {
+    let (url, connections) = start().await;
+    let path = |name: &str| fixture(name).display().to_string();
+    let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
+    let (chooser, card) = chooser(&url, &format!("ca: '{ca}', cert: '{cert}', key: '{key}'"));
     let interface = chooser.choose(&card).await.unwrap();
     let client = chooser.client(&card, &interface).unwrap();
-    client.get("t", &TraceContext::default()).await.map(|_| ())
+    // The card, for example, leaves a connection behind.
+    chooser.http.reqwest.get(&url).send().await.unwrap().bytes().await.unwrap();
+    let before = connections.load(Relaxed);
+    for call in 1..=3 {
+        client.get("t", &TraceContext::default()).await.unwrap_err();
+        assert_eq!(connections.load(Relaxed) - before, call);
+    }
 }
 
 #[tokio::test]
 async fn the_configured_authority_and_certificate_are_used() {
-    let url = start().await;
+    let (url, _) = start().await;
     let path = |name: &str| fixture(name).display().to_string();
     let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
     let all = get_task(&url, &format!("ca: '{ca}', cert: '{cert}', key: '{key}'")).await;

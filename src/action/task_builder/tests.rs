@@ -330,3 +330,20 @@ fn a_streamed_text_is_held_once() {
     drop(builder);
     assert_eq!(memory.used(), 0);
 }
+
+#[test]
+fn the_failure_of_another_task_is_charged_while_it_may_count() {
+    let memory = MemoryAccount::unlimited("fake");
+    let rules = rules();
+    let mut builder = TaskBuilder::new(&rules, 16 << 20, true, &memory);
+    let status = |task: &str, state: &str, text: &str| {
+        let update = serde_json::json!({"kind": "status-update", "taskId": task, "contextId": "c", "status":
+            {"state": state, "message": {"role": "agent", "parts": [{"kind": "text", "text": text}]}}});
+        Event::decode(&update.to_string()).unwrap()
+    };
+    builder.apply(status("t", "working", "")).unwrap();
+    builder.apply(status("other", "failed", &"x".repeat(1 << 20))).unwrap();
+    assert!(memory.used() >= 1 << 20, "{}", memory.used());
+    builder.apply(status("t", "working", "")).unwrap();
+    assert!(memory.used() < 1 << 20, "{}", memory.used());
+}

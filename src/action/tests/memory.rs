@@ -5,8 +5,12 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{actions_with, invoke, invoke_in};
-use crate::a2a::tests::fake::{FakeAgent, FakeResponse, ReceivedRequest, error, ok};
-use crate::action::request::{CallOptions, ReplyMemory, ReplyMode};
+use crate::a2a::model::Part;
+use crate::a2a::tests::fake::{FakeAgent, FakeResponse, NO_RESPONSE, ReceivedRequest, error, ok, v01};
+use crate::action::actions::CallableSkill;
+use crate::action::params::Template;
+use crate::action::progress::NoProgress;
+use crate::action::request::{CallOptions, Invocation, Meta, ReplyMemory, ReplyMode, RequestBody};
 use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::reply::error::Code;
 
@@ -146,4 +150,78 @@ async fn a_lookup_charges_the_recorded_reply() {
     let _rest = fake.memory.charge(4 * MIB).unwrap();
     let refused = actions.get_task("t", &CallOptions::default()).await.unwrap_err();
     assert_eq!(refused.info.code, Code::Busy);
+}
+
+#[tokio::test]
+async fn the_copies_of_a_request_are_charged_before_the_agent_is_reached() {
+    for (budget, is_busy) in [(2 * MIB, true), (4 * MIB, false)] {
+        let mut fake = FakeAgent::start(|request| match request.rpc_method().as_str() {
+            "message/send" => NO_RESPONSE,
+            _ => error(-32001, "Task not found"),
+        })
+        .await;
+        fake.memory = account(budget);
+        let actions = actions_with("", &fake, &serde_json::from_str(CARD).unwrap()).await;
+        let (skill, options) = (CallableSkill::whole_agent(), CallOptions::default());
+        let request = Invocation { parts: vec![Part::Text("x".repeat(MIB))], meta: Meta::default() };
+        let mut progress = NoProgress;
+        let mut call = Box::pin(actions.invoke(&skill, request, &options, &mut progress));
+        if is_busy {
+            let error = call.await.unwrap_err();
+            let reply: Value = serde_json::from_slice(&error.to_json()).unwrap();
+            assert_eq!(reply["error_info"]["code"], "busy", "{reply}");
+            assert_eq!(reply["error_info"]["retryable"], true, "the agent was not reached");
+            assert_eq!((error.reached_agent, fake.count("message/send")), (false, 0));
+        } else {
+            while fake.count("message/send") == 0 {
+                let waited = tokio::time::timeout(std::time::Duration::from_millis(10), &mut call).await;
+                assert!(waited.is_err(), "the agent does not respond");
+            }
+            assert!(fake.memory.used() >= 3 * MIB, "{}", fake.memory.used());
+            drop(call);
+        }
+        assert_eq!(fake.memory.used(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_task_with_an_id_of_the_client_is_canceled_when_the_response_does_not_fit() {
+    let mut fake = FakeAgent::start(|request| match request.rpc_method().as_str() {
+        "tasks/send" => {
+            let artifact = json!({"parts": [{"type": "text", "text": "x".repeat(MIB / 4 * 3)}]});
+            let id = &request.json()["params"]["id"];
+            let task = json!({"id": id, "status": {"state": "working"}, "artifacts": [artifact]});
+            ok(&result(request, &task))
+        }
+        "tasks/cancel" => {
+            let id = &request.json()["params"]["id"];
+            ok(&result(request, &json!({"id": id, "status": {"state": "canceled"}})))
+        }
+        _ => v01(request),
+    })
+    .await;
+    fake.memory = account(MIB / 2);
+    let card = json!({"name": "fake", "authentication": {"schemes": []}});
+    let actions = actions_with("", &fake, &card).await;
+    let reply = invoke(&actions, None, &CallOptions::default()).await;
+    assert_eq!(reply["error_info"]["code"], "busy", "{reply}");
+    assert_eq!(fake.count("tasks/cancel"), 1);
+    let canceled = fake.received().into_iter().find(|seen| seen.rpc_method() == "tasks/cancel").unwrap();
+    assert_eq!(canceled.json()["params"]["id"], reply["task"]["id"]);
+}
+
+#[test]
+fn a_request_with_very_many_fields_or_files_is_refused() {
+    let fields: Vec<_> = (0..100_000).map(|number| format!("\"{number}\":0")).collect();
+    let (fields, files) = (fields.join(","), vec!["0"; 100_000].join(","));
+    for (body, expected) in [
+        (format!("{{{fields}}}"), "the body has more than 1024 fields"),
+        (format!(r#"{{"prompt":"x","meta":{{{fields}}}}}"#), "`meta` has more than 1024 fields"),
+        (format!(r#"{{"prompt":"x","files":[{files}]}}"#), "at most 64 files"),
+        (format!(r#"{{"prompt":"x","meta":{{"output_modes":[{files}]}}}}"#), "a list of strings"),
+    ] {
+        let body = RequestBody::new(body.into(), None);
+        let error = Invocation::parse(&body, &Template::parse("")).unwrap_err();
+        assert!(error.message.contains(expected), "{}", error.message);
+    }
 }
