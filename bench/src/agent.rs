@@ -71,31 +71,41 @@ impl Agent {
         (id(1), id(2))
     }
 
-    fn completed(&self) -> Response {
+    fn completed(&self, request: &Bytes) -> Response {
         let (id, context) = self.next_ids();
+        let request = request_id(request);
         json(format!(
-            r#"{{"jsonrpc":"2.0","id":"1","result":{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_COMPLETED"}},"artifacts":[{{"artifactId":"a1","name":"answer","parts":[{{"text":"Sunny, 21 degrees, and a light wind from the west."}}]}}]}}}}}}"#
+            r#"{{"jsonrpc":"2.0","id":"{request}","result":{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_COMPLETED"}},"artifacts":[{{"artifactId":"a1","name":"answer","parts":[{{"text":"Sunny, 21 degrees, and a light wind from the west."}}]}}]}}}}}}"#
         ))
     }
 }
 
-async fn echo(State(agent): SharedAgent, _: Bytes) -> Response {
-    agent.completed()
+/// The id of a JSON-RPC request, which the response repeats. The floor forwards bodies that have none.
+fn request_id(request: &[u8]) -> &str {
+    const KEY: &str = r#""id":""#;
+    let head = request.get(..request.len().min(128)).unwrap_or_default();
+    let id = std::str::from_utf8(head).ok().and_then(|head| head.split_once(KEY)?.1.split_once('"'));
+    id.map_or("1", |(id, _)| id)
 }
 
-async fn ask(State(agent): SharedAgent, _: Bytes) -> Response {
+async fn echo(State(agent): SharedAgent, request: Bytes) -> Response {
+    agent.completed(&request)
+}
+
+async fn ask(State(agent): SharedAgent, request: Bytes) -> Response {
     let (id, context) = agent.next_ids();
+    let request = request_id(&request);
     json(format!(
-        r#"{{"jsonrpc":"2.0","id":"1","result":{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_INPUT_REQUIRED","message":{{"messageId":"m","role":"ROLE_AGENT","parts":[{{"text":"Which colour?"}}]}}}}}}}}}}"#
+        r#"{{"jsonrpc":"2.0","id":"{request}","result":{{"task":{{"id":"{id}","contextId":"{context}","status":{{"state":"TASK_STATE_INPUT_REQUIRED","message":{{"messageId":"m","role":"ROLE_AGENT","parts":[{{"text":"Which colour?"}}]}}}}}}}}}}"#
     ))
 }
 
-async fn slow(State(agent): SharedAgent, _: Bytes) -> Response {
+async fn slow(State(agent): SharedAgent, request: Bytes) -> Response {
     let mut released = agent.released.subscribe();
     agent.waiting.fetch_add(1, Relaxed);
     let _ = released.wait_for(|released| *released).await;
     agent.waiting.fetch_sub(1, Relaxed);
-    agent.completed()
+    agent.completed(&request)
 }
 
 async fn hold(State(agent): SharedAgent) {
@@ -110,10 +120,11 @@ async fn waiting(State(agent): SharedAgent) -> String {
     agent.waiting.load(Relaxed).to_string()
 }
 
-async fn stream_events(State(agent): SharedAgent, Path(count): Path<u32>, _: Bytes) -> Response {
+async fn stream_events(State(agent): SharedAgent, Path(count): Path<u32>, request: Bytes) -> Response {
     let (id, context) = agent.next_ids();
-    let event = |result: String| {
-        Bytes::from(format!("data: {{\"jsonrpc\":\"2.0\",\"id\":\"1\",\"result\":{result}}}\n\n"))
+    let request = request_id(&request).to_owned();
+    let event = move |result: String| {
+        Bytes::from(format!("data: {{\"jsonrpc\":\"2.0\",\"id\":\"{request}\",\"result\":{result}}}\n\n"))
     };
     let events = (0..count + 2).map(move |number| {
         let event = if number == 0 {
