@@ -75,8 +75,8 @@ impl Dispatcher {
         &self.agent
     }
 
-    /// Admits a request of `bytes` bytes, and drops its body if there is no memory for it. `None` if so many requests
-    /// wait for their replies already that even a refusal would cost too much; the caller gets no reply then.
+    /// Admits a request of `bytes` bytes, and drops its body if there is no memory for it. `None` if too many requests
+    /// already wait for their replies: even a refusal would cost too much then, and the caller gets no reply.
     pub(crate) fn arrive(&self, bytes: usize, body: &mut Bytes) -> Option<Arrival> {
         let arrival = self.arrivals.arrive(bytes)?;
         if arrival.check().is_err() {

@@ -125,7 +125,7 @@ async fn launch(spec: &Spec, host: &ProcessHost) -> Result<Launch, SpawnError> {
 }
 
 /// Sends commands to the guard and receives its reports until it exits. Returns the exit of the child. Kills a guard that
-/// does not do what it was told.
+/// does not obey.
 async fn relay(
     mut reports: Lines<BufReader<OwnedReadHalf>>,
     mut commands: OwnedWriteHalf,

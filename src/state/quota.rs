@@ -197,7 +197,7 @@ impl AgentQuota {
         }
     }
 
-    /// The first kind of entry for which there is no room, if so many more calls reserve some.
+    /// The first kind of entry without room for the reservations of this many more calls.
     fn full_kind(&self, more: usize) -> Option<QuotaKind> {
         RESERVED_KINDS.into_iter().find(|&kind| {
             let reserved = (self.reserved_calls(kind) + more) * SMALL_ENTRY;
