@@ -23,6 +23,9 @@ const MAX_FILES: usize = 64;
 const MAX_LIST: usize = 100;
 /// Maximum bytes of a session id, and of an entry of a list in `meta`.
 const MAX_META_STRING: usize = 256;
+/// Parts of this size and their copies need no charge (see [`MemoryAccount::cover`]), however many characters are
+/// escaped.
+const UNCHARGED_PARTS: usize = 1 << 10;
 
 #[derive(Debug, Clone)]
 pub(crate) struct RequestBody {
@@ -114,7 +117,10 @@ impl RequestMemory {
     /// Fails if there is no memory, before the agent is reached.
     pub(super) fn charge(account: &Arc<MemoryAccount>, parts: &[Part]) -> Result<Self, OutOfMemory> {
         let size: usize = parts.iter().map(Part::allocated).sum();
-        let copies: usize = parts.iter().map(|part| part.allocated() + escapes(part)).sum();
+        if size <= UNCHARGED_PARTS {
+            return Ok(Self { charge: None, parts: size });
+        }
+        let copies = size + parts.iter().map(escapes).sum::<usize>();
         let mut charge = None;
         // The parameters of the call, and the body.
         account.cover(&mut charge, size + 2 * copies)?;

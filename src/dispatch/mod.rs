@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
@@ -86,12 +87,9 @@ impl Dispatcher {
     }
 
     /// Runs a front door's work for one request in the request's spans. A shutdown waits for it.
-    pub(crate) fn spawn(
-        &self,
-        call_info: CallInfo<'_>,
-        trace: &TraceContext,
-        work: impl Future<Output = ()> + Send + 'static,
-    ) {
+    ///
+    /// The work is boxed: it has several kilobytes, and each layer of a spawned task would move it.
+    pub(crate) fn spawn(&self, call_info: CallInfo<'_>, trace: &TraceContext, work: BoxFuture<'static, ()>) {
         // A span costs as much as the rest of the bookkeeping together, so it exists only at log level `debug`;
         // warnings name the agent themselves.
         let span = tracing::debug_span!("call", agent = %self.agent.name, skill = call_info.action, trace_id = tracing::field::Empty, task = tracing::field::Empty);

@@ -68,7 +68,7 @@ impl PromptEndpoint {
             let subject = request.message.subject.clone();
             let call_info = CallInfo { agent, action: PROMPT, subject: &subject };
             let trace = headers::trace(&request.message);
-            let serving = Arc::clone(&endpoint).serve(request, arrival, trace.clone());
+            let serving = Box::pin(Arc::clone(&endpoint).serve(request, arrival, trace.clone()));
             endpoint.dispatcher.spawn(call_info, &trace, serving);
         })
     }

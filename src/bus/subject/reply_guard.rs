@@ -11,8 +11,33 @@ use super::SubjectError;
 /// patterns, and even the pattern `>` is safe.
 #[derive(Debug, Clone)]
 pub struct ReplyGuard {
-    patterns: Vec<Box<str>>,
+    patterns: Vec<Pattern>,
     own: Vec<Box<str>>,
+}
+
+/// Every request is checked, so the usual form of a pattern needs only one comparison.
+#[derive(Debug, Clone)]
+enum Pattern {
+    /// Everything below these tokens, with the dot after the last one.
+    Below(Box<str>),
+    /// Any other pattern.
+    Tokens(Box<str>),
+}
+
+impl Pattern {
+    fn new(pattern: &str) -> Self {
+        match pattern.strip_suffix('>') {
+            Some(tokens) if !tokens.contains('*') => Self::Below(tokens.into()),
+            _ => Self::Tokens(pattern.into()),
+        }
+    }
+
+    fn matches(&self, subject: &str) -> bool {
+        match self {
+            Self::Below(tokens) => subject.strip_prefix(&**tokens).is_some_and(|rest| !rest.is_empty()),
+            Self::Tokens(pattern) => matches(pattern, subject),
+        }
+    }
 }
 
 impl ReplyGuard {
@@ -32,7 +57,7 @@ impl ReplyGuard {
                 let literal = pattern.strip_suffix(".>").unwrap_or(pattern);
                 let valid =
                     pattern == ">" || literal.split('.').all(|token| token == "*" || is_literal(token));
-                if valid { Ok(pattern.into()) } else { Err(SubjectError::Pattern(pattern.to_owned())) }
+                if valid { Ok(Pattern::new(pattern)) } else { Err(SubjectError::Pattern(pattern.to_owned())) }
             })
             .collect::<Result<_, _>>()?;
         Ok(Self { patterns, own: vec![prefix.into()] })
@@ -49,7 +74,7 @@ impl ReplyGuard {
         !subject.starts_with('$')
             && subject.split('.').all(is_literal)
             && !self.is_own(subject)
-            && self.patterns.iter().any(|pattern| matches(pattern, subject))
+            && self.patterns.iter().any(|pattern| pattern.matches(subject))
     }
 
     fn is_own(&self, subject: &str) -> bool {
@@ -61,7 +86,10 @@ impl ReplyGuard {
 /// Whether a token has no wildcard. The server takes `*` and `>` inside a longer token literally, but no real
 /// inbox contains them.
 fn is_literal(token: &str) -> bool {
-    !token.is_empty() && !token.chars().any(|c| matches!(c, '*' | '>') || c.is_whitespace() || c.is_control())
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'*' | b'>');
+    let is_refused = |c: char| matches!(c, '*' | '>') || c.is_whitespace() || c.is_control();
+    // Nearly every token is ASCII.
+    !token.is_empty() && (token.bytes().all(is_plain) || !token.chars().any(is_refused))
 }
 
 fn matches(pattern: &str, subject: &str) -> bool {
