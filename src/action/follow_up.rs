@@ -185,6 +185,7 @@ fn may_be_taken(error: &ClientError) -> bool {
         | ClientError::NotA2a { .. }
         | ClientError::Compressed { .. }
         | ClientError::WrongId => true,
+        | ClientError::LargeHeaders
         ClientError::Refused { code: Some(code), .. } => INTERNAL_ERRORS.contains(code),
         ClientError::Refused { code: None, http_status, .. } => {
             matches!(http_status, Some(500 | 502 | 503 | 504))
