@@ -31,7 +31,7 @@ use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, TaskRef};
 use crate::secrets::Secrets;
 use crate::state::State;
-use crate::state::quota::{AgentQuota, ReservedRoom};
+use crate::state::quota::{AgentQuota, CallKind, ReservedRoom};
 use crate::state::tasks::TaskOutline;
 use crate::telemetry::spans;
 
@@ -118,8 +118,8 @@ impl Actions {
     }
 
     /// Reserves room for what a call may have to record.
-    pub(crate) fn reserve(&self) -> Result<ReservedRoom, ActionError> {
-        self.state.reserve(&self.quota)
+    pub(crate) fn reserve(&self, call: CallKind) -> Result<ReservedRoom, ActionError> {
+        self.state.reserve(&self.quota, call)
     }
 
     /// The caller's timeout, but at most that of the configuration.

@@ -171,7 +171,7 @@ impl Dispatcher {
         mode: ReplyMode,
     ) -> Result<(Permit, Option<ReservedRoom>), ActionError> {
         let permit = permit.map_or_else(|| self.permits.take(operation, mode), Ok)?;
-        let room = operation.runs_the_agent().then(|| self.actions.reserve()).transpose()?;
+        let room = operation.call_kind(mode).map(|call| self.actions.reserve(call)).transpose()?;
         Ok((permit, room))
     }
 
