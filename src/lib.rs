@@ -115,7 +115,7 @@
 //! | user, limits and environment of a launched agent | `launch` in `process/guarded.rs`; `Launch::exec` in `process/launch.rs` applies them |
 //! | whether and when an agent restarts after an exit | `Lifecycle::after_failure` in `agent/lifecycle.rs`; `Backoff::next_delay` in `process/restart.rs` computes the delay |
 //! | which state is evicted or refused | `Entry::put` and `AgentRows::evict` in `state/table.rs`; `state/quota.rs` has the quotas; each module of `state` says with a `Lifetime` what is protected |
-//! | whether a call is `busy` because its task or question could not be recorded | `AgentQuota::reserve` in `state/quota.rs`, called by `Dispatcher::admit` in `dispatch/mod.rs` |
+//! | whether a call is `busy` because its task or question could not be recorded | `AgentQuota::reserve` in `state/quota.rs`, called by `Dispatcher::admit` in `dispatch/mod.rs`; `Operation::call_kind` in `dispatch/request.rs` says how much room a call may take |
 //! | when expired state is removed | `State::sweep_periodically` in `state/mod.rs`, with `BoundedTable::sweep_step` in `state/table.rs` |
 //! | whether a reply that is too large is shortened (questions, error data) or refused as `too_large` | `EncodedReply::new` in `bus/encoded_reply.rs`; `bus/agent_protocol/chunks.rs` for the agent protocol |
 //! | whether an agent's response exceeds `max_response_size` | `HttpResponse::body` in `a2a/http.rs` and `SseParser` for what is sent, `Meter::add` in `a2a/meter.rs` for what is decoded, `TaskBuilder::resize` in `action/task_builder.rs` for the whole task |
@@ -144,7 +144,8 @@
 //! State is limited in bytes. Each agent has an equal share of a quarter of `limits.memory`, and a part of it for each
 //! kind of entry (`state::quota`), so that agents never evict or refuse each other's entries. Within an agent, expired
 //! entries go first, then the oldest that have ended. What runs or waits is never evicted: running and submitted tasks,
-//! open questions, idempotency keys. If only these remain, new requests are `busy`, before the agent runs.
+//! open questions, idempotency keys. If only these remain, new requests are `busy`, before the agent runs: submissions
+//! first, answers last (`state::quota::CallKind`).
 
 // The documentation is built with `--document-private-items`.
 #![allow(rustdoc::private_intra_doc_links)]

@@ -297,6 +297,7 @@ fn verdict_of(error: &ClientError, dialect: Dialect) -> Verdict {
     match error {
         ClientError::Unreachable(_)
         | ClientError::Broken(_)
+        | ClientError::LargeHeaders
         | ClientError::Token(_)
         | ClientError::OutOfMemory => Verdict::NoResponse,
         ClientError::WrongId => Verdict::Maybe,

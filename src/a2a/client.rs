@@ -8,7 +8,6 @@
 mod error;
 mod response;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,6 +25,7 @@ use super::response_ids::{AgentIds, IdCheck, ResponseKind};
 use super::retry::{Retries, Retry};
 use super::stream::EventStream;
 use crate::memory::MemoryCharge;
+use crate::offload;
 use crate::telemetry::trace_context::TraceContext;
 pub(crate) use error::{ClientError, ErrorOrigin, code};
 use response::Convert;
@@ -116,7 +116,7 @@ impl Client {
         message: &OutgoingMessage<'_>,
         trace: &TraceContext,
     ) -> Result<EventStream, ClientError> {
-        let call = self.dialect.message_call(A2aMethod::Stream, message);
+        let call = self.encode_message(A2aMethod::Stream, message).await;
         let opened = self.events(call, trace, Some(message.retries)).await;
         if let Err(error) = &opened {
             self.recheck_dialect(error).await;
@@ -151,7 +151,7 @@ impl Client {
         message: &OutgoingMessage<'_>,
         trace: &TraceContext,
     ) -> Result<SendResult, ClientError> {
-        let call = self.dialect.message_call(A2aMethod::Send, message);
+        let call = self.encode_message(A2aMethod::Send, message).await;
         let (mut result, memory) =
             self.call(call, trace, Some(message.retries), SendResult::try_from).await?;
         match &mut result {
@@ -159,6 +159,19 @@ impl Client {
             SendResult::Message(message) => message.memory = memory.map(Arc::new),
         }
         Ok(result)
+    }
+
+    async fn encode_message(&self, method: A2aMethod, message: &OutgoingMessage<'_>) -> HttpCall {
+        self.encode(message.size(), || self.dialect.message_call(method, message)).await
+    }
+
+    /// Runs `work`, which encodes about this many bytes of a request.
+    async fn encode<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
+        if bytes <= offload::INLINE {
+            return work();
+        }
+        // Boxed, so that the future of an ordinary call stays small.
+        Box::pin(offload::run(&self.limits.memory.agent, bytes, work)).await
     }
 
     async fn call_task(
@@ -242,6 +255,9 @@ impl Client {
         retries: Option<&Retries>,
         kind: ResponseKind,
     ) -> Result<(HttpResponse, ResponseId), ClientError> {
+        if let Some(tenant) = &self.tenant {
+            call = self.encode(call.size(), || call.for_tenant(tenant)).await;
+        }
         self.credentials.ready().await.map_err(ClientError::Token)?;
         let mut sent = None;
         let (response, ids) = self.send_call(&call, accept, trace, &mut sent, kind).await?;
@@ -270,10 +286,8 @@ impl Client {
         authorization: &mut Option<HeaderValue>,
         kind: ResponseKind,
     ) -> Result<(HttpResponse, ResponseId), ClientError> {
-        let call = match &self.tenant {
-            Some(tenant) => Cow::Owned(call.clone().for_tenant(tenant)),
-            None => Cow::Borrowed(call),
-        };
+        let id = Uuid::new_v4();
+        let body = self.encode(call.size(), || call.body(id)).await;
         let mut headers = HeaderMap::with_capacity(USUAL_HEADER_COUNT);
         let mut url = None;
         if !call.path.is_empty()
@@ -297,10 +311,58 @@ impl Client {
             }
         }
         *authorization = headers.get(AUTHORIZATION).cloned();
-        let id = Uuid::new_v4();
         let may_reuse = !call.is_rpc() || self.ids.are_echoed(kind);
-        let sent = self.endpoint.send(call.method.clone(), url, headers, call.body(id), may_reuse).await?;
+        let sent = self.endpoint.send(call.method.clone(), url, headers, body, may_reuse).await?;
         let check = IdCheck::new(call.is_rpc().then_some(id));
         Ok((sent, ResponseId { check, kind, agent: self.ids.clone() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::a2a::model::Part;
+    use crate::a2a::tests::fake::{FakeAgent, ReceivedRequest, error, ok};
+
+    #[tokio::test]
+    async fn a_large_message_is_encoded_when_it_is_the_agents_turn() {
+        const TURN_IS_TAKEN: Duration = Duration::from_millis(100);
+        let is_send = |request: &ReceivedRequest| request.json()["params"]["message"].is_object();
+        let fake = FakeAgent::start(move |request| match is_send(request) {
+            true => {
+                let task = json!({"kind": "task", "id": "t", "status": {"state": "completed"}});
+                ok(&json!({"jsonrpc": "2.0", "id": request.json()["id"], "result": task}))
+            }
+            false => error(-32001, "Task not found"),
+        })
+        .await;
+        let sent = || fake.received().iter().filter(|request| is_send(request)).count();
+        let (client, _) = fake.client("protocol: 0.3", &json!({"name": "fake"})).await;
+        let (trace, retries) = (TraceContext::default(), Retries::new(&"fake".into()));
+        let [small, large] = [1, 1 << 20].map(|size| [Part::Text("x".repeat(size))]);
+        let [small, large] = [&small, &large].map(|parts| OutgoingMessage {
+            message_id: Uuid::new_v4(),
+            task_id: None,
+            new_task_id: None,
+            context_id: None,
+            reference_task_ids: &[],
+            parts,
+            skill_id: None,
+            output_modes: &[],
+            blocking: true,
+            retries: &retries,
+        });
+        let turn = offload::hold_turn(&client.limits.memory.agent);
+        client.send(&small, &trace).await.unwrap();
+        assert_eq!(sent(), 1);
+        tokio::time::timeout(TURN_IS_TAKEN, client.send(&large, &trace)).await.unwrap_err();
+        tokio::time::timeout(TURN_IS_TAKEN, client.stream(&large, &trace)).await.map(drop).unwrap_err();
+        assert_eq!(sent(), 1);
+        drop(turn);
+        client.send(&large, &trace).await.unwrap();
     }
 }

@@ -311,11 +311,16 @@ pub(super) fn connection_error(error: reqwest::Error) -> ClientError {
     if error.is_connect() {
         return ClientError::Unreachable(root_cause(&error));
     }
-    if error.is_builder() {
-        ClientError::Unreachable(error.into())
-    } else {
-        ClientError::Broken(error.into())
-    }
+    if error.is_builder() { ClientError::Unreachable(error.into()) } else { broken(error) }
+}
+
+/// The error of a request that may have arrived.
+fn broken(error: impl Into<HttpError>) -> ClientError {
+    let error = error.into();
+    let mut causes =
+        std::iter::successors(Some(&*error as &(dyn std::error::Error + 'static)), |e| e.source());
+    let is_large = causes.any(|e| e.downcast_ref().is_some_and(hyper::Error::is_parse_too_large));
+    if is_large { ClientError::LargeHeaders } else { ClientError::Broken(error) }
 }
 
 /// The innermost error; those around it only say what was attempted.

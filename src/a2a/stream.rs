@@ -1,6 +1,7 @@
 //! The stream of events that an agent sends in response to a request.
 
 use futures_util::FutureExt as _;
+use reqwest::header::{CONTENT_TYPE, HeaderMap};
 
 use super::client::{ClientError, ResponseBody, ResponseId, ResponseLimits};
 use super::dialect::Dialect;
@@ -48,19 +49,21 @@ enum Source {
 impl EventStream {
     /// Opens a response with a status of success. The limits are for each event.
     pub(super) async fn open(
-        response: HttpResponse,
+        mut response: HttpResponse,
         dialect: Dialect,
         limits: ResponseLimits,
         ids: ResponseId,
     ) -> Result<Self, ClientError> {
         response.check_encoding()?;
-        let content_type = response.headers.get(reqwest::header::CONTENT_TYPE);
+        let content_type = response.headers.get(CONTENT_TYPE);
         let is_events = content_type
             .and_then(|value| value.to_str().ok())
             .is_some_and(|value| value.to_ascii_lowercase().contains("event-stream"));
         let source = if is_events {
             let max_event = usize::try_from(limits.max_size).unwrap_or(usize::MAX);
             let parser = Box::new(SseParser::new(max_event));
+            // A stream may last for hours, and no memory budget counts its headers.
+            response.headers = HeaderMap::new();
             Source::Events { response, parser, charge: None, ended: false }
         } else {
             Source::Document(Some(ResponseBody::read(response, &limits).await?))

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::assemble::ArtifactRules;
 use super::params::Template;
 use super::progress::{NoProgress, Progress};
-use super::request::{CallOptions, Invocation, ReplyMemory, ReplyMode, RequestMemory};
+use super::request::{CallOptions, Invocation, MessageContent, ReplyMemory, ReplyMode};
 use super::run::{
     CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunInput,
     agent_exited, known_task_error,
@@ -31,7 +31,7 @@ use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, TaskRef};
 use crate::secrets::Secrets;
 use crate::state::State;
-use crate::state::quota::{AgentQuota, ReservedRoom};
+use crate::state::quota::{AgentQuota, CallKind, ReservedRoom};
 use crate::state::tasks::TaskOutline;
 use crate::telemetry::spans;
 
@@ -118,8 +118,8 @@ impl Actions {
     }
 
     /// Reserves room for what a call may have to record.
-    pub(crate) fn reserve(&self) -> Result<ReservedRoom, ActionError> {
-        self.state.reserve(&self.quota)
+    pub(crate) fn reserve(&self, call: CallKind) -> Result<ReservedRoom, ActionError> {
+        self.state.reserve(&self.quota, call)
     }
 
     /// The caller's timeout, but at most that of the configuration.
@@ -139,13 +139,16 @@ impl Actions {
         progress: &mut impl Progress,
     ) -> Reply {
         let live_agent = self.live_agent()?;
-        let Invocation { parts, meta } = request;
-        let request_memory = RequestMemory::charge(&self.memory, &parts)?;
-        let output_modes: Arc<[String]> =
-            [&meta.output_modes, &skill.output_modes, &live_agent.card.output_modes]
+        let Invocation { parts, mut meta } = request;
+        let content = MessageContent::new(&self.memory, parts, &mut meta).await?;
+        let output_modes: Arc<[String]> = if meta.output_modes.is_empty() {
+            [&skill.output_modes, &live_agent.card.output_modes]
                 .into_iter()
                 .find(|modes| !modes.is_empty())
-                .map_or_else(Arc::default, |modes| modes.as_slice().into());
+                .map_or_else(Arc::default, |modes| modes.as_slice().into())
+        } else {
+            meta.output_modes.into()
+        };
         let context_id = match &meta.session_id {
             Some(session_id) => {
                 Some(Box::pin(self.state.sessions.context_id(&self.agent, session_id)).await?)
@@ -161,7 +164,7 @@ impl Actions {
             trace: &options.trace,
             timeout: self.timeout(options),
             retries: Some(&retries),
-            request_memory,
+            content,
             reply_memory: &options.reply_memory,
         };
         // For dialects in which the client makes the ids.
@@ -171,8 +174,8 @@ impl Actions {
             task_id: None,
             new_task_id: Some(&new_task_id),
             context_id: context_id.as_deref(),
-            reference_task_ids: &meta.reference_task_ids,
-            parts: &parts,
+            reference_task_ids: &[],
+            parts: &[],
             skill_id: skill.id.as_deref(),
             output_modes: &output_modes,
             blocking: true,
@@ -351,7 +354,7 @@ impl Actions {
             trace: &options.trace,
             timeout,
             retries: None,
-            request_memory: RequestMemory::default(),
+            content: MessageContent::default(),
             reply_memory: &options.reply_memory,
         };
         CallRun::new(self, live_agent, input, progress)

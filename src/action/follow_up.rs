@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::actions::Actions;
 use super::progress::Progress;
-use super::request::{CallOptions, FollowUpAnswer, RequestMemory};
+use super::request::{CallOptions, FollowUpAnswer, MessageContent, Meta};
 use super::run::{
     CallRun, DeliveryError, PollSchedule, Polled, Poller, Purpose, RunInput, asks_question, known_task_error,
 };
@@ -36,8 +36,9 @@ pub(crate) async fn answer(
 ) -> Reply {
     // Before the claim: while the agent is unavailable or there is no memory, the id stays valid.
     let live_agent = actions.live_agent()?;
-    let request_memory = RequestMemory::charge(&actions.memory, &answer.parts)?;
-    let claim = actions.state.follow_ups.claim(&actions.agent, &answer.follow_up_id).await?;
+    let FollowUpAnswer { follow_up_id, parts } = answer;
+    let content = MessageContent::new(&actions.memory, parts, &mut Meta::default()).await?;
+    let claim = actions.state.follow_ups.claim(&actions.agent, &follow_up_id).await?;
     let claim = unless_ended(actions, claim).await?;
     let question = claim.question.clone();
     let retries = Retries::new(&actions.agent);
@@ -49,7 +50,7 @@ pub(crate) async fn answer(
         trace: &options.trace,
         timeout: actions.timeout(options),
         retries: Some(&retries),
-        request_memory,
+        content,
         reply_memory: &options.reply_memory,
     };
     let message = OutgoingMessage {
@@ -58,7 +59,7 @@ pub(crate) async fn answer(
         new_task_id: None,
         context_id: question.context_id.as_deref(),
         reference_task_ids: &[],
-        parts: &answer.parts,
+        parts: &[],
         skill_id: question.skill.as_deref(),
         output_modes: &question.output_modes,
         blocking: true,
@@ -184,6 +185,7 @@ fn may_be_taken(error: &ClientError) -> bool {
         ClientError::Broken(_)
         | ClientError::NotA2a { .. }
         | ClientError::Compressed { .. }
+        | ClientError::LargeHeaders
         | ClientError::WrongId => true,
         ClientError::Refused { code: Some(code), .. } => INTERNAL_ERRORS.contains(code),
         ClientError::Refused { code: None, http_status, .. } => {

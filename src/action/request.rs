@@ -9,9 +9,11 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::params::Template;
-use crate::a2a::model::{File, FileContent, Part, normalize_base64};
+use crate::a2a::dialect::OutgoingMessage;
+use crate::a2a::model::{ALLOCATION_OVERHEAD, File, FileContent, Part, normalize_base64};
 use crate::json::{self, FirstItems, MAX_FIELDS, RawObject};
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
+use crate::offload;
 use crate::reply::error::{ActionError, Code};
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::shorten;
@@ -23,9 +25,9 @@ const MAX_FILES: usize = 64;
 const MAX_LIST: usize = 100;
 /// Maximum bytes of a session id, and of an entry of a list in `meta`.
 const MAX_META_STRING: usize = 256;
-/// Parts of this size and their copies need no charge (see [`MemoryAccount::cover`]), however many characters are
+/// Content of this size and its copies need no charge (see [`MemoryAccount::cover`]), however many of its characters are
 /// escaped.
-const UNCHARGED_PARTS: usize = 1 << 10;
+const UNCHARGED: usize = 1 << 10;
 
 #[derive(Debug, Clone)]
 pub(crate) struct RequestBody {
@@ -105,35 +107,60 @@ impl ReplyMemory {
     }
 }
 
-/// The charge for a message to the agent: its parts, and the copies of them that are sent.
+/// The content of a message to the agent, until the agent has responded. A task may then go on for days.
 #[derive(Debug, Default)]
-pub(super) struct RequestMemory {
+pub(super) struct MessageContent {
+    parts: Vec<Part>,
+    reference_task_ids: Vec<String>,
+    /// For the content, the copies of it that are sent, and the output modes.
     charge: Option<MemoryCharge>,
-    /// The size of the parts alone, in bytes.
-    parts: usize,
+    /// The size of the caller's output modes, in bytes. A run needs them for a question.
+    output_modes: usize,
 }
 
-impl RequestMemory {
-    /// Fails if there is no memory, before the agent is reached.
-    pub(super) fn charge(account: &Arc<MemoryAccount>, parts: &[Part]) -> Result<Self, OutOfMemory> {
-        let size: usize = parts.iter().map(Part::allocated).sum();
-        if size <= UNCHARGED_PARTS {
-            return Ok(Self { charge: None, parts: size });
-        }
-        let copies = size + parts.iter().map(escapes).sum::<usize>();
+impl MessageContent {
+    /// Takes the task ids out of `meta`, and charges its output modes as well. Fails if there is no memory, before the
+    /// agent is reached.
+    pub(super) async fn new(
+        account: &Arc<MemoryAccount>,
+        parts: Vec<Part>,
+        meta: &mut Meta,
+    ) -> Result<Self, OutOfMemory> {
+        let reference_task_ids = std::mem::take(&mut meta.reference_task_ids);
+        let (ids, output_modes) = (list_size(&reference_task_ids), list_size(&meta.output_modes));
+        let size = parts.iter().map(Part::allocated).sum::<usize>() + ids;
+        let count = || parts.iter().map(escapes).sum::<usize>();
+        let escapes = match size {
+            ..=UNCHARGED => 0,
+            ..=offload::INLINE => count(),
+            // Boxed, so that the future of an ordinary call stays small.
+            _ => Box::pin(offload::run(&account.agent, size, count)).await,
+        };
         let mut charge = None;
-        // The parameters of the call, and the body.
-        account.cover(&mut charge, size + 2 * copies)?;
-        Ok(Self { charge, parts: size })
+        // The copies are the parameters of the call, and the body.
+        account.cover(&mut charge, size + 2 * (size + escapes) + output_modes)?;
+        Ok(Self { parts, reference_task_ids, charge, output_modes })
+    }
+
+    /// The message with this content.
+    pub(super) fn add_to<'m>(&'m self, message: &OutgoingMessage<'m>) -> OutgoingMessage<'m> {
+        let Self { parts, reference_task_ids, .. } = self;
+        OutgoingMessage { parts, reference_task_ids, ..*message }
     }
 
     /// The agent has responded, so the message is not sent again.
-    pub(super) fn release_copies(&mut self) {
+    pub(super) fn release(&mut self) {
+        (self.parts, self.reference_task_ids) = (Vec::new(), Vec::new());
         if let Some(charge) = &mut self.charge {
             // A charge can always shrink.
-            let _ = charge.resize(self.parts);
+            let _ = charge.resize(self.output_modes);
         }
     }
+}
+
+/// The memory of a list of strings, in bytes.
+fn list_size(list: &[String]) -> usize {
+    list.iter().map(|text| size_of::<String>() + ALLOCATION_OVERHEAD + text.capacity()).sum()
 }
 
 /// How many bytes JSON adds to the text of a part.

@@ -19,7 +19,8 @@ const TASK: usize = 4 << 10;
 /// flight for the limits of its agent and for the memory budget.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    /// The memory of the request, until the call ends.
+    /// The memory of the request. Once the message to the agent is parsed from the body, only that of the task that
+    /// serves it.
     memory: Result<MemoryCharge, OutOfMemory>,
     /// The memory of the reply, from the end of the call on.
     reply_memory: Option<ReplyMemory>,
@@ -34,14 +35,14 @@ impl Arrival {
         self.memory.as_ref().map(|_| ()).map_err(|error| (*error).into())
     }
 
-    /// The call has ended: keeps its permit, and the charge for its reply in place of that for the request.
+    /// The call has ended: keeps its permit, and the charge for its reply.
     pub(super) fn keep(&mut self, permit: Option<Permit>, reply_memory: ReplyMemory) {
         self.permit = permit;
         self.reply_memory = Some(reply_memory);
         self.release_body();
     }
 
-    /// The body is no longer needed.
+    /// The body is dropped. What was parsed from it has a charge of its own.
     pub(super) fn release_body(&mut self) {
         if let Ok(memory) = &mut self.memory {
             // Shrinking cannot fail.

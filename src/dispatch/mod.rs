@@ -142,7 +142,7 @@ impl Dispatcher {
         let pending = Some(PendingReply { first, permit });
         let mut tracked = TrackedCall { dispatcher: self, progress, began, pending, room, accepted: None };
         let in_flight = operation.runs_the_agent().then(|| self.agent.calls.begin());
-        let reply = self.guarded(self.perform(operation, &options, &mut tracked)).await;
+        let reply = self.guarded(self.perform(operation, arrival, &options, &mut tracked)).await;
         drop((in_flight, tracked.room.take()));
         let permit = tracked.end(&reply, &options.reply_memory).await;
         arrival.keep(permit, options.reply_memory);
@@ -169,7 +169,7 @@ impl Dispatcher {
         mode: ReplyMode,
     ) -> Result<(Permit, Option<ReservedRoom>), ActionError> {
         let permit = permit.map_or_else(|| self.permits.take(operation, mode), Ok)?;
-        let room = operation.runs_the_agent().then(|| self.actions.reserve()).transpose()?;
+        let room = operation.call_kind(mode).map(|call| self.actions.reserve(call)).transpose()?;
         Ok((permit, room))
     }
 
@@ -284,6 +284,7 @@ impl Dispatcher {
     async fn perform(
         &self,
         operation: Operation,
+        arrival: &mut Arrival,
         options: &CallOptions,
         progress: &mut impl Progress,
     ) -> Reply {
@@ -291,10 +292,12 @@ impl Dispatcher {
         match operation {
             Operation::Invoke { skill, input, .. } => {
                 let invocation = input.parse(agent, |body| Invocation::parse(body, &skill.template)).await?;
+                arrival.release_body();
                 self.actions.invoke(&skill, invocation, options, progress).await
             }
             Operation::Answer(input) => {
                 let input = input.parse(agent, FollowUpAnswer::parse).await?;
+                arrival.release_body();
                 Box::pin(follow_up::answer(&self.actions, input, options, progress)).await
             }
             Operation::CancelTask(input) => {

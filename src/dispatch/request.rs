@@ -6,9 +6,10 @@ use bytes::Bytes;
 
 pub(crate) use super::permits::Permit;
 use crate::action::actions::CallableSkill;
-use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, RequestBody};
+use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMode, RequestBody};
 use crate::offload;
 use crate::reply::error::ActionError;
+use crate::state::quota::CallKind;
 
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -65,6 +66,16 @@ impl Operation {
         match self {
             Self::Invoke { .. } | Self::Answer(_) => true,
             Self::CancelTask(_) | Self::GetTask(_) => false,
+        }
+    }
+
+    /// How much of the agent's room for state it may take, if the agent works on it.
+    pub(super) fn call_kind(&self, mode: ReplyMode) -> Option<CallKind> {
+        match (self, mode) {
+            (Self::Invoke { .. }, ReplyMode::Submit) => Some(CallKind::Submission),
+            (Self::Invoke { .. }, _) | (Self::Answer(_), ReplyMode::Submit) => Some(CallKind::Call),
+            (Self::Answer(_), _) => Some(CallKind::Answer),
+            (Self::CancelTask(_) | Self::GetTask(_), _) => None,
         }
     }
 }

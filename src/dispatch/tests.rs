@@ -5,11 +5,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::Input;
 use super::*;
-use crate::action::actions::CallShutdown;
+use crate::action::actions::{CallShutdown, CallableSkill};
 use crate::action::progress::NoProgress;
+use crate::action::request::{Meta, RequestBody};
 use crate::agent::Predecessors;
 use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::process::child::ProcessHost;
+use crate::state::quota::CallKind;
 
 /// The dispatcher of an agent that does not exist, with these lines in its configuration.
 fn dispatcher(lines: &str) -> Dispatcher {
@@ -71,7 +73,7 @@ async fn a_call_whose_task_could_not_be_recorded_is_busy_before_it_reaches_the_a
     let mut arrival = dispatcher.arrive(0, &mut Bytes::new()).unwrap();
     let unavailable = dispatcher.call(answer(), &mut arrival, &mut NoProgress).await.unwrap_err();
     assert_eq!(unavailable.info.code, Code::AgentUnavailable);
-    let calls = exhaust(|| dispatcher.actions.reserve());
+    let calls = exhaust(|| dispatcher.actions.reserve(CallKind::Answer));
     let refused = dispatcher.call(answer(), &mut arrival, &mut NoProgress).await.unwrap_err();
     assert_eq!((refused.info.code, refused.reached_agent), (Code::Busy, false));
     assert!(refused.message.contains("limits.memory"), "{}", refused.message);
@@ -80,6 +82,40 @@ async fn a_call_whose_task_could_not_be_recorded_is_busy_before_it_reaches_the_a
         dispatcher.call(answer(), &mut arrival, &mut NoProgress).await.unwrap_err().info.code,
         Code::AgentUnavailable
     );
+}
+
+#[tokio::test]
+async fn submitted_tasks_that_do_not_end_leave_room_for_other_calls() {
+    let dispatcher = dispatcher("");
+    let call = async |mode| {
+        let input = Input::Parsed(Invocation { parts: Vec::new(), meta: Meta::default() });
+        let skill = Arc::new(CallableSkill::whole_agent());
+        let operation = Operation::Invoke { action: "skill".into(), skill, input };
+        let options = CallOptions { mode, ..CallOptions::default() };
+        let request = Request { operation, options, idempotency_key: None, permit: None };
+        let mut arrival = dispatcher.arrive(0, &mut Bytes::new()).unwrap();
+        dispatcher.call(request, &mut arrival, &mut NoProgress).await.unwrap_err().info.code
+    };
+    let mut submitted = exhaust(|| dispatcher.actions.reserve(CallKind::Submission));
+    submitted.iter_mut().for_each(ReservedRoom::mark_recorded);
+    assert_eq!(call(ReplyMode::Submit).await, Code::Busy);
+    // It is admitted, and there is no agent.
+    assert_eq!(call(ReplyMode::Final).await, Code::AgentUnavailable);
+    assert_eq!(call(ReplyMode::Stream).await, Code::AgentUnavailable);
+}
+
+#[tokio::test]
+async fn the_charge_for_a_body_ends_when_the_body_is_parsed() {
+    let dispatcher = dispatcher("");
+    let mut arrival = dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap();
+    assert!(dispatcher.agent.memory.used() > 1 << 20);
+    let input = Input::Body(RequestBody::new(Bytes::from_static(b"hello"), None));
+    let skill = Arc::new(CallableSkill::whole_agent());
+    let operation = Operation::Invoke { action: "skill".into(), skill, input };
+    let (options, mut progress) = (CallOptions::default(), NoProgress);
+    let performed = dispatcher.perform(operation, &mut arrival, &options, &mut progress);
+    assert_eq!(performed.await.unwrap_err().info.code, Code::AgentUnavailable);
+    assert!(dispatcher.agent.memory.used() < 1 << 16, "the call may go on for hours");
 }
 
 /// As many permits as there are.

@@ -210,6 +210,7 @@ impl ActionError {
             ClientError::Refused { .. }
             | ClientError::NotA2a { .. }
             | ClientError::Compressed { .. }
+            | ClientError::LargeHeaders
             | ClientError::WrongId => Code::AgentError,
         };
         let mut this = Self { reached_agent, ..Self::new(code, error_chain(&error)) };

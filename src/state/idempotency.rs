@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::records::{Change, ReadRecord, Record, TypedRecords};
 use super::{Lifetime, RecordKey, RecordKind, StateStore};
 use crate::memory::OutOfMemory;
+use crate::offload;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::{self, Reply, for_storage};
 use crate::text::hex;
@@ -135,7 +136,7 @@ impl Idempotency {
     ) -> Result<Reservation, ActionError> {
         // Action names are tokens without a line break.
         let key = RecordKey::new(agent, format!("{action}\n{key}"));
-        let body_hash = hex(&Sha256::digest(body));
+        let body_hash = offload::run(agent, body.len(), || hex(&Sha256::digest(body))).await;
         let (sender, reply) = watch::channel(None);
         {
             let mut running = self.running();

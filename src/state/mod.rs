@@ -40,7 +40,7 @@ use futures_util::stream::BoxStream;
 use crate::reply::error::{ActionError, Code};
 use follow_ups::FollowUps;
 use idempotency::Idempotency;
-use quota::{AgentQuota, Quotas, ReservedRoom};
+use quota::{AgentQuota, CallKind, Quotas, ReservedRoom};
 use sessions::Sessions;
 use tasks::Tasks;
 
@@ -189,12 +189,16 @@ impl State {
 
     /// Reserves room for what a call may have to record. Records whose time is over do not count, even if no write and no
     /// sweep has noticed it yet.
-    pub(crate) fn reserve(&self, quota: &Arc<AgentQuota>) -> Result<ReservedRoom, ActionError> {
-        if !quota.has_room_for_call() {
+    pub(crate) fn reserve(
+        &self,
+        quota: &Arc<AgentQuota>,
+        call: CallKind,
+    ) -> Result<ReservedRoom, ActionError> {
+        if !quota.has_room_for(call) {
             self.store.expire(quota.agent());
             self.tasks.expire(quota.agent());
         }
-        quota.reserve()
+        quota.reserve(call)
     }
 
     /// Frees the memory of expired records at regular intervals. Without it, only a write of the same kind frees

@@ -11,6 +11,12 @@
 //! is none, the call is `busy` and the agent does not run. So the bridge can always record what the agent has begun:
 //! if not with all of its content, then at least its state, which takes no more than [`SMALL_ENTRY`]. Only an agent with
 //! very long ids exceeds that; a task that then cannot be recorded is canceled.
+//!
+//! Not every call may take the last of the room ([`CallKind`]), because what runs or waits is never evicted:
+//!
+//! - Submitted tasks may run for days, so they leave a quarter, in which other calls still run.
+//! - Any call may end in a question that stays open for hours, so questions can fill the rest, and then new calls are
+//!   `busy`. The last eighth is for answers, which end questions.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -25,6 +31,32 @@ const MIN_SHARE: usize = 2 << 20;
 pub(super) const SMALL_ENTRY: usize = 1536;
 /// The kinds of entry that a call may need: for its task, and for a question.
 const RESERVED_KINDS: [QuotaKind; 3] = [QuotaKind::Task, QuotaKind::SharedTask, QuotaKind::FollowUp];
+
+/// The room for each kind of entry has this many parts, of which a [`CallKind`] may take some.
+const PARTS: usize = 8;
+
+/// How much of an agent's room a call may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallKind {
+    /// A new task in mode `submit`.
+    Submission,
+    /// A new task in another mode, or an answer whose task goes on after the reply.
+    Call,
+    /// An answer in another mode.
+    Answer,
+}
+
+impl CallKind {
+    /// How much of the room for entries of one kind it may take.
+    fn part_of(self, limit: usize) -> usize {
+        let parts = match self {
+            Self::Submission => 6,
+            Self::Call => 7,
+            Self::Answer => PARTS,
+        };
+        limit / PARTS * parts
+    }
+}
 
 /// What has a quota of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,8 +215,15 @@ impl AgentQuota {
         &self.name
     }
 
+    /// The bytes of a kind that large entries leave free: what calls in flight have reserved, and at least what submitted
+    /// tasks leave.
+    pub(super) fn free_of_large_entries(&self, kind: QuotaKind) -> usize {
+        let limit = self.limit(kind);
+        self.reserved(kind).max(limit - CallKind::Submission.part_of(limit))
+    }
+
     /// The bytes of a kind that calls in flight have reserved.
-    pub(super) fn reserved(&self, kind: QuotaKind) -> usize {
+    fn reserved(&self, kind: QuotaKind) -> usize {
         self.reserved_calls(kind) * SMALL_ENTRY
     }
 
@@ -198,22 +237,22 @@ impl AgentQuota {
     }
 
     /// The first kind of entry without room for the reservations of this many more calls.
-    fn full_kind(&self, more: usize) -> Option<QuotaKind> {
+    fn full_kind(&self, call: CallKind, more: usize) -> Option<QuotaKind> {
         RESERVED_KINDS.into_iter().find(|&kind| {
             let reserved = (self.reserved_calls(kind) + more) * SMALL_ENTRY;
-            self.usage(kind).protected_bytes.load(Relaxed) + reserved > self.limit(kind)
+            self.usage(kind).protected_bytes.load(Relaxed) + reserved > call.part_of(self.limit(kind))
         })
     }
 
-    pub(super) fn has_room_for_call(&self) -> bool {
-        self.full_kind(1).is_none()
+    pub(super) fn has_room_for(&self, call: CallKind) -> bool {
+        self.full_kind(call, 1).is_none()
     }
 
     /// Reserves room for what a call may have to record.
-    pub(super) fn reserve(self: &Arc<Self>) -> Result<ReservedRoom, ActionError> {
+    pub(super) fn reserve(self: &Arc<Self>, call: CallKind) -> Result<ReservedRoom, ActionError> {
         self.calls.fetch_add(1, Relaxed);
         let room = ReservedRoom { quota: Arc::clone(self), is_recorded: false };
-        match self.full_kind(0) {
+        match self.full_kind(call, 0) {
             None => Ok(room),
             Some(kind) => {
                 self.usage(kind).refusals.fetch_add(1, Relaxed);
@@ -282,28 +321,52 @@ mod tests {
     fn a_call_without_room_for_its_task_or_a_question_is_refused() {
         let quotas = Quotas::new(0);
         let (busy, quiet) = (quotas.agent(&"busy".into()), quotas.agent(&"quiet".into()));
-        let mut calls: Vec<_> = std::iter::from_fn(|| busy.reserve().ok()).collect();
-        assert_eq!(calls.len(), MIN_SHARE / 16 * 3 / SMALL_ENTRY);
-        let refused = busy.reserve().unwrap_err();
+        let reserve = || busy.reserve(CallKind::Call);
+        let mut calls: Vec<_> = std::iter::from_fn(|| reserve().ok()).collect();
+        assert_eq!(calls.len(), MIN_SHARE / 16 * 3 / SMALL_ENTRY / 8 * 7);
+        let refused = reserve().unwrap_err();
         assert_eq!((refused.info.code, refused.info.retryable), (Code::Busy, true));
         assert!(
             refused.message.contains("`busy`") && refused.message.contains("`limits.memory`"),
             "{refused:?}"
         );
         assert_eq!(busy.usage(QuotaKind::SharedTask).refusals.load(Relaxed), 2);
-        drop(quiet.reserve().unwrap());
+        drop(quiet.reserve(CallKind::Call).unwrap());
         calls.pop();
         busy.usage(QuotaKind::FollowUp).protected_bytes.store(SMALL_ENTRY, Relaxed);
-        let refused = busy.reserve().unwrap_err();
+        let refused = reserve().unwrap_err();
         assert!(refused.message.contains("open questions"), "{refused:?}");
         calls.pop();
-        drop(busy.reserve().unwrap());
+        drop(reserve().unwrap());
+    }
+
+    #[test]
+    fn submissions_leave_room_for_calls_and_calls_for_answers() {
+        let agent = Quotas::new(0).agent(&"a".into());
+        let all = |call| std::iter::from_fn(|| agent.reserve(call).ok()).collect::<Vec<_>>();
+        let mut submissions = all(CallKind::Submission);
+        submissions.iter_mut().for_each(ReservedRoom::mark_recorded);
+        let calls = all(CallKind::Call);
+        agent.reserve(CallKind::Submission).unwrap_err();
+        let answers = all(CallKind::Answer);
+        agent.reserve(CallKind::Call).unwrap_err();
+        assert_eq!([submissions.len(), calls.len(), answers.len()], [192, 32, 32]);
+    }
+
+    #[test]
+    fn a_caller_that_leaves_questions_open_does_not_block_answers() {
+        let agent = Quotas::new(0).agent(&"a".into());
+        let open = CallKind::Call.part_of(agent.limit(QuotaKind::FollowUp));
+        agent.usage(QuotaKind::FollowUp).protected_bytes.store(open, Relaxed);
+        agent.reserve(CallKind::Submission).unwrap_err();
+        agent.reserve(CallKind::Call).unwrap_err();
+        drop(agent.reserve(CallKind::Answer).unwrap());
     }
 
     #[test]
     fn a_submitted_task_that_is_recorded_reserves_room_for_a_question_only() {
         let agent = Quotas::new(0).agent(&"a".into());
-        let mut room = agent.reserve().unwrap();
+        let mut room = agent.reserve(CallKind::Submission).unwrap();
         let reserved = || RESERVED_KINDS.map(|kind| agent.reserved(kind));
         assert_eq!(reserved(), [SMALL_ENTRY; 3]);
         room.mark_recorded();

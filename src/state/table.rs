@@ -329,10 +329,10 @@ impl<V> AgentRows<V> {
         let replaced = slot.map(|slot| self.row(slot)).filter(|row| row.protected_until.is_some());
         let protected = self.protected_bytes - replaced.map_or(0, |row| row.bytes);
         let is_large = bytes > SMALL_ENTRY;
-        let reserved =
-            if is_large && !lifetime.protected_for.is_zero() { self.quota.reserved(self.kind) } else { 0 };
+        let is_protected = !lifetime.protected_for.is_zero();
+        let left = if is_large && is_protected { self.quota.free_of_large_entries(self.kind) } else { 0 };
         // One row never evicts all others.
-        bytes <= limit / 2 && protected + bytes + reserved <= limit
+        bytes <= limit / 2 && protected + bytes + left <= limit
     }
 
     /// Adds a row.

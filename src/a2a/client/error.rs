@@ -63,6 +63,9 @@ pub enum ClientError {
          turn compression off in the agent or its proxy"
     )]
     Compressed { encoding: String },
+    /// The HTTP client closes the connection.
+    #[error("the headers of the agent's response are too large; the limit is 64 KiB and 100 lines")]
+    LargeHeaders,
     /// There is no access token, so the bridge has not sent the request.
     #[error("cannot get an access token for the agent")]
     Token(#[source] TokenError),
@@ -104,6 +107,7 @@ impl ClientError {
             Self::Compressed { encoding } => secrets.redact(encoding),
             Self::Unreachable(_)
             | Self::Broken(_)
+            | Self::LargeHeaders
             | Self::Token(_)
             | Self::TooLarge { .. }
             | Self::OutOfMemory

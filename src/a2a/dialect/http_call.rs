@@ -11,7 +11,7 @@ use crate::json;
 
 pub(super) const JSON: &str = "application/json";
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct HttpCall {
     pub method: Method,
     /// Path segments below the URL of the interface.
@@ -72,6 +72,11 @@ impl HttpCall {
             self.method = Method::POST;
         }
         was_get
+    }
+
+    /// The approximate size of the body, in bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.params.as_ref().map_or(0, |params| params.get().len())
     }
 
     /// Whether it is a JSON-RPC call, so that its response has an id.

@@ -76,6 +76,13 @@ pub struct OutgoingMessage<'a> {
     pub retries: &'a Retries,
 }
 
+impl OutgoingMessage<'_> {
+    /// The approximate size of its content, in bytes.
+    pub(super) fn size(&self) -> usize {
+        self.parts.iter().map(Part::allocated).sum()
+    }
+}
+
 impl Dialect {
     /// The protocol version as the registry and metadata show it.
     pub fn protocol_version(self) -> &'static str {

@@ -40,8 +40,8 @@ const HEAD_START: Duration = Duration::from_millis(300);
 /// Interval of TCP keep-alive probes.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The read buffer of a connection grows up to this size, and a response's headers must fit into it. The memory budget
-/// does not count it.
+/// The read buffer of a connection grows up to this size, and a response's headers must fit into it, or the response
+/// is an error ([`ClientError::LargeHeaders`]). The memory budget does not count it.
 const MAX_BUFFER: usize = 64 << 10;
 
 type RequestBody = Full<Bytes>;
@@ -157,7 +157,7 @@ impl ConnectionPool {
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if is_kept => request = unsent,
                     Some(_) => return Err(ClientError::Unreachable(error.into_error().into())),
-                    None => return Err(ClientError::Broken(error.into_error().into())),
+                    None => return Err(super::broken(error.into_error())),
                 },
             }
         }
@@ -380,6 +380,7 @@ mod tests {
     use std::thread::JoinHandle;
 
     use super::*;
+    use crate::reply::error::{ActionError, Code};
 
     /// Accepts one connection, responds to one request on it and returns it, still open.
     fn respond_once(listener: &TcpListener) -> JoinHandle<std::net::TcpStream> {
@@ -438,6 +439,41 @@ mod tests {
         });
         call(&pool).await.unwrap();
         drop(agent.join().unwrap());
+    }
+
+    #[rstest::rstest]
+    #[case::size(format!("Large: {}\r\n", "x".repeat(8 * MAX_BUFFER)))]
+    #[case::lines("A: b\r\n".repeat(101))]
+    #[tokio::test]
+    async fn headers_that_are_too_large_are_an_error_of_the_agent_and_end_the_connection(
+        #[case] headers: String,
+    ) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (pool, url) = (pool(&listener), format!("http://{}", listener.local_addr().unwrap()));
+        let agent = std::thread::spawn(move || {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().unwrap();
+                // A response before the request is another error.
+                stream.read_exact(&mut [0]).unwrap();
+                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n{headers}\r\nhi");
+                // Fails if the bridge closes the connection before it has read everything, and so does the read.
+                let _ = stream.write_all(head.as_bytes());
+                let _ = stream.read_to_end(&mut Vec::new());
+            }
+        });
+        let pooled = call(&pool).await.unwrap_err();
+        assert!(pool.lock().list.is_empty());
+        let client = crate::a2a::http::builder().build().unwrap();
+        let other = crate::a2a::http::connection_error(client.get(url).send().await.unwrap_err());
+        agent.join().unwrap();
+        for error in [pooled, other] {
+            let error = ActionError::from_client(error);
+            assert_eq!((error.info.code, error.reached_agent), (Code::AgentError, true), "{error:?}");
+            assert_eq!(
+                error.message,
+                "the headers of the agent's response are too large; the limit is 64 KiB and 100 lines"
+            );
+        }
     }
 
     #[tokio::test]

@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use super::actions::Actions;
 use super::assemble::{self, MessageSource};
 use super::progress::{Progress, ProgressEvent};
-use super::request::{ReplyMemory, ReplyMode, RequestMemory};
+use super::request::{MessageContent, ReplyMemory, ReplyMode};
 use super::task_builder::{Applied, TaskBuilder};
 use crate::a2a::LiveAgent;
 use crate::a2a::client::ClientError;
@@ -75,8 +75,7 @@ pub(super) struct RunInput<'a> {
     pub(super) timeout: Duration,
     /// The retries of the message, for the reply.
     pub(super) retries: Option<&'a Retries>,
-    /// For the message, and until the agent has responded for the copies of it that are sent.
-    pub(super) request_memory: RequestMemory,
+    pub(super) content: MessageContent,
     pub(super) reply_memory: &'a ReplyMemory,
 }
 
@@ -178,7 +177,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
         }
     }
 
-    /// Sends the message in the way that suits agent and caller, and follows the task to its end.
+    /// Sends the message in the way that suits agent and caller, and follows the task to its end. `message` is without
+    /// its content, which the run holds until the agent has responded.
     pub(super) async fn deliver(
         &mut self,
         message: &OutgoingMessage<'_>,
@@ -226,7 +226,8 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     async fn stream(&mut self, message: &OutgoingMessage<'_>) -> Result<(), DeliveryError> {
         let live_agent = Arc::clone(&self.waiter.live_agent);
-        let open = Box::pin(live_agent.client.stream(message, self.waiter.trace));
+        let sent = self.recorder.input.content.add_to(message);
+        let open = Box::pin(live_agent.client.stream(&sent, self.waiter.trace));
         let events = match self.waiter.with_idle_timeout(open).await {
             Ok(events) => events.map_err(DeliveryError::Client)?,
             Err(interruption) => {
@@ -240,10 +241,10 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     async fn send_blocking(&mut self, message: &OutgoingMessage<'_>) -> Result<Event, DeliveryError> {
         let blocking = self.waiter.mode == ReplyMode::Final;
-        let message = OutgoingMessage { blocking, ..*message };
+        let sent = OutgoingMessage { blocking, ..self.recorder.input.content.add_to(message) };
         let live_agent = Arc::clone(&self.waiter.live_agent);
         let is_new_task = matches!(self.recorder.input.purpose, Purpose::NewTask { .. });
-        match self.waiter.within(Box::pin(live_agent.client.send(&message, self.waiter.trace))).await {
+        match self.waiter.within(Box::pin(live_agent.client.send(&sent, self.waiter.trace))).await {
             Ok(Ok(SendResult::Task(task))) => {
                 let is_answer = matches!(self.recorder.input.purpose, Purpose::Answer { .. });
                 let task = if is_answer { Box::pin(self.poll_past_old_question(task)).await } else { task };
@@ -252,7 +253,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             Ok(Ok(SendResult::Message(message))) => Ok(Event::Message(message)),
             // A task whose id is known can be read. The caller of this run handles a broken response to an answer.
             Ok(Err(error @ ClientError::Broken(_))) if is_new_task => {
-                let Some(task) = self.task_with_known_id(&message) else {
+                let Some(task) = self.task_with_known_id(message) else {
                     return Err(DeliveryError::Client(error));
                 };
                 match self.waiter.get_task(task.id.as_deref().unwrap_or_default(), GET_TASK_TIMEOUT).await {
@@ -261,12 +262,12 @@ impl<'a, P: Progress> CallRun<'a, P> {
                     Err(interruption) => Err(self.interrupted_for(interruption, Some(task)).await.into()),
                 }
             }
-            Ok(Err(error)) => match (error.size_error(), self.task_with_known_id(&message)) {
+            Ok(Err(error)) => match (error.size_error(), self.task_with_known_id(message)) {
                 (Some(why), Some(task)) if is_new_task => Err(self.does_not_fit_for(why, task).await.into()),
                 _ => Err(DeliveryError::Client(error)),
             },
             Err(interruption) => {
-                let task = self.task_with_known_id(&message);
+                let task = self.task_with_known_id(message);
                 Err(self.interrupted_for(interruption, task).await.into())
             }
         }
@@ -591,7 +592,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     /// Records a change of the task, and passes the progress to the caller.
     async fn report(&mut self, progress: Applied) -> Result<(), ActionError> {
-        self.recorder.input.request_memory.release_copies();
+        self.recorder.input.content.release();
         let progress = match progress {
             Ok(progress) => progress,
             Err(why) => return Err(self.does_not_fit(why).await),

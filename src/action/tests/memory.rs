@@ -10,7 +10,9 @@ use crate::a2a::tests::fake::{FakeAgent, FakeResponse, NO_RESPONSE, ReceivedRequ
 use crate::action::actions::CallableSkill;
 use crate::action::params::Template;
 use crate::action::progress::NoProgress;
-use crate::action::request::{CallOptions, Invocation, Meta, ReplyMemory, ReplyMode, RequestBody};
+use crate::action::request::{
+    CallOptions, Invocation, MessageContent, Meta, ReplyMemory, ReplyMode, RequestBody,
+};
 use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::reply::error::Code;
 
@@ -181,6 +183,45 @@ async fn the_copies_of_a_request_are_charged_before_the_agent_is_reached() {
         }
         assert_eq!(fake.memory.used(), 0);
     }
+}
+
+#[rstest::rstest]
+#[tokio::test]
+async fn a_call_does_not_hold_its_message_after_the_agent_has_responded(
+    #[values(ReplyMode::Final, ReplyMode::Submit)] mode: ReplyMode,
+) {
+    let mut fake = FakeAgent::start(|request| match request.rpc_method().as_str() {
+        "tasks/get" if request.json()["params"]["id"] != "t" => error(-32001, "Task not found"),
+        _ => ok(&result(request, &json!({"kind": "task", "id": "t", "status": {"state": "working"}}))),
+    })
+    .await;
+    fake.memory = account(8 * MIB);
+    let actions = actions_with("", &fake, &json!({"name": "fake", "protocolVersion": "0.3"})).await;
+    let (skill, options) = (CallableSkill::whole_agent(), CallOptions { mode, ..CallOptions::default() });
+    let reference_task_ids = vec!["x".repeat(256); 100];
+    let request = Invocation {
+        parts: vec![Part::Text("x".repeat(MIB))],
+        meta: Meta { reference_task_ids, ..Meta::default() },
+    };
+    let mut progress = NoProgress;
+    let mut call = Box::pin(actions.invoke(&skill, request, &options, &mut progress));
+    let polls = || fake.received().iter().filter(|request| request.json()["params"]["id"] == "t").count();
+    while polls() == 0 {
+        let waited = tokio::time::timeout(std::time::Duration::from_millis(10), &mut call).await;
+        assert!(waited.is_err(), "the task does not end: {waited:?}");
+    }
+    assert_eq!(fake.memory.used(), 0);
+}
+
+#[tokio::test]
+async fn the_lists_of_a_request_are_charged() {
+    let fake = FakeAgent::start(|_| NO_RESPONSE).await;
+    let list = || vec!["x".repeat(256); 100];
+    let mut meta = Meta { reference_task_ids: list(), output_modes: list(), ..Meta::default() };
+    let mut content = MessageContent::new(&fake.memory, Vec::new(), &mut meta).await.unwrap();
+    assert!(fake.memory.used() > 4 * 25_600, "{}", fake.memory.used());
+    content.release();
+    assert!((25_600..50_000).contains(&fake.memory.used()), "a question needs the output modes");
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ use crate::bus::subject::{AgentProtocolSubjects, Subjects, Token};
 use crate::dispatch::Dispatcher;
 use crate::dispatch::arrival::Arrival;
 use crate::dispatch::request::{Input, Operation, Permit, Request};
+use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus};
@@ -91,7 +92,13 @@ impl PromptEndpoint {
         arrival: &mut Arrival,
         chunks: &mut ChunkWriter,
     ) -> Result<(), ActionError> {
-        let parsed = arrival.check().and_then(|()| self.parse(&message, trace));
+        let parsed = match arrival.check() {
+            Ok(()) => {
+                let parse = || self.parse(&message, trace);
+                offload::run(&self.dispatcher.agent().name, message.payload.len(), parse).await
+            }
+            Err(error) => Err(error),
+        };
         // Headers take several times the memory of their bytes, and a question may stay open for hours.
         drop(message);
         let parsed = parsed.inspect_err(|error| self.dispatcher.count_refusal(error));
@@ -251,7 +258,8 @@ impl PromptEndpoint {
     ) -> Result<Continuation, ActionError> {
         let message = answers.next().await.ok_or_else(ActionError::internal)?;
         arrival.charge(message.length)?;
-        let envelope = self.envelope(&message)?;
+        let parse = || self.envelope(&message);
+        let envelope = offload::run(&self.dispatcher.agent().name, message.payload.len(), parse).await?;
         Ok(Continuation::Answered(envelope, self.dispatcher.permit().await?))
     }
 

@@ -1,5 +1,6 @@
 //! A table under load: quotas, protection, sweeps.
 
+use super::super::quota::CallKind;
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -110,12 +111,21 @@ fn one_row_never_evicts_all_others_and_large_rows_leave_reserved_room() {
     let (mut table, now) = (table(1 << 20, 1), Instant::now());
     put(&mut table, "a", 0, 600 << 10, EVICTABLE, now).unwrap_err();
     let quota = table.quotas.agent(&"a".into());
-    let calls: Vec<_> = (0..500).map(|_| quota.reserve().unwrap()).collect();
+    let calls: Vec<_> = (0..500).map(|_| quota.reserve(CallKind::Answer).unwrap()).collect();
     put(&mut table, "a", 0, 400 << 10, PROTECTED, now).unwrap_err();
     put(&mut table, "a", 0, 200 << 10, PROTECTED, now).unwrap();
     (1..=500).for_each(|id| put(&mut table, "a", id, 1000, PROTECTED, now).expect("it was reserved"));
     drop(calls);
     check(&table, "a");
+}
+
+#[test]
+fn large_rows_that_are_protected_leave_a_quarter_for_the_small_ones_of_other_calls() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    let rows = (0..).take_while(|id| put(&mut table, "a", *id, 10_000, PROTECTED, now).is_ok()).count();
+    assert!((70..80).contains(&rows), "{rows}");
+    drop(table.quotas.agent(&"a".into()).reserve(CallKind::Call).unwrap());
+    put(&mut table, "a", rows, 10_000, EVICTABLE, now).expect("it can be evicted");
 }
 
 /// Sweeps to the end; returns the number of steps.
@@ -187,11 +197,10 @@ fn pages_show_every_row_once() {
 #[test]
 fn a_row_without_room_grows_by_a_constant_in_all_of_its_writes() {
     let (mut table, now) = (table(1 << 20, 1), Instant::now());
-    (0..).take_while(|id| put(&mut table, "a", *id, 2000, PROTECTED, now).is_ok()).count();
-    let over = |table: &BoundedTable<usize>| {
-        let rows = &table.agents["a"];
-        rows.bytes.saturating_sub(rows.quota.limit(QuotaKind::Task))
-    };
+    let large = (0..).take_while(|id| put(&mut table, "a", *id, 2000, PROTECTED, now).is_ok()).count();
+    (large..).take_while(|id| put(&mut table, "a", *id, 1000, PROTECTED, now).is_ok()).count();
+    let full = table.agents["a"].bytes;
+    let over = |table: &BoundedTable<usize>| table.agents["a"].bytes - full;
     let mut bytes = 2000;
     while put(&mut table, "a", 0, bytes + 16, PROTECTED, now).is_ok() {
         bytes += 16;

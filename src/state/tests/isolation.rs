@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::super::follow_ups::FollowUpState;
 use super::super::idempotency::{FirstRequest, Reservation};
 use super::super::memory::MemoryStore;
-use super::super::quota::{QuotaKind, Quotas};
+use super::super::quota::{CallKind, QuotaKind, Quotas};
 use super::super::tasks::{Observer, TaskRecord};
 use super::super::{State, StateStore};
 use super::{HOUR, free, outcome, question, submitted};
@@ -158,7 +158,7 @@ async fn without_room_for_what_is_under_way_requests_are_refused_and_say_why() {
     }
     assert!(keyed(&state, &busy, "0").await.is_none(), "its two minutes are not over");
     let refused = loop {
-        match quota.reserve() {
+        match quota.reserve(CallKind::Call) {
             Ok(room) => drop((state.follow_ups.issue(&busy, question(), HOUR).await.unwrap(), room)),
             Err(error) => break error,
         }
@@ -166,7 +166,8 @@ async fn without_room_for_what_is_under_way_requests_are_refused_and_say_why() {
     assert_eq!((refused.info.code, refused.reached_agent), (Code::Busy, false), "before the agent runs");
     assert!(refused.message.contains("open questions"), "{}", refused.message);
     quiet.check(&state, true).await;
-    drop(quotas.find("quiet").unwrap().reserve().unwrap());
+    drop(quota.reserve(CallKind::Answer).expect("an answer ends a question"));
+    drop(quotas.find("quiet").unwrap().reserve(CallKind::Submission).unwrap());
 }
 
 #[tokio::test]
@@ -175,7 +176,7 @@ async fn a_call_that_was_admitted_can_always_record_its_task() {
     let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
     let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
     let quota = quotas.agent(&agent);
-    let calls: Vec<_> = std::iter::from_fn(|| quota.reserve().ok()).collect();
+    let calls: Vec<_> = std::iter::from_fn(|| quota.reserve(CallKind::Answer).ok()).collect();
     assert!(calls.len() >= 256, "{}", calls.len());
     let id = |number: usize| format!("{number:036}");
     for state_now in [TaskState::Working, TaskState::Completed] {
@@ -208,12 +209,12 @@ async fn what_is_no_longer_protected_does_not_refuse_calls() {
     let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
     let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
     let quota = quotas.agent(&agent);
-    while quota.reserve().is_ok() {
+    while quota.reserve(CallKind::Call).is_ok() {
         state.follow_ups.issue(&agent, question(), Duration::from_secs(2)).await.unwrap();
     }
     // Without a write and without a sweep.
     let reserved = async {
-        while state.reserve(&quota).is_err() {
+        while state.reserve(&quota, CallKind::Call).is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
