@@ -120,11 +120,7 @@ impl Bridge {
         }
         let http = a2a::http_client()?;
         let client = connect(&config.nats).await?;
-        let context = ServiceContext {
-            client: client.clone(),
-            guard: Arc::new(guard),
-            tasks: host.tasks.tracker.clone(),
-        };
+        let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone());
         let memory_limit = config.limits.memory.unwrap_or_else(memory::default_limit);
         let memory = MemoryBudget::new(memory_limit);
         let quotas = Quotas::new(memory_limit / 4);

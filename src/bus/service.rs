@@ -1,7 +1,7 @@
 //! The NATS service protocol (ADR-32) for one agent.
 //!
-//! A [`Service`] answers `$SRV.PING`, `INFO` and `STATS` and passes requests to the handlers of its
-//! endpoints. Permanent endpoints exist as long as the service; the others are published as one set, which
+//! A [`Service`] passes requests to the handlers of its endpoints. The [`responder`], which all services on the
+//! connection share, answers `$SRV.PING`, `INFO` and `STATS` for it. Permanent endpoints exist as long as the service; the others are published as one set, which
 //! replaces the previous set. The handlers decide what a request means and how to answer it;
 //! [`subject`](super::subject) decides which subjects exist.
 //!
@@ -27,18 +27,17 @@
 mod discovery;
 mod endpoint;
 mod request;
+mod responder;
 mod round_trip;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
-use async_nats::{Client, Message, SubscribeError, Subscriber};
+use async_nats::{Client, SubscribeError, Subscriber};
 use bytes::Bytes;
-use futures_util::StreamExt;
-use futures_util::stream::{BoxStream, SelectAll};
 use tokio::sync::{Mutex, watch};
-use tokio::task::{JoinError, JoinHandle};
+use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
@@ -48,9 +47,9 @@ pub(crate) use self::discovery::semver_or_zero;
 use self::endpoint::{EndpointTask, ListedEndpoint};
 use self::request::EndpointStats;
 pub use self::request::{Accounting, ServiceRequest};
+use self::responder::{Membership, Responder};
 pub use self::round_trip::{RoundTripError, round_trip};
-use super::outbox::Outbox;
-use super::subject::{DiscoveryVerb, ReplyGuard, Subjects, Token};
+use super::subject::{DiscoveryVerb, ReplyGuard, Token};
 use crate::text::rfc3339;
 
 /// Removed endpoints whose statistics are kept. The number is limited because some agents make new skill
@@ -65,6 +64,14 @@ pub struct ServiceContext {
     pub guard: Arc<ReplyGuard>,
     /// Runs the tasks of the services.
     pub tasks: TaskTracker,
+    responder: Arc<Responder>,
+}
+
+impl ServiceContext {
+    pub fn new(client: Client, guard: Arc<ReplyGuard>, tasks: TaskTracker) -> Self {
+        let responder = Arc::new(Responder::new(client.clone(), Arc::clone(&guard), tasks.clone()));
+        Self { client, guard, tasks, responder }
+    }
 }
 
 /// The part of INFO that describes the service and may change while it runs.
@@ -109,6 +116,7 @@ pub struct Service {
     info: watch::Sender<ServiceInfo>,
     /// The endpoints that INFO and STATS show.
     listed: watch::Sender<Vec<ListedEndpoint>>,
+    cached_info: std::sync::Mutex<CachedInfo>,
     endpoints: Mutex<Endpoints>,
     stopped: CancellationToken,
 }
@@ -119,8 +127,8 @@ struct Endpoints {
     published: Vec<EndpointTask>,
     /// Statistics of removed endpoints by subject, the oldest first.
     removed: VecDeque<(String, Arc<EndpointStats>)>,
-    /// Answers PING, INFO and STATS; `None` once the service is stopped.
-    responder: Option<JoinHandle<()>>,
+    /// Shows the service in discovery; `None` once the service is stopped.
+    membership: Option<Membership>,
 }
 
 impl Endpoints {
@@ -139,8 +147,6 @@ impl Endpoints {
         index.and_then(|index| self.removed.remove(index)).map(|(_, stats)| stats).unwrap_or_default()
     }
 }
-
-type DiscoveryRequests = SelectAll<BoxStream<'static, (DiscoveryVerb, Message)>>;
 
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -163,28 +169,30 @@ impl Service {
         info: ServiceInfo,
         permanent: Vec<(EndpointInfo, Handler)>,
     ) -> Result<Arc<Self>, ServiceError> {
-        let service = Self {
+        let (info, listed) = (watch::Sender::new(info), watch::Sender::default());
+        let cached_info = CachedInfo { info: info.subscribe(), listed: listed.subscribe(), encoded: None };
+        let service = Arc::new(Self {
             context: context.clone(),
             name,
             queue_group,
             id: Uuid::new_v4().simple().to_string(),
             started: rfc3339(SystemTime::now()),
-            info: watch::Sender::new(info),
-            listed: watch::Sender::default(),
+            info,
+            listed,
+            cached_info: std::sync::Mutex::new(cached_info),
             endpoints: Mutex::default(),
             stopped: CancellationToken::new(),
-        };
-        let discovery = service.subscribe_discovery().await?;
+        });
         let mut endpoints = Endpoints::default();
         for (info, handler) in distinct(permanent, HashSet::new()) {
             let subscriber = service.subscribe(&info.subject).await?;
             endpoints.permanent.push(EndpointTask::start(context, info, handler, subscriber, Arc::default()));
         }
         service.list(&endpoints);
+        // After the endpoints: whoever discovers the service can call them.
+        endpoints.membership = Some(context.responder.join(&service).await?);
         service.wait_until_applied(Vec::new()).await;
-        // Up to here no task keeps the service alive: if this future is dropped, the endpoints end with it.
-        let service = Arc::new(service);
-        endpoints.responder = Some(context.tasks.spawn(Arc::clone(&service).answer_discovery(discovery)));
+        // Up to here `endpoints` is not part of the service: if this future is dropped, they and the membership end.
         *service.endpoints.lock().await = endpoints;
         Ok(service)
     }
@@ -262,14 +270,12 @@ impl Service {
 
     async fn remove_all(&self) {
         let mut endpoints = self.endpoints.lock().await;
-        let Endpoints { permanent, published, responder, .. } = std::mem::take(&mut *endpoints);
-        let Some(responder) = responder else { return };
+        let Endpoints { permanent, published, membership, .. } = std::mem::take(&mut *endpoints);
+        let Some(membership) = membership else { return };
         self.list(&endpoints);
         self.wait_until_applied(permanent.into_iter().chain(published).collect()).await;
         self.stopped.cancel();
-        if let Err(error) = responder.await {
-            warn!(service = %self.name, %error, "the task that answers PING, INFO and STATS failed");
-        }
+        membership.end().await;
     }
 
     /// Waits until the server knows all new subscriptions, and until the removed endpoints have read their
@@ -304,37 +310,13 @@ impl Service {
             .map_err(|source| ServiceError::Subscribe { subject: subject.to_owned(), source })
     }
 
-    /// Exact subjects and no queue group: every service answers for itself, and a request for a name that
-    /// does not exist gets "no responders".
-    async fn subscribe_discovery(&self) -> Result<DiscoveryRequests, ServiceError> {
-        let mut requests = SelectAll::new();
-        for verb in DiscoveryVerb::ALL {
-            for subject in Subjects::srv(verb, &self.name, &self.id) {
-                let subscriber = self.context.client.subscribe(subject.clone()).await;
-                let subscriber = subscriber.map_err(|source| ServiceError::Subscribe { subject, source })?;
-                requests.push(subscriber.map(move |message| (verb, message)).boxed());
+    fn response(&self, verb: DiscoveryVerb, max_payload: usize) -> Bytes {
+        match verb {
+            DiscoveryVerb::Info => {
+                let mut cached = self.cached_info.lock().unwrap_or_else(PoisonError::into_inner);
+                cached.get(self, max_payload)
             }
-        }
-        Ok(requests)
-    }
-
-    async fn answer_discovery(self: Arc<Self>, mut requests: DiscoveryRequests) {
-        let outbox = Outbox::one_at_a_time(self.context.client.clone());
-        let mut info = CachedInfo::new(&self);
-        while let Some(Some((verb, message))) = self.stopped.run_until_cancelled(requests.next()).await {
-            let Some(reply) = message.reply.filter(|reply| self.context.guard.allows(reply)) else {
-                continue;
-            };
-            let max_payload = outbox.client.max_payload();
-            let response = match verb {
-                DiscoveryVerb::Info => info.get(&self, max_payload),
-                DiscoveryVerb::Ping | DiscoveryVerb::Stats => discovery::response(verb, &self, max_payload),
-            };
-            let sending = outbox.publish(reply, None, None, response);
-            let sent = self.stopped.run_until_cancelled(sending).await;
-            if let Some(Err(error)) = sent {
-                warn!(service = %self.name, verb = verb.as_str(), %error, "cannot send the response");
-            }
+            DiscoveryVerb::Ping | DiscoveryVerb::Stats => discovery::response(verb, self, max_payload),
         }
     }
 
@@ -353,10 +335,6 @@ struct CachedInfo {
 }
 
 impl CachedInfo {
-    fn new(service: &Service) -> Self {
-        Self { info: service.info.subscribe(), listed: service.listed.subscribe(), encoded: None }
-    }
-
     fn get(&mut self, service: &Service, max_payload: usize) -> Bytes {
         // The senders live as long as the service.
         let is_changed = self.info.has_changed().unwrap_or(true) || self.listed.has_changed().unwrap_or(true);

@@ -1,19 +1,19 @@
 //! The NATS service of one agent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use a2a_bridge::internal::service::{Handler, ServiceInfo, ServiceRequest, round_trip};
 use async_nats::client::RequestErrorKind;
-use async_nats::{ConnectOptions, HeaderMap};
-use futures_util::StreamExt;
+use async_nats::{ConnectOptions, Event, HeaderMap};
+use futures_util::{FutureExt, StreamExt};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::support::weather::{Weather, answer, endpoint};
+use crate::support::weather::{Weather, answer, endpoint, start_service};
 use crate::support::{NatsServer, eventually_eq, within_deadline};
 
 const FORECAST: &str = "a2a.action.weather.forecast";
@@ -318,4 +318,139 @@ async fn request_reaches_its_handler_unchanged() {
     headers.insert("A2A-Reply", "final");
     let reply = weather.caller.request_with_headers(FORECAST, headers.clone(), "Paris".into()).await.unwrap();
     assert_eq!((&reply.payload[..], reply.headers), (&b"Paris"[..], Some(headers)));
+}
+
+/// The names of `count` services.
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("other-{number}")).collect()
+}
+
+#[tokio::test]
+async fn discovery_request_reaches_the_connection_once_and_each_service_replies_once() {
+    let weather = Weather::start().await;
+    let mut expected: HashSet<String> = HashSet::from([weather.service.id().to_owned()]);
+    let others = weather.start_others(&names(49), 10).await;
+    expected.extend(others.iter().map(|service| service.id().to_owned()));
+    // Services of the agent protocol share a name.
+    let named = weather.start_others(&vec!["agents".to_owned(); 10], 10).await;
+    let named: HashSet<String> = named.iter().map(|service| service.id().to_owned()).collect();
+    expected.extend(named.clone());
+
+    let received = || weather.context.client.statistics().in_messages.load(Ordering::Relaxed);
+    for verb in ["PING", "INFO", "STATS"] {
+        for (subject, expected) in
+            [(format!("$SRV.{verb}"), &expected), (format!("$SRV.{verb}.agents"), &named)]
+        {
+            let inbox = weather.caller.new_inbox();
+            let mut replies = weather.caller.subscribe(inbox.clone()).await.unwrap();
+            round_trip(&weather.caller).await.unwrap();
+            let before = received();
+            weather.caller.publish_with_reply(subject.clone(), inbox, "".into()).await.unwrap();
+            let mut ids = Vec::new();
+            while ids.len() < expected.len() {
+                let reply = within_deadline(replies.next()).await.unwrap();
+                let reply: Value = serde_json::from_slice(&reply.payload).unwrap();
+                ids.push(reply["id"].as_str().unwrap().to_owned());
+            }
+            assert_eq!(&ids.into_iter().collect::<HashSet<_>>(), expected, "{subject}");
+            assert_eq!(received() - before, 1, "deliveries of {subject}");
+            round_trip(&weather.context.client).await.unwrap();
+            round_trip(&weather.caller).await.unwrap();
+            assert!(replies.next().now_or_never().is_none(), "{subject}: further replies");
+        }
+    }
+}
+
+#[tokio::test]
+async fn stopped_service_leaves_discovery_and_the_others_stay() {
+    let weather = Weather::start().await;
+    let others =
+        weather.start_others(&["other".to_owned(), "agents".to_owned(), "agents".to_owned()], 10).await;
+    let agents = [&others[1], &others[2]].map(|service| format!("agents.{}", service.id()));
+    others[0].stop().await;
+    others[1].stop().await;
+    round_trip(&weather.context.client).await.unwrap();
+    for name in ["other", &agents[0]] {
+        let subject = format!("$SRV.PING.{name}");
+        assert_eq!(weather.ask(&subject).await, Err(RequestErrorKind::NoResponders), "{subject}");
+    }
+    for subject in ["$SRV.PING", "$SRV.PING.weather", "$SRV.PING.agents", &format!("$SRV.PING.{}", agents[1])]
+    {
+        assert!(weather.ask(subject).await.is_ok(), "{subject}");
+    }
+    others[2].stop().await;
+    weather.service.stop().await;
+    round_trip(&weather.context.client).await.unwrap();
+    for subject in ["$SRV.PING", "$SRV.INFO", "$SRV.STATS", "$SRV.PING.agents", "$SRV.PING.weather"] {
+        assert_eq!(weather.ask(subject).await, Err(RequestErrorKind::NoResponders), "{subject}");
+    }
+    let again = start_service(&weather.context, "weather", "again").await;
+    assert!(weather.ask("$SRV.PING").await.is_ok());
+    again.stop().await;
+    weather.context.tasks.close();
+    within_deadline(weather.context.tasks.wait()).await;
+}
+
+#[tokio::test]
+async fn interrupted_start_leaves_no_subscription_and_no_task() {
+    let weather = Weather::start().await;
+    let starting = start_service(&weather.context, "other", "interrupted");
+    assert!(starting.now_or_never().is_none(), "the start waits for the server");
+    weather.service.stop().await;
+    round_trip(&weather.context.client).await.unwrap();
+    for subject in ["$SRV.PING", "$SRV.PING.other", "a2a.card.other"] {
+        assert_eq!(weather.ask(subject).await, Err(RequestErrorKind::NoResponders), "{subject}");
+    }
+    weather.context.tasks.close();
+    within_deadline(weather.context.tasks.wait()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flood_of_large_discovery_requests_does_not_disconnect_the_bridge() {
+    let disconnected = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&disconnected);
+    let options = ConnectOptions::new().event_callback(move |event| {
+        count.fetch_add(usize::from(event == Event::Disconnected), Ordering::Relaxed);
+        std::future::ready(())
+    });
+    let server = NatsServer::start().await;
+    let weather = Weather::start_on(server, options).await;
+    weather.publish(&[(FORECAST, "tomorrow")]).await;
+    weather.start_others(&names(49), 10).await;
+    let body = "x".repeat(1_000_000);
+    for _ in 0..20 {
+        let inbox = weather.caller.new_inbox();
+        weather.caller.publish_with_reply("$SRV.INFO", inbox, body.clone().into()).await.unwrap();
+    }
+    assert_eq!(weather.ask(FORECAST).await.unwrap(), "tomorrow");
+    assert!(weather.ask("$SRV.INFO.weather").await.is_ok());
+    round_trip(&weather.context.client).await.unwrap();
+    assert_eq!(disconnected.load(Ordering::Relaxed), 0, "the server has ended the connection");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_for_one_name_and_calls_do_not_wait_for_a_flood_of_discovery_requests() {
+    const REQUESTS: usize = 5000;
+    let weather = Weather::start().await;
+    weather.publish(&[(FORECAST, "tomorrow")]).await;
+    let others = weather.start_others(&names(20), 700_000).await;
+    // No one reads the replies, but the bridge writes them: 70 GB, unless it drops requests.
+    for _ in 0..REQUESTS {
+        let inbox = weather.caller.new_inbox();
+        weather.caller.publish_with_reply("$SRV.INFO", inbox, "".into()).await.unwrap();
+    }
+    round_trip(&weather.caller).await.unwrap();
+    let began = Instant::now();
+    for _ in 0..10 {
+        assert_eq!(weather.ask(FORECAST).await.unwrap(), "tomorrow");
+        assert_eq!(weather.endpoint_names().await, ["card", "forecast"]);
+        assert!(weather.ask("$SRV.INFO.other-7").await.is_ok());
+    }
+    assert!(began.elapsed() < STOP_LIMIT, "{:?}", began.elapsed());
+    // What waits is dropped with the services.
+    for service in others.iter().chain([&weather.service]) {
+        service.stop().await;
+    }
+    weather.context.tasks.close();
+    within_deadline(weather.context.tasks.wait()).await;
 }

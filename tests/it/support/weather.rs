@@ -9,6 +9,7 @@ use a2a_bridge::internal::service::{
 use a2a_bridge::internal::{ReplyGuard, Token};
 use async_nats::client::RequestErrorKind;
 use async_nats::{Client, ConnectOptions};
+use futures_util::future::join_all;
 use serde_json::Value;
 use tokio_util::task::TaskTracker;
 
@@ -31,16 +32,15 @@ impl Weather {
         let caller = server.connect().await;
         let client = server.connect_with(options).await;
         let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
-        let context = ServiceContext { client, guard, tasks: TaskTracker::new() };
-        let description = ServiceInfo {
-            version: "1.2.3".into(),
-            description: "Forecasts".into(),
-            metadata: BTreeMap::from([("a2a.state".into(), "starting".into())]),
-        };
-        let card = (endpoint("a2a.card.weather", "card"), answer(&context, "a card"));
-        let service =
-            Service::start(&context, Token::new("weather"), "a2a", description, vec![card]).await.unwrap();
+        let context = ServiceContext::new(client, guard, TaskTracker::new());
+        let service = start_service(&context, "weather", "Forecasts").await;
         Self { server, caller, context, service }
+    }
+
+    /// Further services on the same connection, with long descriptions of this many bytes.
+    pub async fn start_others(&self, names: &[String], description: usize) -> Vec<Arc<Service>> {
+        let description = "d".repeat(description);
+        join_all(names.iter().map(|name| start_service(&self.context, name, &description))).await
     }
 
     pub async fn publish(&self, endpoints: &[(&str, &str)]) {
@@ -77,6 +77,17 @@ impl Weather {
         let count = |key: &str| found[key].as_u64().unwrap();
         (count("num_requests"), count("num_errors"), found["last_error"].as_str().unwrap().to_owned())
     }
+}
+
+/// A service with the permanent endpoint `card`.
+pub async fn start_service(context: &ServiceContext, name: &str, description: &str) -> Arc<Service> {
+    let info = ServiceInfo {
+        version: "1.2.3".into(),
+        description: description.into(),
+        metadata: BTreeMap::from([("a2a.state".into(), "starting".into())]),
+    };
+    let card = (endpoint(&format!("a2a.card.{name}"), "card"), answer(context, "a card"));
+    Service::start(context, Token::new(name), "a2a", info, vec![card]).await.unwrap()
 }
 
 pub fn endpoint(subject: &str, name: &str) -> EndpointInfo {
