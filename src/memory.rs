@@ -30,7 +30,10 @@ const MIN_DEFAULT: u64 = 256 << 20;
 /// The machine's memory, if the system does not tell.
 const ASSUMED_MACHINE: u64 = 2 << 30;
 
-/// What remains of the budget does not suffice.
+/// Maximum bytes of messages of one agent that wait for the connection.
+const MAX_SEND_WINDOW: usize = 8 << 20;
+
+/// The remaining budget is too small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the bridge has no memory left for calls to this agent (`limits.memory`)")]
 pub(crate) struct OutOfMemory;
@@ -62,6 +65,8 @@ pub(crate) struct MemoryBudget {
     used: AtomicUsize,
     /// Bytes of messages that may wait for the connection.
     sending: Arc<Semaphore>,
+    /// How many of these bytes one agent may use.
+    send_window: usize,
     accounts: Mutex<HashMap<Arc<str>, Weak<MemoryAccount>>>,
 }
 
@@ -70,7 +75,13 @@ impl MemoryBudget {
     pub(crate) fn new(limit: u64) -> Arc<Self> {
         let part = |divisor| usize::try_from(limit / divisor).unwrap_or(usize::MAX / 2);
         let sending = Arc::new(Semaphore::new(part(8).min(Semaphore::MAX_PERMITS)));
-        Arc::new(Self { limit: part(2), used: AtomicUsize::new(0), sending, accounts: Mutex::default() })
+        Arc::new(Self {
+            limit: part(2),
+            used: AtomicUsize::new(0),
+            sending,
+            send_window: part(32).clamp(1, MAX_SEND_WINDOW),
+            accounts: Mutex::default(),
+        })
     }
 
     /// The account of an agent. An agent that replaces another one of the same name continues its account.
@@ -129,7 +140,12 @@ impl MemoryAccount {
         &self.budget.sending
     }
 
-    /// A charge that is to grow.
+    /// How many of these bytes this agent may use: a quarter at most, so that it does not delay other agents.
+    pub(crate) fn send_window(&self) -> usize {
+        self.budget.send_window
+    }
+
+    /// A charge of zero bytes, to be [resized](MemoryCharge::resize).
     pub(crate) fn empty_charge(self: &Arc<Self>) -> MemoryCharge {
         MemoryCharge { account: Arc::clone(self), bytes: 0 }
     }
@@ -158,19 +174,23 @@ impl MemoryAccount {
     }
 
     fn add(&self, bytes: usize) -> Result<(), OutOfMemory> {
-        // Never add first and undo it later: meanwhile, the charge of another agent would be refused.
-        let own = self.used.load(Relaxed).saturating_add(bytes);
-        let added = self.budget.used.fetch_update(Relaxed, Relaxed, |used| {
-            let used = used.checked_add(bytes)?;
-            let free = self.budget.limit.checked_sub(used)?;
-            (own <= free).then_some(used)
-        });
-        if added.is_err() {
-            self.refusals.fetch_add(1, Relaxed);
-            return Err(OutOfMemory);
+        if bytes <= self.budget.limit {
+            // To the agent's own counter first, so that concurrent charges of one agent count each other.
+            let own = self.used.fetch_add(bytes, Relaxed) + bytes;
+            // To the common counter only if there is room: to add first and undo it later would refuse the charges of
+            // other agents meanwhile.
+            let added = self.budget.used.fetch_update(Relaxed, Relaxed, |used| {
+                let used = used + bytes;
+                let free = self.budget.limit.checked_sub(used)?;
+                (own <= free).then_some(used)
+            });
+            if added.is_ok() {
+                return Ok(());
+            }
+            self.used.fetch_sub(bytes, Relaxed);
         }
-        self.used.fetch_add(bytes, Relaxed);
-        Ok(())
+        self.refusals.fetch_add(1, Relaxed);
+        Err(OutOfMemory)
     }
 
     fn subtract(&self, bytes: usize) {

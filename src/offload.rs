@@ -1,9 +1,9 @@
 //! Long synchronous work: decoding, assembling, redacting and encoding of large texts, and reading of `/proc`.
 //!
 //! A worker of the runtime that decodes 15 MB serves no other call meanwhile. So work on more than [`INLINE`] bytes
-//! runs on a thread that the runtime replaces, and only a few pieces run at a time. Agents take turns: an agent waits in
-//! the common queue with one piece only, so that hundreds of large responses of one agent wait for each other, not the
-//! calls of other agents.
+//! runs on a thread that the runtime replaces, and only a few pieces run at a time. Agents take turns: each agent has at
+//! most one piece in the common queue, so that hundreds of large responses of one agent wait for each other, and do not
+//! delay the calls of other agents.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};

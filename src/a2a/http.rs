@@ -35,6 +35,11 @@ const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// connections for a minute.
 const IDLE_TIMEOUT_TLS: Duration = Duration::from_secs(4);
 
+/// How much an agent may send over HTTP/2 before the bridge reads it. The defaults are megabytes for each response, which
+/// no budget counts.
+const HTTP2_STREAM_WINDOW: u32 = 256 << 10;
+const HTTP2_CONNECTION_WINDOW: u32 = 1 << 20;
+
 /// A task that reads without waiting yields after this much work, in bytes.
 const YIELD_INTERVAL: usize = 128 << 10;
 /// The work on a chunk in addition to its bytes: an agent may send each byte in a chunk of its own.
@@ -54,6 +59,8 @@ pub(super) fn builder() -> reqwest::ClientBuilder {
         .no_proxy()
         .connect_timeout(CONNECT_TIMEOUT)
         .pool_idle_timeout(IDLE_TIMEOUT_TLS)
+        .http2_initial_stream_window_size(HTTP2_STREAM_WINDOW)
+        .http2_initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
         .tcp_nodelay(true)
 }
 

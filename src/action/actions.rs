@@ -185,10 +185,7 @@ impl Actions {
             Ok(outcome) => Ok(outcome),
             // Only the answer to a question belongs to a task that may have ended.
             Err(DeliveryError::TaskEnded) => Err(ActionError::internal()),
-            Err(DeliveryError::Client(error)) => {
-                let error = ActionError::from_client(error).with_retries(&retries);
-                Err(self.charge_error(error, options))
-            }
+            Err(DeliveryError::Client(error)) => Err(ActionError::from_client(error).with_retries(&retries)),
             Err(DeliveryError::Action(error)) => {
                 Err(Box::pin(self.record_untracked(error.with_retries(&retries))).await)
             }
@@ -268,7 +265,13 @@ impl Actions {
                 let (outcome, _) = run.recorder.observe(&task, "", record.follow_up.clone()).await?;
                 Ok(Some(outcome))
             }
-            Ok(Polled::Failed(ClientError::Unreachable(_) | ClientError::Broken(_)) | Polled::TimedOut)
+            // Without memory for the task, its recorded state is the best reply.
+            Ok(
+                Polled::Failed(
+                    ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::OutOfMemory,
+                )
+                | Polled::TimedOut,
+            )
             | Err(_) => Ok(None),
             Ok(Polled::Failed(error)) => Err(known_task_error(error, self.task_ref(record, task_id))),
         }
@@ -313,17 +316,6 @@ impl Actions {
             self.state.tasks.mark_untracked(&self.agent, id, &error).await;
         }
         error
-    }
-
-    /// Charges the data of an error, which may be as large as any response.
-    fn charge_error(&self, error: ActionError, options: &CallOptions) -> ActionError {
-        match options.reply_memory.cover(&self.memory, error.allocated()) {
-            Ok(()) => error,
-            Err(out_of_memory) => {
-                let busy = ActionError::from_client(out_of_memory.into());
-                ActionError { task: error.task, ..busy }
-            }
-        }
     }
 
     /// Publishes a change of a submitted task. `memory` charges the reply.

@@ -130,15 +130,17 @@ impl MessageContent {
         let (ids, output_modes) = (list_size(&reference_task_ids), list_size(&meta.output_modes));
         let size = parts.iter().map(Part::allocated).sum::<usize>() + ids;
         let count = || parts.iter().map(escapes).sum::<usize>();
-        let escapes = match size {
-            ..=UNCHARGED => 0,
-            ..=offload::INLINE => count(),
-            // Boxed, so that the future of an ordinary call stays small.
-            _ => Box::pin(offload::run(&account.agent, size, count)).await,
-        };
-        let mut charge = None;
-        // The copies are the parameters of the call, and the body.
-        account.cover(&mut charge, size + 2 * (size + escapes) + output_modes)?;
+        // The content, and two copies of it: the parameters of the call, and the body.
+        let (mut charge, without_escapes) = (None, 3 * size + output_modes);
+        if size > UNCHARGED {
+            account.cover(&mut charge, without_escapes)?;
+            let escapes = match size {
+                ..=offload::INLINE => count(),
+                // Boxed, so that the future of an ordinary call stays small.
+                _ => Box::pin(offload::run(&account.agent, size, count)).await,
+            };
+            account.cover(&mut charge, without_escapes + 2 * escapes)?;
+        }
         Ok(Self { parts, reference_task_ids, charge, output_modes })
     }
 

@@ -382,7 +382,10 @@ impl<'a> TaskBuilder<'a> {
             // Not `clear`: the memory of the old parts is no longer counted.
             known.parts = Vec::new();
             added += length(&known.name);
-            *is_response = self.reports_content && self.rules.is_response(known);
+            // Matching a long name takes time, and an update without a name does not change it.
+            if index.is_none() || piece.name.is_some() {
+                *is_response = self.reports_content && self.rules.is_response(known);
+            }
         }
         let parts = if self.reports_content { piece.parts.clone() } else { std::mem::take(&mut piece.parts) };
         added += extend(&mut known.parts, parts);

@@ -8,7 +8,7 @@ use crate::json;
 use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{Outcome, ReplyContent, ReplyFile, TaskRef};
+use crate::reply::outcome::{Outcome, ReplyContent, TaskRef};
 use crate::text::shorten;
 
 /// Maximum bytes of `Nats-Service-Error`.
@@ -39,8 +39,12 @@ impl EncodedReply {
             Ok(outcome) => outcome.content_length(),
             Err(error) => error.allocated(),
         };
-        let room = outbox.reserve(size.min(max_payload)).await;
+        // Escapes may make each byte six.
+        let mut room = outbox.reserve(size.saturating_mul(6).min(max_payload)).await;
         let encoded = offload::run(&outbox.agent, size, || Self::new(reply, max_payload, overhead)).await;
+        if let Some(room) = &mut room {
+            room.shrink(encoded.body.len());
+        }
         Self { room, ..encoded }
     }
 
@@ -124,7 +128,7 @@ impl EncodedReply {
 
 /// The headers of an error, with the message in one line of at most `max` bytes.
 pub(super) fn error_headers(number: u16, message: &str, max: usize) -> HeaderMap {
-    let line = message.replace(char::is_control, " ");
+    let line = shorten(message, max).replace(char::is_control, " ");
     let mut headers = HeaderMap::new();
     headers.insert("Nats-Service-Error-Code", HeaderValue::from(u64::from(number)));
     headers.insert("Nats-Service-Error", shorten(line.trim(), max).as_str());
@@ -146,10 +150,10 @@ fn shorten_question(question: &Outcome, room: usize) -> Option<Bytes> {
         }
         fits
     };
-    let bytes = |file: &ReplyFile| [&file.url, &file.bytes].into_iter().flatten().map(String::len).sum();
-    let has_files = fitting(FILES, files.iter().map::<usize, _>(bytes).sum());
-    let has_data = fitting(DATA, data.iter().map(|data| data.get().len()).sum());
-    let has_artifacts = fitting(ARTIFACTS, artifacts.len());
+    let [of_files, of_data, of_artifacts] = question.content.list_lengths();
+    let has_files = fitting(FILES, of_files);
+    let has_data = fitting(DATA, of_data);
+    let has_artifacts = fitting(ARTIFACTS, of_artifacts);
     let mut short = Outcome {
         content: ReplyContent {
             message: String::new(),

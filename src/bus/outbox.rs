@@ -6,8 +6,8 @@
 //! [memory budget](crate::memory). It leaves both when the client has written it to the connection. A large reply waits
 //! before it is encoded.
 //!
-//! Whoever sends waits, and keeps what it holds meanwhile: a stream stops reading from its agent, and a call keeps its
-//! permit, so that further calls get `busy`. One agent's window does not delay another agent.
+//! The sender waits: a stream stops reading from its agent, and a call keeps its permit and its charge, so that further
+//! calls get `busy`. One agent has at most a quarter of the common window, so it does not delay another agent.
 
 use std::sync::Arc;
 
@@ -17,8 +17,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::memory::MemoryAccount;
 
-/// Bytes that may wait in the client for each agent. A single message may be larger.
-const WINDOW: usize = 8 << 20;
 /// Messages up to this size do not wait: the client's queue, 2048 messages, is a sufficient limit for them.
 const SMALL: usize = 4 << 10;
 
@@ -28,7 +26,7 @@ pub(crate) struct Outbox {
     /// The name of the agent.
     pub(super) agent: Arc<str>,
     window: Arc<Semaphore>,
-    /// The bytes of the window.
+    /// The bytes of the window. A single message may be larger.
     size: usize,
     /// The window of all agents together.
     shared: Option<Arc<Semaphore>>,
@@ -37,8 +35,18 @@ pub(crate) struct Outbox {
 /// Room in the send window for one message.
 #[derive(Debug)]
 pub(crate) struct Room {
-    _own: Option<OwnedSemaphorePermit>,
-    _shared: Option<OwnedSemaphorePermit>,
+    own: Option<OwnedSemaphorePermit>,
+    shared: Option<OwnedSemaphorePermit>,
+}
+
+impl Room {
+    /// Gives back what a message of `bytes` bytes does not need.
+    pub(super) fn shrink(&mut self, bytes: usize) {
+        for permit in [&mut self.own, &mut self.shared].into_iter().flatten() {
+            // Dropping the part gives it back.
+            drop(permit.split(permit.num_permits().saturating_sub(bytes)));
+        }
+    }
 }
 
 /// A message body that holds its room in the send window until the last copy is dropped.
@@ -56,8 +64,8 @@ impl AsRef<[u8]> for AdmittedBody {
 impl Outbox {
     pub(crate) fn new(client: Client, memory: &MemoryAccount) -> Self {
         let shared = Some(Arc::clone(memory.sending()));
-        let agent = Arc::clone(&memory.agent);
-        Self { client, agent, window: Arc::new(Semaphore::new(WINDOW)), size: WINDOW, shared }
+        let (agent, size) = (Arc::clone(&memory.agent), memory.send_window());
+        Self { client, agent, window: Arc::new(Semaphore::new(size)), size, shared }
     }
 
     /// Lets messages that are not small wait for each other, so that at most one of them waits in the client.
@@ -76,12 +84,11 @@ impl Outbox {
         }
         let own = acquire(&self.window, bytes.min(self.size)).await;
         let shared = match &self.shared {
-            // At least as large as the window of one agent, because `limits.memory` is at least 64 MiB. One agent waits
-            // here with at most its own window.
-            Some(shared) => acquire(shared, bytes.min(WINDOW)).await,
+            // At least four times the window of one agent, which waits here with at most its own window.
+            Some(shared) => acquire(shared, bytes.min(self.size)).await,
             None => None,
         };
-        Some(Room { _own: own, _shared: shared })
+        Some(Room { own, shared })
     }
 
     /// Publishes a message after those before it. The server answers to `reply` if no one is subscribed to `to`.

@@ -271,7 +271,6 @@ impl Dispatcher {
             });
             match done {
                 Ok(done) => Ok(done),
-                // The data of an error may be as large as any response.
                 Err(error) => {
                     let size = error.allocated();
                     let redact = || error.redacted(&self.agent.secrets);

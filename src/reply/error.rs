@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 
 use super::outcome::{MergedObjects, ReplyBody, ReplyData, TaskRef};
 use crate::a2a::client::ClientError;
+use crate::a2a::dialect::DATA_LEFT_OUT;
 use crate::a2a::model::ALLOCATION_OVERHEAD;
 use crate::a2a::retry::{Retries, Retry};
 use crate::json;
@@ -151,10 +152,9 @@ impl ActionError {
             cancelled: *cancelled,
             retries: retries.clone(),
         };
-        let note = " (the error data is left out because it is too large for a message)";
         Some(Self {
             info: Box::new(info),
-            message: self.message.clone() + note,
+            message: self.message.clone() + DATA_LEFT_OUT,
             task: self.task.clone(),
             reached_agent: self.reached_agent,
             is_private: self.is_private,

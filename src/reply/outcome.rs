@@ -124,6 +124,24 @@ pub(crate) struct ReplyContent {
     pub artifacts: Vec<ArtifactRef>,
 }
 
+impl ReplyContent {
+    /// The bytes of files, data and artifacts in a reply body, without escapes.
+    pub(crate) fn list_lengths(&self) -> [usize; 3] {
+        const FILE: usize = r#"{"name":"","mime_type":""}"#.len();
+        const ARTIFACT: usize = r#"{"id":"","name":""}"#.len();
+        let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let file = |file: &ReplyFile| {
+            FILE + length(&file.name) + length(&file.mime_type) + length(&file.url) + length(&file.bytes)
+        };
+        let artifact = |artifact: &ArtifactRef| ARTIFACT + length(&artifact.id) + length(&artifact.name);
+        [
+            self.files.iter().map(file).sum(),
+            self.data.iter().map(|data| data.get().len()).sum(),
+            self.artifacts.iter().map(artifact).sum(),
+        ]
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub status: ReplyStatus,
@@ -177,12 +195,7 @@ impl Outcome {
 
     /// The bytes of the content, without the object around it and without escapes: the reply body has more.
     pub(crate) fn content_length(&self) -> usize {
-        let ReplyContent { message, files, data, artifacts } = &self.content;
-        let of_files = files.iter().flat_map(|file| [&file.name, &file.url, &file.bytes]);
-        let of_artifacts = artifacts.iter().flat_map(|artifact| [&artifact.id, &artifact.name]);
-        let texts = of_files.chain(of_artifacts).flatten().map(String::len);
-        let of_data = data.iter().map(|data| data.get().len());
-        message.len() + texts.chain(of_data).sum::<usize>()
+        self.content.message.len() + self.content.list_lengths().into_iter().sum::<usize>()
     }
 
     /// The size in memory, in bytes.
@@ -312,6 +325,19 @@ mod tests {
         let content = ReplyContent { data, ..ReplyContent::default() };
         let body = Outcome::new(ReplyStatus::Completed, content, task).to_json();
         String::from_utf8(body.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn every_text_of_the_content_counts_and_the_body_is_never_shorter() {
+        let text = || Some("x".repeat(1000));
+        let file = ReplyFile { name: text(), mime_type: text(), size: None, url: text(), bytes: text() };
+        let empty = ReplyFile { name: None, mime_type: None, size: None, url: None, bytes: None };
+        let artifacts = vec![ArtifactRef { id: text(), name: text() }, ArtifactRef { id: None, name: None }];
+        let content =
+            ReplyContent { message: "x".repeat(1000), files: vec![file, empty], data: Vec::new(), artifacts };
+        let task = TaskRef { id: None, context_id: None, agent: "a".into(), skill: None };
+        let outcome = Outcome::new(ReplyStatus::Completed, content, task);
+        assert!((7000..outcome.to_json().len()).contains(&outcome.content_length()));
     }
 
     #[test]

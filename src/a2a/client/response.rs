@@ -64,11 +64,6 @@ impl ResponseId {
             return result;
         }
         let is_wrong = match &result {
-            // Some agents send events without an envelope.
-            Ok(_) if found == FoundId::None && self.kind == ResponseKind::Stream => {
-                self.agent.learn(self.kind, false);
-                false
-            }
             Ok(_) => {
                 self.agent.learn(self.kind, found == FoundId::Same);
                 found != FoundId::Same
@@ -238,7 +233,7 @@ impl ResponseBody {
             ReadError::Agent(error) => ClientError::Refused {
                 http_status: Some(self.status.as_u16()).filter(|_| !self.status.is_success()),
                 code: error.code,
-                message: shorten(&error.message, 4096),
+                message: error.message,
                 data: error.data,
                 origin: match self.source {
                     BodySource::StreamEvent => ErrorOrigin::Stream,

@@ -19,8 +19,7 @@ use super::model::{Event, Part, SendResult, Task};
 use super::response_ids::{IdCheck, RpcId};
 use super::retry::Retries;
 pub(crate) use http_call::HttpCall;
-pub(crate) use rpc_error::ReadError;
-pub(crate) use rpc_error::RpcError;
+pub(crate) use rpc_error::{DATA_LEFT_OUT, ReadError, RpcError};
 pub(crate) use send::V1Part;
 
 /// A version of A2A together with its binding.

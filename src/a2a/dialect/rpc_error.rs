@@ -45,12 +45,19 @@ struct ErrorObject<'a> {
 
 /// Maximum size of a value that is read as more than text. Values take many times the memory of their text.
 const MAX_VALUE: usize = 64 << 10;
+/// Maximum bytes of the data of an error. An error may be kept for as long as the bridge tries other ways to reach the
+/// agent, so it must be small.
+const MAX_DATA: usize = 64 << 10;
+/// Maximum bytes of the message of an error.
+const MAX_MESSAGE: usize = 4 << 10;
+/// Added to the message of an error whose data is too large.
+pub(crate) const DATA_LEFT_OUT: &str = " (the error data is left out because it is too large)";
 
 impl RpcError {
     /// Reads the value of an `error` key: an object or a string.
     pub(super) fn read(json: &str) -> Option<Self> {
         if let Ok(message) = serde_json::from_str::<String>(json) {
-            return Some(Self { message, ..Self::default() });
+            return Some(Self { message: shorten(&message, MAX_MESSAGE), ..Self::default() });
         }
         serde_json::from_str::<ErrorObject<'_>>(json).ok().map(Self::from)
     }
@@ -89,8 +96,13 @@ impl From<ErrorObject<'_>> for RpcError {
             own => code_of_reason(data).or(own.filter(|code| !(100..600).contains(code))),
         };
         let message = object.message.and_then(as_text).or_else(|| object.detail.and_then(as_text));
-        let data = data.map(ToOwned::to_owned);
-        Self { code, message: message.unwrap_or_default(), data, is_from_framework: false }
+        let mut message = message.map(|message| shorten(&message, MAX_MESSAGE)).unwrap_or_default();
+        let is_too_large = data.is_some_and(|data| data.get().len() > MAX_DATA);
+        if is_too_large {
+            message.push_str(DATA_LEFT_OUT);
+        }
+        let data = data.filter(|_| !is_too_large).map(ToOwned::to_owned);
+        Self { code, message, data, is_from_framework: false }
     }
 }
 
@@ -156,6 +168,12 @@ mod tests {
         ] {
             let error = RpcError::in_body(body.as_bytes()).expect(body);
             assert_eq!((error.code, error.message.as_str()), (code, message), "{body}");
+        }
+        for (size, is_kept) in [(MAX_DATA, true), (MAX_DATA + 1, false)] {
+            let data = format!("\"{}\"", "x".repeat(size - 2));
+            let body = format!(r#"{{"error": {{"code": -1, "message": "no", "data": {data}}}}}"#);
+            let error = RpcError::in_body(body.as_bytes()).unwrap();
+            assert_eq!((error.data.is_some(), error.message.ends_with(DATA_LEFT_OUT)), (is_kept, !is_kept));
         }
         for other in ["", "[]", "7", "<html>", r#"{"message": {"role": "agent"}}"#, r#"{"error": null}"#] {
             assert!(RpcError::in_body(other.as_bytes()).is_none(), "{other}");

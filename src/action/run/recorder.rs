@@ -191,7 +191,11 @@ impl TaskRecorder<'_> {
     /// Charges the content of a reply with about this size.
     pub(super) fn cover_reply(&self, size: usize) -> Result<(), ActionError> {
         let covered = self.input.reply_memory.cover(&self.actions.memory, size);
-        covered.map_err(|error| ActionError::from_client(error.into()))
+        covered.map_err(|error| match self.input.purpose {
+            // The request runs nothing, so it can be repeated.
+            Purpose::ReadOrCancel => error.into(),
+            Purpose::NewTask { .. } | Purpose::Answer { .. } => ActionError::from_client(error.into()),
+        })
     }
 
     /// How long the task runs or waits as far as the caller is concerned. After a request for authentication only a
