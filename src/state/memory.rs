@@ -8,7 +8,7 @@ use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 
 use super::quota::{QuotaKind, Quotas};
-use super::table::{self, BoundedTable, Full};
+use super::table::{self, BoundedTable, Full, Removed};
 use super::{
     ABSENT, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError,
 };
@@ -85,9 +85,10 @@ impl StateStore for MemoryStore {
         lifetime: Lifetime,
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
         async move {
+            let (mut removed, now) = (Removed::default(), Instant::now());
             let mut locked = self.table(kind);
             let RecordTable { table, revision } = &mut *locked;
-            let entry = table.entry(&key.agent, &key.id, Instant::now());
+            let entry = table.entry(&key.agent, &key.id, now, &mut removed);
             let current = entry.value().map_or(ABSENT, |record| record.revision);
             if current != expected {
                 return Err(WriteError::Conflict);
@@ -97,8 +98,8 @@ impl StateStore for MemoryStore {
             let record = StoredRecord { value, revision: written, written_at: SystemTime::now() };
             let put = entry.put(record, bytes, lifetime);
             drop(locked);
-            // The removed values are dropped after the lock is released.
-            put.map(|_removed| written).map_err(|Full| WriteError::Full)
+            removed.evict_rest(|removed| self.table(kind).table.evict(&key.agent, now, removed));
+            put.map(|()| written).map_err(|Full| WriteError::Full)
         }
         .boxed()
     }

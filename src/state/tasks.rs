@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::quota::{QuotaKind, Quotas};
 use super::records::{Change, Record, TypedRecords};
-use super::table::{self, BoundedTable, Entry, Full, Row};
+use super::table::{self, BoundedTable, Entry, Full, Removed};
 use super::task_ends::{TaskEndSubscription, TaskEnds};
 use super::{Lifetime, RecordKey, RecordKind, StateStore, quota};
 use crate::a2a::model::{ALLOCATION_OVERHEAD, TaskState};
@@ -362,8 +362,9 @@ impl Tasks {
         observer: Observer,
     ) -> Result<RecordResult, Box<TaskRecord>> {
         let of_reply = reply::allocated(&new.reply);
+        let (mut removed, now) = (Removed::default(), Instant::now());
         let mut local = self.local();
-        let entry = local.entry(agent, id, Instant::now());
+        let entry = local.entry(agent, id, now, &mut removed);
         let previous = match entry.value() {
             None => None,
             Some(LocalTask::InStore) => return Err(Box::new(new)),
@@ -376,7 +377,7 @@ impl Tasks {
         let lifetime = new.lifetime(previous.as_ref(), observer);
         let put = put(entry, LocalTask::new(new), of_reply, lifetime);
         drop(local);
-        // The removed tasks are dropped after the lock is released.
+        removed.evict_rest(|removed| self.local().evict(agent, now, removed));
         if let Err(Full) = put {
             tracing::warn!(%agent, task = id, "no room to record a task");
         }
@@ -475,9 +476,11 @@ impl Tasks {
         of_reply: usize,
         lifetime: Lifetime,
     ) -> bool {
+        let (mut removed, now) = (Removed::default(), Instant::now());
         let mut local = self.local();
-        let put = put(local.entry(agent, id, Instant::now()), task, of_reply, lifetime);
+        let put = put(local.entry(agent, id, now, &mut removed), task, of_reply, lifetime);
         drop(local);
+        removed.evict_rest(|removed| self.local().evict(agent, now, removed));
         put.is_ok()
     }
 
@@ -504,7 +507,7 @@ fn put(
     mut task: LocalTask,
     mut of_reply: usize,
     lifetime: Lifetime,
-) -> Result<Vec<Row<LocalTask>>, Full> {
+) -> Result<(), Full> {
     if !entry.has_room(task.allocated(of_reply), lifetime) {
         entry.count_refusal();
         task = task.without_content();
