@@ -137,6 +137,7 @@ impl StateStore for MemoryStore {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
     use std::time::Duration;
 
     use super::*;
@@ -172,6 +173,19 @@ mod tests {
         let third = write(second, "expired", Duration::ZERO).await.unwrap();
         assert_eq!(write(third, "late", HOUR).await, Err(WriteError::Conflict), "it has expired");
         write(ABSENT, "again", HOUR).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_write_that_conflicts_tells_the_quota_what_is_no_longer_protected() {
+        let quotas = Quotas::new(16 << 20);
+        let store = MemoryStore::new(&quotas);
+        let short = Lifetime { ttl: HOUR, protected_for: Duration::from_nanos(1) };
+        store.write(RecordKind::FollowUp, &key("a"), ABSENT, "x".into(), short).await.unwrap();
+        let quota = quotas.agent(&"agent".into());
+        let protected = || quota.usage(QuotaKind::FollowUp).protected_bytes.load(Relaxed);
+        assert!(protected() > 0);
+        let conflict = store.write(RecordKind::FollowUp, &key("a"), ABSENT, "x".into(), KEPT).await;
+        assert_eq!((conflict, protected()), (Err(WriteError::Conflict), 0));
     }
 
     #[tokio::test]

@@ -191,7 +191,10 @@ impl<V> BoundedTable<V> {
         let Self { agents, hasher, quotas, kind, .. } = self;
         let rows =
             agents.entry(Arc::clone(agent)).or_insert_with(|| AgentRows::new(quotas.agent(agent), *kind));
-        rows.remove_expired(now, EXPIRED_PER_WRITE, &mut removed.rows);
+        // The caller may find that there is nothing to write.
+        if rows.remove_expired(now, EXPIRED_PER_WRITE, &mut removed.rows) {
+            rows.publish_usage();
+        }
         let hash = hasher.hash_one(id);
         let slot = rows.find(hash, id);
         Entry { rows, id, hash, slot, now, removed }
@@ -244,10 +247,8 @@ impl<V> BoundedTable<V> {
     pub(super) fn expire(&mut self, agent: &str, now: Instant) -> Vec<Row<V>> {
         let mut removed = Vec::new();
         if let Some(rows) = self.agents.get_mut(agent) {
-            let lapsed = (0..ROWS_PER_STEP).take_while(|_| rows.remove_lapsed(now, &mut removed)).count();
-            if lapsed > 0 {
-                rows.publish_usage();
-            }
+            let _ = (0..ROWS_PER_STEP).take_while(|_| rows.remove_lapsed(now, &mut removed)).count();
+            rows.publish_usage();
         }
         removed
     }
@@ -319,6 +320,7 @@ impl<V> Entry<'_, V> {
         let Self { rows, id, hash, slot, now, removed } = self;
         let Some(grown) = growth else {
             rows.usage().refusals.fetch_add(1, Relaxed);
+            rows.publish_usage();
             return Err(Full);
         };
         let after =
@@ -482,15 +484,16 @@ impl<V> AgentRows<V> {
         first.is_some_and(|slot| self.expire(slot, now, removed))
     }
 
-    /// Removes up to `max` expired rows from the ends of the tree and the list.
-    fn remove_expired(&mut self, now: Instant, max: usize, removed: &mut Vec<Row<V>>) {
-        for _ in 0..max {
+    /// Removes up to `max` expired rows from each of the ends of the tree and the list. Returns whether a row changed.
+    fn remove_expired(&mut self, now: Instant, max: usize, removed: &mut Vec<Row<V>>) -> bool {
+        for step in 0..max {
             let is_lapsed = self.remove_lapsed(now, removed);
             let is_expired = self.oldest.is_some_and(|slot| self.expire(slot, now, removed));
             if !is_lapsed && !is_expired {
-                return;
+                return step > 0;
             }
         }
+        true
     }
 
     /// Evicts the oldest rows until the rest fits into the quota, but no more than `bytes` bytes and the rows of one

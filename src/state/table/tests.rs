@@ -47,6 +47,7 @@ fn check(table: &BoundedTable<usize>, agent: &str) -> usize {
     assert_eq!(rows.protected_bytes, protected.map(|row| row.bytes).sum::<usize>());
     assert_eq!(rows.usage().entries.load(Relaxed), rows.rows.len());
     assert_eq!(rows.usage().bytes.load(Relaxed), rows.bytes);
+    assert_eq!(rows.usage().protected_bytes.load(Relaxed), rows.protected_bytes);
     assert!(rows.bytes <= rows.quota.limit(rows.kind), "within the quota");
     for row in all() {
         let slot = rows.find(row.hash, &row.id).expect("every row can be found");
@@ -111,6 +112,21 @@ fn the_protection_of_a_row_ends_and_expired_rows_make_room() {
     put(&mut table, "a", 2 * rows, 400_000, EVICTABLE, now + SECOND).expect("all others have expired");
     assert_eq!(table.get("a", "0", now + SECOND), None);
     check(&table, "a");
+}
+
+#[test]
+fn the_quota_knows_which_protection_has_ended_even_if_nothing_is_written() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    let short = Lifetime { ttl: HOUR, protected_for: SECOND };
+    (0..EXPIRED_PER_WRITE).for_each(|id| put(&mut table, "a", id, 1000, short, now).unwrap());
+    let mut removed = Removed::default();
+    let _ = table.entry(&"a".into(), "read", now + SECOND, &mut removed).value();
+    assert_eq!(check(&table, "a"), EXPIRED_PER_WRITE);
+    // A row that is too large for any table.
+    let lapsed = (0..100).take_while(|id| put(&mut table, "a", *id, 1000, short, now).is_ok()).count();
+    put(&mut table, "a", lapsed, 2 << 20, PROTECTED, now + SECOND).unwrap_err();
+    assert_eq!(check(&table, "a"), lapsed);
+    assert_eq!(table.agents["a"].protected_bytes, 0, "the refused write has ended all protections");
 }
 
 #[test]
