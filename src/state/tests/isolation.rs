@@ -221,6 +221,46 @@ async fn what_is_no_longer_protected_does_not_refuse_calls() {
     tokio::time::timeout(Duration::from_secs(60), reserved).await.expect("their time is over");
 }
 
+#[tokio::test]
+async fn a_running_task_for_which_there_is_no_room_is_refused_and_a_recorded_one_can_end() {
+    let quotas = Quotas::new(0);
+    let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
+    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
+    let id = |number: usize| format!("{number:01000}");
+    let record = async |number, state_now, submitted| {
+        let mut outcome = outcome(&state_now);
+        outcome.task.id = Some(id(number));
+        let reply = Ok(Arc::new(outcome));
+        let record = TaskRecord { reply, is_submitted: submitted, ..plain(state_now, String::new()) };
+        state.tasks.record(&agent, &id(number), record, CALL).await
+    };
+    for submitted in [false, true] {
+        let (mut recorded, from) = (0, if submitted { 10_000 } else { 0 });
+        let refused = loop {
+            match record(from + recorded, TaskState::Working, submitted).await {
+                Ok(_) => recorded += 1,
+                Err(error) => break error,
+            }
+            assert!(recorded < 10_000, "never refused");
+        };
+        assert_eq!((refused.info.code, recorded > 50), (Code::Busy, true), "{recorded}");
+        assert!(state.tasks.find(&agent, &id(from + recorded)).await.unwrap().is_none());
+        for number in from..from + recorded {
+            let found = state.tasks.find(&agent, &id(number)).await.unwrap().expect("it runs");
+            assert_eq!(found.state, TaskState::Working);
+        }
+        // Its caller has the reply.
+        if !submitted {
+            record(recorded, TaskState::Completed, false).await.unwrap();
+        }
+        for number in from..from + recorded {
+            record(number, TaskState::Completed, submitted).await.unwrap();
+            let found = state.tasks.find(&agent, &id(number)).await.unwrap().unwrap();
+            assert_eq!(found.state, TaskState::Completed);
+        }
+    }
+}
+
 /// Run with `--ignored --nocapture`. Prints what 100,000 calls, keys and follow-ups at one agent take.
 #[tokio::test]
 #[ignore = "a measurement"]
