@@ -10,7 +10,7 @@ use crate::a2a::model::{Part, TaskState};
 use crate::a2a::tests::fake::{FakeAgent, FakeResponse, NO_RESPONSE, ReceivedRequest, error, ok, v01};
 use crate::action::actions::CallableSkill;
 use crate::action::params::Template;
-use crate::action::progress::NoProgress;
+use crate::action::progress::{NoProgress, Progress, ProgressEvent};
 use crate::action::request::{
     CallOptions, Invocation, MessageContent, Meta, ReplyMemory, ReplyMode, RequestBody,
 };
@@ -252,6 +252,31 @@ async fn a_task_with_an_id_of_the_client_is_canceled_when_the_response_does_not_
     assert_eq!(fake.count("tasks/cancel"), 1);
     let canceled = fake.received().into_iter().find(|seen| seen.rpc_method() == "tasks/cancel").unwrap();
     assert_eq!(canceled.json()["params"]["id"], reply["task"]["id"]);
+}
+
+/// Counts the reports that the running task is recorded.
+#[derive(Default)]
+struct Recorded(usize);
+
+impl Progress for Recorded {
+    fn recorded(&mut self, is_submitted: bool) {
+        assert!(!is_submitted);
+        self.0 += 1;
+    }
+
+    async fn report(&mut self, _: ProgressEvent) {}
+}
+
+#[tokio::test]
+async fn a_call_reports_that_its_task_is_recorded_unless_it_ends_at_once() {
+    let fake = FakeAgent::start(|request| respond(request, 1)).await;
+    let actions = actions_with("", &fake, &serde_json::from_str(CARD).unwrap()).await;
+    for (mode, recorded) in [(ReplyMode::Final, 0), (ReplyMode::Stream, 1)] {
+        let request = Invocation { parts: vec![Part::Text("hi".to_owned())], meta: Meta::default() };
+        let (options, mut progress) = (CallOptions { mode, ..CallOptions::default() }, Recorded::default());
+        actions.invoke(&CallableSkill::whole_agent(), request, &options, &mut progress).await.unwrap();
+        assert_eq!(progress.0, recorded, "{mode:?}");
+    }
 }
 
 #[tokio::test]

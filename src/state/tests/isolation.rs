@@ -204,6 +204,28 @@ async fn a_call_that_was_admitted_can_always_record_its_task() {
 }
 
 #[tokio::test]
+async fn a_running_call_counts_once_so_that_as_many_run_as_documented() {
+    let quotas = Quotas::new(0);
+    let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
+    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
+    let quota = quotas.agent(&agent);
+    let mut calls = Vec::new();
+    while let Ok(mut room) = state.reserve(&quota, CallKind::Call) {
+        let (id, running) = (Uuid::new_v4().to_string(), plain(TaskState::Working, "working".into()));
+        state.tasks.record(&agent, &id, running, CALL).await.unwrap();
+        room.mark_recorded(false);
+        calls.push((id, room));
+    }
+    assert_eq!(calls.len(), 224, "docs/src/protocol.md, section Limits");
+    for (id, room) in calls {
+        let asks = TaskRecord { is_submitted: true, ..plain(TaskState::InputRequired, "which?".into()) };
+        state.tasks.record(&agent, &id, asks, CALL).await.expect("each of them may ask a question");
+        state.follow_ups.issue(&agent, question(), HOUR).await.unwrap();
+        drop(room);
+    }
+}
+
+#[tokio::test]
 async fn what_is_no_longer_protected_does_not_refuse_calls() {
     let quotas = Quotas::new(0);
     let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
