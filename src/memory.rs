@@ -27,7 +27,7 @@ use crate::reply::error::{ActionError, Code};
 const BLOCK: usize = 16 << 10;
 /// The default budget is a quarter of the machine's memory. On a small machine it is this much, or half of its memory.
 const MIN_DEFAULT: u64 = 256 << 20;
-/// The machine's memory, if the system does not tell.
+/// Assumed memory of the machine if it cannot be read.
 const ASSUMED_MACHINE: u64 = 2 << 30;
 
 /// Maximum bytes of messages of one agent that wait for the connection.

@@ -1,5 +1,6 @@
 //! Logs on stderr, as text for people or as JSON for programs. For the spans of calls, see [`spans`].
 
+pub(crate) mod log_limit;
 pub(crate) mod spans;
 pub(crate) mod trace_context;
 

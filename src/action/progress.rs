@@ -45,6 +45,9 @@ pub(crate) trait Progress: Send {
 
     fn report(&mut self, event: ProgressEvent) -> impl Future<Output = ()> + Send;
 
+    /// The running task is recorded. Not called for a task that has settled before the bridge records it.
+    fn recorded(&mut self, _is_submitted: bool) {}
+
     /// The reply to a submitted task is due, and the task goes on. Called at most once, and only for
     /// [`ReplyMode::Submit`](super::request::ReplyMode::Submit); the value that the call returns later is ignored.
     fn accepted(&mut self, _: &Arc<Outcome>) -> impl Future<Output = ()> + Send {

@@ -1,13 +1,14 @@
 //! The connection to NATS: options, credentials, and log messages about its state.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event};
 use secrecy::ExposeSecret as _;
 
 use crate::config;
+use crate::telemetry::log_limit::LogLimit;
 use crate::text::error_chain;
 
 /// How long the bridge retries the first connection. Then it exits: a service manager restarts it, and a
@@ -17,8 +18,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const BACKOFF: Duration = Duration::from_millis(500);
 /// The client considers a connection dead after two intervals of silence.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
-/// Of the malformed messages within this period, the first is logged. Any client can send as many as it likes.
-const MALFORMED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -111,8 +110,8 @@ pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOpti
 
 #[derive(Debug, Default)]
 struct EventLog {
-    /// When a malformed message was logged last.
-    malformed: Mutex<Option<Instant>>,
+    malformed: LogLimit,
+    lost: LogLimit,
 }
 
 impl EventLog {
@@ -121,15 +120,20 @@ impl EventLog {
             Event::Connected => tracing::debug!("NATS connection is up"),
             Event::Disconnected => tracing::warn!("NATS connection is down; reconnecting"),
             Event::LameDuckMode => tracing::info!("the NATS server is about to shut down (lame duck mode)"),
+            // One event for each lost message.
             Event::SlowConsumer(subscription) => {
-                tracing::error!(
-                    subscription,
-                    "requests arrive faster than the bridge reads them; some are lost (slow consumer)"
-                );
+                if let Some(lost) = self.lost.add(Instant::now()) {
+                    tracing::error!(
+                        subscription,
+                        lost,
+                        "requests arrive faster than the bridge reads them; some are lost (slow consumer; logged \
+                         once a minute)"
+                    );
+                }
             }
             Event::ServerError(error) => tracing::warn!(%error, "NATS server error"),
             Event::ClientError(ClientError::MalformedMessage(reason)) => {
-                if self.is_malformed_due(Instant::now()) {
+                if self.malformed.add(Instant::now()).is_some() {
                     tracing::warn!(
                         reason,
                         "dropped a malformed NATS message; others in the next minute are counted, not logged"
@@ -139,16 +143,6 @@ impl EventLog {
             Event::ClientError(error) => tracing::warn!(%error, "NATS client error"),
             other => tracing::debug!(event = %other, "NATS connection event"),
         }
-    }
-
-    /// Whether to log a malformed message.
-    fn is_malformed_due(&self, now: Instant) -> bool {
-        let mut last = self.malformed.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = last.is_none_or(|last| now.duration_since(last) >= MALFORMED_LOG_INTERVAL);
-        if due {
-            *last = Some(now);
-        }
-        due
     }
 }
 
@@ -160,13 +154,23 @@ pub(crate) fn malformed_messages(client: &Client) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]
-    fn one_malformed_message_a_minute_is_logged() {
-        let log = EventLog::default();
-        let begin = Instant::now();
-        let due = |seconds| log.is_malformed_due(begin + Duration::from_secs(seconds));
-        assert_eq!([0, 1, 59, 60, 61, 130].map(due), [true, false, false, true, false, true]);
+    fn lost_and_malformed_messages_are_logged_once_a_minute() {
+        let (read, writer) = std::io::pipe().unwrap();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Mutex::new(writer));
+        tracing::subscriber::with_default(subscriber.finish(), || {
+            let log = EventLog::default();
+            for _ in 0..100 {
+                log.log(&Event::SlowConsumer(7));
+                log.log(&Event::ClientError(ClientError::MalformedMessage("no subject".into())));
+            }
+        });
+        let text = std::io::read_to_string(read).unwrap();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains("lost=1"), "{text}");
     }
 }

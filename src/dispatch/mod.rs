@@ -383,8 +383,12 @@ impl<P: Progress> Progress for TrackedCall<'_, P> {
         self.progress.report(event).await;
     }
 
+    fn recorded(&mut self, is_submitted: bool) {
+        self.room.iter_mut().for_each(|room| room.mark_recorded(is_submitted));
+        self.progress.recorded(is_submitted);
+    }
+
     async fn accepted(&mut self, outcome: &Arc<Outcome>) {
-        self.room.iter_mut().for_each(ReservedRoom::mark_recorded);
         let permit = self.reply_due(&Ok(Arc::clone(outcome))).await;
         let task_id = outcome.task.id.clone().unwrap_or_default();
         self.progress.accepted(outcome).await;

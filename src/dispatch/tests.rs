@@ -1,5 +1,7 @@
 //! The rules for every request, without an agent that answers.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -11,7 +13,7 @@ use crate::action::request::{Meta, RequestBody};
 use crate::agent::Predecessors;
 use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::process::child::ProcessHost;
-use crate::state::quota::CallKind;
+use crate::state::quota::{CallKind, QuotaKind};
 
 /// The dispatcher of an agent that does not exist, with these lines in its configuration.
 fn dispatcher(lines: &str) -> Dispatcher {
@@ -97,11 +99,33 @@ async fn submitted_tasks_that_do_not_end_leave_room_for_other_calls() {
         dispatcher.call(request, &mut arrival, &mut NoProgress).await.unwrap_err().info.code
     };
     let mut submitted = exhaust(|| dispatcher.actions.reserve(CallKind::Submission));
-    submitted.iter_mut().for_each(ReservedRoom::mark_recorded);
+    submitted.iter_mut().for_each(|room| room.mark_recorded(true));
     assert_eq!(call(ReplyMode::Submit).await, Code::Busy);
     // It is admitted, and there is no agent.
     assert_eq!(call(ReplyMode::Final).await, Code::AgentUnavailable);
     assert_eq!(call(ReplyMode::Stream).await, Code::AgentUnavailable);
+}
+
+#[tokio::test]
+async fn a_call_whose_running_task_is_recorded_no_longer_reserves_room_for_it() {
+    let dispatcher = dispatcher("");
+    let reserve = || dispatcher.actions.reserve(CallKind::Answer);
+    let mut tracked = TrackedCall {
+        dispatcher: &dispatcher,
+        progress: &mut NoProgress,
+        began: Instant::now(),
+        pending: None,
+        room: Some(reserve().unwrap()),
+        accepted: None,
+    };
+    // All of the room for running tasks, which is a quarter of the agent's share.
+    let quota = dispatcher.actions.state.quotas.find("a").unwrap();
+    quota.usage(QuotaKind::Task).protected_bytes.store((512 << 20) / 4 - 2000, Relaxed);
+    reserve().unwrap_err();
+    tracked.recorded(false);
+    drop(reserve().unwrap());
+    drop(tracked);
+    drop(reserve().unwrap());
 }
 
 #[tokio::test]

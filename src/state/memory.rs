@@ -8,7 +8,7 @@ use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 
 use super::quota::{QuotaKind, Quotas};
-use super::table::{self, BoundedTable, Full};
+use super::table::{self, BoundedTable, Full, Removed};
 use super::{
     ABSENT, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError,
 };
@@ -85,9 +85,10 @@ impl StateStore for MemoryStore {
         lifetime: Lifetime,
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
         async move {
+            let (mut removed, now) = (Removed::default(), Instant::now());
             let mut locked = self.table(kind);
             let RecordTable { table, revision } = &mut *locked;
-            let entry = table.entry(&key.agent, &key.id, Instant::now());
+            let entry = table.entry(&key.agent, &key.id, now, &mut removed);
             let current = entry.value().map_or(ABSENT, |record| record.revision);
             if current != expected {
                 return Err(WriteError::Conflict);
@@ -97,8 +98,8 @@ impl StateStore for MemoryStore {
             let record = StoredRecord { value, revision: written, written_at: SystemTime::now() };
             let put = entry.put(record, bytes, lifetime);
             drop(locked);
-            // The removed values are dropped after the lock is released.
-            put.map(|_removed| written).map_err(|Full| WriteError::Full)
+            removed.evict_rest(|removed| self.table(kind).table.evict(&key.agent, now, removed));
+            put.map(|()| written).map_err(|Full| WriteError::Full)
         }
         .boxed()
     }
@@ -136,6 +137,7 @@ impl StateStore for MemoryStore {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
     use std::time::Duration;
 
     use super::*;
@@ -171,6 +173,19 @@ mod tests {
         let third = write(second, "expired", Duration::ZERO).await.unwrap();
         assert_eq!(write(third, "late", HOUR).await, Err(WriteError::Conflict), "it has expired");
         write(ABSENT, "again", HOUR).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_write_that_conflicts_tells_the_quota_what_is_no_longer_protected() {
+        let quotas = Quotas::new(16 << 20);
+        let store = MemoryStore::new(&quotas);
+        let short = Lifetime { ttl: HOUR, protected_for: Duration::from_nanos(1) };
+        store.write(RecordKind::FollowUp, &key("a"), ABSENT, "x".into(), short).await.unwrap();
+        let quota = quotas.agent(&"agent".into());
+        let protected = || quota.usage(QuotaKind::FollowUp).protected_bytes.load(Relaxed);
+        assert!(protected() > 0);
+        let conflict = store.write(RecordKind::FollowUp, &key("a"), ABSENT, "x".into(), KEPT).await;
+        assert_eq!((conflict, protected()), (Err(WriteError::Conflict), 0));
     }
 
     #[tokio::test]

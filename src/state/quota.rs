@@ -9,8 +9,9 @@
 //!
 //! A call [reserves](AgentQuota::reserve) room for its task and for a question before it reaches the agent. If there
 //! is none, the call is `busy` and the agent does not run. So the bridge can always record what the agent has begun:
-//! if not with all of its content, then at least its state, which takes no more than [`SMALL_ENTRY`]. Only an agent with
-//! very long ids exceeds that; a task that then cannot be recorded is canceled.
+//! at least its state, if there is no room for its content. The state takes no more than [`SMALL_ENTRY`]. Only an agent
+//! with very long ids exceeds that; a task that then cannot be recorded is canceled. Once a running task is recorded, its
+//! record counts in place of the reservation.
 //!
 //! Not every call may take the last of the room ([`CallKind`]), because what runs or waits is never evicted:
 //!
@@ -142,7 +143,8 @@ impl Quotas {
             share: Arc::clone(&self.share),
             kinds: Default::default(),
             calls: AtomicUsize::new(0),
-            recorded: AtomicUsize::new(0),
+            recorded_locally: AtomicUsize::new(0),
+            recorded_in_store: AtomicUsize::new(0),
         });
         agents.insert(Arc::clone(name), Arc::downgrade(&quota));
         self.divide(&mut agents);
@@ -177,8 +179,11 @@ pub(crate) struct AgentQuota {
     kinds: [KindUsage; QuotaKind::ALL.len()],
     /// Calls that have reserved room.
     calls: AtomicUsize,
-    /// Of these, the calls whose submitted task is recorded and counts as such.
-    recorded: AtomicUsize,
+    /// Of these, the calls whose task is recorded in this process, and counts as an entry. An ordinary call ends before
+    /// that.
+    recorded_locally: AtomicUsize,
+    /// Of these, the calls whose task is recorded in the store as well, because it was submitted.
+    recorded_in_store: AtomicUsize,
 }
 
 /// What an agent holds of one kind.
@@ -230,9 +235,10 @@ impl AgentQuota {
     fn reserved_calls(&self, kind: QuotaKind) -> usize {
         let calls = self.calls.load(Relaxed);
         match kind {
-            // A submitted task may still ask a question.
-            QuotaKind::FollowUp => calls,
-            _ => calls.saturating_sub(self.recorded.load(Relaxed)),
+            QuotaKind::Task => calls.saturating_sub(self.recorded_locally.load(Relaxed)),
+            QuotaKind::SharedTask => calls.saturating_sub(self.recorded_in_store.load(Relaxed)),
+            // Every task may still ask a question.
+            _ => calls,
         }
     }
 
@@ -251,7 +257,8 @@ impl AgentQuota {
     /// Reserves room for what a call may have to record.
     pub(super) fn reserve(self: &Arc<Self>, call: CallKind) -> Result<ReservedRoom, ActionError> {
         self.calls.fetch_add(1, Relaxed);
-        let room = ReservedRoom { quota: Arc::clone(self), is_recorded: false };
+        let room =
+            ReservedRoom { quota: Arc::clone(self), is_recorded_locally: false, is_recorded_in_store: false };
         match self.full_kind(call, 0) {
             None => Ok(room),
             Some(kind) => {
@@ -267,23 +274,30 @@ impl AgentQuota {
 #[must_use]
 pub(crate) struct ReservedRoom {
     quota: Arc<AgentQuota>,
-    is_recorded: bool,
+    is_recorded_locally: bool,
+    is_recorded_in_store: bool,
 }
 
 impl ReservedRoom {
-    /// The submitted task of the call is recorded: its record counts from now on, and only room for a question remains
-    /// reserved.
-    pub(crate) fn mark_recorded(&mut self) {
-        if !std::mem::replace(&mut self.is_recorded, true) {
-            self.quota.recorded.fetch_add(1, Relaxed);
+    /// The running task of the call is recorded: from now on its record counts. Room remains reserved for a question,
+    /// and, unless the task is submitted and so is in the store, for the task that waits for the answer.
+    pub(crate) fn mark_recorded(&mut self, is_submitted: bool) {
+        if !std::mem::replace(&mut self.is_recorded_locally, true) {
+            self.quota.recorded_locally.fetch_add(1, Relaxed);
+        }
+        if is_submitted && !std::mem::replace(&mut self.is_recorded_in_store, true) {
+            self.quota.recorded_in_store.fetch_add(1, Relaxed);
         }
     }
 }
 
 impl Drop for ReservedRoom {
     fn drop(&mut self) {
-        if self.is_recorded {
-            self.quota.recorded.fetch_sub(1, Relaxed);
+        if self.is_recorded_locally {
+            self.quota.recorded_locally.fetch_sub(1, Relaxed);
+        }
+        if self.is_recorded_in_store {
+            self.quota.recorded_in_store.fetch_sub(1, Relaxed);
         }
         self.quota.calls.fetch_sub(1, Relaxed);
     }
@@ -345,7 +359,7 @@ mod tests {
         let agent = Quotas::new(0).agent(&"a".into());
         let all = |call| std::iter::from_fn(|| agent.reserve(call).ok()).collect::<Vec<_>>();
         let mut submissions = all(CallKind::Submission);
-        submissions.iter_mut().for_each(ReservedRoom::mark_recorded);
+        submissions.iter_mut().for_each(|room| room.mark_recorded(true));
         let calls = all(CallKind::Call);
         agent.reserve(CallKind::Submission).unwrap_err();
         let answers = all(CallKind::Answer);
@@ -364,15 +378,23 @@ mod tests {
     }
 
     #[test]
-    fn a_submitted_task_that_is_recorded_reserves_room_for_a_question_only() {
+    fn a_task_that_is_recorded_reserves_room_only_for_what_it_may_become() {
         let agent = Quotas::new(0).agent(&"a".into());
-        let mut room = agent.reserve(CallKind::Submission).unwrap();
-        let reserved = || RESERVED_KINDS.map(|kind| agent.reserved(kind));
-        assert_eq!(reserved(), [SMALL_ENTRY; 3]);
-        room.mark_recorded();
-        room.mark_recorded();
-        assert_eq!(reserved(), [0, 0, SMALL_ENTRY]);
-        drop(room);
-        assert_eq!(reserved(), [0; 3]);
+        let (mut submission, mut call) =
+            (agent.reserve(CallKind::Submission).unwrap(), agent.reserve(CallKind::Call).unwrap());
+        let reserved = || RESERVED_KINDS.map(|kind| agent.reserved(kind) / SMALL_ENTRY);
+        assert_eq!(reserved(), [2, 2, 2]);
+        for _ in 0..2 {
+            submission.mark_recorded(true);
+            assert_eq!(reserved(), [1, 1, 2]);
+        }
+        for _ in 0..2 {
+            call.mark_recorded(false);
+            assert_eq!(reserved(), [0, 1, 2]);
+        }
+        drop(submission);
+        assert_eq!(reserved(), [0, 1, 1]);
+        drop(call);
+        assert_eq!(reserved(), [0, 0, 0]);
     }
 }

@@ -12,8 +12,19 @@
 //! waits: a running task, an open question, an idempotency key. The table never evicts protected rows. It refuses a
 //! row for which only these would make room, and counts the refusal.
 //!
-//! A write costs the same in a full table as in an empty one: it finds its row by one lookup, and removes rows at the
-//! ends of the list and the tree only. Expired rows elsewhere wait for the sweep.
+//! All work under the lock is bounded, however many rows there are:
+//!
+//! - A write finds its row by one lookup, and removes rows at the ends of the list and the tree only. It evicts about
+//!   twice the bytes that it adds. If a large row replaces more rows than one step may remove, the writer continues
+//!   step by step, and releases the lock in between ([`Removed::evict_rest`]).
+//! - A sweep visits all rows in steps. It removes the expired ones, and evicts what exceeds the quota. When a reload
+//!   adds agents and so reduces the quotas, an agent exceeds its quota until its writes or the next sweep have evicted
+//!   enough.
+//! - Removed rows are dropped after the lock is released.
+//!
+//! The exception is the storage of an agent: it doubles when it is full, which moves the rows of that agent. A sweep
+//! frees the capacity of removed rows once few rows remain. The capacity is at most what the largest quota so far
+//! needed.
 
 #[cfg(test)]
 mod tests;
@@ -31,10 +42,10 @@ use slab::Slab;
 use super::Lifetime;
 use super::quota::{AgentQuota, QuotaKind, Quotas, SMALL_ENTRY};
 
-/// Maximum number of rows that one step of a sweep or a scan visits, which takes well under a millisecond. Only the
-/// last step for an agent may take longer, to free the capacity of many rows.
+/// Maximum number of rows that a step visits, evicts or moves while it holds the lock, which takes well under a
+/// millisecond.
 const ROWS_PER_STEP: usize = 1024;
-/// Maximum number of expired rows that a write removes without need, so that no write pays for many.
+/// Maximum number of expired rows that a write removes even if there is room; bounds the cost of a write.
 const EXPIRED_PER_WRITE: usize = 4;
 /// Rows for which an agent keeps capacity after a sweep, in addition to four times the rows that it has.
 const SPARE_ROWS: usize = 64;
@@ -50,6 +61,9 @@ pub(super) struct Full;
 
 /// The index of a row in the slab of its agent.
 type Slot = u32;
+
+/// What a step of a sweep has removed, to drop it after the lock is released: rows, and the storage of an agent.
+pub(super) type Swept<V> = (Vec<Row<V>>, Option<AgentRows<V>>);
 
 #[derive(Debug)]
 pub(super) struct BoundedTable<V> {
@@ -72,7 +86,7 @@ struct Sweep {
 }
 
 #[derive(Debug)]
-struct AgentRows<V> {
+pub(super) struct AgentRows<V> {
     quota: Arc<AgentQuota>,
     kind: QuotaKind,
     rows: Slab<Row<V>>,
@@ -108,11 +122,37 @@ pub(super) struct Entry<'a, V> {
     hash: u64,
     slot: Option<Slot>,
     now: Instant,
-    removed: Vec<Row<V>>,
+    removed: &'a mut Removed<V>,
+}
+
+/// What a write removes. The writer creates it before it takes the lock, so that the rows are dropped after the lock is
+/// released.
+#[derive(Debug)]
+pub(super) struct Removed<V> {
+    rows: Vec<Row<V>>,
+    /// Bytes of rows that the write may still evict.
+    to_evict: usize,
+}
+
+impl<V> Default for Removed<V> {
+    fn default() -> Self {
+        Self { rows: Vec::new(), to_evict: 0 }
+    }
+}
+
+impl<V> Removed<V> {
+    /// Evicts the rest of what the write may evict, which is nothing for a small row. `step` takes the lock, calls
+    /// [`BoundedTable::evict`] and releases the lock.
+    pub(super) fn evict_rest(mut self, mut step: impl FnMut(&mut Self)) {
+        while self.to_evict > 0 {
+            self.rows.clear();
+            step(&mut self);
+        }
+    }
 }
 
 /// Runs a sweep to its end and yields between two steps. `step` takes the lock, runs one step and releases the lock.
-pub(super) async fn sweep<V>(step: impl Fn() -> Option<Vec<Row<V>>>) {
+pub(super) async fn sweep<V>(step: impl Fn() -> Option<Swept<V>>) {
     while step().is_some() {
         tokio::task::yield_now().await;
     }
@@ -141,21 +181,39 @@ impl<V> BoundedTable<V> {
     }
 
     /// The row with this id, to read and to write it.
-    pub(super) fn entry<'a>(&'a mut self, agent: &Arc<str>, id: &'a str, now: Instant) -> Entry<'a, V> {
+    pub(super) fn entry<'a>(
+        &'a mut self,
+        agent: &Arc<str>,
+        id: &'a str,
+        now: Instant,
+        removed: &'a mut Removed<V>,
+    ) -> Entry<'a, V> {
         let Self { agents, hasher, quotas, kind, .. } = self;
         let rows =
             agents.entry(Arc::clone(agent)).or_insert_with(|| AgentRows::new(quotas.agent(agent), *kind));
-        let mut removed = Vec::new();
-        rows.remove_expired(now, EXPIRED_PER_WRITE, &mut removed);
+        // The caller may find that there is nothing to write.
+        if rows.remove_expired(now, EXPIRED_PER_WRITE, &mut removed.rows) {
+            rows.publish_usage();
+        }
         let hash = hasher.hash_one(id);
         let slot = rows.find(hash, id);
         Entry { rows, id, hash, slot, now, removed }
     }
 
-    /// Begins or continues a sweep, which removes expired rows, ends the protection of rows whose time is over, and
-    /// frees capacity. A step is short, so that the lock is not held for long. Returns the removed rows, or `None` at
-    /// the end of the sweep.
-    pub(super) fn sweep_step(&mut self, now: Instant) -> Option<Vec<Row<V>>> {
+    /// Continues the eviction of a write, in one step.
+    pub(super) fn evict(&mut self, agent: &str, now: Instant, removed: &mut Removed<V>) {
+        let to_evict = std::mem::take(&mut removed.to_evict);
+        if let Some(rows) = self.agents.get_mut(agent) {
+            // The newest row is the one that was written, if it is evictable.
+            removed.to_evict = rows.evict(to_evict, rows.newest, now, &mut removed.rows);
+            rows.publish_usage();
+        }
+    }
+
+    /// Begins or continues a sweep, which removes expired rows, ends the protection of rows whose time is over, evicts
+    /// what exceeds a quota, and frees capacity. A step is short, so that the lock is not held for long. Returns `None`
+    /// at the end of the sweep.
+    pub(super) fn sweep_step(&mut self, now: Instant) -> Option<Swept<V>> {
         let all = || Sweep { agents: self.agents.keys().cloned().collect(), next: 0, now };
         let mut sweep = self.current_sweep.take().unwrap_or_else(all);
         let agent = sweep.agents.pop()?;
@@ -163,13 +221,25 @@ impl<V> BoundedTable<V> {
         let next =
             self.agents.get_mut(&agent).and_then(|rows| rows.sweep(sweep.next, sweep.now, &mut removed));
         sweep.next = next.unwrap_or(0);
-        if next.is_some() {
-            sweep.agents.push(agent);
-        } else if self.agents.get(&agent).is_some_and(|rows| rows.rows.is_empty()) {
-            self.agents.remove(&agent);
-        }
+        let storage = match next {
+            Some(_) => {
+                sweep.agents.push(agent);
+                None
+            }
+            None => self.free_capacity(&agent),
+        };
         self.current_sweep = Some(sweep);
-        Some(removed)
+        Some((removed, storage))
+    }
+
+    /// Frees the capacity of an agent's removed rows. Returns the storage to drop.
+    fn free_capacity(&mut self, agent: &str) -> Option<AgentRows<V>> {
+        let rows = self.agents.get_mut(agent)?;
+        let (count, capacity) = (rows.rows.len(), rows.rows.capacity());
+        if count == 0 {
+            return self.agents.remove(agent);
+        }
+        (count <= ROWS_PER_STEP && capacity > 4 * count + 2 * SPARE_ROWS).then(|| rows.compact())
     }
 
     /// Expires the protected rows of an agent whose time is over, up to the number of one step, so that the quota of the
@@ -177,10 +247,8 @@ impl<V> BoundedTable<V> {
     pub(super) fn expire(&mut self, agent: &str, now: Instant) -> Vec<Row<V>> {
         let mut removed = Vec::new();
         if let Some(rows) = self.agents.get_mut(agent) {
-            let lapsed = (0..ROWS_PER_STEP).take_while(|_| rows.remove_lapsed(now, &mut removed)).count();
-            if lapsed > 0 {
-                rows.publish_usage();
-            }
+            let _ = (0..ROWS_PER_STEP).take_while(|_| rows.remove_lapsed(now, &mut removed)).count();
+            rows.publish_usage();
         }
         removed
     }
@@ -217,7 +285,7 @@ impl<V> Entry<'_, V> {
 
     /// By how many bytes a row of `bytes` bytes exceeds what had room; `None` if it may not.
     fn growth(&mut self, bytes: usize, lifetime: Lifetime) -> Option<usize> {
-        loop {
+        for _ in 0..ROWS_PER_STEP {
             if self.rows.has_room(bytes, lifetime, self.slot) {
                 return Some(0);
             }
@@ -229,12 +297,13 @@ impl<V> Entry<'_, V> {
                     return Some(grown.min(GROWTH));
                 }
             }
-            if !self.rows.remove_lapsed(self.now, &mut self.removed) {
+            if !self.rows.remove_lapsed(self.now, &mut self.removed.rows) {
                 return None;
             }
             // The row may have been among the expired ones.
             self.slot = self.rows.find(self.hash, self.id);
         }
+        None
     }
 
     /// Counts a row for which there is no room.
@@ -242,15 +311,16 @@ impl<V> Entry<'_, V> {
         self.rows.usage().refusals.fetch_add(1, Relaxed);
     }
 
-    /// Inserts or replaces the row, which has `bytes` bytes, not counting its id. Returns the removed rows, so that
-    /// the caller can drop them after it has released its lock.
-    pub(super) fn put(mut self, value: V, bytes: usize, lifetime: Lifetime) -> Result<Vec<Row<V>>, Full> {
+    /// Inserts or replaces the row, which has `bytes` bytes, not counting its id. The caller then releases its lock and
+    /// calls [`Removed::evict_rest`].
+    pub(super) fn put(mut self, value: V, bytes: usize, lifetime: Lifetime) -> Result<(), Full> {
         let Lifetime { ttl, protected_for } = lifetime;
         let bytes = self.row_bytes(bytes);
         let growth = self.growth(bytes, lifetime);
-        let Self { rows, id, hash, slot, now, mut removed } = self;
+        let Self { rows, id, hash, slot, now, removed } = self;
         let Some(grown) = growth else {
             rows.usage().refusals.fetch_add(1, Relaxed);
+            rows.publish_usage();
             return Err(Full);
         };
         let after =
@@ -269,14 +339,15 @@ impl<V> Entry<'_, V> {
         match slot.map(|slot| rows.detach(slot)) {
             Some(mut replaced) => {
                 row.id = std::mem::take(&mut replaced.id);
-                removed.push(replaced);
+                removed.rows.push(replaced);
             }
             None => row.id = id.into(),
         }
         let slot = rows.attach(row);
-        rows.evict(Some(slot), now, &mut removed);
+        // Twice, so that rows which exceed the quota become fewer with every write.
+        removed.to_evict = rows.evict(2 * bytes, Some(slot), now, &mut removed.rows);
         rows.publish_usage();
-        Ok(removed)
+        Ok(())
     }
 
     fn row_bytes(&self, bytes: usize) -> usize {
@@ -392,7 +463,7 @@ impl<V> AgentRows<V> {
         }
     }
 
-    /// Removes a row that has expired, or ends its protection if that time is over. Returns whether it was so.
+    /// Removes a row that has expired, or ends its protection if that time is over. Returns whether the row changed.
     fn expire(&mut self, slot: Slot, now: Instant, removed: &mut Vec<Row<V>>) -> bool {
         let row = self.row(slot);
         let is_lapsed = row.protected_until.is_some_and(|until| until <= now);
@@ -413,29 +484,34 @@ impl<V> AgentRows<V> {
         first.is_some_and(|slot| self.expire(slot, now, removed))
     }
 
-    /// Removes up to `max` expired rows from the ends of the tree and the list.
-    fn remove_expired(&mut self, now: Instant, max: usize, removed: &mut Vec<Row<V>>) {
-        for _ in 0..max {
+    /// Removes up to `max` expired rows from each of the ends of the tree and the list. Returns whether a row changed.
+    fn remove_expired(&mut self, now: Instant, max: usize, removed: &mut Vec<Row<V>>) -> bool {
+        for step in 0..max {
             let is_lapsed = self.remove_lapsed(now, removed);
             let is_expired = self.oldest.is_some_and(|slot| self.expire(slot, now, removed));
             if !is_lapsed && !is_expired {
-                return;
+                return step > 0;
             }
         }
+        true
     }
 
-    /// Evicts the oldest rows until the rest fits into the quota, but not the one that was just written.
-    fn evict(&mut self, written: Option<Slot>, now: Instant, removed: &mut Vec<Row<V>>) {
+    /// Evicts the oldest rows until the rest fits into the quota, but no more than `bytes` bytes and the rows of one
+    /// step, and not the row in `kept`. Returns how many of these bytes are left for the next step.
+    fn evict(&mut self, bytes: usize, kept: Option<Slot>, now: Instant, removed: &mut Vec<Row<V>>) -> usize {
         let limit = self.quota.limit(self.kind);
-        while self.bytes > limit
-            && let Some(slot) = self.oldest.filter(|slot| Some(*slot) != written)
-        {
+        let mut left = bytes;
+        for _ in 0..ROWS_PER_STEP {
+            let oldest = self.oldest.filter(|slot| Some(*slot) != kept);
+            let Some(slot) = oldest.filter(|_| self.bytes > limit && left > 0) else { return 0 };
             let row = self.detach(slot);
+            left = left.saturating_sub(row.bytes);
             if row.expires > now {
                 self.usage().evictions.fetch_add(1, Relaxed);
             }
             removed.push(row);
         }
+        left
     }
 
     /// The end of a step that begins at a slot, and the begin of the next step.
@@ -444,7 +520,7 @@ impl<V> AgentRows<V> {
         (to.min(end), (to < end).then_some(to))
     }
 
-    /// Expires rows from a slot on. Returns the slot at which the next step begins; at the end, frees capacity.
+    /// Expires rows from a slot on. Returns the slot at which the next step begins.
     fn sweep(&mut self, from: usize, now: Instant, removed: &mut Vec<Row<V>>) -> Option<usize> {
         let (to, next) = self.step(from);
         for slot in (from..to).filter_map(|slot| Slot::try_from(slot).ok()) {
@@ -452,17 +528,14 @@ impl<V> AgentRows<V> {
                 self.expire(slot, now, removed);
             }
         }
-        // The quota is smaller than before if there are more agents.
-        self.evict(None, now, removed);
-        if next.is_none() && self.rows.capacity() > 4 * self.rows.len() + 2 * SPARE_ROWS {
-            self.compact();
-        }
+        // The quota is smaller than before if there are more agents. All steps together can evict every row.
+        self.evict(usize::MAX, None, now, removed);
         self.publish_usage();
         next
     }
 
-    /// Frees the capacity of removed rows.
-    fn compact(&mut self) {
+    /// Moves all rows to a new storage, without the capacity of removed rows. Returns the old storage.
+    fn compact(&mut self) -> Self {
         let listed = std::iter::successors(self.oldest, |slot| self.row(*slot).newer);
         let protected = self.protected.iter().map(|(_, slot)| *slot);
         let slots: Vec<Slot> = listed.chain(protected).collect();
@@ -472,6 +545,6 @@ impl<V> AgentRows<V> {
             let row = self.rows.remove(slot as usize);
             compact.attach(row);
         }
-        *self = compact;
+        std::mem::replace(self, compact)
     }
 }

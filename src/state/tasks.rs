@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::quota::{QuotaKind, Quotas};
 use super::records::{Change, Record, TypedRecords};
-use super::table::{self, BoundedTable, Entry, Full, Row};
+use super::table::{self, BoundedTable, Entry, Full, Removed};
 use super::task_ends::{TaskEndSubscription, TaskEnds};
 use super::{Lifetime, RecordKey, RecordKind, StateStore, quota};
 use crate::a2a::model::{ALLOCATION_OVERHEAD, TaskState};
@@ -188,6 +188,15 @@ pub(crate) enum RecordResult {
     Kept,
 }
 
+/// What became of a record for the local table.
+enum LocalResult {
+    Recorded(RecordResult),
+    /// There is no room for the state of a task that runs.
+    NoRoom,
+    /// The task is in the store, or belongs there.
+    InStore(Box<TaskRecord>),
+}
+
 #[derive(Debug)]
 pub(crate) struct Tasks {
     local: Mutex<BoundedTable<LocalTask>>,
@@ -307,7 +316,8 @@ impl Tasks {
 
     /// Records the state of a task, unless the existing record is final or newer. A submitted task stays submitted.
     ///
-    /// An error means that there is no room even for the state of the task, for which calls reserve room.
+    /// An error means that there is no room even for the state of a task that runs or waits, for which calls reserve
+    /// room. A task that has ended needs none: the caller has the reply.
     pub(crate) async fn record(
         &self,
         agent: &Arc<str>,
@@ -317,12 +327,13 @@ impl Tasks {
     ) -> Result<RecordResult, ActionError> {
         let is_end_in_lookup = new.state.is_final() && observer.is_lookup;
         let local = match new.is_shared() {
-            true => Err(Box::new(new)),
+            true => LocalResult::InStore(Box::new(new)),
             false => self.record_locally(agent, id, new, observer),
         };
         let result = match local {
-            Ok(result) => result,
-            Err(new) => Box::pin(self.record_in_store(agent, id, *new, observer)).await?,
+            LocalResult::Recorded(result) => result,
+            LocalResult::NoRoom => return Err(quota::refusal(agent, QuotaKind::Task)),
+            LocalResult::InStore(new) => Box::pin(self.record_in_store(agent, id, *new, observer)).await?,
         };
         if is_end_in_lookup && matches!(result, RecordResult::Written { .. }) {
             self.ends.notify(agent, id);
@@ -352,35 +363,38 @@ impl Tasks {
         }
     }
 
-    /// Records the task of a call in mode `final` or `stream` in one step. Returns the record if the task is in the
-    /// store.
+    /// Records the task of a call in mode `final` or `stream` in one step.
     fn record_locally(
         &self,
         agent: &Arc<str>,
         id: &str,
         mut new: TaskRecord,
         observer: Observer,
-    ) -> Result<RecordResult, Box<TaskRecord>> {
+    ) -> LocalResult {
         let of_reply = reply::allocated(&new.reply);
+        let (mut removed, now) = (Removed::default(), Instant::now());
         let mut local = self.local();
-        let entry = local.entry(agent, id, Instant::now());
+        let entry = local.entry(agent, id, now, &mut removed);
         let previous = match entry.value() {
             None => None,
-            Some(LocalTask::InStore) => return Err(Box::new(new)),
+            Some(LocalTask::InStore) => return LocalResult::InStore(Box::new(new)),
             Some(known) => known.outline(),
         };
         if previous.as_ref().is_some_and(|known| known.takes_precedence_over(&new, observer)) {
-            return Ok(RecordResult::Kept);
+            return LocalResult::Recorded(RecordResult::Kept);
         }
         new.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
         let lifetime = new.lifetime(previous.as_ref(), observer);
         let put = put(entry, LocalTask::new(new), of_reply, lifetime);
         drop(local);
-        // The removed tasks are dropped after the lock is released.
+        removed.evict_rest(|removed| self.local().evict(agent, now, removed));
         if let Err(Full) = put {
             tracing::warn!(%agent, task = id, "no room to record a task");
+            if !lifetime.protected_for.is_zero() {
+                return LocalResult::NoRoom;
+            }
         }
-        Ok(RecordResult::Written { previous: previous.map(Box::new) })
+        LocalResult::Recorded(RecordResult::Written { previous: previous.map(Box::new) })
     }
 
     async fn record_in_store(
@@ -475,9 +489,11 @@ impl Tasks {
         of_reply: usize,
         lifetime: Lifetime,
     ) -> bool {
+        let (mut removed, now) = (Removed::default(), Instant::now());
         let mut local = self.local();
-        let put = put(local.entry(agent, id, Instant::now()), task, of_reply, lifetime);
+        let put = put(local.entry(agent, id, now, &mut removed), task, of_reply, lifetime);
         drop(local);
+        removed.evict_rest(|removed| self.local().evict(agent, now, removed));
         put.is_ok()
     }
 
@@ -504,7 +520,7 @@ fn put(
     mut task: LocalTask,
     mut of_reply: usize,
     lifetime: Lifetime,
-) -> Result<Vec<Row<LocalTask>>, Full> {
+) -> Result<(), Full> {
     if !entry.has_room(task.allocated(of_reply), lifetime) {
         entry.count_refusal();
         task = task.without_content();

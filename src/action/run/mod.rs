@@ -639,9 +639,11 @@ impl<'a, P: Progress> CallRun<'a, P> {
         observed
     }
 
-    /// Gives the caller of a submitted task its reply, once.
+    /// The running task is recorded: gives the caller of a submitted task its reply, once.
     async fn accept(&mut self, outcome: &Arc<Outcome>) {
-        if self.waiter.mode == ReplyMode::Submit && !std::mem::replace(&mut self.is_accepted, true) {
+        let is_submitted = self.waiter.mode == ReplyMode::Submit;
+        self.waiter.progress.recorded(is_submitted);
+        if is_submitted && !std::mem::replace(&mut self.is_accepted, true) {
             self.waiter.progress.accepted(outcome).await;
         }
     }

@@ -1,22 +1,26 @@
 //! Responses that the memory budget refuses.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
 use super::{actions_with, invoke, invoke_in};
-use crate::a2a::model::Part;
+use crate::a2a::model::{Part, TaskState};
 use crate::a2a::tests::fake::{FakeAgent, FakeResponse, NO_RESPONSE, ReceivedRequest, error, ok, v01};
 use crate::action::actions::CallableSkill;
 use crate::action::params::Template;
-use crate::action::progress::NoProgress;
+use crate::action::progress::{NoProgress, Progress, ProgressEvent};
 use crate::action::request::{
     CallOptions, Invocation, MessageContent, Meta, ReplyMemory, ReplyMode, RequestBody,
 };
 use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::reply::error::Code;
+use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
+use crate::state::tasks::{Observer, TaskRecord};
 
 const MIB: usize = 1 << 20;
+const HOUR: Duration = Duration::from_secs(3600);
 const CARD: &str = r#"{"name": "fake", "protocolVersion": "0.3", "capabilities": {"streaming": true}}"#;
 
 /// An account that gets at most `bytes`.
@@ -248,6 +252,70 @@ async fn a_task_with_an_id_of_the_client_is_canceled_when_the_response_does_not_
     assert_eq!(fake.count("tasks/cancel"), 1);
     let canceled = fake.received().into_iter().find(|seen| seen.rpc_method() == "tasks/cancel").unwrap();
     assert_eq!(canceled.json()["params"]["id"], reply["task"]["id"]);
+}
+
+/// Counts the reports that the running task is recorded.
+#[derive(Default)]
+struct Recorded(usize);
+
+impl Progress for Recorded {
+    fn recorded(&mut self, is_submitted: bool) {
+        assert!(!is_submitted);
+        self.0 += 1;
+    }
+
+    async fn report(&mut self, _: ProgressEvent) {}
+}
+
+#[tokio::test]
+async fn a_call_reports_that_its_task_is_recorded_unless_it_ends_at_once() {
+    let fake = FakeAgent::start(|request| respond(request, 1)).await;
+    let actions = actions_with("", &fake, &serde_json::from_str(CARD).unwrap()).await;
+    for (mode, recorded) in [(ReplyMode::Final, 0), (ReplyMode::Stream, 1)] {
+        let request = Invocation { parts: vec![Part::Text("hi".to_owned())], meta: Meta::default() };
+        let (options, mut progress) = (CallOptions { mode, ..CallOptions::default() }, Recorded::default());
+        actions.invoke(&CallableSkill::whole_agent(), request, &options, &mut progress).await.unwrap();
+        assert_eq!(progress.0, recorded, "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_task_for_whose_record_there_is_no_room_is_canceled() {
+    let fake = FakeAgent::start(|request| respond(request, 1)).await;
+    let actions = actions_with("", &fake, &serde_json::from_str(CARD).unwrap()).await;
+    let state = &actions.state;
+    // So that the agent has the smallest share.
+    let _others: Vec<_> = (0..256).map(|name| state.quotas.agent(&name.to_string().into())).collect();
+    let record = async |id: &str| {
+        let task = TaskRef {
+            id: Some(id.to_owned()),
+            context_id: None,
+            agent: Arc::clone(&actions.agent),
+            skill: None,
+        };
+        let record = TaskRecord {
+            state: TaskState::Working,
+            reply: Ok(Arc::new(Outcome::new(ReplyStatus::Working, ReplyContent::default(), task))),
+            follow_up: None,
+            is_submitted: false,
+            seen_at: SystemTime::now(),
+            may_run_for: HOUR,
+            ttl: HOUR,
+            open_for: HOUR,
+        };
+        let observer = Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false };
+        state.tasks.record(&actions.agent, id, record, observer).await
+    };
+    let mut running = 0;
+    while record(&format!("{running:04}")).await.is_ok() {
+        running += 1;
+        assert!(running < 10_000, "never refused");
+    }
+    record("u").await.unwrap_err();
+    let reply = invoke_in(ReplyMode::Stream, &actions, None, &CallOptions::default()).await;
+    assert_eq!(reply["error_info"]["code"], "busy", "{reply}");
+    assert!(reply["message"].as_str().unwrap().contains("running tasks"), "{reply}");
+    assert_eq!(fake.count("tasks/cancel"), 1, "no request could find it");
 }
 
 #[test]

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_nats::{Client, Message, Subject};
 use futures_util::StreamExt as _;
@@ -29,13 +29,12 @@ use tracing::{error, warn};
 use super::{Service, ServiceError};
 use crate::bus::outbox::Outbox;
 use crate::bus::subject::{DiscoveryVerb, ReplyGuard, Subjects};
+use crate::telemetry::log_limit::LogLimit;
 
 /// Bytes of waiting requests in one group; about a thousand requests.
 const MAX_WAITING: usize = 128 << 10;
 /// Approximate bytes of a waiting request without its reply subject.
 const WAITING_OVERHEAD: usize = 64;
-/// Dropped requests are logged at most once in this period, with their number.
-const DROPPED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Responder {
@@ -44,7 +43,7 @@ pub(super) struct Responder {
     outbox: Outbox,
     /// The groups by their first subject. The task of a group owns it.
     groups: Mutex<HashMap<String, Weak<Group>>>,
-    dropped: Mutex<Dropped>,
+    dropped: LogLimit,
 }
 
 type Requests = SelectAll<BoxStream<'static, (DiscoveryVerb, Message)>>;
@@ -90,7 +89,7 @@ struct Place {
 impl Responder {
     pub(super) fn new(client: Client, guard: Arc<ReplyGuard>, tasks: TaskTracker) -> Self {
         let outbox = Outbox::one_at_a_time(client);
-        Self { guard, tasks, outbox, groups: Mutex::default(), dropped: Mutex::default() }
+        Self { guard, tasks, outbox, groups: Mutex::default(), dropped: LogLimit::default() }
     }
 
     /// Answers for a service from now on. Dropping the future leaves nothing behind.
@@ -165,8 +164,7 @@ impl Responder {
 
     /// Counts a dropped request.
     fn count_dropped(&self) {
-        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(dropped) = dropped.add(Instant::now()) {
+        if let Some(dropped) = self.dropped.add(Instant::now()) {
             warn!(
                 dropped,
                 "discovery requests arrive faster than they can be answered; dropped some (logged once a minute)"
@@ -276,37 +274,5 @@ async fn read(responder: &Responder, mut requests: Requests, waiting: mpsc::Unbo
             Ok(place) => drop(waiting.send(Waiting { verb, reply, _place: place })),
             Err(_) => responder.count_dropped(),
         }
-    }
-}
-
-/// Requests that were dropped since the last log line.
-#[derive(Debug, Default)]
-struct Dropped {
-    count: u64,
-    logged: Option<Instant>,
-}
-
-impl Dropped {
-    /// Adds a request. Returns their number if it is time to log it.
-    fn add(&mut self, now: Instant) -> Option<u64> {
-        self.count += 1;
-        if self.logged.is_some_and(|logged| now.duration_since(logged) < DROPPED_LOG_INTERVAL) {
-            return None;
-        }
-        self.logged = Some(now);
-        Some(std::mem::take(&mut self.count))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dropped_requests_are_logged_once_a_minute_with_their_number() {
-        let mut dropped = Dropped::default();
-        let begin = Instant::now();
-        let logged = [0, 1, 59, 60, 61, 130].map(|seconds| dropped.add(begin + Duration::from_secs(seconds)));
-        assert_eq!(logged, [Some(1), None, None, Some(3), None, Some(2)]);
     }
 }

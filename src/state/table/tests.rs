@@ -22,7 +22,14 @@ fn put(
     lifetime: Lifetime,
     now: Instant,
 ) -> Result<(), Full> {
-    table.entry(&agent.into(), &id.to_string(), now).put(id, bytes, lifetime).map(drop)
+    let mut removed = Removed::default();
+    let put = table.entry(&agent.into(), &id.to_string(), now, &mut removed).put(id, bytes, lifetime);
+    assert!(removed.rows.len() <= ROWS_PER_STEP + 2 * EXPIRED_PER_WRITE + 1, "a write is short");
+    removed.evict_rest(|removed| {
+        table.evict(agent, now, removed);
+        assert!(removed.rows.len() <= ROWS_PER_STEP, "a step is short");
+    });
+    put
 }
 
 fn holds(table: &BoundedTable<usize>, agent: &str, id: usize, now: Instant) -> bool {
@@ -40,6 +47,7 @@ fn check(table: &BoundedTable<usize>, agent: &str) -> usize {
     assert_eq!(rows.protected_bytes, protected.map(|row| row.bytes).sum::<usize>());
     assert_eq!(rows.usage().entries.load(Relaxed), rows.rows.len());
     assert_eq!(rows.usage().bytes.load(Relaxed), rows.bytes);
+    assert_eq!(rows.usage().protected_bytes.load(Relaxed), rows.protected_bytes);
     assert!(rows.bytes <= rows.quota.limit(rows.kind), "within the quota");
     for row in all() {
         let slot = rows.find(row.hash, &row.id).expect("every row can be found");
@@ -104,6 +112,21 @@ fn the_protection_of_a_row_ends_and_expired_rows_make_room() {
     put(&mut table, "a", 2 * rows, 400_000, EVICTABLE, now + SECOND).expect("all others have expired");
     assert_eq!(table.get("a", "0", now + SECOND), None);
     check(&table, "a");
+}
+
+#[test]
+fn the_quota_knows_which_protection_has_ended_even_if_nothing_is_written() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    let short = Lifetime { ttl: HOUR, protected_for: SECOND };
+    (0..EXPIRED_PER_WRITE).for_each(|id| put(&mut table, "a", id, 1000, short, now).unwrap());
+    let mut removed = Removed::default();
+    let _ = table.entry(&"a".into(), "read", now + SECOND, &mut removed).value();
+    assert_eq!(check(&table, "a"), EXPIRED_PER_WRITE);
+    // A row that is too large for any table.
+    let lapsed = (0..100).take_while(|id| put(&mut table, "a", *id, 1000, short, now).is_ok()).count();
+    put(&mut table, "a", lapsed, 2 << 20, PROTECTED, now + SECOND).unwrap_err();
+    assert_eq!(check(&table, "a"), lapsed);
+    assert_eq!(table.agents["a"].protected_bytes, 0, "the refused write has ended all protections");
 }
 
 #[test]
@@ -176,6 +199,73 @@ fn a_sweep_applies_a_quota_that_has_become_smaller() {
     let _others: Vec<_> = ["b", "c", "d"].map(|name| table.quotas.agent(&name.into())).into();
     sweep_all(&mut table, now);
     assert!(check(&table, "a") < before);
+}
+
+/// A table with many rows of agent `a`, whose quota has become smaller.
+fn table_over_its_quota(rows: usize, now: Instant) -> (BoundedTable<usize>, Vec<Arc<AgentQuota>>) {
+    let mut table = table(64 << 20, 1);
+    (0..rows).for_each(|id| put(&mut table, "a", id, 400, EVICTABLE, now).unwrap());
+    assert_eq!(check(&table, "a"), rows);
+    let others = (0..63).map(|name| table.quotas.agent(&name.to_string().into())).collect();
+    (table, others)
+}
+
+fn excess(table: &BoundedTable<usize>) -> usize {
+    let rows = &table.agents["a"];
+    rows.bytes.saturating_sub(rows.quota.limit(rows.kind))
+}
+
+#[test]
+fn a_write_does_not_pay_for_all_rows_that_exceed_a_smaller_quota() {
+    let now = Instant::now();
+    let (mut table, _others) = table_over_its_quota(40_000, now);
+    let (mut held, mut over) = (table.rows(), excess(&table));
+    for id in 0.. {
+        put(&mut table, "a", 50_000 + id, 400, EVICTABLE, now).unwrap();
+        assert!(table.rows() + 4 >= held, "a small row evicts few others");
+        if excess(&table) == 0 {
+            break;
+        }
+        assert!(excess(&table) < over, "every write helps");
+        (held, over) = (table.rows(), excess(&table));
+    }
+    assert!(check(&table, "a") > 1000);
+}
+
+#[test]
+fn a_large_row_makes_room_in_several_steps() {
+    let (mut table, now) = (table(64 << 20, 1), Instant::now());
+    (0..100_000).for_each(|id| put(&mut table, "a", id, 400, EVICTABLE, now).unwrap());
+    let before = check(&table, "a");
+    put(&mut table, "a", 100_000, 16 << 20, EVICTABLE, now).unwrap();
+    assert!(check(&table, "a") + 10 * ROWS_PER_STEP < before);
+    assert!(holds(&table, "a", 100_000, now));
+}
+
+#[test]
+fn a_sweep_evicts_step_by_step_what_exceeds_a_smaller_quota() {
+    let now = Instant::now();
+    let (mut table, _others) = table_over_its_quota(40_000, now);
+    while let Some((removed, _)) = table.sweep_step(now) {
+        assert!(removed.len() <= ROWS_PER_STEP, "a step is short");
+    }
+    assert!(check(&table, "a") > 1000);
+}
+
+#[test]
+fn a_sweep_does_not_move_many_rows_at_once() {
+    let (mut table, now) = (table(64 << 20, 1), Instant::now());
+    for id in 0..16 * ROWS_PER_STEP {
+        let ttl = if id % 8 == 0 { HOUR } else { SECOND };
+        put(&mut table, "a", id, 1, Lifetime::evictable(ttl), now).unwrap();
+    }
+    let capacity = table.agents["a"].rows.capacity();
+    let mut later = std::iter::from_fn(|| table.sweep_step(now + SECOND));
+    assert!(later.all(|(_, storage)| storage.is_none()), "too many rows remain");
+    assert_eq!((check(&table, "a"), table.agents["a"].rows.capacity()), (2 * ROWS_PER_STEP, capacity));
+    let storages: Vec<_> =
+        std::iter::from_fn(|| table.sweep_step(now + HOUR)).filter_map(|(_, storage)| storage).collect();
+    assert_eq!((storages.len(), table.agents.len()), (1, 0), "dropped by the caller, after the lock");
 }
 
 #[test]

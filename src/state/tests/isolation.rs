@@ -204,6 +204,28 @@ async fn a_call_that_was_admitted_can_always_record_its_task() {
 }
 
 #[tokio::test]
+async fn a_running_call_counts_once_so_that_as_many_run_as_documented() {
+    let quotas = Quotas::new(0);
+    let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
+    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
+    let quota = quotas.agent(&agent);
+    let mut calls = Vec::new();
+    while let Ok(mut room) = state.reserve(&quota, CallKind::Call) {
+        let (id, running) = (Uuid::new_v4().to_string(), plain(TaskState::Working, "working".into()));
+        state.tasks.record(&agent, &id, running, CALL).await.unwrap();
+        room.mark_recorded(false);
+        calls.push((id, room));
+    }
+    assert_eq!(calls.len(), 224, "docs/src/protocol.md, section Limits");
+    for (id, room) in calls {
+        let asks = TaskRecord { is_submitted: true, ..plain(TaskState::InputRequired, "which?".into()) };
+        state.tasks.record(&agent, &id, asks, CALL).await.expect("each of them may ask a question");
+        state.follow_ups.issue(&agent, question(), HOUR).await.unwrap();
+        drop(room);
+    }
+}
+
+#[tokio::test]
 async fn what_is_no_longer_protected_does_not_refuse_calls() {
     let quotas = Quotas::new(0);
     let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
@@ -219,6 +241,46 @@ async fn what_is_no_longer_protected_does_not_refuse_calls() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), reserved).await.expect("their time is over");
+}
+
+#[tokio::test]
+async fn a_running_task_for_which_there_is_no_room_is_refused_and_a_recorded_one_can_end() {
+    let quotas = Quotas::new(0);
+    let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
+    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
+    let id = |number: usize| format!("{number:01000}");
+    let record = async |number, state_now, submitted| {
+        let mut outcome = outcome(&state_now);
+        outcome.task.id = Some(id(number));
+        let reply = Ok(Arc::new(outcome));
+        let record = TaskRecord { reply, is_submitted: submitted, ..plain(state_now, String::new()) };
+        state.tasks.record(&agent, &id(number), record, CALL).await
+    };
+    for submitted in [false, true] {
+        let (mut recorded, from) = (0, if submitted { 10_000 } else { 0 });
+        let refused = loop {
+            match record(from + recorded, TaskState::Working, submitted).await {
+                Ok(_) => recorded += 1,
+                Err(error) => break error,
+            }
+            assert!(recorded < 10_000, "never refused");
+        };
+        assert_eq!((refused.info.code, recorded > 50), (Code::Busy, true), "{recorded}");
+        assert!(state.tasks.find(&agent, &id(from + recorded)).await.unwrap().is_none());
+        for number in from..from + recorded {
+            let found = state.tasks.find(&agent, &id(number)).await.unwrap().expect("it runs");
+            assert_eq!(found.state, TaskState::Working);
+        }
+        // Its caller has the reply.
+        if !submitted {
+            record(recorded, TaskState::Completed, false).await.unwrap();
+        }
+        for number in from..from + recorded {
+            record(number, TaskState::Completed, submitted).await.unwrap();
+            let found = state.tasks.find(&agent, &id(number)).await.unwrap().unwrap();
+            assert_eq!(found.state, TaskState::Completed);
+        }
+    }
 }
 
 /// Run with `--ignored --nocapture`. Prints what 100,000 calls, keys and follow-ups at one agent take.
