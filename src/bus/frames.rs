@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::{HeaderMap, HeaderName, HeaderValue, StatusCode, Subject, Subscriber};
+use async_nats::{HeaderMap, HeaderName, HeaderValue, StatusCode, Subject};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::Serialize;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use self::artifact::ArtifactEncoder;
 use self::coalescer::Coalescer;
 use super::encoded_reply::EncodedReply;
-use super::inbox::{Inbox, OVERHEAD, split_text, typed_body};
+use super::inbox::{Inbox, OVERHEAD, split_text, subscribe_once, typed_body};
 use super::outbox::Outbox;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
 use crate::action::progress::{Listener, Progress, ProgressEvent};
@@ -48,8 +48,6 @@ pub(crate) struct FrameWriter {
     /// With [`FrameSelection::Text`]: the response artifacts of which the caller has received a part.
     started_artifacts: HashSet<Option<String>>,
     cancel_on_disconnect: bool,
-    /// Where the server answers if no one is subscribed to the caller's inbox.
-    probe: Option<(Subject, Subscriber)>,
     coalescer: Coalescer,
 }
 
@@ -80,7 +78,6 @@ impl FrameWriter {
             selection,
             started_artifacts: HashSet::new(),
             cancel_on_disconnect,
-            probe: None,
             coalescer: Coalescer::default(),
         }
     }
@@ -106,12 +103,7 @@ impl FrameWriter {
     async fn send_with_headers(&mut self, mut headers: HeaderMap, body: Bytes) {
         headers.insert(SEQUENCE, HeaderValue::from(self.sequence));
         self.sequence += 1;
-        self.send_unnumbered(Some(headers), body).await;
-    }
-
-    async fn send_unnumbered(&mut self, headers: Option<HeaderMap>, body: Bytes) {
-        let reply = self.probe.as_ref().map(|(inbox, _)| inbox.clone());
-        self.inbox.send(headers, reply, body).await;
+        self.inbox.send(Some(headers), None, body).await;
     }
 
     /// Sends text in as many frames as it needs.
@@ -248,15 +240,15 @@ impl Progress for FrameWriter {
 
     /// Sends a keep-alive, and asks the server whether anyone is subscribed to the caller's inbox.
     async fn keep_alive(&mut self) -> Listener {
-        if self.cancel_on_disconnect && self.probe.is_none() {
-            let client = &self.inbox.outbox.client;
-            let inbox = Subject::from(client.new_inbox());
-            let answers = client.subscribe(inbox.clone()).await;
-            self.probe = answers.ok().map(|answers| (inbox, answers));
-        }
+        // Each keep-alive has its own subject, so that messages to an earlier one cannot hide the server's answer.
+        let probe = match self.cancel_on_disconnect {
+            true => subscribe_once(&self.inbox.outbox.client).await,
+            false => None,
+        };
+        let (reply, answers) = probe.unzip();
         // Keep-alives have no number: the sequence covers only what the agent reports.
-        self.send_unnumbered(None, typed_body("status", "ack")).await;
-        if let Some((_, answers)) = &mut self.probe
+        self.inbox.send(None, reply, typed_body("status", "ack")).await;
+        if let Some(mut answers) = answers
             && let Ok(Some(answer)) = tokio::time::timeout(PROBE_TIMEOUT, answers.next()).await
             && answer.status == Some(StatusCode::NO_RESPONDERS)
         {

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use async_nats::{HeaderMap, Subject};
+use async_nats::{Client, HeaderMap, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::poll;
 use serde::Serialize;
@@ -65,6 +65,15 @@ impl Inbox {
             tracing::warn!(error = error_chain(&error), "cannot send a part of a streamed reply");
         }
     }
+}
+
+/// Subscribes to a new subject for one message. Callers learn the subject, and the client would queue thousands of
+/// messages for it.
+pub(super) async fn subscribe_once(client: &Client) -> Option<(Subject, Subscriber)> {
+    let subject = Subject::from(client.new_inbox());
+    let mut subscriber = client.subscribe(subject.clone()).await.ok()?;
+    subscriber.unsubscribe_after(1).await.ok()?;
+    Some((subject, subscriber))
 }
 
 /// The body of a streamed message.
