@@ -189,6 +189,8 @@ async fn artifact_metadata_is_kept_when_split_or_dropped_if_it_does_not_fit() {
     assert_eq!(of("5")[0]["metadata"], json!({"m": "small"}));
     assert_eq!(of("5")[1].get("metadata"), None);
     assert!(of(&large).iter().all(|frame| frame.get("metadata").is_none()));
+    assert_eq!(of(&large)[0]["omitted"], "too_large");
+    assert!(frames.iter().filter(|frame| frame.get("omitted").is_some()).count() == 1);
 }
 
 #[tokio::test]

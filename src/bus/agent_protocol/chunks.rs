@@ -9,12 +9,13 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
+use tokio::task::yield_now;
 
 use super::envelope::attachment_name;
 use crate::a2a::model::TaskState;
 use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::bus::encoded_reply::error_headers;
-use crate::bus::inbox::{Inbox, MAX_COALESCED, split_text, typed_body};
+use crate::bus::inbox::{Inbox, MAX_COALESCED, split_first, typed_body};
 use crate::bus::outbox::Outbox;
 use crate::json;
 use crate::offload;
@@ -200,21 +201,34 @@ impl ChunkWriter {
         let error = result.err();
         if let Some(error) = &error {
             let headers = error_headers(error_code(error), &error.message, MAX_ERROR);
-            self.inbox.send(Some(headers), None, Bytes::new()).await;
+            self.inbox.send(None, Some(headers), None, Bytes::new()).await;
         }
         self.send(Bytes::new()).await;
         error.map(|error| (error_code(&error), error.info.code.name()))
     }
 
     async fn send(&mut self, body: Bytes) {
-        self.inbox.send(None, None, body).await;
+        self.inbox.send(None, None, None, body).await;
     }
 
     /// Sends text in as many chunks as it needs.
-    async fn send_text(&mut self, text: &str) {
-        for piece in split_text(text, self.inbox.data_room()) {
+    async fn send_text(&mut self, mut text: &str) {
+        let max = self.inbox.data_room();
+        while !text.is_empty() {
+            let size = text.len().min(max);
+            let room = self.inbox.reserve(size).await;
+            let encode_first = || {
+                let (piece, rest) = split_first(text, max).unwrap_or_default();
+                (typed_body("response", piece), rest)
+            };
+            let body;
+            (body, text) = offload::run(&self.inbox.outbox.agent, size, encode_first).await;
             self.has_sent_text = true;
-            self.send(typed_body("response", piece)).await;
+            self.inbox.send(room, None, None, body).await;
+            if !text.is_empty() {
+                // Sending does not yield while the connection keeps up.
+                yield_now().await;
+            }
         }
     }
 
@@ -237,8 +251,10 @@ impl ChunkWriter {
     async fn send_attachments(&mut self, groups: &[Group<'_>]) {
         for Group { attachments, size } in groups {
             let encode = || typed_body("response", ResponseData { text: "", attachments });
+            let room = self.inbox.reserve(*size).await;
             let body = offload::run(&self.inbox.outbox.agent, *size, encode).await;
-            self.send(body).await;
+            self.inbox.send(room, None, None, body).await;
+            yield_now().await;
         }
     }
 
@@ -348,7 +364,7 @@ impl Progress for ChunkWriter {
                         self.send_text(&text).await;
                     }
                 }
-                None if self.inbox.is_behind && self.coalesced.len() < MAX_COALESCED => {
+                None if self.inbox.is_behind && self.coalesced.len().max(text.len()) < MAX_COALESCED => {
                     self.coalesced.push_str(&text);
                 }
                 None => {
@@ -415,11 +431,45 @@ fn digest(name: &str, content: &str) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::poll;
     use rstest::rstest;
     use serde_json::value::RawValue;
 
     use super::*;
+    use crate::bus::inbox::unconnected_outbox;
     use crate::reply::outcome::ReplyFile;
+
+    #[tokio::test]
+    async fn large_attachments_are_collected_and_encoded_off_the_workers() {
+        const AGENT: &str = "an agent with large attachments";
+        let file = |number: usize| ReplyFile {
+            name: Some(format!("{number}.bin")),
+            mime_type: None,
+            size: Some(1),
+            url: None,
+            bytes: Some("A".repeat(2 * offload::INLINE)),
+        };
+        let content = ReplyContent {
+            message: String::new(),
+            files: (0..10).map(file).collect(),
+            data: Vec::new(),
+            artifacts: Vec::new(),
+        };
+        let outbox = unconnected_outbox(AGENT).await;
+        let mut chunks = ChunkWriter::new(outbox, Subject::from_static("inbox"), Duration::MAX);
+        let turn = offload::hold_turn(AGENT);
+        let mut collecting = Box::pin(chunks.new_attachments(&content));
+        assert!(poll!(&mut collecting).is_pending(), "it is not the agent's turn");
+        drop(turn);
+        let Attachments { groups, .. } = collecting.await;
+        assert_eq!(groups.iter().map(|group| group.attachments.len()).collect::<Vec<_>>(), [7, 3]);
+
+        let turn = offload::hold_turn(AGENT);
+        let mut sending = Box::pin(chunks.send_attachments(&groups));
+        assert!(poll!(&mut sending).is_pending(), "it is not the agent's turn");
+        drop(turn);
+        sending.await;
+    }
 
     #[test]
     fn attachments_are_measured_as_they_are_encoded() {
