@@ -18,8 +18,8 @@
 //! - **Skill.** A prompt goes to the agent as a whole; the additional field `skill` selects one of the
 //!   published actions, by token, by the skill's id or by its name.
 //! - **Questions.** While a question is open, the call does not count as in flight. If no answer arrives within
-//!   `input_required_ttl`, if the answer is malformed, or if the bridge stops, the call ends with an error
-//!   and the bridge cancels the task.
+//!   `input_required_ttl`, if the answer finds no free slot until then, if it is malformed, or if the bridge stops,
+//!   the call ends with an error and the bridge cancels the task. Only the first message to the reply subject counts.
 //! - **Sign-in elsewhere.** If a task leaves `AUTH_REQUIRED` without an answer, the bridge follows it to its end.
 //! - **Data** of the agent becomes attachments `data.json`, `data-2.json` and so on.
 //! - **Headers.** `traceparent` and `A2A-Timeout` have the same meaning as for actions; there are no reply modes
