@@ -102,7 +102,8 @@ fn frames(data: &[u8]) -> bool {
     let room = 1024 + data.len() % 8192;
     let encoder = ArtifactEncoder::new(&update, room);
     let whole = Some(encoder.whole()).filter(|whole| whole.len() <= room);
-    for body in whole.into_iter().chain(encoder.pieces()) {
+    let pieces = encoder.groups().into_iter().map(|group| encoder.encode(group));
+    for body in whole.into_iter().chain(pieces) {
         assert!(body.len() <= room, "a frame of {} bytes; the limit is {room}", body.len());
         serde_json::from_slice::<serde::de::IgnoredAny>(&body).expect("a frame is JSON");
     }

@@ -76,14 +76,23 @@ where
 pub(crate) fn json_prefix(text: &str, max: usize) -> &str {
     let mut written = 0;
     let end = text.char_indices().find(|&(_, c)| {
-        written += match c {
-            '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
-            '\0'..='\u{1f}' => 6,
-            other => other.len_utf8(),
-        };
+        written += escaped_len(c);
         written > max
     });
     end.map_or(text, |(at, _)| text.get(..at).unwrap_or_default())
+}
+
+/// The bytes of `text` as a JSON string, without quotes.
+pub(crate) fn string_len(text: &str) -> usize {
+    text.chars().map(escaped_len).sum()
+}
+
+fn escaped_len(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\u{1f}' => 6,
+        other => other.len_utf8(),
+    }
 }
 
 /// Shortens `text` to `max` bytes of JSON, with an ellipsis at the end. Returns `None` if it is short enough.

@@ -18,8 +18,8 @@
 //! - **Skill.** A prompt goes to the agent as a whole; the additional field `skill` selects one of the
 //!   published actions, by token, by the skill's id or by its name.
 //! - **Questions.** While a question is open, the call does not count as in flight. If no answer arrives within
-//!   `input_required_ttl`, if the answer is malformed, or if the bridge stops, the call ends with an error
-//!   and the bridge cancels the task.
+//!   `input_required_ttl`, if the answer finds no free slot until then, if it is malformed, or if the bridge stops,
+//!   the call ends with an error and the bridge cancels the task. Only the first message to the reply subject counts.
 //! - **Sign-in elsewhere.** If a task leaves `AUTH_REQUIRED` without an answer, the bridge follows it to its end.
 //! - **Data** of the agent becomes attachments `data.json`, `data-2.json` and so on.
 //! - **Headers.** `traceparent` and `A2A-Timeout` have the same meaning as for actions; there are no reply modes
@@ -60,6 +60,8 @@ use crate::text::{error_chain, rfc3339_to_second, shorten};
 const SERVICE: &str = "agents";
 const PROTOCOL_VERSION: &str = "0.3";
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(30);
+/// Maximum number of status requests of one agent whose replies wait for the connection.
+const MAX_STATUS_REQUESTS: usize = 64;
 
 /// The agent protocol's service for one agent.
 #[derive(Debug)]
@@ -245,8 +247,12 @@ impl Registrar {
         let (client, tasks) = (self.context.client.clone(), self.context.tasks.clone());
         let agent = Arc::clone(&self.prompts.dispatcher.agent().name);
         let (subjects, instance_id) = (self.prompts.protocol_subjects.clone(), instance_id.to_owned());
+        let permits = Arc::new(Semaphore::new(MAX_STATUS_REQUESTS));
         Arc::new(move |ServiceRequest { message, accounting }| {
             let Some(to) = message.reply else { return };
+            let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+                return accounting.fail(429, "too many requests at the same time");
+            };
             let (client, agent) = (client.clone(), Arc::clone(&agent));
             let heartbeat = heartbeat(&subjects, &instance_id);
             tasks.spawn(async move {
@@ -254,6 +260,7 @@ impl Registrar {
                     tracing::warn!(%agent, error = error_chain(&error), "cannot reply to a status request");
                 }
                 accounting.succeed();
+                drop(permit);
             });
         })
     }

@@ -28,7 +28,7 @@ pub(crate) struct EncodedReply {
     /// The number and the name of the error, for the statistics.
     pub error: Option<(u16, &'static str)>,
     /// Room in the send window.
-    room: Option<Room>,
+    pub(super) room: Option<Room>,
 }
 
 impl EncodedReply {

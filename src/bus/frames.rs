@@ -4,19 +4,19 @@ pub(crate) mod artifact;
 mod coalescer;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::{HeaderMap, HeaderName, HeaderValue, StatusCode, Subject, Subscriber};
+use async_nats::{HeaderMap, HeaderName, HeaderValue, StatusCode, Subject};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::Serialize;
+use tokio::task::yield_now;
 
 use self::artifact::ArtifactEncoder;
 use self::coalescer::Coalescer;
 use super::encoded_reply::EncodedReply;
-use super::inbox::{Inbox, OVERHEAD, split_text, typed_body};
-use super::outbox::Outbox;
+use super::inbox::{Inbox, OVERHEAD, split_first, subscribe_once, typed_body};
+use super::outbox::{Outbox, Room};
 use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
 use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::json;
@@ -48,8 +48,6 @@ pub(crate) struct FrameWriter {
     /// With [`FrameSelection::Text`]: the response artifacts of which the caller has received a part.
     started_artifacts: HashSet<Option<String>>,
     cancel_on_disconnect: bool,
-    /// Where the server answers if no one is subscribed to the caller's inbox.
-    probe: Option<(Subject, Subscriber)>,
     coalescer: Coalescer,
 }
 
@@ -80,7 +78,6 @@ impl FrameWriter {
             selection,
             started_artifacts: HashSet::new(),
             cancel_on_disconnect,
-            probe: None,
             coalescer: Coalescer::default(),
         }
     }
@@ -89,60 +86,72 @@ impl FrameWriter {
     /// the error if the reply is one.
     pub(crate) async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
         self.flush().await;
-        let EncodedReply { body, headers, error, .. } =
+        let EncodedReply { body, headers, error, room } =
             EncodedReply::prepare(reply, &self.inbox.outbox, OVERHEAD).await;
-        // The reply is JSON already. The frame waits for room of its own.
+        // The reply is JSON already.
         let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
         drop(body);
-        self.send_with_headers(headers.unwrap_or_default(), frame).await;
-        self.inbox.send(None, None, Bytes::new()).await;
+        self.send_with_headers(room, headers.unwrap_or_default(), frame).await;
+        self.inbox.send(None, None, None, Bytes::new()).await;
         error
     }
 
-    async fn send(&mut self, body: Bytes) {
-        self.send_with_headers(HeaderMap::new(), body).await;
+    async fn send(&mut self, room: Option<Room>, body: Bytes) {
+        self.send_with_headers(room, HeaderMap::new(), body).await;
     }
 
-    async fn send_with_headers(&mut self, mut headers: HeaderMap, body: Bytes) {
+    async fn send_with_headers(&mut self, room: Option<Room>, mut headers: HeaderMap, body: Bytes) {
         headers.insert(SEQUENCE, HeaderValue::from(self.sequence));
         self.sequence += 1;
-        self.send_unnumbered(Some(headers), body).await;
-    }
-
-    async fn send_unnumbered(&mut self, headers: Option<HeaderMap>, body: Bytes) {
-        let reply = self.probe.as_ref().map(|(inbox, _)| inbox.clone());
-        self.inbox.send(headers, reply, body).await;
+        self.inbox.send(room, Some(headers), None, body).await;
     }
 
     /// Sends text in as many frames as it needs.
     async fn send_text<'t>(&mut self, text: &'t str, encode: impl Fn(&'t str) -> Bytes) {
-        let room = self.inbox.data_room();
-        if text.len() <= room {
-            let body = encode(text);
-            if body.len() <= room || text.is_empty() {
-                return self.send(body).await;
+        let max = self.inbox.data_room();
+        if text.len() <= max {
+            let room = self.inbox.reserve(text.len()).await;
+            let body = offload::run(&self.inbox.outbox.agent, text.len(), || encode(text)).await;
+            if body.len() <= max || text.is_empty() {
+                return self.send(room, body).await;
             }
         }
-        for piece in split_text(text, room.saturating_sub(encode("").len())) {
-            self.send(encode(piece)).await;
+        let text_room = max.saturating_sub(encode("").len());
+        let mut rest = text;
+        while !rest.is_empty() {
+            let size = rest.len().min(max);
+            let room = self.inbox.reserve(size).await;
+            let encode_first = || {
+                let (piece, rest) = split_first(rest, text_room).unwrap_or_default();
+                (encode(piece), rest)
+            };
+            let body;
+            (body, rest) = offload::run(&self.inbox.outbox.agent, size, encode_first).await;
+            self.send(room, body).await;
+            // Sending does not yield while the connection keeps up.
+            yield_now().await;
         }
     }
 
     /// Sends an artifact, in pieces that append to each other if it does not fit into one frame.
     async fn send_artifact(&mut self, update: &ArtifactUpdate) {
-        let room = self.inbox.data_room();
-        let encoder = ArtifactEncoder::new(update, room);
-        let size = update.artifact.parts.iter().map(Part::allocated).sum();
-        if size <= room {
-            let whole = encoder.whole();
-            if whole.len() <= room {
-                return self.send(whole).await;
+        let max = self.inbox.data_room();
+        let encoder = ArtifactEncoder::new(update, max);
+        let size = encoder.size();
+        if size <= max {
+            let room = self.inbox.reserve(size).await;
+            let whole = offload::run(&self.inbox.outbox.agent, size, || encoder.whole()).await;
+            if whole.len() <= max {
+                return self.send(room, whole).await;
             }
         }
-        let agent = Arc::clone(&self.inbox.outbox.agent);
-        let pieces = offload::run(&agent, size, || encoder.pieces()).await;
-        for body in pieces {
-            self.send(body).await;
+        let groups = offload::run(&self.inbox.outbox.agent, size, || encoder.groups()).await;
+        for group in groups {
+            let size = group.size;
+            let room = self.inbox.reserve(size.min(max)).await;
+            let body = offload::run(&self.inbox.outbox.agent, size, || encoder.encode(group)).await;
+            self.send(room, body).await;
+            yield_now().await;
         }
     }
 
@@ -160,7 +169,7 @@ impl FrameWriter {
                 let room = self.inbox.data_room();
                 let short = |id: String| json::shorten_to_json(&id, room / 4).unwrap_or(id);
                 let data = TaskData { id: short(id), context_id: context_id.map(short) };
-                self.send(typed_body("task", data)).await;
+                self.send(None, typed_body("task", data)).await;
             }
             ProgressEvent::State { state, message } => {
                 let state = state.to_string();
@@ -219,7 +228,7 @@ fn remove_text(artifact: &mut Artifact) {
 
 impl Progress for FrameWriter {
     async fn started(&mut self) {
-        self.send(typed_body("status", "ack")).await;
+        self.send(None, typed_body("status", "ack")).await;
     }
 
     async fn report(&mut self, event: ProgressEvent) {
@@ -248,15 +257,15 @@ impl Progress for FrameWriter {
 
     /// Sends a keep-alive, and asks the server whether anyone is subscribed to the caller's inbox.
     async fn keep_alive(&mut self) -> Listener {
-        if self.cancel_on_disconnect && self.probe.is_none() {
-            let client = &self.inbox.outbox.client;
-            let inbox = Subject::from(client.new_inbox());
-            let answers = client.subscribe(inbox.clone()).await;
-            self.probe = answers.ok().map(|answers| (inbox, answers));
-        }
+        // Each keep-alive has its own subject, so that messages to an earlier one cannot hide the server's answer.
+        let probe = match self.cancel_on_disconnect {
+            true => subscribe_once(&self.inbox.outbox.client).await,
+            false => None,
+        };
+        let (reply, answers) = probe.unzip();
         // Keep-alives have no number: the sequence covers only what the agent reports.
-        self.send_unnumbered(None, typed_body("status", "ack")).await;
-        if let Some((_, answers)) = &mut self.probe
+        self.inbox.send(None, None, reply, typed_body("status", "ack")).await;
+        if let Some(mut answers) = answers
             && let Ok(Some(answer)) = tokio::time::timeout(PROBE_TIMEOUT, answers.next()).await
             && answer.status == Some(StatusCode::NO_RESPONDERS)
         {
@@ -268,8 +277,58 @@ impl Progress for FrameWriter {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::poll;
+
     use super::*;
     use crate::a2a::model::Event;
+    use crate::bus::inbox::unconnected_outbox;
+
+    fn artifact(update: &str) -> ProgressEvent {
+        let Event::Artifact(update) = Event::decode(update).unwrap() else { panic!("not an artifact") };
+        ProgressEvent::Artifact { update, is_response: true }
+    }
+
+    #[tokio::test]
+    async fn large_frames_are_encoded_off_the_workers() {
+        const AGENT: &str = "an agent with large frames";
+        let large = "x".repeat(2 * offload::INLINE);
+        let metadata = format!(
+            r#"{{"artifactUpdate":{{"taskId":"t","artifact":{{"artifactId":"a","parts":[{{"text":"a"}}],"metadata":"{large}"}}}}}}"#
+        );
+        let events =
+            [ProgressEvent::Response(large.repeat(20)), ProgressEvent::Response(large), artifact(&metadata)];
+        for (event, frames) in events.into_iter().zip([3, 1, 1]) {
+            let outbox = unconnected_outbox(AGENT).await;
+            let to = Subject::from_static("inbox");
+            let mut writer = FrameWriter::new(outbox, to, Duration::MAX, FrameSelection::All, false);
+            let turn = offload::hold_turn(AGENT);
+            let mut reporting = Box::pin(writer.report(event));
+            assert!(poll!(&mut reporting).is_pending(), "it is not the agent's turn");
+            drop(turn);
+            reporting.await;
+            assert_eq!(writer.sequence, frames);
+        }
+    }
+
+    #[tokio::test]
+    async fn large_frames_wait_for_room_before_they_are_encoded() {
+        const AGENT: &str = "an agent with a full window";
+        let outbox = unconnected_outbox(AGENT).await;
+        let full = outbox.reserve(usize::MAX).await;
+        let to = Subject::from_static("inbox");
+        let mut writer = FrameWriter::new(outbox, to, Duration::MAX, FrameSelection::All, false);
+        let _turn = offload::hold_turn(AGENT);
+        let mut reporting = Box::pin(writer.report(ProgressEvent::Response("x".repeat(8 << 10))));
+        assert!(poll!(&mut reporting).is_pending());
+        drop(full);
+        reporting.await;
+        assert!(writer.inbox.is_behind);
+        // The next frame is coalesced, unless it is large.
+        writer.report(ProgressEvent::Response("x".to_owned())).await;
+        assert_eq!(writer.sequence, 1);
+        writer.report(ProgressEvent::Response("x".repeat(32 << 10))).await;
+        assert_eq!(writer.sequence, 3);
+    }
 
     #[test]
     fn an_artifact_without_its_text_keeps_the_extras_of_its_other_parts() {

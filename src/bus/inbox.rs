@@ -4,12 +4,12 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use async_nats::{HeaderMap, Subject};
+use async_nats::{Client, HeaderMap, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::poll;
 use serde::Serialize;
 
-use super::outbox::Outbox;
+use super::outbox::{Outbox, Room};
 use crate::json::{json_prefix, to_bytes};
 use crate::text::error_chain;
 
@@ -49,22 +49,63 @@ impl Inbox {
         self.keep_alive.saturating_sub(self.last_sent.elapsed())
     }
 
-    /// Sends a message after those before it. The server answers to `reply` if no one is subscribed.
-    pub(super) async fn send(&mut self, headers: Option<HeaderMap>, reply: Option<Subject>, body: Bytes) {
+    /// Waits for room in the send window for a message of `bytes` bytes.
+    pub(super) async fn reserve(&mut self, bytes: usize) -> Option<Room> {
+        let reserving = self.outbox.reserve(bytes);
+        notice_wait(&mut self.is_behind, reserving).await
+    }
+
+    /// Sends a message after those before it, in the room that was reserved for it, if any. The server answers to
+    /// `reply` if no one is subscribed.
+    pub(super) async fn send(
+        &mut self,
+        room: Option<Room>,
+        headers: Option<HeaderMap>,
+        reply: Option<Subject>,
+        body: Bytes,
+    ) {
         self.last_sent = Instant::now();
-        let sending = self.outbox.publish(self.to.clone(), headers, reply, body);
-        // Unconstrained, so that `Pending` means a full queue and not an exhausted tokio coop budget.
-        let mut sending = pin!(tokio::task::unconstrained(sending));
-        let sent = poll!(&mut sending);
-        self.is_behind |= sent.is_pending();
-        let sent = match sent {
-            Poll::Ready(sent) => sent,
-            Poll::Pending => sending.await,
+        let (outbox, to) = (&self.outbox, self.to.clone());
+        let sending = async {
+            match room {
+                Some(room) => outbox.publish_in(Some(room), to, headers, reply, body).await,
+                None => outbox.publish(to, headers, reply, body).await,
+            }
         };
-        if let Err(error) = sent {
+        if let Err(error) = notice_wait(&mut self.is_behind, sending).await {
             tracing::warn!(error = error_chain(&error), "cannot send a part of a streamed reply");
         }
     }
+}
+
+/// Sets `is_behind` if the future has to wait.
+async fn notice_wait<T>(is_behind: &mut bool, future: impl Future<Output = T>) -> T {
+    // Unconstrained, so that `Pending` means a full queue and not an exhausted tokio coop budget.
+    let mut future = pin!(tokio::task::unconstrained(future));
+    match poll!(&mut future) {
+        Poll::Ready(result) => result,
+        Poll::Pending => {
+            *is_behind = true;
+            future.await
+        }
+    }
+}
+
+/// Subscribes to a new subject for one message. Callers learn the subject, and the client would queue thousands of
+/// messages for it.
+pub(super) async fn subscribe_once(client: &Client) -> Option<(Subject, Subscriber)> {
+    let subject = Subject::from(client.new_inbox());
+    let mut subscriber = client.subscribe(subject.clone()).await.ok()?;
+    subscriber.unsubscribe_after(1).await.ok()?;
+    Some((subject, subscriber))
+}
+
+/// An outbox whose client never connects, so that messages wait in the client.
+#[cfg(test)]
+pub(super) async fn unconnected_outbox(agent: &str) -> Outbox {
+    let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
+    let client = options.connect("127.0.0.1:1").await.expect("a client without a connection");
+    Outbox::new(client, &crate::memory::MemoryAccount::unlimited(agent))
 }
 
 /// The body of a streamed message.
@@ -81,14 +122,19 @@ pub(super) fn typed_body(r#type: &str, data: impl Serialize) -> Bytes {
 /// least one character, even if that does not fit.
 pub(super) fn split_text(mut text: &str, room: usize) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
-        let first = text.chars().next()?;
-        // An escape has at most six bytes, so most texts need no measuring.
-        let fits = text.len().saturating_mul(6) <= room;
-        let end = if fits { text.len() } else { json_prefix(text, room).len().max(first.len_utf8()) };
-        let (piece, rest) = text.split_at(end);
+        let (piece, rest) = split_first(text, room)?;
         text = rest;
         Some(piece)
     })
+}
+
+/// The first piece of a text, and the rest.
+pub(super) fn split_first(text: &str, room: usize) -> Option<(&str, &str)> {
+    let first = text.chars().next()?;
+    // An escape has at most six bytes, so most texts need no measuring.
+    let fits = text.len().saturating_mul(6) <= room;
+    let end = if fits { text.len() } else { json_prefix(text, room).len().max(first.len_utf8()) };
+    Some(text.split_at(end))
 }
 
 #[cfg(test)]

@@ -424,6 +424,37 @@ async fn acks_are_sent_while_an_answer_waits_for_a_free_slot() {
 }
 
 #[tokio::test]
+async fn answer_without_a_free_slot_is_busy_at_the_end_of_its_time() {
+    let scene = Scene::start("max_in_flight: 1\ninput_required_ttl: 1s").await;
+    let mut question = scene.prompt("report about tides").await;
+    let query = question.chunk_of("query").await;
+    let mut slow = scene.prompt("slow 600").await;
+    slow.chunk().await;
+    question.reply(&query, "PDF").await;
+    let (code, text) = question.rest().await.error.unwrap();
+    assert_eq!(code, 429, "{text}");
+    assert!(text.contains("max_in_flight"), "{text}");
+    let task = working_task(&scene).await;
+    request_agent(&scene.agent.url(), "CancelTask", json!({"id": task})).await;
+    slow.rest().await.error.unwrap();
+}
+
+#[tokio::test]
+async fn reply_subject_of_a_query_takes_one_message() {
+    let scene = Scene::start("max_in_flight: 1").await;
+    let mut question = scene.prompt("report about tides").await;
+    let query = question.chunk_of("query").await;
+    let mut slow = scene.prompt("slow 1").await;
+    slow.chunk().await;
+    question.reply(&query, "PDF").await;
+    let to = query["reply_subject"].as_str().unwrap().to_owned();
+    let unheard = within_deadline(scene.caller.request(to, "Markdown".into())).await;
+    assert_eq!(unheard.unwrap_err().kind(), RequestErrorKind::NoResponders);
+    slow.rest().await;
+    assert_eq!(question.rest().await.text, "Report: report about tides");
+}
+
+#[tokio::test]
 async fn reply_subjects_of_the_protocol_itself_are_refused() {
     let scene = Scene::start("").await;
     // Not `agents.hb.>`: the bridge publishes its own heartbeats there.

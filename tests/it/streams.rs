@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use async_nats::client::RequestErrorKind;
+use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::frames::Stream;
 use crate::support::peer::{event, streaming_card};
 use crate::support::proxy::PausableProxy;
-use crate::support::{Answer, Bridge, DEADLINE, NatsServer, Peer, attached, eventually, launched};
+use crate::support::{
+    Answer, Bridge, DEADLINE, NatsServer, Peer, attached, eventually, launched, within_deadline,
+};
 
 #[rstest]
 #[tokio::test]
@@ -185,6 +189,8 @@ async fn artifact_metadata_is_kept_when_split_or_dropped_if_it_does_not_fit() {
     assert_eq!(of("5")[0]["metadata"], json!({"m": "small"}));
     assert_eq!(of("5")[1].get("metadata"), None);
     assert!(of(&large).iter().all(|frame| frame.get("metadata").is_none()));
+    assert_eq!(of(&large)[0]["omitted"], "too_large");
+    assert!(frames.iter().filter(|frame| frame.get("omitted").is_some()).count() == 1);
 }
 
 #[tokio::test]
@@ -394,6 +400,43 @@ async fn disconnected_caller_cancels_the_task_if_requested() {
     .await;
     assert!(states.contains(&"TASK_STATE_CANCELED".to_owned()), "{states:?}");
     assert!(states.contains(&"TASK_STATE_COMPLETED".to_owned()), "{states:?}");
+}
+
+#[tokio::test]
+async fn only_keep_alives_have_a_reply_subject_and_it_takes_one_message() {
+    let token = json!({"artifactUpdate": {"taskId": "t", "append": true, "artifact": {"artifactId": "a", "parts": [{"text": "x"}]}}});
+    let peer = Peer::streaming_agent(move |seen| match seen.rpc_method().as_str() {
+        "SendStreamingMessage" => Answer::Endless(event(&token), event(&token), Duration::from_millis(500)),
+        _ => Answer::task(seen, "TASK_STATE_CANCELED", ""),
+    });
+    let bridge = Bridge::with(attached("peer", &peer.url()).set("stream_keepalive", "100ms")).start().await;
+    let inbox = bridge.client.new_inbox();
+    let mut frames = bridge.client.subscribe(inbox.clone()).await.unwrap();
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert("A2A-Reply", "stream");
+    headers.insert("A2A-On-Disconnect", "cancel");
+    let body = json!({"prompt": "x"}).to_string();
+    let subject = bridge.subject("peer.ask");
+    bridge.client.publish_with_reply_and_headers(subject, inbox, headers, body.into()).await.unwrap();
+    let mut probe = None;
+    loop {
+        let frame = within_deadline(frames.next()).await.unwrap();
+        let is_numbered = frame.headers.is_some_and(|headers| headers.get("A2A-Seq").is_some());
+        assert_ne!(is_numbered, frame.reply.is_some(), "{:?}", frame.payload);
+        probe = frame.reply.or(probe);
+        // The frame after a keep-alive.
+        if is_numbered && probe.is_some() {
+            break;
+        }
+    }
+    let probe = probe.unwrap();
+    for _ in 0..100 {
+        bridge.client.publish(probe.clone(), "x".into()).await.unwrap();
+    }
+    let unheard = within_deadline(bridge.client.request(probe, "x".into())).await;
+    assert_eq!(unheard.unwrap_err().kind(), RequestErrorKind::NoResponders);
+    drop(frames);
+    eventually(|| async { peer.calls("CancelTask").pop() }).await;
 }
 
 #[tokio::test]

@@ -4,19 +4,21 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use async_nats::Subject;
-use base64::Engine as _;
+use base64::display::Base64Display;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
+use tokio::task::yield_now;
 
 use super::envelope::attachment_name;
 use crate::a2a::model::TaskState;
 use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::bus::encoded_reply::error_headers;
-use crate::bus::inbox::{Inbox, MAX_COALESCED, split_text, typed_body};
+use crate::bus::inbox::{Inbox, MAX_COALESCED, split_first, typed_body};
 use crate::bus::outbox::Outbox;
-use crate::json::to_bytes;
+use crate::json;
+use crate::offload;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus};
 use crate::text::shorten;
@@ -25,6 +27,10 @@ use crate::text::shorten;
 const MAX_KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Maximum bytes of `Nats-Service-Error`.
 const MAX_ERROR: usize = 200;
+/// Bytes of an attachment in a chunk in addition to its name and its content.
+const ATTACHMENT_OVERHEAD: usize = r#"{"filename":"","content":""},"#.len();
+/// Bytes of a held text in addition to its content.
+const HELD_OVERHEAD: usize = 32;
 /// Length of a question in its chunk if the whole question does not fit.
 const SHORT_QUESTION: usize = 1024;
 
@@ -35,7 +41,7 @@ pub(super) struct ChunkWriter {
     /// Whether any text was sent since the prompt or the last question.
     has_sent_text: bool,
     /// Text that may turn out to be the question or the reason for a failure, which other chunks carry.
-    held: Option<Vec<String>>,
+    held: Option<HeldTexts>,
     /// Text that waits for more while the connection is behind.
     coalesced: String,
     /// Digests of the attachments that were sent: an agent repeats a task's files after each question.
@@ -45,22 +51,69 @@ pub(super) struct ChunkWriter {
 #[derive(Serialize)]
 struct ResponseData<'a> {
     text: &'a str,
-    attachments: &'a [Attachment],
+    attachments: &'a [Attachment<'a>],
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Copy, Serialize)]
 struct QueryData<'a> {
     id: &'a str,
     reply_subject: &'a str,
     prompt: &'a str,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    attachments: &'a [Attachment],
+    attachments: &'a [Attachment<'a>],
 }
 
 #[derive(Debug, Serialize)]
-struct Attachment {
+struct Attachment<'a> {
     filename: String,
-    content: String,
+    content: Content<'a>,
+}
+
+/// The content of an attachment. It is base64 in the chunk.
+#[derive(Debug, Clone, Copy)]
+enum Content<'a> {
+    Base64(&'a str),
+    Plain(&'a str),
+}
+
+impl Content<'_> {
+    /// The bytes that it takes in a chunk.
+    fn encoded_len(self) -> usize {
+        match self {
+            // Agents can send anything in place of base64.
+            Self::Base64(content) => json::string_len(content),
+            Self::Plain(content) => content.len().div_ceil(3) * 4,
+        }
+    }
+}
+
+impl Serialize for Content<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Base64(content) => serializer.serialize_str(content),
+            Self::Plain(content) => {
+                serializer.collect_str(&Base64Display::new(content.as_bytes(), &STANDARD))
+            }
+        }
+    }
+}
+
+/// Texts that wait for the end of the task.
+#[derive(Debug, Default)]
+struct HeldTexts {
+    texts: Vec<String>,
+    size: usize,
+}
+
+impl HeldTexts {
+    /// Holds a text. Returns the texts that go out because together they are too large to hold.
+    fn add(&mut self, text: String) -> Vec<String> {
+        let size = HELD_OVERHEAD + text.len();
+        let released = if self.size + size > MAX_COALESCED { std::mem::take(self).texts } else { Vec::new() };
+        self.texts.push(text);
+        self.size += size;
+        released
+    }
 }
 
 impl ChunkWriter {
@@ -98,20 +151,27 @@ impl ChunkWriter {
         self.flush().await;
         let message = &outcome.content.message;
         self.release_held(message).await;
-        let Attachments { groups, notes, .. } = self.new_attachments(&outcome.content);
-        let query = |prompt, attachments: &[Attachment]| {
-            typed_body("query", QueryData { id, reply_subject, prompt, attachments })
-        };
-        let mut body = query(message, groups.first().map_or(&[], Vec::as_slice));
-        if groups.len() > 1 || body.len() > self.inbox.max_payload() {
-            self.send_attachments(groups).await;
-            body = query(message, &[]);
+        let Attachments { groups, notes, .. } = self.new_attachments(&outcome.content).await;
+        let query = |prompt, attachments| QueryData { id, reply_subject, prompt, attachments };
+        let mut body = None;
+        if groups.len() <= 1 {
+            let first = groups.first();
+            let attachments = first.map_or(&[][..], |group| &group.attachments);
+            let size = message.len() + first.map_or(0, |group| group.size);
+            body = self.encode_query(query(message, attachments), size).await;
+        }
+        if body.is_none() && !groups.is_empty() {
+            self.send_attachments(&groups).await;
+            body = self.encode_query(query(message, &[]), message.len()).await;
         }
         self.send_text(&notes).await;
-        if body.len() > self.inbox.max_payload() {
-            self.send_text(message).await;
-            body = query(&shorten(message, SHORT_QUESTION), &[]);
-        }
+        let body = match body {
+            Some(body) => body,
+            None => {
+                self.send_text(message).await;
+                typed_body("query", query(&shorten(message, SHORT_QUESTION), &[]))
+            }
+        };
         self.send(body).await;
         self.has_sent_text = false;
     }
@@ -129,8 +189,8 @@ impl ChunkWriter {
             // The error carries the message.
             self.release_held(message).await;
         }
-        let Attachments { groups, notes, .. } = self.new_attachments(&outcome.content);
-        self.send_attachments(groups).await;
+        let Attachments { groups, notes, .. } = self.new_attachments(&outcome.content).await;
+        self.send_attachments(&groups).await;
         self.send_text(&notes).await;
     }
 
@@ -141,21 +201,34 @@ impl ChunkWriter {
         let error = result.err();
         if let Some(error) = &error {
             let headers = error_headers(error_code(error), &error.message, MAX_ERROR);
-            self.inbox.send(Some(headers), None, Bytes::new()).await;
+            self.inbox.send(None, Some(headers), None, Bytes::new()).await;
         }
         self.send(Bytes::new()).await;
         error.map(|error| (error_code(&error), error.info.code.name()))
     }
 
     async fn send(&mut self, body: Bytes) {
-        self.inbox.send(None, None, body).await;
+        self.inbox.send(None, None, None, body).await;
     }
 
     /// Sends text in as many chunks as it needs.
-    async fn send_text(&mut self, text: &str) {
-        for piece in split_text(text, self.inbox.data_room()) {
+    async fn send_text(&mut self, mut text: &str) {
+        let max = self.inbox.data_room();
+        while !text.is_empty() {
+            let size = text.len().min(max);
+            let room = self.inbox.reserve(size).await;
+            let encode_first = || {
+                let (piece, rest) = split_first(text, max).unwrap_or_default();
+                (typed_body("response", piece), rest)
+            };
+            let body;
+            (body, text) = offload::run(&self.inbox.outbox.agent, size, encode_first).await;
             self.has_sent_text = true;
-            self.send(typed_body("response", piece)).await;
+            self.inbox.send(room, None, None, body).await;
+            if !text.is_empty() {
+                // Sending does not yield while the connection keeps up.
+                yield_now().await;
+            }
         }
     }
 
@@ -165,15 +238,29 @@ impl ChunkWriter {
         self.send_text(&coalesced).await;
     }
 
-    async fn send_attachments(&mut self, groups: Vec<Vec<Attachment>>) {
-        for attachments in &groups {
-            self.send(typed_body("response", ResponseData { text: "", attachments })).await;
+    /// Encodes a question with content of `size` bytes. Returns `None` if it does not fit into a message.
+    async fn encode_query(&self, query: QueryData<'_>, size: usize) -> Option<Bytes> {
+        let max_payload = self.inbox.max_payload();
+        if size > max_payload {
+            return None;
+        }
+        let body = offload::run(&self.inbox.outbox.agent, size, || typed_body("query", query)).await;
+        (body.len() <= max_payload).then_some(body)
+    }
+
+    async fn send_attachments(&mut self, groups: &[Group<'_>]) {
+        for Group { attachments, size } in groups {
+            let encode = || typed_body("response", ResponseData { text: "", attachments });
+            let room = self.inbox.reserve(*size).await;
+            let body = offload::run(&self.inbox.outbox.agent, *size, encode).await;
+            self.inbox.send(room, None, None, body).await;
+            yield_now().await;
         }
     }
 
     /// Sends the held texts except `skip`, which another chunk carries.
     async fn release_held(&mut self, skip: &str) {
-        for text in self.held.take().unwrap_or_default() {
+        for text in self.held.take().unwrap_or_default().texts {
             if text != skip {
                 self.send_text(&text).await;
             }
@@ -181,18 +268,48 @@ impl ChunkWriter {
     }
 
     /// The files and data that were not sent before.
-    fn new_attachments(&mut self, content: &ReplyContent) -> Attachments {
-        let mut attachments = Attachments { room: self.inbox.data_room(), ..Attachments::default() };
+    async fn new_attachments<'a>(&mut self, content: &'a ReplyContent) -> Attachments<'a> {
+        let of_files = content.files.iter().flat_map(|file| [&file.name, &file.url, &file.bytes]);
+        let of_data = content.data.iter().map(|data| data.get().len());
+        let size = of_files.flatten().map(String::len).chain(of_data).sum();
+        let room = self.inbox.data_room();
+        let sent = &mut self.sent_attachments;
+        let collect = || Attachments::collect(content, room, sent);
+        offload::run(&self.inbox.outbox.agent, size, collect).await
+    }
+}
+
+/// Attachments in groups that fit into one chunk each.
+#[derive(Debug, Default)]
+struct Attachments<'a> {
+    /// Size of a chunk.
+    room: usize,
+    groups: Vec<Group<'a>>,
+    /// One line for each file that is too large or has only a URL.
+    notes: String,
+}
+
+#[derive(Debug)]
+struct Group<'a> {
+    attachments: Vec<Attachment<'a>>,
+    /// The bytes that they take in a chunk.
+    size: usize,
+}
+
+impl<'a> Attachments<'a> {
+    /// The files and data that are not in `sent`, which it extends.
+    fn collect(content: &'a ReplyContent, room: usize, sent: &mut HashSet<[u8; 32]>) -> Self {
+        let mut attachments = Self { room, ..Self::default() };
         for (index, file) in content.files.iter().enumerate() {
             let filename = attachment_name(file.name.as_deref(), &format!("file-{}", index + 1));
             let source = file.bytes.as_deref().or(file.url.as_deref()).unwrap_or_default();
-            if !self.sent_attachments.insert(digest(&filename, source)) {
+            if !sent.insert(digest(&filename, source)) {
                 continue;
             }
             match (&file.url, &file.bytes) {
                 (Some(url), _) => attachments.note(&filename, url),
                 (None, Some(bytes)) => {
-                    attachments.add(filename, bytes.clone(), file.size.unwrap_or_default());
+                    attachments.add(filename, Content::Base64(bytes), file.size.unwrap_or_default());
                 }
                 (None, None) => {}
             }
@@ -202,42 +319,27 @@ impl ChunkWriter {
                 0 => "data.json".to_owned(),
                 _ => format!("data-{}.json", index + 1),
             };
-            if self.sent_attachments.insert(digest(&filename, data)) {
-                attachments.add(filename, STANDARD.encode(data), data.len());
+            if sent.insert(digest(&filename, data)) {
+                attachments.add(filename, Content::Plain(data), data.len());
             }
         }
         attachments
     }
-}
 
-/// Attachments in groups that fit into one chunk each.
-#[derive(Debug, Default)]
-struct Attachments {
-    /// Size of a chunk.
-    room: usize,
-    /// Size of the last group.
-    used: usize,
-    groups: Vec<Vec<Attachment>>,
-    /// One line for each file that is too large or has only a URL.
-    notes: String,
-}
-
-impl Attachments {
-    /// Adds a file of `size` bytes with its content in base64.
-    fn add(&mut self, filename: String, content: String, size: usize) {
-        let attachment = Attachment { filename, content };
-        let encoded_size = to_bytes(&attachment).len() + ",".len();
+    /// Adds a file of `size` bytes.
+    fn add(&mut self, filename: String, content: Content<'a>, size: usize) {
+        let encoded_size = json::string_len(&filename) + content.encoded_len() + ATTACHMENT_OVERHEAD;
         if encoded_size > self.room {
             let note = format!("left out because {size} bytes are too many for one message");
-            return self.note(&attachment.filename, &note);
+            return self.note(&filename, &note);
         }
-        self.used += encoded_size;
+        let attachment = Attachment { filename, content };
         match self.groups.last_mut() {
-            Some(group) if self.used <= self.room => group.push(attachment),
-            _ => {
-                self.used = encoded_size;
-                self.groups.push(vec![attachment]);
+            Some(group) if group.size + encoded_size <= self.room => {
+                group.size += encoded_size;
+                group.attachments.push(attachment);
             }
+            _ => self.groups.push(Group { attachments: vec![attachment], size: encoded_size }),
         }
     }
 
@@ -257,8 +359,12 @@ impl Progress for ChunkWriter {
     async fn report(&mut self, event: ProgressEvent) {
         match event {
             ProgressEvent::Response(text) => match &mut self.held {
-                Some(held) => held.push(text),
-                None if self.inbox.is_behind && self.coalesced.len() < MAX_COALESCED => {
+                Some(held) => {
+                    for text in held.add(text) {
+                        self.send_text(&text).await;
+                    }
+                }
+                None if self.inbox.is_behind && self.coalesced.len().max(text.len()) < MAX_COALESCED => {
                     self.coalesced.push_str(&text);
                 }
                 None => {
@@ -325,9 +431,86 @@ fn digest(name: &str, content: &str) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::poll;
     use rstest::rstest;
+    use serde_json::value::RawValue;
 
     use super::*;
+    use crate::bus::inbox::unconnected_outbox;
+    use crate::reply::outcome::ReplyFile;
+
+    #[tokio::test]
+    async fn large_attachments_are_collected_and_encoded_off_the_workers() {
+        const AGENT: &str = "an agent with large attachments";
+        let file = |number: usize| ReplyFile {
+            name: Some(format!("{number}.bin")),
+            mime_type: None,
+            size: Some(1),
+            url: None,
+            bytes: Some("A".repeat(2 * offload::INLINE)),
+        };
+        let content = ReplyContent {
+            message: String::new(),
+            files: (0..10).map(file).collect(),
+            data: Vec::new(),
+            artifacts: Vec::new(),
+        };
+        let outbox = unconnected_outbox(AGENT).await;
+        let mut chunks = ChunkWriter::new(outbox, Subject::from_static("inbox"), Duration::MAX);
+        let turn = offload::hold_turn(AGENT);
+        let mut collecting = Box::pin(chunks.new_attachments(&content));
+        assert!(poll!(&mut collecting).is_pending(), "it is not the agent's turn");
+        drop(turn);
+        let Attachments { groups, .. } = collecting.await;
+        assert_eq!(groups.iter().map(|group| group.attachments.len()).collect::<Vec<_>>(), [7, 3]);
+
+        let turn = offload::hold_turn(AGENT);
+        let mut sending = Box::pin(chunks.send_attachments(&groups));
+        assert!(poll!(&mut sending).is_pending(), "it is not the agent's turn");
+        drop(turn);
+        sending.await;
+    }
+
+    #[test]
+    fn attachments_are_measured_as_they_are_encoded() {
+        let file = |name: &str, bytes: &str| ReplyFile {
+            name: Some(name.to_owned()),
+            mime_type: None,
+            size: Some(1),
+            url: None,
+            bytes: Some(bytes.to_owned()),
+        };
+        let data = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
+        let content = ReplyContent {
+            message: String::new(),
+            files: vec![file("a.bin", "AAEC"), file("\"é\".bin", "no \"base64\"\n\u{1}"), file("c.bin", "")],
+            data: vec![data("1"), data("12"), data("123"), data("[1,2]")],
+            artifacts: Vec::new(),
+        };
+        let mut sent = HashSet::new();
+        let Attachments { groups, .. } = Attachments::collect(&content, 1000, &mut sent);
+        let [Group { attachments, size }] = groups.as_slice() else { panic!("{groups:?}") };
+        let encoded = json::to_bytes(attachments);
+        assert_eq!((attachments.len(), encoded.len()), (7, size + "[]".len() - ",".len()));
+        let decoded: serde_json::Value = serde_json::from_slice(&encoded).unwrap();
+        assert_eq!(decoded[1]["content"], "no \"base64\"\n\u{1}");
+        assert_eq!(decoded[6]["content"], "WzEsMl0=");
+        assert!(Attachments::collect(&content, 1000, &mut sent).groups.is_empty(), "all were sent");
+    }
+
+    #[test]
+    fn held_text_is_limited_and_the_last_text_stays() {
+        let mut held = HeldTexts::default();
+        let mut released = 0;
+        for number in 0..1000 {
+            let text = number.to_string() + &"x".repeat(if number % 10 == 0 { 60_000 } else { 100 });
+            released += held.add(text.clone()).len();
+            assert_eq!(held.texts.last(), Some(&text));
+            assert!(held.texts.len() == 1 || held.size <= MAX_COALESCED);
+        }
+        assert_eq!(released + held.texts.len(), 1000);
+        assert!((0..MAX_COALESCED).any(|_| !held.add(String::new()).is_empty()), "empty texts count, too");
+    }
 
     #[rstest]
     #[case(Code::InvalidRequest, None, 400)]

@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
-use async_nats::{Message, Subscriber};
+use async_nats::Message;
 use futures_util::StreamExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
-use tokio::time::{Duration, Instant, sleep_until, timeout};
+use tokio::time::{Duration, Instant, sleep_until, timeout, timeout_at};
 
 use super::chunks::ChunkWriter;
 use super::envelope::PromptEnvelope;
+use crate::a2a::LiveAgent;
 use crate::action::actions::{CallShutdown, CallableSkill};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, ReplyMode};
 use crate::bus::catalog::{Action, Catalog};
 use crate::bus::headers::{self, Headers};
+use crate::bus::inbox::subscribe_once;
 use crate::bus::outbox::Outbox;
 use crate::bus::per_card::PerCard;
 use crate::bus::service::{Handler, ServiceRequest};
@@ -214,30 +216,35 @@ impl PromptEndpoint {
         let live_agent = agent.live.borrow().clone();
         let live_agent = live_agent.ok_or_else(|| ActionError::unavailable(&agent.name, None))?;
         let deadline = Instant::now() + agent.config.input_required_ttl;
-        let client = &self.outbox.client;
-        let reply_subject = client.new_inbox();
-        let answers = client.subscribe(reply_subject.clone()).await;
-        let answers = answers.map_err(|_| ActionError::internal())?;
+        let question = subscribe_once(&self.outbox.client).await;
+        let (reply_subject, mut answers) = question.ok_or_else(ActionError::internal)?;
         chunks.send_question(&follow_up.id.to_string(), &reply_subject, outcome).await;
 
         let continuation = async {
-            tokio::select! {
+            let answer = tokio::select! {
                 biased;
-                answer = self.answer(answers, arrival) => answer,
-                () = live_agent.exited.cancelled() => {
-                    let message = "the agent exited or was stopped while it waited for the answer";
-                    Err(ActionError::new(Code::TaskLost, message))
-                }
-                () = self.call_shutdown.begun.cancelled() => {
-                    let message = "the bridge stops serving the agent; the question is closed and the task is canceled";
-                    Err(ActionError::new(Code::Timeout, message))
-                }
+                answer = answers.next() => answer.ok_or_else(ActionError::internal)?,
+                closed = self.closed(&live_agent) => return Err(closed),
                 () = sleep_until(deadline) => {
                     let ttl = duration(agent.config.input_required_ttl);
                     let message = format!("no answer within {ttl} (`input_required_ttl`); the task is canceled");
-                    Err(ActionError::new(Code::FollowUpExpired, message))
+                    return Err(ActionError::new(Code::FollowUpExpired, message));
                 }
-                resumed = self.resumed(outcome, options) => resumed.map(Continuation::Resumed),
+                resumed = self.resumed(outcome, options) => return resumed.map(Continuation::Resumed),
+            };
+            drop(answers);
+            arrival.charge(answer.length)?;
+            let parse = || self.envelope(&answer);
+            let envelope = offload::run(&agent.name, answer.payload.len(), parse).await?;
+            drop(answer);
+            tokio::select! {
+                biased;
+                // The follow-up id expires at the deadline.
+                permit = timeout_at(deadline, self.dispatcher.permit()) => {
+                    let permit = permit.unwrap_or_else(|_| Err(no_permit(agent.config.input_required_ttl)))?;
+                    Ok(Continuation::Answered(envelope, permit))
+                }
+                closed = self.closed(&live_agent) => Err(closed),
             }
         };
         match chunks.keep_alive_during(continuation).await? {
@@ -250,17 +257,19 @@ impl PromptEndpoint {
         }
     }
 
-    /// Waits for the first message to the question's reply subject, then for a permit.
-    async fn answer(
-        &self,
-        mut answers: Subscriber,
-        arrival: &mut Arrival,
-    ) -> Result<Continuation, ActionError> {
-        let message = answers.next().await.ok_or_else(ActionError::internal)?;
-        arrival.charge(message.length)?;
-        let parse = || self.envelope(&message);
-        let envelope = offload::run(&self.dispatcher.agent().name, message.payload.len(), parse).await?;
-        Ok(Continuation::Answered(envelope, self.dispatcher.permit().await?))
+    /// Resolves when no answer can reach the agent any more.
+    async fn closed(&self, live_agent: &LiveAgent) -> ActionError {
+        let (code, message) = tokio::select! {
+            biased;
+            () = live_agent.exited.cancelled() => {
+                (Code::TaskLost, "the agent exited or was stopped while it waited for the answer")
+            }
+            () = self.call_shutdown.begun.cancelled() => {
+                let message = "the bridge stops serving the agent; the question is closed and the task is canceled";
+                (Code::Timeout, message)
+            }
+        };
+        ActionError::new(code, message)
     }
 
     /// Resolves when a task that waits for authentication continues without an answer; never for any other
@@ -273,6 +282,15 @@ impl PromptEndpoint {
             _ => std::future::pending().await,
         }
     }
+}
+
+/// The error of an answer that found no free slot in time.
+fn no_permit(input_required_ttl: Duration) -> ActionError {
+    let ttl = duration(input_required_ttl);
+    let message = format!(
+        "the agent had no free slot (`max_in_flight`) for the answer within {ttl} (`input_required_ttl`); the task is canceled"
+    );
+    ActionError::new(Code::Busy, message)
 }
 
 fn request(operation: Operation, options: &CallOptions, permit: Option<Permit>) -> Request {

@@ -18,7 +18,7 @@ impl Coalescer {
     pub(super) fn add(&mut self, frame: ProgressEvent) -> Option<ProgressEvent> {
         match frame {
             frame if self.size >= MAX_COALESCED => Some(frame),
-            ProgressEvent::Response(text) => {
+            ProgressEvent::Response(text) if text.len() <= MAX_COALESCED => {
                 self.size += text.len();
                 self.text.push_str(&text);
                 None
@@ -33,7 +33,8 @@ impl Coalescer {
     fn add_update(&mut self, update: ArtifactUpdate) -> Option<ArtifactUpdate> {
         let parts = &update.artifact.parts;
         let sizes = parts.iter().map(|part| part.as_text().map(|text| PART_OVERHEAD + text.len()));
-        let Some(size) = sizes.sum::<Option<usize>>().filter(|_| update.artifact.extras.is_none()) else {
+        let size = sizes.sum::<Option<usize>>().filter(|size| *size <= MAX_COALESCED);
+        let Some(size) = size.filter(|_| update.artifact.extras.is_none()) else {
             return Some(update);
         };
         match &mut self.update {
@@ -116,6 +117,16 @@ mod tests {
         let mut coalescer = Coalescer::default();
         assert!(coalescer.add(response("first")).is_none());
         assert!(coalescer.add(piece("a", "second", false)).is_some());
+    }
+
+    #[test]
+    fn large_frames_are_not_held() {
+        let large = "x".repeat(MAX_COALESCED + 1);
+        let mut coalescer = Coalescer::default();
+        assert!(coalescer.add(piece("a", "1", false)).is_none());
+        assert!(coalescer.add(piece("a", &large, true)).is_some());
+        assert!(coalescer.add(response(&large)).is_some());
+        assert_eq!(coalescer.take().count(), 1);
     }
 
     #[test]
