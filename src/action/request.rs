@@ -132,7 +132,7 @@ impl MessageContent {
         let count = || parts.iter().map(escapes).sum::<usize>();
         // The content, and two copies of it: the parameters of the call, and the body.
         let (mut charge, without_escapes) = (None, 3 * size + output_modes);
-        if size > UNCHARGED {
+        if size + output_modes > UNCHARGED {
             account.cover(&mut charge, without_escapes)?;
             let escapes = match size {
                 ..=offload::INLINE => count(),

@@ -398,7 +398,7 @@ pub(crate) enum Command {
         sid: u64,
         subject: Subject,
         queue_group: Option<String>,
-        sender: mpsc::Sender<Message>,
+        sender: mpsc::Sender<QueuedMessage>,
     },
     Unsubscribe {
         sid: u64,
@@ -443,10 +443,58 @@ pub(crate) enum ClientOp {
     Connect(ConnectInfo),
 }
 
+/// The bytes of messages that wait in all subscriptions of a client, and their limit.
+#[derive(Debug)]
+pub(crate) struct QueuedBytes {
+    used: AtomicUsize,
+    limit: usize,
+}
+
+impl QueuedBytes {
+    /// Approximate memory of a message in addition to its content.
+    const MESSAGE: usize = 512;
+
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(QueuedBytes {
+            used: AtomicUsize::new(0),
+            limit,
+        })
+    }
+
+    /// Adds a message, or returns `None` if it exceeds the limit. Only the connection handler adds messages.
+    fn add(self: &Arc<Self>, message: Message) -> Option<QueuedMessage> {
+        let bytes = Self::MESSAGE + message.length;
+        let used = self.used.load(Ordering::Relaxed);
+        if used > 0 && used + bytes > self.limit {
+            return None;
+        }
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        Some(QueuedMessage {
+            message: Some(message),
+            bytes,
+            queued: self.clone(),
+        })
+    }
+}
+
+/// A message that waits in a subscription.
+#[derive(Debug)]
+pub(crate) struct QueuedMessage {
+    message: Option<Message>,
+    bytes: usize,
+    queued: Arc<QueuedBytes>,
+}
+
+impl Drop for QueuedMessage {
+    fn drop(&mut self) {
+        self.queued.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 #[derive(Debug)]
 struct Subscription {
     subject: Subject,
-    sender: mpsc::Sender<Message>,
+    sender: mpsc::Sender<QueuedMessage>,
     queue_group: Option<String>,
     delivered: u64,
     max: Option<u64>,
@@ -465,6 +513,7 @@ pub(crate) struct ConnectionHandler {
     connector: Connector,
     subscriptions: HashMap<u64, Subscription>,
     multiplexer: Option<Multiplexer>,
+    queued: Arc<QueuedBytes>,
     pending_pings: usize,
     info_sender: tokio::sync::watch::Sender<Option<ServerInfo>>,
     ping_interval: Interval,
@@ -480,6 +529,7 @@ impl ConnectionHandler {
         connector: Connector,
         info_sender: tokio::sync::watch::Sender<Option<ServerInfo>>,
         ping_period: Duration,
+        max_queued_bytes: usize,
     ) -> ConnectionHandler {
         let mut ping_interval = interval(ping_period);
         ping_interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -489,6 +539,7 @@ impl ConnectionHandler {
             connector,
             subscriptions: HashMap::new(),
             multiplexer: None,
+            queued: QueuedBytes::new(max_queued_bytes),
             pending_pings: 0,
             info_sender,
             ping_interval,
@@ -751,6 +802,15 @@ impl ConnectionHandler {
                         status,
                         description,
                         length,
+                    };
+
+                    let Some(message) = self.queued.add(message) else {
+                        debug!("too many bytes wait in subscriptions, dropping a message of {}", sid);
+                        self.connector
+                            .events_tx
+                            .try_send(Event::SlowConsumer(sid))
+                            .ok();
+                        return;
                     };
 
                     // if the channel for subscription was dropped, remove the
@@ -1098,6 +1158,7 @@ pub async fn connect_with_options<A: ToServerAddrs>(
         info = Some(info_ok);
     }
 
+    let max_queued_bytes = options.max_queued_bytes;
     let (info_sender, info_watcher) = tokio::sync::watch::channel(info.clone());
     let (sender, mut receiver) = mpsc::channel(options.sender_capacity);
 
@@ -1136,7 +1197,7 @@ pub async fn connect_with_options<A: ToServerAddrs>(
         }
         let connection = connection.unwrap();
         let mut connection_handler =
-            ConnectionHandler::new(connection, connector, info_sender, ping_period);
+            ConnectionHandler::new(connection, connector, info_sender, ping_period, max_queued_bytes);
         connection_handler.process(&mut receiver).await
     });
 
@@ -1308,7 +1369,7 @@ impl From<io::Error> for ConnectError {
 #[derive(Debug)]
 pub struct Subscriber {
     sid: u64,
-    receiver: mpsc::Receiver<Message>,
+    receiver: mpsc::Receiver<QueuedMessage>,
     sender: mpsc::Sender<Command>,
 }
 
@@ -1316,7 +1377,7 @@ impl Subscriber {
     fn new(
         sid: u64,
         sender: mpsc::Sender<Command>,
-        receiver: mpsc::Receiver<Message>,
+        receiver: mpsc::Receiver<QueuedMessage>,
     ) -> Subscriber {
         Subscriber {
             sid,
@@ -1479,7 +1540,8 @@ impl Stream for Subscriber {
     type Item = Message;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.receiver.poll_recv(cx)
+        let received = self.receiver.poll_recv(cx);
+        received.map(|queued| queued.and_then(|mut queued| queued.message.take()))
     }
 }
 

@@ -57,6 +57,7 @@ pub struct ConnectOptions {
     pub(crate) tls_client_config: Option<rustls::ClientConfig>,
     pub(crate) ping_interval: Duration,
     pub(crate) subscription_capacity: usize,
+    pub(crate) max_queued_bytes: usize,
     pub(crate) sender_capacity: usize,
     pub(crate) event_callback: Option<CallbackArg1<Event, ()>>,
     pub(crate) inbox_prefix: String,
@@ -111,6 +112,7 @@ impl Default for ConnectOptions {
             ping_interval: Duration::from_secs(60),
             sender_capacity: 2048,
             subscription_capacity: 1024 * 64,
+            max_queued_bytes: usize::MAX,
             event_callback: None,
             inbox_prefix: "_INBOX".to_string(),
             request_timeout: Some(Duration::from_secs(10)),
@@ -646,6 +648,13 @@ impl ConnectOptions {
     /// ```
     pub fn subscription_capacity(mut self, capacity: usize) -> ConnectOptions {
         self.subscription_capacity = capacity;
+        self
+    }
+
+    /// Sets the maximum number of bytes of messages that wait in all subscriptions together. Messages
+    /// beyond it are dropped, as when the capacity of a subscription is exceeded. Default is no limit.
+    pub fn max_queued_bytes(mut self, bytes: usize) -> ConnectOptions {
+        self.max_queued_bytes = bytes;
         self
     }
 
