@@ -214,7 +214,7 @@ fn is_exit(error: &io::Error) -> bool {
 }
 
 /// Address, port and inode of a listening TCP socket.
-type Listener = (IpAddr, u16, u64);
+pub(super) type Listener = (IpAddr, u16, u64);
 
 /// All listening TCP sockets; `None` if they cannot be read.
 pub(super) fn listeners() -> Option<Vec<Listener>> {
