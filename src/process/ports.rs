@@ -113,9 +113,8 @@ impl LocalPort {
 /// The address of the listener that most likely accepts connections to `host`. The list does not show whether a socket
 /// on all IPv6 addresses accepts IPv4 too; Linux lets both families use the port only if it does not.
 fn matching_address(host: IpAddr, listeners: &[Listener]) -> Option<IpAddr> {
-    let find = |is_match: &dyn Fn(IpAddr) -> bool| {
-        listeners.iter().map(|(ip, _, _)| *ip).find(|ip| is_match(*ip))
-    };
+    let find =
+        |is_match: &dyn Fn(IpAddr) -> bool| listeners.iter().map(|(ip, _, _)| *ip).find(|ip| is_match(*ip));
     let exact = find(&|ip| ip.to_canonical() == host);
     let any = || find(&|ip| ip.is_unspecified() && ip.is_ipv4() == host.is_ipv4());
     let has_ipv4 = || find(&|ip| ip.to_canonical().is_ipv4()).is_some();
@@ -153,7 +152,8 @@ fn owner_of_sockets(tree: Option<i32>, sockets: HashSet<u64>) -> PortOwner {
     let others = procfs::sockets(procfs::all(), &foreign).held;
     let process = others.into_values().flatten().min().and_then(Stat::read);
     // A process of the tree that could not be read may hold the socket.
-    let is_foreign = |stat: &Stat| tree.is_none_or(|tree| !procfs::ancestors(stat.pid).contains(&tree));
+    let is_foreign =
+        |stat: &Stat| tree.is_none_or(|tree| procfs::descends_from(stat.pid, tree) == Some(false));
     if !is_complete && !process.as_ref().is_some_and(is_foreign) {
         return PortOwner::Unknown;
     }
@@ -272,9 +272,9 @@ mod tests {
     /// A listener on all IPv6 addresses, but not on IPv4; `None` if this machine has no IPv6.
     fn ipv6_only(port: u16) -> Option<Socket> {
         let socket = Socket::new(Domain::IPV6, Type::STREAM, None).ok()?;
-        socket.set_only_v6(true).unwrap();
+        socket.set_only_v6(true).expect("a new socket");
         socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).into()).ok()?;
-        socket.listen(1).unwrap();
+        socket.listen(1).expect("a bound socket");
         Some(socket)
     }
 
@@ -322,8 +322,7 @@ mod tests {
     #[test]
     fn without_help_of_the_kernel_the_family_decides() {
         let matching = |host: &str, listeners: &[&str]| {
-            let listeners: Vec<Listener> =
-                listeners.iter().map(|ip| (ip.parse().unwrap(), 9, 1)).collect();
+            let listeners: Vec<Listener> = listeners.iter().map(|ip| (ip.parse().unwrap(), 9, 1)).collect();
             matching_address(host.parse().unwrap(), &listeners).map(|ip| ip.to_string())
         };
         let found = |ip: &str| Some(ip.to_owned());
