@@ -17,7 +17,7 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use log_format::{PANIC_TARGET, SingleLine, fields};
+use log_format::{PANIC_TARGET, PrintableJson, SingleLine, fields};
 pub(crate) use log_writer::LogWriter;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,7 +42,10 @@ pub(crate) fn start_logging(
             let format = SingleLine(tracing_subscriber::fmt::format().with_target(false).with_ansi(ansi));
             builder.fmt_fields(fields()).event_format(format).finish().with(filter_fn(may_be_logged)).init();
         }
-        LogFormat::Json => builder.json().flatten_event(true).finish().with(filter_fn(may_be_logged)).init(),
+        LogFormat::Json => {
+            let builder = builder.json().flatten_event(true).map_event_format(PrintableJson);
+            builder.finish().with(filter_fn(may_be_logged)).init();
+        }
     }
     // The default hook writes to stderr itself, which can block the thread that panicked.
     std::panic::set_hook(Box::new(|panic| {

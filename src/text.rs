@@ -33,6 +33,20 @@ pub(crate) fn is_unprintable(c: char) -> bool {
             | '\u{FEFF}' | '\u{FFF9}'..='\u{FFFB}' | '\u{E0000}'..='\u{E007F}')
 }
 
+/// Escapes the unprintable characters in a JSON text, except the line breaks between its values.
+pub(crate) fn escape_json(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_unprintable(c) && c != '\n' {
+            let mut units = [0; 2];
+            escaped.extend(c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
+}
+
 /// The start of a body for an error message: without unprintable characters, with an ellipsis if it was cut.
 pub(crate) fn snippet(body: &[u8], max: usize) -> String {
     let head = String::from_utf8_lossy(body.get(..max.min(body.len())).unwrap_or_default());

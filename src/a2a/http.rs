@@ -49,7 +49,7 @@ const BOM: &[u8] = b"\xEF\xBB\xBF";
 
 pub(super) type HttpError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The client for cards, tokens and agents with TLS. It follows no redirects and reads no proxy variables: credentials
+/// The client for tokens and agents with TLS. It follows no redirects and reads no proxy variables: credentials
 /// are only for the address that they are configured for.
 pub(super) fn builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
@@ -67,7 +67,7 @@ pub(super) fn builder() -> reqwest::ClientBuilder {
 /// Sends all requests to agents. Clones share their connections.
 #[derive(Debug, Clone)]
 pub struct HttpClient {
-    /// For cards, tokens and agents with TLS.
+    /// For tokens and agents with TLS.
     pub(super) reqwest: reqwest::Client,
     /// The same, but each request has a connection of its own.
     without_reuse: reqwest::Client,

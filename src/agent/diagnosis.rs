@@ -38,7 +38,7 @@ impl Diagnosis {
             SpawnError::NoSuchDir(_) => "create the directory, or correct `working_dir`",
             SpawnError::Account(_) => "correct `user` and `group`",
             SpawnError::User { .. } => {
-                "run the bridge as root, as only root may start processes of other users (see \"Launched agents\" in the \
+                "run the bridge as root, as only root may start processes of other users (see \"Launched agents\" on the \
                  security page), or remove `user` and `group`"
             }
             SpawnError::Capabilities { .. } => {

@@ -68,7 +68,7 @@ impl ProbeError {
         };
         let first: &(dyn Error + 'static) = error;
         let mut causes = std::iter::successors(Some(first), |error| (*error).source());
-        // Name resolution does not tell why it failed.
+        // Name resolution hides the cause of a failure.
         causes.any(|cause| cause.downcast_ref().is_some_and(is_exhausted))
             || (self.is_unreachable() && File::open("/dev/null").is_err_and(|error| is_exhausted(&error)))
     }

@@ -1,7 +1,7 @@
 //! Output for people and programs: tables, JSON, colours, and text from agents that is safe for a terminal.
 //!
 //! The print functions are named after those of `std`, which panic if the reader has closed the pipe. They are the only
-//! way to stdout and stderr, and write nothing to a terminal on which it would act, whoever wrote the text: agents and
+//! way to stdout and stderr, and never send control characters to a terminal, whatever the source of the text: agents and
 //! callers choose names, messages, ids and output. What goes to a file or a pipe is not changed, as with `ls`, `git` and
 //! `kubectl logs`: programs need the exact bytes, and nothing acts upon them. JSON stays exact on a terminal, too: there
 //! such characters are escaped.
@@ -18,7 +18,7 @@ use time::format_description::well_known::Rfc3339;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use super::{CliError, CliResult, FAILED};
-use crate::text::{duration, is_unprintable};
+use crate::text::{duration, escape_json, is_unprintable};
 
 /// Width of output that does not go to a terminal: scripts may search in it, so it is not truncated.
 const UNLIMITED: usize = usize::MAX;
@@ -183,19 +183,6 @@ pub(super) fn print_json(value: &impl Serialize) -> CliResult {
 pub(super) fn print_json_text(json: &str) -> CliResult<()> {
     let json = if StdStream::Stdout.is_terminal() { escape_json(json) } else { json.to_owned() };
     print(&format!("{json}\n"))
-}
-
-fn escape_json(json: &str) -> String {
-    let mut escaped = String::with_capacity(json.len());
-    for c in json.chars() {
-        if is_unprintable(c) && c != '\n' {
-            let mut units = [0; 2];
-            escaped.extend(c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
-        } else {
-            escaped.push(c);
-        }
-    }
-    escaped
 }
 
 /// Prints a table whose last column is truncated at the edge of the terminal.

@@ -36,8 +36,7 @@ pub(super) fn prepare(args: &ConfigArgs) -> CliResult<(Config, Environment)> {
     let mut environment = Environment::default();
     let config = config::load_with(&args.config, &environment)
         .map_err(|error| CliError::new(INVALID_CONFIG, error))?;
-    // The exporter of spans reads its variables itself.
-    environment.hide(|name| is_inherited(name) || name.starts_with("OTEL_"));
+    environment.hide(is_inherited);
     Ok((config, environment))
 }
 
@@ -114,7 +113,7 @@ async fn reload(bridge: &Bridge, environment: &Environment, file: Option<&Path>)
             );
             if done.needs_restart {
                 tracing::warn!(
-                    "changes of `nats`, `metrics` and `shutdown_grace` take effect after a restart of the bridge"
+                    "changes of `nats`, `metrics`, `limits` and `shutdown_grace` take effect after a restart of the bridge"
                 );
             }
         }

@@ -10,6 +10,35 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use super::redact::names_secret;
 
+/// Variables that the bridge or its libraries read after the start. They are never hidden, even if a configuration refers
+/// to them: an empty `SSL_CERT_FILE`, for example, makes TLS fail.
+const READ_LATER: [&str; 17] = [
+    // Certificates of authorities.
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    // The directory for records of processes.
+    "XDG_RUNTIME_DIR",
+    // Output.
+    "TERM",
+    "COLORTERM",
+    "NO_COLOR",
+    "RUST_LOG",
+    "RUST_BACKTRACE",
+    "RUST_LIB_BACKTRACE",
+    // The runtime and the C library.
+    "TOKIO_WORKER_THREADS",
+    "GLIBC_TUNABLES",
+    "RES_OPTIONS",
+    "LOCALDOMAIN",
+    "HOSTALIASES",
+    "LOGNAME",
+    // systemd.
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+];
+/// The exporter of spans reads these.
+const READ_LATER_PREFIX: &str = "OTEL_";
+
 /// The variables of this process, with those that it has hidden.
 #[derive(Debug, Default)]
 pub(crate) struct Environment {
@@ -30,9 +59,10 @@ impl Environment {
 
     /// Moves the variables that the configuration has used, and others whose names suggest a secret, out of the
     /// environment of this process. Call it before other threads read the environment. It keeps the variables that
-    /// `is_kept` selects.
-    pub(crate) fn hide(&mut self, is_kept: impl Fn(&str) -> bool) {
+    /// `is_inherited` selects, and those that are [read later](READ_LATER).
+    pub(crate) fn hide(&mut self, is_inherited: impl Fn(&str) -> bool) {
         let used = self.used.take();
+        let is_kept = |name: &str| is_inherited(name) || is_read_later(name);
         let is_hidden = |name: &str| (used.contains(name) || names_secret(name)) && !is_kept(name);
         let variables = std::env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok().map(SecretString::from)))
@@ -41,6 +71,10 @@ impl Environment {
         #[cfg(target_os = "linux")]
         overwrite(|name| str::from_utf8(name).is_ok_and(|name| self.hidden.contains_key(name)));
     }
+}
+
+fn is_read_later(name: &str) -> bool {
+    READ_LATER.contains(&name) || name.starts_with(READ_LATER_PREFIX)
 }
 
 /// Overwrites the values of variables where the kernel shows them. Removing a variable would not change that memory.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ports::{LocalPort, PortOwner};
+use super::ports::{LocalPort, PortOwner, accepting_socket};
 use crate::offload;
 
 /// How often the owner is read.
@@ -109,10 +109,10 @@ impl AgentPort {
     /// inode. If the same socket of the agent listened before and after the connection was opened, the connection is
     /// to the agent.
     pub(crate) async fn check_peer(&self, peer: SocketAddr, began: Instant) -> Peer {
-        if peer.port() != self.port.number || !self.port.is_reachable_at(peer.ip()) {
+        if peer.port() != self.port.number || !self.port.has_host(peer.ip()) {
             return Peer::Agent;
         }
-        let listener = listener(peer);
+        let listener = accepting_socket(peer).ok().flatten();
         match listener.and_then(|socket| self.first_seen(socket)) {
             Some(seen) if seen <= began => return Peer::Agent,
             Some(_) => return Peer::Changed,
@@ -138,16 +138,6 @@ impl AgentPort {
     fn own_sockets(&self) -> MutexGuard<'_, HashMap<u64, Instant>> {
         self.own_sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-#[cfg(target_os = "linux")]
-fn listener(address: SocketAddr) -> Option<u64> {
-    super::sock_diag::listener(address).ok().flatten()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn listener(_: SocketAddr) -> Option<u64> {
-    None
 }
 
 #[cfg(all(test, target_os = "linux"))]

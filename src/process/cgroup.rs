@@ -28,6 +28,9 @@ use super::child::Spec;
 const BRIDGE_GROUP: &str = "bridge";
 const AGENT_PREFIX: &str = "a2a-agent-";
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+/// What a limit of memory implies: the agent does not swap instead, and if it exceeds the limit, the kernel ends all its
+/// processes, not one of them.
+const MEMORY_DETAILS: [(&str, &str); 2] = [("memory.swap.max", "0"), ("memory.oom.group", "1")];
 /// The period of `cpu.max`, in microseconds.
 const CPU_PERIOD: u32 = 100_000;
 /// How long killed processes may take to leave their group.
@@ -57,7 +60,7 @@ impl Cgroups {
     }
 
     /// Uses this group, if it is possible to create groups in it.
-    fn at(base: PathBuf) -> Option<Self> {
+    pub(super) fn at(base: PathBuf) -> Option<Self> {
         let namespace = fs::metadata("/proc/self/ns/pid").ok()?.ino();
         let prefix = format!("{AGENT_PREFIX}{namespace}-");
         remove_abandoned(&base, &prefix);
@@ -81,11 +84,11 @@ impl Cgroups {
         &self.controllers
     }
 
-    /// A new group with the limits of the agent. `None` if it cannot be created; this is logged.
+    /// A new group with those limits of the agent that the system allows to set. `None` if it cannot be created; this is logged.
     pub(super) fn create(&self, spec: &Spec) -> Option<Cgroup> {
         let agent = &spec.agent;
-        let cgroup = match self.make() {
-            Ok(path) => Cgroup(path),
+        let mut cgroup = match self.make() {
+            Ok(path) => Cgroup { path, limited: Vec::new() },
             Err(error) => {
                 tracing::warn!(%agent, %error, base = %self.base.display(), "cannot create a cgroup for the agent");
                 return None;
@@ -93,11 +96,20 @@ impl Cgroups {
         };
         for (controller, file, value) in settings(spec) {
             let set = match self.controllers.contains(&controller) {
-                true => fs::write(cgroup.0.join(file), &value),
+                true => fs::write(cgroup.path.join(file), &value),
                 false => Err(io::ErrorKind::Unsupported.into()),
             };
-            if let Err(error) = set {
-                tracing::warn!(%agent, %error, "cannot set {file} of the cgroup of the agent");
+            match set {
+                Ok(()) => cgroup.limited.push(controller),
+                Err(error) => {
+                    tracing::warn!(%agent, %error, "cannot set {file} of the cgroup of the agent");
+                }
+            }
+        }
+        if cgroup.limits("memory") {
+            // Systems without swap, or old ones, lack these files.
+            for (file, value) in MEMORY_DETAILS {
+                let _ = fs::write(cgroup.path.join(file), value);
             }
         }
         Some(cgroup)
@@ -169,37 +181,46 @@ fn remove_abandoned(base: &Path, prefix: &str) {
         if !bridge.is_some_and(is_dead) {
             continue;
         }
-        let group = Cgroup(entry.path());
-        let processes = processes(&group.0).unwrap_or_default();
+        let group = Cgroup { path: entry.path(), limited: Vec::new() };
+        let processes = processes(&group.path).unwrap_or_default();
         if !processes.is_empty() {
             group.kill();
             tracing::warn!(?processes, "ended processes that an earlier bridge left running");
         }
-        let _ = fs::remove_dir(&group.0);
+        let _ = fs::remove_dir(&group.path);
     }
 }
 
 /// The group of one start of an agent.
 #[derive(Debug)]
-pub(super) struct Cgroup(PathBuf);
+pub(super) struct Cgroup {
+    path: PathBuf,
+    /// The controllers whose limits are set.
+    limited: Vec<&'static str>,
+}
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
         // Fails if `remove` has done this already, or if processes are left.
-        let _ = fs::remove_dir(&self.0);
+        let _ = fs::remove_dir(&self.path);
     }
 }
 
 impl Cgroup {
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        &self.path
+    }
+
+    /// Whether the limit of this controller is set.
+    pub(super) fn limits(&self, controller: &str) -> bool {
+        self.limited.contains(&controller)
     }
 
     /// Kills all processes in the group.
     pub(super) fn kill(&self) {
         // Linux 5.14 or later; it also catches processes that are being forked.
-        if fs::write(self.0.join("cgroup.kill"), "1").is_err() {
-            for pid in processes(&self.0).unwrap_or_default() {
+        if fs::write(self.path.join("cgroup.kill"), "1").is_err() {
+            for pid in processes(&self.path).unwrap_or_default() {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
         }
@@ -208,12 +229,12 @@ impl Cgroup {
     /// Kills what is left, and removes the group.
     pub(super) async fn remove(&self) {
         let limit = Instant::now() + REMOVE_TIMEOUT;
-        while let Err(error) = fs::remove_dir(&self.0) {
+        while let Err(error) = fs::remove_dir(&self.path) {
             if error.kind() == io::ErrorKind::NotFound {
                 return;
             }
             if Instant::now() >= limit {
-                return tracing::warn!(%error, cgroup = %self.0.display(), "cannot remove the cgroup of an agent");
+                return tracing::warn!(%error, cgroup = %self.path.display(), "cannot remove the cgroup of an agent");
             }
             self.kill();
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -281,7 +302,10 @@ mod tests {
         let read = |file| fs::read_to_string(made.path().join(file)).ok();
         assert_eq!(read("cpu.max").as_deref(), Some("150000 100000"));
         assert_eq!(read("memory.max").as_deref(), Some("67108864"));
+        assert_eq!(read("memory.swap.max").as_deref(), Some("0"));
+        assert_eq!(read("memory.oom.group").as_deref(), Some("1"));
         assert_eq!(read("pids.max"), None, "the group has no such controller");
+        assert_eq!(["cpu", "memory", "pids"].map(|name| made.limits(name)), [true, true, false]);
         assert_eq!(settings(&spec).len(), 3);
     }
 }

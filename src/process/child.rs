@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 #[cfg(target_os = "linux")]
 use super::cgroup::Cgroups;
-use super::credentials::Account;
+use super::credentials::{Account, Resolved};
 #[cfg(target_os = "linux")]
 use super::launch::{LaunchError, LaunchStep};
 use super::orphans::{MARK, ProcessRecords};
@@ -31,6 +31,8 @@ use crate::background::{BackgroundTasks, OnPanic};
 
 /// Variables that a child inherits from the bridge; `*` ends a prefix.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMPDIR"];
+/// Those of them that belong to the user of the bridge.
+const OF_USER: [&str; 2] = ["HOME", "USER"];
 /// How long a killed process may take to exit. A process that hangs in the kernel survives SIGKILL.
 const TREE_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -305,13 +307,12 @@ pub(super) fn configure(command: &mut tokio::process::Command, spec: &Spec) {
     }
 }
 
-/// The environment of a child. `user` are the variables that follow from its user.
-pub(super) fn environment(
-    spec: &Spec,
-    host: &ProcessHost,
-    user: Vec<(OsString, OsString)>,
-) -> Vec<(OsString, OsString)> {
-    let inherited = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_inherited));
+/// The environment of a child.
+pub(super) fn environment(spec: &Spec, host: &ProcessHost, account: &Resolved) -> Vec<(OsString, OsString)> {
+    let is_foreign = |name: &str| account.is_other_user && OF_USER.contains(&name);
+    let inherited = std::env::vars_os()
+        .filter(|(name, _)| name.to_str().is_some_and(|name| is_inherited(name) && !is_foreign(name)));
+    let user = account.env.iter().cloned();
     let mark = host.records.iter().map(|records| (MARK.into(), records.mark(&spec.agent).into()));
     let own = spec.env.iter().map(|(name, value)| (name.into(), value.expose_secret().into()));
     // Later ones replace earlier ones.

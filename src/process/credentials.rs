@@ -24,7 +24,9 @@ pub(super) struct Credentials {
 pub(super) struct Resolved {
     /// `None` if the bridge has this user and group already.
     pub(super) credentials: Option<Credentials>,
-    /// HOME, USER and LOGNAME of the user.
+    /// Whether the user is another one than that of the bridge.
+    pub(super) is_other_user: bool,
+    /// HOME, USER and LOGNAME of the user, if it is in the user database.
     pub(super) env: Vec<(OsString, OsString)>,
 }
 
@@ -54,7 +56,8 @@ impl Account {
         }
         let is_own = uid == Uid::effective() && gid == Gid::effective();
         let credentials = Credentials { uid: uid.as_raw(), gid: gid.as_raw(), groups };
-        Ok(Resolved { credentials: (!is_own).then_some(credentials), env })
+        let is_other_user = uid != Uid::effective();
+        Ok(Resolved { credentials: (!is_own).then_some(credentials), is_other_user, env })
     }
 }
 
@@ -102,6 +105,7 @@ mod tests {
         assert_eq!(root.credentials.is_none(), Uid::effective().is_root());
         let other = account("54321", "54322").resolve().unwrap();
         assert_eq!(other.credentials, Some(Credentials { uid: 54321, gid: 54322, groups: vec![54322] }));
+        assert!(other.is_other_user && other.env.is_empty());
         assert_eq!(account("", "").resolve().unwrap(), Resolved::default());
     }
 

@@ -31,6 +31,8 @@ use crate::background::OnPanic;
 
 /// Shown by `ps`. Without the name of the agent, so that `pkill -f` with that name does not match.
 const GUARD_NAME: &str = "a2a-bridge";
+/// How long a guard and its launcher have to start the command. Any process of the same user can suspend them.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a guard has, after a grace period, to kill its descendants before it is killed itself.
 const GUARD_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -48,6 +50,9 @@ pub(super) async fn start(
     let cgroup = host.cgroups.as_ref().and_then(|cgroups| cgroups.create(spec));
     if spec.limits.cpu.is_some() && cgroup.is_none() {
         tracing::warn!(agent = %spec.agent, "`limits.cpu` has no effect: no cgroup is delegated to the bridge");
+    }
+    if let Some(cgroup) = &cgroup {
+        launch.limits = launch.limits.beside(cgroup);
     }
     launch.cgroup = cgroup.as_ref().map(|cgroup| cgroup.path().to_owned());
     let launch = serde_json::to_string(&launch).map_err(|error| failed(error.into()))?;
@@ -68,9 +73,30 @@ pub(super) async fn start(
     let guarded = GuardedProcesses { tag: ProcessTag::of(guard_pid), mark, cgroup };
     let (reports, mut commands) = UnixStream::from_std(ours).map_err(failed)?.into_split();
     let mut reports = BufReader::new(reports).lines();
-    // If the guard has exited, its reports end too.
-    let _ = commands.write_all(format!("{launch}\n").as_bytes()).await;
-    let first = reports.next_line().await.map_err(failed)?.unwrap_or_default();
+    let started = async {
+        // If the guard has exited, its reports end too.
+        let _ = commands.write_all(format!("{launch}\n").as_bytes()).await;
+        reports.next_line().await
+    };
+    let first = match tokio::time::timeout(START_TIMEOUT, started).await {
+        Ok(Ok(first)) => first.unwrap_or_default(),
+        unread => {
+            // It is not reaped yet, so the pid is its own.
+            let _ = kill(Pid::from_raw(guard_pid), Signal::SIGKILL);
+            reaper.wait(&mut child).await;
+            guarded.end(reaper, false).await;
+            return Err(failed(match unread {
+                Ok(Err(error)) => error,
+                Ok(Ok(_)) | Err(_) => {
+                    let text = format!(
+                        "the guard process did not report a start within {} s",
+                        START_TIMEOUT.as_secs()
+                    );
+                    io::Error::new(io::ErrorKind::TimedOut, text)
+                }
+            }));
+        }
+    };
     let pid = match first.split_once(' ') {
         Some(("started", pid)) => pid.parse().ok(),
         Some(("failed", error)) => {
@@ -108,12 +134,12 @@ async fn launch(spec: &Spec, host: &ProcessHost) -> Result<Launch, SpawnError> {
     let account = spec.account.clone();
     let resolved = tokio::task::spawn_blocking(move || account.resolve()).await;
     let resolved = resolved.unwrap_or_else(|_| Err("the lookup of the user failed".into()));
-    let Resolved { credentials, env } = resolved.map_err(SpawnError::Account)?;
+    let resolved: Resolved = resolved.map_err(SpawnError::Account)?;
     Ok(Launch {
         command: spec.command.clone(),
-        env: environment(spec, host, env),
+        env: environment(spec, host, &resolved),
         stop_signal: spec.stop_signal.as_str().to_owned(),
-        credentials,
+        credentials: resolved.credentials,
         limits: ResourceLimits {
             memory: spec.limits.memory,
             files: spec.limits.files,
@@ -161,5 +187,54 @@ async fn relay(
                 let _ = kill(guard, Signal::SIGKILL);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::process::cgroup::Cgroups;
+    use crate::process::child::{Child, Limits};
+    use crate::process::procfs::{self, Stat};
+    use crate::secrets::Secrets;
+
+    /// Time advances while nothing else happens.
+    #[tokio::test(start_paused = true)]
+    async fn a_guard_that_is_suspended_before_its_report_is_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("guard");
+        std::fs::write(&program, "#!/bin/sh\nkill -STOP $$\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let (spec, host) = (Spec::example(&["true"]), ProcessHost::guarded(&program));
+        let error =
+            Child::spawn(&spec, &host, &Output::new("a".into(), Secrets::default())).await.unwrap_err();
+        assert!(
+            matches!(&error, SpawnError::Other { source, .. } if source.kind() == io::ErrorKind::TimedOut)
+        );
+        let own = Pid::this().as_raw();
+        let is_left = |pid: &i32| Stat::read(*pid).is_some_and(|stat| stat.name == "guard");
+        assert_eq!(procfs::children(own).into_iter().find(is_left), None);
+    }
+
+    #[test]
+    fn a_limit_of_the_cgroup_is_not_a_limit_of_each_process_too() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("cgroup.controllers"), "cpu memory\n").unwrap();
+        let cgroups = Cgroups::at(dir.path().to_owned()).unwrap();
+        let limits = Limits { memory: Some(64 << 20), cpu: None, files: Some(9), processes: Some(50) };
+        let cgroup = cgroups.create(&Spec { limits, ..Spec::example(&["true"]) }).unwrap();
+        let all = ResourceLimits {
+            memory: limits.memory,
+            files: limits.files,
+            soft_files: None,
+            processes: limits.processes,
+        };
+        assert_eq!(
+            all.beside(&cgroup),
+            ResourceLimits { memory: None, ..all },
+            "there is no controller for processes"
+        );
     }
 }

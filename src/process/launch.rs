@@ -19,6 +19,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use serde::{Deserialize, Serialize};
 
+use super::cgroup::Cgroup;
 use super::credentials::Credentials;
 
 /// The first argument that makes this program a launcher.
@@ -38,7 +39,7 @@ pub(super) struct Launch {
     pub(super) cgroup: Option<PathBuf>,
 }
 
-/// Limits of each process of an agent.
+/// Limits of each process of an agent, unless its cgroup has the same limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ResourceLimits {
     /// Private writable memory in bytes (`RLIMIT_DATA`). Not the address space (`RLIMIT_AS`): many runtimes reserve far
@@ -138,6 +139,16 @@ impl Launch {
 }
 
 impl ResourceLimits {
+    /// The limits that apply in addition to those of a cgroup. `RLIMIT_NPROC` counts the processes of other agents of the
+    /// same user too, and `RLIMIT_DATA` counts memory that is only reserved.
+    pub(super) fn beside(self, cgroup: &Cgroup) -> Self {
+        Self {
+            memory: self.memory.filter(|_| !cgroup.limits("memory")),
+            processes: self.processes.filter(|_| !cgroup.limits("pids")),
+            ..self
+        }
+    }
+
     fn apply(self) -> nix::Result<()> {
         for (resource, limit) in [
             (Resource::RLIMIT_DATA, self.memory),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use url::{Host, Url};
 
-use super::procfs::{self, SocketHolders, Stat};
+use super::procfs::{self, Listener, SocketHolders, Stat};
 
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -56,48 +56,108 @@ impl LocalPort {
         (!hosts.is_empty()).then_some(Self { number, hosts })
     }
 
-    /// Whether a listener on this address receives connections to `hosts`.
-    pub fn is_reachable_at(&self, listens: IpAddr) -> bool {
-        let listens = listens.to_canonical();
-        listens.is_unspecified()
-            || self
-                .hosts
-                .iter()
-                .any(|host| *host == listens || (host.is_unspecified() && listens.is_loopback()))
+    /// Whether connections to this address are connections to the URL.
+    pub fn has_host(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        self.hosts.iter().any(|host| *host == ip || (host.is_unspecified() && ip.is_loopback()))
     }
 
     /// The owner of the port. `tree` is the root of the agent's own process tree.
     pub fn owner(&self, tree: Option<i32>) -> PortOwner {
-        let Some(sockets) = procfs::listeners() else { return PortOwner::Unknown };
-        let inodes: HashSet<u64> = sockets
-            .into_iter()
-            .filter(|(ip, port, _)| *port == self.number && self.is_reachable_at(*ip))
-            .map(|(_, _, inode)| inode)
-            .collect();
-        if inodes.is_empty() {
-            return PortOwner::Free;
-        }
-        let (ours, is_complete) = match tree {
-            Some(tree) => own_sockets(tree, &inodes),
-            None => (HashMap::new(), true),
-        };
-        let foreign: HashSet<u64> =
-            inodes.iter().filter(|inode| !ours.contains_key(inode)).copied().collect();
-        if foreign.is_empty() {
-            let mut processes: Vec<i32> = ours.into_values().flatten().collect();
-            processes.sort_unstable();
-            processes.dedup();
-            return PortOwner::Own { processes, sockets: inodes };
-        }
-        let others = procfs::sockets(procfs::all(), &foreign).held;
-        let process = others.into_values().flatten().min().and_then(Stat::read);
-        // A process of the tree that could not be read may hold the socket.
-        let is_foreign = |stat: &Stat| tree.is_none_or(|tree| !procfs::ancestors(stat.pid).contains(&tree));
-        if !is_complete && !process.as_ref().is_some_and(is_foreign) {
-            return PortOwner::Unknown;
-        }
-        PortOwner::Other { process: process.map(|stat| (stat.pid, stat.name)) }
+        self.owner_of(tree, || self.accepting_sockets())
     }
+
+    /// `sockets` reads the sockets that accept connections to the URL.
+    fn owner_of(&self, tree: Option<i32>, sockets: impl Fn() -> Option<HashSet<u64>>) -> PortOwner {
+        let read = || sockets().map_or(PortOwner::Unknown, |sockets| owner_of_sockets(tree, sockets));
+        match read() {
+            // The agent may have replaced a socket or passed it to another process during the reads.
+            PortOwner::Other { .. } if tree.is_some() => read(),
+            owner => owner,
+        }
+    }
+
+    /// The inodes of the sockets that accept connections to the URL; `None` if they cannot be read. Other sockets on
+    /// this port do not count, because any user may open them: one on all IPv6 addresses (`IPV6_V6ONLY`) beside one
+    /// on 127.0.0.1, for example.
+    fn accepting_sockets(&self) -> Option<HashSet<u64>> {
+        let mut listeners = procfs::listeners()?;
+        listeners.retain(|(_, port, _)| *port == self.number);
+        let sockets = self.hosts.iter().flat_map(|host| self.sockets_for(*host, &listeners));
+        Some(sockets.collect())
+    }
+
+    /// The sockets among `listeners` that accept connections to `host`: one socket, or several with `SO_REUSEPORT`.
+    fn sockets_for(&self, host: IpAddr, listeners: &[Listener]) -> Vec<u64> {
+        // Linux connects to the loopback interface instead.
+        let host = match host {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+            host => host,
+        };
+        let accepting = |ip: IpAddr| accepting_socket(SocketAddr::new(ip, self.number)).ok().flatten();
+        let address = match accepting(host) {
+            Some(socket) => match listeners.iter().find(|(_, _, inode)| *inode == socket) {
+                Some((ip, _, _)) => Some(*ip),
+                // It is newer than the list.
+                None => return vec![socket],
+            },
+            // No socket accepts them, or the kernel cannot tell. It can if it finds another socket.
+            None => matching_address(host, listeners).filter(|ip| accepting(*ip).is_none()),
+        };
+        let sockets = listeners.iter().filter(|(ip, _, _)| Some(*ip) == address);
+        sockets.map(|(_, _, inode)| *inode).collect()
+    }
+}
+
+/// The address of the listener that most likely accepts connections to `host`. The list does not show whether a socket
+/// on all IPv6 addresses accepts IPv4 too; Linux lets both families use the port only if it does not.
+fn matching_address(host: IpAddr, listeners: &[Listener]) -> Option<IpAddr> {
+    let find =
+        |is_match: &dyn Fn(IpAddr) -> bool| listeners.iter().map(|(ip, _, _)| *ip).find(|ip| is_match(*ip));
+    let exact = find(&|ip| ip.to_canonical() == host);
+    let any = || find(&|ip| ip.is_unspecified() && ip.is_ipv4() == host.is_ipv4());
+    let has_ipv4 = || find(&|ip| ip.to_canonical().is_ipv4()).is_some();
+    let any_family = || if has_ipv4() { None } else { find(&|ip| ip.is_unspecified()) };
+    exact.or_else(any).or_else(|| if host.is_ipv4() { any_family() } else { None })
+}
+
+/// The socket to which Linux passes a new connection to this address.
+#[cfg(target_os = "linux")]
+pub(super) fn accepting_socket(address: SocketAddr) -> std::io::Result<Option<u64>> {
+    super::sock_diag::listener(address)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn accepting_socket(_: SocketAddr) -> std::io::Result<Option<u64>> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+/// The owner of these listening sockets.
+fn owner_of_sockets(tree: Option<i32>, sockets: HashSet<u64>) -> PortOwner {
+    if sockets.is_empty() {
+        return PortOwner::Free;
+    }
+    let (ours, is_complete) = match tree {
+        Some(tree) => own_sockets(tree, &sockets),
+        None => (HashMap::new(), true),
+    };
+    let foreign: HashSet<u64> = sockets.iter().filter(|inode| !ours.contains_key(inode)).copied().collect();
+    if foreign.is_empty() {
+        let mut processes: Vec<i32> = ours.into_values().flatten().collect();
+        processes.sort_unstable();
+        processes.dedup();
+        return PortOwner::Own { processes, sockets };
+    }
+    let others = procfs::sockets(procfs::all(), &foreign).held;
+    let process = others.into_values().flatten().min().and_then(Stat::read);
+    // A process of the tree that could not be read may hold the socket.
+    let is_foreign =
+        |stat: &Stat| tree.is_none_or(|tree| procfs::descends_from(stat.pid, tree) == Some(false));
+    if !is_complete && !process.as_ref().is_some_and(is_foreign) {
+        return PortOwner::Unknown;
+    }
+    PortOwner::Other { process: process.map(|stat| (stat.pid, stat.name)) }
 }
 
 /// The processes of a tree that hold these sockets, and whether all processes could be read.
@@ -159,6 +219,10 @@ pub fn free() -> std::io::Result<u16> {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::cell::Cell;
+
+    use socket2::{Domain, Socket, Type};
+
     use super::*;
 
     async fn local(url: &str) -> Option<LocalPort> {
@@ -203,5 +267,90 @@ mod tests {
             let port = local(&format!("http://127.0.0.1:{port}")).await.unwrap();
             assert!(is_own(&port, own), "{address}");
         }
+    }
+
+    /// A listener on all IPv6 addresses, but not on IPv4; `None` if this machine has no IPv6.
+    fn ipv6_only(port: u16) -> Option<Socket> {
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, None).ok()?;
+        socket.set_only_v6(true).expect("a new socket");
+        socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).into()).ok()?;
+        socket.listen(1).expect("a bound socket");
+        Some(socket)
+    }
+
+    #[tokio::test]
+    async fn a_listener_of_the_other_family_does_not_own_the_port() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let number = listener.local_addr().unwrap().port();
+        let Some(ipv6) = ipv6_only(number) else { return println!("skipped: no IPv6") };
+        let own = i32::try_from(std::process::id()).unwrap();
+        let sockets = |port: &LocalPort| match port.owner(Some(own)) {
+            PortOwner::Own { sockets, .. } => sockets,
+            owner => panic!("{owner:?}"),
+        };
+        let on_ipv4 = local(&format!("http://127.0.0.1:{number}")).await.unwrap();
+        let on_ipv6 = local(&format!("http://[::1]:{number}")).await.unwrap();
+        let on_both = local(&format!("http://localhost:{number}")).await.unwrap();
+        assert_eq!((sockets(&on_ipv4).len(), sockets(&on_ipv6).len()), (1, 1));
+        assert!(sockets(&on_ipv4).is_disjoint(&sockets(&on_ipv6)));
+        assert_eq!(sockets(&on_both).len(), 2);
+        drop(ipv6);
+        assert_eq!(on_ipv6.owner(None), PortOwner::Free);
+        drop(listener);
+        let _ipv6 = ipv6_only(number).unwrap();
+        assert_eq!(on_ipv4.owner(None), PortOwner::Free);
+        assert_ne!(on_ipv6.owner(None), PortOwner::Free);
+    }
+
+    #[tokio::test]
+    async fn every_socket_that_shares_the_port_counts() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let shared = |number: u16| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.set_reuse_port(true).unwrap();
+            socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, number)).into()).unwrap();
+            socket.listen(1).unwrap();
+            TcpListener::from(socket)
+        };
+        let first = shared(0);
+        let number = first.local_addr().unwrap().port();
+        let _second = shared(number);
+        let port = local(&format!("http://127.0.0.1:{number}")).await.unwrap();
+        assert!(matches!(port.owner(Some(own)), PortOwner::Own { sockets, .. } if sockets.len() == 2));
+    }
+
+    #[test]
+    fn without_help_of_the_kernel_the_family_decides() {
+        let matching = |host: &str, listeners: &[&str]| {
+            let listeners: Vec<Listener> = listeners.iter().map(|ip| (ip.parse().unwrap(), 9, 1)).collect();
+            matching_address(host.parse().unwrap(), &listeners).map(|ip| ip.to_string())
+        };
+        let found = |ip: &str| Some(ip.to_owned());
+        assert_eq!(matching("127.0.0.1", &["::", "127.0.0.1"]), found("127.0.0.1"));
+        assert_eq!(matching("127.0.0.1", &["::", "0.0.0.0"]), found("0.0.0.0"));
+        assert_eq!(matching("127.0.0.1", &["::", "127.0.0.2"]), None);
+        assert_eq!(matching("127.0.0.1", &["::"]), found("::"));
+        assert_eq!(matching("127.0.0.1", &["::1"]), None);
+        assert_eq!(matching("127.0.0.1", &["::ffff:127.0.0.1"]), found("::ffff:127.0.0.1"));
+        assert_eq!(matching("::1", &["0.0.0.0"]), None);
+        assert_eq!(matching("::1", &["0.0.0.0", "::"]), found("::"));
+        assert_eq!(matching("::1", &["::", "::1"]), found("::1"));
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_was_replaced_during_the_read_is_not_foreign() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = local(&format!("http://{}", listener.local_addr().unwrap())).await.unwrap();
+        let reads = Cell::new(0);
+        let replaced = || {
+            reads.set(reads.get() + 1);
+            // No socket has this inode.
+            if reads.get() == 1 { Some(HashSet::from([u64::MAX])) } else { port.accepting_sockets() }
+        };
+        assert!(matches!(port.owner_of(Some(own), replaced), PortOwner::Own { .. }));
+        assert_eq!(reads.get(), 2);
+        let gone = || Some(HashSet::from([u64::MAX]));
+        assert_eq!(port.owner_of(Some(own), gone), PortOwner::Other { process: None });
     }
 }

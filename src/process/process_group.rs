@@ -12,7 +12,7 @@ use super::child::{
     ChildCommand, ChildState, Exit, Limits, ProcessHost, SpawnError, Spec, configure, environment, pid_of,
     read_output,
 };
-use super::credentials::Account;
+use super::credentials::{Account, Resolved};
 use super::output::Output;
 use crate::background::OnPanic;
 
@@ -29,7 +29,11 @@ pub(super) fn start(
     }
     let (program, arguments) = spec.command.split_first().ok_or(SpawnError::Empty)?;
     let mut command = tokio::process::Command::new(program);
-    command.args(arguments).env_clear().envs(environment(spec, host, Vec::new())).stdin(Stdio::null());
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(environment(spec, host, &Resolved::default()))
+        .stdin(Stdio::null());
     configure(&mut command, spec);
     let mut child = command.spawn().map_err(|source| SpawnError::new(program, source))?;
     read_output(&mut child, host, output);

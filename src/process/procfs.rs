@@ -123,8 +123,33 @@ pub(super) fn read_descendants(pid: i32) -> (Vec<i32>, bool) {
 
 /// A process and its ancestors, nearest first.
 pub fn ancestors(pid: i32) -> Vec<i32> {
-    let above = |pid: &i32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
-    std::iter::successors(Some(pid), above).collect()
+    let (found, _) = read_ancestors(pid, Stat::read);
+    found
+}
+
+/// Whether a process is, or descends from, `ancestor`; `None` if not all its ancestors can be read.
+pub(super) fn descends_from(pid: i32, ancestor: i32) -> Option<bool> {
+    is_below(pid, ancestor, Stat::read)
+}
+
+fn is_below(pid: i32, ancestor: i32, read: impl Fn(i32) -> Option<Stat>) -> Option<bool> {
+    let (found, is_complete) = read_ancestors(pid, read);
+    let is_found = found.contains(&ancestor);
+    (is_found || is_complete).then_some(is_found)
+}
+
+/// A process and its ancestors, and whether all of them could be read.
+fn read_ancestors(pid: i32, read: impl Fn(i32) -> Option<Stat>) -> (Vec<i32>, bool) {
+    let mut found = vec![pid];
+    let mut last = pid;
+    loop {
+        let Some(Stat { parent, .. }) = read(last) else { return (found, false) };
+        if parent <= 0 {
+            return (found, true);
+        }
+        found.push(parent);
+        last = parent;
+    }
 }
 
 /// The value of an environment variable at the start of the process.
@@ -214,7 +239,7 @@ fn is_exit(error: &io::Error) -> bool {
 }
 
 /// Address, port and inode of a listening TCP socket.
-type Listener = (IpAddr, u16, u64);
+pub(super) type Listener = (IpAddr, u16, u64);
 
 /// All listening TCP sockets; `None` if they cannot be read.
 pub(super) fn listeners() -> Option<Vec<Listener>> {
@@ -320,6 +345,18 @@ mod tests {
         assert_eq!(above[..3], [pid, own, stat.parent]);
         assert_eq!(mark.as_deref(), Some("x=y"));
         assert!(!children(own).contains(&pid));
+    }
+
+    #[test]
+    fn without_all_ancestors_it_is_not_known_who_is_not_among_them() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let parent = Stat::read(own).unwrap().parent;
+        assert_eq!((descends_from(own, own), descends_from(own, parent)), (Some(true), Some(true)));
+        assert_eq!(descends_from(own, i32::MAX), Some(false));
+        // As without a free descriptor.
+        let unreadable = |pid| Stat::read(pid).filter(|_| pid == own);
+        assert_eq!(is_below(own, parent, unreadable), Some(true));
+        assert_eq!(is_below(own, i32::MAX, unreadable), None);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use super::child::pid_of;
 use super::orphans::MARK;
 use super::process_tag::{self, ProcessTag};
 use super::procfs::{self, Stat};
+use crate::offload;
 
 /// How long killed orphans may take to exit. A process that hangs in the kernel survives SIGKILL.
 const ORPHAN_KILL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -44,7 +45,7 @@ pub(crate) struct Reaper {
 }
 
 impl Reaper {
-    /// `starts_only_guards`: this process starts nothing else. That is of no use if it has children already, or if it is
+    /// `starts_only_guards`: this process starts nothing else. Ignored if it already has children, or if it is
     /// the first process of a container, which adopts the orphans of all processes.
     pub(super) fn new(guard_program: PathBuf, starts_only_guards: bool) -> Self {
         let own = Pid::this().as_raw();
@@ -57,21 +58,25 @@ impl Reaper {
         if !self.has_only_guards {
             return Vec::new();
         }
-        let guards = self.guards();
-        let orphans = procfs::children(Pid::this().as_raw()).into_iter().filter(|pid| !guards.contains(pid));
-        orphans.flat_map(|pid| std::iter::once(pid).chain(procfs::descendants(pid))).collect()
+        let mut orphans = procfs::children(Pid::this().as_raw());
+        // A guard is known before the lock is released, so list first.
+        let guards = self.guards().clone();
+        orphans.retain(|pid| !guards.contains(pid));
+        orphans.into_iter().flat_map(|pid| std::iter::once(pid).chain(procfs::descendants(pid))).collect()
     }
 
     /// Reaps orphans forever. All other children of this process must come from `spawn`.
     pub(crate) async fn run(&self) -> io::Result<()> {
         let mut child_exits = signal(SignalKind::child())?;
         while child_exits.recv().await.is_some() {
-            // Hold the lock while listing, so that a child that is being spawned is known.
+            let has_exited = |pid: &i32| Stat::read(*pid).is_some_and(|stat| stat.has_exited());
+            let exited: Vec<i32> = offload::block(|| {
+                procfs::children(Pid::this().as_raw()).into_iter().filter(has_exited).collect()
+            });
+            // A guard is known before the lock is released, so list first.
             let guards = self.guards();
-            for pid in procfs::children(Pid::this().as_raw()) {
-                if !guards.contains(&pid) && Stat::read(pid).is_some_and(|stat| stat.has_exited()) {
-                    let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG));
-                }
+            for pid in exited.into_iter().filter(|pid| !guards.contains(pid)) {
+                let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG));
             }
         }
         Ok(())
@@ -138,7 +143,7 @@ impl GuardedProcesses {
             if let Some(cgroup) = &self.cgroup {
                 cgroup.kill();
             }
-            let orphans = self.alive(reaper);
+            let orphans = offload::block(|| self.alive(reaper));
             if orphans.is_empty() {
                 return;
             }

@@ -1,4 +1,4 @@
-//! The text log format: one event is one line. Names and errors of agents and callers can contain line breaks, and the
+//! The log formats: one event is one line. Names and errors of agents and callers can contain line breaks, and the
 //! text after one must not look like a log line of the bridge; or control characters, on which a terminal would act.
 
 use std::fmt::{self, Write as _};
@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::text::is_unprintable;
+use crate::text::{escape_json, is_unprintable};
 
 /// The target of panics, whose backtraces keep their line breaks.
 pub(super) const PANIC_TARGET: &str = "a2a_bridge::panic";
@@ -68,6 +68,30 @@ where
     }
 }
 
+/// Wraps a JSON format, which escapes only the characters that JSON requires to be escaped.
+pub(super) struct PrintableJson<F>(pub(super) F);
+
+impl<S, N, F> FormatEvent<S, N> for PrintableJson<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut text = String::new();
+        self.0.format_event(context, Writer::new(&mut text), event)?;
+        if text.trim_end_matches('\n').contains(is_unprintable) {
+            text = escape_json(&text);
+        }
+        writer.write_str(&text)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
@@ -112,6 +136,26 @@ mod tests {
             });
         });
         assert_eq!(text.matches(is_unprintable).collect::<String>(), "\n", "{text}");
+    }
+
+    #[test]
+    fn terminals_do_not_act_upon_json() {
+        let hostile = "a\x1b[2J\u{9b}31m\u{202e}b\u{2066}\0\x7f\u{200b}\u{e0041}\"";
+        let (log, writer) = std::io::pipe().unwrap();
+        let builder = tracing_subscriber::fmt()
+            .json()
+            .flatten_event(true)
+            .map_event_format(PrintableJson)
+            .with_writer(Mutex::new(writer));
+        tracing::subscriber::with_default(builder.finish(), || {
+            tracing::info_span!("call", skill = hostile).in_scope(|| {
+                tracing::warn!(id = %hostile, "said {hostile}");
+            });
+        });
+        let text = std::io::read_to_string(log).unwrap();
+        assert_eq!(text.matches(is_unprintable).collect::<String>(), "\n", "{text}");
+        let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&event["id"], &event["span"]["skill"]), (&hostile.into(), &hostile.into()));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! A launched agent must own its port, for every address and name of this machine.
 
-use std::net::{IpAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::time::Duration;
 
 use a2a_bridge::internal::ports;
+use socket2::{Domain, Socket, Type};
 use tokio::net::TcpSocket;
 
-use crate::support::processes::program;
+use crate::support::processes::{free_port, program};
 use crate::support::site::{Site, demo_at, shell};
 
 /// An address of this machine other than loopback, if there is one.
@@ -46,6 +48,25 @@ async fn foreign_process_on_the_machines_host_name_gets_no_connection() {
     };
     assert_foreign_process_is_named(name, ip).await;
     assert_foreign_process_is_named("localhost", "127.0.0.1".parse().unwrap()).await;
+}
+
+#[tokio::test]
+async fn foreign_process_that_gets_no_connection_of_the_agent_does_not_end_it() {
+    let port = free_port();
+    let foreign = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
+    foreign.set_only_v6(true).unwrap();
+    let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    if foreign.bind(&address.into()).is_err() {
+        return println!("skipped: this machine has no IPv6");
+    }
+    foreign.listen(1).unwrap();
+    let lines = format!("{}\nliveness: {{ interval: 100ms }}", demo_at("127.0.0.1", port, ""));
+    let site = Site::running(&[("a", &lines)]).await;
+    let pid = site.until_state("a", "ready").await.pid;
+    // Several checks.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let report = site.until_state("a", "ready").await;
+    assert_eq!((report.pid, report.restarts), (pid, 0), "{}", site.log());
 }
 
 #[tokio::test]

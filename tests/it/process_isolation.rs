@@ -90,6 +90,24 @@ async fn secrets_are_in_no_environment_and_no_command_line_but_the_agents_own() 
 }
 
 #[tokio::test]
+async fn variables_that_the_bridge_reads_itself_are_not_hidden() {
+    let mut site = Site::new().await;
+    let authorities = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tls/ca.pem");
+    let lines = "headers: { X-A: '${SSL_CERT_FILE}', X-B: '${RUST_BACKTRACE}', X-C: '${IT_OTHER}' }";
+    site.settings(&[("a", &format!("{}\n{lines}", demo("")))]);
+    let variables = [format!("SSL_CERT_FILE={authorities}"), "RUST_BACKTRACE=0".into(), "IT_OTHER=x".into()];
+    let wrapper = std::iter::once("env").chain(variables.iter().map(String::as_str));
+    let bridge = site.start_through(&wrapper.collect::<Vec<_>>());
+    site.until_state("a", "ready").await;
+    let shown = environment(bridge);
+    assert!(
+        shown.contains(&format!("{}\0", variables[0])) && shown.contains("RUST_BACKTRACE=0\0"),
+        "{shown}"
+    );
+    assert!(shown.contains("IT_OTHER=\0"), "{shown}");
+}
+
+#[tokio::test]
 async fn agent_of_the_same_user_cannot_read_the_bridge() {
     let mut site = Site::new().await;
     let Some(nobody) = as_nobody(&site) else { return println!("skipped: needs root and setpriv") };
@@ -381,6 +399,13 @@ async fn agent_does_not_inherit_capabilities_of_the_bridge() {
         }
     }
     assert_ne!(status(bridge, "CapAmb:"), ["0000000000000000"]);
+    // User 54321 is not in the user database.
+    let pid = eventually(|| async { site.show("b").await?.pid }).await;
+    let environment = environment(pid);
+    assert!(environment.contains("PATH="), "{environment}");
+    for name in ["HOME=", "USER="] {
+        assert!(!environment.split('\0').any(|variable| variable.starts_with(name)), "{environment}");
+    }
 }
 
 #[tokio::test]

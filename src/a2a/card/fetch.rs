@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
 use url::Url;
 
 use super::{Card, CardError};
 use crate::a2a::auth::Credentials;
 use crate::a2a::client::ClientError;
-use crate::a2a::http::{HttpClient, HttpResponse, connection_error};
+use crate::a2a::http::{HttpClient, HttpEndpoint};
 use crate::offload;
 use crate::secrets::Secrets;
 
@@ -81,26 +82,27 @@ async fn get(
     credentials: &Credentials,
 ) -> Result<(reqwest::StatusCode, bytes::Bytes), ClientError> {
     credentials.ready().await.map_err(ClientError::Token)?;
-    let request = || {
-        let (mut headers, mut url) = (HeaderMap::new(), url.clone());
+    // The request carries credentials, so it needs the same check of the peer as a call.
+    let endpoint = HttpEndpoint::new(url.clone(), http);
+    let headers = || {
+        let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         credentials.add_to_headers(&mut headers);
+        headers
+    };
+    let send = |headers| {
+        let mut url = url.clone();
         credentials.add_to_url(&mut url);
-        (http.reqwest.get(url).headers(headers.clone()), headers)
+        endpoint.send(Method::GET, Some(url), headers, None, false)
     };
-    let (first, sent) = request();
-    let mut response = first.send().await.map_err(connection_error)?;
-    if response.status() == reqwest::StatusCode::UNAUTHORIZED
-        && credentials.renew(sent.get(AUTHORIZATION)).await
-    {
-        response = request().0.send().await.map_err(connection_error)?;
+    let first = headers();
+    let used = first.get(AUTHORIZATION).cloned();
+    let mut response = send(first).await?;
+    if response.status == reqwest::StatusCode::UNAUTHORIZED && credentials.renew(used.as_ref()).await {
+        response = send(headers()).await?;
     }
-    let status = response.status();
-    let body = if status.is_success() {
-        HttpResponse::from(response).small_body(MAX_CARD).await?
-    } else {
-        bytes::Bytes::new()
-    };
+    let status = response.status;
+    let body = if status.is_success() { response.small_body(MAX_CARD).await? } else { bytes::Bytes::new() };
     Ok((status, body))
 }
 
@@ -118,4 +120,45 @@ fn candidates(base: &Url, card_path: Option<&str>) -> Vec<Url> {
     let below = base.path().trim_end_matches('/');
     let bases = if below.is_empty() { &[""][..] } else { &[below, ""] };
     bases.iter().flat_map(|base| WELL_KNOWN.map(|path| at(&format!("{base}{path}")))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+
+    use futures_util::future::BoxFuture;
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::a2a::{PeerCheck, Verdict};
+
+    #[derive(Debug)]
+    struct Refusing;
+
+    impl PeerCheck for Refusing {
+        fn check(&self, _: SocketAddr, _: Instant) -> BoxFuture<'_, Verdict> {
+            Box::pin(async { Verdict::Refuse })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_the_check_refuses_gets_no_request() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", server.local_addr().unwrap()).parse().unwrap();
+        let http = crate::a2a::http_client().unwrap().with_peer_check(Arc::new(Refusing));
+        let (credentials, secrets) = (Credentials::default(), Secrets::default());
+        let fetched = fetch(&http, &url, None, &credentials, &secrets);
+        let served = async {
+            let (mut stream, _) = server.accept().await.unwrap();
+            let mut received = Vec::new();
+            let _ = stream.read_to_end(&mut received).await;
+            received
+        };
+        let (fetched, received) = tokio::join!(fetched, served);
+        assert!(fetched.unwrap_err().is_unreachable());
+        assert_eq!(String::from_utf8_lossy(&received), "");
+    }
 }
