@@ -119,10 +119,10 @@ impl Bridge {
             guard = guard.and_not_below(AGENT_PROTOCOL_ROOT);
         }
         let http = a2a::http_client()?;
-        let client = connect(&config.nats).await?;
-        let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone());
         let memory_limit = config.limits.memory.unwrap_or_else(memory::default_limit);
         let memory = MemoryBudget::new(memory_limit);
+        let client = connect(&config.nats, memory.max_waiting()).await?;
+        let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone());
         let quotas = Quotas::new(memory_limit / 4);
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
         let state = Arc::new(State::new(&store, &quotas));

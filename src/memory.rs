@@ -1,9 +1,9 @@
 //! The memory budget of the process (`limits.memory`), shared fairly between agents.
 //!
 //! Half of the budget is for calls in flight: requests, the responses of agents, and replies until they are encoded. A
-//! quarter is for [state](crate::state), an eighth for messages that wait for the connection to NATS, and the rest for
-//! everything that is not counted: connections, buffers, the allocator's slack, the program itself. Sizes are counted
-//! as allocated, not as sent.
+//! quarter is for [state](crate::state), an eighth for messages that wait for the connection to NATS, a sixteenth for
+//! requests that the bridge has received and not read yet, and the rest for everything that is not counted: connections,
+//! buffers, the allocator's slack, the program itself. Sizes are counted as allocated, not as sent.
 //!
 //! ```text
 //! MemoryBudget ──┬── MemoryAccount of agent a ──┬── MemoryCharge of a call
@@ -104,6 +104,11 @@ impl MemoryBudget {
 
     pub(crate) fn limit(&self) -> usize {
         self.limit
+    }
+
+    /// Bytes of requests that may wait in the NATS client until the bridge reads them.
+    pub(crate) fn max_waiting(&self) -> usize {
+        self.limit / 8
     }
 
     pub(crate) fn used(&self) -> usize {

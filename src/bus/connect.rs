@@ -39,14 +39,18 @@ fn is_refusal(kind: ConnectErrorKind) -> bool {
     matches!(kind, ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation)
 }
 
-/// Connects, with retries. Afterwards the client reconnects by itself without a limit.
-pub(crate) async fn connect(settings: &config::NatsConfig) -> Result<Client, ConnectError> {
+/// Connects, with retries. Afterwards the client reconnects by itself without a limit. Messages that wait to be read
+/// take at most `max_waiting` bytes; the client drops further ones.
+pub(crate) async fn connect(
+    settings: &config::NatsConfig,
+    max_waiting: usize,
+) -> Result<Client, ConnectError> {
     let servers: Vec<String> = settings.url.iter().map(config::without_user_info).collect();
     let servers = servers.join(", ");
     let deadline = tokio::time::Instant::now() + CONNECT_TIMEOUT;
     let mut backoff = BACKOFF;
     loop {
-        let options = options(settings).await?;
+        let options = options(settings).await?.max_queued_bytes(max_waiting);
         let source = match options.connect(&settings.url).await {
             Ok(client) => {
                 tracing::info!(server = %client.server_info().server_name, version = %client.server_info().version, "connected to NATS");

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::encoded_reply::EncodedReply;
 use super::outbox::Outbox;
-use super::service::{ServiceContext, ServiceError};
+use super::service::{MAX_VERSION, ServiceContext, ServiceError};
 use super::stoppable_task::StoppableTask;
 use super::subject::{ReplyGuard, Subjects, Token};
 use crate::agent::{Agent, AgentCommand, AgentState};
@@ -309,7 +309,7 @@ fn report(agent: &Agent, instance: &str) -> AgentReport {
         last_exit: status.last_exit.map(|(how, at)| LastExit { how, at_ms: unix_millis(at) }),
         card: status.known.map(|known| CardSummary {
             name: known.card.name.clone(),
-            version: known.card.version.clone(),
+            version: shorten(&known.card.version, MAX_VERSION),
             skills: known.card.skills.len(),
             hash: known.card.hash.clone(),
             endpoint: known.interface.url.to_string(),

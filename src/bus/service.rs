@@ -43,7 +43,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 use uuid::Uuid;
 
-pub(crate) use self::discovery::semver_or_zero;
+pub(crate) use self::discovery::{MAX_VERSION, semver_or_zero};
 use self::endpoint::{EndpointTask, ListedEndpoint};
 use self::request::EndpointStats;
 pub use self::request::{Accounting, ServiceRequest};

@@ -38,7 +38,7 @@ pub(super) async fn run(args: CheckArgs) -> CliResult {
         }
     }
     if !args.offline {
-        let line = match connect(&config.nats).await {
+        let line = match connect(&config.nats, usize::MAX).await {
             Ok(client) => format!("ok, nats-server {}", client.server_info().version),
             Err(error) => {
                 code = UNAVAILABLE;

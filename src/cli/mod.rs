@@ -45,6 +45,10 @@ const INVALID_CONFIG: u8 = 78;
 /// Ctrl-C, as shells report it.
 const INTERRUPTED: u8 = 130;
 
+/// Maximum number of threads for synchronous work: offloaded work, name resolution, files. Each keeps some of the memory
+/// that it has freed.
+const MAX_BLOCKING_THREADS: usize = 32;
+
 const DETAILS: &str = "\
 Examples:
   a2a-bridge init --from http://127.0.0.1:9000    # write a configuration for this agent
@@ -272,7 +276,10 @@ fn demo_agent_error(error: anyhow::Error) -> CliError {
 }
 
 fn block_on(command: impl Future<Output = CliResult>) -> CliResult {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .enable_all()
+        .build();
     let runtime = runtime.map_err(CliError::internal)?;
     let result = runtime.block_on(command);
     // Do not wait for a DNS lookup that still blocks a thread.

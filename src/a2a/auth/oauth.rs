@@ -19,6 +19,8 @@ use crate::text::shorten;
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// No server accepts a header this long. Old tokens stay in memory in all forms in which they are redacted.
 const MAX_TOKEN_RESPONSE: u64 = 64 << 10;
+/// Maximum bytes of a token. Web servers accept 8 to 16 KiB of headers, and longer tokens make redaction slow.
+const MAX_TOKEN: usize = 16 << 10;
 /// Lifetime of a token without `expires_in`.
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(3600);
 /// How long before it expires a token is renewed; for a short-lived token, a fifth of its lifetime.
@@ -135,6 +137,9 @@ impl OAuth {
             self.secrets.redact(&mut reason);
             return refused(shorten(&reason, 300));
         };
+        if token.len() > MAX_TOKEN {
+            return refused(format!("the token has more than {MAX_TOKEN} bytes"));
+        }
         let Ok(header) = super::bearer(&token) else {
             return refused("the token has characters that are not allowed in a header".to_owned());
         };

@@ -10,7 +10,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -43,6 +43,12 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The read buffer of a connection grows up to this size, and a response's headers must fit into it, or the response
 /// is an error ([`ClientError::LargeHeaders`]). The memory budget does not count it.
 const MAX_BUFFER: usize = 64 << 10;
+
+/// Maximum bytes that an agent may send before the final headers of a response. Interim responses (1xx) are ignored, and
+/// there may be any number of them.
+const MAX_HEAD: usize = 2 * MAX_BUFFER;
+/// A connection yields after reading this many bytes, because hyper reads on as long as there is something to ignore.
+const READ_BUDGET: usize = 2 * MAX_BUFFER;
 
 type RequestBody = Full<Bytes>;
 
@@ -100,8 +106,7 @@ struct Connection {
     sender: http1::SendRequest<RequestBody>,
     /// `None` once it is closed.
     io: Option<http1::Connection<TokioIo<Socket>, RequestBody>>,
-    /// Shared with the socket.
-    peeks: Arc<AtomicBool>,
+    control: Arc<SocketControl>,
     /// When its last response was complete.
     idle_since: Instant,
 }
@@ -141,7 +146,10 @@ impl ConnectionPool {
                 None => Box::pin(self.connect()).await.map_err(ClientError::Unreachable)?,
             };
             let sent = connection.sender.try_send_request(request);
-            match connection.poll_while(sent).await {
+            connection.control.head_left.store(MAX_HEAD, Relaxed);
+            let sent = connection.poll_while(sent).await;
+            let head_left = connection.control.head_left.swap(usize::MAX, Relaxed);
+            match sent {
                 Ok(response) => {
                     let (head, incoming) = response.into_parts();
                     let source = Some((Arc::clone(self), connection));
@@ -157,6 +165,7 @@ impl ConnectionPool {
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if is_kept => request = unsent,
                     Some(_) => return Err(ClientError::Unreachable(error.into_error().into())),
+                    None if head_left == 0 => return Err(ClientError::LargeHeaders),
                     None => return Err(super::broken(error.into_error())),
                 },
             }
@@ -171,11 +180,14 @@ impl ConnectionPool {
         let reached = tokio::time::timeout(CONNECT_TIMEOUT, reach).await;
         let stream = reached.map_err(|_| format!("no response within {} s", CONNECT_TIMEOUT.as_secs()))??;
         set_options(&stream)?;
-        let peeks = Arc::new(AtomicBool::new(false));
-        let socket = Socket { stream, peeks: Arc::clone(&peeks) };
+        let control = Arc::new(SocketControl {
+            peeks: AtomicBool::new(false),
+            head_left: AtomicUsize::new(usize::MAX),
+        });
+        let socket = Socket { stream, control: Arc::clone(&control), budget: READ_BUDGET };
         let (sender, io) =
             http1::Builder::new().max_buf_size(MAX_BUFFER).handshake(TokioIo::new(socket)).await?;
-        Ok(Box::new(Connection { sender, io: Some(io), peeks, idle_since: Instant::now() }))
+        Ok(Box::new(Connection { sender, io: Some(io), control, idle_since: Instant::now() }))
     }
 
     /// Takes the most recently used connection that still works.
@@ -271,9 +283,9 @@ impl Connection {
     /// Whether the agent has neither closed the connection nor sent anything without a request.
     async fn is_usable(&mut self) -> bool {
         poll_fn(|context| {
-            self.peeks.store(true, Relaxed);
+            self.control.peeks.store(true, Relaxed);
             let is_closed = self.io.as_mut().is_none_or(|io| Pin::new(io).poll(context).is_ready());
-            self.peeks.store(false, Relaxed);
+            self.control.peeks.store(false, Relaxed);
             Poll::Ready(!is_closed && self.sender.is_ready())
         })
         .await
@@ -316,13 +328,23 @@ pub(super) fn target(url: &Url) -> Result<Uri, HttpError> {
     Ok(url[Position::BeforePath..Position::AfterQuery].parse()?)
 }
 
-/// A socket that can check its current state. Reads go through the runtime, which learns of a close only when it next
-/// polls all sockets. Whether a kept connection still works must not depend on that, so while `peeks` is set the socket
-/// also asks the kernel.
+/// A socket that limits what hyper reads, and can check its current state.
 #[derive(Debug)]
 struct Socket {
     stream: TcpStream,
-    peeks: Arc<AtomicBool>,
+    control: Arc<SocketControl>,
+    /// Bytes to read until it yields.
+    budget: usize,
+}
+
+/// How a connection controls its socket.
+#[derive(Debug)]
+struct SocketControl {
+    /// Reads go through the runtime, which learns of a close only when it next polls all sockets. Whether a kept
+    /// connection still works must not depend on that, so while this is set the socket also asks the kernel.
+    peeks: AtomicBool,
+    /// Bytes that the agent may still send before the final headers. Reads fail at 0.
+    head_left: AtomicUsize,
 }
 
 impl AsyncRead for Socket {
@@ -331,8 +353,25 @@ impl AsyncRead for Socket {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.budget == 0 && !self.control.peeks.load(Relaxed) {
+            self.budget = READ_BUDGET;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let head_left = self.control.head_left.load(Relaxed);
+        if head_left == 0 {
+            return Poll::Ready(Err(io::Error::other("the headers of the response are too large")));
+        }
+        let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if read.is_ready() || !self.peeks.load(Relaxed) {
+        if read.is_ready() {
+            let bytes = buffer.filled().len() - before;
+            self.budget = self.budget.saturating_sub(bytes);
+            if head_left != usize::MAX {
+                self.control.head_left.store(head_left.saturating_sub(bytes), Relaxed);
+            }
+        }
+        if read.is_ready() || !self.control.peeks.load(Relaxed) {
             return read;
         }
         match SockRef::from(&self.stream).peek(&mut [MaybeUninit::uninit()]) {
@@ -432,6 +471,8 @@ mod tests {
         let pool = pool(&listener);
         let agent = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
+            // A response before the request is another error.
+            stream.read_exact(&mut [0]).unwrap();
             let value = "x".repeat(MAX_BUFFER / 2);
             let head = format!("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nLarge: {value}\r\n\r\nhi");
             stream.write_all(head.as_bytes()).unwrap();
@@ -439,6 +480,28 @@ mod tests {
         });
         call(&pool).await.unwrap();
         drop(agent.join().unwrap());
+    }
+
+    #[tokio::test]
+    async fn some_interim_responses_are_ignored_and_a_flood_of_them_is_an_error() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let [first, second] = [pool(&listener), pool(&listener)];
+        let agent = std::thread::spawn(move || {
+            for interim in [10, 1_000_000] {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.read_exact(&mut [0]).unwrap();
+                let flood = "HTTP/1.1 103 Early Hints\r\nA: b\r\n\r\n".repeat(interim);
+                // Fails when the bridge closes the connection.
+                let _ = stream.write_all(flood.as_bytes());
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi");
+                let _ = stream.read_to_end(&mut Vec::new());
+            }
+        });
+        call(&first).await.unwrap();
+        drop(first);
+        let error = call(&second).await.unwrap_err();
+        assert!(matches!(error, ClientError::LargeHeaders), "{error:?}");
+        agent.join().unwrap();
     }
 
     #[rstest::rstest]

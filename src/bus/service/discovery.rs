@@ -16,6 +16,9 @@ use super::request::StatsSnapshot;
 use crate::bus::subject::DiscoveryVerb;
 use crate::json::{first_that_fit, shorten_to_json, to_bytes};
 
+/// Maximum bytes of a version. It is in every response, and an agent may choose any.
+pub(crate) const MAX_VERSION: usize = 128;
+
 /// Key in the metadata of INFO and STATS: the number of endpoints that did not fit.
 const LEFT_OUT: &str = "a2a.endpoints_left_out";
 
@@ -161,9 +164,10 @@ fn shorten(text: &mut String, length: usize) {
     }
 }
 
-/// The version if it is a semantic version, as the service protocol requires, else `0.0.0`.
+/// The version if it is a semantic version of a reasonable length, as the service protocol requires, else `0.0.0`.
 pub(crate) fn semver_or_zero(version: &str) -> &str {
-    if semver::Version::parse(version).is_ok() { version } else { "0.0.0" }
+    let is_valid = version.len() <= MAX_VERSION && semver::Version::parse(version).is_ok();
+    if is_valid { version } else { "0.0.0" }
 }
 
 #[cfg(test)]
@@ -188,6 +192,7 @@ mod tests {
     #[case("1.2.3-", false)]
     #[case("1.2.3+", false)]
     #[case("", false)]
+    #[case(&format!("1.0.0-{}", "a".repeat(MAX_VERSION)), false)]
     #[case("latest", false)]
     fn a_version_that_is_not_semantic_becomes_zero(#[case] version: &str, #[case] valid: bool) {
         assert_eq!(semver_or_zero(version), if valid { version } else { "0.0.0" });
