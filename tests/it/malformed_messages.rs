@@ -1,9 +1,11 @@
-//! Messages that no proper client sends, but that nats-server forwards: they must not disturb any connection.
+//! What the patched NATS client has to withstand: messages that no proper client sends, but that nats-server forwards,
+//! and more messages than anyone reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::{FutureExt as _, StreamExt as _};
 use rstest::rstest;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -11,7 +13,7 @@ use tokio::net::TcpStream;
 
 use crate::support::commands::{command_on, run};
 use crate::support::processes::free_port;
-use crate::support::{Bridge, Reply, attached, launched, wait_until, within_deadline};
+use crate::support::{Bridge, NatsServer, Reply, attached, launched, wait_until, within_deadline};
 
 /// Header blocks that cannot be parsed.
 const HEADERS: [&[u8]; 13] = [
@@ -227,4 +229,43 @@ async fn a_request_with_too_many_headers_is_not_run() {
     wait_until(|| async { malformed_count(port).await == 2 }).await;
     wait_until(|| async { peer.calls("SendMessage").len() >= 2 }).await;
     assert_eq!(peer.calls("SendMessage").len(), 2, "one of the three, and the prompt");
+}
+
+#[tokio::test]
+async fn messages_that_wait_to_be_read_take_limited_memory() {
+    const MESSAGE: usize = 100_000;
+    let server = NatsServer::start().await;
+    let options = async_nats::ConnectOptions::new().max_queued_bytes(10 * MESSAGE);
+    let (reader, writer) = (server.connect_with(options).await, server.connect().await);
+    let mut subscriptions = Vec::new();
+    for subject in ["many.a", "many.b"] {
+        subscriptions.push(reader.subscribe(subject).await.unwrap());
+    }
+    reader.flush().await.unwrap();
+    let send = async |count: usize| {
+        for index in 0..count {
+            let subject = ["many.a", "many.b"][index % 2];
+            writer.publish(subject, vec![b'x'; MESSAGE].into()).await.unwrap();
+        }
+        writer.flush().await.unwrap();
+        // The server has passed on everything before this message.
+        let mut end = reader.subscribe("end").await.unwrap();
+        reader.flush().await.unwrap();
+        writer.publish("end", "".into()).await.unwrap();
+        within_deadline(end.next()).await
+    };
+    send(40).await.unwrap();
+    // Both subscriptions share the limit, and each message counts a little more than its content.
+    let mut waiting = 0;
+    for subscription in &mut subscriptions {
+        while let Some(Some(_)) = subscription.next().now_or_never() {
+            waiting += 1;
+        }
+    }
+    assert_eq!(waiting, 9);
+    // What was read no longer counts.
+    send(4).await.unwrap();
+    for subscription in &mut subscriptions {
+        within_deadline(subscription.next()).await.unwrap();
+    }
 }

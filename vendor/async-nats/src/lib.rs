@@ -10,6 +10,8 @@
 // WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 // See the License for the specific language governing permissions and
 // limitations under the License.
+//
+// Modified by the a2a-bridge project: the bytes of waiting messages are limited, and malformed messages are reported.
 
 //! A Rust asynchronous client for the NATS.io ecosystem.
 //!

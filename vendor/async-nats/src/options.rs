@@ -10,6 +10,8 @@
 // WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 // See the License for the specific language governing permissions and
 // limitations under the License.
+//
+// Modified by the a2a-bridge project: the limit of the bytes of waiting messages.
 
 use crate::auth::Auth;
 use crate::connector;
