@@ -122,7 +122,7 @@ impl Bridge {
         let memory_limit = config.limits.memory.unwrap_or_else(memory::default_limit);
         let memory = MemoryBudget::new(memory_limit);
         let client = connect(&config.nats, memory.max_waiting()).await?;
-        let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone());
+        let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone()).await;
         let quotas = Quotas::new(memory_limit / 4);
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
         let state = Arc::new(State::new(&store, &quotas));
@@ -273,7 +273,7 @@ impl Bridge {
         let calls = TaskTracker::new();
         let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
         let (context, subjects, tasks) = (&self.context, &self.subjects, &self.host.tasks);
-        let outbox = Outbox::new(context.client.clone(), &agent.memory);
+        let outbox = Outbox::new(context.client.clone(), &agent.memory, context.confirmations.clone());
         let publication =
             Publication::start(Arc::clone(&dispatcher), updates, context, &outbox, subjects, tasks).await;
         let publication = publication.map_err(|source| BridgeError::Publish { agent: name(), source })?;

@@ -30,9 +30,6 @@ const MIN_DEFAULT: u64 = 256 << 20;
 /// Assumed memory of the machine if it cannot be read.
 const ASSUMED_MACHINE: u64 = 2 << 30;
 
-/// Maximum bytes of messages of one agent that wait for the connection.
-const MAX_SEND_WINDOW: usize = 8 << 20;
-
 /// The remaining budget is too small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the bridge has no memory left for calls to this agent (`limits.memory`)")]
@@ -65,8 +62,6 @@ pub(crate) struct MemoryBudget {
     used: AtomicUsize,
     /// Bytes of messages that may wait for the connection.
     sending: Arc<Semaphore>,
-    /// How many of these bytes one agent may use.
-    send_window: usize,
     accounts: Mutex<HashMap<Arc<str>, Weak<MemoryAccount>>>,
 }
 
@@ -75,13 +70,7 @@ impl MemoryBudget {
     pub(crate) fn new(limit: u64) -> Arc<Self> {
         let part = |divisor| usize::try_from(limit / divisor).unwrap_or(usize::MAX / 2);
         let sending = Arc::new(Semaphore::new(part(8).min(Semaphore::MAX_PERMITS)));
-        Arc::new(Self {
-            limit: part(2),
-            used: AtomicUsize::new(0),
-            sending,
-            send_window: part(32).clamp(1, MAX_SEND_WINDOW),
-            accounts: Mutex::default(),
-        })
+        Arc::new(Self { limit: part(2), used: AtomicUsize::new(0), sending, accounts: Mutex::default() })
     }
 
     /// The account of an agent. An agent that replaces another one of the same name continues its account.
@@ -143,11 +132,6 @@ impl MemoryAccount {
     /// The bytes of messages of all agents that may wait for the connection.
     pub(crate) fn sending(&self) -> &Arc<Semaphore> {
         &self.budget.sending
-    }
-
-    /// How many of these bytes this agent may use: a quarter at most, so that it does not delay other agents.
-    pub(crate) fn send_window(&self) -> usize {
-        self.budget.send_window
     }
 
     /// A charge of zero bytes, to be [resized](MemoryCharge::resize).

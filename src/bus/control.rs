@@ -151,7 +151,7 @@ pub(crate) fn start(
     tasks: &BackgroundTasks,
 ) -> StoppableTask {
     StoppableTask::spawn(tasks, "control", |stop| {
-        let outbox = Outbox::one_at_a_time(context.client.clone());
+        let outbox = Outbox::one_at_a_time(context.client.clone(), context.confirmations.clone());
         let controller = Controller { agent, instance, guard: Arc::clone(&context.guard), outbox, stop };
         Arc::new(controller).run(requests, tasks.clone())
     })

@@ -1,50 +1,81 @@
-//! Publishes the messages of one agent, with a limit for those that wait in the NATS client.
+//! Publishes the messages of one agent, with a limit for those that the NATS server has not taken yet.
 //!
-//! The client accepts a message as soon as its queue has room, and the queue counts messages, not bytes: while the
-//! connection is slow, two thousand replies of a megabyte each would wait there. So a message of more than a few
-//! kilobytes first waits for room in the agent's send window, and in that of all agents, which is a part of the
-//! [memory budget](crate::memory). It leaves both when the client has written it to the connection. A large reply waits
-//! before it is encoded.
+//! Each agent has a send window: the bytes that may wait in the client, in the buffers of the connection, and at the
+//! server. A message leaves the window when the server has [confirmed](Confirmations) it. Without this limit, one agent
+//! with a slow reader would delay the replies of all agents: the server stops reading from the bridge for a while
+//! whenever it has to wait for a slow reader, and by then megabytes of frames would be ahead of any other reply. Large
+//! messages of all agents together also share a part of the [memory budget](crate::memory). A large reply waits before
+//! it is encoded.
 //!
-//! The sender waits: a stream stops reading from its agent, and a call keeps its permit and its charge, so that further
-//! calls get `busy`. One agent has at most a quarter of the common window, so it does not delay another agent.
+//! The sender waits: a stream stops reading from its agent and coalesces text, and a call keeps its permit and its
+//! charge, so that further calls get `busy`. One agent's window does not delay another agent.
 
-use std::sync::Arc;
+mod confirmations;
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_nats::{Client, HeaderMap, PublishError, Subject};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+pub(crate) use self::confirmations::Confirmations;
 use crate::memory::MemoryAccount;
 
-/// Messages up to this size do not wait: the client's queue, 2048 messages, is a sufficient limit for them.
+/// The send window of an agent, in bytes. A single message may be larger. When the server waits for a slow reader, it
+/// reads about 6 MB/s from the bridge, so that a full window delays other agents by 40 ms.
+const WINDOW: usize = 256 << 10;
+/// Bytes that a message takes of the window in addition to its body.
+const OVERHEAD: usize = 64;
+/// Messages up to this size take nothing of the memory that all agents share.
 const SMALL: usize = 4 << 10;
+/// The server confirms messages in batches of about this many bytes.
+const BATCH: usize = 32 << 10;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Outbox {
     pub(super) client: Client,
     /// The name of the agent.
     pub(super) agent: Arc<str>,
-    window: Arc<Semaphore>,
-    /// The bytes of the window. A single message may be larger.
-    size: usize,
-    /// The window of all agents together.
-    shared: Option<Arc<Semaphore>>,
+    window: Arc<Window>,
+    /// Without them, a message leaves the window when it is written to the connection.
+    confirmations: Option<Arc<Confirmations>>,
 }
 
-/// Room in the send window for one message.
+#[derive(Debug)]
+struct Window {
+    bytes: Arc<Semaphore>,
+    size: usize,
+    /// The memory for large messages of all agents together.
+    shared: Option<Arc<Semaphore>>,
+    /// The room of messages that are sent and not yet part of a batch.
+    unconfirmed: Mutex<Option<Room>>,
+    /// Senders that wait for room.
+    waiting: AtomicUsize,
+}
+
+/// Room in the send window for one message, or for a batch.
 #[derive(Debug)]
 pub(crate) struct Room {
-    own: Option<OwnedSemaphorePermit>,
+    own: OwnedSemaphorePermit,
     shared: Option<OwnedSemaphorePermit>,
 }
 
 impl Room {
     /// Gives back what a message of `bytes` bytes does not need.
     pub(super) fn shrink(&mut self, bytes: usize) {
-        for permit in [&mut self.own, &mut self.shared].into_iter().flatten() {
+        for permit in std::iter::once(&mut self.own).chain(&mut self.shared) {
             // Dropping the part gives it back.
-            drop(permit.split(permit.num_permits().saturating_sub(bytes)));
+            drop(permit.split(permit.num_permits().saturating_sub(bytes.saturating_add(OVERHEAD))));
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.own.merge(other.own);
+        match (&mut self.shared, other.shared) {
+            (Some(shared), Some(other)) => shared.merge(other),
+            (shared @ None, other) => *shared = other,
+            (Some(_), None) => {}
         }
     }
 }
@@ -62,33 +93,28 @@ impl AsRef<[u8]> for AdmittedBody {
 }
 
 impl Outbox {
-    pub(crate) fn new(client: Client, memory: &MemoryAccount) -> Self {
-        let shared = Some(Arc::clone(memory.sending()));
-        let (agent, size) = (Arc::clone(&memory.agent), memory.send_window());
-        Self { client, agent, window: Arc::new(Semaphore::new(size)), size, shared }
+    pub(crate) fn new(
+        client: Client,
+        memory: &MemoryAccount,
+        confirmations: Option<Arc<Confirmations>>,
+    ) -> Self {
+        let window = Arc::new(Window::new(WINDOW, Some(Arc::clone(memory.sending()))));
+        Self { client, agent: Arc::clone(&memory.agent), window, confirmations }
     }
 
-    /// Lets messages that are not small wait for each other, so that at most one of them waits in the client.
-    pub(super) fn one_at_a_time(client: Client) -> Self {
-        Self { client, agent: "".into(), window: Arc::new(Semaphore::new(1)), size: 1, shared: None }
+    /// Lets messages wait for each other, so that the server has confirmed all but one of them.
+    pub(super) fn one_at_a_time(client: Client, confirmations: Option<Arc<Confirmations>>) -> Self {
+        Self { client, agent: "".into(), window: Arc::new(Window::new(1, None)), confirmations }
     }
 
     pub(super) fn max_payload(&self) -> usize {
         self.client.max_payload()
     }
 
-    /// Waits for room for a message of `bytes` bytes. Small messages need none.
+    /// Waits for room for a message of `bytes` bytes, before it is encoded. A small message gets its room when it is
+    /// published.
     pub(super) async fn reserve(&self, bytes: usize) -> Option<Room> {
-        if bytes <= SMALL {
-            return None;
-        }
-        let own = acquire(&self.window, bytes.min(self.size)).await;
-        let shared = match &self.shared {
-            // At least four times the window of one agent, which waits here with at most its own window.
-            Some(shared) => acquire(shared, bytes.min(self.size)).await,
-            None => None,
-        };
-        Some(Room { own, shared })
+        if bytes <= SMALL { None } else { Some(self.acquire(bytes).await) }
     }
 
     /// Publishes a message after those before it. The server answers to `reply` if no one is subscribed to `to`.
@@ -112,23 +138,109 @@ impl Outbox {
         reply: Option<Subject>,
         body: Bytes,
     ) -> Result<(), PublishError> {
-        let body = match room {
-            Some(room) => Bytes::from_owner(AdmittedBody { body, _room: room }),
-            None => body,
+        let confirmations = self.confirmations.as_deref().filter(|confirmations| confirmations.arrive());
+        let room = match room {
+            None if confirmations.is_some() => Some(self.acquire(body.len()).await),
+            room => room,
+        };
+        let (body, room) = match room {
+            Some(room) if confirmations.is_none() => {
+                (Bytes::from_owner(AdmittedBody { body, _room: room }), None)
+            }
+            room => (body, room),
         };
         match (headers, reply) {
-            (None, None) => self.client.publish(to, body).await,
-            (Some(headers), None) => self.client.publish_with_headers(to, headers, body).await,
+            (None, None) => self.client.publish(to, body).await?,
+            (Some(headers), None) => self.client.publish_with_headers(to, headers, body).await?,
             (headers, Some(reply)) => {
                 let headers = headers.unwrap_or_default();
-                self.client.publish_with_reply_and_headers(to, reply, headers, body).await
+                self.client.publish_with_reply_and_headers(to, reply, headers, body).await?;
+            }
+        }
+        if let Some((room, confirmations)) = room.zip(confirmations)
+            && let Some(batch) = self.window.sent(room)
+        {
+            confirmations.request(batch).await;
+        }
+        Ok(())
+    }
+
+    async fn acquire(&self, bytes: usize) -> Room {
+        let window = &self.window;
+        let size = bytes.saturating_add(OVERHEAD).min(window.size);
+        let own = match Arc::clone(&window.bytes).try_acquire_many_owned(count(size)) {
+            Ok(own) => own,
+            // Boxed, because it is rare.
+            Err(_) => Box::pin(self.wait_for(size)).await,
+        };
+        let shared = match &window.shared {
+            // Larger than the windows of many agents, each of which waits here with at most its own window.
+            Some(shared) if bytes > SMALL => Arc::clone(shared).acquire_many_owned(count(size)).await.ok(),
+            _ => None,
+        };
+        Room { own, shared }
+    }
+
+    async fn wait_for(&self, size: usize) -> OwnedSemaphorePermit {
+        let _waiting = self.window.begin_to_wait();
+        loop {
+            let permit = Arc::clone(&self.window.bytes).acquire_many_owned(count(size));
+            let permit = match &self.confirmations {
+                Some(confirmations) => {
+                    if let Some(batch) = self.window.take_unconfirmed() {
+                        confirmations.request(batch).await;
+                    }
+                    tokio::time::timeout(confirmations::TIMEOUT, permit).await
+                }
+                None => Ok(permit.await),
+            };
+            match permit {
+                Ok(permit) => return permit.expect("the semaphore is never closed"),
+                Err(_) => self.confirmations.iter().for_each(|confirmations| confirmations.give_up()),
             }
         }
     }
 }
 
-async fn acquire(window: &Arc<Semaphore>, bytes: usize) -> Option<OwnedSemaphorePermit> {
-    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-    // The semaphore is never closed.
-    Arc::clone(window).acquire_many_owned(bytes).await.ok()
+impl Window {
+    fn new(size: usize, shared: Option<Arc<Semaphore>>) -> Self {
+        let bytes = Arc::new(Semaphore::new(size));
+        Self { bytes, size, shared, unconfirmed: Mutex::default(), waiting: AtomicUsize::new(0) }
+    }
+
+    /// A message is sent. Returns the batch to confirm, if it is complete or a sender waits for it.
+    fn sent(&self, room: Room) -> Option<Room> {
+        let mut unconfirmed = self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner);
+        let batch = match &mut *unconfirmed {
+            Some(batch) => {
+                batch.merge(room);
+                batch
+            }
+            none => none.insert(room),
+        };
+        // After the message is in the batch: a sender that begins to wait later takes the batch itself.
+        let is_due = batch.own.num_permits() >= BATCH || self.waiting.load(SeqCst) > 0;
+        unconfirmed.take_if(|_| is_due)
+    }
+
+    fn take_unconfirmed(&self) -> Option<Room> {
+        self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn begin_to_wait(&self) -> WaitGuard<'_> {
+        self.waiting.fetch_add(1, SeqCst);
+        WaitGuard(self)
+    }
+}
+
+struct WaitGuard<'a>(&'a Window);
+
+impl Drop for WaitGuard<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, SeqCst);
+    }
+}
+
+fn count(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }

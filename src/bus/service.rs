@@ -49,6 +49,7 @@ use self::request::EndpointStats;
 pub use self::request::{Accounting, ServiceRequest};
 use self::responder::{Membership, Responder};
 pub use self::round_trip::{RoundTripError, round_trip};
+use super::outbox::{Confirmations, Outbox};
 use super::subject::{DiscoveryVerb, ReplyGuard, Token};
 use crate::text::rfc3339;
 
@@ -64,13 +65,17 @@ pub struct ServiceContext {
     pub guard: Arc<ReplyGuard>,
     /// Runs the tasks of the services.
     pub tasks: TaskTracker,
+    /// `None` if the client is closed.
+    pub(crate) confirmations: Option<Arc<Confirmations>>,
     responder: Arc<Responder>,
 }
 
 impl ServiceContext {
-    pub fn new(client: Client, guard: Arc<ReplyGuard>, tasks: TaskTracker) -> Self {
-        let responder = Arc::new(Responder::new(client.clone(), Arc::clone(&guard), tasks.clone()));
-        Self { client, guard, tasks, responder }
+    pub async fn new(client: Client, guard: Arc<ReplyGuard>, tasks: TaskTracker) -> Self {
+        let confirmations = Confirmations::start(&client).await.ok();
+        let outbox = Outbox::one_at_a_time(client.clone(), confirmations.clone());
+        let responder = Arc::new(Responder::new(outbox, Arc::clone(&guard), tasks.clone()));
+        Self { client, guard, tasks, confirmations, responder }
     }
 }
 

@@ -93,7 +93,7 @@ impl Replica {
                 accounting.succeed();
             });
             let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
-            let context = ServiceContext::new(client.clone(), guard, tasks.clone());
+            let context = ServiceContext::new(client.clone(), guard, tasks.clone()).await;
             let service =
                 Service::start(&context, Token::new("weather"), "a2a", ServiceInfo::default(), vec![])
                     .await

@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-use async_nats::{Client, Message, Subject};
+use async_nats::{Message, Subject};
 use futures_util::StreamExt as _;
 use futures_util::stream::{BoxStream, SelectAll};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -87,8 +87,7 @@ struct Place {
 }
 
 impl Responder {
-    pub(super) fn new(client: Client, guard: Arc<ReplyGuard>, tasks: TaskTracker) -> Self {
-        let outbox = Outbox::one_at_a_time(client);
+    pub(super) fn new(outbox: Outbox, guard: Arc<ReplyGuard>, tasks: TaskTracker) -> Self {
         Self { guard, tasks, outbox, groups: Mutex::default(), dropped: LogLimit::default() }
     }
 

@@ -32,7 +32,7 @@ impl Weather {
         let caller = server.connect().await;
         let client = server.connect_with(options).await;
         let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
-        let context = ServiceContext::new(client, guard, TaskTracker::new());
+        let context = ServiceContext::new(client, guard, TaskTracker::new()).await;
         let service = start_service(&context, "weather", "Forecasts").await;
         Self { server, caller, context, service }
     }
