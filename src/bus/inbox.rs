@@ -105,7 +105,7 @@ pub(super) async fn subscribe_once(client: &Client) -> Option<(Subject, Subscrib
 pub(super) async fn unconnected_outbox(agent: &str) -> Outbox {
     let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
     let client = options.connect("127.0.0.1:1").await.expect("a client without a connection");
-    Outbox::new(client, &crate::memory::MemoryAccount::unlimited(agent), None)
+    Outbox::unconfirmed(client, agent)
 }
 
 /// The body of a streamed message.

@@ -102,6 +102,17 @@ impl Outbox {
         Self { client, agent: Arc::clone(&memory.agent), window, confirmations }
     }
 
+    /// With room for the messages of a test, which are never sent.
+    #[cfg(test)]
+    pub(super) fn unconfirmed(client: Client, agent: &str) -> Self {
+        Self {
+            client,
+            agent: agent.into(),
+            window: Arc::new(Window::new(8 << 20, None)),
+            confirmations: None,
+        }
+    }
+
     /// Lets messages wait for each other, so that the server has confirmed all but one of them.
     pub(super) fn one_at_a_time(client: Client, confirmations: Option<Arc<Confirmations>>) -> Self {
         Self { client, agent: "".into(), window: Arc::new(Window::new(1, None)), confirmations }
@@ -243,4 +254,43 @@ impl Drop for WaitGuard<'_> {
 
 fn count(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_batch_is_due_when_it_is_full_or_a_sender_waits() {
+        let window = Window::new(WINDOW, None);
+        let room = |size: usize| Room {
+            own: Arc::clone(&window.bytes).try_acquire_many_owned(count(size)).unwrap(),
+            shared: None,
+        };
+        assert!(window.sent(room(BATCH - 1)).is_none());
+        let batch = window.sent(room(1)).unwrap();
+        assert_eq!((batch.own.num_permits(), window.bytes.available_permits()), (BATCH, WINDOW - BATCH));
+        drop(batch);
+        assert_eq!(window.bytes.available_permits(), WINDOW);
+        let waiting = window.begin_to_wait();
+        assert!(window.sent(room(1)).is_some());
+        drop(waiting);
+        assert!(window.sent(room(1)).is_none());
+        assert!(window.take_unconfirmed().is_some() && window.take_unconfirmed().is_none());
+    }
+
+    #[tokio::test]
+    async fn room_that_a_message_does_not_need_is_given_back() {
+        let shared = Arc::new(Semaphore::new(WINDOW));
+        let window = Window::new(WINDOW, Some(Arc::clone(&shared)));
+        let permit = |from: &Arc<Semaphore>| Arc::clone(from).try_acquire_many_owned(10_000).unwrap();
+        let mut room = Room { own: permit(&window.bytes), shared: Some(permit(&shared)) };
+        room.shrink(1_000);
+        for semaphore in [&window.bytes, &shared] {
+            assert_eq!(WINDOW - semaphore.available_permits(), 1_000 + OVERHEAD);
+        }
+        room.shrink(usize::MAX);
+        drop(room);
+        assert_eq!((window.bytes.available_permits(), shared.available_permits()), (WINDOW, WINDOW));
+    }
 }
