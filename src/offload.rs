@@ -2,8 +2,8 @@
 //!
 //! A worker of the runtime that decodes 15 MB serves no other call meanwhile. So work on more than [`INLINE`] bytes
 //! runs on a thread that the runtime replaces, and only a few pieces run at a time. Agents take turns: each agent has at
-//! most one piece in the common queue, so that hundreds of large responses of one agent wait for each other, and do not
-//! delay the calls of other agents.
+//! most one piece in the queues, so that hundreds of large responses of one agent wait for each other, and do not delay
+//! the calls of other agents. Pieces of up to a megabyte do not wait behind longer ones.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -14,13 +14,22 @@ use tokio::sync::Semaphore;
 /// Work on this many bytes takes less than a millisecond, and runs immediately.
 pub(crate) const INLINE: usize = 64 << 10;
 
-/// One permit for each piece of work that may run.
-static RUNNING: LazyLock<Semaphore> = LazyLock::new(|| {
+/// Work on more bytes than this has a queue of its own, because a piece of it may take a second.
+const LONG: usize = 1 << 20;
+
+/// The queues: one permit for each piece of work that may run.
+struct Queues {
+    short: Semaphore,
+    long: Semaphore,
+}
+
+static QUEUES: LazyLock<Queues> = LazyLock::new(|| {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Semaphore::new((cores / 2).max(1))
+    let queue = || Semaphore::new((cores / 2).max(1));
+    Queues { short: queue(), long: queue() }
 });
 
-/// One permit for each agent: its holder waits in the common queue, or runs.
+/// One permit for each agent: its holder waits in a queue, or runs.
 static TURNS: LazyLock<Mutex<HashMap<String, Weak<Semaphore>>>> = LazyLock::new(Mutex::default);
 
 /// Runs `work` for an agent. It takes time in proportion to `bytes`.
@@ -31,7 +40,8 @@ pub(crate) async fn run<T>(agent: &str, bytes: usize, work: impl FnOnce() -> T) 
     // Neither semaphore is ever closed, so there is always a permit in the end.
     let turn = turn_of(agent);
     let _turn = turn.acquire().await;
-    let _permit = RUNNING.acquire().await;
+    let queue = if bytes > LONG { &QUEUES.long } else { &QUEUES.short };
+    let _permit = queue.acquire().await;
     block(work)
 }
 
