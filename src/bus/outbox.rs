@@ -149,7 +149,10 @@ impl Outbox {
         reply: Option<Subject>,
         body: Bytes,
     ) -> Result<(), PublishError> {
-        let confirmations = self.confirmations.as_deref().filter(|confirmations| confirmations.arrive());
+        let confirmations = match self.confirmations.as_deref() {
+            Some(confirmations) if confirmations.arrive().await => Some(confirmations),
+            _ => None,
+        };
         let room = match room {
             None if confirmations.is_some() => Some(self.acquire(body.len()).await),
             room => room,
@@ -196,7 +199,7 @@ impl Outbox {
         let _waiting = self.window.begin_to_wait();
         loop {
             let permit = Arc::clone(&self.window.bytes).acquire_many_owned(count(size));
-            let permit = match &self.confirmations {
+            let permit = match self.confirmations.as_deref() {
                 Some(confirmations) => {
                     if let Some(batch) = self.window.take_unconfirmed() {
                         confirmations.request(batch).await;

@@ -1,7 +1,9 @@
 //! Confirms that the NATS server has taken messages, by messages to the bridge's own inbox that come back.
 //!
 //! The server handles the messages of one connection in order, so when such a message comes back, it has taken every
-//! message that was sent before. This needs the permission to publish to the connection's own inbox.
+//! message that was sent before. This needs the permission to publish to the connection's own inbox. Without it, and
+//! while a new connection replaces a lost one, no message waits for a confirmation: a probe finds out when they arrive
+//! (again).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,17 +18,18 @@ use super::Room;
 
 /// How long a sender waits for confirmations before it continues without them.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
-/// After this many timeouts without a confirmation between them, messages are not confirmed for a while.
-const MAX_FAILURES: u32 = 2;
-/// How long.
-const PAUSE: Duration = Duration::from_secs(60);
+/// Interval of probes while no confirmations arrive.
+const PROBE_INTERVAL: Duration = Duration::from_secs(60);
+/// The id of a probe. Batches have higher ids.
+const PROBE: u64 = 0;
 
 #[derive(Debug)]
 pub(crate) struct Confirmations {
     client: Client,
     inbox: Subject,
     batches: Mutex<Batches>,
-    is_paused: AtomicBool,
+    /// Whether confirmations arrive.
+    arrive: AtomicBool,
     /// Ends the task that reads the inbox.
     _reader: DropGuard,
 }
@@ -36,12 +39,12 @@ struct Batches {
     next: u64,
     /// The room of each batch that the server has not confirmed yet.
     waiting: HashMap<u64, Room>,
-    failures: u32,
-    paused_until: Option<Instant>,
+    /// When a probe was sent that has not come back.
+    probed_at: Option<Instant>,
 }
 
 impl Confirmations {
-    /// Subscribes to an inbox of this connection.
+    /// Subscribes to an inbox of this connection, and sends the first probe.
     pub(crate) async fn start(client: &Client) -> Result<Arc<Self>, SubscribeError> {
         let inbox = Subject::from(client.new_inbox());
         let subscriber = client.subscribe(inbox.clone()).await?;
@@ -50,7 +53,7 @@ impl Confirmations {
             client: client.clone(),
             inbox,
             batches: Mutex::default(),
-            is_paused: AtomicBool::new(false),
+            arrive: AtomicBool::new(false),
             _reader: stop.clone().drop_guard(),
         });
         let confirmations = Arc::downgrade(&this);
@@ -65,23 +68,45 @@ impl Confirmations {
             reason = "calls need it during a shutdown; it ends with the last outbox"
         )]
         tokio::spawn(async move { stop.run_until_cancelled(read(subscriber)).await });
+        this.probe().await;
         Ok(this)
     }
 
-    /// Whether messages are confirmed at present.
-    pub(super) fn arrive(&self) -> bool {
-        if !self.is_paused.load(Relaxed) {
-            return true;
+    /// Whether confirmations arrive. If not, sends a probe now and then.
+    pub(super) async fn arrive(&self) -> bool {
+        let arrive = self.arrive.load(Relaxed);
+        if !arrive {
+            // Boxed, because it is rare.
+            Box::pin(self.probe()).await;
         }
-        let is_over = self.lock().paused_until.is_none_or(|until| Instant::now() >= until);
-        if is_over {
-            self.is_paused.store(false, Relaxed);
+        arrive
+    }
+
+    async fn probe(&self) {
+        let previous = {
+            let mut batches = self.lock();
+            let previous = batches.probed_at;
+            if previous.is_some_and(|at| at.elapsed() < PROBE_INTERVAL) {
+                return;
+            }
+            batches.probed_at = Some(Instant::now());
+            previous
+        };
+        if previous.is_some() {
+            tracing::warn!(
+                "NATS does not return messages to the bridge's own inbox, so a slow reader of one agent's replies may \
+                 delay other agents; allow the bridge to publish and to subscribe to its inbox"
+            );
         }
-        is_over
+        // If it is lost, another one follows.
+        let _ = self.client.publish(self.inbox.clone(), PROBE.to_string().into()).await;
     }
 
     /// Holds the room of a batch until the server has taken everything that was sent before.
     pub(super) async fn request(&self, batch: Room) {
+        if !self.arrive.load(Relaxed) {
+            return;
+        }
         let id = {
             let mut batches = self.lock();
             batches.next += 1;
@@ -99,28 +124,21 @@ impl Confirmations {
         let Some(id) = std::str::from_utf8(id).ok().and_then(|id| id.parse().ok()) else { return };
         let batch = {
             let mut batches = self.lock();
-            batches.failures = 0;
+            if id == PROBE {
+                batches.probed_at = None;
+                self.arrive.store(true, Relaxed);
+            }
             batches.waiting.remove(&id)
         };
         // Wakes senders, without the lock.
         drop(batch);
     }
 
-    /// No confirmation arrives: the connection is down or was replaced, or there is no permission.
+    /// Confirmations no longer arrive: the connection is down or was replaced, or the permission is gone. The next
+    /// message sends a probe.
     pub(super) fn give_up(&self) {
-        let mut batches = self.lock();
-        let lost = std::mem::take(&mut batches.waiting);
-        batches.failures += 1;
-        if batches.failures >= MAX_FAILURES {
-            batches.failures = 0;
-            batches.paused_until = Some(Instant::now() + PAUSE);
-            self.is_paused.store(true, Relaxed);
-            tracing::warn!(
-                "NATS does not return messages to the bridge's own inbox, so a slow reader of one agent's replies may \
-                 delay other agents; allow the bridge to publish and to subscribe to its inbox"
-            );
-        }
-        drop(batches);
+        self.arrive.store(false, Relaxed);
+        let lost = std::mem::take(&mut self.lock().waiting);
         drop(lost);
     }
 
