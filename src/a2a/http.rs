@@ -3,6 +3,7 @@
 //! Nearly all agents that a bridge starts listen on the loopback interface without TLS, where reqwest costs more than
 //! the request itself.
 
+mod pace;
 mod peer_check;
 mod pool;
 
@@ -19,6 +20,7 @@ use url::Url;
 
 use super::client::ClientError;
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
+use pace::Pace;
 pub(crate) use peer_check::{PeerCheck, Verdict};
 use pool::{ConnectionPool, ConnectionPools, PooledBody};
 
@@ -95,6 +97,8 @@ impl HttpClient {
 pub(super) struct HttpEndpoint {
     pub(super) url: Url,
     transport: Transport,
+    /// All responses of the endpoint share it.
+    pace: Arc<Pace>,
 }
 
 #[derive(Debug, Clone)]
@@ -112,7 +116,7 @@ impl HttpEndpoint {
                 Transport::Reqwest { client, without_reuse }
             }
         };
-        Self { url, transport }
+        Self { url, transport, pace: Arc::default() }
     }
 
     /// Sends a request to `url`, by default the endpoint's own. Unless it `may_reuse` a connection, the response
@@ -125,7 +129,7 @@ impl HttpEndpoint {
         body: Option<Bytes>,
         may_reuse: bool,
     ) -> Result<HttpResponse, ClientError> {
-        match &self.transport {
+        let response = match &self.transport {
             Transport::Pooled { pool, target } => {
                 let target = match url {
                     Some(url) => pool::target(&url).map_err(ClientError::Unreachable)?,
@@ -133,7 +137,7 @@ impl HttpEndpoint {
                 };
                 headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(USER_AGENT_VALUE));
                 headers.entry(ACCEPT_ENCODING).or_insert(NO_COMPRESSION);
-                pool.send(method, target, headers, body, may_reuse).await
+                pool.send(method, target, headers, body, may_reuse).await?
             }
             Transport::Reqwest { client, without_reuse } => {
                 let mut request = reqwest::Request::new(method, url.unwrap_or_else(|| self.url.clone()));
@@ -143,9 +147,10 @@ impl HttpEndpoint {
                 let sent = Box::pin(client.execute(request)).await.map_err(connection_error)?;
                 // HTTP/2 assigns responses to requests itself.
                 let may_be_stray = may_reuse && sent.version() < Version::HTTP_2;
-                Ok(HttpResponse { may_be_stray, ..sent.into() })
+                HttpResponse { may_be_stray, ..sent.into() }
             }
-        }
+        };
+        Ok(HttpResponse { pace: Some(Arc::clone(&self.pace)), ..response })
     }
 }
 
@@ -159,6 +164,8 @@ pub(super) struct HttpResponse {
     pub(super) may_be_stray: bool,
     /// The work on chunks since the task last yielded, in bytes.
     since_yield: usize,
+    /// `None` for small bodies.
+    pace: Option<Arc<Pace>>,
 }
 
 #[derive(Debug)]
@@ -176,6 +183,7 @@ impl From<reqwest::Response> for HttpResponse {
             body: HttpBody::Reqwest(response),
             may_be_stray: false,
             since_yield: 0,
+            pace: None,
         }
     }
 }
@@ -198,8 +206,12 @@ impl HttpResponse {
     /// reads must not keep other calls waiting.
     pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
         if self.since_yield > YIELD_INTERVAL {
-            self.since_yield = 0;
-            tokio::task::yield_now().await;
+            let work = std::mem::take(&mut self.since_yield);
+            match &self.pace {
+                // Boxed, because it is rare.
+                Some(pace) => Box::pin(pace.wait(work)).await,
+                None => tokio::task::yield_now().await,
+            }
         }
         let chunk = match &mut self.body {
             HttpBody::Pooled(body) => body.chunk().await?,
