@@ -3,7 +3,7 @@
 //! A worker of the runtime that decodes 15 MB serves no other call meanwhile. So work on more than [`INLINE`] bytes
 //! runs on a thread that the runtime replaces, and only a few pieces run at a time. Agents take turns: each agent has at
 //! most one piece in the queues, so that hundreds of large responses of one agent wait for each other, and do not delay
-//! the calls of other agents. Pieces of up to a megabyte do not wait behind longer ones.
+//! the calls of other agents. Pieces of up to half a megabyte do not wait behind longer ones.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 pub(crate) const INLINE: usize = 64 << 10;
 
 /// Work on more bytes than this has a queue of its own, because a piece of it may take a second.
-const LONG: usize = 1 << 20;
+const LONG: usize = 512 << 10;
 
 /// The queues: one permit for each piece of work that may run.
 struct Queues {

@@ -17,7 +17,7 @@ const MAX_NAME: usize = 64;
 /// from the agent, and each place may multiply the size of a request.
 const MAX_PLACES: usize = 1024;
 /// Maximum size of a description with its values, in bytes.
-const MAX_FILLED: usize = 4 << 20;
+const MAX_FILLED: usize = 1 << 20;
 
 /// A description with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,20 +47,17 @@ impl Template {
     pub(crate) fn fill<'a>(&self, value: impl Fn(&str) -> &'a str) -> Result<String, FilledTooLarge> {
         let values: HashMap<&str, &str> =
             self.names.iter().map(|name| (name.as_str(), value(name))).collect();
-        let (mut filled, mut rest) = (String::new(), 0);
-        let mut add = |text: &str| {
-            filled.push_str(text);
-            if filled.len() > MAX_FILLED { Err(FilledTooLarge) } else { Ok(()) }
-        };
+        let (mut pieces, mut rest) = (Vec::new(), 0);
         for (at, name) in placeholders(&self.description) {
             if let Some(value) = values.get(name) {
-                add(self.description.get(rest..at).unwrap_or_default())?;
-                add(value)?;
+                pieces.push(self.description.get(rest..at).unwrap_or_default());
+                pieces.push(value);
                 rest = at + name.len() + "{}".len();
             }
         }
-        add(self.description.get(rest..).unwrap_or_default())?;
-        Ok(filled)
+        pieces.push(self.description.get(rest..).unwrap_or_default());
+        let size: usize = pieces.iter().map(|piece| piece.len()).sum();
+        if size > MAX_FILLED { Err(FilledTooLarge) } else { Ok(pieces.concat()) }
     }
 
     /// The JSON schema of a request body.
