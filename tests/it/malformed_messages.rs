@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use a2a_bridge::internal::service::round_trip;
 use futures_util::{FutureExt as _, StreamExt as _};
 use rstest::rstest;
 use serde_json::json;
@@ -241,7 +242,7 @@ async fn messages_that_wait_to_be_read_take_limited_memory() {
     for subject in ["many.a", "many.b"] {
         subscriptions.push(reader.subscribe(subject).await.unwrap());
     }
-    reader.flush().await.unwrap();
+    round_trip(&reader).await.unwrap();
     let send = async |count: usize| {
         for index in 0..count {
             let subject = ["many.a", "many.b"][index % 2];
@@ -250,7 +251,7 @@ async fn messages_that_wait_to_be_read_take_limited_memory() {
         writer.flush().await.unwrap();
         // The server has passed on everything before this message.
         let mut end = reader.subscribe("end").await.unwrap();
-        reader.flush().await.unwrap();
+        round_trip(&reader).await.unwrap();
         writer.publish("end", "".into()).await.unwrap();
         within_deadline(end.next()).await
     };
