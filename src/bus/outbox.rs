@@ -12,7 +12,6 @@
 
 mod confirmations;
 
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_nats::{Client, HeaderMap, PublishError, Subject};
@@ -23,14 +22,14 @@ pub(crate) use self::confirmations::Confirmations;
 use crate::memory::MemoryAccount;
 
 /// The send window of an agent, in bytes. A single message may be larger. When the server waits for a slow reader, it
-/// reads about 6 MB/s from the bridge, so that a full window delays other agents by 40 ms.
-const WINDOW: usize = 256 << 10;
+/// reads about 6 MB/s from the bridge, so that a full window delays other agents by 80 ms.
+const WINDOW: usize = 512 << 10;
 /// Bytes that a message takes of the window in addition to its body.
 const OVERHEAD: usize = 64;
 /// Messages up to this size take nothing of the memory that all agents share.
 const SMALL: usize = 4 << 10;
-/// The server confirms messages in batches of about this many bytes.
-const BATCH: usize = 32 << 10;
+/// The part of the window that a batch has at least when the server is asked to confirm it.
+const BATCHES: usize = 8;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Outbox {
@@ -45,13 +44,15 @@ pub(crate) struct Outbox {
 #[derive(Debug)]
 struct Window {
     bytes: Arc<Semaphore>,
-    size: usize,
+    /// The bytes of a batch that is due for confirmation.
+    batch: usize,
+    /// The most that a message takes of the window. It leaves room for an incomplete batch, so that no sender waits
+    /// for messages that nobody confirms.
+    largest: usize,
     /// The memory for large messages of all agents together.
     shared: Option<Arc<Semaphore>>,
     /// The room of messages that are sent and not yet part of a batch.
     unconfirmed: Mutex<Option<Room>>,
-    /// Senders that wait for room.
-    waiting: AtomicUsize,
 }
 
 /// Room in the send window for one message, or for a batch.
@@ -181,7 +182,7 @@ impl Outbox {
 
     async fn acquire(&self, bytes: usize) -> Room {
         let window = &self.window;
-        let size = bytes.saturating_add(OVERHEAD).min(window.size);
+        let size = bytes.saturating_add(OVERHEAD).min(window.largest);
         let own = match Arc::clone(&window.bytes).try_acquire_many_owned(count(size)) {
             Ok(own) => own,
             // Boxed, because it is rare.
@@ -196,16 +197,10 @@ impl Outbox {
     }
 
     async fn wait_for(&self, size: usize) -> OwnedSemaphorePermit {
-        let _waiting = self.window.begin_to_wait();
         loop {
             let permit = Arc::clone(&self.window.bytes).acquire_many_owned(count(size));
-            let permit = match self.confirmations.as_deref() {
-                Some(confirmations) => {
-                    if let Some(batch) = self.window.take_unconfirmed() {
-                        confirmations.request(batch).await;
-                    }
-                    tokio::time::timeout(confirmations::TIMEOUT, permit).await
-                }
+            let permit = match self.confirmations {
+                Some(_) => tokio::time::timeout(confirmations::TIMEOUT, permit).await,
                 None => Ok(permit.await),
             };
             match permit {
@@ -219,10 +214,12 @@ impl Outbox {
 impl Window {
     fn new(size: usize, shared: Option<Arc<Semaphore>>) -> Self {
         let bytes = Arc::new(Semaphore::new(size));
-        Self { bytes, size, shared, unconfirmed: Mutex::default(), waiting: AtomicUsize::new(0) }
+        let batch = (size / BATCHES).max(1);
+        let largest = (size - batch).max(1);
+        Self { bytes, batch, largest, shared, unconfirmed: Mutex::default() }
     }
 
-    /// A message is sent. Returns the batch to confirm, if it is complete or a sender waits for it.
+    /// A message is sent. Returns the batch to confirm, if it is complete.
     fn sent(&self, room: Room) -> Option<Room> {
         let mut unconfirmed = self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner);
         let batch = match &mut *unconfirmed {
@@ -232,26 +229,8 @@ impl Window {
             }
             none => none.insert(room),
         };
-        // After the message is in the batch: a sender that begins to wait later takes the batch itself.
-        let is_due = batch.own.num_permits() >= BATCH || self.waiting.load(SeqCst) > 0;
+        let is_due = batch.own.num_permits() >= self.batch;
         unconfirmed.take_if(|_| is_due)
-    }
-
-    fn take_unconfirmed(&self) -> Option<Room> {
-        self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn begin_to_wait(&self) -> WaitGuard<'_> {
-        self.waiting.fetch_add(1, SeqCst);
-        WaitGuard(self)
-    }
-}
-
-struct WaitGuard<'a>(&'a Window);
-
-impl Drop for WaitGuard<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, SeqCst);
     }
 }
 
@@ -264,22 +243,26 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_batch_is_due_when_it_is_full_or_a_sender_waits() {
+    async fn a_batch_is_due_when_it_is_complete() {
         let window = Window::new(WINDOW, None);
         let room = |size: usize| Room {
             own: Arc::clone(&window.bytes).try_acquire_many_owned(count(size)).unwrap(),
             shared: None,
         };
-        assert!(window.sent(room(BATCH - 1)).is_none());
+        assert!(window.sent(room(window.batch - 1)).is_none());
+        // Messages that nobody confirms leave room for the largest one.
+        assert!(window.bytes.available_permits() > window.largest);
         let batch = window.sent(room(1)).unwrap();
-        assert_eq!((batch.own.num_permits(), window.bytes.available_permits()), (BATCH, WINDOW - BATCH));
+        assert_eq!(batch.own.num_permits(), window.batch);
+        assert_eq!(window.bytes.available_permits(), WINDOW - window.batch);
         drop(batch);
         assert_eq!(window.bytes.available_permits(), WINDOW);
-        let waiting = window.begin_to_wait();
-        assert!(window.sent(room(1)).is_some());
-        drop(waiting);
-        assert!(window.sent(room(1)).is_none());
-        assert!(window.take_unconfirmed().is_some() && window.take_unconfirmed().is_none());
+    }
+
+    #[test]
+    fn in_a_window_of_one_byte_each_message_is_a_batch() {
+        let window = Window::new(1, None);
+        assert_eq!((window.batch, window.largest), (1, 1));
     }
 
     #[tokio::test]

@@ -134,3 +134,28 @@ async fn a_caller_cannot_read_or_forge_the_replies_to_another() {
     alice.client.publish("a2a.control.demo.stop", "".into()).await.unwrap();
     alice.is_denied("a2a.control.demo.stop").await;
 }
+
+#[tokio::test]
+async fn replies_need_no_permission_to_publish_to_the_bridges_own_inbox() {
+    const CALLS: usize = 16;
+    let conf = r#"authorization { users: [
+        {user: caller, password: c}
+        {user: bridge, password: b, permissions: {publish: {allow: ">", deny: "_INBOX.bridge.>"}, subscribe: ">"}}
+    ] }
+    no_auth_user: caller"#;
+    let bridge = Bridge::with(launched("demo", &[]))
+        .nats("user", "bridge")
+        .nats("password", "b")
+        .nats("inbox_prefix", "_INBOX.bridge")
+        .start_on(NatsServer::start_configured(conf).await)
+        .await;
+    // Several times the send window, so that replies would wait for confirmations.
+    let text = "x".repeat(200_000);
+    let calls = (0..CALLS).map(|_| bridge.prompt("demo.echo", &text));
+    let replies = futures_util::future::join_all(calls.map(|call| call.into_future())).await;
+    for reply in replies {
+        assert_eq!(reply.expect("COMPLETED")["message"].as_str().map(str::len), Some(text.len()));
+    }
+    bridge.prompt("demo.stream", "one two three").stream().await.result.expect("COMPLETED");
+    assert!(bridge.log().contains("_INBOX.bridge."), "the server refused nothing: {}", bridge.log());
+}

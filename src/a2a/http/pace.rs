@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Bytes per second.
-const RATE: u32 = 64 << 20;
+const RATE: u32 = 96 << 20;
 /// Bytes that an agent may send at once before the rate applies.
 const BURST: u32 = 32 << 20;
 

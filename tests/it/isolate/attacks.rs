@@ -22,13 +22,19 @@ type Running = Pin<Box<dyn Future<Output = Tally> + Send>>;
 pub(super) struct Attack {
     pub(super) name: String,
     pub(super) run: Box<dyn Fn(Arc<Arena>) -> Running + Send + Sync>,
+    /// Whether it leaves the quota of an agent full, so that further attacks by that agent would be weak.
+    pub(super) fills_quota: bool,
 }
 
 fn attack<F>(name: &str, run: impl Fn(Arc<Arena>) -> F + Send + Sync + 'static) -> Attack
 where
     F: Future<Output = Tally> + Send + 'static,
 {
-    Attack { name: name.to_owned(), run: Box::new(move |arena| Box::pin(run(arena))) }
+    Attack {
+        name: name.to_owned(),
+        run: Box::new(move |arena| Box::pin(run(arena))),
+        fills_quota: name.starts_with("5 "),
+    }
 }
 
 /// How long an attack lasts.

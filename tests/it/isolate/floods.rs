@@ -48,7 +48,8 @@ pub(super) async fn hang_with(
 
 /// A prompt of a megabyte.
 pub(super) fn long_prompt(prompt: &str, index: usize) -> String {
-    json!({ "prompt": format!("{prompt}#{index}{}", "x".repeat(BODY)) }).to_string()
+    static TEXT: LazyLock<String> = LazyLock::new(|| "x".repeat(BODY));
+    format!(r#"{{"prompt":"{prompt}#{index}{}"}}"#, *TEXT)
 }
 
 /// A megabyte of data with many keys.

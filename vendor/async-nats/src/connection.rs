@@ -51,6 +51,10 @@ const WRITE_FLATTEN_THRESHOLD: usize = 4096;
 /// How many buffers to write in a single vectored write call.
 const WRITE_VECTORED_CHUNKS: usize = 64;
 
+/// The room that is reserved at once for the rest of a message. A message of up to this size
+/// needs one allocation, instead of one for each doubling of the buffer.
+const MAX_RESERVED: usize = 1024 * 1024;
+
 /// Supertrait enabling trait object for containing both TLS and non TLS `TcpStream` connection.
 pub(crate) trait AsyncReadWrite: AsyncWrite + AsyncRead + Send + Unpin {}
 
@@ -307,6 +311,8 @@ impl Connection {
             // Return early without advancing if there is not enough data read the entire
             // message
             if len + payload_len + 4 > self.read_buf.remaining() {
+                let missing = len + payload_len + 4 - self.read_buf.remaining();
+                self.read_buf.reserve(missing.min(MAX_RESERVED));
                 return Ok(None);
             }
 
@@ -403,6 +409,8 @@ impl Connection {
             }
 
             if len + total_len + 4 > self.read_buf.remaining() {
+                let missing = len + total_len + 4 - self.read_buf.remaining();
+                self.read_buf.reserve(missing.min(MAX_RESERVED));
                 return Ok(None);
             }
 
