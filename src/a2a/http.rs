@@ -20,7 +20,7 @@ use url::Url;
 
 use super::client::ClientError;
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
-use pace::Pace;
+use pace::{Pace, Sharing};
 pub(crate) use peer_check::{PeerCheck, Verdict};
 use pool::{ConnectionPool, ConnectionPools, PooledBody};
 
@@ -74,17 +74,24 @@ pub struct HttpClient {
     /// The same, but each request has a connection of its own.
     without_reuse: reqwest::Client,
     /// For agents without TLS.
-    pub(super) pools: Arc<ConnectionPools>,
+    pools: Arc<ConnectionPools>,
+    sharing: Arc<Sharing>,
 }
 
 impl HttpClient {
-    /// `builder` makes a builder with the settings for TLS.
-    pub(super) fn new<E: From<reqwest::Error>>(
+    pub(super) fn new() -> Result<Self, reqwest::Error> {
+        let without_reuse = builder().pool_max_idle_per_host(0).build()?;
+        let reqwest = builder().build()?;
+        Ok(Self { reqwest, without_reuse, pools: Arc::default(), sharing: Arc::default() })
+    }
+
+    /// A client with other settings for TLS, which `builder` makes a builder with.
+    pub(super) fn with_tls<E: From<reqwest::Error>>(
+        &self,
         builder: impl Fn() -> Result<reqwest::ClientBuilder, E>,
-        pools: Arc<ConnectionPools>,
     ) -> Result<Self, E> {
         let without_reuse = builder()?.pool_max_idle_per_host(0).build()?;
-        Ok(Self { reqwest: builder()?.build()?, without_reuse, pools })
+        Ok(Self { reqwest: builder()?.build()?, without_reuse, ..self.clone() })
     }
 
     /// A client that checks new connections without TLS, and shares them with no other client.
@@ -116,7 +123,7 @@ impl HttpEndpoint {
                 Transport::Reqwest { client, without_reuse }
             }
         };
-        Self { url, transport, pace: Arc::default() }
+        Self { url, transport, pace: Arc::new(Pace::new(&http.sharing)) }
     }
 
     /// Sends a request to `url`, by default the endpoint's own. Unless it `may_reuse` a connection, the response
@@ -129,6 +136,7 @@ impl HttpEndpoint {
         body: Option<Bytes>,
         may_reuse: bool,
     ) -> Result<HttpResponse, ClientError> {
+        self.pace.begin();
         let response = match &self.transport {
             Transport::Pooled { pool, target } => {
                 let target = match url {

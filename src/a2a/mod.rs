@@ -48,7 +48,7 @@ pub struct LiveAgent {
 }
 
 pub(crate) fn http_client() -> reqwest::Result<HttpClient> {
-    HttpClient::new(|| Ok(http::builder()), Arc::default())
+    HttpClient::new()
 }
 
 /// Sets up everything that is needed to probe an agent and to call it.
@@ -88,8 +88,8 @@ pub(crate) fn chooser(
         Ok(with_authorities()?.identity(identity))
     };
     // The client certificate is for the agent, not for the token endpoint.
-    let without_identity = HttpClient::new(with_authorities, Arc::clone(&http.pools))?;
-    let with_identity = HttpClient::new(with_identity, Arc::clone(&http.pools))?;
+    let without_identity = http.with_tls(with_authorities)?;
+    let with_identity = http.with_tls(with_identity)?;
     let keyring = Keyring::new(config, &without_identity.reqwest, secrets)?;
     Ok(DialectChooser::new(config, with_identity, without_identity, keyring, memory))
 }

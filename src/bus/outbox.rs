@@ -22,8 +22,8 @@ pub(crate) use self::confirmations::Confirmations;
 use crate::memory::MemoryAccount;
 
 /// The send window of an agent, in bytes. A single message may be larger. When the server waits for a slow reader, it
-/// reads about 6 MB/s from the bridge, so that a full window delays other agents by 80 ms.
-const WINDOW: usize = 512 << 10;
+/// reads about 6 MB/s from the bridge, so that a full window delays other agents by 20 ms.
+const WINDOW: usize = 128 << 10;
 /// Bytes that a message takes of the window in addition to its body.
 const OVERHEAD: usize = 64;
 /// Messages up to this size take nothing of the memory that all agents share.
