@@ -20,7 +20,7 @@ use url::Url;
 
 use super::client::ClientError;
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
-use pace::{Pace, Sharing};
+use pace::{OpenRequest, Pace};
 pub(crate) use peer_check::{PeerCheck, Verdict};
 use pool::{ConnectionPool, ConnectionPools, PooledBody};
 
@@ -66,7 +66,7 @@ pub(super) fn builder() -> reqwest::ClientBuilder {
         .tcp_nodelay(true)
 }
 
-/// Sends all requests to agents. Clones share their connections.
+/// Sends all requests to an agent. Clones share their connections.
 #[derive(Debug, Clone)]
 pub struct HttpClient {
     /// For tokens and agents with TLS.
@@ -75,17 +75,22 @@ pub struct HttpClient {
     without_reuse: reqwest::Client,
     /// For agents without TLS.
     pools: Arc<ConnectionPools>,
-    sharing: Arc<Sharing>,
+    pace: Arc<Pace>,
 }
 
 impl HttpClient {
     pub(super) fn new() -> Result<Self, reqwest::Error> {
         let without_reuse = builder().pool_max_idle_per_host(0).build()?;
         let reqwest = builder().build()?;
-        Ok(Self { reqwest, without_reuse, pools: Arc::default(), sharing: Arc::default() })
+        Ok(Self { reqwest, without_reuse, pools: Arc::default(), pace: Arc::default() })
     }
 
-    /// A client with other settings for TLS, which `builder` makes a builder with.
+    /// A client for another agent.
+    pub(super) fn for_another_agent(&self) -> Self {
+        Self { pace: Arc::new(self.pace.of_another()), ..self.clone() }
+    }
+
+    /// A client with the settings for TLS that `builder` has. It shares everything else with this one.
     pub(super) fn with_tls<E: From<reqwest::Error>>(
         &self,
         builder: impl Fn() -> Result<reqwest::ClientBuilder, E>,
@@ -104,7 +109,6 @@ impl HttpClient {
 pub(super) struct HttpEndpoint {
     pub(super) url: Url,
     transport: Transport,
-    /// All responses of the endpoint share it.
     pace: Arc<Pace>,
 }
 
@@ -123,7 +127,12 @@ impl HttpEndpoint {
                 Transport::Reqwest { client, without_reuse }
             }
         };
-        Self { url, transport, pace: Arc::new(Pace::new(&http.sharing)) }
+        Self { url, transport, pace: Arc::clone(&http.pace) }
+    }
+
+    /// An endpoint for small responses. A request to it does not mean that the agent is in use.
+    pub(super) fn for_card(url: Url, http: &HttpClient) -> Self {
+        Self { pace: Arc::default(), ..Self::new(url, http) }
     }
 
     /// Sends a request to `url`, by default the endpoint's own. Unless it `may_reuse` a connection, the response
@@ -136,7 +145,7 @@ impl HttpEndpoint {
         body: Option<Bytes>,
         may_reuse: bool,
     ) -> Result<HttpResponse, ClientError> {
-        self.pace.begin();
+        let open = self.pace.begin();
         let response = match &self.transport {
             Transport::Pooled { pool, target } => {
                 let target = match url {
@@ -158,7 +167,7 @@ impl HttpEndpoint {
                 HttpResponse { may_be_stray, ..sent.into() }
             }
         };
-        Ok(HttpResponse { pace: Some(Arc::clone(&self.pace)), ..response })
+        Ok(HttpResponse { open: Some(open), ..response })
     }
 }
 
@@ -172,8 +181,8 @@ pub(super) struct HttpResponse {
     pub(super) may_be_stray: bool,
     /// The work on chunks since the task last yielded, in bytes.
     since_yield: usize,
-    /// `None` for small bodies.
-    pace: Option<Arc<Pace>>,
+    /// Not for tokens.
+    open: Option<OpenRequest>,
 }
 
 #[derive(Debug)]
@@ -191,7 +200,7 @@ impl From<reqwest::Response> for HttpResponse {
             body: HttpBody::Reqwest(response),
             may_be_stray: false,
             since_yield: 0,
-            pace: None,
+            open: None,
         }
     }
 }
@@ -215,9 +224,9 @@ impl HttpResponse {
     pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
         if self.since_yield > YIELD_INTERVAL {
             let work = std::mem::take(&mut self.since_yield);
-            match &self.pace {
+            match &self.open {
                 // Boxed, because it is rare.
-                Some(pace) => Box::pin(pace.wait(work)).await,
+                Some(open) => Box::pin(open.wait(work)).await,
                 None => tokio::task::yield_now().await,
             }
         }

@@ -61,6 +61,7 @@ pub(crate) fn chooser(
     secrets: &Secrets,
     memory: Arc<MemoryAccount>,
 ) -> Result<DialectChooser, AuthError> {
+    let http = &http.for_another_agent();
     let Some(tls) = &config.tls else {
         let keyring = Keyring::new(config, &http.reqwest, secrets)?;
         return Ok(DialectChooser::new(config, http.clone(), http.clone(), keyring, memory));

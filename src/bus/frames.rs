@@ -314,7 +314,7 @@ mod tests {
     async fn large_frames_wait_for_room_before_they_are_encoded() {
         const AGENT: &str = "an agent with a full window";
         let outbox = unconnected_outbox(AGENT).await;
-        let full = outbox.reserve(usize::MAX).await;
+        let full = outbox.fill();
         let to = Subject::from_static("inbox");
         let mut writer = FrameWriter::new(outbox, to, Duration::MAX, FrameSelection::All, false);
         let _turn = offload::hold_turn(AGENT);

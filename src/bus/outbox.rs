@@ -12,6 +12,7 @@
 
 mod confirmations;
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_nats::{Client, HeaderMap, PublishError, Subject};
@@ -28,8 +29,8 @@ const WINDOW: usize = 128 << 10;
 const OVERHEAD: usize = 64;
 /// Messages up to this size take nothing of the memory that all agents share.
 const SMALL: usize = 4 << 10;
-/// The part of the window that a batch has at least when the server is asked to confirm it.
-const BATCHES: usize = 8;
+/// The server is asked to confirm a batch when it takes this fraction of the window: an eighth.
+const BATCHES_PER_WINDOW: usize = 8;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Outbox {
@@ -44,21 +45,24 @@ pub(crate) struct Outbox {
 #[derive(Debug)]
 struct Window {
     bytes: Arc<Semaphore>,
-    /// The bytes of a batch that is due for confirmation.
+    /// The bytes of a complete batch.
     batch: usize,
-    /// The most that a message takes of the window. It leaves room for an incomplete batch, so that no sender waits
-    /// for messages that nobody confirms.
+    /// The most that a message takes of the window. An incomplete batch always leaves this much, so that no sender
+    /// waits for messages that nobody confirms.
     largest: usize,
     /// The memory for large messages of all agents together.
     shared: Option<Arc<Semaphore>>,
-    /// The room of messages that are sent and not yet part of a batch.
-    unconfirmed: Mutex<Option<Room>>,
+    /// The incomplete batch: messages that are sent, but the server was not asked to confirm them.
+    incomplete: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
-/// Room in the send window for one message, or for a batch.
+/// Room for one message.
 #[derive(Debug)]
 pub(crate) struct Room {
+    /// In the send window.
     own: OwnedSemaphorePermit,
+    /// In the memory that all agents share. It becomes free as soon as the message is written to the connection, so that
+    /// no agent waits for the confirmations of another one.
     shared: Option<OwnedSemaphorePermit>,
 }
 
@@ -70,21 +74,12 @@ impl Room {
             drop(permit.split(permit.num_permits().saturating_sub(bytes.saturating_add(OVERHEAD))));
         }
     }
-
-    fn merge(&mut self, other: Self) {
-        self.own.merge(other.own);
-        match (&mut self.shared, other.shared) {
-            (Some(shared), Some(other)) => shared.merge(other),
-            (shared @ None, other) => *shared = other,
-            (Some(_), None) => {}
-        }
-    }
 }
 
-/// A message body that holds its room in the send window until the last copy is dropped.
+/// A message body that holds its room until the last copy is dropped.
 struct AdmittedBody {
     body: Bytes,
-    _room: Room,
+    _room: (Option<OwnedSemaphorePermit>, Option<OwnedSemaphorePermit>),
 }
 
 impl AsRef<[u8]> for AdmittedBody {
@@ -112,6 +107,13 @@ impl Outbox {
             window: Arc::new(Window::new(8 << 20, None)),
             confirmations: None,
         }
+    }
+
+    /// Takes all room that is left.
+    #[cfg(test)]
+    pub(super) fn fill(&self) -> OwnedSemaphorePermit {
+        let left = count(self.window.bytes.available_permits());
+        Arc::clone(&self.window.bytes).try_acquire_many_owned(left).expect("the room that is left")
     }
 
     /// Lets messages wait for each other, so that the server has confirmed all but one of them.
@@ -158,11 +160,14 @@ impl Outbox {
             None if confirmations.is_some() => Some(self.acquire(body.len()).await),
             room => room,
         };
-        let (body, room) = match room {
-            Some(room) if confirmations.is_none() => {
-                (Bytes::from_owner(AdmittedBody { body, _room: room }), None)
-            }
-            room => (body, room),
+        let (own, shared) = room.map_or((None, None), |room| (Some(room.own), room.shared));
+        let (until_written, until_confirmed) = match confirmations {
+            Some(_) => (None, own),
+            None => (own, None),
+        };
+        let body = match (until_written, shared) {
+            (None, None) => body,
+            room => Bytes::from_owner(AdmittedBody { body, _room: room }),
         };
         match (headers, reply) {
             (None, None) => self.client.publish(to, body).await?,
@@ -172,7 +177,7 @@ impl Outbox {
                 self.client.publish_with_reply_and_headers(to, reply, headers, body).await?;
             }
         }
-        if let Some((room, confirmations)) = room.zip(confirmations)
+        if let Some((room, confirmations)) = until_confirmed.zip(confirmations)
             && let Some(batch) = self.window.sent(room)
         {
             confirmations.request(batch).await;
@@ -197,15 +202,15 @@ impl Outbox {
     }
 
     async fn wait_for(&self, size: usize) -> OwnedSemaphorePermit {
+        let mut permit = pin!(Arc::clone(&self.window.bytes).acquire_many_owned(count(size)));
         loop {
-            let permit = Arc::clone(&self.window.bytes).acquire_many_owned(count(size));
-            let permit = match self.confirmations {
-                Some(_) => tokio::time::timeout(confirmations::TIMEOUT, permit).await,
-                None => Ok(permit.await),
+            let permit = match &self.confirmations {
+                Some(_) => tokio::time::timeout(confirmations::TIMEOUT, &mut permit).await,
+                None => Ok((&mut permit).await),
             };
             match permit {
                 Ok(permit) => return permit.expect("the semaphore is never closed"),
-                Err(_) => self.confirmations.iter().for_each(|confirmations| confirmations.give_up()),
+                Err(_) => self.confirmations.iter().for_each(|confirmations| confirmations.check()),
             }
         }
     }
@@ -214,23 +219,23 @@ impl Outbox {
 impl Window {
     fn new(size: usize, shared: Option<Arc<Semaphore>>) -> Self {
         let bytes = Arc::new(Semaphore::new(size));
-        let batch = (size / BATCHES).max(1);
+        let batch = (size / BATCHES_PER_WINDOW).max(1);
         let largest = (size - batch).max(1);
-        Self { bytes, batch, largest, shared, unconfirmed: Mutex::default() }
+        Self { bytes, batch, largest, shared, incomplete: Mutex::default() }
     }
 
-    /// A message is sent. Returns the batch to confirm, if it is complete.
-    fn sent(&self, room: Room) -> Option<Room> {
-        let mut unconfirmed = self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner);
-        let batch = match &mut *unconfirmed {
+    /// A message is sent. Returns its batch, if that is complete.
+    fn sent(&self, room: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
+        let mut incomplete = self.incomplete.lock().unwrap_or_else(PoisonError::into_inner);
+        let batch = match &mut *incomplete {
             Some(batch) => {
                 batch.merge(room);
                 batch
             }
             none => none.insert(room),
         };
-        let is_due = batch.own.num_permits() >= self.batch;
-        unconfirmed.take_if(|_| is_due)
+        let is_complete = batch.num_permits() >= self.batch;
+        incomplete.take_if(|_| is_complete)
     }
 }
 
@@ -245,15 +250,12 @@ mod tests {
     #[tokio::test]
     async fn a_batch_is_due_when_it_is_complete() {
         let window = Window::new(WINDOW, None);
-        let room = |size: usize| Room {
-            own: Arc::clone(&window.bytes).try_acquire_many_owned(count(size)).unwrap(),
-            shared: None,
-        };
+        let room = |size: usize| Arc::clone(&window.bytes).try_acquire_many_owned(count(size)).unwrap();
         assert!(window.sent(room(window.batch - 1)).is_none());
-        // Messages that nobody confirms leave room for the largest one.
-        assert!(window.bytes.available_permits() > window.largest);
+        // The incomplete batch leaves room for the largest message.
+        drop(room(window.largest));
         let batch = window.sent(room(1)).unwrap();
-        assert_eq!(batch.own.num_permits(), window.batch);
+        assert_eq!(batch.num_permits(), window.batch);
         assert_eq!(window.bytes.available_permits(), WINDOW - window.batch);
         drop(batch);
         assert_eq!(window.bytes.available_permits(), WINDOW);

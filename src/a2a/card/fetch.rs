@@ -83,7 +83,7 @@ async fn get(
 ) -> Result<(reqwest::StatusCode, bytes::Bytes), ClientError> {
     credentials.ready().await.map_err(ClientError::Token)?;
     // The request carries credentials, so it needs the same check of the peer as a call.
-    let endpoint = HttpEndpoint::new(url.clone(), http);
+    let endpoint = HttpEndpoint::for_card(url.clone(), http);
     let headers = || {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));

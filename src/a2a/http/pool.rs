@@ -160,7 +160,7 @@ impl ConnectionPool {
                         body,
                         may_be_stray: is_kept,
                         since_yield: 0,
-                        pace: None,
+                        open: None,
                     });
                 }
                 Err(mut error) => match error.take_message() {

@@ -5,18 +5,17 @@
 //! while a new connection replaces a lost one, no message waits for a confirmation: a probe finds out when they arrive
 //! (again).
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, Subject, SubscribeError, Subscriber};
 use futures_util::StreamExt as _;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::Room;
-
-/// How long a sender waits for confirmations before it continues without them.
+/// A sender continues without confirmations if none has arrived for this long.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of probes while no confirmations arrive.
 const PROBE_INTERVAL: Duration = Duration::from_secs(60);
@@ -36,9 +35,11 @@ pub(crate) struct Confirmations {
 
 #[derive(Debug, Default)]
 struct Batches {
-    next: u64,
+    last: u64,
     /// The room of each batch that the server has not confirmed yet.
-    waiting: HashMap<u64, Room>,
+    waiting: BTreeMap<u64, OwnedSemaphorePermit>,
+    /// When the last confirmation arrived.
+    confirmed_at: Option<Instant>,
     /// When a probe was sent that has not come back.
     probed_at: Option<Instant>,
 }
@@ -103,46 +104,69 @@ impl Confirmations {
     }
 
     /// Holds the room of a batch until the server has taken everything that was sent before.
-    pub(super) async fn request(&self, batch: Room) {
+    pub(super) async fn request(&self, batch: OwnedSemaphorePermit) {
         if !self.arrive.load(Relaxed) {
             return;
         }
         let id = {
             let mut batches = self.lock();
-            batches.next += 1;
-            let id = batches.next;
+            batches.last += 1;
+            let id = batches.last;
             batches.waiting.insert(id, batch);
             id
         };
-        // If the request is lost, a sender that waits for it gives up.
-        if self.client.publish(self.inbox.clone(), id.to_string().into()).await.is_err() {
-            drop(self.lock().waiting.remove(&id));
+        let unsent = Unsent { confirmations: self, id };
+        // If the request is lost afterwards, the next confirmation covers it.
+        if self.client.publish(self.inbox.clone(), id.to_string().into()).await.is_ok() {
+            std::mem::forget(unsent);
         }
     }
 
+    /// The server has taken this batch and those before it, unless they are lost.
     fn confirm(&self, id: &[u8]) {
-        let Some(id) = std::str::from_utf8(id).ok().and_then(|id| id.parse().ok()) else { return };
-        let batch = {
+        let Some(id) = std::str::from_utf8(id).ok().and_then(|id| id.parse::<u64>().ok()) else { return };
+        let confirmed = {
             let mut batches = self.lock();
             if id == PROBE {
                 batches.probed_at = None;
                 self.arrive.store(true, Relaxed);
             }
-            batches.waiting.remove(&id)
+            batches.confirmed_at = Some(Instant::now());
+            let later = batches.waiting.split_off(&id.saturating_add(1));
+            std::mem::replace(&mut batches.waiting, later)
         };
         // Wakes senders, without the lock.
-        drop(batch);
+        drop(confirmed);
     }
 
-    /// Confirmations no longer arrive: the connection is down or was replaced, or the permission is gone. The next
-    /// message sends a probe.
-    pub(super) fn give_up(&self) {
-        self.arrive.store(false, Relaxed);
-        let lost = std::mem::take(&mut self.lock().waiting);
+    /// A sender has waited for [`TIMEOUT`]. If no confirmation has arrived in that time, the connection is down or was
+    /// replaced, or the permission is gone. The next message sends a probe.
+    pub(super) fn check(&self) {
+        let lost = {
+            let mut batches = self.lock();
+            if batches.confirmed_at.is_some_and(|at| at.elapsed() < TIMEOUT) {
+                return;
+            }
+            self.arrive.store(false, Relaxed);
+            std::mem::take(&mut batches.waiting)
+        };
         drop(lost);
     }
 
     fn lock(&self) -> MutexGuard<'_, Batches> {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Releases a batch whose request is not sent.
+struct Unsent<'a> {
+    confirmations: &'a Confirmations,
+    id: u64,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        let batch = self.confirmations.lock().waiting.remove(&self.id);
+        drop(batch);
     }
 }

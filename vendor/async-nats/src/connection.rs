@@ -311,8 +311,7 @@ impl Connection {
             // Return early without advancing if there is not enough data read the entire
             // message
             if len + payload_len + 4 > self.read_buf.remaining() {
-                let missing = len + payload_len + 4 - self.read_buf.remaining();
-                self.read_buf.reserve(missing.min(MAX_RESERVED));
+                self.reserve_for(len + payload_len + 4);
                 return Ok(None);
             }
 
@@ -409,8 +408,7 @@ impl Connection {
             }
 
             if len + total_len + 4 > self.read_buf.remaining() {
-                let missing = len + total_len + 4 - self.read_buf.remaining();
-                self.read_buf.reserve(missing.min(MAX_RESERVED));
+                self.reserve_for(len + total_len + 4);
                 return Ok(None);
             }
 
@@ -467,6 +465,14 @@ impl Connection {
             io::ErrorKind::InvalidInput,
             format!("invalid server operation: '{line}'"),
         ))
+    }
+
+    /// Reserves room for the rest of a message of `length` bytes, if the buffer is full.
+    fn reserve_for(&mut self, length: usize) {
+        if self.read_buf.len() == self.read_buf.capacity() {
+            let missing = length - self.read_buf.len();
+            self.read_buf.reserve(missing.min(MAX_RESERVED));
+        }
     }
 
     pub(crate) fn read_op(&mut self) -> impl Future<Output = io::Result<Option<ServerOp>>> + '_ {
