@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_long};
 use std::process::ExitCode;
+use std::time::Duration;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -13,6 +14,8 @@ fn main() -> ExitCode {
     if let Some(code) = a2a_bridge::guard::main_if_asked() {
         return code;
     }
+    // Without the thread, the program only takes more memory.
+    let _ = std::thread::Builder::new().name("free-memory".into()).spawn(keep_returning_freed_memory);
     a2a_bridge::main()
 }
 
@@ -27,4 +30,18 @@ fn return_freed_memory_soon() {
     }
     // SAFETY: the function of the allocator that this program is linked with; it stores a number.
     unsafe { mi_option_set(PURGE_DELAY, 10) }
+}
+
+/// Returns freed memory to the system every 10 seconds, even if the allocator has lost its own timer: in mimalloc 3, a
+/// thread that schedules a return while another one completes the last return can leave the timer off for ever.
+#[expect(unsafe_code, reason = "the crate has no safe function for it")]
+fn keep_returning_freed_memory() {
+    unsafe extern "C" {
+        fn mi_collect(force: bool);
+    }
+    loop {
+        std::thread::sleep(Duration::from_secs(10));
+        // SAFETY: the function of the allocator that this program is linked with; any thread may call it at any time.
+        unsafe { mi_collect(true) }
+    }
 }
