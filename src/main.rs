@@ -35,6 +35,7 @@ fn return_freed_memory_soon() {
 /// Returns freed memory to the system every 10 seconds, even if the allocator has lost its own timer: in mimalloc 3, a
 /// thread that schedules a return while another one completes the last return can leave the timer off for ever.
 #[expect(unsafe_code, reason = "the crate has no safe function for it")]
+#[expect(clippy::disallowed_methods, reason = "a thread of its own may sleep")]
 fn keep_returning_freed_memory() {
     unsafe extern "C" {
         fn mi_collect(force: bool);
