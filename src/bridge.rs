@@ -121,6 +121,7 @@ impl Bridge {
         let http = a2a::http_client()?;
         let memory_limit = config.limits.memory.unwrap_or_else(memory::default_limit);
         let memory = MemoryBudget::new(memory_limit);
+        memory::reclaimer::start(&memory);
         let client = connect(&config.nats, memory.max_waiting()).await?;
         let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone()).await;
         let quotas = Quotas::new(memory_limit / 4);

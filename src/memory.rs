@@ -15,9 +15,12 @@
 //! An agent may hold as much as remains free. So one agent gets at most half of the memory for calls, two agents get
 //! at most a third each, and the calls of a quiet agent always find free memory, without any setting per agent.
 
+pub(crate) mod reclaimer;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::thread::Thread;
 
 use tokio::sync::Semaphore;
 
@@ -63,6 +66,8 @@ pub(crate) struct MemoryBudget {
     /// Bytes of messages that may wait for the connection.
     sending: Arc<Semaphore>,
     accounts: Mutex<HashMap<Arc<str>, Weak<MemoryAccount>>>,
+    /// Returns freed memory to the system; woken when the budget becomes [pressed](MemoryBudget::is_pressed).
+    reclaimer: OnceLock<Thread>,
 }
 
 impl MemoryBudget {
@@ -70,7 +75,13 @@ impl MemoryBudget {
     pub(crate) fn new(limit: u64) -> Arc<Self> {
         let part = |divisor| usize::try_from(limit / divisor).unwrap_or(usize::MAX / 2);
         let sending = Arc::new(Semaphore::new(part(8).min(Semaphore::MAX_PERMITS)));
-        Arc::new(Self { limit: part(2), used: AtomicUsize::new(0), sending, accounts: Mutex::default() })
+        Arc::new(Self {
+            limit: part(2),
+            used: AtomicUsize::new(0),
+            sending,
+            accounts: Mutex::default(),
+            reclaimer: OnceLock::new(),
+        })
     }
 
     /// The account of an agent. An agent that replaces another one of the same name continues its account.
@@ -102,6 +113,26 @@ impl MemoryBudget {
 
     pub(crate) fn used(&self) -> usize {
         self.used.load(Relaxed)
+    }
+
+    /// Whether calls use so much memory that freed memory must not wait long until it returns to the system: a
+    /// sixteenth of what they may use.
+    fn is_pressed(&self) -> bool {
+        self.is_pressed_by(self.used())
+    }
+
+    fn is_pressed_by(&self, used: usize) -> bool {
+        used > self.limit / 16
+    }
+
+    /// Calls use `now` bytes, and used `before`.
+    fn has_grown(&self, before: usize, now: usize) {
+        if self.is_pressed_by(now)
+            && !self.is_pressed_by(before)
+            && let Some(reclaimer) = self.reclaimer.get()
+        {
+            reclaimer.unpark();
+        }
     }
 }
 
@@ -173,7 +204,8 @@ impl MemoryAccount {
                 let free = self.budget.limit.checked_sub(used)?;
                 (own <= free).then_some(used)
             });
-            if added.is_ok() {
+            if let Ok(before) = added {
+                self.budget.has_grown(before, before + bytes);
                 return Ok(());
             }
             self.used.fetch_sub(bytes, Relaxed);

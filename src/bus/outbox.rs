@@ -13,7 +13,7 @@
 mod confirmations;
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_nats::{Client, HeaderMap, PublishError, Subject};
 use bytes::Bytes;
@@ -29,8 +29,9 @@ const WINDOW: usize = 128 << 10;
 const OVERHEAD: usize = 64;
 /// Messages up to this size take nothing of the memory that all agents share.
 const SMALL: usize = 4 << 10;
-/// The server is asked to confirm a batch when it takes this fraction of the window: an eighth.
-const BATCHES_PER_WINDOW: usize = 8;
+/// The server is asked to confirm a batch when it takes this fraction of the window: a half. A confirmation costs as
+/// much as a tenth of a call, and smaller batches do not make streams faster.
+const BATCHES_PER_WINDOW: usize = 2;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Outbox {
@@ -44,16 +45,22 @@ pub(crate) struct Outbox {
 
 #[derive(Debug)]
 struct Window {
+    /// The size in bytes, which is also the most that a message takes.
+    size: usize,
     bytes: Arc<Semaphore>,
     /// The bytes of a complete batch.
     batch: usize,
-    /// The most that a message takes of the window. An incomplete batch always leaves this much, so that no sender
-    /// waits for messages that nobody confirms.
-    largest: usize,
     /// The memory for large messages of all agents together.
     shared: Option<Arc<Semaphore>>,
-    /// The incomplete batch: messages that are sent, but the server was not asked to confirm them.
-    incomplete: Mutex<Option<OwnedSemaphorePermit>>,
+    incomplete: Mutex<IncompleteBatch>,
+}
+
+/// Messages that are sent, but the server was not asked to confirm them.
+#[derive(Debug, Default)]
+struct IncompleteBatch {
+    room: Option<OwnedSemaphorePermit>,
+    /// Senders that wait for more room than an incomplete batch leaves. Until they have it, each message is a batch.
+    large_senders: usize,
 }
 
 /// Room for one message.
@@ -187,7 +194,7 @@ impl Outbox {
 
     async fn acquire(&self, bytes: usize) -> Room {
         let window = &self.window;
-        let size = bytes.saturating_add(OVERHEAD).min(window.largest);
+        let size = bytes.saturating_add(OVERHEAD).min(window.size);
         let own = match Arc::clone(&window.bytes).try_acquire_many_owned(count(size)) {
             Ok(own) => own,
             // Boxed, because it is rare.
@@ -202,6 +209,17 @@ impl Outbox {
     }
 
     async fn wait_for(&self, size: usize) -> OwnedSemaphorePermit {
+        // Otherwise nobody would confirm the messages that it waits for.
+        let _large_sender = match self.confirmations.as_deref() {
+            Some(confirmations) if self.window.is_large(size) => {
+                let (sender, batch) = self.window.add_large_sender();
+                if let Some(batch) = batch {
+                    confirmations.request(batch).await;
+                }
+                Some(sender)
+            }
+            _ => None,
+        };
         let mut permit = pin!(Arc::clone(&self.window.bytes).acquire_many_owned(count(size)));
         loop {
             let permit = match &self.confirmations {
@@ -220,22 +238,46 @@ impl Window {
     fn new(size: usize, shared: Option<Arc<Semaphore>>) -> Self {
         let bytes = Arc::new(Semaphore::new(size));
         let batch = (size / BATCHES_PER_WINDOW).max(1);
-        let largest = (size - batch).max(1);
-        Self { bytes, batch, largest, shared, incomplete: Mutex::default() }
+        Self { size, bytes, batch, shared, incomplete: Mutex::default() }
     }
 
     /// A message is sent. Returns its batch, if that is complete.
     fn sent(&self, room: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
-        let mut incomplete = self.incomplete.lock().unwrap_or_else(PoisonError::into_inner);
-        let batch = match &mut *incomplete {
+        let mut incomplete = self.incomplete();
+        let is_hurried = incomplete.large_senders > 0;
+        let batch = match &mut incomplete.room {
             Some(batch) => {
                 batch.merge(room);
                 batch
             }
             none => none.insert(room),
         };
-        let is_complete = batch.num_permits() >= self.batch;
-        incomplete.take_if(|_| is_complete)
+        let is_complete = is_hurried || batch.num_permits() >= self.batch;
+        incomplete.room.take_if(|_| is_complete)
+    }
+
+    /// Whether an incomplete batch may leave too little room for a message of this size.
+    fn is_large(&self, size: usize) -> bool {
+        size > self.size - self.batch
+    }
+
+    /// A sender waits for room for a large message, until it drops the first value. Returns the incomplete batch.
+    fn add_large_sender(&self) -> (LargeSender<'_>, Option<OwnedSemaphorePermit>) {
+        let mut incomplete = self.incomplete();
+        incomplete.large_senders += 1;
+        (LargeSender(self), incomplete.room.take())
+    }
+
+    fn incomplete(&self) -> MutexGuard<'_, IncompleteBatch> {
+        self.incomplete.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct LargeSender<'a>(&'a Window);
+
+impl Drop for LargeSender<'_> {
+    fn drop(&mut self) {
+        self.0.incomplete().large_senders -= 1;
     }
 }
 
@@ -247,14 +289,18 @@ fn count(bytes: usize) -> u32 {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn a_batch_is_due_when_it_is_complete() {
+    fn room(window: &Window, size: usize) -> OwnedSemaphorePermit {
+        Arc::clone(&window.bytes).try_acquire_many_owned(count(size)).unwrap()
+    }
+
+    #[test]
+    fn a_batch_is_due_when_it_is_complete() {
         let window = Window::new(WINDOW, None);
-        let room = |size: usize| Arc::clone(&window.bytes).try_acquire_many_owned(count(size)).unwrap();
-        assert!(window.sent(room(window.batch - 1)).is_none());
-        // The incomplete batch leaves room for the largest message.
-        drop(room(window.largest));
-        let batch = window.sent(room(1)).unwrap();
+        assert!(window.sent(room(&window, window.batch - 1)).is_none());
+        // The incomplete batch leaves room for every message that is not large.
+        assert!(!window.is_large(window.size - window.batch));
+        drop(room(&window, window.size - window.batch));
+        let batch = window.sent(room(&window, 1)).unwrap();
         assert_eq!(batch.num_permits(), window.batch);
         assert_eq!(window.bytes.available_permits(), WINDOW - window.batch);
         drop(batch);
@@ -262,9 +308,20 @@ mod tests {
     }
 
     #[test]
+    fn while_a_large_sender_waits_each_message_is_a_batch() {
+        let window = Window::new(WINDOW, None);
+        assert!(window.sent(room(&window, 1)).is_none());
+        let (sender, batch) = window.add_large_sender();
+        assert_eq!(batch.map(|batch| batch.num_permits()), Some(1));
+        assert!(window.sent(room(&window, 1)).is_some());
+        drop(sender);
+        assert!(window.sent(room(&window, 1)).is_none());
+    }
+
+    #[test]
     fn in_a_window_of_one_byte_each_message_is_a_batch() {
         let window = Window::new(1, None);
-        assert_eq!((window.batch, window.largest), (1, 1));
+        assert!(window.sent(room(&window, 1)).is_some());
     }
 
     #[tokio::test]

@@ -20,6 +20,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 
+use super::arena::lower_priority;
 use super::shapes::{Shape, UNANSWERED_TASK, shape};
 use crate::support::peer::{card, streaming_card};
 
@@ -56,6 +57,7 @@ impl Hostile {
             .layer(DefaultBodyLimit::disable())
             .with_state(Arc::clone(&hostile));
         std::thread::spawn(move || {
+            lower_priority();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener).unwrap();

@@ -21,7 +21,7 @@ mod victim;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arena::{Arena, MEMORY, Sampler, Usage};
+use arena::{ATTACKERS, Arena, MEMORY, Sampler, Usage};
 use attacks::Attack;
 use table::{Measured, Row, mib, table};
 use victim::{Calls, LARGE, Promises, SMALL, Victim};
@@ -138,9 +138,10 @@ async fn run(attack: &Attack, arena: &Arc<Arena>, victims: &Victims, quiet: &mut
     let promises = Promises::make(&arena.client).await;
     let (sampler, disconnects) = (Sampler::start(arena.pid), arena.disconnects());
     victims.begin();
-    let attacked = tokio::time::timeout(ATTACK_LIMIT, (attack.run)(Arc::clone(arena)));
+    let attacked = ATTACKERS.spawn(tokio::time::timeout(ATTACK_LIMIT, (attack.run)(Arc::clone(arena))));
     // Long enough for some calls of the victims, however short the attack is.
-    let (tally, ()) = tokio::join!(attacked, tokio::time::sleep(Duration::from_secs(1)));
+    let (tally, ()) =
+        tokio::join!(async { attacked.await.unwrap() }, tokio::time::sleep(Duration::from_secs(1)));
     arena.hostile.end_attack();
     let attacked = victims.end().await;
     let peak = sampler.peak();

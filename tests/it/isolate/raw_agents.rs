@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use serde_json::{Value, json};
 
+use super::arena::lower_priority;
 use crate::support::peer::card;
 
 /// The variable with the port of the agent in [`agent_that_reopens_its_socket`].
@@ -16,6 +17,7 @@ pub(super) fn repeating_agent() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
+        lower_priority();
         for connection in listener.incoming().flatten() {
             std::thread::spawn(move || serve(connection, true));
         }
@@ -83,6 +85,7 @@ pub(super) fn reopening_agent() -> String {
 #[test]
 #[ignore = "an agent for scripts/stress isolate"]
 fn agent_that_reopens_its_socket() {
+    lower_priority();
     let Some(port) = std::env::var(PORT).ok().and_then(|port| port.parse::<u16>().ok()) else {
         return;
     };
