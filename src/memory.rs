@@ -65,6 +65,8 @@ pub(crate) struct MemoryBudget {
     used: AtomicUsize,
     /// Bytes of messages that may wait for the connection.
     sending: Arc<Semaphore>,
+    /// The size of `sending`.
+    sending_limit: usize,
     accounts: Mutex<HashMap<Arc<str>, Weak<MemoryAccount>>>,
     /// Returns freed memory to the system; woken when the budget becomes [pressed](MemoryBudget::is_pressed).
     reclaimer: OnceLock<Thread>,
@@ -74,11 +76,12 @@ impl MemoryBudget {
     /// `limit` is the memory for the whole process.
     pub(crate) fn new(limit: u64) -> Arc<Self> {
         let part = |divisor| usize::try_from(limit / divisor).unwrap_or(usize::MAX / 2);
-        let sending = Arc::new(Semaphore::new(part(8).min(Semaphore::MAX_PERMITS)));
+        let sending_limit = part(8).min(Semaphore::MAX_PERMITS);
         Arc::new(Self {
             limit: part(2),
             used: AtomicUsize::new(0),
-            sending,
+            sending: Arc::new(Semaphore::new(sending_limit)),
+            sending_limit,
             accounts: Mutex::default(),
             reclaimer: OnceLock::new(),
         })
@@ -163,6 +166,11 @@ impl MemoryAccount {
     /// The bytes of messages of all agents that may wait for the connection.
     pub(crate) fn sending(&self) -> &Arc<Semaphore> {
         &self.budget.sending
+    }
+
+    /// The most that one message takes of [`MemoryAccount::sending`], so that a few large ones do not take all of it.
+    pub(crate) fn max_sending(&self) -> usize {
+        self.budget.sending_limit / 4
     }
 
     /// A charge of zero bytes, to be [resized](MemoryCharge::resize).

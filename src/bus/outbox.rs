@@ -29,8 +29,8 @@ const WINDOW: usize = 128 << 10;
 const OVERHEAD: usize = 64;
 /// Messages up to this size take nothing of the memory that all agents share.
 const SMALL: usize = 4 << 10;
-/// The server is asked to confirm a batch when it takes this fraction of the window: a half. A confirmation costs as
-/// much as a tenth of a call, and smaller batches do not make streams faster.
+/// A confirmation is requested once a batch fills this fraction of the window: a half. Smaller batches cost more
+/// confirmations, and do not make streams faster.
 const BATCHES_PER_WINDOW: usize = 2;
 
 #[derive(Debug, Clone)]
@@ -50,9 +50,16 @@ struct Window {
     bytes: Arc<Semaphore>,
     /// The bytes of a complete batch.
     batch: usize,
-    /// The memory for large messages of all agents together.
-    shared: Option<Arc<Semaphore>>,
+    shared: Option<SharedMemory>,
     incomplete: Mutex<IncompleteBatch>,
+}
+
+/// The memory for large messages of all agents together.
+#[derive(Debug)]
+struct SharedMemory {
+    bytes: Arc<Semaphore>,
+    /// The most that a message takes.
+    largest: usize,
 }
 
 /// Messages that are sent, but the server was not asked to confirm them.
@@ -101,7 +108,8 @@ impl Outbox {
         memory: &MemoryAccount,
         confirmations: Option<Arc<Confirmations>>,
     ) -> Self {
-        let window = Arc::new(Window::new(WINDOW, Some(Arc::clone(memory.sending()))));
+        let shared = SharedMemory { bytes: Arc::clone(memory.sending()), largest: memory.max_sending() };
+        let window = Arc::new(Window::new(WINDOW, Some(shared)));
         Self { client, agent: Arc::clone(&memory.agent), window, confirmations }
     }
 
@@ -194,7 +202,8 @@ impl Outbox {
 
     async fn acquire(&self, bytes: usize) -> Room {
         let window = &self.window;
-        let size = bytes.saturating_add(OVERHEAD).min(window.size);
+        let bytes = bytes.saturating_add(OVERHEAD);
+        let size = bytes.min(window.size);
         let own = match Arc::clone(&window.bytes).try_acquire_many_owned(count(size)) {
             Ok(own) => own,
             // Boxed, because it is rare.
@@ -202,14 +211,17 @@ impl Outbox {
         };
         let shared = match &window.shared {
             // Larger than the windows of many agents, each of which waits here with at most its own window.
-            Some(shared) if bytes > SMALL => Arc::clone(shared).acquire_many_owned(count(size)).await.ok(),
+            Some(shared) if bytes > SMALL + OVERHEAD => {
+                let size = count(bytes.min(shared.largest));
+                Arc::clone(&shared.bytes).acquire_many_owned(size).await.ok()
+            }
             _ => None,
         };
         Room { own, shared }
     }
 
     async fn wait_for(&self, size: usize) -> OwnedSemaphorePermit {
-        // Otherwise nobody would confirm the messages that it waits for.
+        // A large message may need the room of the incomplete batch, which nobody has asked the server to confirm.
         let _large_sender = match self.confirmations.as_deref() {
             Some(confirmations) if self.window.is_large(size) => {
                 let (sender, batch) = self.window.add_large_sender();
@@ -223,19 +235,21 @@ impl Outbox {
         let mut permit = pin!(Arc::clone(&self.window.bytes).acquire_many_owned(count(size)));
         loop {
             let permit = match &self.confirmations {
-                Some(_) => tokio::time::timeout(confirmations::TIMEOUT, &mut permit).await,
+                Some(_) => tokio::time::timeout(confirmations::CHECK_INTERVAL, &mut permit).await,
                 None => Ok((&mut permit).await),
             };
-            match permit {
-                Ok(permit) => return permit.expect("the semaphore is never closed"),
-                Err(_) => self.confirmations.iter().for_each(|confirmations| confirmations.check()),
+            if let Ok(permit) = permit {
+                return permit.expect("the semaphore is never closed");
+            }
+            if let Some(confirmations) = &self.confirmations {
+                confirmations.check().await;
             }
         }
     }
 }
 
 impl Window {
-    fn new(size: usize, shared: Option<Arc<Semaphore>>) -> Self {
+    fn new(size: usize, shared: Option<SharedMemory>) -> Self {
         let bytes = Arc::new(Semaphore::new(size));
         let batch = (size / BATCHES_PER_WINDOW).max(1);
         Self { size, bytes, batch, shared, incomplete: Mutex::default() }
@@ -324,10 +338,9 @@ mod tests {
         assert!(window.sent(room(&window, 1)).is_some());
     }
 
-    #[tokio::test]
-    async fn room_that_a_message_does_not_need_is_given_back() {
-        let shared = Arc::new(Semaphore::new(WINDOW));
-        let window = Window::new(WINDOW, Some(Arc::clone(&shared)));
+    #[test]
+    fn room_that_a_message_does_not_need_is_given_back() {
+        let (window, shared) = (Window::new(WINDOW, None), Arc::new(Semaphore::new(WINDOW)));
         let permit = |from: &Arc<Semaphore>| Arc::clone(from).try_acquire_many_owned(10_000).unwrap();
         let mut room = Room { own: permit(&window.bytes), shared: Some(permit(&shared)) };
         room.shrink(1_000);

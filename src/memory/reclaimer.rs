@@ -2,11 +2,11 @@
 //!
 //! The allocator keeps freed memory for a second before it returns it. While calls use much memory, that is too long: a
 //! few large responses would take twice the memory that the budget counts. But an early return costs a busy bridge
-//! without large messages up to 7 % of its CPU time, because it takes the same pages again at once. So a thread of its
-//! own returns memory early, and only [while calls use much of it](MemoryBudget::is_pressed).
+//! without large messages up to 7 % of its CPU time, because the same pages are needed again immediately. So a thread of
+//! its own returns memory early, and only [while calls use much of it](MemoryBudget::is_pressed).
 //!
-//! It also does so from time to time without a reason: in mimalloc 3, a thread that schedules a return while another
-//! one completes the last return can leave the allocator's own timer off for ever.
+//! It also does so every minute regardless: in mimalloc 3, a thread that schedules a return while another one completes
+//! the last return can leave the allocator's own timer off for ever.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,10 +16,10 @@ use mimalloc as _;
 
 use super::MemoryBudget;
 
-/// How often freed memory is returned while calls use much memory.
+/// The interval while calls use much memory. Also the shortest one: a caller could make each call cross the threshold.
 const PRESSED: Duration = Duration::from_millis(10);
-/// How often otherwise.
-const IDLE: Duration = Duration::from_secs(10);
+/// The interval otherwise.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// Starts the thread, which ends after the budget is dropped.
 pub(crate) fn start(budget: &Arc<MemoryBudget>) {
@@ -31,11 +31,18 @@ pub(crate) fn start(budget: &Arc<MemoryBudget>) {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "a thread of its own may sleep")]
 fn run(budget: &Weak<MemoryBudget>) {
+    let mut was_pressed = false;
     loop {
         let Some(is_pressed) = budget.upgrade().map(|budget| budget.is_pressed()) else { return };
-        std::thread::park_timeout(if is_pressed { PRESSED } else { IDLE });
+        // Once more after the pressure has ended, for what was freed during the last return.
+        if !is_pressed && !was_pressed {
+            std::thread::park_timeout(IDLE);
+        }
+        std::thread::sleep(PRESSED);
         return_freed_memory();
+        was_pressed = is_pressed;
     }
 }
 

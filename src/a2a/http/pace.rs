@@ -29,7 +29,7 @@ pub(super) struct Sharing {
     in_use: AtomicUsize,
     /// The agent that was used last.
     last: AtomicUsize,
-    /// When the agent that is used last changed.
+    /// When `last` most recently changed.
     changed_at: Mutex<Option<Instant>>,
 }
 

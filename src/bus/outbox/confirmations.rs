@@ -15,8 +15,10 @@ use futures_util::StreamExt as _;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+/// A sender that waits [checks](Confirmations::check) this often whether a confirmation is lost.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// A sender continues without confirmations if none has arrived for this long.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of probes while no confirmations arrive.
 const PROBE_INTERVAL: Duration = Duration::from_secs(60);
 /// The id of a probe. Batches have higher ids.
@@ -36,12 +38,21 @@ pub(crate) struct Confirmations {
 #[derive(Debug, Default)]
 struct Batches {
     last: u64,
-    /// The room of each batch that the server has not confirmed yet.
-    waiting: BTreeMap<u64, OwnedSemaphorePermit>,
+    /// The batches that the server has not confirmed yet.
+    waiting: BTreeMap<u64, Batch>,
+    /// When a check last requested a confirmation again.
+    repeated_at: Option<Instant>,
     /// When the last confirmation arrived.
     confirmed_at: Option<Instant>,
     /// When a probe was sent that has not come back.
     probed_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Batch {
+    requested_at: Instant,
+    /// Of its messages, until the batch is confirmed.
+    _room: OwnedSemaphorePermit,
 }
 
 impl Confirmations {
@@ -104,7 +115,7 @@ impl Confirmations {
     }
 
     /// Holds the room of a batch until the server has taken everything that was sent before.
-    pub(super) async fn request(&self, batch: OwnedSemaphorePermit) {
+    pub(super) async fn request(&self, room: OwnedSemaphorePermit) {
         if !self.arrive.load(Relaxed) {
             return;
         }
@@ -112,7 +123,7 @@ impl Confirmations {
             let mut batches = self.lock();
             batches.last += 1;
             let id = batches.last;
-            batches.waiting.insert(id, batch);
+            batches.waiting.insert(id, Batch { requested_at: Instant::now(), _room: room });
             id
         };
         let unsent = Unsent { confirmations: self, id };
@@ -139,18 +150,32 @@ impl Confirmations {
         drop(confirmed);
     }
 
-    /// A sender has waited for [`TIMEOUT`]. If no confirmation has arrived in that time, the connection is down or was
-    /// replaced, or the permission is gone. The next message sends a probe.
-    pub(super) fn check(&self) {
-        let lost = {
+    /// A sender has waited for [`CHECK_INTERVAL`]. If a confirmation is overdue, requests one that covers it: the client
+    /// drops messages when too many wait to be read, and a lost connection loses them, too. If none has arrived for
+    /// [`TIMEOUT`], the connection is down, or the permission is gone. Then the next message sends a probe.
+    pub(super) async fn check(&self) {
+        let id = {
             let mut batches = self.lock();
-            if batches.confirmed_at.is_some_and(|at| at.elapsed() < TIMEOUT) {
+            let Some((_, oldest)) = batches.waiting.first_key_value() else { return };
+            let age = oldest.requested_at.elapsed();
+            let is_recent = |at: Option<Instant>, limit| at.is_some_and(|at| at.elapsed() < limit);
+            if age >= TIMEOUT && !is_recent(batches.confirmed_at, TIMEOUT) {
+                self.arrive.store(false, Relaxed);
+                let lost = std::mem::take(&mut batches.waiting);
+                drop(batches);
+                // Wakes senders, without the lock.
+                drop(lost);
                 return;
             }
-            self.arrive.store(false, Relaxed);
-            std::mem::take(&mut batches.waiting)
+            if age < CHECK_INTERVAL || is_recent(batches.repeated_at, CHECK_INTERVAL) {
+                return;
+            }
+            batches.repeated_at = Some(Instant::now());
+            batches.last += 1;
+            batches.last
         };
-        drop(lost);
+        // If it is lost, another one follows.
+        let _ = self.client.publish(self.inbox.clone(), id.to_string().into()).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, Batches> {
@@ -168,5 +193,60 @@ impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         let batch = self.confirmations.lock().waiting.remove(&self.id);
         drop(batch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// Confirmations of a server that is never reached, with one batch that was requested this long ago.
+    async fn waiting_for(age: Duration) -> (Arc<Confirmations>, Arc<Semaphore>) {
+        let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
+        let client = options.connect("nats://127.0.0.1:1").await.unwrap();
+        let confirmations = Confirmations::start(&client).await.unwrap();
+        confirmations.confirm(PROBE.to_string().as_bytes());
+        let room = Arc::new(Semaphore::new(1));
+        confirmations.request(Arc::clone(&room).try_acquire_owned().unwrap()).await;
+        let mut batches = confirmations.lock();
+        let requested_at = Instant::now().checked_sub(age).unwrap();
+        batches.waiting.values_mut().for_each(|batch| batch.requested_at = requested_at);
+        batches.confirmed_at = None;
+        drop(batches);
+        (confirmations, room)
+    }
+
+    #[tokio::test]
+    async fn a_lost_confirmation_is_requested_again_and_a_later_one_covers_it() {
+        let (confirmations, room) = waiting_for(CHECK_INTERVAL).await;
+        confirmations.check().await;
+        confirmations.check().await;
+        assert_eq!((confirmations.lock().last, room.available_permits()), (2, 0), "requested again, once");
+        confirmations.confirm(b"2");
+        assert_eq!(room.available_permits(), 1);
+        assert!(confirmations.arrive().await);
+    }
+
+    #[tokio::test]
+    async fn a_confirmation_that_is_not_overdue_is_not_requested_again() {
+        let (confirmations, room) = waiting_for(Duration::ZERO).await;
+        confirmations.check().await;
+        assert_eq!((confirmations.lock().last, room.available_permits()), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn senders_continue_without_confirmations_only_if_none_has_arrived() {
+        let (confirmations, room) = waiting_for(TIMEOUT).await;
+        confirmations.lock().confirmed_at = Some(Instant::now());
+        confirmations.check().await;
+        assert_eq!(room.available_permits(), 0);
+        confirmations.lock().confirmed_at = None;
+        confirmations.check().await;
+        assert_eq!(room.available_permits(), 1);
+        assert!(!confirmations.arrive().await);
+        // Nothing waits.
+        confirmations.check().await;
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct Arena {
     pub(super) hostile: Arc<Hostile>,
     /// The connection of the attackers.
     pub(super) client: Client,
+    /// The connection of the victim's callers.
+    pub(super) caller: Client,
     /// The agent `loud` floods its output as long as this file exists.
     pub(super) flood: PathBuf,
     pub(super) pid: i32,
@@ -93,11 +95,12 @@ impl Arena {
         }
         let url = site.server.url();
         let client = ATTACKERS.spawn(async { async_nats::connect(url).await.unwrap() }).await.unwrap();
+        let caller = site.server.connect().await;
         eventually_within(START_TIMEOUT, || async {
-            client.request("a2a.action.victim.echo", "hello".into()).await.ok()
+            caller.request("a2a.action.victim.echo", "hello".into()).await.ok()
         })
         .await;
-        Arc::new(Self { site, hostile, client, flood, pid })
+        Arc::new(Self { site, hostile, client, caller, flood, pid })
     }
 
     /// Calls an agent from many callers at once, until time or number is over.

@@ -135,7 +135,7 @@ async fn isolate() {
 async fn run(attack: &Attack, arena: &Arc<Arena>, victims: &Victims, quiet: &mut Quiet) -> Row {
     let (before, settle) = if is_full() { (3_000, 1_000) } else { (500, 50) };
     quiet.lower(&victims.measure(Duration::from_millis(before)).await);
-    let promises = Promises::make(&arena.client).await;
+    let promises = Promises::make(&arena.caller).await;
     let (sampler, disconnects) = (Sampler::start(arena.pid), arena.disconnects());
     victims.begin();
     let attacked = ATTACKERS.spawn(tokio::time::timeout(ATTACK_LIMIT, (attack.run)(Arc::clone(arena))));
@@ -146,7 +146,7 @@ async fn run(attack: &Attack, arena: &Arc<Arena>, victims: &Victims, quiet: &mut
     let attacked = victims.end().await;
     let peak = sampler.peak();
     let mut problems = match promises {
-        Ok(promises) => promises.broken(&arena.client).await,
+        Ok(promises) => promises.broken(&arena.caller).await,
         Err(error) => vec![format!("before the attack: {error}")],
     };
     tokio::time::sleep(Duration::from_millis(settle)).await;
