@@ -101,6 +101,7 @@
 //! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full quota of state is `busy` too, see `state/quota.rs` |
 //! | whether a discovery request waits for its answer or is dropped | `read` in `bus/service/responder.rs` |
 //! | whether there is memory for a request, a response or a reply | `MemoryAccount::charge` in `memory.rs`; `Dispatcher::arrive` charges requests, `Outbox::publish` in `bus/outbox.rs` charges what waits to be sent |
+//! | when freed memory returns to the system | `run` in `memory/reclaimer.rs` |
 //! | when a sent message no longer counts in the send window of its agent | `Confirmations::confirm` in `bus/outbox/confirmations.rs` |
 //! | whether a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, with `Idempotency::reserve` in `state/idempotency.rs` |
 //! | which answer claims a follow-up id | `answer` in `action/follow_up.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
