@@ -1,8 +1,9 @@
 //! Whether a hostile agent or caller harms another agent: `scripts/stress isolate`.
 //!
 //! One bridge serves two victims and hostile agents. One victim is called 20 times a second; the other, whose answers
-//! are large, 5 times a second. The [attacks](attacks) run one after the other. For each, the table shows what the
-//! victims' callers noticed, and the memory of the bridge.
+//! are large, 5 times a second. A control, which is a plain responder on the same server, is called as well: it shows how
+//! much of a delay is not the bridge's. The [attacks](attacks) run one after the other. For each, the table shows what
+//! the victims' callers noticed, and the memory of the bridge.
 //!
 //! `STRESS=full` attacks with answers of 15 MB, for seconds each; anything else is a short form. Both need an optimised
 //! program, because the limits are on latency. `ISOLATE` selects the attacks whose names contain one of
@@ -24,7 +25,7 @@ use std::time::Duration;
 use arena::{ATTACKERS, Arena, MEMORY, Sampler, Usage};
 use attacks::Attack;
 use table::{Measured, Row, mib, table};
-use victim::{Calls, LARGE, Promises, SMALL, Victim};
+use victim::{CONTROL, Calls, LARGE, Promises, SMALL, Victim, respond};
 
 /// An attack that takes longer is abandoned.
 const ATTACK_LIMIT: Duration = Duration::from_secs(180);
@@ -35,15 +36,15 @@ fn is_full() -> bool {
     std::env::var("STRESS").is_ok_and(|form| form == "full")
 }
 
-/// Both victims, with callers on runtimes and connections of their own.
-struct Victims([Victim; 2]);
+/// Both victims and the control, with callers on runtimes and connections of their own.
+struct Victims([Victim; 3]);
 
 /// The lowest 99th percentile of each victim without an attack. A single phase does not suffice: work that an earlier
 /// attack has left behind would raise the limit of the next one.
 struct Quiet([Duration; 2]);
 
 impl Quiet {
-    fn lower(&mut self, calls: &[Calls; 2]) {
+    fn lower(&mut self, calls: &[Calls; 3]) {
         for (quiet, calls) in self.0.iter_mut().zip(calls) {
             *quiet = (*quiet).min(calls.quantile(0.99));
         }
@@ -52,7 +53,9 @@ impl Quiet {
 
 impl Victims {
     async fn start(arena: &Arena) -> Self {
-        let victims = Self([SMALL, LARGE].map(|target| Victim::start(arena.site.server.url(), target)));
+        respond(arena.site.server.url()).await;
+        let start = |target| Victim::start(arena.site.server.url(), target);
+        let victims = Self([SMALL, LARGE, CONTROL].map(start));
         victims.measure(Duration::from_secs(1)).await;
         victims
     }
@@ -61,13 +64,13 @@ impl Victims {
         self.0.iter().for_each(Victim::begin);
     }
 
-    async fn end(&self) -> [Calls; 2] {
-        let [small, large] = &self.0;
-        tokio::join!(small.end(), large.end()).into()
+    async fn end(&self) -> [Calls; 3] {
+        let [small, large, control] = &self.0;
+        tokio::join!(small.end(), large.end(), control.end()).into()
     }
 
     /// A phase of this length.
-    async fn measure(&self, length: Duration) -> [Calls; 2] {
+    async fn measure(&self, length: Duration) -> [Calls; 3] {
         self.begin();
         tokio::time::sleep(length).await;
         self.end().await
@@ -151,9 +154,10 @@ async fn run(attack: &Attack, arena: &Arc<Arena>, victims: &Victims, quiet: &mut
     };
     tokio::time::sleep(Duration::from_millis(settle)).await;
 
-    let (Quiet([quiet, quiet_large]), [calls, calls_large]) = (quiet, attacked);
+    let (Quiet([quiet, quiet_large]), [calls, calls_large, control]) = (quiet, attacked);
     let measured = [Measured::new(SMALL, *quiet, calls), Measured::new(LARGE, *quiet_large, calls_large)];
-    problems.extend(measured.iter().flat_map(Measured::problems));
+    let control = control.quantile(0.99);
+    problems.extend(measured.iter().flat_map(|measured| measured.problems(control)));
     if peak.memory > MEMORY {
         problems.push("memory".into());
     }
@@ -177,5 +181,5 @@ async fn run(attack: &Attack, arena: &Arc<Arena>, victims: &Victims, quiet: &mut
         Err(_) => "the attack did not end".into(),
     };
     let after = Usage::of(arena.pid);
-    Row { attack: attack.name.clone(), replies, measured, peak, after, problems }
+    Row { attack: attack.name.clone(), replies, measured, control, peak, after, problems }
 }

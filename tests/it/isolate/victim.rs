@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Request};
+use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -40,6 +41,30 @@ pub(super) const LARGE: Target = Target {
     interval: Duration::from_millis(200),
     exchange: |_, _| ("200000".into(), "x".repeat(200_000)),
 };
+
+/// Not an agent, but a [responder](respond) on the same server: what the machine and the server add to every call.
+pub(super) const CONTROL: Target = Target { name: "control", agent: "control", ..SMALL };
+
+/// Answers calls of [`CONTROL`], on a runtime and a connection of its own, until the server is gone.
+pub(super) async fn respond(url: String) {
+    let (ready, is_ready) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = async_nats::ConnectOptions::new().max_reconnects(1).connect(url).await.unwrap();
+            let Target { agent, action, .. } = CONTROL;
+            let mut calls = client.subscribe(format!("a2a.action.{agent}.{action}")).await.unwrap();
+            client.flush().await.unwrap();
+            ready.send(()).unwrap();
+            while let Some(call) = calls.next().await {
+                let body: Value = serde_json::from_slice(&call.payload).unwrap();
+                let answer = json!({ "message": body["prompt"] }).to_string();
+                let _ = client.publish(call.reply.unwrap(), answer.into()).await;
+            }
+        });
+    });
+    is_ready.await.unwrap();
+}
 
 /// A call that takes longer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(15);
