@@ -25,6 +25,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
@@ -32,6 +33,7 @@ use self::client::NoReply;
 use self::output::{Colour, StdStream, print_json, println};
 use crate::config::{self, Config};
 use crate::demo_agent;
+use crate::memory;
 use crate::telemetry::{self, LogFormat, LogWriter};
 use crate::text::error_chain;
 
@@ -48,6 +50,9 @@ const INTERRUPTED: u8 = 130;
 /// Maximum number of threads for synchronous work: offloaded work, name resolution, files. Each keeps some of the memory
 /// that it has freed.
 const MAX_BLOCKING_THREADS: usize = 32;
+/// How long an idle thread for synchronous work lives. The allocator cannot return memory that an idle thread has
+/// allocated and another one has freed, so that each thread would hold a few large responses.
+const THREAD_KEEP_ALIVE: Duration = Duration::from_millis(50);
 
 const DETAILS: &str = "\
 Examples:
@@ -278,6 +283,8 @@ fn demo_agent_error(error: anyhow::Error) -> CliError {
 fn block_on(command: impl Future<Output = CliResult>) -> CliResult {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_keep_alive(THREAD_KEEP_ALIVE)
+        .on_thread_park(memory::reclaimer::collect)
         .enable_all()
         .build();
     let runtime = runtime.map_err(CliError::internal)?;

@@ -5,9 +5,15 @@
 //! without large messages up to 7 % of its CPU time, because the same pages are needed again immediately. So a thread of
 //! its own returns memory early, and only [while calls use much of it](MemoryBudget::is_pressed).
 //!
-//! It also does so every minute regardless: in mimalloc 3, a thread that schedules a return while another one completes
+//! A block that one thread has allocated and another one has freed belongs to the first thread until that one collects
+//! it. So every worker of the runtime does that, too, when it is idle ([`collect`]), and idle threads for synchronous work
+//! end soon.
+//!
+//! The thread also returns memory every minute regardless: in mimalloc 3, a thread that schedules a return while another one completes
 //! the last return can leave the allocator's own timer off for ever.
 
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,8 +24,27 @@ use super::MemoryBudget;
 
 /// The interval while calls use much memory. Also the shortest one: a caller could make each call cross the threshold.
 const PRESSED: Duration = Duration::from_millis(10);
+/// How often memory is returned after that, for what calls and threads free when they end.
+const AFTERWARDS: u32 = 20;
 /// The interval otherwise.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// Counts the returns of memory.
+static RETURNS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The count when this thread last collected its memory.
+    static COLLECTED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Collects the memory of this thread that is free, unless it has done so since the last return of memory. Does almost
+/// nothing while calls use little memory.
+pub(crate) fn collect() {
+    let returns = RETURNS.load(Relaxed);
+    if COLLECTED.replace(returns) != returns {
+        return_freed_memory();
+    }
+}
 
 /// Starts the thread, which ends after the budget is dropped.
 pub(crate) fn start(budget: &Arc<MemoryBudget>) {
@@ -33,16 +58,19 @@ pub(crate) fn start(budget: &Arc<MemoryBudget>) {
 
 #[expect(clippy::disallowed_methods, reason = "a thread of its own may sleep")]
 fn run(budget: &Weak<MemoryBudget>) {
-    let mut was_pressed = false;
+    let mut remaining = 0;
     loop {
         let Some(is_pressed) = budget.upgrade().map(|budget| budget.is_pressed()) else { return };
-        // Once more after the pressure has ended, for what was freed during the last return.
-        if !is_pressed && !was_pressed {
+        if is_pressed {
+            remaining = AFTERWARDS;
+        } else if remaining > 0 {
+            remaining -= 1;
+        } else {
             std::thread::park_timeout(IDLE);
         }
         std::thread::sleep(PRESSED);
         return_freed_memory();
-        was_pressed = is_pressed;
+        RETURNS.fetch_add(1, Relaxed);
     }
 }
 
