@@ -9,8 +9,8 @@
 //! it. So every worker of the runtime does that, too, when it is idle ([`collect`]), and idle threads for synchronous work
 //! end soon.
 //!
-//! The thread also returns memory every minute regardless: in mimalloc 3, a thread that schedules a return while another one completes
-//! the last return can leave the allocator's own timer off for ever.
+//! The thread also returns memory every minute regardless: in mimalloc 3, a thread that schedules a return while another
+//! one completes the last return can leave the allocator's own timer off for ever.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
