@@ -12,6 +12,8 @@ use crate::bus::stoppable_task::StoppableTask;
 
 /// How long interrupted calls may take to cancel their tasks and to reply.
 const LAST_REPLIES_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long the removal from NATS may take. It has to wait for the server, which may not read or be gone.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct ServedAgent {
@@ -32,16 +34,23 @@ impl ServedAgent {
         }
     }
 
-    /// Removes the agent from NATS without losing a request, and announces that in the registry.
+    /// Removes the agent from NATS without losing a request, and announces that in the registry. Does not wait long for
+    /// a server that takes no messages.
     pub(super) async fn withdraw(&self) {
         let agent_protocol = async {
             if let Some(agent_protocol) = &self.agent_protocol {
                 agent_protocol.withdraw().await;
             }
         };
-        tokio::join!(self.publication.withdraw(), agent_protocol);
-        let status = self.agent.status.borrow().clone();
-        self.publication.announce_stopped(&status).await;
+        let withdraw = async {
+            tokio::join!(self.publication.withdraw(), agent_protocol);
+            let status = self.agent.status.borrow().clone();
+            self.publication.announce_stopped(&status).await;
+        };
+        if tokio::time::timeout(WITHDRAW_TIMEOUT, withdraw).await.is_err() {
+            let agent = &self.agent.name;
+            tracing::warn!(%agent, timeout = ?WITHDRAW_TIMEOUT, "NATS does not take messages; the agent may stay listed until the connection closes");
+        }
     }
 
     /// Waits for calls in flight until the grace period ends, then cancels their tasks and replies with an

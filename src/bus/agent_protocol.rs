@@ -138,14 +138,14 @@ impl Registrar {
         let mut status = self.prompts.dispatcher.agent().status.clone();
         loop {
             let current = status.borrow_and_update().clone();
-            self.update(&current).await;
+            self.update(&current, &stop).await;
             self.first_published.cancel();
             let changed = loop {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => break false,
                     changed = status.changed() => break changed.is_ok(),
-                    _ = self.ticks.tick() => self.tick(&current).await,
+                    _ = self.ticks.tick() => self.tick(&current, &stop).await,
                 }
             };
             // The owner stops this task, or the agent's supervisor has ended.
@@ -156,7 +156,7 @@ impl Registrar {
     }
 
     /// Registers the agent if it is ready, and removes it if it is not.
-    async fn update(&mut self, status: &AgentStatus) {
+    async fn update(&mut self, status: &AgentStatus, stop: &CancellationToken) {
         if status.state != AgentState::Ready {
             return self.unregister().await;
         }
@@ -165,7 +165,7 @@ impl Registrar {
         }
         match self.register(status).await {
             Ok(registered) => {
-                self.publish_heartbeat(registered.service.id()).await;
+                self.publish_heartbeat(registered.service.id(), stop).await;
                 self.ticks.reset();
                 self.registered = Some(registered);
             }
@@ -182,15 +182,15 @@ impl Registrar {
         }
     }
 
-    async fn tick(&mut self, status: &AgentStatus) {
+    async fn tick(&mut self, status: &AgentStatus, stop: &CancellationToken) {
         match &self.registered {
             Some(registered) if registered.max_payload == self.context.client.max_payload() => {
-                self.publish_heartbeat(registered.service.id()).await;
+                self.publish_heartbeat(registered.service.id(), stop).await;
             }
             // The first registration failed, or the client has moved to a server with another limit.
             _ => {
                 self.unregister().await;
-                self.update(status).await;
+                self.update(status, stop).await;
             }
         }
     }
@@ -265,10 +265,12 @@ impl Registrar {
         })
     }
 
-    async fn publish_heartbeat(&self, instance_id: &str) {
+    /// A stop does not wait for it.
+    async fn publish_heartbeat(&self, instance_id: &str, stop: &CancellationToken) {
         let PromptEndpoint { protocol_subjects: subjects, dispatcher, outbox, .. } = &*self.prompts;
-        let heartbeat = heartbeat(subjects, instance_id);
-        publish_if_connected(outbox, &dispatcher.agent().name, subjects.subject("hb"), heartbeat).await;
+        let (agent, heartbeat) = (&dispatcher.agent().name, heartbeat(subjects, instance_id));
+        let published = publish_if_connected(outbox, agent, subjects.subject("hb"), heartbeat);
+        let _ = stop.run_until_cancelled(published).await;
     }
 }
 

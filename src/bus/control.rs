@@ -184,7 +184,8 @@ impl Controller {
                 }
                 Err(_) => {
                     let text = "too many concurrent control requests; try again";
-                    self.refuse(reply, ActionError::new(Code::Busy, text)).await;
+                    let refused = self.refuse(reply, ActionError::new(Code::Busy, text));
+                    let _ = self.stop.run_until_cancelled(refused).await;
                 }
             }
         }

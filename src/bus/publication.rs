@@ -73,7 +73,10 @@ impl Publication {
         tasks.spawn("task updates", OnPanic::StopBridge, updates);
         let subjects = subjects.clone();
         let publisher = Publisher { token, subjects, dispatcher, registration: Arc::clone(&registration) };
-        let publisher = StoppableTask::spawn(tasks, "publication", |stop| publisher.run(stop));
+        let publisher = StoppableTask::spawn(tasks, "publication", |stop| async move {
+            // Also ends an announcement that waits for the connection.
+            stop.run_until_cancelled(publisher.run()).await;
+        });
         Ok(Self { registration, publisher })
     }
 
@@ -113,7 +116,7 @@ struct Publisher {
 }
 
 impl Publisher {
-    async fn run(self, stop: CancellationToken) {
+    async fn run(self) {
         let mut status = self.dispatcher.agent().status.clone();
         let mut ticks = tokio::time::interval_at(Instant::now() + ANNOUNCE_INTERVAL, ANNOUNCE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -126,11 +129,10 @@ impl Publisher {
             loop {
                 tokio::select! {
                     biased;
-                    () = stop.cancelled() => return,
                     changed = status.changed() => match changed {
                         Ok(()) => break,
                         // The agent's supervisor has ended; the last state stays published until the stop.
-                        Err(_) => return stop.cancelled().await,
+                        Err(_) => return,
                     },
                     () = self.registration.announce.notified() => announce().await,
                     _ = ticks.tick() => announce().await,

@@ -4,38 +4,11 @@ use async_nats::StatusCode;
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
+use crate::support::processes::{memory, until_idle};
 use crate::support::proxy::PausableProxy;
-use crate::support::{Answer, Bridge, NatsServer, Peer, attached, peer, wait_until};
+use crate::support::{Answer, Bridge, NatsServer, Peer, attached, peer};
 
 const MIB: usize = 1 << 20;
-
-/// A figure of a process in bytes: `VmRSS` is its resident memory, `VmHWM` the greatest so far.
-fn memory(pid: u32, figure: &str) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the bridge runs");
-    let line =
-        status.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':')).expect("a figure");
-    line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number") * 1024
-}
-
-/// The CPU time of a process.
-fn cpu_time(pid: u32) -> Vec<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the bridge runs");
-    stat.split(' ').skip(13).take(2).map(str::to_owned).collect()
-}
-
-/// Waits until a process uses no CPU time for a while.
-async fn until_idle(pid: u32) {
-    let mut last = cpu_time(pid);
-    let mut unchanged = 0;
-    wait_until(|| {
-        let now = cpu_time(pid);
-        unchanged = if now == last { unchanged + 1 } else { 0 };
-        last = now;
-        let is_idle = unchanged > 20;
-        async move { is_idle }
-    })
-    .await;
-}
 
 #[tokio::test]
 async fn card_requests_over_a_slow_connection_are_limited_and_each_gets_a_reply() {

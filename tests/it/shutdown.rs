@@ -8,7 +8,9 @@ use rstest::rstest;
 use serde_json::Value;
 
 use crate::support::agent_protocol::Scene;
-use crate::support::{Bridge, DemoAgent, attached, launched, wait_until};
+use crate::support::processes::{memory, until_idle};
+use crate::support::proxy::PausableProxy;
+use crate::support::{Answer, Bridge, DemoAgent, NatsServer, Peer, attached, launched, wait_until};
 
 fn is_stopped(object: &Value) -> bool {
     object["state"] == "stopped"
@@ -163,4 +165,30 @@ async fn open_queries_end_at_once_when_their_agent_is_no_longer_served(#[case] r
         let ping = scene.caller.request("$SRV.PING.agents", "".into()).await;
         assert_eq!(ping.unwrap_err().kind(), RequestErrorKind::NoResponders);
     }
+}
+
+#[tokio::test]
+async fn a_server_that_stops_reading_does_not_delay_the_stop() {
+    const SIZE: usize = 900_000;
+    let nats = NatsServer::start().await;
+    let proxy = PausableProxy::start(nats.port());
+    let (pause, text) = (proxy.pauser(), "x".repeat(SIZE));
+    let peer = Peer::agent(move |seen| {
+        pause();
+        Answer::task(seen, "TASK_STATE_COMPLETED", &text)
+    });
+    let settings = attached("peer", &peer.url());
+    let mut bridge =
+        Bridge::with(settings).nats("url", proxy.url()).shutdown_grace("1s").start_on(nats).await;
+    let before = memory(bridge.pid(), "VmHWM");
+    // More than the buffers between the bridge and the server hold, so that the agent's send window is full.
+    let mut calls = Vec::new();
+    for _ in 0..16 {
+        calls.push(bridge.prompt("peer.ask", "x").begin().await);
+    }
+    wait_until(|| async { memory(bridge.pid(), "VmHWM") > before + 16 * SIZE }).await;
+    until_idle(bridge.pid()).await;
+    let status = bridge.stop().await;
+    assert_eq!(status.code(), Some(0));
+    bridge.until_logged("NATS does not take messages").await;
 }

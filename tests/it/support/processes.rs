@@ -8,6 +8,8 @@ use a2a_bridge::internal::procfs::{self, Stat};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::wait_until;
+
 /// The variable that marks every process which a test's bridge launched.
 pub const MARK: &str = "A2A_TEST_MARK";
 
@@ -28,6 +30,34 @@ pub fn free_port() -> u16 {
             return port;
         }
     }
+}
+
+/// A figure of a process in bytes: `VmRSS` is its resident memory, `VmHWM` the greatest so far.
+pub fn memory(pid: u32, figure: &str) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the bridge runs");
+    let line =
+        status.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':')).expect("a figure");
+    line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number") * 1024
+}
+
+/// The CPU time of a process.
+fn cpu_time(pid: u32) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the bridge runs");
+    stat.split(' ').skip(13).take(2).map(str::to_owned).collect()
+}
+
+/// Waits until a process uses no CPU time for a while.
+pub async fn until_idle(pid: u32) {
+    let mut last = cpu_time(pid);
+    let mut unchanged = 0;
+    wait_until(|| {
+        let now = cpu_time(pid);
+        unchanged = if now == last { unchanged + 1 } else { 0 };
+        last = now;
+        let is_idle = unchanged > 20;
+        async move { is_idle }
+    })
+    .await;
 }
 
 /// The living processes whose environment has the mark. A zombie and a guard do not have it.
