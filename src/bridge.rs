@@ -124,7 +124,7 @@ impl Bridge {
         memory::reclaimer::start(&memory);
         let client = connect(&config.nats, memory.max_waiting()).await?;
         let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone()).await;
-        let quotas = Quotas::new(memory_limit / 4);
+        let quotas = Quotas::new(memory_limit / 16 * 3);
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
         let state = Arc::new(State::new(&store, &quotas));
         let metrics = Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&memory)));

@@ -1,9 +1,11 @@
 //! The memory budget of the process (`limits.memory`), shared fairly between agents.
 //!
-//! Half of the budget is for calls in flight: requests, the responses of agents, and replies until they are encoded. A
-//! quarter is for [state](crate::state), an eighth for messages that wait for the connection to NATS, a sixteenth for
-//! requests that the bridge has received and not read yet, and the rest for everything that is not counted: connections,
-//! buffers, the allocator's slack, the program itself. Sizes are counted as allocated, not as sent.
+//! Half of the budget is for calls in flight: requests, the responses of agents, and replies until they are encoded.
+//! Three sixteenths are for [state](crate::state), a sixteenth for messages that wait for the connection to NATS, a
+//! thirty-second for requests that the bridge has received and not read yet, and the rest for everything that is not
+//! counted: connections, buffers, the allocator's slack, the program itself. Sizes are counted as allocated, not as sent.
+//!
+//! If the rest is not enough, the [`reclaimer`] withholds memory from calls until the process fits into its budget again.
 //!
 //! ```text
 //! MemoryBudget ──┬── MemoryAccount of agent a ──┬── MemoryCharge of a call
@@ -13,7 +15,8 @@
 //! # Fairness
 //!
 //! An agent may hold as much as remains free. So one agent gets at most half of the memory for calls, two agents get
-//! at most a third each, and the calls of a quiet agent always find free memory, without any setting per agent.
+//! at most a third each, and the calls of a quiet agent always find free memory, without any setting per agent. While
+//! memory is withheld, what remains may be little, and each agent may still hold a [small share](GUARANTEED).
 
 pub(crate) mod reclaimer;
 
@@ -28,6 +31,8 @@ use crate::reply::error::{ActionError, Code};
 
 /// Larger charges grow in blocks, so that the next token of a stream seldom touches the shared counters.
 const BLOCK: usize = 16 << 10;
+/// The divisor of the memory for calls that gives the share of an agent while memory is withheld.
+const GUARANTEED: usize = 32;
 /// The default budget is a quarter of the machine's memory. On a small machine it is this much, or half of its memory.
 const MIN_DEFAULT: u64 = 256 << 20;
 /// Assumed memory of the machine if it cannot be read.
@@ -63,6 +68,10 @@ impl From<OutOfMemory> for SizeError {
 pub(crate) struct MemoryBudget {
     limit: usize,
     used: AtomicUsize,
+    /// What calls may not use at the moment, because the process takes more memory than the budget counts.
+    withheld: AtomicUsize,
+    /// The resident memory above which memory is withheld.
+    max_resident: usize,
     /// Bytes of messages that may wait for the connection.
     sending: Arc<Semaphore>,
     /// The size of `sending`.
@@ -76,10 +85,14 @@ impl MemoryBudget {
     /// `limit` is the memory for the whole process.
     pub(crate) fn new(limit: u64) -> Arc<Self> {
         let part = |divisor| usize::try_from(limit / divisor).unwrap_or(usize::MAX / 2);
-        let sending_limit = part(8).min(Semaphore::MAX_PERMITS);
+        let sending_limit = part(16).min(Semaphore::MAX_PERMITS);
+        // A limit that is smaller than the program itself must still leave memory for calls.
+        let max_resident = (part(16) * 13).max(resident().unwrap_or(0) + part(2));
         Arc::new(Self {
             limit: part(2),
             used: AtomicUsize::new(0),
+            withheld: AtomicUsize::new(0),
+            max_resident,
             sending: Arc::new(Semaphore::new(sending_limit)),
             sending_limit,
             accounts: Mutex::default(),
@@ -111,11 +124,18 @@ impl MemoryBudget {
 
     /// Bytes of requests that may wait in the NATS client until the bridge reads them.
     pub(crate) fn max_waiting(&self) -> usize {
-        self.limit / 8
+        self.limit / 16
     }
 
     pub(crate) fn used(&self) -> usize {
         self.used.load(Relaxed)
+    }
+
+    /// Withholds memory from calls while the process has more than `resident` bytes. Several times the excess, because
+    /// only a part of what the process takes too much is freed with the calls that end.
+    fn set_resident(&self, resident: usize) {
+        let withheld = resident.saturating_sub(self.max_resident).saturating_mul(4);
+        self.withheld.store(withheld.min(self.limit), Relaxed);
     }
 
     /// Whether calls use so much memory that freed memory must not wait long until it returns to the system: a
@@ -205,12 +225,14 @@ impl MemoryAccount {
         if bytes <= self.budget.limit {
             // To the agent's own counter first, so that concurrent charges of one agent count each other.
             let own = self.used.fetch_add(bytes, Relaxed) + bytes;
+            let withheld = self.budget.withheld.load(Relaxed);
             // To the common counter only if there is room: to add first and undo it later would refuse the charges of
             // other agents meanwhile.
             let added = self.budget.used.fetch_update(Relaxed, Relaxed, |used| {
                 let used = used + bytes;
                 let free = self.budget.limit.checked_sub(used)?;
-                (own <= free).then_some(used)
+                let share = free.min(self.budget.limit / GUARANTEED);
+                (own <= free.saturating_sub(withheld).max(share)).then_some(used)
             });
             if let Ok(before) = added {
                 self.budget.has_grown(before, before + bytes);
@@ -261,12 +283,21 @@ impl Drop for MemoryCharge {
     }
 }
 
+/// The resident memory of this process.
+fn resident() -> Option<usize> {
+    usize::try_from(figure_in_bytes("/proc/self/status", "VmRSS:")?).ok()
+}
+
+/// A figure in kilobytes of a file in `/proc`, as bytes.
+fn figure_in_bytes(file: &str, figure: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(figure))?;
+    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// The default of `limits.memory`: a quarter of the memory of the machine, or of the cgroup that limits the bridge.
 pub(crate) fn default_limit() -> u64 {
-    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-        total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    });
+    let machine = figure_in_bytes("/proc/meminfo", "MemTotal:");
     let total = machine.unwrap_or(ASSUMED_MACHINE).min(cgroup_limit().unwrap_or(u64::MAX));
     (total / 4).max(MIN_DEFAULT.min(total / 2))
 }
@@ -305,6 +336,26 @@ mod tests {
         assert_eq!(greedy.charge(MIB).map(drop), Err(OutOfMemory), "it holds more than remains free");
         drop((charges, own));
         assert_eq!((budget.used(), greedy.used(), quiet.used()), (0, 0, 0));
+    }
+
+    #[test]
+    fn while_the_process_exceeds_its_budget_an_agent_gets_little_more_than_its_guaranteed_share() {
+        let budget = MemoryBudget::new(64 * MIB as u64);
+        let (greedy, quiet) = (budget.account("greedy"), budget.account("quiet"));
+        let charged = |account: &Arc<MemoryAccount>| {
+            std::iter::from_fn(|| account.charge(MIB / 4).ok()).collect::<Vec<_>>().len()
+        };
+        budget.set_resident(budget.max_resident);
+        assert_eq!(charged(&greedy), 64, "half of the memory for calls");
+        budget.set_resident(budget.max_resident + MIB);
+        assert_eq!(charged(&greedy), 56, "half of what is not withheld");
+        budget.set_resident(usize::MAX);
+        assert_eq!((charged(&greedy), charged(&quiet)), (4, 4), "a thirty-second");
+        let greedy = greedy.charge(MIB).unwrap();
+        assert_eq!(charged(&quiet), 4, "also while another agent uses its share");
+        drop(greedy);
+        budget.set_resident(0);
+        assert_eq!(charged(&quiet), 64);
     }
 
     #[test]

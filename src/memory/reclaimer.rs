@@ -1,4 +1,4 @@
-//! Returns freed memory to the system.
+//! Returns freed memory to the system, and withholds memory from calls while the process takes more than its budget.
 //!
 //! The allocator keeps freed memory for a second before it returns it. While calls use much memory, that is too long: a
 //! few large responses would take twice the memory that the budget counts. But an early return costs a busy bridge
@@ -8,6 +8,9 @@
 //! A block that one thread has allocated and another one has freed belongs to the first thread until that one collects
 //! it. So every worker of the runtime does that, too, when it is idle ([`collect`]), and idle threads for synchronous work
 //! end soon.
+//!
+//! What the budget does not count may still take more than the budget leaves for it: buffers of connections, pages of the
+//! allocator that are partly free. So the thread also compares the resident memory of the process with the budget.
 //!
 //! The thread also returns memory every minute regardless: in mimalloc 3, a thread that schedules a return while another
 //! one completes the last return can leave the allocator's own timer off for ever.
@@ -20,7 +23,7 @@ use std::time::Duration;
 // Links the allocator's functions, also into programs that use another allocator.
 use mimalloc as _;
 
-use super::MemoryBudget;
+use super::{MemoryBudget, resident};
 
 /// The interval while calls use much memory. Also the shortest one: a caller could make each call cross the threshold.
 const PRESSED: Duration = Duration::from_millis(10);
@@ -60,7 +63,10 @@ pub(crate) fn start(budget: &Arc<MemoryBudget>) {
 fn run(budget: &Weak<MemoryBudget>) {
     let mut remaining = 0;
     loop {
-        let Some(is_pressed) = budget.upgrade().map(|budget| budget.is_pressed()) else { return };
+        let Some(current) = budget.upgrade() else { return };
+        let is_pressed = current.is_pressed();
+        current.set_resident(if is_pressed { resident().unwrap_or(0) } else { 0 });
+        drop(current);
         if is_pressed {
             remaining = AFTERWARDS;
         } else if remaining > 0 {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-use super::hostile::{CARDED, Hostile};
+use super::hostile::{CARDED, CROWD, Hostile};
 use super::raw_agents::{reopening_agent, repeating_agent};
 use super::shapes::SECRET_LINES;
 use crate::support::eventually::eventually_within;
@@ -81,6 +81,7 @@ impl Arena {
             ("redacted", attached("redacted", &redacted)),
         ];
         agents.extend(HANGING.map(|agent| (agent, attached(agent, ""))));
+        agents.extend(CROWD.map(|agent| (agent, attached(agent, ""))));
         agents.extend(CARDED.map(|agent| (agent, attached(agent, "card_refresh: 300ms"))));
         let agents: Vec<_> = agents.iter().map(|(name, lines)| (*name, lines.as_str())).collect();
         let head = if has_memory_limit() {

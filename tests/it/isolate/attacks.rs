@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::arena::{Arena, Load, Tally};
 use super::floods::{
-    hang_with, hanging, long_prompt, long_value, lookups, malformed, many_headers, many_keys,
-    repeats_of_one_key, requests, slow_readers,
+    crowd_of_slow_readers, hang_with, hanging, long_prompt, long_value, lookups, malformed, many_headers,
+    many_keys, repeats_of_one_key, requests, slow_readers,
 };
 use super::hostile::{card_of_braces, card_of_skills};
 use super::is_full;
@@ -94,6 +94,7 @@ pub(super) fn all() -> Vec<Attack> {
         attack("6 6,000 requests for a large card", |arena| requests(arena, &["a2a.card.bigcard"], 400)),
         attack("6 6,000 discovery requests", |arena| requests(arena, &["$SRV.INFO", "$SRV.STATS"], 2_000)),
         attack("6 20 readers that do not read", slow_readers),
+        attack("6 12 agents, and readers that do not read", crowd_of_slow_readers),
         attack("7 malformed NATS messages", malformed),
         attack("10 responses to earlier requests", repeated_responses),
         attack("13 1,100 repeats of one key", repeats_of_one_key),

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::arena::{Arena, HANGING, Load, Tally};
 use super::attacks::{time, times};
+use super::hostile::CROWD;
 use super::raw_nats::RawNats;
 use super::shapes::UNANSWERED_TASK;
 
@@ -166,6 +167,44 @@ pub(super) async fn slow_readers(arena: Arc<Arena>) -> Tally {
     tokio::time::sleep(time() * 2).await;
     let mut tally = Tally::default();
     tally.note("streams", readers.len());
+    tally
+}
+
+/// Callers of many agents that request replies and streams of many sizes, and never read from their connections.
+pub(super) async fn crowd_of_slow_readers(arena: Arc<Arena>) -> Tally {
+    const SIZES: [usize; 7] = [10, 60_000, 65_400, 65_536, 131_000, 131_072, 900_000];
+    /// The server closes the connection of a reader that is too slow, so a caller reconnects.
+    const ROUNDS: usize = 10;
+    let (port, until) = (arena.site.server.port(), Instant::now() + time() * 2);
+    let mut callers = JoinSet::new();
+    for agent in CROWD {
+        callers.spawn_blocking(move || {
+            let (subject, mut requests) = (format!("a2a.action.{agent}.ask"), 0);
+            while Instant::now() < until {
+                let mut caller = RawNats::connect(port);
+                let inbox = format!("_INBOX.{:x}", fastrand::u64(..));
+                caller.subscribe(&format!("{inbox}.*"));
+                for _ in 0..ROUNDS {
+                    for index in 0..8 {
+                        let size = SIZES[fastrand::usize(..SIZES.len())];
+                        let body = format!(r#"{{"prompt":"text of {size}"}}"#);
+                        caller.request(&subject, &format!("{inbox}.f{index}"), &body);
+                        let headers = b"NATS/1.0\r\nA2A-Reply: stream\r\n\r\n";
+                        let body = r#"{"prompt":"stream of many sizes"}"#;
+                        caller.request_with_headers(&subject, &format!("{inbox}.s{index}"), headers, body);
+                        requests += 2;
+                    }
+                    std::thread::park_timeout(Duration::from_millis(500));
+                    if Instant::now() > until {
+                        break;
+                    }
+                }
+            }
+            requests
+        });
+    }
+    let mut tally = Tally::default();
+    tally.note("requests", callers.join_all().await.into_iter().sum());
     tally
 }
 

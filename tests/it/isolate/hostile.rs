@@ -28,6 +28,12 @@ use crate::support::peer::{card, streaming_card};
 /// if a card keeps a thread busy.
 pub(super) const CARDED: [&str; 4] = ["carded1", "carded2", "carded3", "carded4"];
 
+/// Agents that attack together.
+pub(super) const CROWD: [&str; 12] = [
+    "crowd1", "crowd2", "crowd3", "crowd4", "crowd5", "crowd6", "crowd7", "crowd8", "crowd9", "crowd10",
+    "crowd11", "crowd12",
+];
+
 pub(super) struct Hostile {
     port: u16,
     shapes: Mutex<HashMap<String, Arc<OnceLock<Shape>>>>,
@@ -209,7 +215,7 @@ async fn serve_card(State(hostile): State<Arc<Hostile>>, Path(agent): Path<Strin
             let card = hostile.card.lock().unwrap().clone();
             String::from_utf8_lossy(&card).replace("@N@", &number.to_string())
         }
-        "streamer" => streaming_card(&["ask"]).to_string(),
+        name if name == "streamer" || CROWD.contains(&name) => streaming_card(&["ask"]).to_string(),
         "bigcard" => big_card().to_string(),
         "places" => card_of_places().to_string(),
         _ => card(&["ask"]).to_string(),

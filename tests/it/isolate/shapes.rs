@@ -172,12 +172,23 @@ pub(super) fn shape(name: &str) -> Shape {
             ));
             stream(std::iter::repeat_n(update, size / 8_000))
         }
+        "stream of many sizes" => {
+            let update = |size: usize| {
+                let text = "x".repeat(size);
+                let artifact = format!(r#"{{"artifactId":"a","parts":[{{"text":"{text}"}}]}}"#);
+                Bytes::from(format!(r#"{{"artifactUpdate":{{{UPDATE},"append":true,"artifact":{artifact}}}}}"#))
+            };
+            stream([100, 4_000, 65_000].map(update).into_iter().cycle().take(90))
+        }
         "flood of comments" => Shape::Endless(": ping\n\n".repeat(8_000).into()),
         "flood of pings" => Shape::Endless("event: ping\ndata: {}\n\n".repeat(3_000).into()),
         "flood of other events" => {
             let event = r#"data: {"jsonrpc":"2.0","id":1,"result":{"kind":"weather","sun":true}}"#;
             Shape::Endless(format!("{event}\n\n").repeat(800).into())
         }
-        other => panic!("no shape is called {other}"),
+        other => match other.strip_prefix("text of ").and_then(|size| size.parse().ok()) {
+            Some(size) => parts(&format!(r#"{{"text":"{}"}}"#, "x".repeat(size))),
+            None => panic!("no shape is called {other}"),
+        },
     }
 }
