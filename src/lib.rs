@@ -144,8 +144,8 @@
 //! skills, calls in flight, follow-ups, recorded tasks and sessions, output lines, queued log lines, and queued
 //! [spans](telemetry::spans). Dropped lines, spans and state are counted.
 //!
-//! State is limited in bytes. Each agent has an equal share of three sixteenths of `limits.memory`, and a part of it for each
-//! kind of entry (`state::quota`), so that agents never evict or refuse each other's entries. Within an agent, expired
+//! State is limited in bytes. Each agent has an equal share of three sixteenths of `limits.memory`, and a part of it for
+//! each kind of entry (`state::quota`), so that agents never evict or refuse each other's entries. Within an agent, expired
 //! entries go first, then the oldest that have ended. What runs or waits is never evicted: running and submitted tasks,
 //! open questions, idempotency keys. If only these remain, new requests are `busy`, before the agent runs: submissions
 //! first, answers last (`state::quota::CallKind`).

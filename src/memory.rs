@@ -1,9 +1,9 @@
 //! The memory budget of the process (`limits.memory`), shared fairly between agents.
 //!
 //! Half of the budget is for calls in flight: requests, the responses of agents, and replies until they are encoded.
-//! Three sixteenths are for [state](crate::state), a sixteenth for messages that wait for the connection to NATS, a
-//! thirty-second for requests that the bridge has received and not read yet, and the rest for everything that is not
-//! counted: connections, buffers, the allocator's slack, the program itself. Sizes are counted as allocated, not as sent.
+//! Three sixteenths are for [state](crate::state), a sixteenth for messages that wait for the connection to NATS, another
+//! one for requests that the bridge has received and not read yet, and the rest for everything that is not counted:
+//! connections, buffers, the allocator's slack, the program itself. Sizes are counted as allocated, not as sent.
 //!
 //! If the rest is not enough, the [`reclaimer`] withholds memory from calls until the process fits into its budget again.
 //!
@@ -124,7 +124,7 @@ impl MemoryBudget {
 
     /// Bytes of requests that may wait in the NATS client until the bridge reads them.
     pub(crate) fn max_waiting(&self) -> usize {
-        self.limit / 16
+        self.limit / 8
     }
 
     pub(crate) fn used(&self) -> usize {

@@ -7,12 +7,15 @@
 //! messages of all agents together also share a part of the [memory budget](crate::memory). A large reply waits before
 //! it is encoded.
 //!
+//! All agents share one connection. So while several of them have full windows, they share half a window: each message
+//! counts as many times, and large messages take turns. An agent without a full window does not wait for them.
+//!
 //! The sender waits: a stream stops reading from its agent and coalesces text, and a call keeps its permit and its
 //! charge, so that further calls get `busy`. One agent's window does not delay another agent.
 
 mod confirmations;
 
-use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_nats::{Client, HeaderMap, PublishError, Subject};
@@ -29,6 +32,8 @@ const WINDOW: usize = 128 << 10;
 const OVERHEAD: usize = 64;
 /// Messages up to this size take nothing of the memory that all agents share.
 const SMALL: usize = 4 << 10;
+/// Of the agents with full windows, one at a time sends a message of more than this many bytes.
+const TAKES_TURNS: usize = 32 << 10;
 /// A confirmation is requested once a batch fills this fraction of the window: a half. Smaller batches cost more
 /// confirmations, and do not make streams faster.
 const BATCHES_PER_WINDOW: usize = 2;
@@ -52,6 +57,8 @@ struct Window {
     batch: usize,
     shared: Option<SharedMemory>,
     incomplete: Mutex<IncompleteBatch>,
+    /// Senders that wait for room.
+    waiting: AtomicUsize,
 }
 
 /// The memory for large messages of all agents together.
@@ -75,6 +82,10 @@ struct IncompleteBatch {
 pub(crate) struct Room {
     /// In the send window.
     own: OwnedSemaphorePermit,
+    /// How many times the bytes of the message count in the send window.
+    factor: usize,
+    /// The turn of a large message.
+    turn: Option<OwnedSemaphorePermit>,
     /// In the memory that all agents share. It becomes free as soon as the message is written to the connection, so that
     /// no agent waits for the confirmations of another one.
     shared: Option<OwnedSemaphorePermit>,
@@ -83,9 +94,12 @@ pub(crate) struct Room {
 impl Room {
     /// Gives back what a message of `bytes` bytes does not need.
     pub(super) fn shrink(&mut self, bytes: usize) {
-        for permit in std::iter::once(&mut self.own).chain(&mut self.shared) {
+        let bytes = bytes.saturating_add(OVERHEAD);
+        let own = (&mut self.own, bytes.saturating_mul(self.factor));
+        for (permit, needed) in std::iter::once(own).chain(self.shared.as_mut().map(|shared| (shared, bytes)))
+        {
             // Dropping the part gives it back.
-            drop(permit.split(permit.num_permits().saturating_sub(bytes.saturating_add(OVERHEAD))));
+            drop(permit.split(permit.num_permits().saturating_sub(needed)));
         }
     }
 }
@@ -175,7 +189,8 @@ impl Outbox {
             None if confirmations.is_some() => Some(self.acquire(body.len()).await),
             room => room,
         };
-        let (own, shared) = room.map_or((None, None), |room| (Some(room.own), room.shared));
+        let (own, turn, shared) =
+            room.map_or((None, None, None), |room| (Some(room.own), room.turn, room.shared));
         let (until_written, until_confirmed) = match confirmations {
             Some(_) => (None, own),
             None => (own, None),
@@ -195,7 +210,7 @@ impl Outbox {
         if let Some((room, confirmations)) = until_confirmed.zip(confirmations)
             && let Some(batch) = self.window.sent(room)
         {
-            confirmations.request(batch).await;
+            confirmations.request(batch, turn).await;
         }
         Ok(())
     }
@@ -203,11 +218,15 @@ impl Outbox {
     async fn acquire(&self, bytes: usize) -> Room {
         let window = &self.window;
         let bytes = bytes.saturating_add(OVERHEAD);
-        let size = bytes.min(window.size);
-        let own = match Arc::clone(&window.bytes).try_acquire_many_owned(count(size)) {
-            Ok(own) => own,
+        let factor = match self.confirmations.as_deref().map(Confirmations::competing_agents) {
+            None | Some(0 | 1) => 1,
+            Some(agents) => 2 * agents,
+        };
+        let size = bytes.saturating_mul(factor).min(window.size);
+        let (own, turn) = match Arc::clone(&window.bytes).try_acquire_many_owned(count(size)) {
+            Ok(own) => (own, None),
             // Boxed, because it is rare.
-            Err(_) => Box::pin(self.wait_for(size)).await,
+            Err(_) => Box::pin(self.wait_for(size, bytes > TAKES_TURNS)).await,
         };
         let shared = match &window.shared {
             // Larger than the windows of many agents, each of which waits here with at most its own window.
@@ -217,34 +236,36 @@ impl Outbox {
             }
             _ => None,
         };
-        Room { own, shared }
+        Room { own, factor, turn, shared }
     }
 
-    async fn wait_for(&self, size: usize) -> OwnedSemaphorePermit {
+    async fn wait_for(
+        &self,
+        size: usize,
+        takes_turns: bool,
+    ) -> (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>) {
+        let _waiting =
+            self.confirmations.as_deref().map(|confirmations| Waiting::add(&self.window, confirmations));
         // A large message may need the room of the incomplete batch, which nobody has asked the server to confirm.
         let _large_sender = match self.confirmations.as_deref() {
             Some(confirmations) if self.window.is_large(size) => {
                 let (sender, batch) = self.window.add_large_sender();
                 if let Some(batch) = batch {
-                    confirmations.request(batch).await;
+                    confirmations.request(batch, None).await;
                 }
                 Some(sender)
             }
             _ => None,
         };
-        let mut permit = pin!(Arc::clone(&self.window.bytes).acquire_many_owned(count(size)));
-        loop {
-            let permit = match &self.confirmations {
-                Some(_) => tokio::time::timeout(confirmations::CHECK_INTERVAL, &mut permit).await,
-                None => Ok((&mut permit).await),
-            };
-            if let Ok(permit) = permit {
-                return permit.expect("the semaphore is never closed");
+        let own = Arc::clone(&self.window.bytes).acquire_many_owned(count(size));
+        let (own, turn) = match &self.confirmations {
+            Some(confirmations) => {
+                let own = confirmations.wait_for(own).await;
+                (own, if takes_turns { confirmations.turn().await } else { None })
             }
-            if let Some(confirmations) = &self.confirmations {
-                confirmations.check().await;
-            }
-        }
+            None => (own.await, None),
+        };
+        (own.expect("the semaphore is never closed"), turn)
     }
 }
 
@@ -252,7 +273,7 @@ impl Window {
     fn new(size: usize, shared: Option<SharedMemory>) -> Self {
         let bytes = Arc::new(Semaphore::new(size));
         let batch = (size / BATCHES_PER_WINDOW).max(1);
-        Self { size, bytes, batch, shared, incomplete: Mutex::default() }
+        Self { size, bytes, batch, shared, incomplete: Mutex::default(), waiting: AtomicUsize::new(0) }
     }
 
     /// A message is sent. Returns its batch, if that is complete.
@@ -284,6 +305,29 @@ impl Window {
 
     fn incomplete(&self) -> MutexGuard<'_, IncompleteBatch> {
         self.incomplete.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A sender that waits for room.
+struct Waiting<'a> {
+    window: &'a Window,
+    confirmations: &'a Confirmations,
+}
+
+impl<'a> Waiting<'a> {
+    fn add(window: &'a Window, confirmations: &'a Confirmations) -> Self {
+        if window.waiting.fetch_add(1, Relaxed) == 0 {
+            confirmations.add_competing_agent();
+        }
+        Self { window, confirmations }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.window.waiting.fetch_sub(1, Relaxed) == 1 {
+            self.confirmations.remove_competing_agent();
+        }
     }
 }
 
@@ -338,11 +382,72 @@ mod tests {
         assert!(window.sent(room(&window, 1)).is_some());
     }
 
+    /// The outboxes of several agents with one connection.
+    async fn outboxes<const N: usize>(names: [&str; N]) -> ([Outbox; N], Arc<Confirmations>) {
+        let confirmations = Confirmations::of_nobody().await;
+        let outbox = |agent: &str| Outbox {
+            client: confirmations.client().clone(),
+            agent: agent.into(),
+            window: Arc::new(Window::new(WINDOW, None)),
+            confirmations: Some(Arc::clone(&confirmations)),
+        };
+        (names.map(outbox), confirmations)
+    }
+
+    async fn send(outbox: Outbox, bytes: usize) {
+        outbox.publish("x".into(), None, None, vec![0; bytes].into()).await.unwrap();
+    }
+
+    /// Runs the other tasks until they wait.
+    async fn until_all_wait() {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn agents_with_full_windows_take_turns_and_another_one_does_not_wait() {
+        let ([first, second, quiet], confirmations) = outboxes(["first", "second", "quiet"]).await;
+        let mut sending = tokio::task::JoinSet::new();
+        for outbox in [&first, &second] {
+            for _ in 0..3 {
+                sending.spawn(send(outbox.clone(), WINDOW));
+            }
+        }
+        until_all_wait().await;
+        assert_eq!(confirmations.competing_agents(), 2);
+        let unsent = |sending: &mut tokio::task::JoinSet<()>| {
+            while sending.try_join_next().is_some() {}
+            sending.len()
+        };
+        assert_eq!(unsent(&mut sending), 4, "each has sent one");
+
+        send(quiet.clone(), 40_000).await;
+        assert_eq!(WINDOW - quiet.window.bytes.available_permits(), WINDOW, "it counts four times");
+        for left in (0..4).rev() {
+            confirmations.confirm_all();
+            until_all_wait().await;
+            assert_eq!(unsent(&mut sending), left, "one of both agents at a time");
+        }
+        confirmations.confirm_all();
+        assert_eq!(confirmations.competing_agents(), 0);
+        assert_eq!(first.window.bytes.available_permits(), WINDOW);
+    }
+
+    #[test]
+    fn a_message_that_counts_several_times_gives_back_several_times() {
+        let window = Window::new(WINDOW, None);
+        let mut room = Room { own: room(&window, 3 * 10_000), factor: 3, turn: None, shared: None };
+        room.shrink(1_000);
+        assert_eq!(WINDOW - window.bytes.available_permits(), 3 * (1_000 + OVERHEAD));
+    }
+
     #[test]
     fn room_that_a_message_does_not_need_is_given_back() {
         let (window, shared) = (Window::new(WINDOW, None), Arc::new(Semaphore::new(WINDOW)));
         let permit = |from: &Arc<Semaphore>| Arc::clone(from).try_acquire_many_owned(10_000).unwrap();
-        let mut room = Room { own: permit(&window.bytes), shared: Some(permit(&shared)) };
+        let mut room =
+            Room { own: permit(&window.bytes), factor: 1, turn: None, shared: Some(permit(&shared)) };
         room.shrink(1_000);
         for semaphore in [&window.bytes, &shared] {
             assert_eq!(WINDOW - semaphore.available_permits(), 1_000 + OVERHEAD);

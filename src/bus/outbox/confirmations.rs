@@ -6,17 +6,18 @@
 //! (again).
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, Subject, SubscribeError, Subscriber};
 use futures_util::StreamExt as _;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// A sender that waits [checks](Confirmations::check) this often whether a confirmation is lost.
-pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// A sender continues without confirmations if none has arrived for this long.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of probes while no confirmations arrive.
@@ -31,6 +32,10 @@ pub(crate) struct Confirmations {
     batches: Mutex<Batches>,
     /// Whether confirmations arrive.
     arrive: AtomicBool,
+    /// The agents whose send windows are full.
+    competing: AtomicUsize,
+    /// Lets agents with full send windows take turns with large messages.
+    large: Arc<Semaphore>,
     /// Ends the task that reads the inbox.
     _reader: DropGuard,
 }
@@ -51,8 +56,8 @@ struct Batches {
 #[derive(Debug)]
 struct Batch {
     requested_at: Instant,
-    /// Of its messages, until the batch is confirmed.
-    _room: OwnedSemaphorePermit,
+    /// Of its messages, until the batch is confirmed, and the turn of a large one.
+    _room: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }
 
 impl Confirmations {
@@ -66,6 +71,8 @@ impl Confirmations {
             inbox,
             batches: Mutex::default(),
             arrive: AtomicBool::new(false),
+            competing: AtomicUsize::new(0),
+            large: Arc::new(Semaphore::new(1)),
             _reader: stop.clone().drop_guard(),
         });
         let confirmations = Arc::downgrade(&this);
@@ -82,6 +89,38 @@ impl Confirmations {
         tokio::spawn(async move { stop.run_until_cancelled(read(subscriber)).await });
         this.probe().await;
         Ok(this)
+    }
+
+    /// The number of agents whose send windows are full.
+    pub(super) fn competing_agents(&self) -> usize {
+        self.competing.load(Relaxed)
+    }
+
+    /// Waits until no other agent with a full window has a large message that is not confirmed.
+    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        if self.competing_agents() < 2 {
+            return None;
+        }
+        self.wait_for(Arc::clone(&self.large).acquire_owned()).await.ok()
+    }
+
+    /// Waits for something that confirmed messages give back.
+    pub(super) async fn wait_for<T>(&self, freed: impl Future<Output = T>) -> T {
+        let mut freed = pin!(freed);
+        loop {
+            match tokio::time::timeout(CHECK_INTERVAL, &mut freed).await {
+                Ok(freed) => return freed,
+                Err(_) => self.check().await,
+            }
+        }
+    }
+
+    pub(super) fn add_competing_agent(&self) {
+        self.competing.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn remove_competing_agent(&self) {
+        self.competing.fetch_sub(1, Relaxed);
     }
 
     /// Whether confirmations arrive. If not, sends a probe now and then.
@@ -114,8 +153,8 @@ impl Confirmations {
         let _ = self.client.publish(self.inbox.clone(), PROBE.to_string().into()).await;
     }
 
-    /// Holds the room of a batch until the server has taken everything that was sent before.
-    pub(super) async fn request(&self, room: OwnedSemaphorePermit) {
+    /// Holds the room of a batch, and the turn of a large message in it, until the server has taken everything that was sent before.
+    pub(super) async fn request(&self, room: OwnedSemaphorePermit, turn: Option<OwnedSemaphorePermit>) {
         if !self.arrive.load(Relaxed) {
             return;
         }
@@ -123,7 +162,7 @@ impl Confirmations {
             let mut batches = self.lock();
             batches.last += 1;
             let id = batches.last;
-            batches.waiting.insert(id, Batch { requested_at: Instant::now(), _room: room });
+            batches.waiting.insert(id, Batch { requested_at: Instant::now(), _room: (room, turn) });
             id
         };
         let unsent = Unsent { confirmations: self, id };
@@ -153,7 +192,7 @@ impl Confirmations {
     /// A sender has waited for [`CHECK_INTERVAL`]. If a confirmation is overdue, requests one that covers it: the client
     /// drops messages when too many wait to be read, and a lost connection loses them, too. If none has arrived for
     /// [`TIMEOUT`], the connection is down, or the permission is gone. Then the next message sends a probe.
-    pub(super) async fn check(&self) {
+    async fn check(&self) {
         let id = {
             let mut batches = self.lock();
             let Some((_, oldest)) = batches.waiting.first_key_value() else { return };
@@ -178,6 +217,28 @@ impl Confirmations {
         let _ = self.client.publish(self.inbox.clone(), id.to_string().into()).await;
     }
 
+    /// Of a server that is never reached. Confirms only what a test says.
+    #[cfg(test)]
+    pub(super) async fn of_nobody() -> Arc<Self> {
+        let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
+        let client = options.connect("nats://127.0.0.1:1").await.unwrap();
+        let confirmations = Self::start(&client).await.unwrap();
+        confirmations.confirm(PROBE.to_string().as_bytes());
+        confirmations
+    }
+
+    #[cfg(test)]
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Confirms everything that was sent so far.
+    #[cfg(test)]
+    pub(super) fn confirm_all(&self) {
+        let last = self.lock().last;
+        self.confirm(last.to_string().as_bytes());
+    }
+
     fn lock(&self) -> MutexGuard<'_, Batches> {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -198,18 +259,13 @@ impl Drop for Unsent<'_> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::Semaphore;
-
     use super::*;
 
     /// Confirmations of a server that is never reached, with one batch that was requested this long ago.
     async fn waiting_for(age: Duration) -> (Arc<Confirmations>, Arc<Semaphore>) {
-        let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
-        let client = options.connect("nats://127.0.0.1:1").await.unwrap();
-        let confirmations = Confirmations::start(&client).await.unwrap();
-        confirmations.confirm(PROBE.to_string().as_bytes());
+        let confirmations = Confirmations::of_nobody().await;
         let room = Arc::new(Semaphore::new(1));
-        confirmations.request(Arc::clone(&room).try_acquire_owned().unwrap()).await;
+        confirmations.request(Arc::clone(&room).try_acquire_owned().unwrap(), None).await;
         let mut batches = confirmations.lock();
         let requested_at = Instant::now().checked_sub(age).unwrap();
         batches.waiting.values_mut().for_each(|batch| batch.requested_at = requested_at);
