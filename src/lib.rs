@@ -102,6 +102,7 @@
 //! | whether a discovery request waits for its answer or is dropped | `read` in `bus/service/responder.rs` |
 //! | whether there is memory for a request, a response or a reply | `MemoryAccount::charge` in `memory.rs`; `Dispatcher::arrive` charges requests, `Outbox::publish` in `bus/outbox.rs` charges what waits to be sent |
 //! | when freed memory returns to the system | `run` in `memory/reclaimer.rs` |
+//! | whether an agent waits for others before it sends, because the server is slow | `Outbox::pass_gate` in `bus/outbox.rs`; `bus/outbox/congestion.rs` says what is slow |
 //! | when a sent message no longer counts in the send window of its agent | `Confirmations::confirm` in `bus/outbox/confirmations.rs` |
 //! | whether a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, with `Idempotency::reserve` in `state/idempotency.rs` |
 //! | which answer claims a follow-up id | `answer` in `action/follow_up.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
@@ -122,7 +123,7 @@
 //! | when expired state is removed | `State::sweep_periodically` in `state/mod.rs`, with `BoundedTable::sweep_step` in `state/table.rs` |
 //! | whether a reply that is too large is shortened (questions, error data) or refused as `too_large` | `EncodedReply::new` in `bus/encoded_reply.rs`; `bus/agent_protocol/chunks.rs` for the agent protocol |
 //! | whether an agent's response exceeds `max_response_size` | `HttpResponse::body` in `a2a/http.rs` and `SseParser` for what is sent, `Meter::add` in `a2a/meter.rs` for what is decoded, `TaskBuilder::resize` in `action/task_builder.rs` for the whole task |
-//! | whether a call is `busy` because of `limits.memory` | `MemoryAccount::add` in `memory.rs`; the same places as for `max_response_size` charge it, and `TaskRecorder::cover_reply` in `action/run/recorder.rs` for the reply |
+//! | whether a call is `busy` because of `limits.memory` | `MemoryAccount::add` in `memory.rs`, with less memory while `memory/reclaimer.rs` finds that the process is near its limit; the same places as for `max_response_size` charge it, and `TaskRecorder::cover_reply` in `action/run/recorder.rs` for the reply |
 //! | whether a response belongs to its request, and whether a connection is reused | `ResponseId::judge` and `allows_reuse` in `a2a/client/response.rs`, with `a2a/response_ids.rs` |
 //! | whether work leaves the workers of the runtime | `offload::run` and `offload::block` in `offload.rs` |
 //!

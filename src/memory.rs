@@ -5,7 +5,7 @@
 //! one for requests that the bridge has received and not read yet, and the rest for everything that is not counted:
 //! connections, buffers, the allocator's slack, the program itself. Sizes are counted as allocated, not as sent.
 //!
-//! If the rest is not enough, the [`reclaimer`] withholds memory from calls until the process fits into its budget again.
+//! While the process comes near its budget, because the rest is not enough, the [`reclaimer`] withholds memory from calls.
 //!
 //! ```text
 //! MemoryBudget ──┬── MemoryAccount of agent a ──┬── MemoryCharge of a call
@@ -16,7 +16,8 @@
 //!
 //! An agent may hold as much as remains free. So one agent gets at most half of the memory for calls, two agents get
 //! at most a third each, and the calls of a quiet agent always find free memory, without any setting per agent. While
-//! memory is withheld, what remains may be little, and each agent may still hold a [small share](GUARANTEED).
+//! memory is withheld, little may remain free. Then each agent may still hold a [small share](MemoryBudget::small_share),
+//! as long as calls use less than half of the budget.
 
 pub(crate) mod reclaimer;
 
@@ -31,8 +32,10 @@ use crate::reply::error::{ActionError, Code};
 
 /// Larger charges grow in blocks, so that the next token of a stream seldom touches the shared counters.
 const BLOCK: usize = 16 << 10;
-/// The divisor of the memory for calls that gives the share of an agent while memory is withheld.
-const GUARANTEED: usize = 32;
+/// What an agent may hold while memory is withheld: this fraction of the memory for calls, …
+const SMALL_SHARE: usize = 32;
+/// … but at least this.
+const MIN_SMALL_SHARE: usize = 4 << 20;
 /// The default budget is a quarter of the machine's memory. On a small machine it is this much, or half of its memory.
 const MIN_DEFAULT: u64 = 256 << 20;
 /// Assumed memory of the machine if it cannot be read.
@@ -87,7 +90,7 @@ impl MemoryBudget {
         let part = |divisor| usize::try_from(limit / divisor).unwrap_or(usize::MAX / 2);
         let sending_limit = part(16).min(Semaphore::MAX_PERMITS);
         // A limit that is smaller than the program itself must still leave memory for calls.
-        let max_resident = (part(16) * 13).max(resident().unwrap_or(0) + part(2));
+        let max_resident = part(16).saturating_mul(13).max(resident().unwrap_or(0).saturating_add(part(2)));
         Arc::new(Self {
             limit: part(2),
             used: AtomicUsize::new(0),
@@ -131,11 +134,21 @@ impl MemoryBudget {
         self.used.load(Relaxed)
     }
 
-    /// Withholds memory from calls while the process has more than `resident` bytes. Several times the excess, because
-    /// only a part of what the process takes too much is freed with the calls that end.
+    /// The process has `resident` bytes. If these are too many, withholds several times the excess from calls, because
+    /// only a part of it is freed when calls end.
     fn set_resident(&self, resident: usize) {
         let withheld = resident.saturating_sub(self.max_resident).saturating_mul(4);
         self.withheld.store(withheld.min(self.limit), Relaxed);
+    }
+
+    /// What calls may not use at the moment.
+    pub(crate) fn withheld(&self) -> usize {
+        self.withheld.load(Relaxed)
+    }
+
+    /// What an agent may hold while memory is withheld, if there is as much.
+    fn small_share(&self) -> usize {
+        (self.limit / SMALL_SHARE).max(MIN_SMALL_SHARE)
     }
 
     /// Whether calls use so much memory that freed memory must not wait long until it returns to the system: a
@@ -225,14 +238,13 @@ impl MemoryAccount {
         if bytes <= self.budget.limit {
             // To the agent's own counter first, so that concurrent charges of one agent count each other.
             let own = self.used.fetch_add(bytes, Relaxed) + bytes;
-            let withheld = self.budget.withheld.load(Relaxed);
+            let (withheld, small_share) = (self.budget.withheld(), self.budget.small_share());
             // To the common counter only if there is room: to add first and undo it later would refuse the charges of
             // other agents meanwhile.
             let added = self.budget.used.fetch_update(Relaxed, Relaxed, |used| {
                 let used = used + bytes;
                 let free = self.budget.limit.checked_sub(used)?;
-                let share = free.min(self.budget.limit / GUARANTEED);
-                (own <= free.saturating_sub(withheld).max(share)).then_some(used)
+                (own <= free.saturating_sub(withheld).max(small_share.min(free))).then_some(used)
             });
             if let Ok(before) = added {
                 self.budget.has_grown(before, before + bytes);
@@ -339,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_process_exceeds_its_budget_an_agent_gets_little_more_than_its_guaranteed_share() {
+    fn while_the_process_comes_near_its_budget_an_agent_gets_little_more_than_a_small_share() {
         let budget = MemoryBudget::new(64 * MIB as u64);
         let (greedy, quiet) = (budget.account("greedy"), budget.account("quiet"));
         let charged = |account: &Arc<MemoryAccount>| {
@@ -350,9 +362,9 @@ mod tests {
         budget.set_resident(budget.max_resident + MIB);
         assert_eq!(charged(&greedy), 56, "half of what is not withheld");
         budget.set_resident(usize::MAX);
-        assert_eq!((charged(&greedy), charged(&quiet)), (4, 4), "a thirty-second");
-        let greedy = greedy.charge(MIB).unwrap();
-        assert_eq!(charged(&quiet), 4, "also while another agent uses its share");
+        assert_eq!((charged(&greedy), charged(&quiet)), (16, 16), "4 MiB");
+        let greedy = greedy.charge(4 * MIB).unwrap();
+        assert_eq!(charged(&quiet), 16, "also while another agent uses its share");
         drop(greedy);
         budget.set_resident(0);
         assert_eq!(charged(&quiet), 64);

@@ -156,6 +156,11 @@ impl Collector for Snapshot {
         for (name, help, value) in [
             ("a2a_bridge_memory_limit_bytes", "Memory for calls in flight.", self.memory.limit()),
             ("a2a_bridge_memory_used_bytes", "Memory that calls in flight use.", self.memory.used()),
+            (
+                "a2a_bridge_memory_withheld_bytes",
+                "Memory that calls may not use, because the process is near limits.memory.",
+                self.memory.withheld(),
+            ),
         ] {
             encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&(value as u64))?;
         }
@@ -405,6 +410,7 @@ mod tests {
         # TYPE a2a_bridge_follow_ups_pending gauge
         # TYPE a2a_bridge_memory_limit_bytes gauge
         # TYPE a2a_bridge_memory_used_bytes gauge
+        # TYPE a2a_bridge_memory_withheld_bytes gauge
         # TYPE a2a_bridge_agent_state gauge
         # TYPE a2a_bridge_agents gauge
         # TYPE a2a_bridge_agent_restarts counter

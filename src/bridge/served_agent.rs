@@ -12,7 +12,7 @@ use crate::bus::stoppable_task::StoppableTask;
 
 /// How long interrupted calls may take to cancel their tasks and to reply.
 const LAST_REPLIES_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long the removal from NATS may take. It has to wait for the server, which may not read or be gone.
+/// How long the removal from NATS may take. It has to wait for the server, which may have stopped reading, or be gone.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl ServedAgent {
         };
         if tokio::time::timeout(WITHDRAW_TIMEOUT, withdraw).await.is_err() {
             let agent = &self.agent.name;
-            tracing::warn!(%agent, timeout = ?WITHDRAW_TIMEOUT, "NATS does not take messages; the agent may stay listed until the connection closes");
+            tracing::warn!(%agent, timeout = ?WITHDRAW_TIMEOUT, "could not remove the agent from NATS in time; it may stay listed until the connection closes");
         }
     }
 

@@ -97,6 +97,7 @@ impl AgentProtocol {
             context: context.clone(),
             prompts: Arc::new(prompts),
             first_published: first_published.clone(),
+            outbox: Outbox::one_at_a_time(context.client.clone(), context.confirmations.clone()),
             registered: None,
             ticks,
         };
@@ -123,6 +124,8 @@ struct Registrar {
     prompts: Arc<PromptEndpoint>,
     /// Cancelled when the registration matches the agent's state for the first time.
     first_published: CancellationToken,
+    /// For heartbeats; not that of the agent, whose replies may wait for slow readers.
+    outbox: Outbox,
     registered: Option<Registered>,
     ticks: Interval,
 }
@@ -267,9 +270,9 @@ impl Registrar {
 
     /// A stop does not wait for it.
     async fn publish_heartbeat(&self, instance_id: &str, stop: &CancellationToken) {
-        let PromptEndpoint { protocol_subjects: subjects, dispatcher, outbox, .. } = &*self.prompts;
+        let PromptEndpoint { protocol_subjects: subjects, dispatcher, .. } = &*self.prompts;
         let (agent, heartbeat) = (&dispatcher.agent().name, heartbeat(subjects, instance_id));
-        let published = publish_if_connected(outbox, agent, subjects.subject("hb"), heartbeat);
+        let published = publish_if_connected(&self.outbox, agent, subjects.subject("hb"), heartbeat);
         let _ = stop.run_until_cancelled(published).await;
     }
 }

@@ -7,15 +7,16 @@
 //! messages of all agents together also share a part of the [memory budget](crate::memory). A large reply waits before
 //! it is encoded.
 //!
-//! All agents share one connection. So while several of them have full windows, they share half a window: each message
-//! counts as many times, and large messages take turns. An agent without a full window does not wait for them.
-//!
 //! The sender waits: a stream stops reading from its agent and coalesces text, and a call keeps its permit and its
-//! charge, so that further calls get `busy`. One agent's window does not delay another agent.
+//! charge, so that further calls get `busy`.
+//!
+//! The windows of many agents together can still be megabytes. So while the server takes messages
+//! [slowly](congestion), the agents that have filled their windows share one more window, the gate. An agent that has
+//! not filled its window does not wait for them.
 
 mod confirmations;
+mod congestion;
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_nats::{Client, HeaderMap, PublishError, Subject};
@@ -23,6 +24,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub(crate) use self::confirmations::Confirmations;
+use self::congestion::LastWait;
 use crate::memory::MemoryAccount;
 
 /// The send window of an agent, in bytes. A single message may be larger. When the server waits for a slow reader, it
@@ -32,8 +34,6 @@ const WINDOW: usize = 128 << 10;
 const OVERHEAD: usize = 64;
 /// Messages up to this size take nothing of the memory that all agents share.
 const SMALL: usize = 4 << 10;
-/// Of the agents with full windows, one at a time sends a message of more than this many bytes.
-const TAKES_TURNS: usize = 32 << 10;
 /// A confirmation is requested once a batch fills this fraction of the window: a half. Smaller batches cost more
 /// confirmations, and do not make streams faster.
 const BATCHES_PER_WINDOW: usize = 2;
@@ -44,6 +44,8 @@ pub(crate) struct Outbox {
     /// The name of the agent.
     pub(super) agent: Arc<str>,
     window: Arc<Window>,
+    /// What the messages of an agent share with those of others. The bridge's own messages share nothing.
+    shared: Option<Shared>,
     /// Without them, a message leaves the window when it is written to the connection.
     confirmations: Option<Arc<Confirmations>>,
 }
@@ -55,18 +57,17 @@ struct Window {
     bytes: Arc<Semaphore>,
     /// The bytes of a complete batch.
     batch: usize,
-    shared: Option<SharedMemory>,
     incomplete: Mutex<IncompleteBatch>,
-    /// Senders that wait for room.
-    waiting: AtomicUsize,
 }
 
-/// The memory for large messages of all agents together.
-#[derive(Debug)]
-struct SharedMemory {
-    bytes: Arc<Semaphore>,
-    /// The most that a message takes.
+#[derive(Debug, Clone)]
+struct Shared {
+    /// The memory for large messages of all agents together.
+    memory: Arc<Semaphore>,
+    /// The most that a message takes of it.
     largest: usize,
+    /// When a sender of this agent last waited for the server.
+    last_wait: Arc<LastWait>,
 }
 
 /// Messages that are sent, but the server was not asked to confirm them.
@@ -82,10 +83,6 @@ struct IncompleteBatch {
 pub(crate) struct Room {
     /// In the send window.
     own: OwnedSemaphorePermit,
-    /// How many times the bytes of the message count in the send window.
-    factor: usize,
-    /// The turn of a large message.
-    turn: Option<OwnedSemaphorePermit>,
     /// In the memory that all agents share. It becomes free as soon as the message is written to the connection, so that
     /// no agent waits for the confirmations of another one.
     shared: Option<OwnedSemaphorePermit>,
@@ -94,12 +91,9 @@ pub(crate) struct Room {
 impl Room {
     /// Gives back what a message of `bytes` bytes does not need.
     pub(super) fn shrink(&mut self, bytes: usize) {
-        let bytes = bytes.saturating_add(OVERHEAD);
-        let own = (&mut self.own, bytes.saturating_mul(self.factor));
-        for (permit, needed) in std::iter::once(own).chain(self.shared.as_mut().map(|shared| (shared, bytes)))
-        {
+        for permit in std::iter::once(&mut self.own).chain(&mut self.shared) {
             // Dropping the part gives it back.
-            drop(permit.split(permit.num_permits().saturating_sub(needed)));
+            drop(permit.split(permit.num_permits().saturating_sub(bytes.saturating_add(OVERHEAD))));
         }
     }
 }
@@ -122,9 +116,13 @@ impl Outbox {
         memory: &MemoryAccount,
         confirmations: Option<Arc<Confirmations>>,
     ) -> Self {
-        let shared = SharedMemory { bytes: Arc::clone(memory.sending()), largest: memory.max_sending() };
-        let window = Arc::new(Window::new(WINDOW, Some(shared)));
-        Self { client, agent: Arc::clone(&memory.agent), window, confirmations }
+        let shared = Shared {
+            memory: Arc::clone(memory.sending()),
+            largest: memory.max_sending(),
+            last_wait: Arc::default(),
+        };
+        let window = Arc::new(Window::new(WINDOW));
+        Self { client, agent: Arc::clone(&memory.agent), window, shared: Some(shared), confirmations }
     }
 
     /// With room for the messages of a test, which are never sent.
@@ -133,7 +131,8 @@ impl Outbox {
         Self {
             client,
             agent: agent.into(),
-            window: Arc::new(Window::new(8 << 20, None)),
+            window: Arc::new(Window::new(8 << 20)),
+            shared: None,
             confirmations: None,
         }
     }
@@ -147,7 +146,7 @@ impl Outbox {
 
     /// Lets messages wait for each other, so that the server has confirmed all but one of them.
     pub(super) fn one_at_a_time(client: Client, confirmations: Option<Arc<Confirmations>>) -> Self {
-        Self { client, agent: "".into(), window: Arc::new(Window::new(1, None)), confirmations }
+        Self { client, agent: "".into(), window: Arc::new(Window::new(1)), shared: None, confirmations }
     }
 
     pub(super) fn max_payload(&self) -> usize {
@@ -189,8 +188,11 @@ impl Outbox {
             None if confirmations.is_some() => Some(self.acquire(body.len()).await),
             room => room,
         };
-        let (own, turn, shared) =
-            room.map_or((None, None, None), |room| (Some(room.own), room.turn, room.shared));
+        let gated = match confirmations {
+            Some(confirmations) => self.pass_gate(confirmations, body.len()).await,
+            None => None,
+        };
+        let (own, shared) = room.map_or((None, None), |room| (Some(room.own), room.shared));
         let (until_written, until_confirmed) = match confirmations {
             Some(_) => (None, own),
             None => (own, None),
@@ -207,73 +209,80 @@ impl Outbox {
                 self.client.publish_with_reply_and_headers(to, reply, headers, body).await?;
             }
         }
-        if let Some((room, confirmations)) = until_confirmed.zip(confirmations)
-            && let Some(batch) = self.window.sent(room)
-        {
-            confirmations.request(batch, turn).await;
+        if let Some(confirmations) = confirmations {
+            let own = until_confirmed.and_then(|room| self.window.sent(room));
+            let gated = gated.and_then(|room| confirmations.gate().sent(room));
+            for batch in own.into_iter().chain(gated) {
+                confirmations.request(batch).await;
+            }
         }
         Ok(())
+    }
+
+    /// Waits for room in the gate, if the server is slow and this agent has filled its window.
+    async fn pass_gate(&self, confirmations: &Confirmations, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let shared = self.shared.as_ref()?;
+        if !confirmations.is_slow() || !shared.last_wait.is_recent() {
+            return None;
+        }
+        let gate = confirmations.gate();
+        let size = bytes.saturating_add(OVERHEAD).min(gate.size);
+        match Arc::clone(&gate.bytes).try_acquire_many_owned(count(size)) {
+            Ok(room) => Some(room),
+            Err(_) => {
+                shared.last_wait.set();
+                Some(Box::pin(gate.wait_for(size, Some(confirmations))).await)
+            }
+        }
     }
 
     async fn acquire(&self, bytes: usize) -> Room {
         let window = &self.window;
         let bytes = bytes.saturating_add(OVERHEAD);
-        let factor = match self.confirmations.as_deref().map(Confirmations::competing_agents) {
-            None | Some(0 | 1) => 1,
-            Some(agents) => 2 * agents,
+        let size = bytes.min(window.size);
+        let own = match Arc::clone(&window.bytes).try_acquire_many_owned(count(size)) {
+            Ok(own) => own,
+            Err(_) => {
+                if let Some(shared) = &self.shared {
+                    shared.last_wait.set();
+                }
+                // Boxed, because it is rare.
+                Box::pin(window.wait_for(size, self.confirmations.as_deref())).await
+            }
         };
-        let size = bytes.saturating_mul(factor).min(window.size);
-        let (own, turn) = match Arc::clone(&window.bytes).try_acquire_many_owned(count(size)) {
-            Ok(own) => (own, None),
-            // Boxed, because it is rare.
-            Err(_) => Box::pin(self.wait_for(size, bytes > TAKES_TURNS)).await,
-        };
-        let shared = match &window.shared {
+        let shared = match &self.shared {
             // Larger than the windows of many agents, each of which waits here with at most its own window.
             Some(shared) if bytes > SMALL + OVERHEAD => {
                 let size = count(bytes.min(shared.largest));
-                Arc::clone(&shared.bytes).acquire_many_owned(size).await.ok()
+                Arc::clone(&shared.memory).acquire_many_owned(size).await.ok()
             }
             _ => None,
         };
-        Room { own, factor, turn, shared }
-    }
-
-    async fn wait_for(
-        &self,
-        size: usize,
-        takes_turns: bool,
-    ) -> (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>) {
-        let _waiting =
-            self.confirmations.as_deref().map(|confirmations| Waiting::add(&self.window, confirmations));
-        // A large message may need the room of the incomplete batch, which nobody has asked the server to confirm.
-        let _large_sender = match self.confirmations.as_deref() {
-            Some(confirmations) if self.window.is_large(size) => {
-                let (sender, batch) = self.window.add_large_sender();
-                if let Some(batch) = batch {
-                    confirmations.request(batch, None).await;
-                }
-                Some(sender)
-            }
-            _ => None,
-        };
-        let own = Arc::clone(&self.window.bytes).acquire_many_owned(count(size));
-        let (own, turn) = match &self.confirmations {
-            Some(confirmations) => {
-                let own = confirmations.wait_for(own).await;
-                (own, if takes_turns { confirmations.turn().await } else { None })
-            }
-            None => (own.await, None),
-        };
-        (own.expect("the semaphore is never closed"), turn)
+        Room { own, shared }
     }
 }
 
 impl Window {
-    fn new(size: usize, shared: Option<SharedMemory>) -> Self {
+    fn new(size: usize) -> Self {
         let bytes = Arc::new(Semaphore::new(size));
         let batch = (size / BATCHES_PER_WINDOW).max(1);
-        Self { size, bytes, batch, shared, incomplete: Mutex::default(), waiting: AtomicUsize::new(0) }
+        Self { size, bytes, batch, incomplete: Mutex::default() }
+    }
+
+    async fn wait_for(&self, size: usize, confirmations: Option<&Confirmations>) -> OwnedSemaphorePermit {
+        let room = Arc::clone(&self.bytes).acquire_many_owned(count(size));
+        let room = match confirmations {
+            Some(confirmations) => {
+                // A large message may need the room of the incomplete batch, which nobody has asked the server to confirm.
+                let (_large_sender, batch) = self.is_large(size).then(|| self.add_large_sender()).unzip();
+                if let Some(batch) = batch.flatten() {
+                    confirmations.request(batch).await;
+                }
+                confirmations.wait_for(room).await
+            }
+            None => room.await,
+        };
+        room.expect("the semaphore is never closed")
     }
 
     /// A message is sent. Returns its batch, if that is complete.
@@ -308,29 +317,6 @@ impl Window {
     }
 }
 
-/// A sender that waits for room.
-struct Waiting<'a> {
-    window: &'a Window,
-    confirmations: &'a Confirmations,
-}
-
-impl<'a> Waiting<'a> {
-    fn add(window: &'a Window, confirmations: &'a Confirmations) -> Self {
-        if window.waiting.fetch_add(1, Relaxed) == 0 {
-            confirmations.add_competing_agent();
-        }
-        Self { window, confirmations }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if self.window.waiting.fetch_sub(1, Relaxed) == 1 {
-            self.confirmations.remove_competing_agent();
-        }
-    }
-}
-
 struct LargeSender<'a>(&'a Window);
 
 impl Drop for LargeSender<'_> {
@@ -345,6 +331,8 @@ fn count(bytes: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use tokio::task::JoinSet;
+
     use super::*;
 
     fn room(window: &Window, size: usize) -> OwnedSemaphorePermit {
@@ -353,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_batch_is_due_when_it_is_complete() {
-        let window = Window::new(WINDOW, None);
+        let window = Window::new(WINDOW);
         assert!(window.sent(room(&window, window.batch - 1)).is_none());
         // The incomplete batch leaves room for every message that is not large.
         assert!(!window.is_large(window.size - window.batch));
@@ -367,7 +355,7 @@ mod tests {
 
     #[test]
     fn while_a_large_sender_waits_each_message_is_a_batch() {
-        let window = Window::new(WINDOW, None);
+        let window = Window::new(WINDOW);
         assert!(window.sent(room(&window, 1)).is_none());
         let (sender, batch) = window.add_large_sender();
         assert_eq!(batch.map(|batch| batch.num_permits()), Some(1));
@@ -378,76 +366,110 @@ mod tests {
 
     #[test]
     fn in_a_window_of_one_byte_each_message_is_a_batch() {
-        let window = Window::new(1, None);
+        let window = Window::new(1);
         assert!(window.sent(room(&window, 1)).is_some());
     }
 
     /// The outboxes of several agents with one connection.
-    async fn outboxes<const N: usize>(names: [&str; N]) -> ([Outbox; N], Arc<Confirmations>) {
+    async fn outboxes<const N: usize>() -> ([Outbox; N], Arc<Confirmations>) {
         let confirmations = Confirmations::of_nobody().await;
-        let outbox = |agent: &str| Outbox {
-            client: confirmations.client().clone(),
-            agent: agent.into(),
-            window: Arc::new(Window::new(WINDOW, None)),
-            confirmations: Some(Arc::clone(&confirmations)),
+        let outbox = || {
+            let memory = MemoryAccount::unlimited("agent");
+            Outbox::new(confirmations.client().clone(), &memory, Some(Arc::clone(&confirmations)))
         };
-        (names.map(outbox), confirmations)
+        (std::array::from_fn(|_| outbox()), confirmations)
     }
 
-    async fn send(outbox: Outbox, bytes: usize) {
-        outbox.publish("x".into(), None, None, vec![0; bytes].into()).await.unwrap();
+    /// Sends this many messages at once.
+    fn send(sending: &mut JoinSet<()>, outbox: &Outbox, messages: usize, bytes: usize) {
+        for _ in 0..messages {
+            let outbox = outbox.clone();
+            sending.spawn(async move {
+                outbox.publish("x".into(), None, None, vec![0; bytes].into()).await.unwrap();
+            });
+        }
     }
 
-    /// Runs the other tasks until they wait.
-    async fn until_all_wait() {
+    /// Lets the other tasks run until they wait; how many messages still wait.
+    async fn waiting(sending: &mut JoinSet<()>) -> usize {
         for _ in 0..100 {
             tokio::task::yield_now().await;
+        }
+        while sending.try_join_next().is_some() {}
+        sending.len()
+    }
+
+    #[tokio::test]
+    async fn while_the_server_is_slow_agents_with_full_windows_send_one_large_message_at_a_time() {
+        let ([first, second, quiet], confirmations) = outboxes().await;
+        confirmations.set_slow();
+        let mut sending = JoinSet::new();
+        for outbox in [&first, &second] {
+            send(&mut sending, outbox, 4, WINDOW);
+        }
+        assert_eq!(waiting(&mut sending).await, 6, "each has sent one, before it had to wait");
+        for left in (0..6).rev() {
+            confirmations.confirm_all();
+            assert_eq!(waiting(&mut sending).await, left, "one of the two at a time");
+            send(&mut sending, &quiet, 10, 1_000);
+            assert_eq!(waiting(&mut sending).await, left, "another agent does not wait");
         }
     }
 
     #[tokio::test]
-    async fn agents_with_full_windows_take_turns_and_another_one_does_not_wait() {
-        let ([first, second, quiet], confirmations) = outboxes(["first", "second", "quiet"]).await;
-        let mut sending = tokio::task::JoinSet::new();
+    async fn small_messages_share_the_gate() {
+        let ([first, second], confirmations) = outboxes().await;
+        confirmations.set_slow();
+        let mut sending = JoinSet::new();
         for outbox in [&first, &second] {
-            for _ in 0..3 {
-                sending.spawn(send(outbox.clone(), WINDOW));
-            }
+            send(&mut sending, outbox, 100, 8_000);
         }
-        until_all_wait().await;
-        assert_eq!(confirmations.competing_agents(), 2);
-        let unsent = |sending: &mut tokio::task::JoinSet<()>| {
-            while sending.try_join_next().is_some() {}
-            sending.len()
-        };
-        assert_eq!(unsent(&mut sending), 4, "each has sent one");
-
-        send(quiet.clone(), 40_000).await;
-        assert_eq!(WINDOW - quiet.window.bytes.available_permits(), WINDOW, "it counts four times");
-        for left in (0..4).rev() {
-            confirmations.confirm_all();
-            until_all_wait().await;
-            assert_eq!(unsent(&mut sending), left, "one of both agents at a time");
-        }
+        // Each window has room for 16 of them.
+        assert_eq!(waiting(&mut sending).await, 200 - 32);
         confirmations.confirm_all();
-        assert_eq!(confirmations.competing_agents(), 0);
+        assert_eq!(waiting(&mut sending).await, 200 - 32 - 8, "as many as fit through the gate");
+        // Nothing is stuck.
+        while waiting(&mut sending).await > 0 {
+            confirmations.confirm_all();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_fast_server_has_no_gate() {
+        let ([first, second], confirmations) = outboxes().await;
+        let mut sending = JoinSet::new();
+        for outbox in [&first, &second] {
+            send(&mut sending, outbox, 2, WINDOW);
+        }
+        assert_eq!(waiting(&mut sending).await, 2);
+        confirmations.confirm_all();
+        assert_eq!(waiting(&mut sending).await, 0, "both at once");
+    }
+
+    #[tokio::test]
+    async fn a_sender_that_gives_up_or_whose_confirmation_is_lost_leaves_the_gate() {
+        let ([first, second], confirmations) = outboxes().await;
+        confirmations.set_slow();
+        let mut sending = JoinSet::new();
+        for outbox in [&first, &second] {
+            send(&mut sending, outbox, 3, WINDOW);
+        }
+        waiting(&mut sending).await;
+        confirmations.confirm_all();
+        assert_eq!(waiting(&mut sending).await, 3, "one has passed the gate");
+        // The others are dropped while they wait.
+        sending.abort_all();
+        while sending.join_next().await.is_some() {}
+        confirmations.give_up();
+        assert_eq!(confirmations.gate().bytes.available_permits(), confirmations.gate().size);
         assert_eq!(first.window.bytes.available_permits(), WINDOW);
     }
 
     #[test]
-    fn a_message_that_counts_several_times_gives_back_several_times() {
-        let window = Window::new(WINDOW, None);
-        let mut room = Room { own: room(&window, 3 * 10_000), factor: 3, turn: None, shared: None };
-        room.shrink(1_000);
-        assert_eq!(WINDOW - window.bytes.available_permits(), 3 * (1_000 + OVERHEAD));
-    }
-
-    #[test]
     fn room_that_a_message_does_not_need_is_given_back() {
-        let (window, shared) = (Window::new(WINDOW, None), Arc::new(Semaphore::new(WINDOW)));
+        let (window, shared) = (Window::new(WINDOW), Arc::new(Semaphore::new(WINDOW)));
         let permit = |from: &Arc<Semaphore>| Arc::clone(from).try_acquire_many_owned(10_000).unwrap();
-        let mut room =
-            Room { own: permit(&window.bytes), factor: 1, turn: None, shared: Some(permit(&shared)) };
+        let mut room = Room { own: permit(&window.bytes), shared: Some(permit(&shared)) };
         room.shrink(1_000);
         for semaphore in [&window.bytes, &shared] {
             assert_eq!(WINDOW - semaphore.available_permits(), 1_000 + OVERHEAD);

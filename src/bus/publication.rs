@@ -62,7 +62,7 @@ impl Publication {
         let info = service_info(agent, &agent.status.borrow(), &Catalog::default());
         let service = Service::start(context, token.clone(), QUEUE_GROUP, info, built_ins).await?;
         let registration = Arc::new(AgentRegistration {
-            outbox: outbox.clone(),
+            outbox: Outbox::one_at_a_time(context.client.clone(), context.confirmations.clone()),
             subject: subjects.registry(&token),
             agent: Arc::clone(&agent.name),
             service,
@@ -72,7 +72,8 @@ impl Publication {
         let updates = publish_updates(outbox.clone(), subjects.clone(), token.clone(), updates);
         tasks.spawn("task updates", OnPanic::StopBridge, updates);
         let subjects = subjects.clone();
-        let publisher = Publisher { token, subjects, dispatcher, registration: Arc::clone(&registration) };
+        let (outbox, own) = (outbox.clone(), Arc::clone(&registration));
+        let publisher = Publisher { token, subjects, dispatcher, outbox, registration: own };
         let publisher = StoppableTask::spawn(tasks, "publication", |stop| async move {
             // Also ends an announcement that waits for the connection.
             stop.run_until_cancelled(publisher.run()).await;
@@ -112,6 +113,7 @@ struct Publisher {
     token: Token,
     subjects: Subjects,
     dispatcher: Arc<Dispatcher>,
+    outbox: Outbox,
     registration: Arc<AgentRegistration>,
 }
 
@@ -158,7 +160,7 @@ impl Publisher {
             .iter()
             .map(|action| {
                 let target = Target::Skill(Arc::clone(action));
-                let handler = actions::handler(&self.dispatcher, &self.registration.outbox, target);
+                let handler = actions::handler(&self.dispatcher, &self.outbox, target);
                 (action.endpoint.clone(), handler)
             })
             .collect();
@@ -233,6 +235,7 @@ pub(super) async fn publish_if_connected(outbox: &Outbox, agent: &str, subject: 
 /// dispatcher, which holds the sender, is dropped.
 #[derive(Debug)]
 struct AgentRegistration {
+    /// Not that of the agent, whose replies may wait for slow readers.
     outbox: Outbox,
     subject: String,
     agent: Arc<str>,

@@ -61,17 +61,13 @@ pub(crate) fn start(budget: &Arc<MemoryBudget>) {
 
 #[expect(clippy::disallowed_methods, reason = "a thread of its own may sleep")]
 fn run(budget: &Weak<MemoryBudget>) {
-    let mut remaining = 0;
+    let mut remaining = 0_u32;
     loop {
         let Some(current) = budget.upgrade() else { return };
-        let is_pressed = current.is_pressed();
-        current.set_resident(if is_pressed { resident().unwrap_or(0) } else { 0 });
+        remaining = if current.is_pressed() { AFTERWARDS } else { remaining.saturating_sub(1) };
+        current.set_resident(if remaining > 0 { resident().unwrap_or(0) } else { 0 });
         drop(current);
-        if is_pressed {
-            remaining = AFTERWARDS;
-        } else if remaining > 0 {
-            remaining -= 1;
-        } else {
+        if remaining == 0 {
             std::thread::park_timeout(IDLE);
         }
         std::thread::sleep(PRESSED);

@@ -1,6 +1,6 @@
 //! How much state each agent may hold.
 //!
-//! Three sixteenths of `limits.memory` are for state. Every agent has an equal and fixed share of it, and within its share a
+//! Three sixteenths of `limits.memory` are for state. Every agent has an equal and fixed share of them, and within its share a
 //! fixed part for each [kind](QuotaKind) of entry. So the load of one agent never evicts or refuses the entries of
 //! another one, and large replies of an agent never evict its idempotency keys. An agent that was removed by a reload
 //! has its share until its last entry has expired.

@@ -7,14 +7,17 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, Subject, SubscribeError, Subscriber};
 use futures_util::StreamExt as _;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::Window;
+use super::congestion::Congestion;
 
 /// A sender that waits [checks](Confirmations::check) this often whether a confirmation is lost.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -32,10 +35,7 @@ pub(crate) struct Confirmations {
     batches: Mutex<Batches>,
     /// Whether confirmations arrive.
     arrive: AtomicBool,
-    /// The agents whose send windows are full.
-    competing: AtomicUsize,
-    /// Lets agents with full send windows take turns with large messages.
-    large: Arc<Semaphore>,
+    congestion: Congestion,
     /// Ends the task that reads the inbox.
     _reader: DropGuard,
 }
@@ -56,8 +56,8 @@ struct Batches {
 #[derive(Debug)]
 struct Batch {
     requested_at: Instant,
-    /// Of its messages, until the batch is confirmed, and the turn of a large one.
-    _room: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
+    /// Of its messages, until the batch is confirmed.
+    _room: OwnedSemaphorePermit,
 }
 
 impl Confirmations {
@@ -71,8 +71,7 @@ impl Confirmations {
             inbox,
             batches: Mutex::default(),
             arrive: AtomicBool::new(false),
-            competing: AtomicUsize::new(0),
-            large: Arc::new(Semaphore::new(1)),
+            congestion: Congestion::default(),
             _reader: stop.clone().drop_guard(),
         });
         let confirmations = Arc::downgrade(&this);
@@ -91,36 +90,25 @@ impl Confirmations {
         Ok(this)
     }
 
-    /// The number of agents whose send windows are full.
-    pub(super) fn competing_agents(&self) -> usize {
-        self.competing.load(Relaxed)
+    /// Whether the server takes messages slowly, or did so a short time ago.
+    pub(super) fn is_slow(&self) -> bool {
+        self.congestion.is_slow()
     }
 
-    /// Waits until no other agent with a full window has a large message that is not confirmed.
-    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        if self.competing_agents() < 2 {
-            return None;
-        }
-        self.wait_for(Arc::clone(&self.large).acquire_owned()).await.ok()
+    /// The window that agents share while the server is slow.
+    pub(super) fn gate(&self) -> &Window {
+        &self.congestion.gate
     }
 
-    /// Waits for something that confirmed messages give back.
-    pub(super) async fn wait_for<T>(&self, freed: impl Future<Output = T>) -> T {
-        let mut freed = pin!(freed);
+    /// Waits for room that confirmed messages give back.
+    pub(super) async fn wait_for<T>(&self, room: impl Future<Output = T>) -> T {
+        let mut room = pin!(room);
         loop {
-            match tokio::time::timeout(CHECK_INTERVAL, &mut freed).await {
-                Ok(freed) => return freed,
+            match tokio::time::timeout(CHECK_INTERVAL, &mut room).await {
+                Ok(room) => return room,
                 Err(_) => self.check().await,
             }
         }
-    }
-
-    pub(super) fn add_competing_agent(&self) {
-        self.competing.fetch_add(1, Relaxed);
-    }
-
-    pub(super) fn remove_competing_agent(&self) {
-        self.competing.fetch_sub(1, Relaxed);
     }
 
     /// Whether confirmations arrive. If not, sends a probe now and then.
@@ -153,8 +141,8 @@ impl Confirmations {
         let _ = self.client.publish(self.inbox.clone(), PROBE.to_string().into()).await;
     }
 
-    /// Holds the room of a batch, and the turn of a large message in it, until the server has taken everything that was sent before.
-    pub(super) async fn request(&self, room: OwnedSemaphorePermit, turn: Option<OwnedSemaphorePermit>) {
+    /// Holds the room of a batch until the server has taken everything that was sent before.
+    pub(super) async fn request(&self, room: OwnedSemaphorePermit) {
         if !self.arrive.load(Relaxed) {
             return;
         }
@@ -162,7 +150,7 @@ impl Confirmations {
             let mut batches = self.lock();
             batches.last += 1;
             let id = batches.last;
-            batches.waiting.insert(id, Batch { requested_at: Instant::now(), _room: (room, turn) });
+            batches.waiting.insert(id, Batch { requested_at: Instant::now(), _room: room });
             id
         };
         let unsent = Unsent { confirmations: self, id };
@@ -181,7 +169,11 @@ impl Confirmations {
                 batches.probed_at = None;
                 self.arrive.store(true, Relaxed);
             }
-            batches.confirmed_at = Some(Instant::now());
+            let now = Instant::now();
+            batches.confirmed_at = Some(now);
+            if let Some(batch) = batches.waiting.get(&id) {
+                self.congestion.confirmed(now.saturating_duration_since(batch.requested_at), now);
+            }
             let later = batches.waiting.split_off(&id.saturating_add(1));
             std::mem::replace(&mut batches.waiting, later)
         };
@@ -199,12 +191,8 @@ impl Confirmations {
             let age = oldest.requested_at.elapsed();
             let is_recent = |at: Option<Instant>, limit| at.is_some_and(|at| at.elapsed() < limit);
             if age >= TIMEOUT && !is_recent(batches.confirmed_at, TIMEOUT) {
-                self.arrive.store(false, Relaxed);
-                let lost = std::mem::take(&mut batches.waiting);
                 drop(batches);
-                // Wakes senders, without the lock.
-                drop(lost);
-                return;
+                return self.give_up();
             }
             if age < CHECK_INTERVAL || is_recent(batches.repeated_at, CHECK_INTERVAL) {
                 return;
@@ -215,6 +203,14 @@ impl Confirmations {
         };
         // If it is lost, another one follows.
         let _ = self.client.publish(self.inbox.clone(), id.to_string().into()).await;
+    }
+
+    /// Continues without confirmations.
+    pub(super) fn give_up(&self) {
+        self.arrive.store(false, Relaxed);
+        let lost = std::mem::take(&mut self.lock().waiting);
+        // Wakes senders, without the lock.
+        drop(lost);
     }
 
     /// Of a server that is never reached. Confirms only what a test says.
@@ -239,6 +235,13 @@ impl Confirmations {
         self.confirm(last.to_string().as_bytes());
     }
 
+    #[cfg(test)]
+    pub(super) fn set_slow(&self) {
+        let now = Instant::now();
+        self.congestion.confirmed(Duration::ZERO, now);
+        self.congestion.confirmed(Duration::from_secs(1), now);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Batches> {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -259,13 +262,15 @@ impl Drop for Unsent<'_> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::Semaphore;
+
     use super::*;
 
     /// Confirmations of a server that is never reached, with one batch that was requested this long ago.
     async fn waiting_for(age: Duration) -> (Arc<Confirmations>, Arc<Semaphore>) {
         let confirmations = Confirmations::of_nobody().await;
         let room = Arc::new(Semaphore::new(1));
-        confirmations.request(Arc::clone(&room).try_acquire_owned().unwrap(), None).await;
+        confirmations.request(Arc::clone(&room).try_acquire_owned().unwrap()).await;
         let mut batches = confirmations.lock();
         let requested_at = Instant::now().checked_sub(age).unwrap();
         batches.waiting.values_mut().for_each(|batch| batch.requested_at = requested_at);
