@@ -11,8 +11,8 @@
 //! charge, so that further calls get `busy`.
 //!
 //! The windows of many agents together can still be megabytes. So while the server takes messages
-//! [slowly](congestion), the agents that have filled their windows share one more window, the gate. An agent that has
-//! not filled its window does not wait for them.
+//! [slowly](congestion), messages of agents that have waited for room must also fit into a window that all these agents
+//! share, the gate. An agent that has not waited does not use it.
 
 mod confirmations;
 mod congestion;
@@ -83,8 +83,7 @@ struct IncompleteBatch {
 pub(crate) struct Room {
     /// In the send window.
     own: OwnedSemaphorePermit,
-    /// In the memory that all agents share. It becomes free as soon as the message is written to the connection, so that
-    /// no agent waits for the confirmations of another one.
+    /// In the memory that all agents share. It becomes free as soon as the message is written to the connection.
     shared: Option<OwnedSemaphorePermit>,
 }
 

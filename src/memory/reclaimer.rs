@@ -1,4 +1,4 @@
-//! Returns freed memory to the system, and withholds memory from calls while the process takes more than its budget.
+//! Returns freed memory to the system, and withholds memory from calls while the process is near its budget.
 //!
 //! The allocator keeps freed memory for a second before it returns it. While calls use much memory, that is too long: a
 //! few large responses would take twice the memory that the budget counts. But an early return costs a busy bridge

@@ -1,7 +1,7 @@
 //! Whether the NATS server takes messages slowly, and the window that agents share then.
 //!
-//! nats-server waits for slow readers: it then handles about 10 ms of messages at a time, and stops reading from the
-//! connection meanwhile. So the time until a confirmation arrives is the delay of every reply of every agent.
+//! nats-server waits for slow readers, up to 10 ms for each read of up to 64 KiB, and does not read from the connection
+//! meanwhile. So the time until a confirmation arrives is the delay of every reply of every agent.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex, PoisonError};
