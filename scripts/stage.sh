@@ -57,7 +57,8 @@ until_true() {
 free_port() {
   local port
   for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    port=$((20000 + RANDOM % 20000))
+    # Outgoing connections use ports from 32768 on.
+    port=$((10000 + RANDOM % 22000))
     if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
       printf '%s\n' "$port"
       return 0

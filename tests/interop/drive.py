@@ -11,6 +11,7 @@ Standard library only: the part of the NATS protocol that this needs is a page l
 import contextlib
 import json
 import pathlib
+import random
 import socket
 import subprocess
 import sys
@@ -246,12 +247,15 @@ CHECKS = {check.__name__: check for check in (echo, ask, fail, file, message, st
 
 
 def free_ports(count):
-    """Distinct ports: all stay bound until the last is found."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
+    """Distinct ports that are free, and that no outgoing connection takes: those use higher ones."""
+    ports = []
+    for port in random.sample(range(10_000, 32_000), 22_000):
+        if len(ports) == count:
+            break
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            ports.append(port)
+    return ports
 
 
 def command(folder, installed):
