@@ -2,13 +2,14 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use a2a_bridge::guard::GUARD_ARGUMENT;
 use a2a_bridge::internal::procfs::{self, Stat};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::wait_until;
+use super::within_deadline;
 
 /// The variable that marks every process which a test's bridge launched.
 pub const MARK: &str = "A2A_TEST_MARK";
@@ -40,22 +41,25 @@ pub fn memory(pid: u32, figure: &str) -> usize {
     line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number") * 1024
 }
 
-/// The CPU time of a process.
-fn cpu_time(pid: u32) -> Vec<String> {
+/// The CPU time of a process in ticks, of which a second has 100.
+fn cpu_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the bridge runs");
-    stat.split(' ').skip(13).take(2).map(str::to_owned).collect()
+    stat.split(' ').skip(13).take(2).map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
 }
 
-/// Waits until a process uses no CPU time for a while.
+/// Waits until a process uses hardly any CPU time. Its timers may still run.
 pub async fn until_idle(pid: u32) {
-    let mut last = cpu_time(pid);
-    let mut unchanged = 0;
-    wait_until(|| {
-        let now = cpu_time(pid);
-        unchanged = if now == last { unchanged + 1 } else { 0 };
-        last = now;
-        let is_idle = unchanged > 20;
-        async move { is_idle }
+    const INTERVAL: Duration = Duration::from_millis(300);
+    within_deadline(async {
+        let mut last = cpu_ticks(pid);
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            let now = cpu_ticks(pid);
+            if now - last <= 3 {
+                break;
+            }
+            last = now;
+        }
     })
     .await;
 }
