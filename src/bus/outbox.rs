@@ -389,6 +389,13 @@ mod tests {
         }
     }
 
+    /// Both agents send this many messages at once.
+    fn send_from(outboxes: [&Outbox; 2], messages: usize, bytes: usize) -> JoinSet<()> {
+        let mut sending = JoinSet::new();
+        outboxes.into_iter().for_each(|outbox| send(&mut sending, outbox, messages, bytes));
+        sending
+    }
+
     /// Lets the other tasks run until they wait; how many messages still wait.
     async fn waiting(sending: &mut JoinSet<()>) -> usize {
         for _ in 0..100 {
@@ -402,10 +409,7 @@ mod tests {
     async fn while_the_server_is_slow_agents_with_full_windows_send_one_large_message_at_a_time() {
         let ([first, second, quiet], confirmations) = outboxes().await;
         confirmations.set_slow();
-        let mut sending = JoinSet::new();
-        for outbox in [&first, &second] {
-            send(&mut sending, outbox, 4, WINDOW);
-        }
+        let mut sending = send_from([&first, &second], 4, WINDOW);
         assert_eq!(waiting(&mut sending).await, 6, "each has sent one, before it had to wait");
         for left in (0..6).rev() {
             confirmations.confirm_all();
@@ -419,10 +423,7 @@ mod tests {
     async fn small_messages_share_the_gate() {
         let ([first, second], confirmations) = outboxes().await;
         confirmations.set_slow();
-        let mut sending = JoinSet::new();
-        for outbox in [&first, &second] {
-            send(&mut sending, outbox, 100, 8_000);
-        }
+        let mut sending = send_from([&first, &second], 100, 8_000);
         // Each window has room for 16 of them.
         assert_eq!(waiting(&mut sending).await, 200 - 32);
         confirmations.confirm_all();
@@ -436,10 +437,7 @@ mod tests {
     #[tokio::test]
     async fn a_fast_server_has_no_gate() {
         let ([first, second], confirmations) = outboxes().await;
-        let mut sending = JoinSet::new();
-        for outbox in [&first, &second] {
-            send(&mut sending, outbox, 2, WINDOW);
-        }
+        let mut sending = send_from([&first, &second], 2, WINDOW);
         assert_eq!(waiting(&mut sending).await, 2);
         confirmations.confirm_all();
         assert_eq!(waiting(&mut sending).await, 0, "both at once");
@@ -449,10 +447,7 @@ mod tests {
     async fn a_sender_that_gives_up_or_whose_confirmation_is_lost_leaves_the_gate() {
         let ([first, second], confirmations) = outboxes().await;
         confirmations.set_slow();
-        let mut sending = JoinSet::new();
-        for outbox in [&first, &second] {
-            send(&mut sending, outbox, 3, WINDOW);
-        }
+        let mut sending = send_from([&first, &second], 3, WINDOW);
         waiting(&mut sending).await;
         confirmations.confirm_all();
         assert_eq!(waiting(&mut sending).await, 3, "one has passed the gate");

@@ -8,7 +8,7 @@ use crate::support::processes::{memory, until_idle};
 use crate::support::proxy::PausableProxy;
 use crate::support::{Answer, Bridge, NatsServer, Peer, attached, peer};
 
-const MIB: usize = 1 << 20;
+const MIB: u64 = 1 << 20;
 
 #[tokio::test]
 async fn card_requests_over_a_slow_connection_are_limited_and_each_gets_a_reply() {

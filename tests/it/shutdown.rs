@@ -186,7 +186,7 @@ async fn a_server_that_stops_reading_does_not_delay_the_stop() {
     for _ in 0..16 {
         calls.push(bridge.prompt("peer.ask", "x").begin().await);
     }
-    wait_until(|| async { memory(bridge.pid(), "VmHWM") > before + 16 * SIZE }).await;
+    wait_until(|| async { memory(bridge.pid(), "VmHWM") > before + 16 * SIZE as u64 }).await;
     until_idle(bridge.pid()).await;
     let status = bridge.stop().await;
     assert_eq!(status.code(), Some(0));

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::eventually::eventually_within;
 use crate::support::processes;
-use crate::support::processes::{MARK, marked, program};
+use crate::support::processes::{MARK, marked, memory, program};
 use crate::support::site::{Site, demo, demo_at, shell};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -266,12 +266,6 @@ async fn killed_bridge() -> [Row; 2] {
     ]
 }
 
-fn memory(pid: i32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
-    line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap_or_default() / 1024
-}
-
 /// The median time of a call.
 async fn latency(site: &Site, agent: &str) -> Duration {
     let mut taken = Vec::new();
@@ -300,10 +294,10 @@ async fn flood(line: &str) -> Row {
     }
     // The quiet agent shares the machine with the loud one, so the flood alone causes the difference.
     let calm = latency(&site, "calm").await;
-    let before = (memory(bridge), site.show("loud").await.unwrap().counts, Instant::now());
+    let before = (memory(bridge, "VmRSS") >> 20, site.show("loud").await.unwrap().counts, Instant::now());
     let mut most = before.0;
     while before.2.elapsed() < Duration::from_secs(times(4, 20) as u64) {
-        most = most.max(memory(bridge));
+        most = most.max(memory(bridge, "VmRSS") >> 20);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let after = site.show("loud").await.unwrap().counts;

@@ -18,7 +18,7 @@ use super::hostile::{CARDED, CROWD, Hostile};
 use super::raw_agents::{reopening_agent, repeating_agent};
 use super::shapes::SECRET_LINES;
 use crate::support::eventually::eventually_within;
-use crate::support::processes::program;
+use crate::support::processes::{memory, program};
 use crate::support::site::{Site, demo, shell};
 
 /// `limits.memory` of the bridge.
@@ -177,7 +177,7 @@ impl Arena {
 
     pub(super) fn is_running(&self) -> bool {
         // Of a process that has ended, and of a zombie, it is 0.
-        status(self.pid, "VmRSS:") > 0
+        memory(self.pid, "VmRSS") > 0
     }
 }
 
@@ -269,7 +269,7 @@ pub(super) struct Usage {
 impl Usage {
     pub(super) fn of(pid: i32) -> Self {
         let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok().map(|files| files.count() as u64);
-        Self { memory: status(pid, "VmRSS:") << 10, files }
+        Self { memory: memory(pid, "VmRSS"), files }
     }
 
     /// Raises each figure to the greater one of both.
@@ -287,12 +287,6 @@ impl fmt::Display for Usage {
             None => write!(f, ", descriptors unknown: this user cannot read them"),
         }
     }
-}
-
-fn status(pid: i32, key: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
-    line.trim().trim_end_matches(" kB").parse().unwrap_or_default()
 }
 
 /// Samples the usage of a process until it is dropped.

@@ -33,12 +33,12 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// A figure of a process in bytes: `VmRSS` is its resident memory, `VmHWM` the greatest so far.
-pub fn memory(pid: u32, figure: &str) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the bridge runs");
-    let line =
-        status.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':')).expect("a figure");
-    line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number") * 1024
+/// A figure of a process in bytes: `VmRSS` is its resident memory, `VmHWM` the greatest so far. It is 0 if the process
+/// has ended.
+pub fn memory(pid: impl Into<i64>, figure: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.into())).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':'));
+    line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024)
 }
 
 /// The CPU time of a process in ticks, of which a second has 100.
