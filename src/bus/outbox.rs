@@ -17,6 +17,7 @@
 mod confirmations;
 mod congestion;
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_nats::{Client, HeaderMap, PublishError, Subject};
@@ -58,6 +59,21 @@ struct Window {
     /// The bytes of a complete batch.
     batch: usize,
     incomplete: Mutex<IncompleteBatch>,
+    /// The bytes of the batches that the server was asked to confirm.
+    unconfirmed: Arc<AtomicUsize>,
+}
+
+/// Messages that the server was asked to confirm. They take their room until this is dropped.
+#[derive(Debug)]
+struct SentBatch {
+    room: OwnedSemaphorePermit,
+    unconfirmed: Arc<AtomicUsize>,
+}
+
+impl Drop for SentBatch {
+    fn drop(&mut self) {
+        self.unconfirmed.fetch_sub(self.room.num_permits(), Relaxed);
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -229,8 +245,9 @@ impl Outbox {
         match Arc::clone(&gate.bytes).try_acquire_many_owned(count(size)) {
             Ok(room) => Some(room),
             Err(_) => {
+                let room = Box::pin(gate.wait_for(size, Some(confirmations))).await;
                 shared.last_wait.set();
-                Some(Box::pin(gate.wait_for(size, Some(confirmations))).await)
+                Some(room)
             }
         }
     }
@@ -242,11 +259,15 @@ impl Outbox {
         let own = match Arc::clone(&window.bytes).try_acquire_many_owned(count(size)) {
             Ok(own) => own,
             Err(_) => {
-                if let Some(shared) = &self.shared {
+                // It may also wait for messages that are not sent yet, which say nothing about the server.
+                let waits_for_server = window.has_unconfirmed_batch();
+                // Boxed, because it is rare.
+                let own = Box::pin(window.wait_for(size, self.confirmations.as_deref())).await;
+                // Afterwards, because the wait may be long.
+                if let Some(shared) = self.shared.as_ref().filter(|_| waits_for_server) {
                     shared.last_wait.set();
                 }
-                // Boxed, because it is rare.
-                Box::pin(window.wait_for(size, self.confirmations.as_deref())).await
+                own
             }
         };
         let shared = match &self.shared {
@@ -265,7 +286,7 @@ impl Window {
     fn new(size: usize) -> Self {
         let bytes = Arc::new(Semaphore::new(size));
         let batch = (size / BATCHES_PER_WINDOW).max(1);
-        Self { size, bytes, batch, incomplete: Mutex::default() }
+        Self { size, bytes, batch, incomplete: Mutex::default(), unconfirmed: Arc::default() }
     }
 
     async fn wait_for(&self, size: usize, confirmations: Option<&Confirmations>) -> OwnedSemaphorePermit {
@@ -285,7 +306,7 @@ impl Window {
     }
 
     /// A message is sent. Returns its batch, if that is complete.
-    fn sent(&self, room: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
+    fn sent(&self, room: OwnedSemaphorePermit) -> Option<SentBatch> {
         let mut incomplete = self.incomplete();
         let is_hurried = incomplete.large_senders > 0;
         let batch = match &mut incomplete.room {
@@ -296,7 +317,19 @@ impl Window {
             none => none.insert(room),
         };
         let is_complete = is_hurried || batch.num_permits() >= self.batch;
-        incomplete.room.take_if(|_| is_complete)
+        let complete = incomplete.room.take_if(|_| is_complete);
+        complete.map(|room| self.to_confirm(room))
+    }
+
+    /// A batch that the server is asked to confirm.
+    fn to_confirm(&self, room: OwnedSemaphorePermit) -> SentBatch {
+        self.unconfirmed.fetch_add(room.num_permits(), Relaxed);
+        SentBatch { room, unconfirmed: Arc::clone(&self.unconfirmed) }
+    }
+
+    /// Whether the server has not confirmed at least the bytes of one complete batch.
+    fn has_unconfirmed_batch(&self) -> bool {
+        self.unconfirmed.load(Relaxed) >= self.batch
     }
 
     /// Whether an incomplete batch may leave too little room for a message of this size.
@@ -305,10 +338,10 @@ impl Window {
     }
 
     /// A sender waits for room for a large message, until it drops the first value. Returns the incomplete batch.
-    fn add_large_sender(&self) -> (LargeSender<'_>, Option<OwnedSemaphorePermit>) {
+    fn add_large_sender(&self) -> (LargeSender<'_>, Option<SentBatch>) {
         let mut incomplete = self.incomplete();
         incomplete.large_senders += 1;
-        (LargeSender(self), incomplete.room.take())
+        (LargeSender(self), incomplete.room.take().map(|room| self.to_confirm(room)))
     }
 
     fn incomplete(&self) -> MutexGuard<'_, IncompleteBatch> {
@@ -346,7 +379,7 @@ mod tests {
         assert!(!window.is_large(window.size - window.batch));
         drop(room(&window, window.size - window.batch));
         let batch = window.sent(room(&window, 1)).unwrap();
-        assert_eq!(batch.num_permits(), window.batch);
+        assert_eq!(batch.room.num_permits(), window.batch);
         assert_eq!(window.bytes.available_permits(), WINDOW - window.batch);
         drop(batch);
         assert_eq!(window.bytes.available_permits(), WINDOW);
@@ -357,7 +390,7 @@ mod tests {
         let window = Window::new(WINDOW);
         assert!(window.sent(room(&window, 1)).is_none());
         let (sender, batch) = window.add_large_sender();
-        assert_eq!(batch.map(|batch| batch.num_permits()), Some(1));
+        assert_eq!(batch.map(|batch| batch.room.num_permits()), Some(1));
         assert!(window.sent(room(&window, 1)).is_some());
         drop(sender);
         assert!(window.sent(room(&window, 1)).is_none());
@@ -432,6 +465,33 @@ mod tests {
         while waiting(&mut sending).await > 0 {
             confirmations.confirm_all();
         }
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_waits_for_its_own_small_messages_does_not_use_the_gate() {
+        let ([busy, other, agent], confirmations) = outboxes().await;
+        confirmations.set_slow();
+        let mut sending = JoinSet::new();
+        for outbox in [&busy, &other] {
+            send(&mut sending, outbox, 3, WINDOW);
+        }
+        waiting(&mut sending).await;
+        confirmations.confirm_all();
+        let at_gate = waiting(&mut sending).await;
+        assert_eq!(at_gate, 3, "the gate is full");
+        // A small message, which no batch is complete with, and then one that needs the whole window.
+        send(&mut sending, &agent, 1, 100);
+        waiting(&mut sending).await;
+        send(&mut sending, &agent, 1, WINDOW);
+        assert_eq!(
+            waiting(&mut sending).await,
+            at_gate + 1,
+            "it waits for the confirmation of the small one"
+        );
+        confirmations.confirm_all();
+        // One of the others has passed the gate, too.
+        assert_eq!(waiting(&mut sending).await, at_gate - 1);
+        assert_eq!(agent.window.bytes.available_permits(), 0, "the large message is sent");
     }
 
     #[tokio::test]

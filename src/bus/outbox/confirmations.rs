@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 
 use async_nats::{Client, Subject, SubscribeError, Subscriber};
 use futures_util::StreamExt as _;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::Window;
 use super::congestion::Congestion;
+use super::{SentBatch, Window};
 
 /// A sender that waits [checks](Confirmations::check) this often whether a confirmation is lost.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -57,7 +56,7 @@ struct Batches {
 struct Batch {
     requested_at: Instant,
     /// Of its messages, until the batch is confirmed.
-    _room: OwnedSemaphorePermit,
+    _messages: SentBatch,
 }
 
 impl Confirmations {
@@ -142,15 +141,17 @@ impl Confirmations {
     }
 
     /// Holds the room of a batch until the server has taken everything that was sent before.
-    pub(super) async fn request(&self, room: OwnedSemaphorePermit) {
-        if !self.arrive.load(Relaxed) {
-            return;
-        }
+    pub(super) async fn request(&self, messages: SentBatch) {
         let id = {
             let mut batches = self.lock();
+            // With the lock, which `give_up` needs for what waits.
+            if !self.arrive.load(Relaxed) {
+                drop(batches);
+                return drop(messages);
+            }
             batches.last += 1;
             let id = batches.last;
-            batches.waiting.insert(id, Batch { requested_at: Instant::now(), _room: room });
+            batches.waiting.insert(id, Batch { requested_at: Instant::now(), _messages: messages });
             id
         };
         let unsent = Unsent { confirmations: self, id };
@@ -207,8 +208,10 @@ impl Confirmations {
 
     /// Continues without confirmations.
     pub(super) fn give_up(&self) {
+        let mut batches = self.lock();
         self.arrive.store(false, Relaxed);
-        let lost = std::mem::take(&mut self.lock().waiting);
+        let lost = std::mem::take(&mut batches.waiting);
+        drop(batches);
         // Wakes senders, without the lock.
         drop(lost);
     }
@@ -269,8 +272,10 @@ mod tests {
     /// Confirmations of a server that is never reached, with one batch that was requested this long ago.
     async fn waiting_for(age: Duration) -> (Arc<Confirmations>, Arc<Semaphore>) {
         let confirmations = Confirmations::of_nobody().await;
-        let room = Arc::new(Semaphore::new(1));
-        confirmations.request(Arc::clone(&room).try_acquire_owned().unwrap()).await;
+        let window = Window::new(1);
+        let room = Arc::clone(&window.bytes);
+        let batch = window.sent(Arc::clone(&room).try_acquire_owned().unwrap()).expect("a batch of its own");
+        confirmations.request(batch).await;
         let mut batches = confirmations.lock();
         let requested_at = Instant::now().checked_sub(age).unwrap();
         batches.waiting.values_mut().for_each(|batch| batch.requested_at = requested_at);

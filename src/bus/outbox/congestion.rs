@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Window;
 
-/// Confirmations that take this much longer than the fastest ones are slow.
+/// Confirmations that take this much longer than twice the time of the fastest ones are slow.
 const SLOW: Duration = Duration::from_millis(5);
 /// The server counts as slow for this long after a slow confirmation. While the gate limits what is sent, confirmations
 /// are fast again; to lift that limit each time would delay the replies of other agents each time.
@@ -62,7 +62,7 @@ impl Congestion {
         fastest.current = fastest.current.min(took);
         let usual = fastest.current.min(fastest.previous);
         drop(fastest);
-        if took > usual.saturating_add(SLOW) {
+        if took > usual.saturating_mul(2).saturating_add(SLOW) {
             self.slow_until.store(milliseconds(now + SLOW_FOR), Relaxed);
         }
     }
@@ -102,9 +102,9 @@ mod tests {
         let (congestion, now) = (Congestion::default(), Instant::now());
         let far_away = Duration::from_millis(80);
         congestion.confirmed(far_away, now);
-        congestion.confirmed(far_away + SLOW, now);
+        congestion.confirmed(far_away * 2, now);
         assert!(!congestion.is_slow(), "a long way is not slow");
-        congestion.confirmed(far_away + SLOW * 2, now);
+        congestion.confirmed(far_away * 2 + SLOW * 2, now);
         assert!(congestion.is_slow());
     }
 
