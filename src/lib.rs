@@ -187,6 +187,7 @@ pub use process::guard;
 #[doc(hidden)]
 pub mod internal {
     pub use crate::bridge::Bridge;
+    pub use crate::bus::connect::FirstConnection;
     pub use crate::bus::control::AgentReport;
     pub use crate::bus::service;
     pub use crate::bus::subject::{ReplyGuard, Subjects, Token};

@@ -8,7 +8,7 @@ use super::output::{counted, one_line, println};
 use super::{CliError, CliResult, ConfigArgs, FAILED, UNAVAILABLE};
 use crate::a2a::{self, card};
 use crate::bus::catalog::rename_warnings;
-use crate::bus::connect::connect;
+use crate::bus::connect::{FirstConnection, connect};
 use crate::config;
 use crate::memory::{self, MemoryBudget};
 use crate::text::error_chain;
@@ -38,7 +38,7 @@ pub(super) async fn run(args: CheckArgs) -> CliResult {
         }
     }
     if !args.offline {
-        let line = match connect(&config.nats, usize::MAX).await {
+        let line = match connect(&config.nats, usize::MAX, FirstConnection::FailFast).await {
             Ok(client) => format!("ok, nats-server {}", client.server_info().version),
             Err(error) => {
                 code = UNAVAILABLE;

@@ -133,12 +133,12 @@ async fn check_connects_to_nats_and_to_the_agents() {
 }
 
 #[rstest]
-#[case("run")]
-#[case("check")]
-fn unreachable_nats_has_its_own_exit_code(#[case] command: &str) {
+#[case(&["run", "--fail-fast"])]
+#[case(&["check"])]
+fn unreachable_nats_has_its_own_exit_code(#[case] arguments: &[&str]) {
     let config = ConfigFile::new("nats: { url: 'nats://127.0.0.1:9' }\nagents: []\n");
     let began = Instant::now();
-    let output = program(&[command, "--config", config.path()]);
+    let output = run(command(arguments).args(["--config", config.path()]), "");
     assert_eq!(output.code, 69);
     let all = output.err + &output.out;
     assert!(all.contains("nats://127.0.0.1:9"), "{all}");
