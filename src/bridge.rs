@@ -20,7 +20,7 @@ use crate::action::actions::{Actions, CallShutdown};
 use crate::agent::{Agent, AgentState, Predecessors};
 use crate::background::OnPanic;
 use crate::bus::agent_protocol::AgentProtocol;
-use crate::bus::connect::{ConnectError, connect};
+use crate::bus::connect::{ConnectError, FirstConnection, connect};
 use crate::bus::control;
 use crate::bus::outbox::Outbox;
 use crate::bus::publication::Publication;
@@ -110,9 +110,13 @@ impl Bridge {
     ///
     /// # Errors
     ///
-    /// When the subject prefix or a reply pattern is invalid, the HTTP client cannot be built, or NATS cannot be
-    /// reached.
-    pub async fn connect(config: &Config, host: ProcessHost) -> Result<Self, BridgeError> {
+    /// When the subject prefix or a reply pattern is invalid, the HTTP client cannot be built, the NATS server rejects
+    /// the bridge, or `first` does not wait and NATS cannot be reached.
+    pub async fn connect(
+        config: &Config,
+        host: ProcessHost,
+        first: FirstConnection,
+    ) -> Result<Self, BridgeError> {
         let subjects = Subjects::new(&config.nats.subject_prefix)?;
         let mut guard = ReplyGuard::new(&config.nats.reply_prefixes, subjects.prefix())?;
         if config.nats.agent_protocol.is_some() {
@@ -122,7 +126,7 @@ impl Bridge {
         let memory_limit = config.limits.memory.unwrap_or_else(memory::default_limit);
         let memory = MemoryBudget::new(memory_limit);
         memory::reclaimer::start(&memory);
-        let client = connect(&config.nats, memory.max_waiting()).await?;
+        let client = connect(&config.nats, memory.max_waiting(), first).await?;
         let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone()).await;
         let quotas = Quotas::new(memory_limit / 16 * 3);
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));

@@ -96,6 +96,7 @@
 //!
 //! | decision | place |
 //! | --- | --- |
+//! | whether a subject prefix or a reply pattern is valid | `subject_prefix` and `subject_pattern` in `config/values.rs`, for the configuration and for `Subjects` and `ReplyGuard` |
 //! | whether a reply subject is allowed | `EndpointReader::handle` in `bus/service/endpoint.rs`, with `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; control requests and discovery use the same guard |
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
 //! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full quota of state is `busy` too, see `state/quota.rs` |
@@ -113,6 +114,7 @@
 //! | redaction of credentials in errors | `Dispatcher::guarded` in `dispatch/mod.rs`, with `ActionError::redacted` in `reply/error.rs`; `Actions::record_untracked` in `action/actions.rs` for errors that are stored with a task; `secrets.rs` knows the secrets |
 //! | redaction of credentials in what an agent serves in place of a card | `parse` in `a2a/card/fetch.rs`, before the error quotes it |
 //! | which characters a terminal or a log does not get | `is_unprintable` in `text.rs`; `cli/output.rs` and `telemetry/log_format.rs` apply it |
+//! | whether the bridge waits for a NATS server that it cannot reach, and what it logs about an outage | `connect` and `EventLog` in `bus/connect.rs` |
 //! | what happens to a NATS message that cannot be parsed | `vendor/README.md`; `bus/connect.rs` logs and counts it |
 //! | redaction of credentials in the failure reason of a task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
 //! | how an interrupted stream continues | `CallRun::check` in `action/run/mod.rs`; the loop is `CallRun::follow` |
@@ -187,6 +189,7 @@ pub use process::guard;
 #[doc(hidden)]
 pub mod internal {
     pub use crate::bridge::Bridge;
+    pub use crate::bus::connect::FirstConnection;
     pub use crate::bus::control::AgentReport;
     pub use crate::bus::service;
     pub use crate::bus::subject::{ReplyGuard, Subjects, Token};

@@ -1,9 +1,13 @@
 //! Formats values for log lines, replies and command output: shortened text, times, durations, hex, error chains.
 
+use std::borrow::Cow;
 use std::error::Error;
-use std::fmt::Write as _;
+use std::fmt::{self, Display, Write as _};
+use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -79,13 +83,41 @@ pub(crate) fn error_chain(error: &dyn Error) -> String {
     text
 }
 
-pub(crate) fn rfc3339(time: SystemTime) -> String {
-    OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
+/// A time as RFC 3339 in UTC, always with milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timestamp(pub SystemTime);
+
+impl Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let second = rfc3339_to_second(self.0);
+        write!(f, "{}.{:03}Z", second.trim_end_matches('Z'), unix_millis(self.0) % 1000)
+    }
+}
+
+impl FromStr for Timestamp {
+    type Err = time::error::Parse;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        OffsetDateTime::parse(text, &Rfc3339).map(|time| Self(time.into()))
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Cow::<str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// A time without its fraction of a second.
 pub(crate) fn rfc3339_to_second(time: SystemTime) -> String {
-    rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(unix_millis(time) / 1000))
+    let second = SystemTime::UNIX_EPOCH + Duration::from_secs(unix_millis(time) / 1000);
+    OffsetDateTime::from(second).format(&Rfc3339).unwrap_or_default()
 }
 
 pub(crate) fn unix_millis(time: SystemTime) -> u64 {
@@ -146,9 +178,19 @@ mod tests {
     }
 
     #[test]
-    fn times_are_in_utc() {
-        let time = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
-        assert_eq!(rfc3339(time), "2023-11-14T22:13:20.123Z");
-        assert_eq!(rfc3339_to_second(time), "2023-11-14T22:13:20Z");
+    fn times_are_in_utc_with_milliseconds() {
+        let cases = [
+            (123_456_789, "2023-11-14T22:13:20.123Z"),
+            (100_000_000, "2023-11-14T22:13:20.100Z"),
+            (0, "2023-11-14T22:13:20.000Z"),
+        ];
+        for (nanos, text) in cases {
+            let time = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, nanos);
+            assert_eq!(Timestamp(time).to_string(), text);
+            assert_eq!(text.parse::<Timestamp>().unwrap().to_string(), text);
+            assert_eq!(rfc3339_to_second(time), "2023-11-14T22:13:20Z");
+        }
+        let elsewhere = "2023-11-15T00:13:20.123456789+02:00".parse::<Timestamp>().unwrap();
+        assert_eq!(elsewhere.to_string(), "2023-11-14T22:13:20.123Z");
     }
 }

@@ -1,7 +1,7 @@
 //! The connection to NATS: options, credentials, and log messages about its state.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event};
@@ -9,13 +9,12 @@ use secrecy::ExposeSecret as _;
 
 use crate::config;
 use crate::telemetry::log_limit::LogLimit;
-use crate::text::error_chain;
+use crate::text::{duration, error_chain};
 
-/// How long the bridge retries the first connection. Then it exits: a service manager restarts it, and a
-/// user at a terminal sees the error.
+/// How long [`FirstConnection::FailFast`] retries.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// First back-off between attempts of the first connection; it doubles after each.
-const BACKOFF: Duration = Duration::from_millis(500);
+/// First and maximum back-off between attempts of the first connection; it doubles after each.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 /// The client considers a connection dead after two intervals of silence.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
 
@@ -39,37 +38,58 @@ fn is_refusal(kind: ConnectErrorKind) -> bool {
     matches!(kind, ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation)
 }
 
+/// How long [`connect`] waits for a server that it cannot reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstConnection {
+    /// Until there is one: after a reboot, NATS may start later than the bridge.
+    Wait,
+    /// For ten seconds.
+    FailFast,
+}
+
 /// Connects, with retries. Afterwards the client reconnects by itself without a limit. Messages that wait to be read
 /// take at most `max_waiting` bytes; the client drops further ones.
 pub(crate) async fn connect(
     settings: &config::NatsConfig,
     max_waiting: usize,
+    first: FirstConnection,
 ) -> Result<Client, ConnectError> {
     let servers: Vec<String> = settings.url.iter().map(config::without_user_info).collect();
     let servers = servers.join(", ");
-    let deadline = tokio::time::Instant::now() + CONNECT_TIMEOUT;
-    let mut backoff = BACKOFF;
+    let began = Instant::now();
+    let failures = LogLimit::default();
+    let (mut backoff, max_backoff) = BACKOFF;
     loop {
         let options = options(settings).await?.max_queued_bytes(max_waiting);
         let source = match options.connect(&settings.url).await {
             Ok(client) => {
-                tracing::info!(server = %client.server_info().server_name, version = %client.server_info().version, "connected to NATS");
+                let info = client.server_info();
+                tracing::info!(
+                    server = %info.server_name,
+                    version = %info.version,
+                    after = %duration(began.elapsed()),
+                    "connected to NATS"
+                );
                 return Ok(client);
             }
             Err(source) => source,
         };
         // A retry does not help against a wrong password or an invalid URL.
         let is_permanent = is_refusal(source.kind()) || source.kind() == ConnectErrorKind::ServerParse;
-        if is_permanent || tokio::time::Instant::now() + backoff > deadline {
+        let is_late = first == FirstConnection::FailFast && began.elapsed() + backoff > CONNECT_TIMEOUT;
+        if is_permanent || is_late {
             return Err(ConnectError::Connect { servers, source });
         }
-        tracing::warn!(
-            servers,
-            error = error_chain(&source),
-            "cannot connect to NATS (`nats.url`); retrying"
-        );
+        if failures.add(Instant::now()).is_some() {
+            tracing::warn!(
+                servers,
+                error = error_chain(&source),
+                after = %duration(began.elapsed()),
+                "cannot connect to NATS (`nats.url`); retrying (logged once a minute)"
+            );
+        }
         tokio::time::sleep(backoff).await;
-        backoff *= 2;
+        backoff = max_backoff.min(2 * backoff);
     }
 }
 
@@ -114,15 +134,27 @@ pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOpti
 
 #[derive(Debug, Default)]
 struct EventLog {
+    /// When the connection was lost; `None` while there is one.
+    down_since: Mutex<Option<Instant>>,
+    refused: LogLimit,
     malformed: LogLimit,
     lost: LogLimit,
 }
 
 impl EventLog {
     fn log(&self, event: &Event) {
+        let mut down_since = self.down_since.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Event::Connected => tracing::debug!("NATS connection is up"),
-            Event::Disconnected => tracing::warn!("NATS connection is down; reconnecting"),
+            Event::Connected => match down_since.take() {
+                Some(since) => {
+                    tracing::info!(outage = %duration(since.elapsed()), "NATS connection is up again");
+                }
+                None => tracing::debug!("NATS connection is up"),
+            },
+            Event::Disconnected => {
+                *down_since = Some(Instant::now());
+                tracing::info!("NATS connection is down; reconnecting");
+            }
             Event::LameDuckMode => tracing::info!("the NATS server is about to shut down (lame duck mode)"),
             // One event for each lost message.
             Event::SlowConsumer(subscription) => {
@@ -144,10 +176,24 @@ impl EventLog {
                     );
                 }
             }
+            // One event for each attempt to reconnect. That no server is reachable is known already.
+            Event::ClientError(error) if down_since.is_some() => {
+                if is_unreachable(error) {
+                    tracing::debug!(%error, "cannot reconnect to NATS");
+                } else if self.refused.add(Instant::now()).is_some() {
+                    tracing::warn!(%error, "cannot reconnect to NATS (logged once a minute)");
+                }
+            }
             Event::ClientError(error) => tracing::warn!(%error, "NATS client error"),
             other => tracing::debug!(event = %other, "NATS connection event"),
         }
     }
+}
+
+/// Whether a failed attempt to reconnect did not reach a server. The client reports the kind of the error as text.
+fn is_unreachable(error: &ClientError) -> bool {
+    let kinds = [ConnectErrorKind::Io, ConnectErrorKind::TimedOut, ConnectErrorKind::Dns];
+    matches!(error, ClientError::Other(text) if kinds.iter().any(|kind| kind.to_string() == *text))
 }
 
 /// How many messages the client has dropped because their subject or headers cannot be parsed. The NATS server
@@ -162,19 +208,46 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn lost_and_malformed_messages_are_logged_once_a_minute() {
+    /// The log of these events.
+    fn logged(events: impl IntoIterator<Item = Event>) -> String {
         let (read, writer) = std::io::pipe().unwrap();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Mutex::new(writer));
         tracing::subscriber::with_default(subscriber.finish(), || {
             let log = EventLog::default();
-            for _ in 0..100 {
-                log.log(&Event::SlowConsumer(7));
-                log.log(&Event::ClientError(ClientError::MalformedMessage("no subject".into())));
-            }
+            events.into_iter().for_each(|event| log.log(&event));
         });
-        let text = std::io::read_to_string(read).unwrap();
+        std::io::read_to_string(read).unwrap()
+    }
+
+    fn failed_attempt(kind: ConnectErrorKind) -> Event {
+        Event::ClientError(ClientError::Other(kind.to_string()))
+    }
+
+    #[test]
+    fn lost_and_malformed_messages_are_logged_once_a_minute() {
+        let malformed = Event::ClientError(ClientError::MalformedMessage("no subject".into()));
+        let text = logged([Event::SlowConsumer(7), malformed].into_iter().cycle().take(200));
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(text.contains("lost=1"), "{text}");
+    }
+
+    #[test]
+    fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
+        let unreachable = [ConnectErrorKind::Io, ConnectErrorKind::TimedOut, ConnectErrorKind::Dns];
+        let attempts = unreachable.map(failed_attempt);
+        let outage = [Event::Disconnected].into_iter().chain(attempts).chain([Event::Connected]);
+        let text = logged([Event::Connected].into_iter().chain(outage));
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(lines[0].contains("INFO") && lines[0].contains("NATS connection is down"), "{text}");
+        assert!(lines[1].contains("INFO") && lines[1].contains("NATS connection is up again"), "{text}");
+        assert!(lines[1].contains("outage="), "{text}");
+    }
+
+    #[test]
+    fn credentials_that_the_server_no_longer_accepts_are_logged_during_an_outage() {
+        let refused = || failed_attempt(ConnectErrorKind::AuthorizationViolation);
+        let text = logged([Event::Disconnected, refused(), refused()]);
+        assert_eq!(text.matches("authorization violation").count(), 1, "{text}");
     }
 }

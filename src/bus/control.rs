@@ -8,7 +8,7 @@
 //! | command | body | reply |
 //! | --- | --- | --- |
 //! | `show` | `instance` (optional) | an [`AgentReport`] |
-//! | `start`, `stop`, `restart` | `instance` (optional) | an [`AgentReport`] when the command has succeeded or failed, after ten seconds at the latest (`stop`: ten seconds after the grace period) |
+//! | `start`, `stop`, `restart` | `instance` (optional) | an [`AgentReport`] when the command has succeeded or failed, after ten seconds at the latest (`stop`: ten seconds after the grace period); `restart` of an attached agent is an error |
 //! | `logs` | [`LogsRequest`] | one [`LogsReply`]; with `follow_s` more of them as lines arrive, until `more` is false |
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::background::{BackgroundTasks, OnPanic};
 use crate::json::to_bytes;
 use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
-use crate::text::{error_chain, shorten, unix_millis};
+use crate::text::{Timestamp, error_chain, shorten};
 
 /// Maximum number of concurrent requests, including those that follow logs.
 const MAX_CONCURRENT: usize = 16;
@@ -42,7 +42,7 @@ const MAX_FOLLOW: Duration = Duration::from_secs(60);
 /// Number of output lines in a report.
 const REPORT_LINES: usize = 10;
 
-/// The state of one agent at one bridge. Times are in milliseconds since 1970.
+/// The state of one agent at one bridge.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct AgentReport {
@@ -50,19 +50,19 @@ pub struct AgentReport {
     pub agent: String,
     pub instance: String,
     pub state: String,
-    pub since_ms: u64,
+    pub since: Timestamp,
     /// The URL at which the bridge expects the agent.
     pub url: String,
     /// The program that the bridge launches, without its arguments, which may contain secrets.
     pub program: Option<String>,
     /// `None` while no process runs.
     pub pid: Option<i32>,
-    pub started_ms: Option<u64>,
+    pub started: Option<Timestamp>,
     pub restarts: u32,
     /// The restart policy.
     pub restart: Option<String>,
     /// When the bridge retries a backing-off agent.
-    pub next_try_ms: Option<u64>,
+    pub next_try: Option<Timestamp>,
     pub last_error: Option<String>,
     /// How to fix the last error.
     pub advice: Option<String>,
@@ -80,7 +80,7 @@ pub struct AgentReport {
 #[serde(expecting = "an object")]
 pub struct LastExit {
     pub how: String,
-    pub at_ms: u64,
+    pub at: Timestamp,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ pub struct LastExit {
 pub struct LastCallError {
     pub code: String,
     pub message: String,
-    pub at_ms: u64,
+    pub at: Timestamp,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -205,6 +205,12 @@ impl Controller {
             "show" => self.send_report(reply).await,
             "start" => self.command(AgentCommand::Start, reply).await,
             "stop" => self.command(AgentCommand::Stop, reply).await,
+            // To stop and start an attached agent only unpublishes and publishes it, which is no restart.
+            "restart" if self.agent.config.command.is_none() => {
+                let text =
+                    "the bridge did not start this agent and cannot restart it; restart it where it runs";
+                return Err(ActionError::invalid(text));
+            }
             "restart" => self.command(AgentCommand::Restart, reply).await,
             "logs" => self.send_logs(&request, reply).await,
             _ => {
@@ -297,17 +303,17 @@ fn report(agent: &Agent, instance: &str) -> AgentReport {
         agent: agent.name.to_string(),
         instance: instance.to_owned(),
         state: status.state.to_string(),
-        since_ms: unix_millis(status.since),
+        since: Timestamp(status.since),
         url: if status.url.is_empty() { config.url.to_string() } else { status.url },
         program: config.command.as_ref().and_then(|command| command.first().cloned()),
         pid: status.pid,
-        started_ms: status.started.map(unix_millis),
+        started: status.started.map(Timestamp),
         restarts: status.restarts,
         restart: config.command.as_ref().map(|_| config.restart.to_string()),
-        next_try_ms: status.next_try.map(unix_millis),
+        next_try: status.next_try.map(Timestamp),
         last_error: status.last_error,
         advice: status.advice,
-        last_exit: status.last_exit.map(|(how, at)| LastExit { how, at_ms: unix_millis(at) }),
+        last_exit: status.last_exit.map(|(how, at)| LastExit { how, at: Timestamp(at) }),
         card: status.known.map(|known| CardSummary {
             name: known.card.name.clone(),
             version: shorten(&known.card.version, MAX_VERSION),
@@ -321,7 +327,7 @@ fn report(agent: &Agent, instance: &str) -> AgentReport {
         last_call_error: agent.calls.last_error().map(|error| LastCallError {
             code: error.code,
             message: error.message,
-            at_ms: unix_millis(error.at),
+            at: Timestamp(error.at),
         }),
         output: agent.output.tail(0, REPORT_LINES),
         counts: agent.output.counts(),

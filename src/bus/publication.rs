@@ -15,7 +15,7 @@ use super::actions::{self, Target};
 use super::catalog::{BuiltInAction, Catalog, RegistryEntry};
 use super::encoded_reply::EncodedReply;
 use super::outbox::Outbox;
-use super::service::{Service, ServiceContext, ServiceError, ServiceInfo, semver_or_zero};
+use super::service::{MAX_VERSION, Service, ServiceContext, ServiceError, ServiceInfo, semver_or_zero};
 use super::stoppable_task::StoppableTask;
 use super::subject::{Subjects, Token};
 use crate::action::actions::TaskUpdate;
@@ -23,7 +23,7 @@ use crate::agent::{Agent, AgentState, AgentStatus};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::dispatch::Dispatcher;
 use crate::json::{first_that_fit, to_bytes};
-use crate::text::{error_chain, rfc3339, shorten};
+use crate::text::{Timestamp, error_chain, shorten};
 
 const QUEUE_GROUP: &str = "a2a";
 /// The registry entry is published at least this often.
@@ -32,6 +32,10 @@ const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(15);
 pub(super) const MAX_DESCRIPTION: usize = 2048;
 /// Maximum bytes of an error in metadata; the registry entry has the whole text.
 const MAX_ERROR: usize = 512;
+/// Separates the card's description from the names of the actions in the description of a service.
+pub(crate) const ACTIONS: &str = "\nActions: ";
+/// Key in the metadata: the version as the card has it. That of the service must be a semantic version.
+pub(crate) const CARD_VERSION: &str = "a2a.card_version";
 pub(super) const BRIDGE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
 
 #[derive(Debug)]
@@ -195,7 +199,7 @@ fn service_info(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Servi
     insert("bridge", BRIDGE);
     insert("a2a.agent", &agent.name);
     insert("a2a.state", &status.state.to_string());
-    insert("a2a.since", &rfc3339(status.since));
+    insert("a2a.since", &Timestamp(status.since).to_string());
     insert("a2a.restarts", &status.restarts.to_string());
     if let Some(error) = &status.last_error {
         insert("a2a.last_error", &shorten(error, MAX_ERROR));
@@ -207,6 +211,7 @@ fn service_info(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Servi
         insert("a2a.binding", dialect.binding());
         insert("a2a.chosen_because", &known.interface.reason);
         insert("a2a.card_hash", &known.card.hash);
+        insert(CARD_VERSION, &shorten(&known.card.version, MAX_VERSION));
         version = semver_or_zero(&known.card.version);
         description = shorten(&known.card.description, MAX_DESCRIPTION);
     }
@@ -215,8 +220,7 @@ fn service_info(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Servi
     }
     if !catalog.actions.is_empty() {
         let names: Vec<_> = catalog.actions.iter().map(|action| action.token.as_str()).collect();
-        let with_actions = format!("{description} Actions: {}", names.join(", "));
-        description = shorten(with_actions.trim_start(), 2 * MAX_DESCRIPTION);
+        description = shorten(&format!("{description}{ACTIONS}{}", names.join(", ")), 2 * MAX_DESCRIPTION);
     }
     ServiceInfo { version: version.to_owned(), description, metadata }
 }
@@ -249,7 +253,7 @@ struct AgentRegistration {
 struct Announcement<'a> {
     agent: &'a str,
     state: AgentState,
-    since: String,
+    since: Timestamp,
     instance: &'a str,
     bridge: &'static str,
     actions: Vec<RegistryEntry<'a>>,
@@ -282,7 +286,7 @@ impl AgentRegistration {
         let announcement = |actions, left_out| Announcement {
             agent: &self.agent,
             state,
-            since: rfc3339(since),
+            since: Timestamp(since),
             instance: self.service.id(),
             bridge: BRIDGE,
             actions,

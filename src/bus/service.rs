@@ -51,7 +51,7 @@ use self::responder::{Membership, Responder};
 pub use self::round_trip::{RoundTripError, round_trip};
 use super::outbox::{Confirmations, Outbox};
 use super::subject::{DiscoveryVerb, ReplyGuard, Token};
-use crate::text::rfc3339;
+use crate::text::Timestamp;
 
 /// Removed endpoints whose statistics are kept. The number is limited because some agents make new skill
 /// ids at every start.
@@ -181,7 +181,7 @@ impl Service {
             name,
             queue_group,
             id: Uuid::new_v4().simple().to_string(),
-            started: rfc3339(SystemTime::now()),
+            started: Timestamp(SystemTime::now()).to_string(),
             info,
             listed,
             cached_info: std::sync::Mutex::new(cached_info),

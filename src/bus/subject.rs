@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use crate::config::values::subject_prefix;
 use crate::text::{head, hex};
 
 pub(crate) use self::agent_protocol::{
@@ -34,14 +35,18 @@ const PROVIDE_REQUIRED_INPUT: &str = "provide_required_input";
 const CANCEL_TASK: &str = "cancel_task";
 const GET_TASK: &str = "get_task";
 
+/// A subject prefix or pattern that the configuration would refuse, too.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SubjectError {
-    #[error(
-        "`{0}` is not a valid subject prefix: use letters, digits, `_` and `-`, in tokens separated by single dots"
-    )]
-    Prefix(String),
-    #[error("`{0}` is not a valid subject pattern: use whole tokens, such as `_INBOX.>` or `reply.*.x`")]
-    Pattern(String),
+#[error("`{subject}` is not valid: {reason}")]
+pub struct SubjectError {
+    subject: String,
+    reason: String,
+}
+
+impl SubjectError {
+    fn new(subject: &str, reason: String) -> Self {
+        Self { subject: subject.to_owned(), reason }
+    }
 }
 
 /// One token of a subject: `[A-Za-z0-9_-]{1,64}`.
@@ -119,15 +124,10 @@ impl Subjects {
     ///
     /// # Errors
     ///
-    /// When a token of the prefix is empty or contains anything but letters, digits, `_` and `-`, or when the
-    /// first is `_INBOX` or `_R_`, below which callers wait for replies.
+    /// When the configuration would refuse the prefix.
     pub fn new(prefix: &str) -> Result<Self, SubjectError> {
-        let first = prefix.split('.').next();
-        if prefix.split('.').all(is_plain) && !matches!(first, Some("_INBOX" | "_R_")) {
-            Ok(Self { prefix: prefix.into() })
-        } else {
-            Err(SubjectError::Prefix(prefix.to_owned()))
-        }
+        let checked = subject_prefix(prefix).map_err(|reason| SubjectError::new(prefix, reason))?;
+        Ok(Self { prefix: checked.into() })
     }
 
     pub fn prefix(&self) -> &str {
@@ -269,7 +269,7 @@ mod tests {
     #[case("a b")]
     #[case("_INBOX.x")]
     fn a_prefix_that_is_not_made_of_plain_tokens_is_refused(#[case] prefix: &str) {
-        assert_eq!(Subjects::new(prefix), Err(SubjectError::Prefix(prefix.to_owned())));
+        assert!(Subjects::new(prefix).is_err());
     }
 
     /// Reads an escaped token back; `None` for one with a hash.

@@ -12,13 +12,16 @@ use super::output::{
 };
 use super::{CliResult, FAILED, control};
 use crate::bus::control::{AgentReport, LogsRequest};
-use crate::text::duration;
+use crate::text::{Timestamp, duration};
 
 /// Time limit for `start`, `stop` and `restart`: an agent may use its whole grace period.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(90);
 
 const DETAILS: &str = "\
 Without a subcommand, `agents` lists the agents, like `agents list`.
+
+An attached agent was not started by the bridge: `stop` only unpublishes its skills, `start` \
+publishes them again, and `restart` fails.
 
 Examples:
   a2a-bridge agents
@@ -70,10 +73,11 @@ pub(super) async fn run(args: AgentsArgs) -> CliResult {
     let reports: Vec<AgentReport> =
         control::request_all(&mesh, &name, verb, &LogsRequest::default(), timeout).await?;
     if output.is_json() {
-        return print_json(&reports);
+        print_json(&reports)?;
+    } else {
+        let format = if verb == "show" { full_report } else { short_report };
+        println(reports.iter().map(format).collect::<Vec<_>>().join("\n").trim_end())?;
     }
-    let format = if verb == "show" { full_report } else { short_report };
-    println(reports.iter().map(format).collect::<Vec<_>>().join("\n").trim_end())?;
     let succeeded = reports.iter().all(|report| expected_state.is_none_or(|state| report.state == state));
     Ok(ExitCode::from(if succeeded { 0 } else { FAILED }))
 }
@@ -102,16 +106,20 @@ fn table_row(agent: &DiscoveredAgent) -> Vec<(Colour, String)> {
         (Colour::of_agent_state(&agent.state), agent.state.clone()),
         plain(agent.skills.len().to_string()),
         plain(agent.restarts.map(|count| count.to_string()).unwrap_or_default()),
-        plain(agent.since.as_deref().map(age).unwrap_or_default()),
+        plain(agent.since.map(age).unwrap_or_default()),
         plain(agent.last_error.clone().unwrap_or_default()),
     ]
 }
 
 fn short_report(report: &AgentReport) -> String {
     let pid = report.pid.map(|pid| format!(", pid {pid}"));
+    let is_unpublished = report.program.is_none() && report.state == "stopped";
+    let note = is_unpublished.then(|| {
+        "\n  the bridge no longer publishes this agent; it did not start it, so the agent may still be running".to_owned()
+    });
     let error = report.last_error.as_ref().map(|error| format!("\n  {}", one_line(error)));
     let advice = report.advice.as_ref().map(|advice| format!("\n  what to do: {advice}"));
-    let more: String = [pid, error, advice].into_iter().flatten().collect();
+    let more: String = [pid, note, error, advice].into_iter().flatten().collect();
     format!("{}: {}{more}", report.agent, report.state)
 }
 
@@ -122,15 +130,15 @@ fn full_report(report: &AgentReport) -> String {
             let _ = writeln!(text, "  {:<17}{}", format!("{name}:"), one_line(&value));
         }
     };
-    row("State", Some(format!("{}, for {}", report.state, time_since(report.since_ms))));
+    row("State", Some(format!("{}, for {}", report.state, time_since(report.since))));
     let is_stopped = report.state == "stopped";
     row(if is_stopped { "Reason" } else { "Problem" }, report.last_error.clone());
     row("What to do", report.advice.clone());
-    row("Next retry", report.next_try_ms.map(|at| format!("in {}", time_until(at))));
-    let started = report.started_ms.map(|at| format!(", started {} ago", time_since(at))).unwrap_or_default();
+    row("Next retry", report.next_try.map(|at| format!("in {}", time_until(at))));
+    let started = report.started.map(|at| format!(", started {} ago", time_since(at))).unwrap_or_default();
     row("Process", report.pid.map(|pid| format!("{pid}{started}")));
     let exit = report.last_exit.as_ref();
-    row("Last exit", exit.map(|exit| format!("{}, {} ago", exit.how, time_since(exit.at_ms))));
+    row("Last exit", exit.map(|exit| format!("{}, {} ago", exit.how, time_since(exit.at))));
     let program = report.program.as_ref();
     row("Command", program.map(|program| format!("{program} (arguments not shown)")));
     let policy = report.restart.as_ref();
@@ -147,8 +155,7 @@ fn full_report(report: &AgentReport) -> String {
     }
     row("In flight", Some(report.in_flight.to_string()));
     let error = report.last_call_error.as_ref();
-    let error =
-        error.map(|error| format!("{}: {}, {} ago", error.code, error.message, time_since(error.at_ms)));
+    let error = error.map(|error| format!("{}: {}, {} ago", error.code, error.message, time_since(error.at)));
     row("Last call error", error);
     let (lines, bytes) = (report.counts.dropped_lines, report.counts.dropped_bytes);
     let reason = "the agent writes faster than the bridge can log";
@@ -163,12 +170,10 @@ fn full_report(report: &AgentReport) -> String {
     text
 }
 
-fn time_since(unix_ms: u64) -> String {
-    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms);
-    duration(at.elapsed().unwrap_or_default())
+fn time_since(at: Timestamp) -> String {
+    duration(at.0.elapsed().unwrap_or_default())
 }
 
-fn time_until(unix_ms: u64) -> String {
-    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms);
-    duration(at.duration_since(SystemTime::now()).unwrap_or_default())
+fn time_until(at: Timestamp) -> String {
+    duration(at.0.duration_since(SystemTime::now()).unwrap_or_default())
 }

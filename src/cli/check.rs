@@ -8,7 +8,7 @@ use super::output::{counted, one_line, println};
 use super::{CliError, CliResult, ConfigArgs, FAILED, UNAVAILABLE};
 use crate::a2a::{self, card};
 use crate::bus::catalog::rename_warnings;
-use crate::bus::connect::connect;
+use crate::bus::connect::{FirstConnection, connect};
 use crate::config;
 use crate::memory::{self, MemoryBudget};
 use crate::text::error_chain;
@@ -38,7 +38,7 @@ pub(super) async fn run(args: CheckArgs) -> CliResult {
         }
     }
     if !args.offline {
-        let line = match connect(&config.nats, usize::MAX).await {
+        let line = match connect(&config.nats, usize::MAX, FirstConnection::FailFast).await {
             Ok(client) => format!("ok, nats-server {}", client.server_info().version),
             Err(error) => {
                 code = UNAVAILABLE;
@@ -60,13 +60,13 @@ pub(super) async fn run(args: CheckArgs) -> CliResult {
 }
 
 async fn check_agent(agent: &config::AgentConfig, http: &a2a::HttpClient) -> Result<String, String> {
+    let secrets = agent.secrets();
+    let memory = MemoryBudget::new(memory::default_limit()).account(&agent.name);
+    let chooser = a2a::chooser(agent, http, &secrets, memory).map_err(|error| error_chain(&error))?;
     if let Some(command) = &agent.command {
         let program = command.first().map(String::as_str).unwrap_or_default();
         return check_program(program, agent.working_dir.as_deref());
     }
-    let secrets = agent.secrets();
-    let memory = MemoryBudget::new(memory::default_limit()).account(&agent.name);
-    let chooser = a2a::chooser(agent, http, &secrets, memory).map_err(|error| error_chain(&error))?;
     let card = match &agent.card {
         Some(card) => card::Card::from_value(card.clone()),
         None => {

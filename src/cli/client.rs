@@ -60,12 +60,12 @@ pub(super) struct NatsArgs {
     #[arg(long, global = true, env = "A2A_BRIDGE_PREFIX", default_value = DEFAULT_PREFIX)]
     prefix: String,
     /// Prefix of the subjects for replies; with private inboxes, the one that the NATS user may subscribe to
-    #[arg(long, global = true, value_name = "PREFIX", env = "NATS_INBOX_PREFIX", default_value = DEFAULT_INBOX_PREFIX, value_parser = checked_prefix)]
+    #[arg(long, global = true, value_name = "PREFIX", env = "NATS_INBOX_PREFIX", default_value = DEFAULT_INBOX_PREFIX, value_parser = checked_inbox_prefix)]
     inbox_prefix: String,
 }
 
-fn checked_prefix(text: &str) -> Result<String, String> {
-    config::values::subject_prefix(text)
+fn checked_inbox_prefix(text: &str) -> Result<String, String> {
+    config::values::inbox_prefix(text)
 }
 
 impl NatsArgs {

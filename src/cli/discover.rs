@@ -11,8 +11,9 @@ use tokio::time::Instant;
 use super::client::{JsonFields as _, NatsClient, NoReply};
 use super::output::one_line;
 use super::{CliError, CliResult, UNAVAILABLE, USAGE};
+use crate::bus::publication::{ACTIONS, CARD_VERSION};
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
-use crate::text::shorten;
+use crate::text::{Timestamp, shorten};
 
 const FIRST_REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Discovery ends when no further reply arrives for this long.
@@ -31,11 +32,12 @@ pub(super) struct DiscoveredAgent {
     /// The name as it is escaped in subjects.
     pub(super) token: String,
     pub(super) state: String,
-    pub(super) since: Option<String>,
+    pub(super) since: Option<Timestamp>,
     pub(super) restarts: Option<u64>,
     pub(super) last_error: Option<String>,
+    /// The description and version on the card.
     pub(super) description: String,
-    pub(super) version: String,
+    pub(super) version: Option<String>,
     pub(super) protocol_version: Option<String>,
     pub(super) binding: Option<String>,
     pub(super) bridge: String,
@@ -145,9 +147,11 @@ impl Discovery {
             ours,
         ];
         let skills = endpoints.iter().filter_map(DiscoveredSkill::from_endpoint);
+        let description = field("description").unwrap_or_default();
+        let description = description.rsplit_once(ACTIONS).map_or(&*description, |(card, _)| card).to_owned();
         self.agents.push(DiscoveredAgent {
             state: metadata("a2a.state").unwrap_or_default(),
-            since: metadata("a2a.since"),
+            since: metadata("a2a.since").and_then(|since| since.parse().ok()),
             restarts: metadata("a2a.restarts").and_then(|text| text.parse().ok()),
             last_error: metadata("a2a.last_error"),
             protocol_version: metadata("a2a.protocol_version"),
@@ -156,8 +160,8 @@ impl Discovery {
             bridge,
             token: field("name")?,
             instance: field("id")?,
-            description: field("description").unwrap_or_default(),
-            version: field("version").unwrap_or_default(),
+            description,
+            version: metadata(CARD_VERSION),
             skills: skills.filter(|skill| !built_in.contains(&skill.subject)).collect(),
         });
         Some(())

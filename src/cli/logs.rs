@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -58,7 +58,7 @@ pub(super) async fn run(args: LogsArgs) -> CliResult {
                 continue;
             }
             for (index, line) in logs.lines.into_iter().enumerate() {
-                lines.insert((line.at_ms, name, logs.instance.clone(), index), line);
+                lines.insert((line.at, name, logs.instance.clone(), index), line);
             }
             sources.push((name, logs.instance, logs.next));
         }
@@ -112,7 +112,7 @@ async fn follow(
 }
 
 pub(super) fn log_line(agent: Option<&str>, line: &Line) -> String {
-    let at = time::OffsetDateTime::from(SystemTime::UNIX_EPOCH + Duration::from_millis(line.at_ms));
+    let at = time::OffsetDateTime::from(line.at.0);
     let level = match line.level {
         Level::Debug => "DEBUG",
         Level::Info => " INFO",

@@ -94,8 +94,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve the configured agents until SIGTERM or Ctrl-C
-    #[command(after_help = run::DETAILS)]
-    Run(ConfigArgs),
+    Run(run::RunArgs),
     /// Check the configuration, the connection to NATS and the agents
     Check(check::CheckArgs),
     /// Write a configuration file to start from
@@ -237,19 +236,21 @@ fn command() -> clap::Command {
 
 fn execute(cli: Cli, log: &LogWriter) -> CliResult {
     let default_filter = match cli.command {
-        // The bridge logs connection events itself; those of the NATS client would repeat them.
-        Command::Run(_) | Command::DemoAgent(_) => "info,async_nats=off",
-        _ => "error,async_nats=off",
+        Command::Run(_) | Command::DemoAgent(_) => "info",
+        _ => "error",
     };
-    let filter = cli.log.as_deref().unwrap_or(default_filter);
-    telemetry::start_logging(filter, cli.log_format, log.clone()).map_err(|error| {
+    // The bridge logs connection events itself; those of the NATS client would repeat them. A filter that names
+    // `async_nats` takes precedence, because it comes later.
+    let filter = cli.log.as_deref().filter(|filter| !filter.is_empty()).unwrap_or(default_filter);
+    let filter = format!("async_nats=off,{filter}");
+    telemetry::start_logging(&filter, cli.log_format, log.clone()).map_err(|error| {
         CliError::new(USAGE, error).context("`--log` (or A2A_BRIDGE_LOG) is not a valid filter; try `info`")
     })?;
     match cli.command {
         Command::Run(args) => {
             let (config, environment) = run::prepare(&args)?;
             let _export = telemetry::spans::start_export();
-            block_on(run::run(config, environment))
+            block_on(run::run(args, config, environment))
         }
         Command::Check(args) => block_on(check::run(args)),
         Command::Schema => print_json(&config::schema()),

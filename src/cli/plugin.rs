@@ -31,7 +31,7 @@ pub(super) fn manifest() -> String {
             "exit_codes": {
                 "0": "stopped by a signal",
                 "64": "invalid command line",
-                "69": "NATS is not reachable",
+                "69": "NATS rejects the credentials, or is not reachable (with `--fail-fast`)",
                 "70": "internal error",
                 "78": "invalid configuration",
             },

@@ -12,21 +12,38 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{CliError, CliResult, ConfigArgs, FAILED, INTERNAL_ERROR, INVALID_CONFIG, UNAVAILABLE};
 use crate::bridge::{Bridge, BridgeError};
+use crate::bus::connect::FirstConnection;
 use crate::config::{self, Config, Environment};
 #[cfg(target_os = "linux")]
 use crate::process::cgroup::Cgroups;
 use crate::process::child::{ProcessHost, is_inherited};
 use crate::text::error_chain;
 
-pub(super) const DETAILS: &str = "\
+const DETAILS: &str = "\
 Signals:
   SIGTERM, SIGINT (Ctrl-C)  stop; calls in flight may finish within `shutdown_grace`,
                             and a second signal skips this grace period
   SIGHUP                    reload the configuration file";
 
+#[derive(Debug, clap::Args)]
+#[command(after_help = DETAILS)]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Exit with code 69 if NATS is not reachable within 10 seconds, instead of waiting for it
+    #[arg(long)]
+    fail_fast: bool,
+}
+
+impl RunArgs {
+    fn first_connection(&self) -> FirstConnection {
+        if self.fail_fast { FirstConnection::FailFast } else { FirstConnection::Wait }
+    }
+}
+
 /// Reads the configuration, and protects the process from the agents that it will launch. Call it before other threads
 /// start.
-pub(super) fn prepare(args: &ConfigArgs) -> CliResult<(Config, Environment)> {
+pub(super) fn prepare(args: &RunArgs) -> CliResult<(Config, Environment)> {
     // Other processes of the same user can then read neither the memory nor the environment of the bridge. It also
     // leaves no core dumps.
     #[cfg(target_os = "linux")]
@@ -34,13 +51,13 @@ pub(super) fn prepare(args: &ConfigArgs) -> CliResult<(Config, Environment)> {
         tracing::warn!(%error, "agents that run as the same user may read the memory of the bridge");
     }
     let mut environment = Environment::default();
-    let config = config::load_with(&args.config, &environment)
+    let config = config::load_with(&args.config.config, &environment)
         .map_err(|error| CliError::new(INVALID_CONFIG, error))?;
     environment.hide(is_inherited);
     Ok((config, environment))
 }
 
-pub(super) async fn run(config: Config, environment: Environment) -> CliResult {
+pub(super) async fn run(args: RunArgs, config: Config, environment: Environment) -> CliResult {
     let mut stop = StopSignals::new().map_err(CliError::internal)?;
     let hang_up = signal(SignalKind::hangup()).map_err(CliError::internal)?;
     let host = process_host();
@@ -48,7 +65,7 @@ pub(super) async fn run(config: Config, environment: Environment) -> CliResult {
         tracing::warn!("the configuration has no agents; the bridge has nothing to serve");
     }
     let bridge = tokio::select! {
-        bridge = Bridge::connect(&config, host) => bridge.map_err(bridge_error)?,
+        bridge = Bridge::connect(&config, host, args.first_connection()) => bridge.map_err(bridge_error)?,
         name = stop.next() => {
             tracing::info!("received {name} during startup; stopping");
             return Ok(ExitCode::SUCCESS);

@@ -75,6 +75,8 @@ kinds! {
         json!({ "type": "object", "additionalProperties": Text::schema() });
     JsonObject -> Value: "a mapping", read read_object, json!({ "type": "object" });
     SubjectPrefix -> String: "a subject", parse values::subject_prefix,
+        text_schema(r"^(?!(_INBOX|_R_)(\.|$))(?=.{1,128}$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$");
+    InboxPrefix -> String: "a subject", parse values::inbox_prefix,
         text_schema(r"^(?=.{1,128}$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$");
     SubjectPattern -> String: "a subject", parse values::subject_pattern,
         text_schema(r"^((\*|[^\s.*>]+)\.)*((\*|[^\s.*>]+)|>)$");

@@ -15,9 +15,9 @@ use super::agent::{Port, SettingsDigest};
 use super::declare::{Field, Scope, Setting, joined, merged, object_schema, settings};
 use super::kinds::{
     A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, CommandLine, Count, EnvFile,
-    EnvVars, HeaderLines, HeaderName, HeaderValue, HostPort, JsonObject, KeyPlace, MemorySize, OwnerName,
-    ProcessorCount, Renames, Restart, Secret, Servers, Size, SubjectPatterns, SubjectPrefix, Text, TokenUrl,
-    UrlPath, UserName,
+    EnvVars, HeaderLines, HeaderName, HeaderValue, HostPort, InboxPrefix, JsonObject, KeyPlace, MemorySize,
+    OwnerName, ProcessorCount, Renames, Restart, Secret, Servers, Size, SubjectPatterns, SubjectPrefix, Text,
+    TokenUrl, UrlPath, UserName,
 };
 use super::node::Node;
 use super::rules;
@@ -64,13 +64,14 @@ settings! {
         /// Password of `user`.
         password: Option<Secret<AnyText>>, example "${NATS_PASSWORD}";
         tls: Option<TlsFiles>;
-        /// Prefix of every subject of the bridge: tokens of letters, digits, `_` and `-`, with dots between them.
+        /// Prefix of every subject of the bridge: tokens of letters, digits, `_` and `-`, with dots between them. The first
+        /// token must not be `_INBOX` or `_R_`, below which callers wait for replies.
         subject_prefix: SubjectPrefix, default "a2a";
         /// Reply subjects to which the bridge sends replies; `*` matches one token, `>` all tokens that follow.
         reply_prefixes: SubjectPatterns, default ["_INBOX.>", "_R_.>"];
         /// Prefix of the subjects on which the bridge itself receives replies. With private inboxes, as in
         /// `deploy/nats-permissions.conf`, it is `_INBOX.bridge`.
-        inbox_prefix: SubjectPrefix, default "_INBOX";
+        inbox_prefix: InboxPrefix, default "_INBOX";
         agent_protocol: Option<AgentProtocolConfig>;
     }
 

@@ -195,7 +195,15 @@ fn nats_url(text: &str) -> Result<String, String> {
     }
 }
 
+/// The prefix of subjects that the bridge serves. Callers wait for replies below `_INBOX` and `_R_`, so a bridge there would
+/// refuse all their reply subjects as its own.
 pub(crate) fn subject_prefix(text: &str) -> Result<String, String> {
+    let is_for_replies = matches!(text.split('.').next(), Some("_INBOX" | "_R_"));
+    checked(text, !is_for_replies, "expected a prefix other than `_INBOX` and `_R_`, which are for replies")
+        .and_then(|prefix| inbox_prefix(&prefix))
+}
+
+pub(crate) fn inbox_prefix(text: &str) -> Result<String, String> {
     let token = |token: &str| {
         !token.is_empty()
             && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
@@ -207,7 +215,7 @@ pub(crate) fn subject_prefix(text: &str) -> Result<String, String> {
     )
 }
 
-pub(super) fn subject_pattern(text: &str) -> Result<String, String> {
+pub(crate) fn subject_pattern(text: &str) -> Result<String, String> {
     let last = text.split('.').count().saturating_sub(1);
     let token = |(index, token): (usize, &str)| match token {
         "" => false,

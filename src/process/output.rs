@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use pump::Pump;
 
 use crate::secrets::Secrets;
+use crate::text::Timestamp;
 
 /// Maximum number of lines in the ring buffer, both streams together.
 const MAX_KEPT_LINES: usize = 200;
@@ -54,8 +55,8 @@ pub enum Level {
 pub struct Line {
     /// Increases by one with every kept line of the agent.
     pub seq: u64,
-    /// Read at this time, in milliseconds since 1970.
-    pub at_ms: u64,
+    /// When the bridge read the line.
+    pub at: Timestamp,
     pub stream: Stream,
     pub level: Level,
     pub text: String,
@@ -137,13 +138,7 @@ impl Output {
         let text = crate::text::shorten(text, MAX_LINE_BYTES);
         ring.bytes += text.len();
         let seq = *self.0.next.borrow();
-        ring.lines.push_back(Line {
-            seq,
-            at_ms: crate::text::unix_millis(SystemTime::now()),
-            stream,
-            level,
-            text,
-        });
+        ring.lines.push_back(Line { seq, at: Timestamp(SystemTime::now()), stream, level, text });
         while ring.lines.len() > MAX_KEPT_LINES || ring.bytes > MAX_KEPT_BYTES {
             let Some(oldest) = ring.lines.pop_front() else {
                 break;

@@ -51,6 +51,19 @@ fn every_configuration_error_is_reported_with_its_position(#[case] command: &str
     assert_eq!(output.out, "");
 }
 
+#[rstest]
+#[case("subject_prefix: _INBOX")]
+#[case("subject_prefix: _R_.a2a")]
+#[case("reply_prefixes: ['a.>.b']")]
+fn run_and_check_refuse_the_same_subjects(#[case] setting: &str) {
+    let config = ConfigFile::new(&format!("nats:\n  {setting}\n{GOOD}\n"));
+    for arguments in [&["run"] as &[_], &["check"], &["check", "--offline"]] {
+        let output = run(command(arguments).args(["--config", config.path()]), "");
+        assert_eq!(output.code, 78, "{arguments:?}: {output:?}");
+        assert!(output.err.contains("bridge.yaml:2:"), "{arguments:?}: {output:?}");
+    }
+}
+
 #[test]
 fn missing_configuration_file_is_named() {
     for command in ["run", "check"] {
@@ -124,6 +137,7 @@ async fn check_connects_to_nats_and_to_the_agents() {
     for problem in [
         "{ name: missing, url: 'http://127.0.0.1:9' }",
         "{ name: missing, url: 'http://127.0.0.1:9', command: no-such-program }",
+        "{ name: missing, url: 'http://127.0.0.1:9', command: sh, tls: { ca: /nowhere/ca.pem } }",
     ] {
         let output = program(&["check", "--config", ConfigFile::new(&yaml(problem)).path()]);
         let report = output.out;
@@ -133,12 +147,12 @@ async fn check_connects_to_nats_and_to_the_agents() {
 }
 
 #[rstest]
-#[case("run")]
-#[case("check")]
-fn unreachable_nats_has_its_own_exit_code(#[case] command: &str) {
+#[case(&["run", "--fail-fast"])]
+#[case(&["check"])]
+fn unreachable_nats_has_its_own_exit_code(#[case] arguments: &[&str]) {
     let config = ConfigFile::new("nats: { url: 'nats://127.0.0.1:9' }\nagents: []\n");
     let began = Instant::now();
-    let output = program(&[command, "--config", config.path()]);
+    let output = run(command(arguments).args(["--config", config.path()]), "");
     assert_eq!(output.code, 69);
     let all = output.err + &output.out;
     assert!(all.contains("nats://127.0.0.1:9"), "{all}");

@@ -1,10 +1,11 @@
 //! `agents show` explains a problem and what to do; `logs` explains missing output.
 
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::support::eventually;
 use crate::support::processes::program;
 use crate::support::site::{Site, demo, shell};
+use crate::support::{Answer, Peer, eventually, peer};
 
 /// The text without what differs from run to run: paths, ports, process ids, times.
 fn normalized(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
@@ -104,6 +105,43 @@ async fn agents_show_explains_eight_problems_and_what_to_do() {
     let me = std::fs::read_to_string("/proc/self/comm").unwrap();
     let all = all.replace(&format!("({})", me.trim()), "(NAME)");
     insta::assert_snapshot!(all);
+}
+
+#[tokio::test]
+async fn attached_agent_can_be_unpublished_and_published_but_not_restarted() {
+    let peer = Peer::completing("done");
+    let site = Site::running(&[("a", &format!("url: {}", peer.url()))]).await;
+    site.until_state("a", "ready").await;
+    for arguments in [&["agents", "restart", "a"][..], &["agents", "restart", "a", "--json"]] {
+        let (code, out, error) = site.run(arguments).await;
+        assert_eq!((code, out.as_str()), (1, ""), "{error}");
+        assert!(error.contains("the bridge did not start this agent and cannot restart it"), "{error}");
+    }
+    let (code, out, error) = site.run(&["agents", "stop", "a"]).await;
+    assert!(code == 0 && out.starts_with("a: stopped\n"), "{out}{error}");
+    assert!(out.contains("the agent may still be running"), "{out}");
+    let (code, out, error) = site.run(&["agents", "start", "a"]).await;
+    assert_eq!((code, out.as_str()), (0, "a: ready\n"), "{error}");
+}
+
+#[tokio::test]
+async fn json_has_the_texts_of_the_card_and_times_of_one_form() {
+    let mut card = peer::card(&["ask"]);
+    card["version"] = json!("1");
+    let peer = Peer::agent_with_card(card, |seen| Answer::task(seen, "TASK_STATE_COMPLETED", "done"));
+    let site = Site::running(&[("a", &format!("url: {}", peer.url()))]).await;
+    site.until_state("a", "ready").await;
+    let json = async |arguments: &[&str]| -> Value {
+        let (code, out, error) = site.run(arguments).await;
+        assert_eq!(code, 0, "{error}");
+        serde_json::from_str::<Value>(&out).unwrap()[0].take()
+    };
+    let (listed, shown) = (json(&["agents", "--json"]).await, json(&["agents", "show", "a", "--json"]).await);
+    assert_eq!((&listed["description"], &listed["version"]), (&json!("A peer"), &json!("1")));
+    assert_eq!(listed["since"], shown["since"]);
+    let since = shown["since"].as_str().unwrap();
+    let digits = since.replace(|c: char| c.is_ascii_digit(), "0");
+    assert_eq!(digits, "0000-00-00T00:00:00.000Z", "{since}");
 }
 
 #[tokio::test]

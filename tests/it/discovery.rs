@@ -26,7 +26,8 @@ async fn info_describes_the_agent_and_its_actions(#[values("1.0", "0.3")] protoc
     assert_eq!(info["name"], "demo");
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
     let description = info["description"].as_str().unwrap();
-    assert!(description.contains("The demo agent") && description.contains("echo, report"), "{description}");
+    assert!(description.starts_with("The demo agent"), "{description}");
+    assert!(description.ends_with("\nActions: echo, report"), "{description}");
     let metadata = &info["metadata"];
     assert_eq!(
         keys(metadata),
@@ -34,6 +35,7 @@ async fn info_describes_the_agent_and_its_actions(#[values("1.0", "0.3")] protoc
             "a2a.agent",
             "a2a.binding",
             "a2a.card_hash",
+            "a2a.card_version",
             "a2a.chosen_because",
             "a2a.protocol_version",
             "a2a.restarts",

@@ -60,3 +60,5 @@ mod support;
 mod task_states;
 mod tasks;
 mod terminal_output;
+#[cfg(target_os = "linux")]
+mod wait_for_nats;

@@ -5,6 +5,20 @@ use serde_json::json;
 use crate::support::{Bridge, launched, wait_until};
 
 #[tokio::test]
+async fn outage_is_logged_when_it_begins_and_when_it_ends() {
+    let mut bridge = Bridge::without_agents().log("info").start_early().await;
+    let before = bridge.log().lines().count();
+    bridge.nats.end();
+    bridge.until_logged("NATS connection is down").await;
+    bridge.nats.restart().await;
+    bridge.until_logged("NATS connection is up again").await;
+    let log = bridge.log();
+    let lines: Vec<_> = log.lines().skip(before).collect();
+    assert_eq!(lines.len(), 2, "{log}");
+    assert!(lines.iter().all(|line| line.contains("INFO")) && lines[1].contains("outage="), "{log}");
+}
+
+#[tokio::test]
 async fn call_in_flight_gets_its_reply_after_a_nats_restart() {
     let mut bridge = Bridge::with_demo(&[]).await;
     bridge.prompt("demo.echo", "x").await.expect("COMPLETED");

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::support::eventually::eventually_within;
 use crate::support::processes;
 use crate::support::processes::{MARK, marked, memory, program};
-use crate::support::site::{Site, demo, demo_at, shell};
+use crate::support::site::{Site, back_off, demo, demo_at, shell};
 
 const LONG: Duration = Duration::from_secs(60);
 const TREE: &str = "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; exec sleep 1000";
@@ -113,11 +113,11 @@ async fn back_off_reset() -> Row {
         let report = site
             .until_within(LONG, "a", |report| report.state == "ready" && report.restarts as usize == restarts)
             .await;
-        let stable = SystemTime::UNIX_EPOCH + Duration::from_millis(report.since_ms + 300);
+        let stable = report.since.0 + Duration::from_millis(300);
         eventually_within(LONG, || async { (SystemTime::now() > stable).then_some(()) }).await;
         processes::signal(report.pid.unwrap(), Signal::SIGKILL);
-        let report = site.until_within(LONG, "a", |report| report.next_try_ms.is_some()).await;
-        pauses.push(report.next_try_ms.unwrap() - report.since_ms);
+        let report = site.until_within(LONG, "a", |report| report.next_try.is_some()).await;
+        pauses.push(back_off(&report).as_millis());
     }
     let (least, most) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
     row(

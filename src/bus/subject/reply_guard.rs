@@ -1,6 +1,7 @@
 //! Decides which reply subjects the bridge may publish to.
 
 use super::SubjectError;
+use crate::config::values::subject_pattern;
 
 /// Decides which reply subjects the bridge may publish to.
 ///
@@ -45,7 +46,7 @@ impl ReplyGuard {
     ///
     /// # Errors
     ///
-    /// When a pattern has an empty token, a wildcard inside a token, or `>` before its end.
+    /// When the configuration would refuse a pattern.
     pub fn new<P: AsRef<str>>(
         patterns: impl IntoIterator<Item = P>,
         prefix: &str,
@@ -54,10 +55,9 @@ impl ReplyGuard {
             .into_iter()
             .map(|pattern| {
                 let pattern = pattern.as_ref();
-                let literal = pattern.strip_suffix(".>").unwrap_or(pattern);
-                let valid =
-                    pattern == ">" || literal.split('.').all(|token| token == "*" || is_literal(token));
-                if valid { Ok(Pattern::new(pattern)) } else { Err(SubjectError::Pattern(pattern.to_owned())) }
+                let checked =
+                    subject_pattern(pattern).map_err(|reason| SubjectError::new(pattern, reason))?;
+                Ok(Pattern::new(&checked))
             })
             .collect::<Result<_, _>>()?;
         Ok(Self { patterns, own: vec![prefix.into()] })

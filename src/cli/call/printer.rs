@@ -6,8 +6,9 @@ use super::caller::CallResult;
 use super::reply::CallReply;
 use super::save::SaveArgs;
 use crate::cli::client::NatsArgs;
-use crate::cli::output::{Colour, StdStream, age, eprintln, eprintln_dim, one_line, print, println};
+use crate::cli::output::{Colour, StdStream, eprintln, eprintln_dim, one_line, print, println};
 use crate::cli::{CliResult, FAILED};
+use crate::text::Timestamp;
 
 #[derive(Debug)]
 pub(in crate::cli) struct ReplyPrinter<'a> {
@@ -106,7 +107,8 @@ impl ReplyPrinter<'_> {
             ("'your answer'", "")
         };
         let command = self.command(&format!("call {} --answer {} {answer}", self.agent, quoted(id)));
-        let until = if age(expires).is_empty() { String::new() } else { format!(" until {expires}") };
+        let is_time = expires.parse::<Timestamp>().is_ok();
+        let until = if is_time { format!(" until {expires}") } else { String::new() };
         Some(format!("answer{until} with{source}:\n  {command}"))
     }
 

@@ -174,6 +174,9 @@ fn text_may_look_like_a_number_or_a_boolean() {
         &["nats.subject_prefix", "nats.inbox_prefix"],
         &[json!("a..b"), json!("a b"), json!("a.>"), json!("x".repeat(129)), json!("")],
     );
+    refused(&["nats.subject_prefix"], &["_INBOX", "_INBOX.a", "_R_", "_R_.a"].map(Value::from));
+    accepted(&["nats.subject_prefix", "nats.inbox_prefix"], &["_INBOXES", "a._INBOX"].map(Value::from));
+    accepted(&["nats.inbox_prefix"], &["_INBOX", "_INBOX.a"].map(Value::from));
 }
 
 #[test]

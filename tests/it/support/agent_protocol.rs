@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use a2a_bridge::internal::Bridge;
 use a2a_bridge::internal::child::ProcessHost;
+use a2a_bridge::internal::{Bridge, FirstConnection};
 use a2a_bridge::internal::{Config, parse_config};
 use async_nats::{Client, HeaderMap, Message, Subscriber};
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -116,7 +116,7 @@ fn settings(server: &NatsServer, name: &str, url: &str, settings: &str) -> Confi
 }
 
 async fn bridge(config: Config) -> Bridge {
-    let bridge = Bridge::connect(&config, ProcessHost::default()).await.unwrap();
+    let bridge = Bridge::connect(&config, ProcessHost::default(), FirstConnection::FailFast).await.unwrap();
     bridge.serve(config).await.unwrap();
     bridge
 }

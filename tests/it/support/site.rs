@@ -252,6 +252,11 @@ impl Site {
     }
 }
 
+/// How long the back-off of an agent takes in total.
+pub fn back_off(report: &AgentReport) -> Duration {
+    report.next_try.unwrap().0.duration_since(report.since.0).unwrap()
+}
+
 /// The guard of an agent is the parent of its process.
 pub fn guard_of(agent: i32) -> i32 {
     Stat::read(agent).unwrap().parent
