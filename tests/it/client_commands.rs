@@ -1,6 +1,7 @@
 //! The commands of callers and operators, against a real bridge with the demo agent.
 
 mod help;
+mod lost_bridge;
 mod stream_and_submit;
 mod terminal;
 
