@@ -100,6 +100,7 @@
 //! | whether a reply subject is allowed | `EndpointReader::handle` in `bus/service/endpoint.rs`, with `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; control requests and discovery use the same guard |
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
 //! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full quota of state is `busy` too, see `state/quota.rs` |
+//! | whether the bridge that runs a call is gone, for `a2a-bridge call` | `BridgeWatch::gone` in `cli/call/bridge_watch.rs`; the bridge names itself in `FrameWriter::started` in `bus/frames.rs` |
 //! | whether a discovery request waits for its answer or is dropped | `read` in `bus/service/responder.rs` |
 //! | whether there is memory for a request, a response or a reply | `MemoryAccount::charge` in `memory.rs`; `Dispatcher::arrive` charges requests, `Outbox::publish` in `bus/outbox.rs` charges what waits to be sent |
 //! | when freed memory returns to the system | `run` in `memory/reclaimer.rs` |

@@ -276,11 +276,12 @@ impl Invocation {
                 return Err(ActionError::invalid(message));
             }
             Some(prompt) => prompt,
-            None if template.names.is_empty() => return Err(missing("prompt")),
+            None if template.names.is_empty() => return Err(missing(["prompt"])),
             None => {
-                if let Some(name) = template.names.iter().find(|name| !values.iter().any(|(n, _)| n == name))
-                {
-                    return Err(missing(name));
+                let is_missing = |name: &&str| !values.iter().any(|(given, _)| given == name);
+                let absent: Vec<_> = template.names.iter().map(String::as_str).filter(is_missing).collect();
+                if !absent.is_empty() {
+                    return Err(missing(absent));
                 }
                 let value = |name: &str| values.iter().find(|(n, _)| *n == name).map_or("", |(_, v)| v);
                 template.fill(value).map_err(|error| ActionError::new(Code::TooLarge, error.to_string()))?
@@ -372,7 +373,7 @@ impl RequestFields {
     }
 
     fn require_string(&mut self, key: &str) -> Result<String, ActionError> {
-        self.take_string(key)?.ok_or_else(|| missing(&self.name(key)))
+        self.take_string(key)?.ok_or_else(|| missing([self.name(key).as_str()]))
     }
 
     fn take_list(&mut self, key: &str) -> Result<Vec<String>, ActionError> {
@@ -420,8 +421,11 @@ fn quoted<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
     names.join(", ")
 }
 
-fn missing(name: &str) -> ActionError {
-    ActionError::invalid(format!("parameter `{name}` is missing"))
+/// Names all missing parameters, so that the caller can add them at once.
+fn missing<'n>(names: impl IntoIterator<Item = &'n str, IntoIter: ExactSizeIterator>) -> ActionError {
+    let names = names.into_iter();
+    let (noun, verb) = if names.len() == 1 { ("parameter", "is") } else { ("parameters", "are") };
+    ActionError::invalid(format!("{noun} {} {verb} missing", quoted(names)))
 }
 
 fn empty(name: &str) -> ActionError {

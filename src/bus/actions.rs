@@ -1,6 +1,7 @@
 //! The front door for NATS actions: turns a message into a request, and its reply into a message or frames.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_nats::{Message, Subject};
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use super::headers::{self, Headers};
 use super::outbox::Outbox;
 use super::per_card::PerCard;
 use super::service::{Accounting, Handler, ServiceRequest};
-use crate::action::progress::{Progress, ProgressEvent};
+use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::action::request::ReplyMode;
 use crate::dispatch::Dispatcher;
 use crate::dispatch::arrival::Arrival;
@@ -32,10 +33,16 @@ pub(crate) enum Target {
 }
 
 /// The handler of one endpoint.
-pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, outbox: &Outbox, target: Target) -> Handler {
+pub(crate) fn handler(
+    dispatcher: &Arc<Dispatcher>,
+    outbox: &Outbox,
+    instance: &Arc<str>,
+    target: Target,
+) -> Handler {
     let endpoint = Arc::new(ActionEndpoint {
         dispatcher: Arc::clone(dispatcher),
         outbox: outbox.clone(),
+        instance: Arc::clone(instance),
         target,
         encoded_card: PerCard::default(),
     });
@@ -61,6 +68,8 @@ pub(crate) fn handler(dispatcher: &Arc<Dispatcher>, outbox: &Outbox, target: Tar
 struct ActionEndpoint {
     dispatcher: Arc<Dispatcher>,
     outbox: Outbox,
+    /// The id of the agent's service.
+    instance: Arc<str>,
     target: Target,
     encoded_card: PerCard<Bytes>,
 }
@@ -75,11 +84,15 @@ impl ActionEndpoint {
             Ok(headers) => (headers.frames, headers.cancel_on_disconnect),
             Err(_) => Default::default(),
         };
-        let mut responder = Responder { endpoint: &self, pending: Some((to, accounting)) };
         let operation = self.operation(&message);
         // A caller that expects frames gets its error as a frame even if the headers are invalid.
         let runs_the_agent = operation.as_ref().is_some_and(Operation::runs_the_agent);
         let wants_frames = runs_the_agent && headers::wants_stream(&message);
+        let wants_ack = headers.as_ref().is_ok_and(|headers| {
+            runs_the_agent && headers.wants_ack && headers.options.mode == ReplyMode::Final
+        });
+        let ack_frames = wants_ack.then(|| Box::new(self.frame_writer(to.clone(), Default::default())));
+        let mut responder = Responder { endpoint: &self, pending: Some((to, accounting)), ack_frames };
         let request = match (headers, operation) {
             (Ok(_), None) => {
                 drop(message);
@@ -98,6 +111,16 @@ impl ActionEndpoint {
             Err(error) => Box::pin(self.dispatcher.refuse(error, &mut responder)).await,
         };
         responder.send(reply).await;
+    }
+
+    fn frame_writer(
+        &self,
+        to: Subject,
+        (selection, cancel_on_disconnect): (FrameSelection, bool),
+    ) -> FrameWriter {
+        let keep_alive = self.dispatcher.agent().config.stream_keepalive;
+        let instance = Arc::clone(&self.instance);
+        FrameWriter::new(self.outbox.clone(), to, keep_alive, instance, selection, cancel_on_disconnect)
     }
 
     /// `None` for the card, which is not an operation on tasks.
@@ -144,6 +167,8 @@ struct Responder<'a> {
     endpoint: &'a ActionEndpoint,
     /// `None` once the reply is sent.
     pending: Option<(Subject, Accounting)>,
+    /// For the frames that precede the reply if the caller asks for them (`A2A-Ack`).
+    ack_frames: Option<Box<FrameWriter>>,
 }
 
 impl Responder<'_> {
@@ -176,12 +201,11 @@ impl Responder<'_> {
         mut self,
         request: Result<Request, ActionError>,
         arrival: &mut Arrival,
-        (selection, cancel_on_disconnect): (FrameSelection, bool),
+        frame_options: (FrameSelection, bool),
     ) {
         let Some((to, accounting)) = self.pending.take() else { return };
-        let ActionEndpoint { dispatcher, outbox, .. } = self.endpoint;
-        let keep_alive = dispatcher.agent().config.stream_keepalive;
-        let mut frames = FrameWriter::new(outbox.clone(), to, keep_alive, selection, cancel_on_disconnect);
+        let dispatcher = &self.endpoint.dispatcher;
+        let mut frames = self.endpoint.frame_writer(to, frame_options);
         let reply = match request {
             Ok(request) => dispatcher.call(request, arrival, &mut frames).await,
             Err(error) => dispatcher.refuse(error, &mut frames).await,
@@ -190,12 +214,34 @@ impl Responder<'_> {
     }
 }
 
+/// The frames are boxed futures, so that the future of an ordinary call stays small.
 impl Progress for Responder<'_> {
+    async fn started(&mut self) {
+        if let Some(frames) = &mut self.ack_frames {
+            Box::pin(frames.started()).await;
+        }
+    }
+
     fn wants_content(&self) -> bool {
         false
     }
 
-    async fn report(&mut self, _: ProgressEvent) {}
+    async fn report(&mut self, event: ProgressEvent) {
+        if let (Some(frames), ProgressEvent::Task { .. }) = (&mut self.ack_frames, &event) {
+            Box::pin(frames.report(event)).await;
+        }
+    }
+
+    fn keep_alive_interval(&self) -> Option<Duration> {
+        self.ack_frames.as_ref().and_then(|frames| frames.keep_alive_interval())
+    }
+
+    async fn keep_alive(&mut self) -> Listener {
+        match &mut self.ack_frames {
+            Some(frames) => Box::pin(frames.keep_alive()).await,
+            None => Listener::Connected,
+        }
+    }
 
     async fn accepted(&mut self, outcome: &Arc<Outcome>) {
         self.send(Ok(Arc::clone(outcome))).await;

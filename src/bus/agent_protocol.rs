@@ -45,7 +45,8 @@ use super::outbox::Outbox;
 use super::per_card::PerCard;
 use super::publication::{BRIDGE, MAX_DESCRIPTION, publish_if_connected};
 use super::service::{
-    EndpointInfo, Handler, Service, ServiceContext, ServiceError, ServiceInfo, ServiceRequest, semver_or_zero,
+    EndpointInfo, Handler, Service, ServiceContext, ServiceError, ServiceInfo, ServiceRequest, new_id,
+    semver_or_zero,
 };
 use super::stoppable_task::StoppableTask;
 use super::subject::{AGENT_PROTOCOL_KIND, AgentProtocolSubjects, Subjects, Token};
@@ -210,9 +211,15 @@ impl Registrar {
         };
         let prompts = PromptEndpoint::handler(&self.prompts);
         let info = self.service_info(status);
-        let service =
-            Service::start(&self.context, Token::new(SERVICE), SERVICE, info, vec![(prompt, prompts)])
-                .await?;
+        let service = Service::start(
+            &self.context,
+            Token::new(SERVICE),
+            &new_id(),
+            SERVICE,
+            info,
+            vec![(prompt, prompts)],
+        )
+        .await?;
         let status = EndpointInfo {
             name: "status".to_owned(),
             subject: self.prompts.protocol_subjects.subject("status"),

@@ -4,6 +4,7 @@ pub(crate) mod artifact;
 mod coalescer;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{HeaderMap, HeaderName, HeaderValue, StatusCode, Subject};
@@ -24,6 +25,7 @@ use crate::offload;
 use crate::reply::Reply;
 
 const SEQUENCE: HeaderName = HeaderName::from_static("A2A-Seq");
+const INSTANCE: HeaderName = HeaderName::from_static("A2A-Instance");
 /// Bytes of a part in addition to its text.
 const PART_OVERHEAD: usize = 16;
 /// How long to wait for the server's message that no one is subscribed.
@@ -43,6 +45,8 @@ pub(crate) enum FrameSelection {
 #[derive(Debug)]
 pub(crate) struct FrameWriter {
     inbox: Inbox,
+    /// The id of the service that runs the call.
+    instance: Arc<str>,
     sequence: u64,
     selection: FrameSelection,
     /// With [`FrameSelection::Text`]: the response artifacts of which the caller has received a part.
@@ -69,11 +73,13 @@ impl FrameWriter {
         outbox: Outbox,
         to: Subject,
         keep_alive: Duration,
+        instance: Arc<str>,
         selection: FrameSelection,
         cancel_on_disconnect: bool,
     ) -> Self {
         Self {
             inbox: Inbox::new(outbox, to, keep_alive),
+            instance,
             sequence: 0,
             selection,
             started_artifacts: HashSet::new(),
@@ -228,7 +234,10 @@ fn remove_text(artifact: &mut Artifact) {
 
 impl Progress for FrameWriter {
     async fn started(&mut self) {
-        self.send(None, typed_body("status", "ack")).await;
+        // The caller can find out with `$SRV.INFO` whether this instance still exists.
+        let mut headers = HeaderMap::new();
+        headers.insert(INSTANCE, &*self.instance);
+        self.send_with_headers(None, headers, typed_body("status", "ack")).await;
     }
 
     async fn report(&mut self, event: ProgressEvent) {
@@ -300,7 +309,8 @@ mod tests {
         for (event, frames) in events.into_iter().zip([3, 1, 1]) {
             let outbox = unconnected_outbox(AGENT).await;
             let to = Subject::from_static("inbox");
-            let mut writer = FrameWriter::new(outbox, to, Duration::MAX, FrameSelection::All, false);
+            let mut writer =
+                FrameWriter::new(outbox, to, Duration::MAX, "id".into(), FrameSelection::All, false);
             let turn = offload::hold_turn(AGENT);
             let mut reporting = Box::pin(writer.report(event));
             assert!(poll!(&mut reporting).is_pending(), "it is not the agent's turn");
@@ -316,7 +326,7 @@ mod tests {
         let outbox = unconnected_outbox(AGENT).await;
         let full = outbox.fill();
         let to = Subject::from_static("inbox");
-        let mut writer = FrameWriter::new(outbox, to, Duration::MAX, FrameSelection::All, false);
+        let mut writer = FrameWriter::new(outbox, to, Duration::MAX, "id".into(), FrameSelection::All, false);
         let _turn = offload::hold_turn(AGENT);
         let mut reporting = Box::pin(writer.report(ProgressEvent::Response("x".repeat(8 << 10))));
         assert!(poll!(&mut reporting).is_pending());

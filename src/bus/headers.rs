@@ -22,6 +22,8 @@ pub(crate) struct Headers {
     pub frames: FrameSelection,
     /// Whether to cancel the task when the caller disconnects.
     pub cancel_on_disconnect: bool,
+    /// Whether `status` and `task` frames precede the reply in mode `final`.
+    pub wants_ack: bool,
 }
 
 impl Headers {
@@ -45,6 +47,7 @@ impl Headers {
         )?;
         let cancel_on_disconnect =
             choice(headers, "A2A-On-Disconnect", &[("continue", false), ("cancel", true)])?;
+        let wants_ack = choice(headers, "A2A-Ack", &[("no", false), ("yes", true)])?;
         let timeout = header(headers, "A2A-Timeout").map(parse_capped_duration).transpose();
         let timeout = timeout.map_err(|why| ActionError::invalid(format!("header `A2A-Timeout`: {why}")))?;
         let idempotency_key = header(headers, "Nats-Msg-Id").filter(|key| !key.is_empty()).map(str::to_owned);
@@ -53,7 +56,7 @@ impl Headers {
             return Err(ActionError::invalid(message));
         }
         let options = CallOptions { mode, timeout, trace, ..CallOptions::default() };
-        Ok(Self { options, idempotency_key, frames, cancel_on_disconnect })
+        Ok(Self { options, idempotency_key, frames, cancel_on_disconnect, wants_ack })
     }
 }
 

@@ -15,7 +15,9 @@ use super::actions::{self, Target};
 use super::catalog::{BuiltInAction, Catalog, RegistryEntry};
 use super::encoded_reply::EncodedReply;
 use super::outbox::Outbox;
-use super::service::{MAX_VERSION, Service, ServiceContext, ServiceError, ServiceInfo, semver_or_zero};
+use super::service::{
+    MAX_VERSION, Service, ServiceContext, ServiceError, ServiceInfo, new_id, semver_or_zero,
+};
 use super::stoppable_task::StoppableTask;
 use super::subject::{Subjects, Token};
 use crate::action::actions::TaskUpdate;
@@ -56,15 +58,16 @@ impl Publication {
     ) -> Result<Self, ServiceError> {
         let agent = dispatcher.agent();
         let token = Token::new(&agent.name);
+        let instance: Arc<str> = new_id().into();
         let built_ins = BuiltInAction::ALL
             .iter()
             .map(|&built_in| {
-                let handler = actions::handler(&dispatcher, outbox, Target::BuiltIn(built_in));
+                let handler = actions::handler(&dispatcher, outbox, &instance, Target::BuiltIn(built_in));
                 (built_in.endpoint(subjects, &token), handler)
             })
             .collect();
         let info = service_info(agent, &agent.status.borrow(), &Catalog::default());
-        let service = Service::start(context, token.clone(), QUEUE_GROUP, info, built_ins).await?;
+        let service = Service::start(context, token.clone(), &instance, QUEUE_GROUP, info, built_ins).await?;
         let registration = Arc::new(AgentRegistration {
             outbox: Outbox::one_at_a_time(context.client.clone(), context.confirmations.clone()),
             subject: subjects.registry(&token),
@@ -77,7 +80,7 @@ impl Publication {
         tasks.spawn("task updates", OnPanic::StopBridge, updates);
         let subjects = subjects.clone();
         let (outbox, own) = (outbox.clone(), Arc::clone(&registration));
-        let publisher = Publisher { token, subjects, dispatcher, outbox, registration: own };
+        let publisher = Publisher { token, subjects, dispatcher, outbox, instance, registration: own };
         let publisher = StoppableTask::spawn(tasks, "publication", |stop| async move {
             // Also ends an announcement that waits for the connection.
             stop.run_until_cancelled(publisher.run()).await;
@@ -118,6 +121,7 @@ struct Publisher {
     subjects: Subjects,
     dispatcher: Arc<Dispatcher>,
     outbox: Outbox,
+    instance: Arc<str>,
     registration: Arc<AgentRegistration>,
 }
 
@@ -164,7 +168,7 @@ impl Publisher {
             .iter()
             .map(|action| {
                 let target = Target::Skill(Arc::clone(action));
-                let handler = actions::handler(&self.dispatcher, &self.outbox, target);
+                let handler = actions::handler(&self.dispatcher, &self.outbox, &self.instance, target);
                 (action.endpoint.clone(), handler)
             })
             .collect();

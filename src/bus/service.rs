@@ -111,6 +111,11 @@ pub enum ServiceError {
     TaskEnded(#[from] JoinError),
 }
 
+/// A new service id, which distinguishes replicas.
+pub fn new_id() -> String {
+    Uuid::new_v4().simple().to_string()
+}
+
 /// One running service. It runs until [`stop`](Self::stop), even if every other reference is dropped.
 pub struct Service {
     context: ServiceContext,
@@ -161,7 +166,8 @@ impl std::fmt::Debug for Service {
 
 impl Service {
     /// Starts a service with its permanent endpoints, which are reachable when this returns. Without a
-    /// connection it returns as well, and the service appears when the connection is up.
+    /// connection it returns as well, and the service appears when the connection is up. The caller makes the id with
+    /// [`new_id`], so that the handlers can know it.
     ///
     /// # Errors
     ///
@@ -170,6 +176,7 @@ impl Service {
     pub async fn start(
         context: &ServiceContext,
         name: Token,
+        id: &str,
         queue_group: &'static str,
         info: ServiceInfo,
         permanent: Vec<(EndpointInfo, Handler)>,
@@ -180,7 +187,7 @@ impl Service {
             context: context.clone(),
             name,
             queue_group,
-            id: Uuid::new_v4().simple().to_string(),
+            id: id.to_owned(),
             started: Timestamp(SystemTime::now()).to_string(),
             info,
             listed,

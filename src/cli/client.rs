@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::{CliError, CliResult, UNAVAILABLE, USAGE};
 use crate::bus::connect;
-use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
+use crate::bus::subject::Subjects;
 use crate::config::{self, without_user_info};
 use crate::text::error_chain;
 
@@ -207,11 +207,12 @@ impl NatsClient {
         let mut denials = self.denials.clone();
         denials.mark_unchanged();
         let messages = self.subscribe(inbox.clone()).await?;
+        let subjects = [format!("\"{subject}\""), format!("\"{inbox}\"")];
         self.client
             .publish_with_reply_and_headers(subject, inbox, headers, body)
             .await
             .map_err(|error| CliError::msg(UNAVAILABLE, error_chain(&error)))?;
-        Ok(Replies { messages, denials })
+        Ok(Replies { messages, denials, subjects })
     }
 
     pub(super) async fn subscribe(&self, subject: String) -> CliResult<Subscriber> {
@@ -224,15 +225,7 @@ impl NatsClient {
     /// A request with a single reply that the bridge gives without calling the agent.
     pub(super) async fn request_one(&self, subject: String, body: Bytes) -> CliResult<Message> {
         let mut replies = self.request(subject, HeaderMap::new(), body).await?;
-        Ok(replies.next(REPLY_TIMEOUT).await?)
-    }
-
-    pub(super) async fn is_served(&self, agent: &Token) -> CliResult<bool> {
-        let [_, ping, _] = Subjects::srv(DiscoveryVerb::Ping, agent, "");
-        match self.request_one(ping, Bytes::new()).await {
-            Err(error) if error.no_reply().is_none() => Err(error),
-            reply => Ok(!reply.is_err_and(|error| error.is_no_responders())),
-        }
+        Ok(replies.next_within(REPLY_TIMEOUT).await?)
     }
 }
 
@@ -241,17 +234,29 @@ impl NatsClient {
 pub(super) struct Replies {
     messages: Subscriber,
     denials: watch::Receiver<Option<String>>,
+    /// The subject and the inbox of the request, as errors of the server quote them.
+    subjects: [String; 2],
 }
 
 impl Replies {
-    pub(super) async fn next(&mut self, timeout: Duration) -> Result<Message, NoReply> {
+    pub(super) async fn next_within(&mut self, timeout: Duration) -> Result<Message, NoReply> {
+        tokio::time::timeout(timeout, self.next()).await.unwrap_or(Err(NoReply::Timeout(timeout)))
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Message, NoReply> {
+        // A denied discovery request, which runs at the same time, does not end this request.
+        let concerns_us = |error: &Option<String>| {
+            error.as_ref().is_some_and(|error| {
+                !error.contains("Permissions Violation")
+                    || self.subjects.iter().any(|subject| error.contains(subject))
+            })
+        };
         let message = tokio::select! {
             biased;
             message = self.messages.next() => message.ok_or(NoReply::Closed)?,
-            Ok(denial) = self.denials.wait_for(Option::is_some) => {
+            Ok(denial) = self.denials.wait_for(concerns_us) => {
                 return Err(NoReply::Denied(denial.clone().unwrap_or_default()));
             }
-            () = tokio::time::sleep(timeout) => return Err(NoReply::Timeout(timeout)),
         };
         // The end of a stream is an empty message too, so check the status and not the body.
         if message.status == Some(StatusCode::NO_RESPONDERS) {

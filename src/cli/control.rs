@@ -27,17 +27,17 @@ pub(super) async fn request_all<T: DeserializeOwned>(
     timeout: Duration,
 ) -> CliResult<Vec<T>> {
     let mut replies = request(mesh, agent, verb, body).await?;
-    let mut first = replies.next(WAIT_NOTICE_DELAY).await;
+    let mut first = replies.next_within(WAIT_NOTICE_DELAY).await;
     if matches!(first, Err(NoReply::Timeout(_))) {
         eprintln_dim(format_args!("no reply yet; waiting up to {}s", timeout.as_secs()));
-        first = match replies.next(timeout.saturating_sub(WAIT_NOTICE_DELAY)).await {
+        first = match replies.next_within(timeout.saturating_sub(WAIT_NOTICE_DELAY)).await {
             Err(NoReply::Timeout(_)) => Err(NoReply::Timeout(timeout)),
             reply => reply,
         };
     }
     let first = first.map_err(|reason| no_reply_error(mesh, agent, verb, reason))?;
     let mut all = vec![parse(&first)?];
-    while let Ok(message) = replies.next(OTHER_REPLIES).await {
+    while let Ok(message) = replies.next_within(OTHER_REPLIES).await {
         all.push(parse(&message)?);
     }
     Ok(all)

@@ -101,13 +101,23 @@ pub(super) struct Discovery {
 }
 
 pub(super) async fn discover(mesh: &NatsClient) -> CliResult<Discovery> {
-    let [subject, ..] = Subjects::srv(DiscoveryVerb::Info, &Token::new(""), "");
+    let [all, ..] = Subjects::srv(DiscoveryVerb::Info, &Token::new(""), "");
+    discover_at(mesh, all).await
+}
+
+/// Discovers the instances of one agent.
+pub(super) async fn discover_agent(mesh: &NatsClient, agent: &Token) -> CliResult<Discovery> {
+    let [_, by_name, _] = Subjects::srv(DiscoveryVerb::Info, agent, "");
+    discover_at(mesh, by_name).await
+}
+
+async fn discover_at(mesh: &NatsClient, subject: String) -> CliResult<Discovery> {
     let mut replies = mesh.request(subject, HeaderMap::new(), Bytes::new()).await?;
     let end = Instant::now() + DISCOVERY_TIMEOUT;
     let mut discovery = Discovery::default();
     let mut timeout = FIRST_REPLY_TIMEOUT;
     loop {
-        match replies.next(timeout.min(end.saturating_duration_since(Instant::now()))).await {
+        match replies.next_within(timeout.min(end.saturating_duration_since(Instant::now()))).await {
             Ok(message) => {
                 timeout = NEXT_REPLY_TIMEOUT;
                 if let Ok(info) = serde_json::from_slice(&message.payload) {

@@ -95,7 +95,8 @@ async fn follow(
         let mut replies = request(mesh, agent, "logs", &body).await?;
         let deadline = Instant::now() + Duration::from_secs(FOLLOW_S) + REPLY_TIMEOUT;
         loop {
-            let Ok(message) = replies.next(deadline.saturating_duration_since(Instant::now())).await else {
+            let Ok(message) = replies.next_within(deadline.saturating_duration_since(Instant::now())).await
+            else {
                 eprintln(format_args!("{agent}: the bridge {instance} no longer answers"));
                 return Ok(());
             };

@@ -40,7 +40,7 @@ use crate::text::error_chain;
 /// The action failed, or a check found a problem.
 const FAILED: u8 = 1;
 const USAGE: u8 = 64;
-/// NATS is not reachable, or no bridge serves the agent or skill.
+/// NATS is not reachable, no bridge serves the agent or skill, or the bridge disappeared before it replied.
 const UNAVAILABLE: u8 = 69;
 const INTERNAL_ERROR: u8 = 70;
 const INVALID_CONFIG: u8 = 78;
@@ -65,7 +65,7 @@ Exit codes:
   0    success
   1    the action failed, the agent's question was not answered, or `check` found a problem
   64   invalid command line
-  69   NATS is not reachable, or no bridge serves the agent or skill
+  69   NATS is not reachable, no bridge serves the agent or skill, or the bridge disappeared
   70   internal error
   78   invalid configuration
   130  interrupted with Ctrl-C";

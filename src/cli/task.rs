@@ -127,10 +127,10 @@ async fn watch(mesh: &NatsClient, task: &TaskId, printer: &ReplyPrinter<'_>, may
     let caller = Caller {
         mesh,
         interrupts: &interrupts,
+        printer,
         agent: Token::new(&task.agent),
         mode: CallMode::Submit,
         timeout: None,
-        json: false,
     };
     let mut updates = mesh.subscribe(mesh.subjects.task(&caller.agent, &Token::new(&task.task))).await?;
     let mut reply = get_task(mesh, task).await?;
@@ -144,7 +144,7 @@ async fn watch(mesh: &NatsClient, task: &TaskId, printer: &ReplyPrinter<'_>, may
             }
         }
         if may_ask && reply.follow_up().is_some() {
-            reply = answer_questions(&caller, reply.into(), printer).await?.reply;
+            reply = answer_questions(&caller, reply.into()).await?.reply;
             continue;
         }
         if !matches!(reply.status(), "WORKING" | "AUTH_REQUIRED") {

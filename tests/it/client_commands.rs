@@ -1,6 +1,7 @@
 //! The commands of callers and operators, against a real bridge with the demo agent.
 
 mod help;
+mod lost_bridge;
 mod stream_and_submit;
 mod terminal;
 
@@ -115,7 +116,7 @@ async fn call_sends_and_saves_files() {
 async fn every_failure_has_an_exit_code_and_a_hint() {
     let stage = Stage::new().await;
     let nowhere = format!("nats://127.0.0.1:{}", free_port());
-    let cases: [(&[&str], i32, &str, &str); 14] = [
+    let cases: [(&[&str], i32, &str, &str); 15] = [
         (
             &["call", "demo.fail", "no wind"],
             1,
@@ -126,6 +127,12 @@ async fn every_failure_has_an_exit_code_and_a_hint() {
             &["call", "demo.report", "-p", "topic=x"],
             1,
             "parameter `audience` is missing",
+            "hint: `a2a-bridge skills demo`",
+        ),
+        (
+            &["call", "demo.report"],
+            1,
+            "parameters `topic`, `audience` are missing",
             "hint: `a2a-bridge skills demo`",
         ),
         (

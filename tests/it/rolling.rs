@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use a2a_bridge::internal::service::{
-    EndpointInfo, Handler, Service, ServiceContext, ServiceInfo, ServiceRequest, round_trip,
+    self, EndpointInfo, Handler, Service, ServiceContext, ServiceInfo, ServiceRequest, round_trip,
 };
 use a2a_bridge::internal::{ReplyGuard, Token};
 use async_nats::Client;
@@ -94,10 +94,16 @@ impl Replica {
             });
             let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
             let context = ServiceContext::new(client.clone(), guard, tasks.clone()).await;
-            let service =
-                Service::start(&context, Token::new("weather"), "a2a", ServiceInfo::default(), vec![])
-                    .await
-                    .unwrap();
+            let service = Service::start(
+                &context,
+                Token::new("weather"),
+                &service::new_id(),
+                "a2a",
+                ServiceInfo::default(),
+                vec![],
+            )
+            .await
+            .unwrap();
             let endpoint =
                 EndpointInfo { name: "forecast".into(), subject: SUBJECT.into(), metadata: BTreeMap::new() };
             service.publish(vec![(endpoint, handler)]).await.unwrap();

@@ -293,6 +293,29 @@ async fn agent_without_streaming_gives_the_same_frames_by_polling() {
 }
 
 #[tokio::test]
+async fn acknowledged_call_gets_the_instance_the_task_and_keep_alives_before_its_reply() {
+    let agent = launched("demo", &["--ignore-blocking"]).set("stream_keepalive", "200ms");
+    let bridge = Bridge::with(agent).start().await;
+    let mut inbox = bridge.prompt("demo.slow", "1").header("A2A-Ack", "yes").begin().await;
+    let ack = inbox.reply().await;
+    assert_eq!(ack.body, json!({"type": "status", "data": "ack"}));
+    assert_eq!(ack.header("A2A-Instance"), bridge.info("demo").await["id"].as_str());
+    let (mut task, mut keep_alives) = (Value::Null, 0);
+    let reply = loop {
+        let message = inbox.reply().await;
+        match message["type"].as_str() {
+            Some("task") => task = message["data"]["id"].clone(),
+            Some("status") => keep_alives += 1,
+            Some(other) => panic!("a frame of type {other}"),
+            None => break message,
+        }
+    };
+    assert!(reply.is("COMPLETED"), "{reply:?}");
+    assert_eq!(reply["task"]["id"], task);
+    assert!(keep_alives >= 2, "{keep_alives}");
+}
+
+#[tokio::test]
 async fn keep_alives_are_sent_during_silence() {
     let bridge = Bridge::with(launched("demo", &["--token-delay", "1s"]).set("stream_keepalive", "200ms"))
         .start()

@@ -1,27 +1,29 @@
-//! Sends a request and waits for its reply: one message, or the frames of a stream.
+//! Sends a request and waits for its reply, which frames may precede.
 
 use std::time::Duration;
 
 use async_nats::{HeaderMap, Message};
+use futures_util::future::OptionFuture;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, sleep_until};
 
+use super::bridge_watch::BridgeWatch;
+use super::printer::ReplyPrinter;
 use super::reply::CallReply;
 use super::stream_display::StreamDisplay;
 use crate::bus::subject::Token;
 use crate::cli::client::{JsonFields as _, NatsClient, NoReply, Replies, parse_json};
-use crate::cli::output::{StdStream, eprintln_dim, print_json_text};
+use crate::cli::output::{StdStream, eprintln_dim, one_line, print_json_text};
 use crate::cli::terminal::{self, Interrupts};
 use crate::cli::{CliError, CliResult, INTERRUPTED, UNAVAILABLE};
 use crate::config::values::parse_duration;
 
-/// Silence after which the command checks that the bridge still serves the agent.
-const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 /// Extra time after the caller's limit, in which the bridge itself reports the timeout.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
 /// Silence after which the user learns that the call is still running.
 const WAIT_NOTICE_DELAY: Duration = Duration::from_secs(3);
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a stream may take to end after Ctrl-C.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cli) enum CallMode {
@@ -35,19 +37,18 @@ pub(in crate::cli) enum CallMode {
 pub(in crate::cli) struct Caller<'a> {
     pub(in crate::cli) mesh: &'a NatsClient,
     pub(in crate::cli) interrupts: &'a Interrupts,
+    pub(in crate::cli) printer: &'a ReplyPrinter<'a>,
     pub(in crate::cli) agent: Token,
     pub(in crate::cli) mode: CallMode,
     /// The user's time limit, as it goes into the header.
     pub(in crate::cli) timeout: Option<String>,
-    /// Print frames to stdout as JSON lines.
-    pub(in crate::cli) json: bool,
 }
 
 impl Caller<'_> {
     pub(in crate::cli) async fn send(&self, subject: String, body: &Value) -> CliResult<CallResult> {
         let mut headers = HeaderMap::new();
         match self.mode {
-            CallMode::Final => {}
+            CallMode::Final => headers.insert("A2A-Ack", "yes"),
             CallMode::Stream => headers.insert("A2A-Reply", "stream"),
             CallMode::Submit => headers.insert("A2A-Reply", "submit"),
         }
@@ -58,10 +59,7 @@ impl Caller<'_> {
             deadline = limit.and_then(|limit| Instant::now().checked_add(limit + TIMEOUT_GRACE));
         }
         let replies = self.mesh.request(subject, headers, body.to_string().into()).await?;
-        match self.mode {
-            CallMode::Stream => self.receive_stream(replies, deadline).await,
-            CallMode::Final | CallMode::Submit => self.receive_one(replies, deadline).await,
-        }
+        self.receive(replies, deadline).await
     }
 
     /// Answers a question of the agent.
@@ -69,19 +67,62 @@ impl Caller<'_> {
         self.send(self.mesh.subjects.provide_required_input(&self.agent), body).await
     }
 
-    async fn receive_one(&self, mut replies: Replies, deadline: Option<Instant>) -> CliResult<CallResult> {
-        let reply = self.next_message(&mut replies, deadline);
-        tokio::pin!(reply);
-        let mut is_notified = !StdStream::Stderr.is_terminal();
+    async fn receive(&self, mut replies: Replies, deadline: Option<Instant>) -> CliResult<CallResult> {
+        let is_stream = self.mode == CallMode::Stream;
+        let mut bridge = BridgeWatch::new(self.mesh, &self.agent);
+        let mut incoming = IncomingReply::new(is_stream, self.printer.json);
+        let mut cancellation: Option<Cancellation> = None;
+        let mut is_notified = is_stream || !StdStream::Stderr.is_terminal();
         loop {
+            if let (Some(cancellation), Some(task)) = (&mut cancellation, incoming.task_id()) {
+                cancellation.request(self, task).await?;
+            }
+            let cancel_deadline = cancellation.as_ref().map(|cancellation| cancellation.deadline);
+            let cancel_replies = cancellation.as_mut().and_then(|cancellation| cancellation.replies.as_mut());
             tokio::select! {
-                reply = &mut reply => return Ok(CallReply::parse(&reply?)?.into()),
+                biased;
                 () = self.interrupts.next() => {
+                    incoming.display.break_line()?;
                     terminal::end_interrupted_line();
-                    let error = CliError::msg(INTERRUPTED, "interrupted; the task may still be running");
-                    return Err(error.hint("with `--stream`, Ctrl-C cancels the task"));
+                    if !is_stream || cancellation.is_some() {
+                        return Err(self.interrupted_error("interrupted", incoming.task_id()));
+                    }
+                    eprintln_dim("canceling … (press Ctrl-C again to exit immediately)");
+                    cancellation = Some(Cancellation::new());
                 }
-                () = tokio::time::sleep(WAIT_NOTICE_DELAY), if !is_notified => {
+                Some(reply) = OptionFuture::from(cancel_replies.map(Replies::next)) => {
+                    cancellation.iter_mut().try_for_each(|cancellation| cancellation.take_reply(&reply))?;
+                }
+                Some(()) = OptionFuture::from(cancel_deadline.map(sleep_until)) => {
+                    let outcome = cancellation.and_then(|cancellation| cancellation.outcome);
+                    let what = match outcome {
+                        Some(Ok(reply)) => return Ok(CallResult { reply, is_displayed: self.printer.json }),
+                        Some(Err(reason)) => format!("interrupted; not canceled: {reason}"),
+                        None => {
+                            let seconds = CANCEL_TIMEOUT.as_secs();
+                            format!("interrupted; no confirmation of the cancellation within {seconds}s")
+                        }
+                    };
+                    return Err(self.interrupted_error(&what, incoming.task_id()));
+                }
+                message = replies.next() => {
+                    let message = message?;
+                    bridge.saw(&message);
+                    if let Some(result) = incoming.take(&message)? {
+                        return Ok(result);
+                    }
+                }
+                () = bridge.gone() => {
+                    incoming.display.break_line()?;
+                    let what = "the bridge disappeared before it replied; the outcome of the task is unknown";
+                    return Err(self.no_reply_error(what, incoming.task_id()));
+                }
+                Some(()) = OptionFuture::from(deadline.map(sleep_until)) => {
+                    incoming.display.break_line()?;
+                    let what = "no reply from the bridge, although the time limit has passed; the task may still be running";
+                    return Err(self.no_reply_error(what, incoming.task_id()));
+                }
+                () = sleep(WAIT_NOTICE_DELAY), if !is_notified => {
                     is_notified = true;
                     eprintln_dim("waiting for the agent … (Ctrl-C stops waiting)");
                 }
@@ -89,106 +130,131 @@ impl Caller<'_> {
         }
     }
 
-    async fn next_message(&self, replies: &mut Replies, deadline: Option<Instant>) -> CliResult<Message> {
-        let mut missed_probes = 0;
-        loop {
-            let left = deadline.map_or(PROBE_INTERVAL, |end| end.saturating_duration_since(Instant::now()));
-            match replies.next(left.min(PROBE_INTERVAL)).await {
-                Err(NoReply::Timeout(_)) => {}
-                reply => return Ok(reply?),
+    /// The user gave up. The error names the task, if its id is known, and the commands for it.
+    fn interrupted_error(&self, what: &str, task: Option<&str>) -> CliError {
+        let what = format!("{what}; the task may still be running{}", id_suffix(task));
+        let hint = match task {
+            Some(task) => {
+                let [get, cancel] = ["get", "cancel"].map(|verb| self.printer.task_command(verb, task));
+                format!("`{get}` shows its state, and `{cancel}` cancels it")
             }
-            if deadline.is_some_and(|end| end <= Instant::now()) {
-                let error = "no reply from the bridge, although the time limit has passed; the task may still be running";
-                return Err(CliError::msg(UNAVAILABLE, error)
-                    .hint("is the bridge still running? `a2a-bridge agents` shows it"));
+            None if self.mode == CallMode::Stream => "the agent has not named its task yet".to_owned(),
+            None => "with `--stream`, Ctrl-C cancels the task".to_owned(),
+        };
+        CliError::msg(INTERRUPTED, what).hint(hint)
+    }
+
+    /// The bridge gave no reply. The error names the task, if its id is known, and how to look it up.
+    fn no_reply_error(&self, what: &str, task: Option<&str>) -> CliError {
+        let what = format!("{what}{}", id_suffix(task));
+        let look_up = match task {
+            Some(task) => {
+                let get = self.printer.task_command("get", task);
+                format!("`{get}` shows the task if a bridge still knows it")
             }
-            missed_probes = if self.mesh.is_served(&self.agent).await? { 0 } else { missed_probes + 1 };
-            if missed_probes == 2 {
-                let error = "the bridge disappeared before it replied; the outcome of the task is unknown";
-                return Err(CliError::msg(UNAVAILABLE, error).hint(
-                    "`a2a-bridge agents` shows when the agent is back; repeat the call only if that is safe",
-                ));
-            }
+            None => "`a2a-bridge agents` shows whether a bridge serves the agent".to_owned(),
+        };
+        CliError::msg(UNAVAILABLE, what).hint(format!("{look_up}; repeat the call only if that is safe"))
+    }
+}
+
+fn id_suffix(task: Option<&str>) -> String {
+    task.map(|task| format!(" (task {})", one_line(task))).unwrap_or_default()
+}
+
+/// What has arrived of a reply: frames, or nothing.
+#[derive(Debug)]
+struct IncomingReply {
+    /// Show the frames of a stream. In the other modes they only name the task.
+    is_visible: bool,
+    /// Print the frames to stdout as JSON lines instead.
+    prints_frames: bool,
+    display: StreamDisplay,
+    result: Option<CallReply>,
+}
+
+impl IncomingReply {
+    fn new(is_stream: bool, json: bool) -> Self {
+        Self {
+            is_visible: is_stream && !json,
+            prints_frames: is_stream && json,
+            display: StreamDisplay::default(),
+            result: None,
         }
     }
 
-    async fn receive_stream(
-        &self,
-        mut replies: Replies,
-        mut deadline: Option<Instant>,
-    ) -> CliResult<CallResult> {
-        let mut display = StreamDisplay::default();
-        let mut is_interrupted = false;
-        let mut is_cancel_sent = false;
-        let mut result = None;
-        loop {
-            if is_interrupted
-                && !is_cancel_sent
-                && let Some(task) = display.task_id()
-            {
-                is_cancel_sent = true;
-                self.cancel(task).await?;
-            }
-            let message = tokio::select! {
-                biased;
-                () = self.interrupts.next() => {
-                    display.break_line()?;
-                    terminal::end_interrupted_line();
-                    if is_interrupted {
-                        return Err(CliError::msg(INTERRUPTED, "interrupted while canceling the task")
-                            .hint("`a2a-bridge task get` shows the state of the task"));
-                    }
-                    eprintln_dim("canceling … (press Ctrl-C again to exit immediately)");
-                    is_interrupted = true;
-                    deadline = Some(Instant::now() + CANCEL_TIMEOUT);
-                    continue;
-                }
-                message = self.next_message(&mut replies, deadline) => message?,
-            };
-            if message.payload.is_empty() {
-                let reply = result.ok_or_else(|| {
-                    CliError::msg(UNAVAILABLE, "the stream ended without a result")
-                        .hint("try again, or see the log of the bridge")
-                })?;
-                let is_displayed = self.json || display.finish(&reply)?;
-                return Ok(CallResult { reply, is_displayed });
-            }
-            let mut frame = parse_json(&message)?;
-            let Some(kind) = frame.text("/type").map(str::to_owned) else {
-                // A bridge that does not support streams sends a single reply.
-                return Ok(CallReply::parse(&message)?.into());
-            };
-            if self.json {
-                print_json_text(&String::from_utf8_lossy(&message.payload))?;
-            }
-            let sequence = message.headers.as_ref().and_then(|headers| headers.get("A2A-Seq"));
-            display.count_frame(sequence.and_then(|sequence| sequence.as_str().parse().ok()));
-            let data = frame.get_mut("data").map(Value::take).unwrap_or_default();
-            if kind == "result" {
-                result = Some(CallReply::from_value(data));
-            } else {
-                display.show_frame(&kind, &data, !self.json)?;
-            }
-        }
+    fn task_id(&self) -> Option<&str> {
+        self.display.task_id()
     }
 
-    /// Requests the cancellation; its effect arrives in the stream.
-    async fn cancel(&self, task_id: &str) -> CliResult<()> {
-        let body = json!({"task_id": task_id}).to_string();
-        let subject = self.mesh.subjects.cancel_task(&self.agent);
-        match self.mesh.request_one(subject, body.into()).await {
+    /// Takes in a message, and returns the reply once it is complete.
+    fn take(&mut self, message: &Message) -> CliResult<Option<CallResult>> {
+        if message.payload.is_empty() {
+            let reply = self.result.take().ok_or_else(|| {
+                CliError::msg(UNAVAILABLE, "the stream ended without a result")
+                    .hint("try again, or see the log of the bridge")
+            })?;
+            let is_displayed = self.prints_frames || self.display.finish(&reply)?;
+            return Ok(Some(CallResult { reply, is_displayed }));
+        }
+        let mut frame = parse_json(message)?;
+        let Some(kind) = frame.text("/type").map(str::to_owned) else {
+            // Not a frame: the only reply.
+            return Ok(Some(CallReply::parse(message)?.into()));
+        };
+        if self.prints_frames {
+            print_json_text(&String::from_utf8_lossy(&message.payload))?;
+        }
+        let sequence = message.headers.as_ref().and_then(|headers| headers.get("A2A-Seq"));
+        self.display.count_frame(sequence.and_then(|sequence| sequence.as_str().parse().ok()));
+        let data = frame.get_mut("data").map(Value::take).unwrap_or_default();
+        if kind == "result" {
+            self.result = Some(CallReply::from_value(data));
+        } else {
+            self.display.show_frame(&kind, &data, self.is_visible)?;
+        }
+        Ok(None)
+    }
+}
+
+/// The cancellation of a stream's task after Ctrl-C.
+#[derive(Debug)]
+struct Cancellation {
+    deadline: Instant,
+    is_requested: bool,
+    /// `None` before the request and after the reply.
+    replies: Option<Replies>,
+    /// The reply of the bridge, or why the task is not canceled.
+    outcome: Option<Result<CallReply, String>>,
+}
+
+impl Cancellation {
+    fn new() -> Self {
+        let deadline = Instant::now() + CANCEL_TIMEOUT;
+        Self { deadline, is_requested: false, replies: None, outcome: None }
+    }
+
+    /// Sends the request, once.
+    async fn request(&mut self, caller: &Caller<'_>, task: &str) -> CliResult<()> {
+        if !self.is_requested {
+            self.is_requested = true;
+            let subject = caller.mesh.subjects.cancel_task(&caller.agent);
+            let body = json!({"task_id": task}).to_string();
+            self.replies = Some(caller.mesh.request(subject, HeaderMap::new(), body.into()).await?);
+        }
+        Ok(())
+    }
+
+    /// The stream still decides how the call ends, unless it does not end in time.
+    fn take_reply(&mut self, reply: &Result<Message, NoReply>) -> CliResult<()> {
+        self.replies = None;
+        self.outcome = Some(match reply {
+            Err(reason) => Err(reason.to_string()),
             Ok(message) => {
-                let reply = CallReply::parse(&message)?;
-                if reply.status() == "ERROR" {
-                    let reason = StdStream::Stderr.sanitize(reply.message());
-                    eprintln_dim(format_args!("not canceled: {reason}"));
-                }
+                let reply = CallReply::parse(message)?;
+                if reply.status() == "CANCELED" { Ok(reply) } else { Err(one_line(reply.message())) }
             }
-            Err(error) => match error.no_reply() {
-                Some(reason) => eprintln_dim(format_args!("not canceled: {reason}")),
-                None => return Err(error),
-            },
-        }
+        });
         Ok(())
     }
 }

@@ -6,6 +6,7 @@
 //!               └─ answer ─┘ (terminal)
 //! ```
 
+mod bridge_watch;
 mod caller;
 mod printer;
 mod reply;
@@ -82,9 +83,11 @@ pub(super) async fn run(args: CallArgs) -> CliResult {
     let mesh = args.nats.connect().await?;
     let interrupts = Interrupts::new()?;
     let (agent, skill) = parse_target(&args.target, mesh.subjects.prefix());
+    let printer = ReplyPrinter { agent, nats: &args.nats, save: &args.save, json: args.output.is_json() };
     let mut caller = Caller {
         mesh: &mesh,
         interrupts: &interrupts,
+        printer: &printer,
         agent: Token::new(agent),
         mode: match (args.stream, args.submit) {
             (true, _) => CallMode::Stream,
@@ -92,12 +95,10 @@ pub(super) async fn run(args: CallArgs) -> CliResult {
             _ => CallMode::Final,
         },
         timeout: args.timeout.clone(),
-        json: args.output.is_json(),
     };
     let mut result = send_request(&mut caller, agent, skill, args.answer.is_some(), &body).await?;
-    let printer = ReplyPrinter { agent, nats: &args.nats, save: &args.save, json: caller.json };
-    if !args.no_input && !caller.json && terminal::is_interactive() {
-        result = answer_questions(&caller, result, &printer).await?;
+    if !args.no_input && !printer.json && terminal::is_interactive() {
+        result = answer_questions(&caller, result).await?;
     }
     printer.print(&result)
 }
@@ -136,20 +137,16 @@ async fn send_request(
 }
 
 /// Asks the user and sends the answers until the agent has no more questions.
-pub(super) async fn answer_questions(
-    caller: &Caller<'_>,
-    mut result: CallResult,
-    printer: &ReplyPrinter<'_>,
-) -> CliResult<CallResult> {
+pub(super) async fn answer_questions(caller: &Caller<'_>, mut result: CallResult) -> CliResult<CallResult> {
     while let Some((id, _)) = result.reply.follow_up() {
         let is_secret = result.reply.status() == "AUTH_REQUIRED";
-        printer.print_question(&result.reply);
+        caller.printer.print_question(&result.reply);
         if is_secret {
             eprintln_dim("  your input is hidden");
         }
         let answer = terminal::read_answer(is_secret, caller.interrupts).await;
         let Some(line) = answer.map_err(|error| CliError::new(FAILED, error))? else {
-            let hint = printer.how_to_answer(&result.reply).unwrap_or_default();
+            let hint = caller.printer.how_to_answer(&result.reply).unwrap_or_default();
             return Err(CliError::msg(INTERRUPTED, "interrupted; the agent is still waiting for an answer")
                 .hint(hint));
         };

@@ -48,7 +48,9 @@ impl ReplyPrinter<'_> {
                     _ if colour == Colour::Red => ": no reason given".to_owned(),
                     _ => String::new(),
                 };
-                eprintln(format_args!("{}{reason}", StdStream::Stderr.paint(colour, label)));
+                let task = reply.task_id().filter(|_| status == "CANCELED");
+                let task = task.map(|task| format!(" task {}", one_line(task))).unwrap_or_default();
+                eprintln(format_args!("{}{task}{reason}", StdStream::Stderr.paint(colour, label)));
                 if let Some(hint) = self.hint(reply) {
                     eprintln(format_args!("hint: {hint}"));
                 }
@@ -77,7 +79,7 @@ impl ReplyPrinter<'_> {
     fn print_task_id(&self, reply: &CallReply) -> CliResult {
         if let Some(task) = reply.task_id() {
             println(&StdStream::Stdout.sanitize(task))?;
-            let command = self.command(&format!("task watch {} {}", self.agent, quoted(task)));
+            let command = self.task_command("watch", task);
             eprintln_dim(format_args!("the task is running; follow it with:\n  {command}"));
         } else {
             eprintln_dim("the task is running, but the agent gave no task id");
@@ -112,6 +114,11 @@ impl ReplyPrinter<'_> {
         Some(format!("answer{until} with{source}:\n  {command}"))
     }
 
+    /// The command that shows (`get`), follows (`watch`) or cancels (`cancel`) a task.
+    pub(in crate::cli) fn task_command(&self, verb: &str, task: &str) -> String {
+        self.command(&format!("task {verb} {} {}", self.agent, quoted(task)))
+    }
+
     fn command(&self, command: &str) -> String {
         format!("a2a-bridge {command}{}", self.nats.suggested_flags())
     }
@@ -119,7 +126,7 @@ impl ReplyPrinter<'_> {
     fn hint(&self, reply: &CallReply) -> Option<String> {
         let agent = self.agent;
         let task = reply.task_id();
-        let get_task = |task: &str| self.command(&format!("task get {agent} {}", quoted(task)));
+        let get_task = |task: &str| self.task_command("get", task);
         let text = match (reply.status(), reply.error_code()) {
             ("FAILED" | "REJECTED", _) => {
                 "the agent gave this reason; change the request, or see the agent's log"

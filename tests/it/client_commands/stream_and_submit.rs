@@ -1,7 +1,8 @@
 //! `call --stream`, `call --submit` and `task`, against a bridge that the test simulates frame by frame.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
+use std::io::{BufRead as _, BufReader, Lines};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Message, Subscriber};
 use futures_util::StreamExt as _;
@@ -119,37 +120,93 @@ async fn json_frames_are_printed_as_lines_and_lost_frames_are_reported() {
     }
 }
 
+/// `call --stream` after its first Ctrl-C.
+struct InterruptedStream {
+    call: Child,
+    stderr: Lines<BufReader<ChildStderr>>,
+    cancel: Message,
+}
+
+impl InterruptedStream {
+    /// Interrupts the call before its task is known, and receives the request to cancel the task.
+    async fn start(server: &NatsServer, client: &Client, requests: &mut Subscriber) -> (Self, Message) {
+        let mut call = command_on(&server.url(), &["call", "demo.talk", "--stream", "go"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let request = next(requests).await;
+        let mut stream = SimulatedStream::of(client, &request);
+        stream.frame("status", json!("ack")).await;
+        client.flush().await.unwrap();
+        send_signal(&call, Signal::SIGINT);
+        let mut stderr = BufReader::new(call.stderr.take().unwrap()).lines();
+        let noticed = tokio::task::block_in_place(|| stderr.any(|line| line.unwrap().contains("canceling")));
+        assert!(noticed, "it exited without a message");
+        stream.frame("task", json!({"id": "t-1", "context_id": "c"})).await;
+        let cancel = next(requests).await;
+        assert_eq!(cancel.subject.as_str(), "a2a.action.demo.cancel_task");
+        assert_eq!(cancel.payload.as_ref(), br#"{"task_id":"t-1"}"#);
+        (Self { call, stderr, cancel }, request)
+    }
+
+    /// Confirms the cancellation.
+    async fn confirm(&self, client: &Client) {
+        let canceled = json!({"success": true, "status": "CANCELED", "message": "", "task": {"id": "t-1"}});
+        client.publish(self.cancel.reply.clone().unwrap(), canceled.to_string().into()).await.unwrap();
+        client.flush().await.unwrap();
+    }
+
+    /// The exit code and the rest of stderr.
+    async fn end(mut self) -> (Option<i32>, String) {
+        let code = exit_status(&mut self.call).await.code();
+        (code, self.stderr.map(Result::unwrap).collect::<Vec<_>>().join("\n"))
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_cancels_the_task_of_a_stream() {
     let (server, client, mut requests) = stage("a2a.action.demo.*").await;
-    let mut call = command_on(&server.url(), &["call", "demo.talk", "--stream", "go"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let request = next(&mut requests).await;
+    let (interrupted, request) = InterruptedStream::start(&server, &client, &mut requests).await;
+    interrupted.confirm(&client).await;
     let mut stream = SimulatedStream::of(&client, &request);
-    stream.frame("status", json!("ack")).await;
-    client.flush().await.unwrap();
-    // The task id is not known yet, so the cancellation waits for it.
-    send_signal(&call, Signal::SIGINT);
-    let mut stderr = BufReader::new(call.stderr.take().unwrap()).lines();
-    let noticed = tokio::task::block_in_place(|| stderr.any(|line| line.unwrap().contains("canceling")));
-    assert!(noticed, "it exited without a message");
-    stream.frame("task", json!({"id": "t-1", "context_id": "c"})).await;
-    let cancel = next(&mut requests).await;
-    assert_eq!(cancel.subject.as_str(), "a2a.action.demo.cancel_task");
-    assert_eq!(cancel.payload.as_ref(), br#"{"task_id":"t-1"}"#);
-    let canceled = json!({"success": true, "status": "CANCELED", "message": "", "task": {"id": "t-1"}});
-    client.publish(cancel.reply.unwrap(), canceled.to_string().into()).await.unwrap();
-    stream
-        .frame(
-            "result",
-            json!({"success": false, "status": "CANCELED", "message": "stopped", "task": {"id": "t-1"}}),
-        )
-        .await;
+    let canceled =
+        json!({"success": false, "status": "CANCELED", "message": "stopped", "task": {"id": "t-1"}});
+    stream.frame("result", canceled).await;
     stream.end().await;
-    assert_eq!(exit_status(&mut call).await.code(), Some(1));
+    assert_eq!(interrupted.end().await, (Some(1), "canceled task t-1: stopped".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn confirmed_cancellation_ends_a_stream_that_does_not_end_itself() {
+    let (server, client, mut requests) = stage("a2a.action.demo.*").await;
+    let (interrupted, _) = InterruptedStream::start(&server, &client, &mut requests).await;
+    let began = Instant::now();
+    interrupted.confirm(&client).await;
+    assert_eq!(interrupted.end().await, (Some(1), "canceled task t-1".to_owned()));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancellation_without_a_reply_is_reported_with_the_task_id() {
+    let (server, client, mut requests) = stage("a2a.action.demo.*").await;
+    let (interrupted, _) = InterruptedStream::start(&server, &client, &mut requests).await;
+    let began = Instant::now();
+    let (code, text) = interrupted.end().await;
+    assert_eq!(code, Some(130), "{text}");
+    assert!(text.contains("no confirmation of the cancellation within 2s"), "{text}");
+    assert!(text.contains("a2a-bridge task get demo t-1"), "{text}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn second_ctrl_c_exits_at_once_with_the_task_id() {
+    let (server, client, mut requests) = stage("a2a.action.demo.*").await;
+    let (interrupted, _) = InterruptedStream::start(&server, &client, &mut requests).await;
+    send_signal(&interrupted.call, Signal::SIGINT);
+    let (code, text) = interrupted.end().await;
+    assert_eq!(code, Some(130), "{text}");
+    assert!(text.starts_with("interrupted; the task may still be running (task t-1)"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

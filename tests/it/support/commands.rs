@@ -103,6 +103,15 @@ impl BundledBridge {
         .await;
     }
 
+    pub fn signal(&self, signal: Signal) {
+        send_signal(&self.child, signal);
+    }
+
+    /// Ends the bridge with SIGKILL.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use a2a_bridge::internal::service::{
-    EndpointInfo, Handler, Service, ServiceContext, ServiceInfo, ServiceRequest,
+    self, EndpointInfo, Handler, Service, ServiceContext, ServiceInfo, ServiceRequest,
 };
 use a2a_bridge::internal::{ReplyGuard, Token};
 use async_nats::client::RequestErrorKind;
@@ -87,7 +87,7 @@ pub async fn start_service(context: &ServiceContext, name: &str, description: &s
         metadata: BTreeMap::from([("a2a.state".into(), "starting".into())]),
     };
     let card = (endpoint(&format!("a2a.card.{name}"), "card"), answer(context, "a card"));
-    Service::start(context, Token::new(name), "a2a", info, vec![card]).await.unwrap()
+    Service::start(context, Token::new(name), &service::new_id(), "a2a", info, vec![card]).await.unwrap()
 }
 
 pub fn endpoint(subject: &str, name: &str) -> EndpointInfo {
