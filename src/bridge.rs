@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +21,7 @@ use crate::action::actions::{Actions, CallShutdown};
 use crate::agent::{Agent, AgentState, Predecessors};
 use crate::background::OnPanic;
 use crate::bus::agent_protocol::AgentProtocol;
+use crate::bus::connect::credentials::NatsCredentials;
 use crate::bus::connect::{ConnectError, FirstConnection, connect};
 use crate::bus::control;
 use crate::bus::outbox::Outbox;
@@ -29,7 +31,7 @@ use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subject
 use crate::config::{self, AgentConfig, Config};
 use crate::dispatch::Dispatcher;
 use crate::memory::{self, MemoryBudget};
-use crate::metrics::{self, Metrics};
+use crate::metrics::{self, Endpoints, Metrics};
 use crate::process::child::ProcessHost;
 use crate::process::orphans::ProcessRecords;
 use crate::state::memory::MemoryStore;
@@ -85,33 +87,82 @@ pub struct Bridge {
     /// Cancelled to skip the grace period of agent processes.
     skip_grace: CancellationToken,
     grace: Duration,
+    credentials: Arc<NatsCredentials>,
     /// See [`restart_only_settings`].
-    restart_only: String,
+    restart_only: Vec<RestartOnlySetting>,
 }
 
 /// The changes of a reload, reported when the new configuration is in force. Removed agents and replaced
 /// processes may still be stopping.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct ReloadSummary {
     pub added: Vec<String>,
     /// Agents with changed settings. An attached agent is served without a gap; a launched agent starts when
     /// its previous process has ended.
     pub changed: Vec<String>,
+    /// Agents with changed limits, which keep their process.
+    pub updated: Vec<String>,
     /// Agents that are no longer served; they stop when their calls have ended.
     pub removed: Vec<String>,
     /// Number of unchanged agents, which keep their process.
     pub kept: usize,
-    /// Whether a setting changed that takes effect only after a restart of the bridge.
-    pub needs_restart: bool,
+    /// Whether the credentials for NATS changed; the next connection uses them.
+    pub nats_credentials: bool,
+    /// The changed settings that take effect only after a restart of the bridge.
+    pub needs_restart: Vec<&'static str>,
+    /// Why agents of the new configuration are not served with it.
+    pub failed: Vec<BridgeError>,
+}
+
+/// Why a reload changed nothing.
+#[derive(Debug)]
+pub struct ReloadError(pub Vec<BridgeError>);
+
+/// What a reload has to do with the agents.
+#[derive(Debug)]
+struct Changes {
+    /// All agents of the new configuration.
+    names: Vec<String>,
+    kept: usize,
+    added: Vec<AgentConfig>,
+    /// Those that keep their process.
+    updated: Vec<AgentConfig>,
+    changed: Vec<AgentConfig>,
+    /// The current handles of `changed`.
+    replaced: Vec<Agent>,
+}
+
+impl Changes {
+    fn new(before: Vec<Agent>, after: Vec<AgentConfig>) -> Self {
+        let names = after.iter().map(|agent| agent.name.clone()).collect();
+        let (added, updated, changed) = (Vec::new(), Vec::new(), Vec::new());
+        let mut changes = Self { names, kept: 0, added, updated, changed, replaced: Vec::new() };
+        for agent in after {
+            let Some(old) = before.iter().find(|old| *old.name == *agent.name) else {
+                changes.added.push(agent);
+                continue;
+            };
+            if old.config.digest == agent.digest {
+                changes.kept += 1;
+            } else if old.config.digest.is_same_process(&agent.digest) {
+                changes.updated.push(agent);
+            } else {
+                changes.replaced.push(old.clone());
+                changes.changed.push(agent);
+            }
+        }
+        changes
+    }
 }
 
 impl Bridge {
-    /// Connects to NATS; no agent is served yet. `host` runs the processes of agents.
+    /// Connects to NATS; no agent is served yet. `host` runs the processes of agents. The HTTP endpoints for operators are
+    /// served from the start.
     ///
     /// # Errors
     ///
-    /// When the subject prefix or a reply pattern is invalid, the HTTP client cannot be built, the NATS server rejects
-    /// the bridge, or `first` does not wait and NATS cannot be reached.
+    /// When the subject prefix or a reply pattern is invalid, the HTTP client cannot be built, the metrics cannot be
+    /// served, a file for NATS cannot be used, the NATS server rejects the bridge, or `first` does not wait and NATS cannot be reached.
     pub async fn connect(
         config: &Config,
         host: ProcessHost,
@@ -126,12 +177,15 @@ impl Bridge {
         let memory_limit = config.limits.memory.unwrap_or_else(memory::default_limit);
         let memory = MemoryBudget::new(memory_limit);
         memory::reclaimer::start(&memory);
-        let client = connect(&config.nats, memory.max_waiting(), first).await?;
+        let credentials = NatsCredentials::new(&config.nats)?;
+        let endpoints = serve_endpoints(config, &host).await?;
+        let client = connect(&config.nats, &credentials, memory.max_waiting(), first).await?;
         let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone()).await;
         let quotas = Quotas::new(memory_limit / 16 * 3);
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
         let state = Arc::new(State::new(&store, &quotas));
         let metrics = Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&memory)));
+        endpoints.set_metrics(Arc::clone(&metrics));
         let draining = DrainingAgents::new(host.tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {
             context,
@@ -149,6 +203,7 @@ impl Bridge {
             call_shutdown: CallShutdown::default(),
             skip_grace: CancellationToken::new(),
             grace: config.shutdown_grace,
+            credentials,
             restart_only: restart_only_settings(config),
         })
     }
@@ -159,19 +214,13 @@ impl Bridge {
     ///
     /// # Errors
     ///
-    /// When an agent or the metrics cannot be served. The agents before it are served until [`Bridge::stop`].
+    /// When an agent cannot be served. The agents before it are served until [`Bridge::stop`].
     pub async fn serve(&self, config: Config) -> Result<(), BridgeError> {
         let _reload_lock = self.reload_lock.lock().await;
         let (state, stopping) = (Arc::clone(&self.state), self.host.tasks.stop.clone());
         self.host.tasks.spawn("sweep", OnPanic::Log, async move {
             stopping.run_until_cancelled(state.sweep_periodically()).await;
         });
-        if let Some(config::MetricsConfig { listen }) = config.metrics {
-            let server = metrics::serve(listen, Arc::clone(&self.metrics), self.host.tasks.stop.clone())
-                .await
-                .map_err(|source| BridgeError::Metrics { listen, source })?;
-            self.host.tasks.spawn("metrics", OnPanic::Log, server);
-        }
         for agent in config.agents {
             self.add(agent).await?;
         }
@@ -211,8 +260,24 @@ impl Bridge {
         self.insert(new, Some(&old))
     }
 
+    /// Serves an agent with new settings that leave its process as it is. NATS shows the new instance before the old one
+    /// is withdrawn, and calls in flight keep the settings with which they began.
+    async fn update(&self, config: AgentConfig) -> Result<(), BridgeError> {
+        let old = self.agents().into_iter().find(|old| *old.name == *config.name);
+        let Some(old) = old else { return self.add(config).await };
+        let agent = old.reconfigure(config);
+        let new = tokio::select! {
+            biased;
+            () = self.stop_requested.cancelled() => return Err(BridgeError::Stopping),
+            new = self.open_front_doors(agent) => new?,
+        };
+        let published = tokio::time::timeout(HANDOVER_TIMEOUT, new.wait_until_first_published());
+        let _ = self.stop_requested.run_until_cancelled(published).await;
+        self.insert(new, Some(&old))
+    }
+
     /// Adds an agent to those that are served, in place of `old` if there is one.
-    fn insert(&self, new: ServedAgent, old: Option<&Agent>) -> Result<(), BridgeError> {
+    fn insert(&self, mut new: ServedAgent, old: Option<&Agent>) -> Result<(), BridgeError> {
         let (agent, announcer) = (new.agent.clone(), new.publication.announcer());
         let mut served = self.served();
         let Some(agents) = &mut *served else {
@@ -222,16 +287,24 @@ impl Bridge {
         };
         let position = agents.iter_mut().find(|served| old.is_some_and(|old| served.agent.is(old)));
         let replaced = match position {
-            Some(position) => Some(std::mem::replace(position, new)),
+            Some(position) => {
+                if position.agent.is(&new.agent) {
+                    let earlier = position.earlier_calls.iter().filter(|calls| !calls.is_empty()).cloned();
+                    new.earlier_calls = earlier.chain([position.calls.clone()]).collect();
+                }
+                Some(std::mem::replace(position, new))
+            }
             None => {
                 agents.push(new);
                 None
             }
         };
         drop(served);
-        self.metrics.add(agent);
-        if let Some(replaced) = replaced {
-            self.draining.drain(replaced, Some(announcer));
+        self.metrics.add(agent.clone());
+        match replaced {
+            Some(replaced) if replaced.agent.is(&agent) => self.draining.drain_calls(replaced, announcer),
+            Some(replaced) => self.draining.drain(replaced, Some(announcer)),
+            None => {}
         }
         Ok(())
     }
@@ -286,7 +359,15 @@ impl Bridge {
         let agent_protocol = self.owner.as_ref().map(|owner| {
             AgentProtocol::start(owner, dispatcher, context, &outbox, subjects, &call_shutdown, tasks)
         });
-        Ok(ServedAgent { agent, publication, control, agent_protocol, calls, call_shutdown })
+        Ok(ServedAgent {
+            agent,
+            publication,
+            control,
+            agent_protocol,
+            calls,
+            earlier_calls: Vec::new(),
+            call_shutdown,
+        })
     }
 
     /// Applies a new configuration. Unchanged agents keep their process and their calls.
@@ -297,53 +378,70 @@ impl Bridge {
     ///
     /// # Errors
     ///
-    /// When an agent of the new configuration cannot be served. The new configuration applies to the others.
-    pub async fn reload(&self, config: Config) -> Result<ReloadSummary, BridgeError> {
+    /// When the credentials of an agent or of NATS cannot be used, or the bridge stops: nothing has changed. An agent that
+    /// cannot be served is in [`ReloadSummary::failed`]; the new configuration applies to the others.
+    pub async fn reload(&self, config: Config) -> Result<ReloadSummary, ReloadError> {
         let _reload_lock = self.reload_lock.lock().await;
-        let needs_restart = self.restart_only != restart_only_settings(&config);
-        let before = self.agents();
-        let names: Vec<String> = config.agents.iter().map(|agent| agent.name.clone()).collect();
-        let (same, new): (Vec<_>, Vec<_>) = config.agents.into_iter().partition(|agent| {
-            let is_same = |old: &Agent| *old.name == *agent.name && old.config.digest == agent.digest;
-            before.iter().any(is_same)
-        });
+        let needs_restart = changed_settings(&self.restart_only, &restart_only_settings(&config));
+        let mut changes = Changes::new(self.agents(), config.agents);
         // Invalid credentials must be an error before anything changes.
-        for agent in &new {
-            a2a::chooser(agent, &self.http, &agent.secrets(), self.memory.account(&agent.name))
-                .map_err(|source| BridgeError::Auth { agent: agent.name.clone(), source })?;
+        let invalid = changes.changed.iter().chain(&changes.added).filter_map(|agent| {
+            let secrets = agent.secrets();
+            let chooser = a2a::chooser(agent, &self.http, &secrets, self.memory.account(&agent.name));
+            Some(BridgeError::Auth { agent: agent.name.clone(), source: chooser.err()? })
+        });
+        let invalid: Vec<_> = invalid.collect();
+        if !invalid.is_empty() {
+            return Err(ReloadError(invalid));
         }
-        let (changed, added): (Vec<_>, Vec<_>) =
-            new.into_iter().partition(|agent| before.iter().any(|old| *old.name == *agent.name));
-        let is_removed = |served: &mut ServedAgent| !names.iter().any(|name| *served.agent.name == **name);
+        let nats_credentials = match NatsCredentials::are_configured(&config.nats) {
+            true => {
+                self.credentials.replace(&config.nats).map_err(|error| ReloadError(vec![error.into()]))?
+            }
+            false => false,
+        };
+        let is_removed =
+            |served: &mut ServedAgent| !changes.names.iter().any(|name| *served.agent.name == **name);
         let removed: Vec<ServedAgent> = match &mut *self.served() {
             Some(served) => served.extract_if(.., is_removed).collect(),
-            None => return Err(BridgeError::Stopping),
+            None => return Err(ReloadError(vec![BridgeError::Stopping])),
         };
-        let names_of = |agents: &[AgentConfig]| agents.iter().map(|agent| agent.name.clone()).collect();
-        let summary = ReloadSummary {
-            added: names_of(&added),
-            changed: names_of(&changed),
+        let mut summary = ReloadSummary {
             removed: removed.iter().map(|served| served.agent.name.to_string()).collect(),
-            kept: same.len(),
+            kept: changes.kept,
+            nats_credentials,
             needs_restart,
+            ..ReloadSummary::default()
         };
         for served in removed {
             self.draining.drain(served, None);
         }
-        let is_changed = |old: &Agent| changed.iter().any(|agent| *old.name == *agent.name);
-        self.draining.mark_replacing(before.into_iter().filter(is_changed));
-        let mut failed = None;
-        for agent in added {
-            failed = self.add(agent).await.err().or(failed);
+        self.draining.mark_replacing(std::mem::take(&mut changes.replaced));
+        let mut record = |names: fn(&mut ReloadSummary) -> &mut Vec<String>, name, result| match result {
+            Ok(()) => names(&mut summary).push(name),
+            Err(error) => summary.failed.push(error),
+        };
+        for agent in changes.added {
+            let name = agent.name.clone();
+            record(|summary| &mut summary.added, name, self.add(agent).await);
         }
-        for replaced in join_all(changed.into_iter().map(|agent| self.replace(agent))).await {
-            failed = replaced.err().or(failed);
+        let updated =
+            changes.updated.into_iter().map(|agent| async { (agent.name.clone(), self.update(agent).await) });
+        for (name, result) in join_all(updated).await {
+            record(|summary| &mut summary.updated, name, result);
+        }
+        let changed = changes
+            .changed
+            .into_iter()
+            .map(|agent| async { (agent.name.clone(), self.replace(agent).await) });
+        for (name, result) in join_all(changed).await {
+            record(|summary| &mut summary.changed, name, result);
         }
         // An agent that could not be replaced is still served.
         for agent in self.agents() {
             self.draining.unmark(&agent);
         }
-        failed.map_or(Ok(summary), Err)
+        Ok(summary)
     }
 
     /// Removes all agents from NATS, waits for their calls, cancels the rest, stops the agents, and closes the
@@ -411,6 +509,18 @@ impl Bridge {
     }
 }
 
+/// Starts the HTTP endpoints for operators, if there are to be any.
+async fn serve_endpoints(config: &Config, host: &ProcessHost) -> Result<Arc<Endpoints>, BridgeError> {
+    let endpoints = Arc::new(Endpoints::default());
+    if let Some(config::MetricsConfig { listen }) = config.metrics {
+        let server = metrics::serve(listen, Arc::clone(&endpoints), host.tasks.stop.clone())
+            .await
+            .map_err(|source| BridgeError::Metrics { listen, source })?;
+        host.tasks.spawn("metrics", OnPanic::Log, server);
+    }
+    Ok(endpoints)
+}
+
 /// Logs the end of one step of the stop, with its duration.
 async fn log_step<T>(name: &'static str, step: impl Future<Output = T>) {
     let began = Instant::now();
@@ -418,10 +528,30 @@ async fn log_step<T>(name: &'static str, step: impl Future<Output = T>) {
     tracing::info!(took = ?began.elapsed(), "{name}");
 }
 
-/// The settings that take effect only after a restart of the bridge, in a form that can be compared. Secrets
-/// are redacted in it, so a changed password alone goes unnoticed.
-fn restart_only_settings(config: &Config) -> String {
-    format!("{:?} {:?} {:?} {:?}", config.nats, config.metrics, config.shutdown_grace, config.limits)
+/// A setting that takes effect only after a restart of the bridge, and a hash of its value, which may hold a password.
+type RestartOnlySetting = (&'static str, [u8; 32]);
+
+fn restart_only_settings(config: &Config) -> Vec<RestartOnlySetting> {
+    let Config { nats, metrics, shutdown_grace, limits, .. } = config;
+    let urls: Vec<&str> = nats.url.iter().map(AsRef::as_ref).collect();
+    let settings = [
+        ("nats.url", format!("{urls:?}")),
+        ("nats.tls", format!("{:?}", nats.tls)),
+        ("nats.subject_prefix", format!("{:?}", nats.subject_prefix)),
+        ("nats.reply_prefixes", format!("{:?}", nats.reply_prefixes)),
+        ("nats.inbox_prefix", format!("{:?}", nats.inbox_prefix)),
+        ("nats.agent_protocol", format!("{:?}", nats.agent_protocol)),
+        ("the first or last credentials under nats", NatsCredentials::are_configured(nats).to_string()),
+        ("metrics", format!("{metrics:?}")),
+        ("shutdown_grace", format!("{shutdown_grace:?}")),
+        ("limits", format!("{limits:?}")),
+    ];
+    settings.into_iter().map(|(name, value)| (name, Sha256::digest(value).into())).collect()
+}
+
+fn changed_settings(before: &[RestartOnlySetting], after: &[RestartOnlySetting]) -> Vec<&'static str> {
+    let pairs = before.iter().zip(after);
+    pairs.filter(|(before, after)| before != after).map(|(_, (name, _))| *name).collect()
 }
 
 /// Opens the records of agent processes, and ends the processes that an earlier bridge with the same

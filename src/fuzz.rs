@@ -51,6 +51,7 @@ fn card(data: &[u8]) -> bool {
         tenant: None,
         reason: String::new(),
         is_confirmed: true,
+        failure: None,
     };
     let written = card.to_v1(&interface, &card.skills);
     let again = Card::from_value(written.clone()).expect("a card of the bridge is valid");

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_nats::Client;
@@ -44,6 +44,9 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+const NO_CONNECTION: &str = "no connection to NATS";
+const NOT_CONNECTED: &str = "waiting for the first connection to NATS";
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -98,7 +101,7 @@ impl Metrics {
 
     fn not_ready_reason(&self) -> Option<&'static str> {
         let reason = *self.not_ready.lock().unwrap_or_else(PoisonError::into_inner);
-        reason.or_else(|| (!self.is_connected()).then_some("no connection to NATS"))
+        reason.or_else(|| (!self.is_connected()).then_some(NO_CONNECTION))
     }
 
     /// All metrics in the OpenMetrics text format.
@@ -280,10 +283,20 @@ fn encode_durations(family: &mut MetricEncoder<'_>, agent: &Agent) -> fmt::Resul
     )
 }
 
+/// What the endpoints serve. There are no metrics before the first connection to NATS.
+#[derive(Debug, Default)]
+pub(crate) struct Endpoints(OnceLock<Arc<Metrics>>);
+
+impl Endpoints {
+    pub(crate) fn set_metrics(&self, metrics: Arc<Metrics>) {
+        let _ = self.0.set(metrics);
+    }
+}
+
 /// Binds the address, and returns a future that serves until `stop` is cancelled.
 pub(crate) async fn serve(
     listen: SocketAddr,
-    metrics: Arc<Metrics>,
+    endpoints: Arc<Endpoints>,
     stop: CancellationToken,
 ) -> io::Result<impl Future<Output = ()> + Send> {
     let listener = TcpListener::bind(listen).await?;
@@ -292,7 +305,7 @@ pub(crate) async fn serve(
         .route("/metrics", get(get_metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(get_ready))
-        .with_state(metrics);
+        .with_state(endpoints);
     Ok(serve_connections(listener, routes, stop))
 }
 
@@ -324,18 +337,24 @@ async fn serve_connections(listener: TcpListener, routes: Router, stop: Cancella
     let _ = tokio::time::timeout(STOP_TIMEOUT, async { while connections.next().await.is_some() {} }).await;
 }
 
-async fn get_metrics(Shared(metrics): Shared<Arc<Metrics>>) -> Response {
+async fn get_metrics(Shared(endpoints): Shared<Arc<Endpoints>>) -> Response {
+    let Some(metrics) = endpoints.0.get() else { return not_ready(NOT_CONNECTED) };
     match metrics.encode().await {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-async fn get_ready(Shared(metrics): Shared<Arc<Metrics>>) -> Response {
-    match metrics.not_ready_reason() {
-        None => "ok\n".into_response(),
-        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+async fn get_ready(Shared(endpoints): Shared<Arc<Endpoints>>) -> Response {
+    match endpoints.0.get().map(|metrics| metrics.not_ready_reason()) {
+        Some(None) => "ok\n".into_response(),
+        Some(Some(reason)) => not_ready(reason),
+        None => not_ready(NOT_CONNECTED),
     }
+}
+
+fn not_ready(reason: &str) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response()
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
+use super::choose::ProbeFailure;
 use super::client::ClientError;
 use super::dialect::Dialect;
 use super::security::Security;
@@ -67,6 +68,9 @@ pub enum CardError {
     Unsupported(String),
     #[error("the card asks for {0}; add it to `auth`, or set `auth: []` to call the agent without it")]
     Auth(String),
+    /// The card is usable, but calls would fail.
+    #[error("{0}")]
+    NotCallable(ProbeFailure),
 }
 
 impl CardError {
@@ -84,6 +88,7 @@ impl CardError {
             | Self::Invalid(text)
             | Self::Unsupported(text)
             | Self::Auth(text) => secrets.redact(text),
+            Self::NotCallable(_) => {}
         }
         self
     }
@@ -144,6 +149,8 @@ pub struct Interface {
     pub reason: String,
     /// Whether the agent has responded to a probe there, in this dialect.
     pub is_confirmed: bool,
+    /// What speaks against it. `None` if a probe or a call has confirmed it, or nothing contradicts it.
+    pub failure: Option<ProbeFailure>,
 }
 
 impl Interface {

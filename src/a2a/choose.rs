@@ -4,6 +4,8 @@
 //! without side effects: it asks for a task that does not exist. It remembers the choice until the card changes, or
 //! until the agent's response to a call says that it does not speak this dialect ([`DialectChooser::choose_other`]).
 
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,8 @@ const CHOICE_TIMEOUT: Duration = Duration::from_secs(15);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Pause between two searches for another dialect.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause between two probes of a choice that no probe has confirmed.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Chooses the dialect of one agent and remembers it.
 #[derive(Debug)]
@@ -38,7 +42,9 @@ pub struct DialectChooser {
     addresses: AddressPolicy,
     protocol: Option<A2aVersion>,
     binding: Option<Binding>,
-    limits: ResponseLimits,
+    /// For clients from now on; a reload may change it.
+    max_response_size: AtomicU64,
+    responses: Arc<MemoryAccount>,
     ids: AgentIds,
     /// Held while probing, so that many calls that fail at the same time probe once.
     probing: tokio::sync::Mutex<()>,
@@ -50,6 +56,8 @@ struct Memory {
     /// The hash of a card, and the interface that was chosen for it.
     choice: Option<(String, Interface)>,
     last_failed_search: Option<Instant>,
+    /// When the choice was last probed without success.
+    last_failed_probe: Option<Instant>,
 }
 
 impl DialectChooser {
@@ -69,7 +77,8 @@ impl DialectChooser {
             addresses: AddressPolicy::new(config),
             protocol: config.protocol,
             binding: config.binding,
-            limits: ResponseLimits { max_size: config.max_response_size, memory },
+            max_response_size: AtomicU64::new(config.max_response_size),
+            responses: memory,
             ids: AgentIds::default(),
             probing: tokio::sync::Mutex::default(),
             memory: Mutex::default(),
@@ -80,30 +89,70 @@ impl DialectChooser {
         self.keyring.for_card()
     }
 
+    /// Chooses an interface. If no probe proves that calls can work there, it has a [`ProbeFailure`], and later calls of
+    /// this function probe it again.
     pub async fn choose(&self, card: &Card) -> Result<Interface, CardError> {
         self.credentials(card)?;
-        if let Some(interface) = self.remembered(card) {
+        if let Some(interface) = self.settled(card) {
             return Ok(interface);
         }
         let _probing = self.probing.lock().await;
-        if let Some(interface) = self.remembered(card) {
+        if let Some(interface) = self.settled(card) {
             return Ok(interface);
         }
         let candidates = Candidates::new(card, self);
+        if let Some(interface) = self.remembered(card) {
+            return Ok(self.probe_again(card, &candidates, interface).await);
+        }
         let Some(declared) = candidates.declared.first() else {
             return Err(CardError::Unsupported(card.describe_interfaces()));
         };
-        let unconfirmed = |why: &str| {
-            let reason = format!("declared by {}; {why}", candidates.source);
-            Interface { reason, ..declared.interface.clone() }
+        let unconfirmed = |failure: ProbeFailure| {
+            let reason = candidates.unconfirmed(failure);
+            Interface { reason, failure: Some(failure), ..declared.interface.clone() }
         };
         let interface = match tokio::time::timeout(CHOICE_TIMEOUT, self.probe(card, &candidates, None)).await
         {
-            Ok(Some(interface)) => interface,
-            Ok(None) => unconfirmed("the agent did not respond to any probe"),
-            Err(_) => unconfirmed("probing timed out"),
+            Ok(Ok(interface)) => interface,
+            Ok(Err(failure)) => unconfirmed(failure),
+            Err(_) => unconfirmed(ProbeFailure::NoResponse),
         };
         Ok(self.remember(card, interface))
+    }
+
+    /// Probes an interface that no probe has confirmed, and only this one: the agent may log each probe as an error.
+    async fn probe_again(&self, card: &Card, candidates: &Candidates, interface: Interface) -> Interface {
+        let all = || candidates.declared.iter().chain(&candidates.others);
+        let Some(candidate) =
+            all().find(|candidate| candidate.interface.is_same(interface.dialect, &interface.url))
+        else {
+            return interface;
+        };
+        let (probed, url) = self.probe_candidate(card, candidate).await;
+        let is_declared = candidates.declared.iter().any(|declared| std::ptr::eq(declared, candidate));
+        let again = match (probed.failure, probed.verdict) {
+            (None, Verdict::Yes | Verdict::Maybe) => {
+                candidates.found(candidate, probed.verdict, url, is_declared)
+            }
+            (Some(failure), _) => {
+                Interface { reason: candidates.unconfirmed(failure), failure: Some(failure), ..interface }
+            }
+            (None, _) => interface,
+        };
+        self.remember(card, again)
+    }
+
+    /// A call has proven that the agent speaks this dialect at this URL. Returns whether that was in doubt.
+    pub(super) fn confirm(&self, card: &Card, dialect: Dialect, url: &Url) -> bool {
+        let mut memory = self.lock();
+        let Some((hash, interface)) = &mut memory.choice else { return false };
+        if *hash != card.hash || !interface.is_same(dialect, url) || interface.failure.is_none() {
+            return false;
+        }
+        interface.failure = None;
+        interface.is_confirmed = true;
+        interface.reason = "confirmed by a call".to_owned();
+        true
     }
 
     /// Chooses another interface after the agent rejected this dialect at this URL; `None` if it speaks no other.
@@ -118,7 +167,7 @@ impl DialectChooser {
         }
         let candidates = Candidates::new(card, self);
         let probing = self.probe(card, &candidates, Some((rejected, url)));
-        let found = tokio::time::timeout(CHOICE_TIMEOUT, probing).await.ok().flatten();
+        let found = tokio::time::timeout(CHOICE_TIMEOUT, probing).await.ok().and_then(Result::ok);
         match found.filter(|found| !found.is_same(rejected, url)) {
             Some(interface) => Some(self.remember(card, interface)),
             None => {
@@ -139,7 +188,13 @@ impl DialectChooser {
         } else {
             (&self.http_without_certificate, Credentials::default())
         };
-        Ok(Client::new(http, interface, credentials, self.limits.clone(), self.ids.clone()))
+        let max_size = self.max_response_size.load(Ordering::Relaxed);
+        let limits = ResponseLimits { max_size, memory: Arc::clone(&self.responses) };
+        Ok(Client::new(http, interface, credentials, limits, self.ids.clone()))
+    }
+
+    pub(crate) fn set_max_response_size(&self, size: u64) {
+        self.max_response_size.store(size, Ordering::Relaxed);
     }
 
     fn credentials(&self, card: &Card) -> Result<Credentials, CardError> {
@@ -152,8 +207,22 @@ impl DialectChooser {
         (*hash == card.hash).then(|| interface.clone())
     }
 
+    /// The choice, unless it is time to probe it again.
+    fn settled(&self, card: &Card) -> Option<Interface> {
+        let interface = self.remembered(card)?;
+        let last_probe = self.lock().last_failed_probe;
+        let is_settled = match interface.failure {
+            None => true,
+            // The agent is not ready, and becomes it as soon as a probe succeeds.
+            Some(failure) if failure.prevents_calls() => false,
+            Some(_) => last_probe.is_some_and(|last| last.elapsed() < RECHECK_INTERVAL),
+        };
+        is_settled.then_some(interface)
+    }
+
     fn remember(&self, card: &Card, interface: Interface) -> Interface {
-        if !self.addresses.is_trusted(&interface.url) && !self.keyring.is_empty() {
+        let is_known = self.remembered(card).is_some_and(|known| known.url == interface.url);
+        if !is_known && !self.addresses.is_trusted(&interface.url) && !self.keyring.is_empty() {
             tracing::warn!(
                 endpoint = %interface.url,
                 "calling the agent without its credentials: the host of its card is not in `allowed_hosts`"
@@ -162,6 +231,7 @@ impl DialectChooser {
         let mut memory = self.lock();
         memory.choice = Some((card.hash.clone(), interface.clone()));
         memory.last_failed_search = None;
+        memory.last_failed_probe = interface.failure.map(|_| Instant::now());
         interface
     }
 
@@ -170,14 +240,16 @@ impl DialectChooser {
     }
 
     /// Probes the declared candidates, then the others. Returns the first that the agent certainly speaks, otherwise
-    /// the first that it may speak; `None` if the agent does not respond.
+    /// the first that it may speak, otherwise what went wrong with the first of all.
     async fn probe(
         &self,
         card: &Card,
         candidates: &Candidates,
         rejected: Option<(Dialect, &Url)>,
-    ) -> Option<Interface> {
+    ) -> Result<Interface, ProbeFailure> {
         let mut maybe: Option<Interface> = None;
+        let mut first_failure: Option<ProbeFailure> = None;
+        let mut rejecting_urls: Vec<Url> = Vec::new();
         // Only agents that reject v0.2 or v0.3 for missing ids need a probe of the dialect with ids.
         let mut demands_ids = matches!(rejected, Some((Dialect::V02 | Dialect::V03, _)));
         for (list, is_declared) in [(&candidates.declared, true), (&candidates.others, false)] {
@@ -188,64 +260,76 @@ impl DialectChooser {
                 if candidate.interface.dialect == Dialect::V03Ids && !demands_ids {
                     continue;
                 }
-                let (verdict, url) = self.probe_candidate(card, candidate).await;
+                // Credentials do not depend on the dialect.
+                if rejecting_urls.contains(&candidate.interface.url) {
+                    continue;
+                }
+                let (Probed { verdict, failure }, url) = self.probe_candidate(card, candidate).await;
                 demands_ids |= verdict == Verdict::DemandsIds;
-                let found = || {
-                    let source = candidates.source;
-                    let reason = if is_declared {
-                        format!("declared by {source} and confirmed by a probe")
-                    } else {
-                        format!("found by a probe; {source} declares another")
-                    };
-                    let is_confirmed = verdict == Verdict::Yes;
-                    Interface { url, reason, is_confirmed, ..candidate.interface.clone() }
-                };
+                if let Some(ProbeFailure::Rejected(_)) = failure {
+                    rejecting_urls.push(candidate.interface.url.clone());
+                }
+                first_failure = first_failure.or(failure);
+                let found = || candidates.found(candidate, verdict, url, is_declared);
                 match verdict {
-                    Verdict::Yes => return Some(found()),
+                    Verdict::Yes => return Ok(found()),
                     Verdict::Maybe | Verdict::DemandsIds => maybe = maybe.or_else(|| Some(found())),
-                    Verdict::NoResponse => return maybe,
-                    Verdict::No | Verdict::WrongAddress => {}
+                    Verdict::NoResponse => {
+                        return maybe.ok_or(first_failure.unwrap_or(ProbeFailure::NoResponse));
+                    }
+                    Verdict::No | Verdict::Open | Verdict::WrongAddress => {}
                 }
             }
         }
-        maybe
+        maybe.ok_or(first_failure.unwrap_or(ProbeFailure::NotA2a))
     }
 
     /// Probes a candidate at its URL, and with or without the trailing slash if there is no agent at that URL.
-    async fn probe_candidate(&self, card: &Card, candidate: &Candidate) -> (Verdict, Url) {
+    async fn probe_candidate(&self, card: &Card, candidate: &Candidate) -> (Probed, Url) {
         let url = candidate.interface.url.clone();
-        let verdict = self.probe_url(card, candidate, url.clone()).await;
+        let probed = self.probe_url(card, candidate, url.clone()).await;
         // REST appends its paths to the URL, so there the slash makes no difference.
         let toggled = toggle_trailing_slash(&url).filter(|_| !candidate.interface.dialect.is_rest());
-        match (verdict, toggled) {
+        match (probed.verdict, toggled) {
             (Verdict::WrongAddress, Some(url)) => (self.probe_url(card, candidate, url.clone()).await, url),
-            (verdict, _) => (verdict, url),
+            _ => (probed, url),
         }
     }
 
-    async fn probe_url(&self, card: &Card, candidate: &Candidate, url: Url) -> Verdict {
+    async fn probe_url(&self, card: &Card, candidate: &Candidate, url: Url) -> Probed {
         let interface = Interface { url, ..candidate.interface.clone() };
-        let dialect = interface.dialect;
         let Ok(client) = self.client(card, &interface) else {
-            return Verdict::No;
+            return Verdict::No.into();
         };
-        let verdict = get_unknown_task(&client).await;
+        let probed = get_unknown_task(&client).await;
         // Any JSON-RPC agent may respond to this request with some error.
-        if dialect == Dialect::V03Ids && verdict != Verdict::Yes {
-            return Verdict::No;
+        if interface.dialect == Dialect::V03Ids && probed.verdict != Verdict::Yes {
+            return Verdict::No.into();
         }
-        let is_v01 = dialect == Dialect::V01;
-        if !is_v01 && !matches!(dialect, Dialect::V02 | Dialect::V03) {
+        match probed.verdict {
+            // The agent may refuse or fail to look up this task and still accept messages.
+            Verdict::Open => match accepts_messages(&client).await {
+                true => Verdict::Maybe.into(),
+                false => probed,
+            },
+            verdict => Probed { verdict: self.distinguish_v01(candidate, &client, verdict).await, ..probed },
+        }
+    }
+
+    /// Corrects the verdict of a probe that is the same from v0.1 to v0.3.
+    async fn distinguish_v01(&self, candidate: &Candidate, client: &Client, verdict: Verdict) -> Verdict {
+        let is_v01 = client.dialect == Dialect::V01;
+        if !is_v01 && !matches!(client.dialect, Dialect::V02 | Dialect::V03) {
             return verdict;
         }
         match verdict {
             // `tasks/get` is the same from v0.1 to v0.3, and the card leaves the version open.
-            Verdict::Yes | Verdict::Maybe if !candidate.is_exact => match knows_message_send(&client).await {
+            Verdict::Yes | Verdict::Maybe if !candidate.is_exact => match knows_message_send(client).await {
                 Some(knows) if knows == is_v01 => Verdict::No,
                 _ => verdict,
             },
             // An agent may accept messages without having `tasks/get`.
-            Verdict::No if !is_v01 && knows_message_send(&client).await == Some(true) => Verdict::Maybe,
+            Verdict::No if !is_v01 && knows_message_send(client).await == Some(true) => Verdict::Maybe,
             _ => verdict,
         }
     }
@@ -269,21 +353,93 @@ enum Verdict {
     /// The agent responded, and requires all ids from the client.
     DemandsIds,
     No,
+    /// The server rejected the request, or failed, before it looked at the dialect.
+    Open,
     /// There is no agent at this URL.
     WrongAddress,
     NoResponse,
 }
 
+/// The result of a probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Probed {
+    verdict: Verdict,
+    failure: Option<ProbeFailure>,
+}
+
+impl From<Verdict> for Probed {
+    fn from(verdict: Verdict) -> Self {
+        Self { verdict, failure: None }
+    }
+}
+
+/// Why the probes do not show that calls can work. It has nothing of the agent's response but the status, so that it
+/// stays equal from probe to probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeFailure {
+    /// The server rejects the credentials: 401 or 403.
+    Rejected(u16),
+    /// There is no access token.
+    NoToken,
+    /// Any other HTTP status that says nothing about A2A.
+    Status(u16),
+    /// The responses are not those of an A2A agent.
+    NotA2a,
+    NoResponse,
+}
+
+impl ProbeFailure {
+    /// Whether every call would fail too, so that the agent is not ready.
+    pub fn prevents_calls(self) -> bool {
+        matches!(self, Self::Rejected(_) | Self::NoToken)
+    }
+
+    fn of(error: &ClientError) -> Option<Self> {
+        match error {
+            ClientError::Token(_) => Some(Self::NoToken),
+            ClientError::Unreachable(_) | ClientError::Broken(_) | ClientError::LargeHeaders => {
+                Some(Self::NoResponse)
+            }
+            ClientError::NotA2a { .. } | ClientError::Compressed { .. } => Some(Self::NotA2a),
+            ClientError::Refused { http_status: Some(status @ (401 | 403)), .. } => {
+                Some(Self::Rejected(*status))
+            }
+            ClientError::Refused { http_status: Some(status), code: None, .. } => Some(Self::Status(*status)),
+            ClientError::Refused { .. }
+            | ClientError::TooLarge { .. }
+            | ClientError::OutOfMemory
+            | ClientError::WrongId => None,
+        }
+    }
+}
+
+impl fmt::Display for ProbeFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rejected(status) => {
+                write!(f, "the agent rejects the credentials of the bridge: HTTP {status}")
+            }
+            Self::NoToken => f.write_str("there is no access token for the agent"),
+            Self::Status(status) => write!(f, "the agent responds to A2A requests with HTTP {status}"),
+            Self::NotA2a => f.write_str("the agent's responses are not A2A"),
+            Self::NoResponse => f.write_str("the agent did not respond to any probe"),
+        }
+    }
+}
+
 /// Requests a task that does not exist. Nearly all agents respond that they do not know it.
-async fn get_unknown_task(client: &Client) -> Verdict {
+async fn get_unknown_task(client: &Client) -> Probed {
     let (dialect, trace) = (client.dialect, TraceContext::default());
     let call = dialect.task_call(A2aMethod::Get, &uuid::Uuid::new_v4().to_string());
     let got = client.call(call, &trace, None, Task::try_from);
     match tokio::time::timeout(PROBE_TIMEOUT, got).await {
-        Err(_) => Verdict::NoResponse,
+        Err(_) => Probed { verdict: Verdict::NoResponse, failure: Some(ProbeFailure::NoResponse) },
         // One SDK returns a task for any id.
-        Ok(Ok(_)) => Verdict::Yes,
-        Ok(Err(error)) => verdict_of(&error, dialect),
+        Ok(Ok(_)) => Verdict::Yes.into(),
+        Ok(Err(error)) => match verdict_of(&error, dialect) {
+            verdict @ (Verdict::Yes | Verdict::DemandsIds | Verdict::Maybe) => verdict.into(),
+            verdict => Probed { verdict, failure: ProbeFailure::of(&error) },
+        },
     }
 }
 
@@ -305,7 +461,8 @@ fn verdict_of(error: &ClientError, dialect: Dialect) -> Verdict {
             Verdict::No
         }
         ClientError::Refused { http_status, code, .. } => match (http_status, code) {
-            (Some(401 | 403 | 429 | 503), _) => Verdict::Maybe,
+            (Some(401 | 403), _) | (Some(429 | 500 | 502..=504), None) => Verdict::Open,
+            (Some(429 | 503), _) => Verdict::Maybe,
             (_, Some(code::METHOD_NOT_FOUND | code::VERSION_NOT_SUPPORTED)) => Verdict::No,
             // a2a-sdk (Python) 0.2 uses these for methods that it does not know.
             (_, Some(code::INVALID_REQUEST | code::PARSE_ERROR)) => Verdict::No,
@@ -317,11 +474,31 @@ fn verdict_of(error: &ClientError, dialect: Dialect) -> Verdict {
     }
 }
 
+/// Whether the agent accepts messages in the client's dialect although it did not look up a task. The probe has no
+/// message, so the agent rejects its parameters.
+async fn accepts_messages(client: &Client) -> bool {
+    let method = match client.dialect {
+        Dialect::V02 | Dialect::V03 => "message/send",
+        Dialect::V1 => "SendMessage",
+        // These would run a message without parts, or have paths of their own.
+        _ => return false,
+    };
+    let trace = TraceContext::default();
+    let sent = client.call(Dialect::empty_call(method), &trace, None, SendResult::try_from);
+    match tokio::time::timeout(PROBE_TIMEOUT, sent).await {
+        Ok(Ok(_)) => true,
+        Ok(Err(ClientError::Refused { http_status, code: Some(code), .. })) => {
+            !matches!(http_status, Some(401 | 403)) && code != code::METHOD_NOT_FOUND
+        }
+        Ok(Err(_)) | Err(_) => false,
+    }
+}
+
 /// Whether the agent knows `message/send`, which v0.1 does not have. The probe has no message, so agents of other
 /// versions reject its parameters. `None` if the response leaves it open.
 async fn knows_message_send(client: &Client) -> Option<bool> {
     let trace = TraceContext::default();
-    let sent = client.call(Dialect::empty_send(), &trace, None, SendResult::try_from);
+    let sent = client.call(Dialect::empty_call("message/send"), &trace, None, SendResult::try_from);
     match tokio::time::timeout(PROBE_TIMEOUT, sent).await.ok()? {
         Ok(_) => Some(true),
         Err(ClientError::Refused { http_status, code, .. }) => match (http_status, code) {
@@ -407,6 +584,23 @@ impl Candidates {
         let source = if is_configured { "the configuration" } else { "the card" };
         Self { declared, others, source }
     }
+
+    /// The candidate, after a probe with this verdict at this URL.
+    fn found(&self, candidate: &Candidate, verdict: Verdict, url: Url, is_declared: bool) -> Interface {
+        let source = self.source;
+        let is_confirmed = verdict == Verdict::Yes;
+        let reason = match (is_declared, is_confirmed) {
+            (true, true) => format!("declared by {source} and confirmed by a probe"),
+            (true, false) => format!("declared by {source}; no probe contradicts it"),
+            (false, _) => format!("found by a probe; {source} declares another"),
+        };
+        Interface { url, reason, is_confirmed, failure: None, ..candidate.interface.clone() }
+    }
+
+    /// The reason for a choice that no probe has confirmed.
+    fn unconfirmed(&self, failure: ProbeFailure) -> String {
+        format!("declared by {}; {failure}", self.source)
+    }
 }
 
 impl Candidate {
@@ -426,7 +620,8 @@ impl Candidate {
         }
         let has_tenants = matches!(dialect, Dialect::V1 | Dialect::V1Rest);
         let tenant = interface.tenant.clone().filter(|_| has_tenants);
-        let interface = Interface { url, dialect, tenant, reason: String::new(), is_confirmed: false };
+        let interface =
+            Interface { url, dialect, tenant, reason: String::new(), is_confirmed: false, failure: None };
         Self { interface, is_exact }
     }
 }

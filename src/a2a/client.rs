@@ -223,6 +223,11 @@ impl Client {
         };
         if is_response && !self.is_confirmed.load(Ordering::Relaxed) {
             self.is_confirmed.store(true, Ordering::Relaxed);
+            if let Some(DialectFallback { chooser, card, changed }) = &self.fallback
+                && chooser.confirm(card, self.dialect, &self.endpoint.url)
+            {
+                changed.notify_one();
+            }
         }
         result
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::probe::ProbeError;
 use crate::a2a::card::CardError;
+use crate::a2a::choose::ProbeFailure;
 use crate::a2a::client::ClientError;
 use crate::config;
 use crate::process::child::{Exit, SpawnError};
@@ -14,12 +15,13 @@ const KILLED: &str = "another process killed it, most often the kernel because m
                       memory limit of the service or container";
 
 const CHECK_OUTPUT: &str = "check its last output";
+const TOKEN_ADVICE: &str = "check that the token endpoint responds, and correct `oauth2` under `auth`";
 const RESTARTING: &str = "; the bridge restarts it";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Diagnosis {
-    pub(super) text: String,
-    pub(super) advice: String,
+pub(crate) struct Diagnosis {
+    pub(crate) text: String,
+    pub(crate) advice: String,
 }
 
 impl Diagnosis {
@@ -143,14 +145,39 @@ impl Diagnosis {
         }
     }
 
+    /// The agent has a usable card, but its responses to probes show that calls fail, or may fail.
+    pub(crate) fn unconfirmed(failure: ProbeFailure, config: &config::AgentConfig) -> Self {
+        let advice = match failure {
+            ProbeFailure::Rejected(_) if config.use_card_url => {
+                "correct `bearer_token`, `auth` or `headers`; if the card names another host, add that to \
+                 `allowed_hosts`, because other hosts get no credentials"
+            }
+            ProbeFailure::Rejected(_) if has_credentials(config) => {
+                "correct `bearer_token`, `auth` or `headers`: check that the value is not empty, and that it is valid for \
+                 this agent"
+            }
+            ProbeFailure::Rejected(_) => {
+                "the agent requires credentials: set `bearer_token`, `auth` or `headers`"
+            }
+            ProbeFailure::NoToken => TOKEN_ADVICE,
+            ProbeFailure::Status(500..) => "calls may fail: check the agent's log for the error",
+            ProbeFailure::Status(_) | ProbeFailure::NotA2a => {
+                "calls may fail: check that `url` and the address in the card are those of the A2A endpoint"
+            }
+            ProbeFailure::NoResponse => {
+                "calls may fail: check that the agent is not busy or blocked, and that the address in its card is right"
+            }
+        };
+        Self { text: failure.to_string(), advice: advice.into() }
+    }
+
     fn card(error: &CardError, config: &config::AgentConfig) -> Self {
+        if let CardError::NotCallable(failure) = error {
+            return Self::unconfirmed(*failure, config);
+        }
         let text = error_chain(error);
-        let has_credentials = config.bearer_token.is_some()
-            || !config.headers.is_empty()
-            || config.auth.is_some()
-            || config.card_auth.is_some();
         let advice = match error {
-            CardError::Status { is_unauthorized: true, .. } if has_credentials => {
+            CardError::Status { is_unauthorized: true, .. } if has_credentials(config) => {
                 "the agent rejects the credentials: correct `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
             }
             CardError::Status { is_unauthorized: true, .. } => {
@@ -171,7 +198,7 @@ impl Diagnosis {
             CardError::Unsupported(_) => "make the agent offer JSON-RPC or REST".to_owned(),
             CardError::Auth(_) => "configure the agent's credentials under `auth`".to_owned(),
             CardError::Fetch { source, .. } if matches!(**source, ClientError::Token(_)) => {
-                "check that the token endpoint responds, and correct `oauth2` under `auth`".to_owned()
+                TOKEN_ADVICE.to_owned()
             }
             CardError::Fetch { source, .. } if matches!(**source, ClientError::Compressed { .. }) => {
                 "make the agent, or the proxy in front of it, honor `Accept-Encoding: identity`".to_owned()
@@ -257,6 +284,13 @@ impl Diagnosis {
         };
         Self { text: format!("{}; not restarting: {why}", self.text), advice }
     }
+}
+
+fn has_credentials(config: &config::AgentConfig) -> bool {
+    config.bearer_token.is_some()
+        || !config.headers.is_empty()
+        || config.auth.is_some()
+        || config.card_auth.is_some()
 }
 
 /// Advice for an agent that is not restarted.

@@ -166,6 +166,8 @@ pub(super) enum AgentEvent {
     TreeExited(Exit),
     BackoffElapsed,
     Commanded(DesiredState),
+    /// Settings changed that leave the process as it is.
+    Reconfigured(Arc<config::AgentConfig>),
     Shutdown,
 }
 
@@ -240,6 +242,10 @@ impl Lifecycle {
             }
             (AgentEvent::NotStarted(problem), Phase::Retrying { .. }) => {
                 self.after_failure(problem, None, Duration::ZERO)
+            }
+            (AgentEvent::Reconfigured(config), phase) => {
+                self.reconfigure(config);
+                phase
             }
             (AgentEvent::CardRead(card), phase) => self.card_read(phase, card),
             (AgentEvent::CardUnusable(problem), phase) => match phase.reachable() {
@@ -331,6 +337,10 @@ impl Lifecycle {
                 Some(Diagnosis::stopping())
             }
             Phase::Stopped(StopReason::OnCommand) => Some(Diagnosis::stopped_on_request(&self.name)),
+            Phase::Ready(_) => {
+                let failure = self.known.as_ref().and_then(|known| known.interface.failure)?;
+                Some(Diagnosis::unconfirmed(failure, &self.config))
+            }
             phase => phase.phase_problem().cloned(),
         }
     }
@@ -361,6 +371,17 @@ impl Lifecycle {
         };
         self.restarts += u32::from(self.is_launched());
         Phase::Starting { process: None, problem, delay: None }
+    }
+
+    fn reconfigure(&mut self, config: Arc<config::AgentConfig>) {
+        let budget = (config.max_restarts, config.restart_window);
+        if budget != (self.config.max_restarts, self.config.restart_window) {
+            self.budget = RestartBudget::new(budget.0, budget.1);
+        }
+        if let Some(launched) = &mut self.launched {
+            *launched = at_port_of(&config, launched);
+        }
+        self.config = config;
     }
 
     fn stopped_on_request(&self) -> Phase {
@@ -532,6 +553,17 @@ impl Lifecycle {
         }
         self.last_logged_problem.clone_from(&problem.text);
         Phase::BackingOff { until: Instant::now() + delay, next_try: SystemTime::now() + delay, problem }
+    }
+}
+
+/// The settings with the port of an earlier start.
+pub(super) fn at_port_of(
+    config: &Arc<config::AgentConfig>,
+    started: &config::AgentConfig,
+) -> Arc<config::AgentConfig> {
+    match (config.port, started.url.port()) {
+        (Some(_), Some(port)) => Arc::new(config.at_port(port)),
+        _ => Arc::clone(config),
     }
 }
 

@@ -10,7 +10,7 @@
 //! ```
 
 pub(crate) mod call_stats;
-mod diagnosis;
+pub(crate) mod diagnosis;
 mod health_check;
 mod lifecycle;
 mod probe;
@@ -51,6 +51,8 @@ pub struct Agent {
     pub calls: Arc<CallStats>,
     pub(crate) memory: Arc<MemoryAccount>,
     desired: channel::Sender<DesiredState>,
+    /// The settings that the supervisor uses.
+    settings: channel::Sender<Arc<config::AgentConfig>>,
     /// Notify it to probe the agent now, because a call could not reach it.
     pub recheck: Arc<Notify>,
     stop: CancellationToken,
@@ -77,6 +79,7 @@ impl Agent {
         let (status_sender, status) = channel::channel(lifecycle.status());
         let (live_sender, live) = channel::channel(None);
         let agent = Self {
+            settings: channel::Sender::new(Arc::clone(&config)),
             config,
             output: Output::new(Arc::clone(&name), secrets.clone()),
             name,
@@ -131,14 +134,27 @@ impl Agent {
         generation
     }
 
-    /// Resolves on shutdown, or when the generation differs from this one. Cancel-safe.
+    /// Applies settings that leave the process and the credentials as they are
+    /// (`SettingsDigest::is_same_process`). Returns a handle to the same agent;
+    /// calls through this one keep the settings that they have.
+    pub(crate) fn reconfigure(&self, config: config::AgentConfig) -> Self {
+        let config = Arc::new(config);
+        self.settings.send_replace(Arc::clone(&config));
+        Self { config, ..self.clone() }
+    }
+
+    /// Resolves on shutdown, when the generation differs from this one, or when the settings differ from those of this
+    /// handle. Cancel-safe.
     async fn commanded(&self, generation: u64) -> AgentEvent {
-        let mut desired = self.desired.subscribe();
+        let (mut desired, mut settings) = (self.desired.subscribe(), self.settings.subscribe());
         tokio::select! {
             biased;
             () = self.stop.cancelled() => AgentEvent::Shutdown,
             Ok(desired) = desired.wait_for(|desired| desired.generation != generation) => {
                 AgentEvent::Commanded(*desired)
+            }
+            Ok(settings) = settings.wait_for(|settings| !Arc::ptr_eq(settings, &self.config)) => {
+                AgentEvent::Reconfigured(Arc::clone(&settings))
             }
         }
     }

@@ -108,6 +108,9 @@ pub(super) async fn read_card(start: &Start, limit: Duration) -> Result<KnownCar
             Some(_) => return Err(CardError::NotListening { url: config.url.to_string() }),
         };
         let interface = chooser.choose(&card).await?;
+        if let Some(failure) = interface.failure.filter(|failure| failure.prevents_calls()) {
+            return Err(CardError::NotCallable(failure));
+        }
         Ok(KnownCard { card: Arc::new(card), interface })
     };
     match tokio::time::timeout(limit, reading).await {

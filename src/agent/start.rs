@@ -157,6 +157,10 @@ impl StartupProbe {
                 Err(error @ ProbeError::Foreign { .. }) => {
                     return AgentEvent::NotStarted(Diagnosis::probe(&error, config));
                 }
+                // A restart does not help against wrong credentials.
+                Err(error @ ProbeError::Card(CardError::NotCallable(_))) => {
+                    return AgentEvent::CardUnusable(Diagnosis::probe(&error, config));
+                }
                 // The deadline cut this probe short; the previous error is more useful.
                 Err(error) if is_cut && error.is_timeout() && self.last.is_some() => {}
                 Err(ProbeError::NotListening { port, .. }) => {

@@ -11,13 +11,14 @@ use tokio_util::sync::CancellationToken;
 use super::Agent;
 use super::diagnosis::Diagnosis;
 use super::health_check::HealthCheck;
-use super::lifecycle::{AgentEvent, LaunchedProcess, Lifecycle, Step};
+use super::lifecycle::{AgentEvent, LaunchedProcess, Lifecycle, Step, at_port_of};
 use super::probe::{self, ProbeError};
 use super::start::{Start, StartupProbe};
 use super::status::{AgentState, AgentStatus, KnownCard};
+use crate::a2a::card::CardError;
 use crate::a2a::choose::DialectFallback;
 use crate::a2a::{HttpClient, LiveAgent};
-use crate::config::AgentLimits;
+use crate::config::{AgentConfig, AgentLimits};
 use crate::process::child::{Child, Limits, ProcessHost, Spec};
 use crate::process::credentials::Account;
 
@@ -86,6 +87,7 @@ impl Supervisor {
     fn apply(&mut self, event: AgentEvent) -> Step {
         let (event, live_agent) = match event {
             AgentEvent::CardRead(known) => self.live_agent(known),
+            AgentEvent::Reconfigured(config) => self.reconfigure(config),
             other => (other, None),
         };
         let step = self.lifecycle.on(event);
@@ -122,14 +124,10 @@ impl Supervisor {
                 tracing::warn!(agent = %self.agent.name, "{warning}");
             }
         }
-        let started = self.started.as_ref().expect(STARTED);
-        let client = match started.start.chooser.client(&known.card, &known.interface) {
-            Ok(client) => client.with_fallback(DialectFallback {
-                chooser: Arc::clone(&started.start.chooser),
-                card: Arc::clone(&known.card),
-                changed: Arc::clone(&self.agent.recheck),
-            }),
+        let live_agent = match self.connect(&known) {
+            Ok(live_agent) => live_agent,
             Err(error) => {
+                let started = self.started.as_ref().expect(STARTED);
                 let problem = Diagnosis::probe(&ProbeError::Card(error), &started.start.config);
                 return (AgentEvent::CardUnusable(problem), None);
             }
@@ -143,13 +141,37 @@ impl Supervisor {
             endpoint = %known.interface.url,
             "agent ready"
         );
-        let live_agent = LiveAgent {
+        (AgentEvent::CardRead(known), Some(live_agent))
+    }
+
+    /// The running agent, to be called as this card says.
+    fn connect(&self, known: &KnownCard) -> Result<Arc<LiveAgent>, CardError> {
+        let started = self.started.as_ref().expect(STARTED);
+        let client = started.start.chooser.client(&known.card, &known.interface)?;
+        let client = client.with_fallback(DialectFallback {
+            chooser: Arc::clone(&started.start.chooser),
+            card: Arc::clone(&known.card),
+            changed: Arc::clone(&self.agent.recheck),
+        });
+        Ok(Arc::new(LiveAgent {
             client,
             card: Arc::clone(&known.card),
             interface: known.interface.clone(),
             exited: started.exited.clone(),
-        };
-        (AgentEvent::CardRead(known), Some(Arc::new(live_agent)))
+        }))
+    }
+
+    /// Applies settings to the agent as it runs. The live agent is a new one, for the size limit of responses.
+    fn reconfigure(&mut self, config: Arc<AgentConfig>) -> (AgentEvent, Option<Arc<LiveAgent>>) {
+        self.agent.config = Arc::clone(&config);
+        if let Some(started) = &mut self.started {
+            started.start.config = at_port_of(&config, &started.start.config);
+            started.start.chooser.set_max_response_size(config.max_response_size);
+            started.health_check = None;
+        }
+        let known = self.lifecycle.known.as_ref().filter(|_| self.lifecycle.state() == AgentState::Ready);
+        let live_agent = known.and_then(|known| self.connect(known).ok());
+        (AgentEvent::Reconfigured(config), live_agent)
     }
 
     async fn start(&mut self) -> AgentEvent {

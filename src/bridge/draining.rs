@@ -39,6 +39,21 @@ impl DrainingAgents {
         lock(&self.agents).retain(|draining| !draining.is(agent));
     }
 
+    /// Withdraws what served an agent until a reload changed its settings, and ends its calls. The agent itself goes on;
+    /// `successor` serves it now.
+    pub(super) fn drain_calls(&self, served: ServedAgent, successor: Arc<Notify>) {
+        let (tracked, grace) = (self.tracker.token(), self.grace);
+        self.tasks.spawn("draining calls", OnPanic::StopBridge, async move {
+            let began = Instant::now();
+            served.control.stop().await;
+            served.withdraw().await;
+            successor.notify_one();
+            served.finish_calls(grace).await;
+            tracing::debug!(agent = %served.agent.name, took = ?began.elapsed(), "calls with the previous settings drained");
+            drop(tracked);
+        });
+    }
+
     /// Drains an agent in the background. The `successor` of a replaced agent announces itself again after the
     /// old instance has announced `stopped`.
     pub(super) fn drain(&self, served: ServedAgent, successor: Option<Arc<Notify>>) {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio_util::task::TaskTracker;
 
 use crate::action::actions::CallShutdown;
@@ -22,6 +23,9 @@ pub(super) struct ServedAgent {
     pub(super) control: StoppableTask,
     pub(super) agent_protocol: Option<AgentProtocol>,
     pub(super) calls: TaskTracker,
+    /// Calls to the same agent that began before a reload changed its settings. What served them withdraws and ends
+    /// them; this agent must not stop before that.
+    pub(super) earlier_calls: Vec<TaskTracker>,
     pub(super) call_shutdown: CallShutdown,
 }
 
@@ -59,9 +63,13 @@ impl ServedAgent {
     pub(super) async fn finish_calls(&self, grace: Duration) {
         self.call_shutdown.begun.cancel();
         self.calls.close();
+        let ended = async {
+            self.calls.wait().await;
+            join_all(self.earlier_calls.iter().map(TaskTracker::wait)).await;
+        };
         let in_time = tokio::select! {
             biased;
-            () = self.calls.wait() => true,
+            () = ended => true,
             () = tokio::time::sleep(grace) => false,
             () = self.call_shutdown.grace_over.cancelled() => false,
         };

@@ -1,15 +1,17 @@
-//! The connection to NATS: options, credentials, and log messages about its state.
+//! The connection to NATS: options, and log messages about its state.
 
+pub(crate) mod credentials;
+
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event};
-use secrecy::ExposeSecret as _;
-
+use self::credentials::NatsCredentials;
 use crate::config;
 use crate::telemetry::log_limit::LogLimit;
 use crate::text::{duration, error_chain};
+use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event};
 
 /// How long [`FirstConnection::FailFast`] retries.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,6 +24,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(15);
 pub enum ConnectError {
     #[error("cannot read the NATS credentials file {path}")]
     Credentials { path: String, source: std::io::Error },
+    #[error("cannot use {path} (`nats.tls`)")]
+    Tls { path: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// `servers` are the configured URLs without passwords.
     #[error("cannot connect to NATS at {servers}")]
     Connect { servers: String, source: async_nats::ConnectError },
@@ -51,16 +55,18 @@ pub enum FirstConnection {
 /// take at most `max_waiting` bytes; the client drops further ones.
 pub(crate) async fn connect(
     settings: &config::NatsConfig,
+    credentials: &Arc<NatsCredentials>,
     max_waiting: usize,
     first: FirstConnection,
 ) -> Result<Client, ConnectError> {
+    check_tls_files(settings)?;
     let servers: Vec<String> = settings.url.iter().map(config::without_user_info).collect();
     let servers = servers.join(", ");
     let began = Instant::now();
     let failures = LogLimit::default();
     let (mut backoff, max_backoff) = BACKOFF;
     loop {
-        let options = options(settings).await?.max_queued_bytes(max_waiting);
+        let options = options(settings, credentials).max_queued_bytes(max_waiting);
         let source = match options.connect(&settings.url).await {
             Ok(client) => {
                 let info = client.server_info();
@@ -94,9 +100,10 @@ pub(crate) async fn connect(
 }
 
 /// The connection options, without the URLs.
-pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOptions, ConnectError> {
+pub(crate) fn options(settings: &config::NatsConfig, credentials: &Arc<NatsCredentials>) -> ConnectOptions {
     let log = Arc::new(EventLog::default());
-    let mut options = ConnectOptions::new()
+    let mut options = credentials
+        .options(settings)
         .name(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
         .ping_interval(PING_INTERVAL)
         .custom_inbox_prefix(&settings.inbox_prefix)
@@ -104,22 +111,6 @@ pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOpti
             log.log(&event);
             std::future::ready(())
         });
-    if let Some(path) = &settings.credentials {
-        options = options
-            .credentials_file(path)
-            .await
-            .map_err(|source| ConnectError::Credentials { path: path.display().to_string(), source })?;
-    }
-    if let Some(seed) = &settings.nkey {
-        options = options.nkey(seed.expose_secret().to_owned());
-    }
-    if let Some(token) = &settings.token {
-        options = options.token(token.expose_secret().to_owned());
-    }
-    if let Some(user) = &settings.user {
-        let password = settings.password.as_ref().map(|p| p.expose_secret().to_owned()).unwrap_or_default();
-        options = options.user_and_password(user.clone(), password);
-    }
     if let Some(tls) = &settings.tls {
         options = options.require_tls(tls.required);
         if let Some(ca) = &tls.ca {
@@ -129,7 +120,26 @@ pub(crate) async fn options(settings: &config::NatsConfig) -> Result<ConnectOpti
             options = options.add_client_certificate(cert.clone(), key.clone());
         }
     }
-    Ok(options)
+    options
+}
+
+/// Whether the files under `nats.tls` can be used. The client reads them for each connection; a file that is wrong at the
+/// start does not become right by waiting.
+fn check_tls_files(settings: &config::NatsConfig) -> Result<(), ConnectError> {
+    let Some(tls) = &settings.tls else { return Ok(()) };
+    let failed = |path: &Path, source| ConnectError::Tls { path: path.display().to_string(), source };
+    let read = |path: &Path| std::fs::read(path).map_err(|source| failed(path, source.into()));
+    if let Some(ca) = &tls.ca {
+        let certificates = reqwest::Certificate::from_pem_bundle(&read(ca)?);
+        if certificates.map_err(|error| failed(ca, error.into()))?.is_empty() {
+            return Err(failed(ca, "the file contains no certificate".into()));
+        }
+    }
+    if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {
+        let pem = [read(cert)?, b"\n".to_vec(), read(key)?].concat();
+        reqwest::Identity::from_pem(&pem).map_err(|error| failed(cert, error.into()))?;
+    }
+    Ok(())
 }
 
 #[derive(Debug, Default)]

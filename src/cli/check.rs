@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use super::output::{counted, one_line, println};
 use super::{CliError, CliResult, ConfigArgs, FAILED, UNAVAILABLE};
 use crate::a2a::{self, card};
+use crate::agent::diagnosis::Diagnosis;
 use crate::bus::catalog::rename_warnings;
+use crate::bus::connect::credentials::NatsCredentials;
 use crate::bus::connect::{FirstConnection, connect};
 use crate::config;
 use crate::memory::{self, MemoryBudget};
@@ -38,7 +40,13 @@ pub(super) async fn run(args: CheckArgs) -> CliResult {
         }
     }
     if !args.offline {
-        let line = match connect(&config.nats, usize::MAX, FirstConnection::FailFast).await {
+        let connected = match NatsCredentials::new(&config.nats) {
+            Ok(credentials) => {
+                connect(&config.nats, &credentials, usize::MAX, FirstConnection::FailFast).await
+            }
+            Err(error) => Err(error),
+        };
+        let line = match connected {
             Ok(client) => format!("ok, nats-server {}", client.server_info().version),
             Err(error) => {
                 code = UNAVAILABLE;
@@ -78,6 +86,10 @@ async fn check_agent(agent: &config::AgentConfig, http: &a2a::HttpClient) -> Res
     let redacted = |error: card::CardError| error_chain(&error.redacted(&secrets));
     let card = card.map_err(|error| format!("{}; `run` would keep retrying", redacted(error)))?;
     let interface = chooser.choose(&card).await.map_err(redacted)?;
+    if let Some(failure) = interface.failure {
+        let Diagnosis { text, advice } = Diagnosis::unconfirmed(failure, agent);
+        return Err(format!("{text}; {advice}"));
+    }
     let version = interface.dialect.protocol_version();
     let skills = counted(card.skills.len(), "skill");
     Ok(format!("ok, A2A {version} at {}, {skills}", interface.url))

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::{CliError, CliResult, UNAVAILABLE, USAGE};
-use crate::bus::connect;
+use crate::bus::connect::{self, credentials::NatsCredentials};
 use crate::bus::subject::Subjects;
 use crate::config::{self, without_user_info};
 use crate::text::error_chain;
@@ -79,9 +79,10 @@ impl NatsArgs {
         let servers: Vec<_> = config.url.iter().map(without_user_info).collect();
         let servers = servers.join(", ");
         let (denied, denials) = watch::channel(None);
-        let options = connect::options(&config).await.map_err(|error| {
+        let credentials = NatsCredentials::new(&config).map_err(|error| {
             CliError::new(USAGE, error).hint("check the file given with `--creds` (or NATS_CREDS)")
         })?;
+        let options = connect::options(&config, &credentials);
         let options = options.connection_timeout(CONNECT_TIMEOUT).event_callback(move |event| {
             let denied = denied.clone();
             async move {

@@ -11,8 +11,8 @@ use futures_util::FutureExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{CliError, CliResult, ConfigArgs, FAILED, INTERNAL_ERROR, INVALID_CONFIG, UNAVAILABLE};
-use crate::bridge::{Bridge, BridgeError};
-use crate::bus::connect::FirstConnection;
+use crate::bridge::{Bridge, BridgeError, ReloadError};
+use crate::bus::connect::{ConnectError, FirstConnection};
 use crate::config::{self, Config, Environment};
 #[cfg(target_os = "linux")]
 use crate::process::cgroup::Cgroups;
@@ -122,25 +122,36 @@ async fn reload(bridge: &Bridge, environment: &Environment, file: Option<&Path>)
             return tracing::error!("reload failed; keeping the current configuration\n{error}");
         }
     };
-    match bridge.reload(config).await {
-        Ok(done) => {
-            tracing::info!(
-                kept = done.kept, added = ?done.added, changed = ?done.changed, removed = ?done.removed,
-                "configuration reloaded"
-            );
-            if done.needs_restart {
-                tracing::warn!(
-                    "changes of `nats`, `metrics`, `limits` and `shutdown_grace` take effect after a restart of the bridge"
-                );
+    let done = match bridge.reload(config).await {
+        Ok(done) => done,
+        Err(ReloadError(errors)) => {
+            for error in errors {
+                tracing::error!(error = error_chain(&error), "reload failed");
             }
+            return tracing::error!(
+                "reload failed; keeping the current configuration. Fix the errors and send SIGHUP again"
+            );
         }
-        Err(error) => {
-            let result = match error {
-                BridgeError::Auth { .. } => "reload failed; keeping the current configuration",
-                _ => "reload incomplete; the other agents use the new configuration",
-            };
-            tracing::error!(error = error_chain(&error), "{result}; fix the error and send SIGHUP again");
-        }
+    };
+    for error in &done.failed {
+        tracing::error!(error = error_chain(error), "the agent is not served with the new configuration");
+    }
+    let summary = if done.failed.is_empty() {
+        "configuration reloaded"
+    } else {
+        "configuration reloaded except for failed agents; fix the errors and send SIGHUP again"
+    };
+    tracing::info!(
+        kept = done.kept, added = ?done.added, changed = ?done.changed, updated = ?done.updated,
+        removed = ?done.removed, failed = done.failed.len(),
+        "{summary}"
+    );
+    if done.nats_credentials {
+        tracing::info!("the credentials for NATS have changed; the bridge uses them when it connects again");
+    }
+    if !done.needs_restart.is_empty() {
+        let settings = done.needs_restart.join(", ");
+        tracing::warn!(settings, "these changes take effect only after a restart of the bridge");
     }
 }
 
@@ -203,6 +214,10 @@ async fn stop_faster(stop: &mut StopSignals, bridge: &Bridge) {
 fn bridge_error(error: BridgeError) -> CliError {
     match &error {
         BridgeError::Connect(cause) => {
+            if matches!(cause, ConnectError::Tls { .. } | ConnectError::Credentials { .. }) {
+                return CliError::new(INVALID_CONFIG, error)
+                    .hint("correct the file, or its path under `nats`");
+            }
             let hint = if cause.is_refused() {
                 "the server rejects these credentials: set `credentials`, `user` and `password`, `token` or `nkey` \
                  under `nats` in the configuration"

@@ -137,9 +137,44 @@ fn read_variables(path: &Path) -> Result<Vec<(String, SecretString)>, String> {
     Ok(variables)
 }
 
-/// A hash of an agent's settings. It covers the secrets but does not reveal them.
+/// The keys of an agent, with their aliases, that a reload applies without a restart of the agent: none of them concerns
+/// its process or its credentials.
+pub(super) const APPLIED_WITHOUT_RESTART: [&str; 25] = [
+    "startup_timeout",
+    "a2a_server_startup_timeout",
+    "startup",
+    "readiness",
+    "liveness",
+    "restart",
+    "restart_on_crash",
+    "a2a_server_restart_on_crash",
+    "max_restarts",
+    "restart_window",
+    "stable_after",
+    "stop_grace",
+    "card_refresh",
+    "skills",
+    "request_timeout",
+    "stream_idle_timeout",
+    "task_timeout",
+    "task_ttl",
+    "stream_keepalive",
+    "prefer_stream",
+    "input_required_ttl",
+    "max_in_flight",
+    "max_response_size",
+    "answer_artifacts",
+    "notice_artifacts",
+];
+
+/// Hashes of an agent's settings. They cover the secrets but do not reveal them. The order of keys and the way a value is
+/// quoted do not matter.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SettingsDigest([u8; 32]);
+pub(crate) struct SettingsDigest {
+    all: [u8; 32],
+    /// Without those of [`APPLIED_WITHOUT_RESTART`].
+    of_restart: [u8; 32],
+}
 
 impl fmt::Debug for SettingsDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -149,29 +184,61 @@ impl fmt::Debug for SettingsDigest {
 
 impl SettingsDigest {
     fn of(node: &Node, variables: &[(String, SecretString)]) -> Self {
-        let mut hash = Sha256::new();
-        hash_node(node, &mut hash);
-        for (name, value) in variables {
-            for text in [name, value.expose_secret()] {
-                hash.update(text);
-                hash.update([0]);
+        let hash = |is_covered: &dyn Fn(&str) -> bool| {
+            let mut hash = Sha256::new();
+            hash_node(node, Quotes::Ignored, is_covered, &mut hash);
+            for (name, value) in variables {
+                for text in [name, value.expose_secret()] {
+                    hash.update(text);
+                    hash.update([0]);
+                }
             }
-        }
-        Self(hash.finalize().into())
+            hash.finalize().into()
+        };
+        Self { all: hash(&|_| true), of_restart: hash(&|key| !APPLIED_WITHOUT_RESTART.contains(&key)) }
+    }
+
+    /// Whether both agents have the same process and the same credentials, so that one becomes the other without a restart.
+    pub(crate) fn is_same_process(&self, other: &Self) -> bool {
+        self.of_restart == other.of_restart
     }
 }
 
-fn hash_node(node: &Node, hash: &mut Sha256) {
+/// Whether quotes around a value make a difference.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Quotes {
+    /// The kind of the setting decides how to read the text. Only a null without quotes differs.
+    Ignored,
+    /// In JSON, `1` is a number and `'1'` is a string.
+    Count,
+}
+
+/// Hashes a node; in a mapping, only the keys that are covered, in alphabetical order.
+fn hash_node(node: &Node, quotes: Quotes, is_covered: &dyn Fn(&str) -> bool, hash: &mut Sha256) {
     match &node.value {
         NodeValue::Reported => {}
         NodeValue::Scalar(scalar) => {
             hash.update(scalar.text.len().to_le_bytes());
             hash.update(&scalar.text);
-            hash.update([u8::from(scalar.plain)]);
+            hash.update([u8::from(scalar.plain && (quotes == Quotes::Count || node.is_null()))]);
         }
-        NodeValue::List(_) | NodeValue::Map(_) => {
-            hash.update(if matches!(node.value, NodeValue::List(_)) { b"[" } else { b"{" });
-            node.children().for_each(|child| hash_node(child, hash));
+        NodeValue::List(items) => {
+            hash.update(b"[");
+            items.iter().for_each(|item| hash_node(item, quotes, &|_| true, hash));
+            hash.update(b"]");
+        }
+        NodeValue::Map(entries) => {
+            hash.update(b"{");
+            let mut entries: Vec<_> = entries.iter().collect();
+            entries.sort_by_key(|entry| entry.key.text());
+            for entry in entries {
+                let key = entry.key.text().unwrap_or_default();
+                if is_covered(key) {
+                    hash_node(&entry.key, Quotes::Ignored, &|_| true, hash);
+                    let quotes = if key == "card" { Quotes::Count } else { quotes };
+                    hash_node(&entry.value, quotes, &|_| true, hash);
+                }
+            }
             hash.update(b"]");
         }
     }

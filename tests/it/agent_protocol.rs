@@ -9,11 +9,13 @@ use futures_util::StreamExt as _;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::support::agent_protocol::{PROMPT, RecordingProxy, Scene, attachment};
+use crate::support::agent_protocol::{PROMPT, RecordingProxy, Scene, attachment, prompt};
 use crate::support::bridge::is_working;
 use crate::support::demo_agent::request_agent;
-use crate::support::processes::program;
-use crate::support::{DemoAgent, NatsServer, eventually, eventually_eq, within_deadline};
+use crate::support::processes::{free_port, program};
+use crate::support::{
+    Bridge, DemoAgent, NatsServer, eventually, eventually_eq, launched, wait_until, within_deadline,
+};
 
 #[tokio::test]
 async fn ready_agent_can_be_discovered_and_replies_to_status() {
@@ -501,4 +503,31 @@ async fn prompt_counts_as_call_in_flight() {
     slow.rest().await;
     eventually_eq(0, || async { agent.calls.in_flight() }).await;
     assert_eq!(agent.calls.outcomes()["COMPLETED"], 1, "and it is in the metrics");
+}
+
+#[tokio::test]
+async fn busy_agent_is_not_restarted_under_a_prompt_and_metrics_count_it() {
+    let port = free_port();
+    let agent = launched("demo", &["--slow-card", "60s"])
+        .set("liveness", json!({"interval": "200ms", "timeout": "100ms", "failures": 2}))
+        .set("readiness", json!({"timeout": "100ms"}));
+    let bridge = Bridge::with(agent)
+        .nats("agent_protocol", json!({"owner": "acme"}))
+        .set("metrics", json!({"listen": format!("127.0.0.1:{port}")}));
+    let mut bridge = bridge.start_early().await;
+    let ready = bridge.announced("demo", |object| object["state"] == "ready").await;
+    assert_eq!(ready["restarts"], 0);
+    let processes = bridge.launched();
+    let metrics = || async {
+        reqwest::get(format!("http://127.0.0.1:{port}/metrics")).await.unwrap().text().await.unwrap()
+    };
+    let answer = prompt(&bridge.client, "slow 3").await;
+    wait_until(|| async { metrics().await.contains("a2a_bridge_calls_in_flight{agent=\"demo\"} 1") }).await;
+    let answer = answer.rest().await;
+    assert_eq!((answer.error, bridge.launched()), (None, processes));
+    let text = metrics().await;
+    let completed = "a2a_bridge_calls_total{agent=\"demo\",outcome=\"COMPLETED\"} 1";
+    assert!(text.contains(completed), "{text}");
+    // An idle agent that does not serve its card is hung.
+    bridge.until_logged("failed 2 liveness checks in a row").await;
 }

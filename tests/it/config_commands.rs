@@ -183,3 +183,26 @@ fn unknown_arguments_are_usage_errors(#[case] arguments: &[&str], #[case] code: 
     assert!(!used.is_empty());
     assert_eq!(unused, "");
 }
+
+#[rstest]
+#[case::missing(None, "tls: { ca: ca.pem }", "No such file")]
+#[case::empty(Some(""), "tls: { ca: ca.pem }", "no certificate")]
+#[case::no_key(Some("nonsense"), "tls: { cert: ca.pem, key: ca.pem }", "ca.pem")]
+#[case::no_credentials(Some("nonsense"), "credentials: ca.pem", "it has no user JWT")]
+fn files_for_nats_that_cannot_be_used_are_an_error_at_the_start(
+    #[case] text: Option<&str>,
+    #[case] setting: &str,
+    #[case] expected: &str,
+) {
+    let config = ConfigFile::new(&format!("nats:\n  url: 'nats://127.0.0.1:1'\n  {setting}\n{GOOD}\n"));
+    let folder = Path::new(config.path()).parent().unwrap();
+    if let Some(text) = text {
+        std::fs::write(folder.join("ca.pem"), text).unwrap();
+    }
+    let output = program(&["run", "--config", config.path()]);
+    assert_eq!(output.code, 78, "{output:?}");
+    assert!(output.err.contains("ca.pem") && output.err.contains(expected), "{output:?}");
+    let output = program(&["check", "--config", config.path()]);
+    assert_ne!(output.code, 0, "{output:?}");
+    assert!(output.out.contains(expected), "{output:?}");
+}

@@ -36,6 +36,7 @@ mod otlp;
 mod permissions;
 #[cfg(target_os = "linux")]
 mod ports;
+mod probes;
 #[cfg(target_os = "linux")]
 mod process_isolation;
 mod reconnect;

@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 
 use crate::support::bridge::is_working;
 use crate::support::processes::free_port;
-use crate::support::{Bridge, DemoAgent, attached, launched, processes, proxy, wait_until};
+use crate::support::{Bridge, DemoAgent, NatsServer, attached, launched, processes, proxy, wait_until};
 
 /// Longer than any test: a test that waits for such a call or for the grace period fails.
 const LONG: u32 = 600;
@@ -68,7 +68,10 @@ async fn changed_attached_agent_has_no_gap_and_keeps_its_calls_and_follow_ups() 
     bridge.until_working("demo").await;
     let question = bridge.prompt("demo.report", "report about tides").await.expect("INPUT_REQUIRED");
     let before = instance(&bridge, "demo").await;
-    bridge.reload(|settings| agents(settings)[0]["max_in_flight"] = json!(2));
+    bridge.reload(|settings| {
+        agents(settings)[0]["max_in_flight"] = json!(2);
+        agents(settings)[0]["headers"] = json!({"X-New": "yes"});
+    });
     // Calls without a pause until the new instance has replaced the old one.
     let mut calls = 0;
     let is_replaced = |bridge: &Bridge| bridge.log().contains("configuration reloaded");
@@ -221,7 +224,7 @@ async fn attached_agents_on_the_same_port_of_two_hosts_do_not_wait_for_each_othe
     let before = [instance(&bridge, "one").await, instance(&bridge, "two").await];
     bridge.reload(|settings| {
         for agent in agents(settings) {
-            agent["max_in_flight"] = json!(2);
+            agent["headers"] = json!({"X-New": "yes"});
         }
     });
     for (name, before) in ["one", "two"].into_iter().zip(before) {
@@ -242,9 +245,107 @@ async fn stop_waits_for_calls_of_agents_that_a_reload_replaced() {
     let mut bridge = Bridge::with(attached("demo", &agent.url())).shutdown_grace(GRACE).start().await;
     let brief = bridge.begin_slow("demo", 2).await;
     bridge.until_working("demo").await;
-    bridge.reload(|settings| agents(settings)[0]["max_in_flight"] = json!(2));
+    bridge.reload(|settings| agents(settings)[0]["headers"] = json!({"X-New": "yes"}));
     bridge.until_logged("configuration reloaded").await;
     assert_eq!(bridge.stop().await.code(), Some(0));
     brief.only_reply().await.expect("COMPLETED");
     assert!(bridge.log().contains("agent drained"), "{}", bridge.log());
+}
+
+#[tokio::test]
+async fn changed_limits_apply_without_a_restart_and_calls_continue() {
+    let mut bridge = Bridge::with(launched("demo", &[])).shutdown_grace(GRACE).start().await;
+    let processes = bridge.launched();
+    let long = bridge.begin_slow("demo", LONG).await;
+    bridge.until_working("demo").await;
+    bridge.reload(|settings| {
+        agents(settings)[0]["max_in_flight"] = json!(1);
+        agents(settings)[0]["max_response_size"] = json!("2KiB");
+    });
+    bridge.until_logged(r#"updated=["demo"]"#).await;
+    bridge.until("demo", "ready").await;
+    bridge.prompt("demo.echo", &"x".repeat(4096)).await.expect_error("too_large");
+    let second = bridge.begin_slow("demo", LONG).await;
+    wait_until(|| async { bridge.prompt("demo.echo", "x").await["error_info"]["code"] == "busy" }).await;
+    // A second change, while calls of the first settings and of the second are in flight.
+    bridge.reload(|settings| agents(settings)[0]["max_in_flight"] = json!(5));
+    wait_until(|| async { bridge.prompt("demo.echo", "x").await.is("COMPLETED") }).await;
+    assert_eq!(bridge.launched(), processes);
+    let report = bridge.announced("demo", |object| object["state"] == "ready").await;
+    assert_eq!(report["restarts"], 0);
+    bridge.kill_agents();
+    for call in [long, second] {
+        call.only_reply().await.expect_error("outcome_unknown");
+    }
+}
+
+#[tokio::test]
+async fn stop_waits_for_calls_that_began_before_limits_changed() {
+    let bridge = Bridge::with(launched("demo", &["--ignore-blocking"])).shutdown_grace(GRACE);
+    let mut bridge = bridge.start().await;
+    let brief = bridge.begin_slow("demo", 2).await;
+    bridge.until_working("demo").await;
+    bridge.reload(|settings| agents(settings)[0]["max_in_flight"] = json!(2));
+    bridge.until_logged("configuration reloaded").await;
+    assert_eq!(bridge.stop().await.code(), Some(0));
+    brief.only_reply().await.expect("COMPLETED");
+}
+
+#[tokio::test]
+async fn order_of_keys_and_quotes_alone_change_nothing() {
+    let bridge = Bridge::with(launched("demo", &[])).start().await;
+    let (processes, before) = (bridge.launched(), instance(&bridge, "demo").await);
+    bridge.reload(|settings| {
+        let agent = agents(settings)[0].as_object_mut().unwrap();
+        *agent = std::mem::take(agent).into_iter().rev().collect();
+    });
+    bridge.until_logged("configuration reloaded").await;
+    assert!(bridge.log().contains("kept=1"), "{}", bridge.log());
+    assert_eq!((bridge.launched(), instance(&bridge, "demo").await), (processes, before));
+}
+
+#[tokio::test]
+async fn reload_reports_every_failure_and_names_what_needs_a_restart() {
+    let agent = DemoAgent::start(&[]).await;
+    let bridge = Bridge::with(attached("one", &agent.url())).and(attached("two", &agent.url())).start().await;
+    bridge.reload(|settings| {
+        for agent in agents(settings) {
+            agent["tls"] = json!({"ca": "/nowhere/ca.pem"});
+        }
+    });
+    bridge.until_logged("keeping the current configuration").await;
+    for name in ["one", "two"] {
+        assert!(bridge.log().contains(&format!("agent `{name}`: ")), "{}", bridge.log());
+        bridge.prompt(&format!("{name}.echo"), "x").await.expect("COMPLETED");
+    }
+    bridge.reload(|settings| {
+        for agent in agents(settings) {
+            agent.as_object_mut().unwrap().remove("tls");
+        }
+        settings["nats"]["url"] = json!("nats://user:secret@127.0.0.1:1");
+        settings["shutdown_grace"] = json!("3s");
+    });
+    bridge.until_logged("only after a restart of the bridge").await;
+    let log = bridge.log();
+    assert!(log.contains("nats.url, shutdown_grace") && !log.contains("secret"), "{log}");
+}
+
+#[tokio::test]
+async fn rotated_nats_password_is_used_for_the_next_connection() {
+    let conf = |password: &str| {
+        format!(
+            "authorization {{ users = [{{ user: test }}, {{ user: bridge, password: {password} }}] }}\nno_auth_user: test\n"
+        )
+    };
+    let server = NatsServer::start_configured(&conf("one")).await;
+    let bridge = Bridge::with(launched("demo", &[])).nats("user", "bridge").nats("password", "one");
+    let bridge = bridge.start_on(server).await;
+    bridge.reload(|settings| settings["nats"]["password"] = json!("two"));
+    bridge.until_logged("the credentials for NATS have changed").await;
+    assert!(!bridge.log().contains("only after a restart"), "{}", bridge.log());
+    // The server disconnects users whose password has changed.
+    bridge.nats.reconfigure(&conf("two"));
+    bridge.until_logged("NATS connection is up again").await;
+    bridge.until("demo", "ready").await;
+    bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
 }

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use rstest::rstest;
 
+use crate::support::processes::free_port;
 use crate::support::site::{Site, demo};
+use crate::support::wait_until;
 
 /// A site whose NATS server is down, and a bridge that waits for it.
 async fn waiting() -> Site {
@@ -43,4 +45,26 @@ async fn signal_ends_the_wait_for_nats(#[case] signal: Signal) {
     site.signal(signal);
     assert_eq!(site.ended().await, Some(0), "{}", site.log());
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn health_endpoints_are_served_while_the_bridge_waits_for_nats() {
+    let mut site = Site::new().await;
+    site.server.end();
+    let port = free_port();
+    site.settings_with(&format!("metrics: {{ listen: '127.0.0.1:{port}' }}"), &[("a", &demo(""))]);
+    site.start();
+    site.until_logged("cannot connect to NATS").await;
+    let get = |path: &'static str| async move {
+        let response = reqwest::get(format!("http://127.0.0.1:{port}{path}")).await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    };
+    let waiting = (503, "waiting for the first connection to NATS\n".to_owned());
+    assert_eq!(get("/healthz").await, (200, "ok\n".to_owned()));
+    assert_eq!(get("/readyz").await, waiting);
+    assert_eq!(get("/metrics").await, waiting);
+    site.server.restart().await;
+    wait_until(|| async { get("/readyz").await.0 == 200 }).await;
+    assert!(get("/metrics").await.1.contains("a2a_bridge_nats_connected 1"));
+    assert_eq!(site.stop().await, Some(0));
 }

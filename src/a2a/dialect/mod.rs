@@ -112,9 +112,9 @@ impl Dialect {
         matches!(self, Self::V1 | Self::V1Rest).then_some("1.0")
     }
 
-    /// A send without a message, which no agent runs. It distinguishes v0.1 from v0.2.
-    pub(super) fn empty_send() -> HttpCall {
-        HttpCall::rpc("message/send", &serde_json::Map::new())
+    /// A JSON-RPC call without parameters. If it is a send, it has no message, and no agent runs it.
+    pub(super) fn empty_call(method: &'static str) -> HttpCall {
+        HttpCall::rpc(method, &serde_json::Map::new())
     }
 
     /// A request to send a message, with or without a stream.

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
-use super::fake::{FakeAgent, error, not_found, ok, v01, v1, v03};
-use crate::a2a::card::{Card, CardError};
+use super::fake::{FakeAgent, FakeResponse, error, not_found, ok, v01, v1, v03};
+use crate::a2a::card::{Card, CardError, Interface};
+use crate::a2a::choose::{DialectFallback, ProbeFailure};
 use crate::a2a::client::{Client, ClientError};
 use crate::a2a::dialect::{Dialect, OutgoingMessage};
 use crate::a2a::model::{Part, SendResult};
@@ -334,4 +335,88 @@ async fn the_error_shows_the_beginning_of_a_body_that_is_not_a2a() {
         assert!(matches!(error, ClientError::NotA2a { .. }), "{error:?}");
         assert!(error.to_string().contains(expected), "{error}");
     }
+}
+
+/// What an agent of v1.0 is chosen with if it responds to every request like this.
+async fn failure_of(response: FakeResponse) -> (FakeAgent, Interface) {
+    let fake = FakeAgent::start(move |_| response.clone()).await;
+    let interface =
+        fake.chooser("bearer_token: t").choose(&Card::from_value(card_v1(&fake.url)).unwrap()).await;
+    (fake, interface.unwrap())
+}
+
+#[tokio::test]
+async fn a_response_that_says_nothing_about_the_dialect_confirms_none() {
+    let page = "<html>Log in</html>";
+    for (status, content_type, failure) in [
+        (401, "text/plain", ProbeFailure::Rejected(401)),
+        (403, "text/plain", ProbeFailure::Rejected(403)),
+        (429, "text/plain", ProbeFailure::Status(429)),
+        (500, "text/plain", ProbeFailure::Status(500)),
+        (502, "text/html", ProbeFailure::Status(502)),
+        (503, "text/plain", ProbeFailure::Status(503)),
+        (404, "text/html", ProbeFailure::Status(404)),
+        (200, "text/html", ProbeFailure::NotA2a),
+    ] {
+        let (_fake, interface) = failure_of((status, content_type, page.to_owned())).await;
+        assert_eq!((interface.dialect, interface.is_confirmed), (Dialect::V1, false), "{status}");
+        assert_eq!(interface.failure, Some(failure), "{status}");
+        assert_eq!(interface.reason, format!("declared by the card; {failure}"), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn rejected_credentials_cost_few_probes_and_are_probed_until_they_are_accepted() {
+    let is_accepted = Arc::new(AtomicBool::new(false));
+    let switch = Arc::clone(&is_accepted);
+    let fake = FakeAgent::start(move |request| match switch.load(Ordering::Relaxed) {
+        true => v1(request),
+        false => (401, "text/plain", "Unauthorized".to_owned()),
+    })
+    .await;
+    let (chooser, card) = (fake.chooser(""), Card::from_value(card_v1(&fake.url)).unwrap());
+    for _ in 0..2 {
+        assert_eq!(chooser.choose(&card).await.unwrap().failure, Some(ProbeFailure::Rejected(401)));
+    }
+    assert_eq!(fake.received().len(), 4, "a task and a message, twice");
+    is_accepted.store(true, Ordering::Relaxed);
+    let interface = chooser.choose(&card).await.unwrap();
+    assert_eq!((interface.failure, interface.is_confirmed), (None, true));
+}
+
+#[tokio::test]
+async fn an_agent_that_only_refuses_to_look_up_a_task_is_usable() {
+    for status in [403, 500] {
+        let fake = FakeAgent::start(move |request| match request.rpc_method().as_str() {
+            "SendMessage" => error(-32602, "message is missing"),
+            _ => (status, "text/plain", "no".to_owned()),
+        })
+        .await;
+        let (_, interface) = fake.client("", &card_v1(&fake.url)).await;
+        assert_eq!((interface.dialect, interface.failure), (Dialect::V1, None), "{status}");
+        assert_eq!(interface.reason, "declared by the card; no probe contradicts it");
+    }
+}
+
+#[tokio::test]
+async fn a_call_confirms_what_the_probes_could_not() {
+    let fake = FakeAgent::start(|request| match request.json()["params"]["message"].is_object() {
+        true => v1(request),
+        false => (500, "text/plain", "KeyError: 'message'".to_owned()),
+    })
+    .await;
+    let (chooser, card) = (fake.chooser(""), Arc::new(Card::from_value(card_v1(&fake.url)).unwrap()));
+    let interface = chooser.choose(&card).await.unwrap();
+    assert_eq!(interface.failure, Some(ProbeFailure::Status(500)));
+    let probes = fake.received().len();
+    assert_eq!(chooser.choose(&card).await.unwrap(), interface);
+    assert_eq!(fake.received().len(), probes, "the agent may log each probe as an error");
+    let changed = Arc::new(tokio::sync::Notify::new());
+    let fallback =
+        DialectFallback { chooser: Arc::clone(&chooser), card: Arc::clone(&card), changed: changed.clone() };
+    let client = chooser.client(&card, &interface).unwrap().with_fallback(fallback);
+    assert_eq!(text(&client).await, "done in 1.0");
+    changed.notified().await;
+    let interface = chooser.choose(&card).await.unwrap();
+    assert_eq!((interface.failure, interface.is_confirmed), (None, true));
 }

@@ -130,6 +130,7 @@ fn the_card_that_the_bridge_publishes_is_exactly_v1() {
         tenant: Some("acme".to_owned()),
         reason: String::new(),
         is_confirmed: true,
+        failure: None,
     };
     assert_strict::<a2a::AgentCard>(&{
         let old = Card::from_value(old).unwrap();

@@ -39,6 +39,7 @@ fn card(name: &str) -> KnownCard {
         tenant: None,
         reason: String::new(),
         is_confirmed: true,
+        failure: None,
     };
     KnownCard { card: Arc::new(card), interface }
 }

@@ -326,3 +326,40 @@ fn an_absent_authorization_header_does_not_conflict_with_a_token() {
 ";
     assert!(parsed(file).agents[0].headers.is_empty());
 }
+
+#[test]
+fn the_digest_ignores_the_order_of_keys_and_quotes_but_not_their_meaning() {
+    let digest = |lines: &str| agent(lines).digest;
+    let first = digest("command: run --fast\nenv: { A: '1', B: x }\nport: 9000");
+    assert_eq!(first, digest("port: '9000'\nenv:\n  B: \"x\"\n  A: 1\ncommand: 'run --fast'"));
+    assert_ne!(first, digest("command: run --fast\nenv: { A: '2', B: x }\nport: 9000"));
+    assert_ne!(digest("command: a"), digest("command: a\nworking_dir: /tmp"));
+    assert_ne!(digest("bearer_token: one"), digest("bearer_token: two"));
+    assert_ne!(digest("skills: { allow: [a, b] }"), digest("skills: { allow: [b, a] }"));
+    // In a card, a number and a text differ, and so do null and a text anywhere.
+    assert_ne!(digest("card: { name: a, x: 1 }"), digest("card: { name: a, x: '1' }"));
+    assert_ne!(digest("command: a\nenv: { A: null }"), digest("command: a\nenv: { A: 'null' }"));
+}
+
+#[test]
+fn limits_change_without_a_restart_of_the_process() {
+    let digest = |lines: &str| agent(lines).digest;
+    let before = digest("command: a\nrequest_timeout: 30s");
+    for lines in
+        ["command: a", "command: a\nmax_in_flight: 3\nskills: { deny: [x] }", "command: a\nrestart: never"]
+    {
+        let after = digest(lines);
+        assert!(before != after && before.is_same_process(&after), "{lines}");
+    }
+    for lines in [
+        "command: b\nrequest_timeout: 30s",
+        "command: a\nbearer_token: t",
+        "command: a\nlimits: { files: 9 }",
+    ] {
+        assert!(!before.is_same_process(&digest(lines)), "{lines}");
+    }
+    let keys = crate::config::settings::keys();
+    for key in crate::config::agent::APPLIED_WITHOUT_RESTART {
+        assert!(keys.contains(&key), "{key}");
+    }
+}

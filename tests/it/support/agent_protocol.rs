@@ -105,6 +105,14 @@ impl Scene {
     }
 }
 
+/// Sends a prompt to the agent `demo`.
+pub async fn prompt(caller: &Client, body: impl ToString) -> PromptStream {
+    let inbox = caller.new_inbox();
+    let messages = caller.subscribe(inbox.clone()).await.unwrap();
+    caller.publish_with_reply(PROMPT, inbox, body.to_string().into()).await.unwrap();
+    PromptStream { caller: caller.clone(), messages }
+}
+
 /// The settings of a bridge with one agent. The grace period is longer than any test may take.
 fn settings(server: &NatsServer, name: &str, url: &str, settings: &str) -> Config {
     let settings: String = settings.lines().map(|line| format!("    {}\n", line.trim())).collect();

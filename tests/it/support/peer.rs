@@ -109,8 +109,16 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Serves every request by `answer`.
+    /// Serves every request by `answer`, except probes of the dialect, which succeed.
     pub fn start(answer: impl Fn(&HttpRequest) -> Answer + Send + Sync + 'static) -> Self {
+        Self::start_with_probes(move |request| match request.is_probe() {
+            true => Answer::task_not_found(request),
+            false => answer(request),
+        })
+    }
+
+    /// Serves every request by `answer`.
+    pub fn start_with_probes(answer: impl Fn(&HttpRequest) -> Answer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().unwrap().port();
         let (seen, ended) = (Arc::<Mutex<Vec<HttpRequest>>>::default(), Arc::new(AtomicBool::new(false)));
@@ -123,10 +131,9 @@ impl Peer {
                 let (record, answer) = (Arc::clone(&record), Arc::clone(&answer));
                 std::thread::spawn(move || {
                     if let Some(request) = read(&stream) {
-                        if request.is_probe() {
-                            return write(stream, &Answer::task_not_found(&request));
+                        if !request.is_probe() {
+                            record.lock().unwrap().push(request.clone());
                         }
-                        record.lock().unwrap().push(request.clone());
                         write(stream, &answer(&request));
                     }
                 });
