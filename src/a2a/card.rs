@@ -61,7 +61,11 @@ pub enum CardError {
     #[error("the agent does not accept connections at {url}")]
     NotListening { url: String },
     #[error("no agent card: {responses}")]
-    Status { responses: String, is_unauthorized: bool },
+    Status {
+        responses: String,
+        /// The most telling one: that of rejected credentials, else the first that is not 404.
+        status: u16,
+    },
     #[error("not an agent card: {0}")]
     Invalid(String),
     #[error("the card declares only {0}; the bridge speaks A2A v0.1 to v1.0 over JSON-RPC and REST")]

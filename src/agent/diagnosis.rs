@@ -1,5 +1,6 @@
 //! What is wrong with an agent and what an operator can do about it.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -22,9 +23,27 @@ const RESTARTING: &str = "; the bridge restarts it";
 pub(crate) struct Diagnosis {
     pub(crate) text: String,
     pub(crate) advice: String,
+    /// The text in a few words, for a table.
+    pub(crate) short: String,
 }
 
 impl Diagnosis {
+    /// A problem whose text is short already.
+    pub(crate) fn new(text: impl Into<String>, advice: impl Into<String>) -> Self {
+        let (text, advice) = (text.into(), advice.into());
+        Self { short: text.clone(), text, advice }
+    }
+
+    fn shortly(self, short: impl Into<String>) -> Self {
+        Self { short: short.into(), ..self }
+    }
+
+    /// Adds the line of output that most likely tells why the process exited.
+    pub(super) fn with_last_line(self, line: &str) -> Self {
+        let short = format!("{}: {line}", self.short);
+        self.shortly(short)
+    }
+
     pub(super) fn spawn(error: &SpawnError) -> Self {
         let advice = match error {
             SpawnError::NotFound { program } if program.contains('/') => {
@@ -49,7 +68,7 @@ impl Diagnosis {
             SpawnError::Limits { .. } => "correct `limits`",
             SpawnError::Empty | SpawnError::Other { .. } => "check `command`, `working_dir` and `env`",
         };
-        Self { text: error_chain(error), advice: advice.into() }
+        Self::new(error_chain(error), advice)
     }
 
     pub(super) fn port_taken(
@@ -67,7 +86,7 @@ impl Diagnosis {
         let launched = "or use another port: `port: auto` with `{port}` in `command` and `url` finds a free one; \
                         if another program listens on behalf of the agent, as with `docker run -p`, set `verify_port: false`";
         let advice = if config.command.is_some() { format!("{first}, {launched}") } else { first };
-        Self { text: format!("port {port} in use by {who}"), advice }
+        Self::new(format!("port {port} in use by {who}"), advice)
     }
 
     /// The agent exited before its first card.
@@ -82,18 +101,14 @@ impl Diagnosis {
         } else {
             "check its last output, or run its `command` by hand in the same directory with the same environment"
         };
-        Self {
-            text: format!("the agent {exit} after {}, before it served a card", duration(after)),
-            advice: advice.into(),
-        }
+        Self::new(format!("the agent {exit} after {}, before it served a card", duration(after)), advice)
+            .shortly(short_exit(exit))
     }
 
     pub(super) fn exit(exit: Exit, after: Duration) -> Self {
         let why = if exit.is_killed() { KILLED } else { CHECK_OUTPUT };
-        Self {
-            text: format!("the agent {exit} after {}", duration(after)),
-            advice: format!("{why}{RESTARTING}"),
-        }
+        Self::new(format!("the agent {exit} after {}", duration(after)), format!("{why}{RESTARTING}"))
+            .shortly(short_exit(exit))
     }
 
     pub(super) fn slow_start(error: &ProbeError, config: &config::AgentConfig) -> Self {
@@ -109,16 +124,18 @@ impl Diagnosis {
         } else {
             seen.advice
         };
-        Self { text: format!("not ready within {limit} (`startup_timeout`): {}", seen.text), advice }
+        Self::new(format!("not ready within {limit} (`startup_timeout`): {}", seen.text), advice)
+            .shortly(format!("not ready after {limit}: {}", seen.short))
     }
 
     pub(super) fn probe(error: &ProbeError, config: &config::AgentConfig) -> Self {
         match error {
             ProbeError::Foreign { port, process } => Self::port_taken(*port, process.as_ref(), config),
-            ProbeError::NotListening { port, instead } if instead.is_empty() => Self {
-                text: format!("the agent does not listen on port {port}"),
-                advice: format!("{CHECK_OUTPUT}, and check that it is configured to listen on port {port}"),
-            },
+            ProbeError::NotListening { port, instead } if instead.is_empty() => Self::new(
+                format!("the agent does not listen on port {port}"),
+                format!("{CHECK_OUTPUT}, and check that it is configured to listen on port {port}"),
+            )
+            .shortly(format!("not listening on port {port}")),
             ProbeError::NotListening { port, instead } => Self::wrong_address(*port, instead, config),
             ProbeError::Card(error) => Self::card(error, config),
         }
@@ -127,22 +144,22 @@ impl Diagnosis {
     fn wrong_address(port: u16, instead: &[SocketAddr], config: &config::AgentConfig) -> Self {
         let host = config.url.host_str().unwrap_or_default();
         if let Some(address) = instead.iter().find(|address| address.port() == port) {
-            return Self {
-                text: format!("the agent listens on {address} instead of {host}, the host in `url`"),
-                advice: format!("make it listen on {host} (`command`, `env`), or correct `url`"),
-            };
+            return Self::new(
+                format!("the agent listens on {address} instead of {host}, the host in `url`"),
+                format!("make it listen on {host} (`command`, `env`), or correct `url`"),
+            )
+            .shortly(format!("listens on {address} instead of {host}"));
         }
         let mut ports: Vec<u16> = instead.iter().map(SocketAddr::port).collect();
         ports.dedup();
         let word = if ports.len() == 1 { "port" } else { "ports" };
         let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
         let ports = ports.join(", ");
-        Self {
-            text: format!("the agent listens on {word} {ports} instead of {port}, the port in `url`"),
-            advice: format!(
-                "correct `url` or `port`, or make it listen on {port} (`{{port}}` in `command`, or `env`)"
-            ),
-        }
+        let advice = format!(
+            "correct `url` or `port`, or make it listen on {port} (`{{port}}` in `command`, or `env`)"
+        );
+        Self::new(format!("the agent listens on {word} {ports} instead of {port}, the port in `url`"), advice)
+            .shortly(format!("listens on {word} {ports} instead of {port}"))
     }
 
     /// The agent has a usable card, but its responses to probes show that calls fail, or may fail.
@@ -168,20 +185,30 @@ impl Diagnosis {
                 "calls may fail: check that the agent is not busy or blocked, and that the address in its card is right"
             }
         };
-        Self { text: failure.to_string(), advice: advice.into() }
+        let short = match failure {
+            ProbeFailure::Rejected(status) => format!("credentials rejected: HTTP {status}"),
+            ProbeFailure::NoToken => "no access token".to_owned(),
+            ProbeFailure::Status(status) => format!("A2A requests: HTTP {status}"),
+            ProbeFailure::NotA2a => "responses are not A2A".to_owned(),
+            ProbeFailure::NoResponse => "no response to A2A requests".to_owned(),
+        };
+        Self::new(failure.to_string(), advice).shortly(short)
     }
 
-    fn card(error: &CardError, config: &config::AgentConfig) -> Self {
+    pub(crate) fn card(error: &CardError, config: &config::AgentConfig) -> Self {
         if let CardError::NotCallable(failure) = error {
             return Self::unconfirmed(*failure, config);
         }
         let text = error_chain(error);
         let advice = match error {
-            CardError::Status { is_unauthorized: true, .. } if has_credentials(config) => {
+            CardError::Status { status: 401 | 403, .. } if has_credentials(config) => {
                 "the agent rejects the credentials: correct `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
             }
-            CardError::Status { is_unauthorized: true, .. } => {
+            CardError::Status { status: 401 | 403, .. } => {
                 "the agent requires credentials: set `bearer_token`, `auth`, `card_auth` or `headers`".to_owned()
+            }
+            CardError::Status { status: 500.., .. } => {
+                "check the agent's log for the error".to_owned()
             }
             CardError::Status { .. } => {
                 "the server at `url` responds but serves no card: set `card_path` to the card's path, or put the card itself \
@@ -211,64 +238,62 @@ impl Diagnosis {
             }
             _ => CHECK_OUTPUT.to_owned(),
         };
-        let mut diagnosis = Self { text, advice };
+        let mut diagnosis = Self::new(text, advice);
+        if let Some(short) = short_card_error(error, config) {
+            diagnosis.short = short;
+        }
         // `card_path` may contain a key.
         let secrets = config.secrets();
         secrets.redact(&mut diagnosis.text);
         secrets.redact(&mut diagnosis.advice);
+        secrets.redact(&mut diagnosis.short);
         diagnosis
     }
 
     pub(super) fn stopping() -> Self {
-        Self {
-            text: "stopping on request".into(),
-            advice: "wait; the bridge kills the process after `stop_grace`".into(),
-        }
+        Self::new("stopping on request", "wait; the bridge kills the process after `stop_grace`")
     }
 
     pub(super) fn stopped_on_request(name: &str) -> Self {
-        Self {
-            text: "stopped on request".into(),
-            advice: format!("`a2a-bridge agents start {name}` starts it"),
-        }
+        Self::new("stopped on request", format!("`a2a-bridge agents start {name}` starts it"))
     }
 
     /// After a reload, the process of the previous configuration still serves calls.
     pub(super) fn predecessor() -> Self {
-        Self {
-            text: "waiting for the process of the previous configuration to exit".into(),
-            advice: "wait; its calls in flight may take `shutdown_grace`, and its exit `stop_grace`".into(),
-        }
+        Self::new(
+            "waiting for the process of the previous configuration to exit",
+            "wait; its calls in flight may take `shutdown_grace`, and its exit `stop_grace`",
+        )
+        .shortly("waiting for the previous process to exit")
     }
 
     pub(super) fn suspended(pid: i32) -> Self {
-        Self {
-            text: format!("the agent's process {pid} is suspended (SIGSTOP)"),
-            advice: "resume it with SIGCONT (`kill -CONT`)".into(),
-        }
+        Self::new(
+            format!("the agent's process {pid} is suspended (SIGSTOP)"),
+            format!("resume it with SIGCONT (`kill -CONT {pid}`)"),
+        )
+        .shortly("suspended (SIGSTOP)")
     }
 
     pub(super) fn hung(error: &ProbeError, failures: usize, config: &config::AgentConfig) -> Self {
-        Self {
-            text: format!(
-                "the agent failed {failures} liveness checks in a row: {}",
-                Self::probe(error, config).text
-            ),
-            advice: "if it is only slow, raise `liveness.timeout` or `liveness.failures`".into(),
-        }
+        let seen = Self::probe(error, config);
+        Self::new(
+            format!("the agent failed {failures} liveness checks in a row: {}", seen.text),
+            "if it is only slow, raise `liveness.timeout` or `liveness.failures`",
+        )
+        .shortly(format!("hung: {}", seen.short))
     }
 
     pub(super) fn crash_loop(self, name: &str, config: &config::AgentConfig) -> Self {
-        Self {
-            text: format!(
-                "restarted {} {} within {} (`max_restarts`, `restart_window`), giving up; last problem: {}",
-                config.max_restarts,
-                if config.max_restarts == 1 { "time" } else { "times" },
-                duration(config.restart_window),
-                self.text
-            ),
-            advice: format!("{}; then `a2a-bridge agents start {name}`", without_restart(&self.advice)),
-        }
+        let times = if config.max_restarts == 1 { "time" } else { "times" };
+        let text = format!(
+            "restarted {} {times} within {} (`max_restarts`, `restart_window`), giving up; last problem: {}",
+            config.max_restarts,
+            duration(config.restart_window),
+            self.text
+        );
+        let advice = format!("{}; then `a2a-bridge agents start {name}`", without_restart(&self.advice));
+        Self::new(text, advice).shortly(self.short)
     }
 
     pub(super) fn not_restarted(self, exit: Option<Exit>, name: &str, config: &config::AgentConfig) -> Self {
@@ -282,8 +307,47 @@ impl Diagnosis {
         } else {
             format!("{}; then {start}", without_restart(&self.advice))
         };
-        Self { text: format!("{}; not restarting: {why}", self.text), advice }
+        Self::new(format!("{}; not restarting: {why}", self.text), advice).shortly(self.short)
     }
+}
+
+fn short_exit(exit: Exit) -> String {
+    match exit.code() {
+        Some(code) => format!("exit {code}"),
+        None => exit.to_string().trim_start_matches("was ").to_owned(),
+    }
+}
+
+/// A card error in a few words; `None` if its text has only a few.
+fn short_card_error(error: &CardError, config: &config::AgentConfig) -> Option<String> {
+    let (host, port) = (config.url.host_str().unwrap_or_default(), config.url.port_or_known_default());
+    let address = match port {
+        Some(port) if matches!(host, "127.0.0.1" | "localhost" | "[::1]") => format!(":{port}"),
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_owned(),
+    };
+    Some(match error {
+        CardError::Fetch { source, .. } => match &**source {
+            ClientError::Unreachable(cause) => match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
+                Some(io::ErrorKind::ConnectionRefused) => format!("connection refused {address}"),
+                Some(io::ErrorKind::TimedOut) => format!("connection timed out {address}"),
+                _ => format!("cannot connect to {address}"),
+            },
+            ClientError::Token(_) => "no access token".to_owned(),
+            _ => "card: the response is broken".to_owned(),
+        },
+        CardError::Timeout { limit, .. } => format!("card: no response within {}", duration(*limit)),
+        CardError::TooLarge { .. } => "card: too large".to_owned(),
+        CardError::NotListening { .. } => format!("not listening on {address}"),
+        CardError::Status { status: status @ (401 | 403), .. } => {
+            format!("card: credentials rejected: HTTP {status}")
+        }
+        CardError::Status { status, .. } => format!("card: HTTP {status}"),
+        CardError::Invalid(why) => format!("card: {why}"),
+        CardError::Unsupported(declared) => format!("card: only {declared}"),
+        CardError::Auth(missing) => format!("credentials missing: {missing}"),
+        CardError::NotCallable(_) => return None,
+    })
 }
 
 fn has_credentials(config: &config::AgentConfig) -> bool {

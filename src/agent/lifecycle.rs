@@ -163,7 +163,11 @@ pub(super) enum AgentEvent {
     /// The process exited by itself.
     Exited(Exit),
     /// The process and all its descendants have exited.
-    TreeExited(Exit),
+    TreeExited {
+        exit: Exit,
+        /// The line of its output that most likely tells why.
+        last_line: Option<String>,
+    },
     BackoffElapsed,
     Commanded(DesiredState),
     /// Settings changed that leave the process as it is.
@@ -258,7 +262,7 @@ impl Lifecycle {
                 Phase::Unhealthy { reachable, suspended: None, problem }
             }
             (AgentEvent::Exited(exit), phase) => self.exited(phase, exit),
-            (AgentEvent::TreeExited(exit), phase) => self.tree_exited(phase, exit),
+            (AgentEvent::TreeExited { exit, last_line }, phase) => self.tree_exited(phase, exit, last_line),
             (AgentEvent::BackoffElapsed, Phase::BackingOff { problem, .. }) if self.is_launched() => {
                 self.restarts += 1;
                 Phase::Starting { process: None, problem: Some(problem), delay: None }
@@ -310,13 +314,16 @@ impl Lifecycle {
             Phase::Exiting { cause: ExitCause::Exited { .. }, .. } => None,
             phase => phase.process(),
         };
-        let (last_error, advice) = self.problem().map(|problem| (problem.text, problem.advice)).unzip();
+        let problem = self.problem();
+        let (last_error, advice) =
+            problem.as_ref().map(|problem| (problem.text.clone(), problem.advice.clone())).unzip();
         AgentStatus {
             state: self.state(),
             since: self.since,
             restarts: self.restarts,
             last_error,
             advice,
+            reason: problem.map(|problem| problem.short),
             url: self.launched.as_ref().map(|config| config.url.to_string()).unwrap_or_default(),
             pid: process.map(|process| process.pid),
             started: process.map(|process| process.started),
@@ -483,14 +490,17 @@ impl Lifecycle {
         Phase::Exiting { process, cause: ExitCause::Exited { next } }
     }
 
-    fn tree_exited(&mut self, phase: Phase, exit: Exit) -> Phase {
+    fn tree_exited(&mut self, phase: Phase, exit: Exit, last_line: Option<String>) -> Phase {
         let Phase::Exiting { cause, .. } = phase else { return phase };
         if self.last_exit.is_none_or(|(known, _)| known != exit) || !matches!(cause, ExitCause::Exited { .. })
         {
             self.last_exit = Some((exit, SystemTime::now()));
         }
         match cause {
-            ExitCause::Exited { next } => *next,
+            ExitCause::Exited { next } => match last_line {
+                Some(line) => next.with_last_line(&line),
+                None => *next,
+            },
             ExitCause::Unresponsive { problem, ready_for, .. } => {
                 self.after_failure(problem, None, ready_for)
             }
@@ -568,6 +578,17 @@ pub(super) fn at_port_of(
 }
 
 impl Phase {
+    /// The phase after an exit, with a line of the output in its problem.
+    fn with_last_line(self, line: &str) -> Self {
+        match self {
+            Self::BackingOff { until, next_try, problem } => {
+                Self::BackingOff { until, next_try, problem: problem.with_last_line(line) }
+            }
+            Self::Failed { problem } => Self::Failed { problem: problem.with_last_line(line) },
+            other => other,
+        }
+    }
+
     fn state(&self) -> AgentState {
         match self {
             Self::Starting { .. } => AgentState::Starting,

@@ -72,9 +72,9 @@ impl Start {
                     Some(port) if is_free(config, port).await => Ok(port),
                     _ => ports::free(),
                 };
-                let port = port.map_err(|error| Diagnosis {
-                    text: format!("no free port for `port: auto`: {error}"),
-                    advice: "configure a fixed `port`".into(),
+                let port = port.map_err(|error| {
+                    let text = format!("no free port for `port: auto`: {error}");
+                    Diagnosis::new(text, "configure a fixed `port`")
                 })?;
                 Arc::new(config.at_port(port))
             }
@@ -106,11 +106,10 @@ impl Start {
         port: Option<Arc<AgentPort>>,
     ) -> Result<Self, Diagnosis> {
         let secrets = &agent.secrets;
-        let chooser =
-            a2a::chooser(&config, http, secrets, Arc::clone(&agent.memory)).map_err(|error| Diagnosis {
-                text: error_chain(&error),
-                advice: "check the credentials and `tls` in the agent's configuration".into(),
-            })?;
+        let chooser = a2a::chooser(&config, http, secrets, Arc::clone(&agent.memory)).map_err(|error| {
+            let advice = "check the credentials and `tls` in the agent's configuration";
+            Diagnosis::new(error_chain(&error), advice)
+        })?;
         Ok(Self { config, chooser: Arc::new(chooser), secrets: secrets.clone(), port, tree: None })
     }
 }
@@ -196,8 +195,8 @@ impl StartupProbe {
             return None;
         }
         self.is_delayed = true;
-        let Diagnosis { text, advice } = Diagnosis::probe(error, config);
+        let Diagnosis { text, advice, short } = Diagnosis::probe(error, config);
         tracing::warn!(agent = %name, advice, "still starting: {text}");
-        Some(AgentEvent::Delayed(Some(Diagnosis { text: format!("still starting: {text}"), advice })))
+        Some(AgentEvent::Delayed(Some(Diagnosis { text: format!("still starting: {text}"), advice, short })))
     }
 }

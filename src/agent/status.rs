@@ -62,6 +62,8 @@ pub struct AgentStatus {
     pub restarts: u32,
     /// The problem that explains the state.
     pub last_error: Option<String>,
+    /// The same in a few words.
+    pub reason: Option<String>,
     /// What an operator can do about it.
     pub advice: Option<String>,
     /// The configured address with the port of the last start; empty before the first start.

@@ -21,9 +21,14 @@ use crate::a2a::{HttpClient, LiveAgent};
 use crate::config::{AgentConfig, AgentLimits};
 use crate::process::child::{Child, Limits, ProcessHost, Spec};
 use crate::process::credentials::Account;
+use crate::process::output::{Level, Line, Stream};
+use crate::text::shorten;
 
 /// Output lines that the log repeats when an agent exits.
 const LAST_LINES: usize = 3;
+/// Output lines among which the reason for an exit is looked for, and the length of the one that is shown.
+const TELLING_LINES: usize = 20;
+const MAX_TELLING_LINE: usize = 200;
 const STARTED: &str = "the lifecycle asks for this step only after a start";
 
 fn limits(config: &AgentLimits) -> Limits {
@@ -286,7 +291,7 @@ impl Supervisor {
         let began = Instant::now();
         let exit = child.stop(start.config.stop_grace, &self.skip_grace).await;
         tracing::info!(agent = %self.agent.name, took = ?began.elapsed(), "agent {exit}{}", self.last_output(first_line));
-        AgentEvent::TreeExited(exit)
+        AgentEvent::TreeExited { exit, last_line: self.telling_line(first_line) }
     }
 
     async fn wait(&mut self, until: Option<Instant>) -> AgentEvent {
@@ -297,13 +302,23 @@ impl Supervisor {
         }
     }
 
+    /// The last line that reports an error, otherwise the last one of stderr, otherwise the last one.
+    fn telling_line(&self, first_line: u64) -> Option<String> {
+        let lines = self.agent.output.tail(first_line, TELLING_LINES);
+        let last = |is: &dyn Fn(&&Line) -> bool| lines.iter().rev().find(is);
+        let line = last(&|line| line.level == Level::Error)
+            .or_else(|| last(&|line| line.stream == Stream::Stderr && !line.text.trim().is_empty()))
+            .or_else(|| last(&|line| !line.text.trim().is_empty()))?;
+        Some(shorten(line.text.trim(), MAX_TELLING_LINE))
+    }
+
     /// The last output lines, which usually tell why the process exited.
     fn last_output(&self, first_line: u64) -> String {
         let lines = self.agent.output.tail(first_line, LAST_LINES);
         if lines.is_empty() {
             return String::new();
         }
-        let lines: Vec<_> = lines.iter().map(|line| crate::text::shorten(&line.text, 400)).collect();
+        let lines: Vec<_> = lines.iter().map(|line| shorten(&line.text, 400)).collect();
         format!("; last output: {}", lines.join(" | "))
     }
 }

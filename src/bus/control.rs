@@ -64,6 +64,8 @@ pub struct AgentReport {
     /// When the bridge retries a backing-off agent.
     pub next_try: Option<Timestamp>,
     pub last_error: Option<String>,
+    /// The same in a few words.
+    pub reason: Option<String>,
     /// How to fix the last error.
     pub advice: Option<String>,
     pub last_exit: Option<LastExit>,
@@ -312,6 +314,7 @@ fn report(agent: &Agent, instance: &str) -> AgentReport {
         restart: config.command.as_ref().map(|_| config.restart.to_string()),
         next_try: status.next_try.map(Timestamp),
         last_error: status.last_error,
+        reason: status.reason,
         advice: status.advice,
         last_exit: status.last_exit.map(|(how, at)| LastExit { how, at: Timestamp(at) }),
         card: status.known.map(|known| CardSummary {

@@ -1,7 +1,7 @@
 //! Publishes one agent on NATS: its service, its actions while it is ready, and its registry entry.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 
 use async_nats::connection::State as Connection;
@@ -208,6 +208,10 @@ fn service_info(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Servi
     if let Some(error) = &status.last_error {
         insert("a2a.last_error", &shorten(error, MAX_ERROR));
     }
+    if let Some(reason) = &status.reason {
+        insert("a2a.reason", &shorten(reason, MAX_ERROR));
+    }
+    insert("a2a.bridge_id", bridge_id());
     let (mut version, mut description) = ("0.0.0", String::new());
     if let Some(known) = &status.known {
         let dialect = known.interface.dialect;
@@ -227,6 +231,16 @@ fn service_info(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Servi
         description = shorten(&format!("{description}{ACTIONS}{}", names.join(", ")), 2 * MAX_DESCRIPTION);
     }
     ServiceInfo { version: version.to_owned(), description, metadata }
+}
+
+/// Distinguishes the bridges of one configuration: the host, and the process on it.
+fn bridge_id() -> &'static str {
+    static ID: LazyLock<String> = LazyLock::new(|| {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = Some(host.trim()).filter(|host| !host.is_empty()).unwrap_or("bridge");
+        format!("{}:{}", shorten(host, 64), std::process::id())
+    });
+    &ID
 }
 
 /// Publishes an announcement unless the connection is down: the client would queue it, and it would be
@@ -270,6 +284,7 @@ struct Announcement<'a> {
     card_hash: Option<&'a str>,
     restarts: u32,
     last_error: Option<&'a str>,
+    reason: Option<&'a str>,
     protocol_version: Option<&'static str>,
     binding: Option<&'static str>,
     chosen_because: Option<&'a str>,
@@ -299,6 +314,7 @@ impl AgentRegistration {
             card_hash: known.map(|known| known.card.hash.as_str()),
             restarts: status.restarts,
             last_error: status.last_error.as_deref(),
+            reason: status.reason.as_deref(),
             protocol_version: dialect.map(|dialect| dialect.protocol_version()),
             binding: dialect.map(|dialect| dialect.binding()),
             chosen_because: known.map(|known| known.interface.reason.as_str()),

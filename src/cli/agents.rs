@@ -8,7 +8,8 @@ use super::client::NatsArgs;
 use super::discover::{DiscoveredAgent, discover};
 use super::logs::log_line;
 use super::output::{
-    Colour, OutputArgs, age, counted, eprintln_dim, one_line, print_json, print_table, println,
+    Colour, OutputArgs, StdStream, age, counted, eprintln_dim, one_line, print_json, print_table, println,
+    width, wrapped,
 };
 use super::{CliResult, FAILED, control};
 use crate::bus::control::{AgentReport, LogsRequest};
@@ -16,6 +17,9 @@ use crate::text::{Timestamp, duration};
 
 /// Time limit for `start`, `stop` and `restart`: an agent may use its whole grace period.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Width of the labels in a report.
+const LABEL: usize = 17;
 
 const DETAILS: &str = "\
 Without a subcommand, `agents` lists the agents, like `agents list`.
@@ -91,24 +95,66 @@ async fn list(nats: &NatsArgs, output: &OutputArgs) -> CliResult {
     if discovery.agents.is_empty() {
         return Err(discovery.no_agents_error(&mesh));
     }
-    let header = ["NAME", "STATE", "SKILLS", "RESTARTS", "AGE", "PROBLEM"];
-    print_table(&header, discovery.agents.iter().map(table_row))?;
-    if let Some(agent) = discovery.agents.iter().find(|agent| !agent.skills.is_empty()) {
-        eprintln_dim(format_args!("`a2a-bridge skills {}` lists its skills", agent.agent));
+    let agents = &discovery.agents;
+    // A bridge serves a name once.
+    let has_replicas = agents.windows(2).any(|pair| matches!(pair, [one, two] if one.agent == two.agent));
+    let mut header = vec!["NAME", "STATE", "SKILLS", "RESTARTS", "AGE", "PROBLEM"];
+    if has_replicas {
+        header.insert(1, "BRIDGE");
     }
+    print_table(&header, agents.iter().map(|agent| table_row(agent, has_replicas)))?;
+    eprintln_dim(hint(agents));
     Ok(ExitCode::SUCCESS)
 }
 
-fn table_row(agent: &DiscoveredAgent) -> Vec<(Colour, String)> {
+/// What to do next: look at a problem, otherwise at the skills.
+fn hint(agents: &[DiscoveredAgent]) -> String {
+    let mut broken: Vec<_> =
+        agents.iter().filter(|agent| has_problem(agent)).map(|agent| &agent.agent).collect();
+    broken.dedup();
+    match broken.as_slice() {
+        [] => match agents.iter().find(|agent| !agent.skills.is_empty()) {
+            Some(agent) => format!("`a2a-bridge skills {}` lists its skills", agent.agent),
+            None => "the agents have no skills yet".to_owned(),
+        },
+        [one] => format!("`a2a-bridge agents show {one}` explains the problem and says what to do"),
+        [first, others @ ..] => {
+            let others = counted(others.len(), "more agent");
+            format!(
+                "`a2a-bridge agents show {first}` explains a problem and says what to do; {others} to look at"
+            )
+        }
+    }
+}
+
+/// Whether somebody should look at the agent. One that was stopped on request is as it should be.
+fn has_problem(agent: &DiscoveredAgent) -> bool {
+    agent.last_error.is_some() && agent.state != "stopped"
+}
+
+fn table_row(agent: &DiscoveredAgent, with_bridge: bool) -> Vec<(Colour, String)> {
     let plain = |text: String| (Colour::Plain, text);
-    vec![
+    let problem = agent.reason.as_ref().or(agent.last_error.as_ref()).cloned().unwrap_or_default();
+    let mut row = vec![
         plain(agent.agent.clone()),
-        (Colour::of_agent_state(&agent.state), agent.state.clone()),
+        (state_colour(&agent.state, agent.last_error.is_some()), agent.state.clone()),
         plain(agent.skills.len().to_string()),
         plain(agent.restarts.map(|count| count.to_string()).unwrap_or_default()),
         plain(agent.since.map(age).unwrap_or_default()),
-        plain(agent.last_error.clone().unwrap_or_default()),
-    ]
+        plain(problem),
+    ];
+    if with_bridge {
+        row.insert(1, plain(agent.bridge_id.clone().unwrap_or_else(|| agent.instance.clone())));
+    }
+    row
+}
+
+/// The colour of a state; `ready` with a problem is not green.
+fn state_colour(state: &str, has_problem: bool) -> Colour {
+    match Colour::of_agent_state(state) {
+        Colour::Green if has_problem => Colour::Yellow,
+        colour => colour,
+    }
 }
 
 fn short_report(report: &AgentReport) -> String {
@@ -124,15 +170,20 @@ fn short_report(report: &AgentReport) -> String {
 }
 
 fn full_report(report: &AgentReport) -> String {
-    let mut text = format!("{}\n", report.agent);
-    let mut row = |name: &str, value: Option<String>| {
+    let mut text = format!("{}\n", StdStream::Stdout.paint(Colour::Bold, one_line(&report.agent)));
+    let mut coloured = |name: &str, value: Option<String>, colour: Colour| {
         if let Some(value) = value {
-            let _ = writeln!(text, "  {:<17}{}", format!("{name}:"), one_line(&value));
+            let value = wrapped(&one_line(&value), LABEL + 2, width());
+            let value = StdStream::Stdout.paint(colour, value);
+            let _ = writeln!(text, "  {:<LABEL$}{value}", format!("{name}:"));
         }
     };
-    row("State", Some(format!("{}, for {}", report.state, time_since(report.since))));
-    let is_stopped = report.state == "stopped";
-    row(if is_stopped { "Reason" } else { "Problem" }, report.last_error.clone());
+    let state = format!("{}, for {}", report.state, time_since(report.since));
+    coloured("State", Some(state), state_colour(&report.state, report.last_error.is_some()));
+    let (name, colour) =
+        if report.state == "stopped" { ("Reason", Colour::Plain) } else { ("Problem", Colour::Red) };
+    coloured(name, report.last_error.clone(), colour);
+    let mut row = |name: &str, value: Option<String>| coloured(name, value, Colour::Plain);
     row("What to do", report.advice.clone());
     row("Next retry", report.next_try.map(|at| format!("in {}", time_until(at))));
     let started = report.started.map(|at| format!(", started {} ago", time_since(at))).unwrap_or_default();

@@ -1,104 +1,321 @@
 //! `check`: checks the configuration, then NATS, then the agents.
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::output::{counted, one_line, println};
-use super::{CliError, CliResult, ConfigArgs, FAILED, UNAVAILABLE};
-use crate::a2a::{self, card};
+use futures_util::StreamExt as _;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::output::{Colour, OutputArgs, StdStream, counted, one_line, print_json, println, width, wrapped};
+use super::{CliError, CliResult, ConfigArgs, FAILED, UNAVAILABLE, run};
+use crate::a2a::card::{self, Card, Interface};
+use crate::a2a::{self, HttpClient};
 use crate::agent::diagnosis::Diagnosis;
+use crate::agent::{Agent, AgentState, AgentStatus, Predecessors};
 use crate::bus::catalog::rename_warnings;
 use crate::bus::connect::credentials::NatsCredentials;
-use crate::bus::connect::{FirstConnection, connect};
-use crate::config;
+use crate::bus::connect::{ConnectError, FirstConnection, connect};
+use crate::config::{AgentConfig, Config};
 use crate::memory::{self, MemoryBudget};
-use crate::text::error_chain;
+use crate::process::child::ProcessHost;
+use crate::text::{duration, error_chain};
+
+/// Agents that are checked at the same time.
+const CONCURRENT: usize = 8;
+/// How long to wait for the last output of a process that has exited.
+const LAST_OUTPUT: Duration = Duration::from_millis(500);
+/// Lines of output to show of an agent that did not start.
+const OUTPUT_LINES: usize = 5;
+const INDENT: &str = "    ";
 
 const DETAILS: &str = "\
-For an agent with a `command`, the check only looks for the program. Any other agent must be \
-running: the check fetches its card.";
+For an agent with a `command`, the check only looks for the program, unless `--launch` starts it. Any other agent must be \
+running: the check fetches its card, and sends a request without side effects to find out whether it accepts the credentials.
+
+Examples:
+  a2a-bridge check                     # before `run`
+  a2a-bridge check --launch            # start each agent once, as `run` would
+  a2a-bridge check --offline --json    # in CI";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = DETAILS)]
 pub(super) struct CheckArgs {
     #[command(flatten)]
     config: ConfigArgs,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Check the configuration file only
     #[arg(long)]
     offline: bool,
+    /// Start each agent with a `command`, wait until it is ready, and stop it again
+    #[arg(long, conflicts_with = "offline")]
+    launch: bool,
+}
+
+/// All results, as `--json` prints them.
+#[derive(Debug, Serialize)]
+struct Report {
+    file: String,
+    ok: bool,
+    /// `None` with `--offline`.
+    nats: Option<Finding>,
+    agents: Vec<AgentFinding>,
+}
+
+/// The result of one check.
+#[derive(Debug, Default, Serialize)]
+struct Finding {
+    ok: bool,
+    /// What was found, or the problem in a few words.
+    summary: String,
+    problem: Option<String>,
+    advice: Option<String>,
+    /// The last output of a process that did not start.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    output: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct AgentFinding {
+    agent: String,
+    #[serde(flatten)]
+    finding: Finding,
+    warnings: Vec<String>,
+}
+
+impl Finding {
+    fn ok(summary: impl Into<String>) -> Self {
+        Self { ok: true, summary: summary.into(), ..Self::default() }
+    }
+}
+
+impl From<Diagnosis> for Finding {
+    fn from(Diagnosis { text, advice, short }: Diagnosis) -> Self {
+        Self { summary: short, problem: Some(text), advice: Some(advice), ..Self::default() }
+    }
 }
 
 pub(super) async fn run(args: CheckArgs) -> CliResult {
     let config = args.config.load()?;
-    let file = args.config.config.display();
-    let mut report = format!("{file}: valid, {}\n", counted(config.agents.len(), "agent"));
-    let mut code = 0;
-    for agent in &config.agents {
-        for warning in rename_warnings(&agent.skills) {
-            let _ = writeln!(report, "agent `{}`: warning: {}", agent.name, one_line(&warning));
-        }
+    let file = args.config.config.display().to_string();
+    let printer = Printer { is_silent: args.output.is_json() };
+    let agents = counted(config.agents.len(), "agent");
+    printer.print(&Finding::ok(format!("valid, {agents}")), &file)?;
+    let nats = match args.offline {
+        true => None,
+        false => Some(check_nats(&config).await),
+    };
+    if let Some(nats) = &nats {
+        printer.print(nats, "NATS")?;
     }
-    if !args.offline {
-        let connected = match NatsCredentials::new(&config.nats) {
-            Ok(credentials) => {
-                connect(&config.nats, &credentials, usize::MAX, FirstConnection::FailFast).await
-            }
-            Err(error) => Err(error),
-        };
-        let line = match connected {
-            Ok(client) => format!("ok, nats-server {}", client.server_info().version),
-            Err(error) => {
-                code = UNAVAILABLE;
-                error_chain(&error)
-            }
-        };
-        let _ = writeln!(report, "NATS: {line}");
-        let http = a2a::http_client().map_err(CliError::internal)?;
-        for agent in &config.agents {
-            let line = check_agent(agent, &http).await.unwrap_or_else(|problem| {
-                code = code.max(FAILED);
-                problem
-            });
-            let _ = writeln!(report, "agent `{}`: {line}", agent.name);
-        }
+    let agents = check_agents(&config, &args, &printer).await?;
+    let has_nats = nats.as_ref().is_none_or(|nats| nats.ok);
+    let failed = agents.iter().filter(|agent| !agent.finding.ok).count();
+    let code = if !has_nats { UNAVAILABLE } else { u8::from(failed > 0) * FAILED };
+    let report = Report { file, ok: code == 0, nats, agents };
+    if args.output.is_json() {
+        print_json(&report)?;
+    } else if !args.offline {
+        println(&report.totals(failed))?;
     }
-    println(report.trim_end())?;
     Ok(ExitCode::from(code))
 }
 
-async fn check_agent(agent: &config::AgentConfig, http: &a2a::HttpClient) -> Result<String, String> {
+impl Report {
+    /// The last line for people.
+    fn totals(&self, failed: usize) -> String {
+        let agents = counted(self.agents.len(), "agent");
+        let nats = if self.nats.as_ref().is_some_and(|nats| !nats.ok) { ", NATS not reachable" } else { "" };
+        let text = format!("{agents}: {} ok, {failed} failed{nats}", self.agents.len() - failed);
+        StdStream::Stdout.paint(if self.ok { Colour::Green } else { Colour::Red }, text)
+    }
+}
+
+/// Prints results as they arrive.
+struct Printer {
+    is_silent: bool,
+}
+
+impl Printer {
+    fn print(&self, finding: &Finding, what: &str) -> CliResult<()> {
+        if self.is_silent {
+            return Ok(());
+        }
+        let (mark, colour) = if finding.ok { ("✓", Colour::Green) } else { ("✗", Colour::Red) };
+        let first = format!("{what}: {}", one_line(&finding.summary));
+        let mut text = format!("{} {}", StdStream::Stdout.paint(colour, mark), wrapped(&first, 2, width()));
+        let mut add = |line: &str, hanging: usize| {
+            text = format!("{text}\n{INDENT}{}", wrapped(&one_line(line), INDENT.len() + hanging, width()));
+        };
+        if let Some(problem) = finding.problem.as_ref().filter(|problem| **problem != finding.summary) {
+            add(problem, 0);
+        }
+        if let Some(advice) = &finding.advice {
+            add(&format!("→ {advice}"), 2);
+        }
+        for line in &finding.output {
+            add(&format!("| {line}"), 2);
+        }
+        println(&text)?;
+        Ok(())
+    }
+
+    fn warn(&self, agent: &str, warning: &str) -> CliResult<()> {
+        if self.is_silent {
+            return Ok(());
+        }
+        let mark = StdStream::Stdout.paint(Colour::Yellow, "!");
+        let text = format!("agent {agent}: warning: {}", one_line(warning));
+        println(&format!("{mark} {}", wrapped(&text, 2, width())))?;
+        Ok(())
+    }
+}
+
+async fn check_nats(config: &Config) -> Finding {
+    let connected = match NatsCredentials::new(&config.nats) {
+        Ok(credentials) => connect(&config.nats, &credentials, usize::MAX, FirstConnection::FailFast).await,
+        Err(error) => Err(error),
+    };
+    match connected {
+        Ok(client) => {
+            let info = client.server_info();
+            Finding::ok(format!("ok, nats-server {}", info.version))
+        }
+        Err(error) => {
+            let (summary, advice) = match &error {
+                _ if error.is_refused() => ("credentials rejected", run::REJECTED_BY_NATS),
+                ConnectError::Connect { .. } => ("no connection", run::NO_NATS),
+                ConnectError::Credentials { .. } | ConnectError::Tls { .. } => {
+                    ("unusable file", run::UNUSABLE_FILE)
+                }
+            };
+            Diagnosis { text: error_chain(&error), advice: advice.into(), short: summary.into() }.into()
+        }
+    }
+}
+
+async fn check_agents(config: &Config, args: &CheckArgs, printer: &Printer) -> CliResult<Vec<AgentFinding>> {
+    let http = a2a::http_client().map_err(CliError::internal)?;
+    let budget = MemoryBudget::new(memory::default_limit());
+    let launcher = args.launch.then(run::process_host);
+    let (http, budget, launcher) = (&http, &budget, &launcher);
+    let checks = config.agents.iter().map(|agent| async move {
+        let finding = match launcher {
+            _ if args.offline => Finding::ok("not checked (--offline)"),
+            Some(host) if agent.command.is_some() => launch(agent, http, host, budget).await,
+            _ => check_agent(agent, http, budget).await.unwrap_or_else(Into::into),
+        };
+        (agent, finding)
+    });
+    let mut results = futures_util::stream::iter(checks).buffered(CONCURRENT);
+    let mut findings = Vec::new();
+    while let Some((agent, finding)) = results.next().await {
+        let warnings = rename_warnings(&agent.skills);
+        if !args.offline {
+            printer.print(&finding, &format!("agent {}", agent.name))?;
+        }
+        for warning in &warnings {
+            printer.warn(&agent.name, warning)?;
+        }
+        findings.push(AgentFinding { agent: agent.name.clone(), finding, warnings });
+    }
+    if let Some(host) = launcher {
+        host.tasks.stop.cancel();
+    }
+    Ok(findings)
+}
+
+/// Reads the card of a running agent and probes it, or looks for the program of one that is to be launched.
+async fn check_agent(
+    agent: &AgentConfig,
+    http: &HttpClient,
+    budget: &Arc<MemoryBudget>,
+) -> Result<Finding, Diagnosis> {
     let secrets = agent.secrets();
-    let memory = MemoryBudget::new(memory::default_limit()).account(&agent.name);
-    let chooser = a2a::chooser(agent, http, &secrets, memory).map_err(|error| error_chain(&error))?;
+    let chooser = a2a::chooser(agent, http, &secrets, budget.account(&agent.name)).map_err(|error| {
+        Diagnosis::new(error_chain(&error), "correct `tls` or the credentials in the agent's configuration")
+    })?;
     if let Some(command) = &agent.command {
         let program = command.first().map(String::as_str).unwrap_or_default();
         return check_program(program, agent.working_dir.as_deref());
     }
     let card = match &agent.card {
-        Some(card) => card::Card::from_value(card.clone()),
+        Some(card) => Card::from_value(card.clone()),
         None => {
             let credentials = chooser.card_credentials();
             let path = agent.card_path.as_deref();
             card::fetch(&chooser.http, &agent.url, path, &credentials, &secrets).await
         }
     };
-    let redacted = |error: card::CardError| error_chain(&error.redacted(&secrets));
-    let card = card.map_err(|error| format!("{}; `run` would keep retrying", redacted(error)))?;
-    let interface = chooser.choose(&card).await.map_err(redacted)?;
-    if let Some(failure) = interface.failure {
-        let Diagnosis { text, advice } = Diagnosis::unconfirmed(failure, agent);
-        return Err(format!("{text}; {advice}"));
+    let diagnosed = |error: card::CardError| Diagnosis::card(&error.redacted(&secrets), agent);
+    let card = card.map_err(diagnosed)?;
+    let interface = chooser.choose(&card).await.map_err(diagnosed)?;
+    match interface.failure {
+        Some(failure) => Err(Diagnosis::unconfirmed(failure, agent)),
+        None => Ok(Finding::ok(describe(&card, &interface))),
     }
-    let version = interface.dialect.protocol_version();
+}
+
+fn describe(card: &Card, interface: &Interface) -> String {
     let skills = counted(card.skills.len(), "skill");
-    Ok(format!("ok, A2A {version} at {}, {skills}", interface.url))
+    format!("ok, A2A {} at {}, {skills}", interface.dialect.protocol_version(), interface.url)
+}
+
+/// Starts an agent as `run` does, waits until it is ready or has a problem, and stops it.
+async fn launch(
+    config: &AgentConfig,
+    http: &HttpClient,
+    host: &ProcessHost,
+    budget: &Arc<MemoryBudget>,
+) -> Finding {
+    let (skip_grace, memory) = (CancellationToken::new(), budget.account(&config.name));
+    let began = Instant::now();
+    let started = Agent::start(config.clone(), http, host, skip_grace, Predecessors::default(), memory);
+    let agent = match started {
+        Ok(agent) => agent,
+        Err(error) => {
+            let advice = "correct `tls` or the credentials in the agent's configuration";
+            return Diagnosis::new(error_chain(&error), advice).into();
+        }
+    };
+    let mut status = agent.status.clone();
+    // The agent owns the sender.
+    let _ = status.wait_for(|status| status.state != AgentState::Starting).await;
+    let took = began.elapsed();
+    if has_exited(&status.borrow_and_update()) {
+        let _ = tokio::time::timeout(LAST_OUTPUT, status.changed()).await;
+    }
+    let status = status.borrow().clone();
+    let lines = agent.output.tail(0, OUTPUT_LINES);
+    agent.stop().await;
+    match (status.last_error, &status.known) {
+        (None, Some(known)) => Finding::ok(format!(
+            "{}; ready after {}",
+            describe(&known.card, &known.interface),
+            duration(took)
+        )),
+        (text, _) => {
+            let text = text.unwrap_or_else(|| status.state.to_string());
+            let short = status.reason.unwrap_or_else(|| text.clone());
+            let diagnosis = Diagnosis { text, advice: status.advice.unwrap_or_default(), short };
+            let output = lines.into_iter().map(|line| line.text).collect();
+            Finding { output, ..diagnosis.into() }
+        }
+    }
+}
+
+fn has_exited(status: &AgentStatus) -> bool {
+    matches!(status.state, AgentState::BackingOff | AgentState::Failed | AgentState::Stopped)
 }
 
 /// Looks for the program the way `execvp` does.
-fn check_program(program: &str, working_dir: Option<&Path>) -> Result<String, String> {
+fn check_program(program: &str, working_dir: Option<&Path>) -> Result<Finding, Diagnosis> {
     if let Some(dir) = working_dir.filter(|dir| !dir.is_dir()) {
-        return Err(format!("no such directory: {} (`working_dir`)", dir.display()));
+        let text = format!("no such directory: {} (`working_dir`)", dir.display());
+        return Err(Diagnosis::new(text, "create the directory, or correct `working_dir`"));
     }
     let is_path = program.contains('/');
     let is_found = if is_path {
@@ -108,7 +325,7 @@ fn check_program(program: &str, working_dir: Option<&Path>) -> Result<String, St
             .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
     };
     if is_found {
-        return Ok(format!("ok, the bridge will launch `{program}`"));
+        return Ok(Finding::ok(format!("ok, found `{program}` (not started; `--launch` starts it)")));
     }
     let advice = match working_dir {
         Some(dir) if is_path => format!("the path is relative to {} (`working_dir`)", dir.display()),
@@ -117,5 +334,5 @@ fn check_program(program: &str, working_dir: Option<&Path>) -> Result<String, St
         }
         _ => "is it installed and on the PATH?".to_owned(),
     };
-    Err(format!("command not found: `{program}`; {advice}"))
+    Err(Diagnosis::new(format!("command not found: `{program}`"), advice))
 }

@@ -6,8 +6,9 @@ use async_nats::{HeaderMap, Message};
 use serde::de::DeserializeOwned;
 
 use super::client::{JsonFields as _, NatsClient, NoReply, Replies, parse_json};
+use super::discover::discover;
 use super::output::eprintln_dim;
-use super::{CliError, CliResult, FAILED, UNAVAILABLE};
+use super::{CliError, CliResult, FAILED};
 use crate::bus::control::LogsRequest;
 use crate::bus::subject::Token;
 
@@ -35,7 +36,11 @@ pub(super) async fn request_all<T: DeserializeOwned>(
             reply => reply,
         };
     }
-    let first = first.map_err(|reason| no_reply_error(mesh, agent, verb, reason))?;
+    let first = match first {
+        Ok(first) => first,
+        Err(NoReply::NoResponders) => return Err(unknown_agent_error(mesh, agent).await),
+        Err(reason) => return Err(no_reply_error(mesh, agent, verb, reason)),
+    };
     let mut all = vec![parse(&first)?];
     while let Ok(message) = replies.next_within(OTHER_REPLIES).await {
         all.push(parse(&message)?);
@@ -63,14 +68,20 @@ pub(super) fn parse<T: DeserializeOwned>(message: &Message) -> CliResult<T> {
     })
 }
 
+/// The error for an agent that no bridge serves, with the names of similar ones.
+async fn unknown_agent_error(mesh: &NatsClient, agent: &str) -> CliError {
+    match discover(mesh).await {
+        Ok(discovery) => discovery.unknown_agent_error(agent, mesh),
+        Err(error) => error,
+    }
+}
+
 fn no_reply_error(mesh: &NatsClient, agent: &str, verb: &str, reason: NoReply) -> CliError {
     let control = format!("{}.control.>", mesh.subjects.prefix());
     let verb = if verb == "logs" { "show the logs of" } else { verb };
     let what = format!("cannot {verb} `{agent}`");
     match reason {
-        NoReply::NoResponders => CliError::msg(UNAVAILABLE, format!("no bridge serves an agent `{agent}`"))
-            .hint("`a2a-bridge agents` lists the agents on NATS"),
-        NoReply::Closed => CliError::from(reason).context(what),
+        NoReply::NoResponders | NoReply::Closed => CliError::from(reason).context(what),
         NoReply::Timeout(_) | NoReply::Denied(_) => CliError::from(reason)
             .context(what)
             .hint(format!("this requires the permission to publish to `{control}`")),

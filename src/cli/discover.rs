@@ -35,12 +35,16 @@ pub(super) struct DiscoveredAgent {
     pub(super) since: Option<Timestamp>,
     pub(super) restarts: Option<u64>,
     pub(super) last_error: Option<String>,
+    /// The same in a few words.
+    pub(super) reason: Option<String>,
     /// The description and version on the card.
     pub(super) description: String,
     pub(super) version: Option<String>,
     pub(super) protocol_version: Option<String>,
     pub(super) binding: Option<String>,
     pub(super) bridge: String,
+    /// The host and the process of the bridge.
+    pub(super) bridge_id: Option<String>,
     pub(super) instance: String,
     pub(super) skills: Vec<DiscoveredSkill>,
 }
@@ -164,6 +168,8 @@ impl Discovery {
             since: metadata("a2a.since").and_then(|since| since.parse().ok()),
             restarts: metadata("a2a.restarts").and_then(|text| text.parse().ok()),
             last_error: metadata("a2a.last_error"),
+            reason: metadata("a2a.reason"),
+            bridge_id: metadata("a2a.bridge_id"),
             protocol_version: metadata("a2a.protocol_version"),
             binding: metadata("a2a.binding"),
             agent,

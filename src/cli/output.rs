@@ -183,13 +183,36 @@ pub(super) fn print_json_text(json: &str) -> CliResult<()> {
     print(&format!("{json}\n"))
 }
 
-/// Prints a table whose last column is truncated at the edge of the terminal.
-pub(super) fn print_table(header: &[&str], rows: impl Iterator<Item = Vec<(Colour, String)>>) -> CliResult {
-    let width = match terminal_size::terminal_size_of(std::io::stdout()) {
+/// The width of the terminal on stdout; no limit if stdout is not a terminal.
+pub(super) fn width() -> usize {
+    match terminal_size::terminal_size_of(std::io::stdout()) {
         Some((width, _)) if StdStream::Stdout.is_terminal() => usize::from(width.0),
         _ => UNLIMITED,
-    };
-    println(&table_text(header, rows, width, |colour, text| StdStream::Stdout.paint(colour, text)))
+    }
+}
+
+/// Breaks text between words, so that it fits into a column that begins at `indent`. The text does not begin with the
+/// indentation; further lines do.
+pub(super) fn wrapped(text: &str, indent: usize, width: usize) -> String {
+    let room = width.saturating_sub(indent).max(MIN_LAST_COLUMN);
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is one line");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.width() + 1 + word.width() <= room {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines.join(&format!("\n{}", " ".repeat(indent)))
+}
+
+/// Prints a table whose last column is truncated at the edge of the terminal.
+pub(super) fn print_table(header: &[&str], rows: impl Iterator<Item = Vec<(Colour, String)>>) -> CliResult {
+    println(&table_text(header, rows, width(), |colour, text| StdStream::Stdout.paint(colour, text)))
 }
 
 fn table_text(
@@ -275,6 +298,18 @@ mod tests {
         天気     backing-off  connection refused by the h…
         ");
         assert!(text(UNLIMITED).contains("next door"));
+    }
+
+    #[test]
+    fn long_text_is_broken_between_words_and_indented() {
+        let text =
+            "the agent exited with code 1 after 5ms, http://127.0.0.1:9006/.well-known/agent-card.json";
+        insta::assert_snapshot!(wrapped(text, 4, 34), @r"
+        the agent exited with code 1
+            after 5ms,
+            http://127.0.0.1:9006/.well-known/agent-card.json
+        ");
+        assert_eq!(wrapped(text, 4, UNLIMITED), text);
     }
 
     #[test]

@@ -19,6 +19,12 @@ use crate::process::cgroup::Cgroups;
 use crate::process::child::{ProcessHost, is_inherited};
 use crate::text::error_chain;
 
+pub(super) const UNUSABLE_FILE: &str = "correct the file, or its path under `nats`";
+pub(super) const REJECTED_BY_NATS: &str = "the server rejects these credentials: set `credentials`, `user` and `password`, \
+                                           `token` or `nkey` under `nats` in the configuration";
+pub(super) const NO_NATS: &str =
+    "is a nats-server running there? Set its URL as `nats.url` in the configuration";
+
 const DETAILS: &str = "\
 Signals:
   SIGTERM, SIGINT (Ctrl-C)  stop; calls in flight may finish within `shutdown_grace`,
@@ -157,7 +163,7 @@ async fn reload(bridge: &Bridge, environment: &Environment, file: Option<&Path>)
 
 /// Runs agents under guards, and adopts and reaps processes that outlive the agent which started them.
 #[cfg(target_os = "linux")]
-fn process_host() -> ProcessHost {
+pub(super) fn process_host() -> ProcessHost {
     // Not the path of the program: an upgrade may replace that file while the bridge runs.
     let mut host = ProcessHost::only_guarded("/proc/self/exe");
     host.soft_files = raise_file_limit();
@@ -195,7 +201,7 @@ fn raise_file_limit() -> Option<u64> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn process_host() -> ProcessHost {
+pub(super) fn process_host() -> ProcessHost {
     tracing::warn!(
         "this system is not Linux: the bridge stops an agent's process group only, so processes that called setsid \
          keep running, agents outlive a bridge killed with SIGKILL, and `verify_port` has no effect"
@@ -215,15 +221,9 @@ fn bridge_error(error: BridgeError) -> CliError {
     match &error {
         BridgeError::Connect(cause) => {
             if matches!(cause, ConnectError::Tls { .. } | ConnectError::Credentials { .. }) {
-                return CliError::new(INVALID_CONFIG, error)
-                    .hint("correct the file, or its path under `nats`");
+                return CliError::new(INVALID_CONFIG, error).hint(UNUSABLE_FILE);
             }
-            let hint = if cause.is_refused() {
-                "the server rejects these credentials: set `credentials`, `user` and `password`, `token` or `nkey` \
-                 under `nats` in the configuration"
-            } else {
-                "is a nats-server running there? Set its URL as `nats.url` in the configuration"
-            };
+            let hint = if cause.is_refused() { REJECTED_BY_NATS } else { NO_NATS };
             CliError::new(UNAVAILABLE, error).hint(hint)
         }
         BridgeError::Subject(_) | BridgeError::Auth { .. } => CliError::new(INVALID_CONFIG, error),

@@ -183,7 +183,7 @@ async fn init_writes_settings_for_a_running_agent_and_never_overwrites() {
 
     let output = run(command_on(&stage.server.url(), &["check"]).current_dir(dir.path()), "");
     assert_eq!(output.code, 0, "{output:?}");
-    assert!(output.out.contains("agent `demo`: ok, A2A 1.0"), "{output:?}");
+    assert!(output.out.contains("✓ agent demo: ok, A2A 1.0"), "{output:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

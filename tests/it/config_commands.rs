@@ -133,7 +133,7 @@ async fn check_connects_to_nats_and_to_the_agents() {
     let output = program(&["check", "--config", fine.path()]);
     let report = output.out;
     assert_eq!(output.code, 0, "{report}");
-    assert!(report.contains("NATS: ok") && report.contains("agent `demo`: ok, A2A 1.0"), "{report}");
+    assert!(report.contains("NATS: ok") && report.contains("✓ agent demo: ok, A2A 1.0"), "{report}");
     for problem in [
         "{ name: missing, url: 'http://127.0.0.1:9' }",
         "{ name: missing, url: 'http://127.0.0.1:9', command: no-such-program }",
@@ -142,7 +142,7 @@ async fn check_connects_to_nats_and_to_the_agents() {
         let output = program(&["check", "--config", ConfigFile::new(&yaml(problem)).path()]);
         let report = output.out;
         assert_eq!(output.code, 1, "{report}");
-        assert!(report.contains("agent `missing`: "), "{report}");
+        assert!(report.contains("✗ agent missing: "), "{report}");
     }
 }
 

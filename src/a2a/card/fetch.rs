@@ -40,14 +40,14 @@ async fn get_first(
     credentials: &Credentials,
     secrets: &Secrets,
 ) -> Result<Card, CardError> {
-    let (mut responses, mut is_unauthorized) = (Vec::new(), false);
+    let (mut responses, mut statuses) = (Vec::new(), Vec::new());
     for url in urls {
         return Err(match tokio::time::timeout(CARD_TIMEOUT, get(http, &url, credentials)).await {
             Ok(Ok((status, body))) if status.is_success() => {
                 return offload::run(url.as_str(), body.len(), || parse(&body, secrets)).await;
             }
             Ok(Ok((status, _))) => {
-                is_unauthorized |= matches!(status.as_u16(), 401 | 403);
+                statuses.push(status.as_u16());
                 responses.push(format!("{url} answers {}{}", status.as_u16(), hint(status)));
                 continue;
             }
@@ -56,7 +56,9 @@ async fn get_first(
             Err(_) => CardError::Timeout { url: url.into(), limit: CARD_TIMEOUT },
         });
     }
-    Err(CardError::Status { responses: responses.join(", "), is_unauthorized })
+    let find = |is: fn(&&u16) -> bool| statuses.iter().find(is).copied();
+    let status = find(|status| matches!(status, 401 | 403)).or_else(|| find(|status| **status != 404));
+    Err(CardError::Status { responses: responses.join(", "), status: status.unwrap_or(404) })
 }
 
 /// What is not a card may repeat the request, and the error quotes its beginning: redact it before it is cut. A card is

@@ -73,7 +73,7 @@ fn probe_refused() -> AgentEvent {
 }
 
 fn diagnosis(text: &str) -> Diagnosis {
-    Diagnosis { text: text.into(), advice: "do something".into() }
+    Diagnosis::new(text, "do something")
 }
 
 fn command(running: bool, generation: u64) -> AgentEvent {
@@ -132,7 +132,7 @@ async fn the_next_state_is_public_while_descendants_still_exit(
     assert_eq!(exiting.last_exit.as_ref().unwrap().0, format!("exited with code {exit}"));
     assert!(exiting.last_error.as_ref().unwrap().contains("exited with code"));
     assert_eq!(exiting.next_try.is_some(), follows == AgentState::BackingOff);
-    agent.on(AgentEvent::TreeExited(code(exit)));
+    agent.on(AgentEvent::TreeExited { exit: code(exit), last_line: None });
     // Others see one change, not two.
     assert_eq!(agent.status(), exiting);
 }
@@ -149,7 +149,7 @@ async fn the_backoff_begins_with_the_exit_and_the_restart_waits_for_the_tree() {
     let mut agent = ready("");
     agent.on(AgentEvent::Exited(code(1)));
     advance(Duration::from_millis(500)).await;
-    let left = delay(agent.on(AgentEvent::TreeExited(code(1))));
+    let left = delay(agent.on(AgentEvent::TreeExited { exit: code(1), last_line: None }));
     assert!(left <= Duration::from_millis(700), "{left:?}");
     advance(Duration::from_secs(1)).await;
     assert_eq!(agent.on(AgentEvent::BackoffElapsed), Step::Start);
@@ -164,7 +164,7 @@ async fn backoffs_double_until_the_agent_was_ready_for_the_stable_time() {
     for seconds in [1.0, 2.0, 4.0] {
         launch(&mut agent);
         agent.on(AgentEvent::Exited(code(3)));
-        assert_about(delay(agent.on(AgentEvent::TreeExited(code(3)))), seconds);
+        assert_about(delay(agent.on(AgentEvent::TreeExited { exit: code(3), last_line: None })), seconds);
         agent.on(AgentEvent::BackoffElapsed);
     }
     for (ready_for, seconds) in [(9, 8.0), (11, 1.0)] {
@@ -172,7 +172,7 @@ async fn backoffs_double_until_the_agent_was_ready_for_the_stable_time() {
         agent.on(AgentEvent::CardRead(card("one")));
         advance(Duration::from_secs(ready_for)).await;
         agent.on(AgentEvent::Exited(code(3)));
-        assert_about(delay(agent.on(AgentEvent::TreeExited(code(3)))), seconds);
+        assert_about(delay(agent.on(AgentEvent::TreeExited { exit: code(3), last_line: None })), seconds);
         agent.on(AgentEvent::BackoffElapsed);
     }
 }
@@ -183,7 +183,7 @@ async fn too_many_restarts_in_the_window_fail_the_agent_until_a_command() {
     let crash = |agent: &mut Lifecycle| {
         launch(agent);
         agent.on(AgentEvent::Exited(code(3)));
-        agent.on(AgentEvent::TreeExited(code(3)))
+        agent.on(AgentEvent::TreeExited { exit: code(3), last_line: None })
     };
     assert!(matches!(crash(&mut agent), Step::Wait(Some(_))));
     agent.on(AgentEvent::BackoffElapsed);
@@ -204,7 +204,7 @@ async fn a_command_and_its_state_become_visible_together() {
     assert_eq!(agent.on(command(false, 1)), Step::StopProcess);
     assert_eq!(seen(&agent), (1, AgentState::Starting));
     assert_eq!(agent.status().pid, Some(PID), "it is not stopped while its process runs");
-    assert_eq!(agent.on(AgentEvent::TreeExited(code(0))), Step::Wait(None));
+    assert_eq!(agent.on(AgentEvent::TreeExited { exit: code(0), last_line: None }), Step::Wait(None));
     assert_eq!(seen(&agent), (1, AgentState::Stopped));
     assert_eq!(agent.status().last_error.as_deref(), Some("stopped on request"));
     assert_eq!(agent.on(command(true, 2)), Step::Start);
@@ -214,7 +214,7 @@ async fn a_command_and_its_state_become_visible_together() {
     agent.on(AgentEvent::CardRead(card("one")));
     assert_eq!(agent.on(command(true, 3)), Step::StopProcess);
     assert_eq!(seen(&agent), (3, AgentState::Starting));
-    assert_eq!(agent.on(AgentEvent::TreeExited(code(0))), Step::Start);
+    assert_eq!(agent.on(AgentEvent::TreeExited { exit: code(0), last_line: None }), Step::Start);
     // A start after a stop is not a restart.
     assert_eq!((seen(&agent), agent.status().restarts), ((3, AgentState::Starting), 1));
 }
@@ -282,7 +282,7 @@ async fn a_hung_process_is_unhealthy_until_it_exits_and_a_busy_one_is_not_hung()
     assert!(status.last_error.unwrap().contains("failed 2 liveness checks in a row"));
     advance(Duration::from_secs(30)).await;
     // It did not exit by itself, so its exit code means nothing, and the back-off begins now.
-    assert_about(delay(agent.on(AgentEvent::TreeExited(code(0)))), 1.0);
+    assert_about(delay(agent.on(AgentEvent::TreeExited { exit: code(0), last_line: None })), 1.0);
     assert_eq!((agent.state(), agent.status().pid), (AgentState::BackingOff, None));
 }
 
@@ -313,7 +313,10 @@ async fn a_start_that_takes_too_long_is_starting_until_its_process_exits() {
     assert_eq!(agent.on(AgentEvent::NotStarted(diagnosis("not ready"))), Step::StopProcess);
     let status = agent.status();
     assert_eq!((status.state, status.last_error.as_deref()), (AgentState::Starting, Some("not ready")));
-    assert!(matches!(agent.on(AgentEvent::TreeExited(code(0))), Step::Wait(Some(_))));
+    assert!(matches!(
+        agent.on(AgentEvent::TreeExited { exit: code(0), last_line: None }),
+        Step::Wait(Some(_))
+    ));
     assert_eq!(agent.state(), AgentState::BackingOff);
 }
 
@@ -323,7 +326,7 @@ async fn on_shutdown_the_process_exits_first() {
     assert_eq!(agent.on(AgentEvent::Shutdown), Step::StopProcess);
     assert_eq!(agent.state(), AgentState::Starting);
     assert_eq!(
-        (agent.on(AgentEvent::TreeExited(code(0))), agent.state()),
+        (agent.on(AgentEvent::TreeExited { exit: code(0), last_line: None }), agent.state()),
         (Step::Finish, AgentState::Stopped)
     );
     let mut agent = ready_attached();
@@ -334,7 +337,7 @@ async fn on_shutdown_the_process_exits_first() {
 async fn an_event_that_comes_too_late_changes_nothing() {
     let mut agent = ready("");
     agent.on(command(false, 1));
-    agent.on(AgentEvent::TreeExited(code(0)));
+    agent.on(AgentEvent::TreeExited { exit: code(0), last_line: None });
     let stopped = agent.status();
     let late = [
         AgentEvent::BackoffElapsed,
@@ -379,7 +382,7 @@ async fn no_sequence_of_events_shows_a_process_that_exited_as_unhealthy() {
                 (Step::AwaitReady, _) => AgentEvent::Delayed(None),
                 (Step::StopProcess, _) => {
                     has_process = false;
-                    AgentEvent::TreeExited(code(1))
+                    AgentEvent::TreeExited { exit: code(1), last_line: None }
                 }
                 (Step::Wait(_), _) => AgentEvent::BackoffElapsed,
                 (Step::Finish, _) => break,
