@@ -1,7 +1,7 @@
 //! The supervisor of one agent: performs the steps of its [`Lifecycle`] and reports events to it.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::OptionFuture;
 use tokio::sync::watch as channel;
@@ -26,6 +26,8 @@ use crate::text::shorten;
 
 /// Output lines that the log repeats when an agent exits.
 const LAST_LINES: usize = 3;
+/// How long to wait for the last output of processes that have exited.
+const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Output lines among which the reason for an exit is looked for, and the length of the one that is shown.
 const TELLING_LINES: usize = 20;
 const MAX_TELLING_LINE: usize = 200;
@@ -290,6 +292,7 @@ impl Supervisor {
         let child = child.expect("an attached agent never enters Exiting");
         let began = Instant::now();
         let exit = child.stop(start.config.stop_grace, &self.skip_grace).await;
+        let _ = tokio::time::timeout(LAST_OUTPUT_TIMEOUT, self.agent.output.read_to_end()).await;
         tracing::info!(agent = %self.agent.name, took = ?began.elapsed(), "agent {exit}{}", self.last_output(first_line));
         AgentEvent::TreeExited { exit, last_line: self.telling_line(first_line) }
     }

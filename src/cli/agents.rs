@@ -8,8 +8,8 @@ use super::client::NatsArgs;
 use super::discover::{DiscoveredAgent, discover};
 use super::logs::log_line;
 use super::output::{
-    Colour, OutputArgs, StdStream, age, counted, eprintln_dim, one_line, print_json, print_table, println,
-    width, wrapped,
+    Colour, OutputArgs, StdStream, age, counted, eprintln_dim, one_line, print_json, print_wrapped_table,
+    println, width, wrapped,
 };
 use super::{CliResult, FAILED, control};
 use crate::bus::control::{AgentReport, LogsRequest};
@@ -102,7 +102,7 @@ async fn list(nats: &NatsArgs, output: &OutputArgs) -> CliResult {
     if has_replicas {
         header.insert(1, "BRIDGE");
     }
-    print_table(&header, agents.iter().map(|agent| table_row(agent, has_replicas)))?;
+    print_wrapped_table(&header, agents.iter().map(|agent| table_row(agent, has_replicas)))?;
     eprintln_dim(hint(agents));
     Ok(ExitCode::SUCCESS)
 }
@@ -117,12 +117,10 @@ fn hint(agents: &[DiscoveredAgent]) -> String {
             Some(agent) => format!("`a2a-bridge skills {}` lists its skills", agent.agent),
             None => "the agents have no skills yet".to_owned(),
         },
-        [one] => format!("`a2a-bridge agents show {one}` explains the problem and says what to do"),
-        [first, others @ ..] => {
-            let others = counted(others.len(), "more agent");
-            format!(
-                "`a2a-bridge agents show {first}` explains a problem and says what to do; {others} to look at"
-            )
+        [one] => format!("`a2a-bridge agents show {one}` says what is wrong and what to do"),
+        [first, ..] => {
+            let count = broken.len();
+            format!("{count} agents have problems; `a2a-bridge agents show {first}` says what to do")
         }
     }
 }

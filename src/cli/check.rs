@@ -286,6 +286,7 @@ async fn launch(
     let _ = status.wait_for(|status| status.state != AgentState::Starting).await;
     let took = began.elapsed();
     if has_exited(&status.borrow_and_update()) {
+        // The next status has the line of output that tells why, if there is one.
         let _ = tokio::time::timeout(LAST_OUTPUT, status.changed()).await;
     }
     let status = status.borrow().clone();

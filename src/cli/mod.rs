@@ -237,6 +237,8 @@ fn command() -> clap::Command {
 fn execute(cli: Cli, log: &LogWriter) -> CliResult {
     let default_filter = match cli.command {
         Command::Run(_) | Command::DemoAgent(_) => "info",
+        // It reports itself what agents write.
+        Command::Check(_) => "off",
         _ => "error",
     };
     // The bridge logs connection events itself; those of the NATS client would repeat them. A filter that names

@@ -212,13 +212,22 @@ pub(super) fn wrapped(text: &str, indent: usize, width: usize) -> String {
 
 /// Prints a table whose last column is truncated at the edge of the terminal.
 pub(super) fn print_table(header: &[&str], rows: impl Iterator<Item = Vec<(Colour, String)>>) -> CliResult {
-    println(&table_text(header, rows, width(), |colour, text| StdStream::Stdout.paint(colour, text)))
+    println(&table_text(header, rows, width(), 1, |colour, text| StdStream::Stdout.paint(colour, text)))
+}
+
+/// Prints a table whose last column has up to two lines.
+pub(super) fn print_wrapped_table(
+    header: &[&str],
+    rows: impl Iterator<Item = Vec<(Colour, String)>>,
+) -> CliResult {
+    println(&table_text(header, rows, width(), 2, |colour, text| StdStream::Stdout.paint(colour, text)))
 }
 
 fn table_text(
     header: &[&str],
     rows: impl Iterator<Item = Vec<(Colour, String)>>,
     width: usize,
+    max_lines: usize,
     paint: impl Fn(Colour, &str) -> String,
 ) -> String {
     let header = header.iter().map(|cell| (Colour::Bold, (*cell).to_owned())).collect();
@@ -241,7 +250,28 @@ fn table_text(
         });
         cells.collect::<Vec<_>>().join(COLUMN_GAP).trim_end().to_owned()
     };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    let last_width = widths.last().copied().unwrap_or_default();
+    let lines = rows.iter_mut().flat_map(|row| {
+        let mut lines = Vec::new();
+        if let Some((colour, cell)) = row.pop() {
+            let mut pieces = split_lines(&cell, last_width, max_lines).into_iter();
+            row.push((colour, pieces.next().unwrap_or_default()));
+            lines.push(line(row));
+            let empty = |piece| {
+                row.iter().map(|_| (Colour::Plain, String::new())).skip(1).chain([(colour, piece)]).collect()
+            };
+            lines.extend(pieces.map(|piece| line(&empty(piece))));
+        }
+        lines
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Breaks text into lines of this width; the last one has what is left, and may be longer.
+fn split_lines(text: &str, width: usize, max_lines: usize) -> Vec<String> {
+    let wrapped = wrapped(text, 0, width);
+    let lines: Vec<&str> = wrapped.splitn(max_lines, '\n').collect();
+    lines.into_iter().map(|line| line.replace('\n', " ")).collect()
 }
 
 /// Truncates text that is wider than `room`, with an ellipsis.
@@ -288,16 +318,22 @@ mod tests {
     fn a_table_is_aligned_and_its_last_column_is_truncated() {
         let rows =
             [["weather", "ready", ""], ["天気", "backing-off", "connection refused\nby the host next door"]];
-        let text = |width: usize| {
+        let text = |width: usize, lines: usize| {
             let rows = rows.iter().map(|row| row.map(|cell| (Colour::Plain, cell.to_owned())).into());
-            table_text(&["NAME", "STATE", "PROBLEM"], rows, width, |_, text| text.to_owned())
+            table_text(&["NAME", "STATE", "PROBLEM"], rows, width, lines, |_, text| text.to_owned())
         };
-        insta::assert_snapshot!(text(50), @r"
+        insta::assert_snapshot!(text(50, 2), @r"
+        NAME     STATE        PROBLEM
+        weather  ready
+        天気     backing-off  connection refused by the
+                              host next door
+        ");
+        insta::assert_snapshot!(text(50, 1), @r"
         NAME     STATE        PROBLEM
         weather  ready
         天気     backing-off  connection refused by the h…
         ");
-        assert!(text(UNLIMITED).contains("next door"));
+        assert!(text(UNLIMITED, 1).contains("next door"));
     }
 
     #[test]

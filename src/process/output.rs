@@ -83,6 +83,8 @@ struct Shared {
     ring: Mutex<Ring>,
     /// The next sequence number; followers wait for it to change.
     next: watch::Sender<u64>,
+    /// Pipes that are still read.
+    open_pipes: watch::Sender<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -95,7 +97,8 @@ struct Ring {
 impl Output {
     /// Redacts `secrets` in every line.
     pub fn new(agent: Arc<str>, secrets: Secrets) -> Self {
-        Self(Arc::new(Shared { agent, secrets, ring: Mutex::default(), next: watch::Sender::new(0) }))
+        let (next, open_pipes) = (watch::Sender::new(0), watch::Sender::new(0));
+        Self(Arc::new(Shared { agent, secrets, ring: Mutex::default(), next, open_pipes }))
     }
 
     /// The sequence number of the next line.
@@ -126,7 +129,18 @@ impl Output {
     where
         P: AsyncRead + Unpin + Send,
     {
-        Pump::new(self.clone(), stream).run(pipe)
+        self.0.open_pipes.send_modify(|open| *open += 1);
+        let (pump, output) = (Pump::new(self.clone(), stream), self.clone());
+        async move {
+            pump.run(pipe).await;
+            output.0.open_pipes.send_modify(|open| *open -= 1);
+        }
+    }
+
+    /// Resolves when all pipes have been read to their end: after the exit of the processes, no line is missing then.
+    pub async fn read_to_end(&self) {
+        // `self` holds the sender.
+        let _ = self.0.open_pipes.subscribe().wait_for(|open| *open == 0).await;
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -187,6 +201,7 @@ mod tests {
         assert_eq!(tail.len(), 3);
         assert!(tail[0].text.len() <= MAX_LINE_BYTES + 3);
         assert_eq!(texts(&output.tail(0, 2)), ["second", "third without an end"]);
+        output.read_to_end().await;
         let counts = output.counts();
         assert_eq!(counts.bytes, text.len() as u64);
         assert_eq!(counts.dropped_bytes, (1 << 20) + 1 - MAX_LINE as u64);

@@ -33,6 +33,7 @@ mod message_content;
 #[cfg(target_os = "linux")]
 mod orphans;
 mod otlp;
+mod overview;
 mod permissions;
 #[cfg(target_os = "linux")]
 mod ports;
