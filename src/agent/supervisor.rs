@@ -305,14 +305,9 @@ impl Supervisor {
         }
     }
 
-    /// The last line that reports an error, otherwise the last one of stderr, otherwise the last one.
     fn telling_line(&self, first_line: u64) -> Option<String> {
-        let lines = self.agent.output.tail(first_line, TELLING_LINES);
-        let last = |is: &dyn Fn(&&Line) -> bool| lines.iter().rev().find(is);
-        let line = last(&|line| line.level == Level::Error)
-            .or_else(|| last(&|line| line.stream == Stream::Stderr && !line.text.trim().is_empty()))
-            .or_else(|| last(&|line| !line.text.trim().is_empty()))?;
-        Some(shorten(line.text.trim(), MAX_TELLING_LINE))
+        let line = telling_line(self.agent.output.tail(first_line, TELLING_LINES))?;
+        Some(shorten(line.trim(), MAX_TELLING_LINE))
     }
 
     /// The last output lines, which usually tell why the process exited.
@@ -323,5 +318,56 @@ impl Supervisor {
         }
         let lines: Vec<_> = lines.iter().map(|line| shorten(&line.text, 400)).collect();
         format!("; last output: {}", lines.join(" | "))
+    }
+}
+
+/// The line that most likely tells why a process exited: the end of a traceback, otherwise the last line that reports an
+/// error, otherwise the last one of stderr, otherwise the last one.
+fn telling_line(lines: Vec<Line>) -> Option<String> {
+    let is_text = |line: &Line| !line.text.trim().is_empty();
+    let is_error = |line: &Line| line.level == Level::Error && !line.text.starts_with("Traceback ");
+    let traceback = lines.iter().rposition(|line| line.text.starts_with("Traceback "));
+    let after = traceback.and_then(|start| lines.get(start + 1..)).unwrap_or_default();
+    let is_end = |line: &&Line| is_text(line) && !line.text.starts_with([' ', '\t']);
+    let last = |is: &dyn Fn(&Line) -> bool| lines.iter().rev().find(|line| is(line));
+    let line = after.iter().find(is_end).or_else(|| last(&is_error));
+    let line = line
+        .or_else(|| last(&|line| line.stream == Stream::Stderr && is_text(line)))
+        .or_else(|| last(&is_text))?;
+    Some(line.text.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::Timestamp;
+
+    #[test]
+    fn the_line_that_tells_why_a_process_exited_is_found() {
+        let told = |texts: &[&str]| {
+            let line = |text: &&str| Line {
+                seq: 0,
+                at: Timestamp(SystemTime::UNIX_EPOCH),
+                stream: if text.starts_with("out") { Stream::Stdout } else { Stream::Stderr },
+                level: if text.contains("FATAL") || text.starts_with("Traceback") {
+                    Level::Error
+                } else {
+                    Level::Info
+                },
+                text: (*text).to_owned(),
+            };
+            telling_line(texts.iter().map(line).collect())
+        };
+        let traceback = [
+            "Traceback (most recent call last):",
+            "  File \"a.py\"",
+            "    import x",
+            "ModuleNotFoundError: x",
+        ];
+        assert_eq!(told(&traceback).as_deref(), Some("ModuleNotFoundError: x"));
+        assert_eq!(told(&["FATAL: no key", "bye", "out: end"]).as_deref(), Some("FATAL: no key"));
+        assert_eq!(told(&["usage: x", "out: end"]).as_deref(), Some("usage: x"));
+        assert_eq!(told(&["out: end", ""]).as_deref(), Some("out: end"));
+        assert_eq!(told(&[]), None);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use super::client::NatsArgs;
 use super::discover::{DiscoveredAgent, discover};
-use super::logs::log_line;
+use super::local_time::time_of_day;
 use super::output::{
     Colour, OutputArgs, StdStream, age, counted, eprintln_dim, one_line, print_json, print_wrapped_table,
     println, width, wrapped,
@@ -213,7 +213,7 @@ fn full_report(report: &AgentReport) -> String {
     if !report.output.is_empty() {
         let _ = writeln!(text, "  Last output:");
         for line in &report.output {
-            let _ = writeln!(text, "    {}", log_line(None, line));
+            let _ = writeln!(text, "    {}", format_args!("{} {}", time_of_day(line.at.0), line.text));
         }
     }
     text

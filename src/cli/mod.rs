@@ -13,6 +13,7 @@ mod client;
 mod control;
 mod discover;
 mod init;
+mod local_time;
 mod logs;
 mod output;
 mod plugin;

@@ -63,10 +63,13 @@ pub(super) enum Colour {
     Red = 31,
     Green = 32,
     Yellow = 33,
+    Blue = 34,
+    Magenta = 35,
+    Cyan = 36,
 }
 
 /// The escape sequences of [`StdStream::paint`], without the escape character.
-const COLOURS: [&str; 6] = ["[0m", "[1m", "[2m", "[31m", "[32m", "[33m"];
+const COLOURS: [&str; 9] = ["[0m", "[1m", "[2m", "[31m", "[32m", "[33m", "[34m", "[35m", "[36m"];
 
 impl Colour {
     pub(super) fn of_agent_state(state: &str) -> Self {

@@ -34,6 +34,7 @@ async fn info_describes_the_agent_and_its_actions(#[values("1.0", "0.3")] protoc
         [
             "a2a.agent",
             "a2a.binding",
+            "a2a.bridge_id",
             "a2a.card_hash",
             "a2a.card_version",
             "a2a.chosen_because",
@@ -119,6 +120,7 @@ async fn registry_announces_every_state_change_and_the_stop() {
             "interval_s",
             "last_error",
             "protocol_version",
+            "reason",
             "restarts",
             "since",
             "state"

@@ -62,6 +62,16 @@ async fn agents_are_listed_with_short_reasons_and_a_hint_at_what_is_broken() {
 }
 
 #[tokio::test]
+async fn lines_of_several_agents_have_their_names() {
+    let bridge = Bridge::with(launched("one", &[])).and(launched("another", &[])).start().await;
+    let url = bridge.nats.url();
+    let logs = run(&mut command_on(&url, &["logs", "--prefix", &bridge.prefix]), "");
+    for name in ["one     | listening on", "another | listening on"] {
+        assert!(logs.out.lines().any(|line| line.contains(name)), "{logs:?}");
+    }
+}
+
+#[tokio::test]
 async fn replicas_are_listed_with_the_bridge_that_serves_each() {
     let agent = DemoAgent::start(&[]).await;
     let bridge = Bridge::with(attached("demo", &agent.url())).start().await;

@@ -51,7 +51,7 @@ async fn agent_that_fails_on_every_request_is_shown_with_its_problem() {
     let bridge = Bridge::with(attached("peer", &peer.url())).start().await;
     let text = "the agent responds to A2A requests with HTTP 500";
     let listed = run(&mut command_on(&bridge.nats.url(), &["agents", "--prefix", &bridge.prefix]), "");
-    assert!(listed.out.contains(text), "{listed:?}");
+    assert!(listed.out.contains("A2A requests: HTTP 500"), "{listed:?}");
     let checked = run(command(&["check", "--config"]).arg(bridge.settings_file()), "");
     assert_eq!(checked.code, 1, "{checked:?}");
     assert!(checked.out.contains(text), "{checked:?}");

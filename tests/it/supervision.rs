@@ -342,7 +342,15 @@ async fn logs_print_past_output_and_follow_new_output() {
     site.until_state("a", "ready").await;
     let (code, out, error) = site.run(&["logs", "a"]).await;
     assert_eq!(code, 0, "{error}");
-    assert!(out.contains(" INFO first\n"), "{out}");
+    assert!(out.contains(" first\n") && !out.contains("INFO first"), "{out}");
+    let (_, out, _) = site.run(&["logs", "a", "--json", "--since", "1h"]).await;
+    let first: Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
+    assert_eq!(
+        (&first["agent"], &first["stream"], &first["text"]),
+        (&json!("a"), &json!("stdout"), &json!("first"))
+    );
+    let (_, out, _) = site.run(&["logs", "a", "--since", "2100-01-01T00:00:00Z"]).await;
+    assert_eq!(out, "");
     let mut follower = tokio::process::Command::new(program())
         .args(["logs", "-f", "--lines", "1"])
         .args(site.connection())
@@ -358,7 +366,7 @@ async fn logs_print_past_output_and_follow_new_output() {
     writer.flush().await.unwrap();
     drop(writer);
     let next = within_deadline(lines.next_line()).await.unwrap().unwrap();
-    assert!(next.contains(" WARN WARN something new"), "{next}");
+    assert!(next.ends_with(" WARN something new") && !next.contains("WARN WARN"), "{next}");
 }
 
 #[tokio::test]
