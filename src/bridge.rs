@@ -279,6 +279,7 @@ impl Bridge {
     /// Adds an agent to those that are served, in place of `old` if there is one.
     fn insert(&self, mut new: ServedAgent, old: Option<&Agent>) -> Result<(), BridgeError> {
         let (agent, announcer) = (new.agent.clone(), new.publication.announcer());
+        let ending = new.call_shutdown.begun.clone();
         let mut served = self.served();
         let Some(agents) = &mut *served else {
             drop(served);
@@ -302,7 +303,9 @@ impl Bridge {
         drop(served);
         self.metrics.add(agent.clone());
         match replaced {
-            Some(replaced) if replaced.agent.is(&agent) => self.draining.drain_calls(replaced, announcer),
+            Some(replaced) if replaced.agent.is(&agent) => {
+                self.draining.drain_calls(replaced, announcer, ending);
+            }
             Some(replaced) => self.draining.drain(replaced, Some(announcer)),
             None => {}
         }

@@ -115,6 +115,9 @@
 //! | redaction of credentials in errors | `Dispatcher::guarded` in `dispatch/mod.rs`, with `ActionError::redacted` in `reply/error.rs`; `Actions::record_untracked` in `action/actions.rs` for errors that are stored with a task; `secrets.rs` knows the secrets |
 //! | redaction of credentials in what an agent serves in place of a card | `parse` in `a2a/card/fetch.rs`, before the error quotes it |
 //! | which characters a terminal or a log does not get | `is_unprintable` in `text.rs`; `cli/output.rs` and `telemetry/log_format.rs` apply it |
+//! | whether an agent that rejects probes, or fails on them, is ready | `ProbeFailure::prevents_calls` in `a2a/choose.rs`; `probe::read_card` in `agent/probe.rs` applies it |
+//! | which settings of an agent a reload applies without a restart of its process | `APPLIED_WITHOUT_RESTART` in `config/agent.rs`; `Changes::new` in `bridge.rs` sorts the agents |
+//! | which credentials a connection to NATS uses, also after a reload | `NatsCredentials::auth` in `bus/connect/credentials.rs` |
 //! | whether the bridge waits for a NATS server that it cannot reach, and what it logs about an outage | `connect` and `EventLog` in `bus/connect.rs` |
 //! | what happens to a NATS message that cannot be parsed | `vendor/README.md`; `bus/connect.rs` logs and counts it |
 //! | redaction of credentials in the failure reason of a task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |

@@ -128,6 +128,8 @@ impl DialectChooser {
         else {
             return interface;
         };
+        // Also if the caller does not wait for the response.
+        self.lock().last_failed_probe = Some(Instant::now());
         let (probed, url) = self.probe_candidate(card, candidate).await;
         let is_declared = candidates.declared.iter().any(|declared| std::ptr::eq(declared, candidate));
         let again = match (probed.failure, probed.verdict) {
@@ -212,7 +214,8 @@ impl DialectChooser {
         let interface = self.remembered(card)?;
         let last_probe = self.lock().last_failed_probe;
         let is_settled = match interface.failure {
-            None => true,
+            // A probe without a response would use up the time that a health check has.
+            None | Some(ProbeFailure::NoResponse) => true,
             // The agent is not ready, and becomes it as soon as a probe succeeds.
             Some(failure) if failure.prevents_calls() => false,
             Some(_) => last_probe.is_some_and(|last| last.elapsed() < RECHECK_INTERVAL),

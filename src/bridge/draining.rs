@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::served_agent::ServedAgent;
@@ -39,16 +40,20 @@ impl DrainingAgents {
         lock(&self.agents).retain(|draining| !draining.is(agent));
     }
 
-    /// Withdraws what served an agent until a reload changed its settings, and ends its calls. The agent itself goes on;
-    /// `successor` serves it now.
-    pub(super) fn drain_calls(&self, served: ServedAgent, successor: Arc<Notify>) {
+    /// Withdraws what served an agent until a reload changed its settings. The agent itself goes on, and `successor` serves
+    /// it now. Calls in flight may take as long as they like, until `ending` is cancelled because the successor ends its own.
+    pub(super) fn drain_calls(&self, served: ServedAgent, successor: Arc<Notify>, ending: CancellationToken) {
         let (tracked, grace) = (self.tracker.token(), self.grace);
         self.tasks.spawn("draining calls", OnPanic::StopBridge, async move {
             let began = Instant::now();
             served.control.stop().await;
             served.withdraw().await;
             successor.notify_one();
-            served.finish_calls(grace).await;
+            served.calls.close();
+            tokio::select! {
+                () = served.calls.wait() => {}
+                () = ending.cancelled() => served.finish_calls(grace).await,
+            }
             tracing::debug!(agent = %served.agent.name, took = ?began.elapsed(), "calls with the previous settings drained");
             drop(tracked);
         });
