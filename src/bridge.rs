@@ -133,7 +133,7 @@ struct Changes {
 }
 
 impl Changes {
-    fn new(before: Vec<Agent>, after: Vec<AgentConfig>) -> Self {
+    fn new(before: &[Agent], after: Vec<AgentConfig>) -> Self {
         let names = after.iter().map(|agent| agent.name.clone()).collect();
         let (added, updated, changed) = (Vec::new(), Vec::new(), Vec::new());
         let mut changes = Self { names, kept: 0, added, updated, changed, replaced: Vec::new() };
@@ -386,7 +386,7 @@ impl Bridge {
     pub async fn reload(&self, config: Config) -> Result<ReloadSummary, ReloadError> {
         let _reload_lock = self.reload_lock.lock().await;
         let needs_restart = changed_settings(&self.restart_only, &restart_only_settings(&config));
-        let mut changes = Changes::new(self.agents(), config.agents);
+        let mut changes = Changes::new(&self.agents(), config.agents);
         // Invalid credentials must be an error before anything changes.
         let invalid = changes.changed.iter().chain(&changes.added).filter_map(|agent| {
             let secrets = agent.secrets();
@@ -426,7 +426,7 @@ impl Bridge {
         };
         for agent in changes.added {
             let name = agent.name.clone();
-            record(|summary| &mut summary.added, name, self.add(agent).await);
+            record(|summary| &mut summary.added, name, Box::pin(self.add(agent)).await);
         }
         let updated =
             changes.updated.into_iter().map(|agent| async { (agent.name.clone(), self.update(agent).await) });

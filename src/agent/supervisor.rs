@@ -306,7 +306,7 @@ impl Supervisor {
     }
 
     fn telling_line(&self, first_line: u64) -> Option<String> {
-        let line = telling_line(self.agent.output.tail(first_line, TELLING_LINES))?;
+        let line = telling_line(&self.agent.output.tail(first_line, TELLING_LINES))?;
         Some(shorten(line.trim(), MAX_TELLING_LINE))
     }
 
@@ -323,7 +323,7 @@ impl Supervisor {
 
 /// The line that most likely tells why a process exited: the end of a traceback, otherwise the last line that reports an
 /// error, otherwise the last one of stderr, otherwise the last one.
-fn telling_line(lines: Vec<Line>) -> Option<String> {
+fn telling_line(lines: &[Line]) -> Option<String> {
     let is_text = |line: &Line| !line.text.trim().is_empty();
     let is_error = |line: &Line| line.level == Level::Error && !line.text.starts_with("Traceback ");
     let traceback = lines.iter().rposition(|line| line.text.starts_with("Traceback "));
@@ -356,7 +356,7 @@ mod tests {
                 },
                 text: (*text).to_owned(),
             };
-            telling_line(texts.iter().map(line).collect())
+            telling_line(&texts.iter().map(line).collect::<Vec<_>>())
         };
         let traceback = [
             "Traceback (most recent call last):",

@@ -128,7 +128,12 @@ impl<'a> Block<'a> {
             match last {
                 Some(block) if block.continues_with(&line) => block.lines.push(line),
                 _ => {
-                    blocks.push(Self { agent, instance: instance.to_owned(), at: line.at, lines: vec![line] })
+                    blocks.push(Self {
+                        agent,
+                        instance: instance.to_owned(),
+                        at: line.at,
+                        lines: vec![line],
+                    });
                 }
             }
         }
@@ -279,7 +284,7 @@ mod tests {
         let texts: Vec<Vec<_>> =
             blocks.iter().map(|block| block.lines.iter().map(|line| line.text.as_str()).collect()).collect();
         let traceback = ["Traceback (most recent call last):", "  File \"x.py\", line 1", "ValueError: no"];
-        assert_eq!(texts, [&["one"][..], &traceback, &["two"], &["next"], &["\tmore of two"]]);
+        assert_eq!(texts, [&["one"][..], &traceback, &["two", "\tmore of two"], &["next"]]);
     }
 
     #[test]
@@ -291,8 +296,8 @@ mod tests {
     #[test]
     fn since_is_a_duration_or_a_time() {
         assert_eq!(since("1970-01-01T00:00:00Z"), Ok(SystemTime::UNIX_EPOCH));
-        let ago = SystemTime::now().duration_since(since("10m").unwrap()).unwrap();
-        assert_eq!(ago.as_secs() / 60, 10);
+        let at = since("10m").unwrap();
+        assert!(at.elapsed().unwrap() >= Duration::from_secs(600));
         assert!(since("yesterday").is_err());
     }
 }

@@ -28,7 +28,7 @@ async fn agents_are_listed_with_short_reasons_and_a_hint_at_what_is_broken() {
         .and(attached("no-card", &no_card.url()))
         .and(attached("no-token", &no_token.url()).set("bearer_token", "wrong-token"))
         .and(
-            attached("missing", "http://127.0.0.1:9")
+            attached("missing", "http://127.0.0.1:10")
                 .set("command", "no-such-program")
                 .set("verify_port", false),
         )
