@@ -147,7 +147,7 @@ async fn reload_does_not_wait_for_submitted_tasks_of_a_removed_agent() {
 
 #[rstest]
 #[case::stopped(None)]
-#[case::changed(Some(("demo", "card_refresh: 1m")))]
+#[case::changed(Some(("demo", "headers: { X-New: yes }")))]
 #[case::removed(Some(("other", "")))]
 #[tokio::test]
 async fn open_queries_end_at_once_when_their_agent_is_no_longer_served(#[case] reload: Option<(&str, &str)>) {
@@ -165,6 +165,16 @@ async fn open_queries_end_at_once_when_their_agent_is_no_longer_served(#[case] r
         let ping = scene.caller.request("$SRV.PING.agents", "".into()).await;
         assert_eq!(ping.unwrap_err().kind(), RequestErrorKind::NoResponders);
     }
+}
+
+#[tokio::test]
+async fn open_query_can_be_answered_after_a_change_of_limits() {
+    let scene = Scene::start("").await;
+    let mut stream = scene.prompt("report about tides").await;
+    let query = stream.chunk_of("query").await;
+    Box::pin(scene.reload("demo", "request_timeout: 1m")).await;
+    stream.reply(&query, "PDF").await;
+    assert_eq!(stream.rest().await.error, None);
 }
 
 #[tokio::test]
