@@ -259,18 +259,24 @@ async fn changed_limits_apply_without_a_restart_and_calls_continue() {
     let processes = bridge.launched();
     let long = bridge.begin_slow("demo", LONG).await;
     bridge.until_working("demo").await;
+    let before = instance(&bridge, "demo").await;
     bridge.reload(|settings| {
         agents(settings)[0]["max_in_flight"] = json!(1);
         agents(settings)[0]["max_response_size"] = json!("2KiB");
     });
     bridge.until_logged(r#"updated=["demo"]"#).await;
-    bridge.until("demo", "ready").await;
-    bridge.prompt("demo.echo", &"x".repeat(4096)).await.expect_error("too_large");
+    let is_stopped = |object: &Value| object["instance"] == *before && object["state"] == "stopped";
+    bridge.announced("demo", is_stopped).await;
     let second = bridge.begin_slow("demo", LONG).await;
-    wait_until(|| async { bridge.prompt("demo.echo", "x").await["error_info"]["code"] == "busy" }).await;
+    wait_until(|| async { bridge.tasks("demo").await.iter().filter(|task| is_working(task)).count() == 2 })
+        .await;
+    bridge.prompt("demo.echo", "x").await.expect_error("busy");
     // A second change, while calls of the first settings and of the second are in flight.
     bridge.reload(|settings| agents(settings)[0]["max_in_flight"] = json!(5));
     wait_until(|| async { bridge.prompt("demo.echo", "x").await.is("COMPLETED") }).await;
+    let large = "x".repeat(4096);
+    let code = || async { bridge.prompt("demo.echo", &large).await["error_info"]["code"].clone() };
+    wait_until(|| async { code().await == "too_large" }).await;
     assert_eq!(bridge.launched(), processes);
     let report = bridge.announced("demo", |object| object["state"] == "ready").await;
     assert_eq!(report["restarts"], 0);
