@@ -410,19 +410,13 @@ async fn disconnected_caller_cancels_the_task_if_requested() {
     // This task sends an update every half second; the bridge checks for the caller in between.
     let slow = bridge.prompt("demo.slow", "50").mode("stream");
     drop(slow.header("A2A-On-Disconnect", "cancel").begin().await);
-    let states = eventually(|| async {
+    // Both, in whichever order they end.
+    eventually(|| async {
         let tasks = bridge.tasks("demo").await;
-        let state = |task: &Value| task["status"]["state"].as_str().unwrap_or_default().to_owned();
-        let ended: Vec<_> = tasks
-            .iter()
-            .map(state)
-            .filter(|state| state.ends_with("ED") && !state.ends_with("SUBMITTED"))
-            .collect();
-        (ended.len() >= 2).then_some(ended)
+        let has = |state: &str| tasks.iter().any(|task| task["status"]["state"] == state);
+        (has("TASK_STATE_CANCELED") && has("TASK_STATE_COMPLETED")).then_some(())
     })
     .await;
-    assert!(states.contains(&"TASK_STATE_CANCELED".to_owned()), "{states:?}");
-    assert!(states.contains(&"TASK_STATE_COMPLETED".to_owned()), "{states:?}");
 }
 
 #[tokio::test]
