@@ -2,6 +2,7 @@
 
 mod draining;
 mod served_agent;
+mod store;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use self::draining::DrainingAgents;
 use self::served_agent::ServedAgent;
+use self::store::OpenStore;
 use crate::a2a::{self, HttpClient, auth::AuthError};
 use crate::action::actions::{Actions, CallShutdown};
 use crate::agent::{Agent, AgentState, Predecessors};
@@ -24,19 +26,29 @@ use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::credentials::NatsCredentials;
 use crate::bus::connect::{ConnectError, FirstConnection, connect};
 use crate::bus::control;
+use crate::bus::file_service;
+use crate::bus::identity::Identity;
+use crate::bus::jetstream::JetStreamAbsence;
+use crate::bus::object_store::{Files, ObjectStore};
 use crate::bus::outbox::Outbox;
+use crate::bus::peers::{ForwardedCalls, Forwarder, NatsPeers};
 use crate::bus::publication::Publication;
 use crate::bus::service::{ServiceContext, ServiceError, round_trip};
+use crate::bus::stoppable_task::StoppableTask;
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
-use crate::config::{self, AgentConfig, Config};
-use crate::dispatch::Dispatcher;
+use crate::config::{self, AgentConfig, Config, JetStreamMode};
+use crate::dispatch::call_log::CallLogSetting;
+use crate::dispatch::{Dispatcher, maintenance};
+use crate::files::fetch::FetchRules;
+use crate::files::{FileAccess, FileRules};
 use crate::memory::{self, MemoryBudget};
 use crate::metrics::{self, Endpoints, Metrics};
 use crate::process::child::ProcessHost;
 use crate::process::orphans::ProcessRecords;
-use crate::state::memory::MemoryStore;
+use crate::state::State;
+use crate::state::peers::{PeerQueries, Peers};
 use crate::state::quota::Quotas;
-use crate::state::{State, StateStore};
+use crate::text::millis;
 
 /// Task updates of one agent that wait to be published.
 const UPDATE_QUEUE: usize = 256;
@@ -59,18 +71,29 @@ pub enum BridgeError {
     Publish { agent: String, source: ServiceError },
     #[error("cannot receive commands for agent `{agent}`")]
     Control { agent: String, source: ServiceError },
+    #[error("cannot receive requests for files")]
+    Files { source: ServiceError },
+    #[error("cannot reach other replicas")]
+    Peers(#[source] ServiceError),
     #[error("the bridge is stopping")]
     Stopping,
     #[error("cannot listen on {listen} (`metrics.listen`)")]
     Metrics { listen: std::net::SocketAddr, source: std::io::Error },
+    #[error("cannot share state, and `nats.jetstream.mode` is `required`")]
+    JetStream(#[source] JetStreamAbsence),
 }
 
 #[derive(Debug)]
 pub struct Bridge {
     context: ServiceContext,
     subjects: Subjects,
+    files: Arc<ObjectStore>,
+    /// `None` before [`Bridge::serve`], and once the bridge stops.
+    file_service: Mutex<Option<StoppableTask>>,
+    peers: Arc<NatsPeers>,
     http: HttpClient,
     state: Arc<State>,
+    store: OpenStore,
     host: ProcessHost,
     memory: Arc<MemoryBudget>,
     /// `None` once the bridge stops. Code that takes an agent out has to stop it.
@@ -84,6 +107,7 @@ pub struct Bridge {
     /// The owner of the agents in the agent protocol; `None` without that protocol.
     owner: Option<String>,
     call_shutdown: CallShutdown,
+    call_log: Arc<CallLogSetting>,
     /// Cancelled to skip the grace period of agent processes.
     skip_grace: CancellationToken,
     grace: Duration,
@@ -162,7 +186,8 @@ impl Bridge {
     /// # Errors
     ///
     /// When the subject prefix or a reply pattern is invalid, the HTTP client cannot be built, the metrics cannot be
-    /// served, a file for NATS cannot be used, the NATS server rejects the bridge, or `first` does not wait and NATS cannot be reached.
+    /// served, a file for NATS cannot be used, the NATS server rejects the bridge, `first` does not wait and NATS cannot be reached,
+    /// or JetStream is required and cannot be used.
     pub async fn connect(
         config: &Config,
         host: ProcessHost,
@@ -179,19 +204,28 @@ impl Bridge {
         memory::reclaimer::start(&memory);
         let credentials = NatsCredentials::new(&config.nats)?;
         let endpoints = serve_endpoints(config, &host).await?;
-        let client = connect(&config.nats, &credentials, memory.max_waiting(), first).await?;
+        let events = Arc::default();
+        let client = connect(&config.nats, &credentials, memory.max_waiting(), first, &events).await?;
         let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone()).await;
+        let context = context.with_identity(Identity::new(&config.nats.identity));
+        let files = file_store(config, &context, &subjects, &host);
+        let peers = NatsPeers::start(&context, &subjects, &host.tasks).await.map_err(BridgeError::Peers)?;
         let quotas = Quotas::new(memory_limit / 16 * 3);
-        let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
-        let state = Arc::new(State::new(&store, &quotas));
+        let store = OpenStore::open(&config.nats, &client, &events, &quotas, &host.tasks).await?;
+        let state = Arc::new(State::new(&store.store, &quotas, &(Arc::clone(&peers) as Arc<dyn Peers>)));
+        peers.set_queries(Arc::clone(&state) as Arc<dyn PeerQueries>);
         let metrics = Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&memory)));
         endpoints.set_metrics(Arc::clone(&metrics));
         let draining = DrainingAgents::new(host.tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {
             context,
             subjects,
+            files,
+            file_service: Mutex::default(),
+            peers,
             http,
             state,
+            store,
             memory,
             host: ProcessHost { records: open_records(config), ..host },
             served: Mutex::new(Some(Vec::new())),
@@ -201,6 +235,7 @@ impl Bridge {
             metrics,
             owner: config.nats.agent_protocol.as_ref().map(|protocol| protocol.owner.clone()),
             call_shutdown: CallShutdown::default(),
+            call_log: CallLogSetting::new(config.logging.calls),
             skip_grace: CancellationToken::new(),
             grace: config.shutdown_grace,
             credentials,
@@ -219,12 +254,28 @@ impl Bridge {
         let _reload_lock = self.reload_lock.lock().await;
         let (state, stopping) = (Arc::clone(&self.state), self.host.tasks.stop.clone());
         self.host.tasks.spawn("sweep", OnPanic::Log, async move {
-            stopping.run_until_cancelled(state.sweep_periodically()).await;
+            let upkeep = async { tokio::join!(state.sweep_periodically(), state.share_long_running()) };
+            stopping.run_until_cancelled(upkeep).await;
         });
+        self.serve_files().await?;
         for agent in config.agents {
             self.add(agent).await?;
         }
         self.metrics.set_serving();
+        Ok(())
+    }
+
+    async fn serve_files(&self) -> Result<(), BridgeError> {
+        let (files, stopping, tasks) =
+            (Arc::clone(&self.files), self.host.tasks.stop.clone(), &self.host.tasks);
+        tasks.spawn("file store", OnPanic::Log, async move {
+            stopping.run_until_cancelled(files.run()).await;
+        });
+        let memory = self.memory.account("");
+        let outbox = Outbox::new(self.context.client.clone(), &memory, self.context.confirmations.clone());
+        let service = file_service::start(Arc::clone(&self.files), &self.context, outbox, tasks).await;
+        let service = service.map_err(|source| BridgeError::Files { source })?;
+        *self.file_service.lock().unwrap_or_else(PoisonError::into_inner) = Some(service);
         Ok(())
     }
 
@@ -352,19 +403,50 @@ impl Bridge {
             agent.secrets.clone(),
         );
         let calls = TaskTracker::new();
-        let dispatcher = Arc::new(Dispatcher::new(agent.clone(), actions, calls.clone()));
+        let files = FileAccess {
+            store: Arc::new(Files(Arc::clone(&self.files))),
+            rules: Arc::clone(self.files.rules()),
+        };
+        let call_log = Arc::clone(&self.call_log);
+        let dispatcher = Dispatcher::new(agent.clone(), actions, calls.clone(), call_log);
+        let dispatcher = Arc::new(dispatcher.with_files(files));
         let (context, subjects, tasks) = (&self.context, &self.subjects, &self.host.tasks);
         let outbox = Outbox::new(context.client.clone(), &agent.memory, context.confirmations.clone());
-        let publication =
-            Publication::start(Arc::clone(&dispatcher), updates, context, &outbox, subjects, tasks).await;
-        let publication = publication.map_err(|source| BridgeError::Publish { agent: name(), source })?;
-        let control = control::start(commands, agent.clone(), publication.instance(), context, tasks);
+        let publish_error = |source| BridgeError::Publish { agent: name(), source };
+        let forwarded = ForwardedCalls::new(&dispatcher, &outbox, subjects);
+        let peer_service = self.peers.serve(&agent.name, Some(forwarded)).await.map_err(publish_error)?;
+        let is_launched = agent.config.command.is_some();
+        let forwarder = Forwarder::new(&self.peers, &outbox, &agent.memory, is_launched, &call_shutdown);
+        let publication = Publication::start(
+            Arc::clone(&dispatcher),
+            updates,
+            context,
+            &outbox,
+            subjects,
+            forwarder,
+            tasks,
+        );
+        let publication = publication.await.map_err(publish_error)?;
+        let (maintained, deaths) = (Arc::downgrade(&dispatcher), self.peers.deaths());
+        let stopping = tasks.stop.clone();
+        tasks.spawn("maintenance", OnPanic::Log, async move {
+            stopping.run_until_cancelled(maintenance::run(maintained, deaths)).await;
+        });
+        let control = control::start(
+            commands,
+            agent.clone(),
+            Arc::clone(&self.state),
+            publication.instance(),
+            context,
+            tasks,
+        );
         let agent_protocol = self.owner.as_ref().map(|owner| {
             AgentProtocol::start(owner, dispatcher, context, &outbox, subjects, &call_shutdown, tasks)
         });
         Ok(ServedAgent {
             agent,
             publication,
+            peer_service,
             control,
             agent_protocol,
             calls,
@@ -397,12 +479,8 @@ impl Bridge {
         if !invalid.is_empty() {
             return Err(ReloadError(invalid));
         }
-        let nats_credentials = match NatsCredentials::are_configured(&config.nats) {
-            true => {
-                self.credentials.replace(&config.nats).map_err(|error| ReloadError(vec![error.into()]))?
-            }
-            false => false,
-        };
+        let replaced = self.credentials.replace(&config.nats);
+        let nats_credentials = replaced.map_err(|error| ReloadError(vec![error.into()]))?;
         let is_removed =
             |served: &mut ServedAgent| !changes.names.iter().any(|name| *served.agent.name == **name);
         let removed: Vec<ServedAgent> = match &mut *self.served() {
@@ -416,6 +494,7 @@ impl Bridge {
             needs_restart,
             ..ReloadSummary::default()
         };
+        self.call_log.set(config.logging.calls);
         for served in removed {
             self.draining.drain(served, None);
         }
@@ -463,6 +542,10 @@ impl Bridge {
         };
         tokio::join!(draining, self.stop_agents(&served));
 
+        let file_service = self.file_service.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(file_service) = file_service {
+            file_service.stop().await;
+        }
         log_step("NATS closed", async {
             for served in &served {
                 served.control.stop().await;
@@ -483,6 +566,9 @@ impl Bridge {
         log_step("actions removed from NATS", join_all(served.iter().map(ServedAgent::withdraw))).await;
         let finish_calls = served.iter().map(|served| served.finish_calls(self.grace));
         log_step("calls drained", join_all(finish_calls)).await;
+        // Other replicas take over from here, so all state must be written. Agents may take long to stop.
+        log_step("state written", self.store.flush()).await;
+        self.peers.leave().await;
         log_step("agents stopped", join_all(served.iter().map(|served| served.agent.stop()))).await;
     }
 
@@ -512,6 +598,37 @@ impl Bridge {
     }
 }
 
+/// The store for files, which looks for JetStream later.
+fn file_store(
+    config: &Config,
+    context: &ServiceContext,
+    subjects: &Subjects,
+    host: &ProcessHost,
+) -> Arc<ObjectStore> {
+    let config::FilesConfig {
+        max_size,
+        max_request,
+        max_per_caller,
+        max_total,
+        ttl,
+        allowed_buckets,
+        fetch_hosts,
+    } = &config.files;
+    let own = ObjectStore::bucket_name(subjects.prefix());
+    let rules = FileRules {
+        max_size: *max_size,
+        max_request: *max_request,
+        max_per_caller: *max_per_caller,
+        max_total: *max_total,
+        ttl: *ttl,
+        allowed_buckets: allowed_buckets.iter().cloned().chain([own]).collect(),
+        fetch: FetchRules::new(fetch_hosts.clone()),
+    };
+    let config::JetStreamConfig { mode, replicas } = &config.nats.jetstream;
+    let replicas = (*mode != JetStreamMode::Off).then_some(*replicas);
+    ObjectStore::new(context.client.clone(), subjects.clone(), Arc::new(rules), replicas, host.tasks.clone())
+}
+
 /// Starts the HTTP endpoints for operators, if there are to be any.
 async fn serve_endpoints(config: &Config, host: &ProcessHost) -> Result<Arc<Endpoints>, BridgeError> {
     let endpoints = Arc::new(Endpoints::default());
@@ -528,26 +645,30 @@ async fn serve_endpoints(config: &Config, host: &ProcessHost) -> Result<Arc<Endp
 async fn log_step<T>(name: &'static str, step: impl Future<Output = T>) {
     let began = Instant::now();
     step.await;
-    tracing::info!(took = ?began.elapsed(), "{name}");
+    tracing::info!(took_ms = millis(began.elapsed()), "{name}");
 }
 
 /// A setting that takes effect only after a restart of the bridge, and a hash of its value, which may hold a password.
 type RestartOnlySetting = (&'static str, [u8; 32]);
 
 fn restart_only_settings(config: &Config) -> Vec<RestartOnlySetting> {
-    let Config { nats, metrics, shutdown_grace, limits, .. } = config;
-    let urls: Vec<&str> = nats.url.iter().map(AsRef::as_ref).collect();
+    let Config { nats, metrics, shutdown_grace, limits, files, .. } = config;
+    // Without the credentials in them, which a reload replaces.
+    let urls: Vec<String> =
+        nats.url.iter().map(|url| config::without_user_info(url).replace("***@", "")).collect();
     let settings = [
         ("nats.url", format!("{urls:?}")),
         ("nats.tls", format!("{:?}", nats.tls)),
         ("nats.subject_prefix", format!("{:?}", nats.subject_prefix)),
         ("nats.reply_prefixes", format!("{:?}", nats.reply_prefixes)),
         ("nats.inbox_prefix", format!("{:?}", nats.inbox_prefix)),
+        ("nats.identity", format!("{:?}", nats.identity)),
         ("nats.agent_protocol", format!("{:?}", nats.agent_protocol)),
-        ("the first or last credentials under nats", NatsCredentials::are_configured(nats).to_string()),
+        ("nats.jetstream", format!("{:?}", nats.jetstream)),
         ("metrics", format!("{metrics:?}")),
         ("shutdown_grace", format!("{shutdown_grace:?}")),
         ("limits", format!("{limits:?}")),
+        ("files", format!("{files:?}")),
     ];
     settings.into_iter().map(|(name, value)| (name, Sha256::digest(value).into())).collect()
 }

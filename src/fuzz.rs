@@ -17,6 +17,7 @@ use crate::action::task_builder::TaskBuilder;
 use crate::bus::agent_protocol::envelope::PromptEnvelope;
 use crate::bus::frames::artifact::ArtifactEncoder;
 use crate::bus::headers::{self, Headers};
+use crate::bus::identity::{Entrance, Identity};
 use crate::config;
 use crate::memory::MemoryBudget;
 
@@ -176,7 +177,7 @@ fn message_headers(data: &[u8]) -> bool {
     }
     let message = Message {
         subject: "a2a.action.a.b".into(),
-        reply: None,
+        reply: Some("_R_.fuzz".into()),
         payload: Bytes::new(),
         headers: Some(headers),
         status: None,
@@ -184,7 +185,10 @@ fn message_headers(data: &[u8]) -> bool {
         length: data.len(),
     };
     headers::wants_stream(&message);
-    Headers::read(&message, headers::trace(&message)).is_ok()
+    let identity = Identity::new(&config::IdentityConfig::default());
+    let caller = [Entrance::Direct, Entrance::Gateway].map(|entrance| identity.caller(&message, entrance));
+    let [Ok(caller), _] = caller else { return false };
+    Headers::read(&message, caller, headers::trace(&message)).is_ok()
 }
 
 /// The body of a prompt of the agent protocol.

@@ -45,16 +45,17 @@
 //! | [`a2a`] | the client side of A2A: cards, dialects, send, stream, get, cancel | NATS, processes |
 //! | [`agent`] | supervision of one agent: process and card determine its [status](agent::AgentStatus) | NATS |
 //! | [`reply`] | the result of a request: outcome or error, and the error codes | how it is sent |
-//! | [`state`] | what the bridge remembers between calls, on a [`StateStore`](state::StateStore) | NATS, A2A calls |
+//! | [`state`] | what the bridge remembers between calls, on a [`StateStore`](state::StateStore) that replicas may share | NATS, A2A calls |
 //! | [`action`] | from a request body to a reply: parameters, runs, messages | NATS |
 //! | [`dispatch`] | the rules that apply to every request, through any front door | NATS |
+//! | [`files`] | files by reference: URLs, limits, fetching, and the interface of the store | NATS, A2A |
 //! | [`bus`] | NATS: connection, subjects, one service per agent, front doors, control commands | how processes run |
 //! | [`bridge`] | the order in which everything starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
 //! Several modules share [`memory`] (the memory budget), [`offload`] (long synchronous work), [`secrets`] (credentials
 //! and their redaction), [`background`] (background tasks),
-//! [`telemetry`] (logs and spans), [`files`], [`json`], [`text`] and [`yaml`]. [`metrics`] exports the counts of the
+//! [`telemetry`] (logs and spans), [`json`], [`text`] and [`yaml`]. [`metrics`] exports the counts of the
 //! others, and [`demo_agent`] is a separate agent for tests and first steps.
 //!
 //! Dependencies point downwards only. If two siblings need each other, they share a small type below both:
@@ -86,8 +87,8 @@
 //!
 //! - A **front door** is an adapter in front of [`dispatch`], whose page lists its duties.
 //!   `Bridge::open_front_doors` in `bridge.rs` starts the front doors of each agent.
-//! - A **store** implements [`StateStore`](state::StateStore) in `state/mod.rs`. `Bridge::connect` in `bridge.rs`
-//!   creates the store and passes it to [`State::new`](state::State::new).
+//! - A **store** implements [`StateStore`](state::StateStore) in `state/mod.rs`. `OpenStore::open` in
+//!   `bridge/store.rs` chooses the store, which `Bridge::connect` passes to [`State::new`](state::State::new).
 //! - A **dialect** is a variant of [`Dialect`](a2a::dialect::Dialect), its parameters in `a2a/dialect/send.rs`, and
 //!   its rules in `a2a/choose.rs`.
 //! - A **setting** is one declaration in `config/settings.rs`.
@@ -98,16 +99,32 @@
 //! | --- | --- |
 //! | whether a subject prefix or a reply pattern is valid | `subject_prefix` and `subject_pattern` in `config/values.rs`, for the configuration and for `Subjects` and `ReplyGuard` |
 //! | whether a reply subject is allowed | `EndpointReader::handle` in `bus/service/endpoint.rs`, with `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; control requests and discovery use the same guard |
+//! | who calls, and whether the bridge serves that caller | `Identity::caller` in `bus/identity.rs`, for every endpoint, called by `EndpointReader::handle` in `bus/service/endpoint.rs` |
+//! | what others than the caller see of a task | `publish_updates` in `bus/publication.rs`, with `reply::without_content` |
+//! | how much of an agent's calls in flight and state one caller may take | `FairPermits::try_acquire` in `dispatch/fair_permits.rs`; `AgentQuota::is_fair` in `state/quota.rs` |
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
 //! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full quota of state is `busy` too, see `state/quota.rs` |
 //! | whether the bridge that runs a call is gone, for `a2a-bridge call` | `BridgeWatch::gone` in `cli/call/bridge_watch.rs`; the bridge names itself in `FrameWriter::started` in `bus/frames.rs` |
+//! | where a command finds NATS, and with which credentials | `NatsArgs::source` in `cli/nats_args.rs`; contexts of the `nats` tool in `cli/nats_context.rs` |
+//! | which tasks operators see in a list | `Tasks::list` in `state/tasks/list.rs`, for `Controller::send_tasks` in `bus/control.rs` |
 //! | whether a discovery request waits for its answer or is dropped | `read` in `bus/service/responder.rs` |
 //! | whether there is memory for a request, a response or a reply | `MemoryAccount::charge` in `memory.rs`; `Dispatcher::arrive` charges requests, `Outbox::publish` in `bus/outbox.rs` charges what waits to be sent |
 //! | when freed memory returns to the system | `run` in `memory/reclaimer.rs` |
 //! | whether an agent waits for others before it sends, because the server is slow | `Outbox::pass_gate` in `bus/outbox.rs`; `bus/outbox/congestion.rs` says what is slow |
 //! | when a sent message no longer counts in the send window of its agent | `Confirmations::confirm` in `bus/outbox/confirmations.rs` |
+//! | whether another replica is alive, unreachable or dead | `PeerTable` in `bus/peers/table.rs`; `NatsPeers::ping_periodically` in `bus/peers/liveness.rs` decides which failures count |
+//! | whether a request is kept, so that another replica can run it | `Forwarder::may_forward` in `bus/peers/forward.rs`; `Progress::runs_here` ends that |
+//! | whether a replica runs a request that another one forwards | `NatsPeers::try_accept` in `bus/peers/calls.rs` |
 //! | whether a request is a repeat | `Dispatcher::call` in `dispatch/mod.rs`, with `Idempotency::reserve` in `state/idempotency.rs` |
+//! | which replica follows a task, and when another one takes it over | the owner in `TaskRecord` in `state/tasks.rs`; `dispatch/maintenance.rs` adopts tasks, `action/adoption.rs` follows them |
+//! | whether a request runs at another replica | `Actions::locate` in `action/location.rs` for tasks, `answer_elsewhere` in `action/follow_up.rs` for answers, `Sessions::place` in `state/sessions.rs` for sessions |
+//! | whether a replica is alive | `bus/peers/table.rs` |
+//! | what a claim of a dead replica means | `FollowUps::claim` in `state/follow_ups.rs` |
 //! | which answer claims a follow-up id | `answer` in `action/follow_up.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
+//! | whether a call has a line in the call log, and what it says | `CallEntry` in `dispatch/call_log.rs` |
+//! | under which skill a call is counted | `Operation::label` in `dispatch/request.rs`, with `CallStats::ended` in `agent/call_stats.rs` |
+//! | whether `/readyz` succeeds | `Metrics::not_ready_reason` in `metrics.rs` |
+//! | what the bridge reports to systemd | `cli/systemd.rs` |
 //! | whether a call counts as in flight, so that its agent is not considered hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/health_check.rs` reads the count |
 //! | whether a message may be sent again | `Retry` in `a2a/retry.rs`, which also lists the senders |
 //! | whether a process may get requests for a launched agent | `AgentPort::owner` before a card is read, `AgentPort::check_peer` for a new connection, in `process/agent_port.rs` |
@@ -121,10 +138,19 @@
 //! | whether the bridge waits for a NATS server that it cannot reach, and what it logs about an outage | `connect` and `EventLog` in `bus/connect.rs` |
 //! | what happens to a NATS message that cannot be parsed | `vendor/README.md`; `bus/connect.rs` logs and counts it |
 //! | redaction of credentials in the failure reason of a task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
+//! | whether a file of a reply goes by reference, and whether a reply is stored whole | `encode` in `bus/reply_files.rs`, called by `EncodedReply::prepare` in `bus/encoded_reply.rs`; `reference_parts` for frames |
+//! | whether a file of a response goes to the store while it is received | `HttpResponse::store_files` in `a2a/http.rs`; `FileFilter` in `a2a/http/received_files.rs` finds it |
+//! | who may read a file, and how much a caller may store | `ObjectStore::metadata` and `ObjectStore::reserve` in `bus/object_store/mod.rs` |
+//! | whether the bridge fetches a URL, and from which addresses | `FetchRules` in `files/fetch.rs` |
+//! | which chunks of incomplete files are removed | `sweep` in `bus/object_store/sweeper.rs` |
 //! | how an interrupted stream continues | `CallRun::check` in `action/run/mod.rs`; the loop is `CallRun::follow` |
 //! | user, limits and environment of a launched agent | `launch` in `process/guarded.rs`; `Launch::exec` in `process/launch.rs` applies them |
 //! | whether and when an agent restarts after an exit | `Lifecycle::after_failure` in `agent/lifecycle.rs`; `Backoff::next_delay` in `process/restart.rs` computes the delay |
-//! | which state is evicted or refused | `Entry::put` and `AgentRows::evict` in `state/table.rs`; `state/quota.rs` has the quotas; each module of `state` says with a `Lifetime` what is protected |
+//! | whether state is shared in JetStream | `OpenStore::open` in `bridge/store.rs`, with `JetStreamStore::detect` in `bus/jetstream/detection.rs` |
+//! | whether a write of shared state has won, lost, or may still take effect | `Written::result` in `bus/jetstream/mod.rs` |
+//! | whether a request to JetStream is sent at all | `Breaker::enter` in `bus/jetstream/breaker.rs` |
+//! | what happens to a write while JetStream is unavailable | `ReplicatedStore::write_shared` in `state/replicated/mod.rs`; `state/replicated/flusher.rs` writes it later |
+//! | which state is evicted or refused | `Entry::put` and `AgentRows::evict` in `state/table.rs`, with `state/table/holders.rs`; `state/quota.rs` has the quotas; each module of `state` says with a `Lifetime` what is protected |
 //! | whether a call is `busy` because its task or question could not be recorded | `AgentQuota::reserve` in `state/quota.rs`, called by `Dispatcher::admit` in `dispatch/mod.rs`; `Operation::call_kind` in `dispatch/request.rs` says how much room a call may take |
 //! | when expired state is removed | `State::sweep_periodically` in `state/mod.rs`, with `BoundedTable::sweep_step` in `state/table.rs` |
 //! | whether a reply that is too large is shortened (questions, error data) or refused as `too_large` | `EncodedReply::new` in `bus/encoded_reply.rs`; `bus/agent_protocol/chunks.rs` for the agent protocol |
@@ -142,6 +168,7 @@
 //! | [`LiveAgent`](a2a::LiveAgent) | the client of one running agent | one start, one card |
 //! | [`Publication`](bus::publication::Publication) | an agent's service and registry entry | until withdrawn |
 //! | [`Dispatcher`](dispatch::Dispatcher) | the permits of one agent | as long as its publication |
+//! | [`NatsPeers`](bus::peers::NatsPeers) | what is known about other replicas, and the subscriptions for their requests | the process |
 //! | [`State`](state::State) | follow-ups, tasks, sessions, idempotency keys | the process |
 //! | [`BackgroundTasks`](background::BackgroundTasks) | all background tasks and their stop token | the process |
 //!
@@ -153,7 +180,7 @@
 //!
 //! State is limited in bytes. Each agent has an equal share of three sixteenths of `limits.memory`, and a part of it for
 //! each kind of entry (`state::quota`), so that agents never evict or refuse each other's entries. Within an agent, expired
-//! entries go first, then the oldest that have ended. What runs or waits is never evicted: running and submitted tasks,
+//! entries go first, then the oldest that have ended, of the caller that holds the most. What runs or waits is never evicted: running and submitted tasks,
 //! open questions, idempotency keys. If only these remain, new requests are `busy`, before the agent runs: submissions
 //! first, answers last (`state::quota::CallKind`).
 
@@ -166,10 +193,12 @@ mod agent;
 mod background;
 mod bridge;
 mod bus;
+mod caller;
 mod cli;
 mod config;
 mod demo_agent;
 mod dispatch;
+mod failpoint;
 mod files;
 mod fuzz;
 
@@ -195,10 +224,12 @@ pub mod internal {
     pub use crate::bridge::Bridge;
     pub use crate::bus::connect::FirstConnection;
     pub use crate::bus::control::AgentReport;
+    pub use crate::bus::jetstream::{JetStreamAbsence, SharedStore};
     pub use crate::bus::service;
     pub use crate::bus::subject::{ReplyGuard, Subjects, Token};
     pub use crate::config::{Config, parse as parse_config};
     pub use crate::fuzz::{TARGETS as FUZZ_TARGETS, Target as FuzzTarget};
     pub use crate::process::{child, credentials, output, ports, procfs};
     pub use crate::secrets::Secrets;
+    pub use crate::state::{StoreUnavailable, WriteError};
 }

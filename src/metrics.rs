@@ -3,52 +3,40 @@
 //! Agents, calls and process output keep their own counters. A scrape reads them, so there is no second
 //! registry to keep up to date.
 
+mod endpoints;
+mod process;
+mod store;
+
 use std::fmt;
-use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_nats::Client;
 use async_nats::connection::State as ConnectionState;
-use axum::Router;
-use axum::extract::State as Shared;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType::{self, Counter, Gauge, Histogram};
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
-use crate::agent::call_stats::BUCKETS;
+pub(crate) use self::endpoints::{Endpoints, serve};
+use self::process::ProcessFigures;
+use crate::agent::call_stats::{self, BUCKETS, SkillStats};
 use crate::agent::{Agent, AgentState};
 use crate::bus::connect;
 use crate::memory::MemoryBudget;
 use crate::state::State as BridgeState;
 use crate::state::quota::{AgentQuota, KindUsage, QuotaKind};
 
-/// At most this many connections are served at the same time; more have to wait.
-const MAX_CONNECTIONS: usize = 64;
-/// Within this time after the connection, a client has to send its request.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Within this time after the connection, a client has to read the response.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-
 const NO_CONNECTION: &str = "no connection to NATS";
-const NOT_CONNECTED: &str = "waiting for the first connection to NATS";
 
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The agents that must be ready for `/readyz` to succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RequiredAgents {
+    None,
+    /// At least one.
+    Any,
+    All,
+}
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -99,9 +87,19 @@ impl Metrics {
         self.client.connection_state() == ConnectionState::Connected
     }
 
-    fn not_ready_reason(&self) -> Option<&'static str> {
+    /// Why the bridge is not ready. The agents count as far as the caller requires.
+    fn not_ready_reason(&self, required: RequiredAgents) -> Option<&'static str> {
         let reason = *self.not_ready.lock().unwrap_or_else(PoisonError::into_inner);
-        reason.or_else(|| (!self.is_connected()).then_some(NO_CONNECTION))
+        let disconnected = || (!self.is_connected()).then_some(NO_CONNECTION);
+        reason.or_else(disconnected).or_else(|| {
+            let agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_ready = |agent: &Agent| agent.status.borrow().state == AgentState::Ready;
+            match required {
+                RequiredAgents::Any if !agents.iter().any(is_ready) => Some("no agent is ready"),
+                RequiredAgents::All if !agents.iter().all(is_ready) => Some("not every agent is ready"),
+                _ => None,
+            }
+        })
     }
 
     /// All metrics in the OpenMetrics text format.
@@ -111,43 +109,72 @@ impl Metrics {
         let quota = |agent: &Agent| Some((Arc::clone(&agent.name), self.state.quotas.find(&agent.name)?));
         let snapshot = Snapshot {
             is_connected: self.is_connected(),
+            reconnects: connect::reconnects(&self.client),
             malformed_messages: connect::malformed_messages(&self.client),
             pending_follow_ups,
             memory: Arc::clone(&self.memory),
             quotas: agents.iter().filter_map(quota).collect(),
             agents,
+            store: Arc::clone(&self.state),
         };
-        snapshot.into_text()
+        encode(Box::new(snapshot))
     }
+}
+
+/// The metrics while the bridge waits for its first connection to NATS.
+fn encode_unconnected() -> Result<String, fmt::Error> {
+    encode(Box::new(Unconnected))
+}
+
+fn encode(collector: Box<dyn Collector>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(collector);
+    let mut out = String::new();
+    text::encode(&mut out, &registry)?;
+    Ok(out)
+}
+
+#[derive(Debug)]
+struct Unconnected;
+
+impl Collector for Unconnected {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        encode_bridge(&mut encoder, false)
+    }
+}
+
+/// What is known about the bridge at any time.
+fn encode_bridge(encoder: &mut DescriptorEncoder<'_>, is_connected: bool) -> fmt::Result {
+    let labels = [
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("os", std::env::consts::OS),
+        ("arch", std::env::consts::ARCH),
+    ];
+    family(encoder, Gauge, "a2a_bridge_build_info", "The running build; always 1.", [(labels, 1)])?;
+    ProcessFigures::read().encode(encoder)?;
+    let (name, help) = ("a2a_bridge_nats_connected", "Whether the bridge is connected to NATS.");
+    encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&u64::from(is_connected))
 }
 
 /// Everything one scrape reports.
 #[derive(Debug)]
 struct Snapshot {
     is_connected: bool,
+    reconnects: u64,
     malformed_messages: u64,
     pending_follow_ups: Option<u64>,
     memory: Arc<MemoryBudget>,
     quotas: Vec<(Arc<str>, Arc<AgentQuota>)>,
     agents: Vec<Agent>,
-}
-
-impl Snapshot {
-    fn into_text(self) -> Result<String, fmt::Error> {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(self));
-        let mut out = String::new();
-        text::encode(&mut out, &registry)?;
-        Ok(out)
-    }
+    store: Arc<BridgeState>,
 }
 
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let version = [([("version", env!("CARGO_PKG_VERSION"))], 1)];
-        family(&mut encoder, Gauge, "a2a_bridge_info", "Version of the bridge.", version)?;
-        let (name, help) = ("a2a_bridge_nats_connected", "Whether the bridge is connected to NATS.");
-        encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&u64::from(self.is_connected))?;
+        encode_bridge(&mut encoder, self.is_connected)?;
+        let (name, help) = ("a2a_bridge_nats_reconnects", "Connections to NATS after the first one.");
+        let mut reconnects = encoder.encode_descriptor(name, help, None, Counter)?;
+        reconnects.encode_counter::<NoLabelSet, _, u64>(&self.reconnects, None)?;
         let help = "NATS messages that were dropped because their subject or headers cannot be parsed.";
         let name = "a2a_bridge_nats_malformed_messages";
         let mut malformed = encoder.encode_descriptor(name, help, None, Counter)?;
@@ -192,18 +219,40 @@ impl Collector for Snapshot {
             });
             family(&mut encoder, kind, name, help, samples)?;
         }
-        let outcomes = self.agents.iter().flat_map(|agent| {
-            let outcomes = agent.calls.outcomes().into_iter();
-            outcomes
-                .map(|(outcome, count)| ([("agent", agent.name.to_string()), ("outcome", outcome)], count))
+        let calls: Vec<_> = self.agents.iter().map(|agent| (&*agent.name, agent.calls.skills())).collect();
+        let skills = || {
+            calls
+                .iter()
+                .flat_map(|(agent, skills)| skills.iter().map(|(skill, stats)| (*agent, &**skill, stats)))
+        };
+        let outcomes = skills().flat_map(|(agent, skill, stats)| {
+            stats.outcomes.iter().map(move |(outcome, count)| {
+                ([("agent", agent), ("skill", skill), ("outcome", *outcome)], *count)
+            })
         });
+        store::encode(&mut encoder, self.store.store())?;
         let help = "Finished calls by status or error code.";
         family(&mut encoder, Counter, "a2a_bridge_calls", help, outcomes)?;
-        let name = "a2a_bridge_call_duration_seconds";
-        let mut durations = encoder.encode_descriptor(name, "Duration of calls.", None, Histogram)?;
-        self.agents.iter().try_for_each(|agent| encode_durations(&mut durations, agent))
+        for (name, help, histogram) in HISTOGRAMS {
+            let mut family = encoder.encode_descriptor(name, help, None, Histogram)?;
+            for (agent, skill, stats) in skills() {
+                encode_histogram(&mut family, [("agent", agent), ("skill", skill)], histogram(stats))?;
+            }
+        }
+        Ok(())
     }
 }
+
+type SkillHistogram = (&'static str, &'static str, fn(&SkillStats) -> &call_stats::Histogram);
+
+const HISTOGRAMS: [SkillHistogram; 2] = [
+    ("a2a_bridge_call_duration_seconds", "Duration of calls.", |stats| &stats.durations),
+    (
+        "a2a_bridge_time_to_first_token_seconds",
+        "Time from a streamed call to the first text of its answer.",
+        |stats| &stats.first_tokens,
+    ),
+];
 
 type AgentMetric = (MetricType, &'static str, &'static str, fn(&Agent) -> u64);
 
@@ -263,143 +312,25 @@ fn family<L: EncodeLabelSet>(
     Ok(())
 }
 
-fn encode_durations(family: &mut MetricEncoder<'_>, agent: &Agent) -> fmt::Result {
-    let latency = agent.calls.latency();
-    // The encoder accumulates buckets, so convert the cumulative counts back to per-bucket counts.
-    let mut below = 0;
-    let mut buckets: Vec<_> = BUCKETS
-        .into_iter()
-        .zip(latency.buckets)
-        .map(|(limit, up_to)| (limit, up_to - std::mem::replace(&mut below, up_to)))
-        .collect();
-    // A call that ends during the scrape may be in a bucket and not yet in the count.
-    let count = latency.count.max(below);
-    buckets.push((f64::INFINITY, count - below));
-    family.encode_family(&[("agent", &*agent.name)])?.encode_histogram::<NoLabelSet>(
-        latency.seconds,
-        count,
-        &buckets,
-        None,
-    )
-}
-
-/// What the endpoints serve. There are no metrics before the first connection to NATS.
-#[derive(Debug, Default)]
-pub(crate) struct Endpoints(OnceLock<Arc<Metrics>>);
-
-impl Endpoints {
-    pub(crate) fn set_metrics(&self, metrics: Arc<Metrics>) {
-        let _ = self.0.set(metrics);
+fn encode_histogram(
+    family: &mut MetricEncoder<'_>,
+    labels: [(&str, &str); 2],
+    histogram: &call_stats::Histogram,
+) -> fmt::Result {
+    let count = histogram.count();
+    if count == 0 {
+        return Ok(());
     }
-}
-
-/// Binds the address, and returns a future that serves until `stop` is cancelled.
-pub(crate) async fn serve(
-    listen: SocketAddr,
-    endpoints: Arc<Endpoints>,
-    stop: CancellationToken,
-) -> io::Result<impl Future<Output = ()> + Send> {
-    let listener = TcpListener::bind(listen).await?;
-    tracing::info!(address = %listener.local_addr()?, "serving /metrics, /healthz and /readyz");
-    let routes = Router::new()
-        .route("/metrics", get(get_metrics))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(get_ready))
-        .with_state(endpoints);
-    Ok(serve_connections(listener, routes, stop))
-}
-
-/// Serves one request per connection. A client that is silent or slow is disconnected, and cannot keep others waiting
-/// for long.
-async fn serve_connections(listener: TcpListener, routes: Router, stop: CancellationToken) {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(false);
-    let mut connections = FuturesUnordered::new();
-    loop {
-        let stream = tokio::select! {
-            () = stop.cancelled() => break,
-            Some(_) = connections.next() => continue,
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    // Out of descriptors, most likely.
-                    tracing::warn!(%error, "cannot accept a connection for metrics");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            },
-        };
-        let service = TowerToHyperService::new(routes.clone());
-        let connection = http.serve_connection(TokioIo::new(stream), service);
-        connections.push(tokio::time::timeout(CONNECTION_TIMEOUT, connection));
-    }
-    // Requests that have begun are answered.
-    let _ = tokio::time::timeout(STOP_TIMEOUT, async { while connections.next().await.is_some() {} }).await;
-}
-
-async fn get_metrics(Shared(endpoints): Shared<Arc<Endpoints>>) -> Response {
-    let Some(metrics) = endpoints.0.get() else { return not_ready(NOT_CONNECTED) };
-    match metrics.encode().await {
-        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
-}
-
-async fn get_ready(Shared(endpoints): Shared<Arc<Endpoints>>) -> Response {
-    match endpoints.0.get().map(|metrics| metrics.not_ready_reason()) {
-        Some(None) => "ok\n".into_response(),
-        Some(Some(reason)) => not_ready(reason),
-        None => not_ready(NOT_CONNECTED),
-    }
-}
-
-fn not_ready(reason: &str) -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response()
+    let mut buckets: Vec<_> = BUCKETS.into_iter().zip(histogram.buckets).collect();
+    buckets.push((f64::INFINITY, histogram.longer));
+    let seconds = histogram.sum.as_secs_f64();
+    family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(seconds, count, &buckets, None)
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpStream;
-
     use super::*;
     use crate::state::quota::Quotas;
-
-    #[expect(clippy::disallowed_methods, reason = "the test awaits it")]
-    async fn started() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
-        let routes = Router::new().route("/healthz", get(|| async { "ok\n" }));
-        (address, stop.clone(), tokio::spawn(serve_connections(listener, routes, stop)))
-    }
-
-    /// Everything that the server sends until it closes the connection.
-    async fn received(mut stream: TcpStream) -> String {
-        let mut text = String::new();
-        let read = stream.read_to_string(&mut text);
-        tokio::time::timeout(2 * CONNECTION_TIMEOUT, read).await.expect("the server closes it").unwrap();
-        text
-    }
-
-    #[tokio::test]
-    async fn silent_connections_are_closed_and_do_not_keep_others_waiting() {
-        let (address, stop, server) = started().await;
-        let mut half = TcpStream::connect(address).await.unwrap();
-        half.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n").await.unwrap();
-        let mut silent = vec![half];
-        while silent.len() < MAX_CONNECTIONS {
-            silent.push(TcpStream::connect(address).await.unwrap());
-        }
-        let mut whole = TcpStream::connect(address).await.unwrap();
-        whole.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-        let text = received(whole).await;
-        assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("ok\n"), "{text}");
-        for stream in silent {
-            assert!(!received(stream).await.contains("200"));
-        }
-        stop.cancel();
-        server.await.unwrap();
-    }
 
     #[test]
     fn the_names_and_types_of_all_metrics_are_stable() {
@@ -407,14 +338,17 @@ mod tests {
         quota.usage(QuotaKind::Session).evictions.store(3, Relaxed);
         let snapshot = Snapshot {
             is_connected: true,
+            reconnects: 1,
             malformed_messages: 3,
             pending_follow_ups: Some(2),
             memory: MemoryBudget::new(2048),
             quotas: vec![("a".into(), quota)],
             agents: Vec::new(),
+            store: Arc::default(),
         };
-        let text = snapshot.into_text().unwrap();
+        let text = encode(Box::new(snapshot)).unwrap();
         assert!(text.contains("\na2a_bridge_nats_connected 1\n"), "{text}");
+        assert!(text.contains("\na2a_bridge_nats_reconnects_total 1\n"), "{text}");
         assert!(text.contains("\na2a_bridge_nats_malformed_messages_total 3\n"), "{text}");
         assert!(text.contains("\na2a_bridge_follow_ups_pending 2\n"), "{text}");
         assert!(text.contains("\na2a_bridge_memory_limit_bytes 1024\n"), "{text}");
@@ -423,8 +357,16 @@ mod tests {
         let types: Vec<_> =
             text.lines().filter(|line| !line.starts_with("# HELP") && line.starts_with('#')).collect();
         insta::assert_snapshot!(types.join("\n"), @r"
-        # TYPE a2a_bridge_info gauge
+        # TYPE a2a_bridge_build_info gauge
+        # TYPE process_cpu_seconds counter
+        # TYPE process_start_time_seconds gauge
+        # TYPE process_resident_memory_bytes gauge
+        # TYPE process_virtual_memory_bytes gauge
+        # TYPE process_threads gauge
+        # TYPE process_open_fds gauge
+        # TYPE process_max_fds gauge
         # TYPE a2a_bridge_nats_connected gauge
+        # TYPE a2a_bridge_nats_reconnects counter
         # TYPE a2a_bridge_nats_malformed_messages counter
         # TYPE a2a_bridge_follow_ups_pending gauge
         # TYPE a2a_bridge_memory_limit_bytes gauge
@@ -443,8 +385,10 @@ mod tests {
         # TYPE a2a_bridge_state_bytes gauge
         # TYPE a2a_bridge_state_evictions counter
         # TYPE a2a_bridge_state_refusals counter
+        # TYPE a2a_bridge_state_shared gauge
         # TYPE a2a_bridge_calls counter
         # TYPE a2a_bridge_call_duration_seconds histogram
+        # TYPE a2a_bridge_time_to_first_token_seconds histogram
         # EOF
         ");
     }

@@ -125,6 +125,23 @@ pub(crate) fn unix_millis(time: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// A duration for a log field whose name ends in `_ms`: a number in JSON, and a [`duration`] in text.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A duration for a sentence or a table of durations: `12 ms`, `0.9 s`, `12 s`, `2 min 5 s`.
+pub(crate) fn seconds(duration: Duration) -> String {
+    let (seconds, tenths) = (duration.as_secs(), duration.subsec_millis() / 100);
+    match duration.as_millis() {
+        millis @ 0..100 => format!("{millis} ms"),
+        100..10_000 if tenths > 0 => format!("{seconds}.{tenths} s"),
+        100..60_000 => format!("{seconds} s"),
+        60_000..3_600_000 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3_600, seconds / 60 % 60),
+    }
+}
+
 /// A duration in its two largest units: `120ms`, `3.4s`, `2m5s`, `1h`, `2d3h`.
 pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -174,6 +191,23 @@ mod tests {
         ];
         for (millis, text) in cases {
             assert_eq!(duration(Duration::from_millis(millis)), text);
+        }
+    }
+
+    #[test]
+    fn durations_in_sentences_have_a_space() {
+        let cases = [
+            (0, "0 ms"),
+            (99, "99 ms"),
+            (999, "0.9 s"),
+            (9_949, "9.9 s"),
+            (2_000, "2 s"),
+            (59_999, "59 s"),
+            (125_900, "2 min 5 s"),
+            (90_000_000, "25 h 0 min"),
+        ];
+        for (millis, text) in cases {
+            assert_eq!(seconds(Duration::from_millis(millis)), text);
         }
     }
 

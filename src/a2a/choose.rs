@@ -411,6 +411,8 @@ impl ProbeFailure {
             ClientError::Refused { .. }
             | ClientError::TooLarge { .. }
             | ClientError::OutOfMemory
+            | ClientError::NotSent(_)
+            | ClientError::NotStored(_)
             | ClientError::WrongId => None,
         }
     }
@@ -458,6 +460,8 @@ fn verdict_of(error: &ClientError, dialect: Dialect) -> Verdict {
         | ClientError::Broken(_)
         | ClientError::LargeHeaders
         | ClientError::Token(_)
+        | ClientError::NotSent(_)
+        | ClientError::NotStored(_)
         | ClientError::OutOfMemory => Verdict::NoResponse,
         ClientError::WrongId => Verdict::Maybe,
         ClientError::NotA2a { .. } | ClientError::Compressed { .. } | ClientError::TooLarge { .. } => {

@@ -19,11 +19,12 @@ use super::auth::Credentials;
 use super::card::Interface;
 use super::choose::DialectFallback;
 use super::dialect::{A2aMethod, Dialect, HttpCall, OutgoingMessage};
-use super::http::{HttpClient, HttpEndpoint, HttpResponse};
+use super::http::{FileBody, HttpClient, HttpEndpoint, HttpResponse, RequestBody};
 use super::model::{SendResult, Task};
 use super::response_ids::{AgentIds, IdCheck, ResponseKind};
 use super::retry::{Retries, Retry};
 use super::stream::EventStream;
+use crate::files::CallFiles;
 use crate::memory::MemoryCharge;
 use crate::offload;
 use crate::telemetry::trace_context::TraceContext;
@@ -317,7 +318,14 @@ impl Client {
         }
         *authorization = headers.get(AUTHORIZATION).cloned();
         let may_reuse = !call.is_rpc() || self.ids.are_echoed(kind);
-        let sent = self.endpoint.send(call.method.clone(), url, headers, body, may_reuse).await?;
+        let body = body.map(|json| match CallFiles::current().filter(|_| !call.files().is_empty()) {
+            Some(files) => RequestBody::WithFiles(FileBody::new(json, call.files(), files)),
+            None => RequestBody::new(json),
+        });
+        let mut sent = self.endpoint.send(call.method.clone(), url, headers, body, may_reuse).await?;
+        if self.dialect.has_plain_files() && sent.status.is_success() {
+            sent.store_files();
+        }
         let check = IdCheck::new(call.is_rpc().then_some(id));
         Ok((sent, ResponseId { check, kind, agent: self.ids.clone() }))
     }
@@ -357,6 +365,7 @@ mod tests {
             reference_task_ids: &[],
             parts,
             skill_id: None,
+            caller: None,
             output_modes: &[],
             blocking: true,
             retries: &retries,

@@ -14,10 +14,11 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::http::received_file;
 use super::meter;
 use super::model::{
     ALLOCATION_OVERHEAD, Artifact, ArtifactExtras, ArtifactUpdate, Event, File, FileContent, Message, Part,
-    PartExtras, SendResult, StatusUpdate, Task, TaskState, text_size,
+    PartExtras, SendResult, StatusUpdate, StoredContent, Task, TaskState, text_size,
 };
 use super::response_ids::RpcId;
 use crate::json::null_is_default;
@@ -588,7 +589,10 @@ impl LenientPart {
         let content = match (bytes, uri) {
             // Some agents send both, with the unused one empty.
             (Some(bytes), Some(uri)) if bytes.is_empty() && !uri.is_empty() => FileContent::Uri(uri),
-            (Some(bytes), _) => FileContent::Base64(bytes),
+            (Some(bytes), _) => match received_file(&bytes) {
+                Some(file) => StoredContent::received(file),
+                None => FileContent::Base64(bytes),
+            },
             (None, Some(uri)) => FileContent::Uri(uri),
             (None, None) => return self.data.map(Part::Data),
         };

@@ -3,9 +3,11 @@
 //! Nearly all agents that a bridge starts listen on the loopback interface without TLS, where reqwest costs more than
 //! the request itself.
 
+mod file_body;
 mod pace;
 mod peer_check;
 mod pool;
+mod received_files;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +21,14 @@ use reqwest::{Method, StatusCode, Version};
 use url::Url;
 
 use super::client::ClientError;
+use crate::files::CallFiles;
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
+pub(super) use file_body::{FileBody, RequestBody};
 use pace::{OpenRequest, Pace};
 pub(crate) use peer_check::{PeerCheck, Verdict};
 use pool::{ConnectionPool, ConnectionPools, PooledBody};
+use received_files::FileFilter;
+pub(super) use received_files::received_file;
 
 const USER_AGENT_VALUE: &str = concat!("a2a-bridge/", env!("CARGO_PKG_VERSION"));
 /// The bridge does not decompress. Without this header servers may compress.
@@ -141,8 +147,24 @@ impl HttpEndpoint {
         &self,
         method: Method,
         url: Option<Url>,
+        headers: HeaderMap,
+        body: Option<RequestBody>,
+        may_reuse: bool,
+    ) -> Result<HttpResponse, ClientError> {
+        let failure = body.as_ref().map(RequestBody::failure);
+        let sent = self.send_body(method, url, headers, body, may_reuse).await;
+        sent.map_err(|error| match failure.and_then(|failure| failure.take()) {
+            Some(failure) => ClientError::NotSent(failure),
+            None => error,
+        })
+    }
+
+    async fn send_body(
+        &self,
+        method: Method,
+        url: Option<Url>,
         mut headers: HeaderMap,
-        body: Option<Bytes>,
+        body: Option<RequestBody>,
         may_reuse: bool,
     ) -> Result<HttpResponse, ClientError> {
         let open = self.pace.begin();
@@ -160,7 +182,10 @@ impl HttpEndpoint {
                 let mut request = reqwest::Request::new(method, url.unwrap_or_else(|| self.url.clone()));
                 let client = if may_reuse { client } else { without_reuse };
                 *request.headers_mut() = headers;
-                *request.body_mut() = body.map(Into::into);
+                *request.body_mut() = body.map(|body| match body {
+                    RequestBody::Whole(bytes) => bytes.unwrap_or_default().into(),
+                    files @ RequestBody::WithFiles(_) => reqwest::Body::wrap(files),
+                });
                 let sent = Box::pin(client.execute(request)).await.map_err(connection_error)?;
                 // HTTP/2 assigns responses to requests itself.
                 let may_be_stray = may_reuse && sent.version() < Version::HTTP_2;
@@ -183,6 +208,8 @@ pub(super) struct HttpResponse {
     since_yield: usize,
     /// Not for tokens.
     open: Option<OpenRequest>,
+    /// Moves large files to the store.
+    filter: Option<Box<FileFilter>>,
 }
 
 #[derive(Debug)]
@@ -201,6 +228,7 @@ impl From<reqwest::Response> for HttpResponse {
             may_be_stray: false,
             since_yield: 0,
             open: None,
+            filter: None,
         }
     }
 }
@@ -219,9 +247,46 @@ impl HttpResponse {
         Ok(())
     }
 
+    /// Moves large files to the store while the body is read, if the call has a store.
+    pub(super) fn store_files(&mut self) {
+        let Some(files) = CallFiles::current().filter(|files| files.stores_received()) else { return };
+        // A short body has no large file.
+        if self.content_length().is_none_or(|length| length > files.max_inline as u64) {
+            self.filter = Some(Box::new(FileFilter::new(files)));
+        }
+    }
+
+    fn content_length(&self) -> Option<u64> {
+        self.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok())
+    }
+
+    /// The next bytes of the body, in which markers may be in place of files; `None` at its end. Cancel-safe.
+    pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
+        if self.filter.is_none() {
+            return self.raw_chunk().await;
+        }
+        Box::pin(self.filtered_chunk()).await
+    }
+
+    async fn filtered_chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
+        loop {
+            if let Some(filter) = &mut self.filter
+                && let Some(output) = filter.next().await?
+            {
+                return Ok(Some(output));
+            }
+            let chunk = self.raw_chunk().await?;
+            match (&mut self.filter, chunk) {
+                (Some(filter), Some(chunk)) => filter.push(chunk),
+                (Some(filter), None) => return Ok(filter.end()),
+                (None, chunk) => return Ok(chunk),
+            }
+        }
+    }
+
     /// The next bytes of the body; `None` at its end. Yields now and then: an agent that sends faster than the bridge
     /// reads must not keep other calls waiting.
-    pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
+    async fn raw_chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
         if self.since_yield > YIELD_INTERVAL {
             let work = std::mem::take(&mut self.since_yield);
             match &self.open {
@@ -272,8 +337,8 @@ impl HttpResponse {
     ) -> Result<Bytes, ClientError> {
         self.check_encoding()?;
         let too_large = || ClientError::TooLarge { limit };
-        let length = self.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        if length.is_some_and(|length: u64| length > limit) {
+        // Files that go to the store have limits of their own.
+        if self.filter.is_none() && self.content_length().is_some_and(|length| length > limit) {
             return Err(too_large());
         }
         let mut body = JoinedBytes::default();

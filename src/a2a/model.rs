@@ -12,6 +12,7 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_S
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::files::{ObjectUrl, StoredFile};
 use crate::memory::MemoryCharge;
 
 /// An agent's response to a message.
@@ -173,11 +174,20 @@ impl Part {
             Self::Text(text) => text.len(),
             Self::Data(data) => data.get().len(),
             Self::File(File { name, media_type, content }) => {
-                let (FileContent::Base64(bytes) | FileContent::Uri(bytes)) = content;
-                bytes.len() + text_size(name) + text_size(media_type)
+                let content = match content {
+                    FileContent::Base64(text) | FileContent::Uri(text) => text.len(),
+                    FileContent::Reference(_) => 0,
+                    FileContent::FromStore(file) | FileContent::InStore(file) => file.allocated(),
+                };
+                content + text_size(name) + text_size(media_type)
             }
         };
         size_of::<Self>() + ALLOCATION_OVERHEAD + content
+    }
+
+    /// Whether its bytes are read from the store while it is sent.
+    pub(crate) fn is_streamed(&self) -> bool {
+        matches!(self, Self::File(File { content: FileContent::FromStore(_), .. }))
     }
 
     pub fn as_text(&self) -> Option<&str> {
@@ -200,6 +210,48 @@ pub enum FileContent {
     /// In any alphabet, as the agent sent it; [`normalize_base64`] converts it.
     Base64(String),
     Uri(String),
+    /// In a request, until the file is looked up.
+    Reference(ObjectUrl),
+    /// A file that the agent gets. Its bytes are read from the store while the request is sent.
+    FromStore(Box<StoredContent>),
+    /// A file of the agent whose bytes went to the store while the response was received.
+    InStore(Box<StoredContent>),
+}
+
+/// The content of a file in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredContent {
+    pub(crate) file: StoredFile,
+    /// What a message has in place of the bytes: the URL of the file, or a placeholder that occurs nowhere else.
+    text: String,
+}
+
+impl StoredContent {
+    /// For an agent.
+    pub(crate) fn to_send(file: StoredFile) -> FileContent {
+        let text = format!("file-{}", uuid::Uuid::new_v4().simple());
+        FileContent::FromStore(Box::new(Self { file, text }))
+    }
+
+    /// From an agent.
+    pub(crate) fn received(file: StoredFile) -> FileContent {
+        let text = file.url.to_string();
+        FileContent::InStore(Box::new(Self { file, text }))
+    }
+
+    pub(crate) fn placeholder(&self) -> &str {
+        &self.text
+    }
+
+    fn allocated(&self) -> usize {
+        let StoredFile { url, description, sha256, content_id, .. } = &self.file;
+        let texts = url.bucket().len() + url.name().len() + sha256.len() + content_id.len() + self.text.len();
+        size_of::<Self>()
+            + 6 * ALLOCATION_OVERHEAD
+            + texts
+            + text_size(&description.name)
+            + text_size(&description.media_type)
+    }
 }
 
 impl FileContent {
@@ -207,6 +259,10 @@ impl FileContent {
         match self {
             Self::Base64(bytes) => (Some(bytes), None),
             Self::Uri(uri) => (None, Some(uri)),
+            Self::FromStore(file) => (Some(&file.text), None),
+            Self::InStore(file) => (None, Some(&file.text)),
+            // Requests are sent after their files are looked up.
+            Self::Reference(_) => (None, None),
         }
     }
 }

@@ -106,7 +106,7 @@ impl Retries {
     /// Call this before the message is sent again.
     pub fn record(&self, retry: Retry) {
         let reason = serde_json::json!(retry);
-        tracing::info!(agent = %self.agent, reason = reason.as_str(), "retrying the message; the agent did not process it");
+        tracing::debug!(agent = %self.agent, reason = reason.as_str(), "retrying the message; the agent did not process it");
         self.list.lock().unwrap_or_else(PoisonError::into_inner).push(retry);
     }
 

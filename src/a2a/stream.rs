@@ -36,7 +36,7 @@ pub struct EventStream {
 #[derive(Debug)]
 enum Source {
     Events {
-        response: HttpResponse,
+        response: Box<HttpResponse>,
         parser: Box<SseParser>,
         /// For the data that the parser holds.
         charge: Option<MemoryCharge>,
@@ -64,7 +64,7 @@ impl EventStream {
             let parser = Box::new(SseParser::new(max_event));
             // A stream may last for hours, and no memory budget counts its headers.
             response.headers = HeaderMap::new();
-            Source::Events { response, parser, charge: None, ended: false }
+            Source::Events { response: Box::new(response), parser, charge: None, ended: false }
         } else {
             Source::Document(Some(ResponseBody::read(response, &limits).await?))
         };

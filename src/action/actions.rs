@@ -11,8 +11,10 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::assemble::ArtifactRules;
+use super::files::resolve_files;
+use super::location::{Located, TaskAccess};
 use super::params::Template;
-use super::progress::{NoProgress, Progress};
+use super::progress::{ForwardError, NoProgress, Progress};
 use super::request::{CallOptions, Invocation, MessageContent, ReplyMemory, ReplyMode};
 use super::run::{
     CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunInput,
@@ -23,7 +25,9 @@ use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Task, TaskState};
 use crate::a2a::retry::Retries;
+use crate::caller::Caller;
 use crate::config::AgentConfig;
+use crate::files::CallFiles;
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 use crate::offload;
 use crate::reply::Reply;
@@ -32,6 +36,7 @@ use crate::reply::outcome::{Outcome, TaskRef};
 use crate::secrets::Secrets;
 use crate::state::State;
 use crate::state::quota::{AgentQuota, CallKind, ReservedRoom};
+use crate::state::sessions::{SessionId, SessionPlace};
 use crate::state::tasks::TaskOutline;
 use crate::telemetry::spans;
 
@@ -63,8 +68,14 @@ type LiveAgentReceiver = watch::Receiver<Option<Arc<LiveAgent>>>;
 pub(crate) struct TaskUpdate {
     pub task_id: String,
     pub reply: Reply,
+    /// Counts the changes of the task.
+    pub revision: u64,
+    /// The caller to whom the task belongs. Only that caller may see the content of the task.
+    pub caller: Caller,
     /// The memory of the reply, until the update is published.
     pub charge: Option<Arc<MemoryCharge>>,
+    /// The files of the call.
+    pub files: Option<Arc<CallFiles>>,
 }
 
 #[derive(Debug)]
@@ -118,8 +129,13 @@ impl Actions {
     }
 
     /// Reserves room for what a call may have to record.
-    pub(crate) fn reserve(&self, call: CallKind) -> Result<ReservedRoom, ActionError> {
-        self.state.reserve(&self.quota, call)
+    pub(crate) fn reserve(&self, call: CallKind, caller: &Caller) -> Result<ReservedRoom, ActionError> {
+        self.state.reserve(&self.quota, call, caller)
+    }
+
+    /// The caller as the agent gets it, if the configuration says so.
+    pub(super) fn forwarded_caller<'o>(&self, options: &'o CallOptions) -> Option<&'o str> {
+        options.caller.name().filter(|_| self.config.forward_caller)
     }
 
     /// The caller's timeout, but at most that of the configuration.
@@ -140,6 +156,7 @@ impl Actions {
     ) -> Reply {
         let live_agent = self.live_agent()?;
         let Invocation { parts, mut meta } = request;
+        let parts = resolve_files(parts, self.timeout(options)).await?;
         let content = MessageContent::new(&self.memory, parts, &mut meta).await?;
         let output_modes: Arc<[String]> = if meta.output_modes.is_empty() {
             [&skill.output_modes, &live_agent.card.output_modes]
@@ -150,9 +167,10 @@ impl Actions {
             meta.output_modes.into()
         };
         let context_id = match &meta.session_id {
-            Some(session_id) => {
-                Some(Box::pin(self.state.sessions.context_id(&self.agent, session_id)).await?)
-            }
+            Some(session_id) => match Box::pin(self.place_session(session_id, options, progress)).await? {
+                PlacedSession::Here { context_id } => Some(context_id),
+                PlacedSession::Forwarded(reply) => return reply,
+            },
             None => None,
         };
         let retries = Retries::new(&self.agent);
@@ -161,10 +179,12 @@ impl Actions {
             mode: options.mode,
             skill: skill.id.clone(),
             output_modes: Arc::clone(&output_modes),
+            caller: &options.caller,
             trace: &options.trace,
             timeout: self.timeout(options),
             retries: Some(&retries),
             content,
+            claim: None,
             reply_memory: &options.reply_memory,
         };
         // For dialects in which the client makes the ids.
@@ -177,23 +197,72 @@ impl Actions {
             reference_task_ids: &[],
             parts: &[],
             skill_id: skill.id.as_deref(),
+            caller: self.forwarded_caller(options),
             output_modes: &output_modes,
             blocking: true,
             retries: &retries,
         };
-        match CallRun::new(self, live_agent, input, progress).deliver(&message).await {
+        let mut run = CallRun::new(self, live_agent, input, progress);
+        match run.deliver(&message).await {
             Ok(outcome) => Ok(outcome),
             // Only the answer to a question belongs to a task that may have ended.
             Err(DeliveryError::TaskEnded) => Err(ActionError::internal()),
+            Err(DeliveryError::NotSent(error)) => Err(error.with_retries(&retries)),
             Err(DeliveryError::Client(error)) => Err(ActionError::from_client(error).with_retries(&retries)),
             Err(DeliveryError::Action(error)) => {
-                Err(Box::pin(self.record_untracked(error.with_retries(&retries))).await)
+                let (error, unpublished) = (error.with_retries(&retries), run.recorder.unpublished());
+                Err(Box::pin(self.record_untracked(error, options, unpublished)).await)
             }
         }
     }
 
-    pub(crate) async fn cancel_task(&self, task_id: &str, options: &CallOptions) -> Reply {
-        let record = self.record(task_id).await?;
+    /// Finds out where a session continues, and lets the replica that has the conversation run the call.
+    async fn place_session(
+        &self,
+        session_id: &str,
+        options: &CallOptions,
+        progress: &mut impl Progress,
+    ) -> Result<PlacedSession, ActionError> {
+        let here = |context_id| Ok(PlacedSession::Here { context_id });
+        let session = self.session(&options.caller, session_id);
+        let to = match self.state.sessions.place(session).await? {
+            SessionPlace::Here { context_id } => return here(context_id),
+            SessionPlace::Elsewhere(_) if options.is_forwarded => return here(session_id.to_owned()),
+            SessionPlace::Elsewhere(to) => to,
+        };
+        match progress.forward(to).await {
+            Ok(reply) => Ok(PlacedSession::Forwarded(reply)),
+            Err(ForwardError::Unsupported) => here(session_id.to_owned()),
+            Err(ForwardError::Gone) => {
+                let why = "the replica that has this conversation does not respond";
+                Err(ActionError::unavailable(&self.agent, Some(why)))
+            }
+            Err(ForwardError::Silent) => {
+                let message = "the replica that has this conversation stopped responding during the call";
+                Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent())
+            }
+        }
+    }
+
+    /// Whether this replica launches the agent, so that no other replica's agent knows its tasks.
+    pub(super) fn is_launched(&self) -> bool {
+        self.config.command.is_some()
+    }
+
+    pub(super) fn session<'a>(&'a self, caller: &'a Caller, id: &'a str) -> SessionId<'a> {
+        SessionId { agent: &self.agent, caller, id, is_launched: self.is_launched() }
+    }
+
+    pub(crate) async fn cancel_task(
+        &self,
+        task_id: &str,
+        options: &CallOptions,
+        progress: &mut impl Progress,
+    ) -> Reply {
+        let record = match self.locate(task_id, options, TaskAccess::Cancel, progress).await? {
+            Located::Here(record) | Located::LastKnown(record) => record,
+            Located::Forwarded(reply) => return reply,
+        };
         let task_ref = || self.task_ref(&record, task_id);
         let refuse = |why: &str| Err(ActionError::new(Code::NotCancelable, why).with_task(task_ref()));
         if record.state.is_final() {
@@ -228,12 +297,23 @@ impl Actions {
         }
     }
 
-    pub(crate) async fn get_task(&self, task_id: &str, options: &CallOptions) -> Reply {
-        let record = self.record(task_id).await?;
-        if !record.state.is_final()
+    pub(crate) async fn get_task(
+        &self,
+        task_id: &str,
+        options: &CallOptions,
+        progress: &mut impl Progress,
+    ) -> Reply {
+        let (record, is_followed_here) =
+            match self.locate(task_id, options, TaskAccess::Read, progress).await? {
+                Located::Here(record) => (record, true),
+                Located::LastKnown(record) => (record, false),
+                Located::Forwarded(reply) => return reply,
+            };
+        if is_followed_here
+            && !record.state.is_final()
             && let Some(outcome) = self.get_from_agent(&record, task_id, options).await?
             // Another call may have seen the end meanwhile.
-            && !self.record(task_id).await?.state.is_final()
+            && !self.record(task_id, &options.caller).await?.state.is_final()
         {
             return Ok(outcome);
         }
@@ -285,7 +365,7 @@ impl Actions {
         timeout: Duration,
         is_awaited: impl Fn(&Outcome) -> bool,
     ) -> Reply {
-        let record = self.record(task_id).await?;
+        let record = self.record(task_id, &options.caller).await?;
         let mut progress = NoProgress;
         let mut run = self.run_for_known_task(self.live_agent()?, &record, options, timeout, &mut progress);
         let mut poller = Poller::new(task_id.to_owned(), PollSchedule::WATCH);
@@ -309,18 +389,43 @@ impl Actions {
         }
     }
 
-    /// Records why the bridge no longer tracks the task of a call, for later requests.
-    pub(super) async fn record_untracked(&self, error: ActionError) -> ActionError {
+    /// Records why the bridge no longer tracks the task of a call, for later requests, and publishes it if the task was
+    /// submitted. `unpublished` is the revision of a change that was recorded already.
+    pub(super) async fn record_untracked(
+        &self,
+        error: ActionError,
+        options: &CallOptions,
+        unpublished: Option<u64>,
+    ) -> ActionError {
         let error = offload::run(&self.agent, error.allocated(), || error.redacted(&self.secrets)).await;
-        if let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) {
-            self.state.tasks.mark_untracked(&self.agent, id, &error).await;
+        let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) else { return error };
+        if options.mode == ReplyMode::Submit && self.hands_tasks_over() {
+            return error;
+        }
+        let marked = self.state.tasks.mark_untracked(&self.agent, id, &error).await;
+        if let Some(revision) = marked.or(unpublished) {
+            let (caller, memory) = (options.caller.clone(), &options.reply_memory);
+            self.publish(id, Err(error.clone()), revision, caller, memory).await;
         }
         error
     }
 
+    /// Whether this replica stops, and others adopt the submitted tasks. They stay as they are.
+    fn hands_tasks_over(&self) -> bool {
+        self.state.is_shared() && self.call_shutdown.begun.is_cancelled()
+    }
+
     /// Publishes a change of a submitted task. `memory` charges the reply.
-    pub(crate) async fn publish(&self, task_id: &str, reply: Reply, memory: &ReplyMemory) {
-        let update = TaskUpdate { task_id: task_id.to_owned(), reply, charge: memory.share() };
+    pub(crate) async fn publish(
+        &self,
+        task_id: &str,
+        reply: Reply,
+        revision: u64,
+        caller: Caller,
+        memory: &ReplyMemory,
+    ) {
+        let (charge, files) = (memory.share(), CallFiles::current());
+        let update = TaskUpdate { task_id: task_id.to_owned(), reply, revision, caller, charge, files };
         // During a shutdown the receiver may have ended.
         let _ = self.updates.send(update).await;
     }
@@ -343,30 +448,39 @@ impl Actions {
             mode: ReplyMode::Final,
             skill: record.task().and_then(|task| task.skill.clone()),
             output_modes: Arc::default(),
+            caller: &options.caller,
             trace: &options.trace,
             timeout,
             retries: None,
             content: MessageContent::default(),
+            claim: None,
             reply_memory: &options.reply_memory,
         };
         CallRun::new(self, live_agent, input, progress)
     }
 
     fn task_ref(&self, record: &TaskOutline, task_id: &str) -> TaskRef {
-        record.task().cloned().unwrap_or_else(|| TaskRef {
-            id: Some(task_id.to_owned()),
-            context_id: None,
-            agent: Arc::clone(&self.agent),
-            skill: None,
-        })
+        record.task().cloned().unwrap_or_else(|| self.known_task_ref(task_id, None))
+    }
+
+    /// A task of which only the id is known.
+    pub(super) fn known_task_ref(&self, task_id: &str, skill: Option<Arc<str>>) -> TaskRef {
+        TaskRef { id: Some(task_id.to_owned()), context_id: None, agent: Arc::clone(&self.agent), skill }
     }
 
     /// The task as it was last seen. Not with its reply: requests hold the record while they wait for the agent.
-    async fn record(&self, task_id: &str) -> Result<TaskOutline, ActionError> {
-        let record = self.state.tasks.find(&self.agent, task_id).await?.ok_or_else(unknown_task)?;
+    pub(super) async fn record(&self, task_id: &str, caller: &Caller) -> Result<TaskOutline, ActionError> {
+        let found = self.state.tasks.find(&self.agent, task_id).await?;
+        let record = found.filter(|record| record.caller == *caller).ok_or_else(unknown_task)?;
         spans::set_task(task_id, record.task().and_then(|task| task.context_id.as_deref()));
         Ok(record)
     }
+}
+
+/// Where a call of a session runs.
+enum PlacedSession {
+    Here { context_id: String },
+    Forwarded(Reply),
 }
 
 fn unknown_task() -> ActionError {

@@ -20,6 +20,7 @@ use std::ops::Range;
 use serde_json::value::RawValue;
 
 use crate::a2a::model::{Artifact, File, FileContent, Message, Part, Task, TaskState, normalize_base64};
+use crate::files::StoredFile;
 use crate::reply::outcome::{ArtifactRef, ReplyContent, ReplyFile};
 use crate::text::shorten;
 
@@ -221,6 +222,19 @@ impl Collector {
 fn reply_file(file: &File) -> Result<ReplyFile, String> {
     let (url, bytes, size) = match &file.content {
         FileContent::Uri(uri) => (Some(uri.clone()), None, None),
+        FileContent::InStore(content) => {
+            let StoredFile { url, size, sha256, .. } = &content.file;
+            return Ok(ReplyFile {
+                name: file.name.clone(),
+                mime_type: file.media_type.clone(),
+                size: usize::try_from(*size).ok(),
+                sha256: Some(sha256.clone()),
+                url: Some(url.to_string()),
+                bytes: None,
+            });
+        }
+        // Only requests have these.
+        FileContent::Reference(_) | FileContent::FromStore(_) => (None, None, None),
         FileContent::Base64(text) => {
             let (bytes, size) = normalize_base64(text).ok_or_else(|| {
                 let name = file.name.as_deref().unwrap_or("without a name");
@@ -229,7 +243,8 @@ fn reply_file(file: &File) -> Result<ReplyFile, String> {
             (None, Some(bytes), Some(size))
         }
     };
-    Ok(ReplyFile { name: file.name.clone(), mime_type: file.media_type.clone(), size, url, bytes })
+    let (name, mime_type) = (file.name.clone(), file.media_type.clone());
+    Ok(ReplyFile { name, mime_type, size, sha256: None, url, bytes })
 }
 
 /// Matches a pattern in which `*` stands for any text.

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::actions::Actions;
-use super::progress::Progress;
+use super::files::resolve_files;
+use super::progress::{ForwardError, Progress};
 use super::request::{CallOptions, FollowUpAnswer, MessageContent, Meta};
 use super::run::{
     CallRun, DeliveryError, PollSchedule, Polled, Poller, Purpose, RunInput, asks_question, known_task_error,
@@ -17,10 +18,12 @@ use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::Task;
 use crate::a2a::retry::Retries;
+use crate::failpoint;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::TaskRef;
-use crate::state::follow_ups::{Claim, expired};
+use crate::state::follow_ups::{Claim, ClaimResult, expired};
+use crate::state::peers::{InstanceId, Liveness};
 
 /// After the connection of an answer broke: how long a task may still ask before the answer counts as not taken.
 const POLL_AFTER_ANSWER: Duration = Duration::from_secs(30);
@@ -34,12 +37,24 @@ pub(crate) async fn answer(
     options: &CallOptions,
     progress: &mut impl Progress,
 ) -> Reply {
-    // Before the claim: while the agent is unavailable or there is no memory, the id stays valid.
-    let live_agent = actions.live_agent()?;
     let FollowUpAnswer { follow_up_id, parts } = answer;
+    // Before the claim: while the agent is unavailable, there is no memory, or a file cannot be read, the id stays valid.
+    let live_agent = match actions.live_agent() {
+        Ok(live_agent) => live_agent,
+        Err(error) => return answer_without_agent(actions, &follow_up_id, error, options, progress).await,
+    };
+    let parts = resolve_files(parts, actions.timeout(options)).await?;
     let content = MessageContent::new(&actions.memory, parts, &mut Meta::default()).await?;
-    let claim = actions.state.follow_ups.claim(&actions.agent, &follow_up_id).await?;
-    let claim = unless_ended(actions, claim).await?;
+    let claimed = actions.state.follow_ups.claim(&actions.agent, &options.caller, &follow_up_id).await?;
+    failpoint::hit("answer-claimed").await;
+    let claim = match claimed {
+        ClaimResult::Claimed(claim) => match unless_ended(actions, *claim, options).await? {
+            Checked::Open(claim) => *claim,
+            Checked::Elsewhere(to) => return answer_elsewhere(actions, to, options, progress).await,
+        },
+        ClaimResult::Elsewhere(to) => return answer_elsewhere(actions, to, options, progress).await,
+    };
+    failpoint::hit("answer-checked").await;
     let question = claim.question.clone();
     let retries = Retries::new(&actions.agent);
     let input = RunInput {
@@ -47,10 +62,12 @@ pub(crate) async fn answer(
         mode: options.mode,
         skill: question.skill.clone(),
         output_modes: Arc::clone(&question.output_modes),
+        caller: &options.caller,
         trace: &options.trace,
         timeout: actions.timeout(options),
         retries: Some(&retries),
         content,
+        claim: claim.sender(),
         reply_memory: &options.reply_memory,
     };
     let message = OutgoingMessage {
@@ -61,6 +78,7 @@ pub(crate) async fn answer(
         reference_task_ids: &[],
         parts: &[],
         skill_id: question.skill.as_deref(),
+        caller: actions.forwarded_caller(options),
         output_modes: &question.output_modes,
         blocking: true,
         retries: &retries,
@@ -79,23 +97,108 @@ pub(crate) async fn answer(
             claim.mark_expired().await;
             return Err(expired());
         }
+        Err(DeliveryError::NotSent(error)) => {
+            claim.release().await;
+            return Err(error);
+        }
         Err(DeliveryError::Action(error)) => {
             claim.mark_used().await;
             error
         }
     };
     // Agents often quote an answer that they refuse.
-    Err(actions.record_untracked(ActionError { is_private: true, ..error.with_retries(&retries) }).await)
+    let error = ActionError { is_private: true, ..error.with_retries(&retries) };
+    let unpublished = run.recorder.unpublished();
+    Err(actions.record_untracked(error, options, unpublished).await)
 }
 
-/// A question cannot be answered once its task has reached a final state.
-async fn unless_ended(actions: &Actions, claim: Claim) -> Result<Claim, ActionError> {
-    match actions.state.tasks.find(&actions.agent, &claim.question.task_id).await {
-        Ok(Some(record)) if record.state.is_final() => {
+/// The agent of this replica is unavailable, but that of another one may have the question.
+async fn answer_without_agent(
+    actions: &Actions,
+    follow_up_id: &str,
+    error: ActionError,
+    options: &CallOptions,
+    progress: &mut impl Progress,
+) -> Reply {
+    let holder = actions.state.follow_ups.other_holder(&actions.agent, &options.caller, follow_up_id).await;
+    match holder {
+        Some(to) => answer_elsewhere(actions, to, options, progress).await,
+        None => Err(error),
+    }
+}
+
+/// Lets the replica that can reach the task's agent pass the answer on.
+async fn answer_elsewhere(
+    actions: &Actions,
+    to: InstanceId,
+    options: &CallOptions,
+    progress: &mut impl Progress,
+) -> Reply {
+    let unreachable = || {
+        let why = "the replica that runs the agent does not respond";
+        Err(ActionError::unavailable(&actions.agent, Some(why)))
+    };
+    if options.is_forwarded {
+        return unreachable();
+    }
+    match actions.state.peers.liveness(to).await {
+        Liveness::Alive => {}
+        Liveness::Unreachable => return unreachable(),
+        Liveness::Dead => {
+            let message = "the replica that ran the agent is gone, and the task with it";
+            return Err(ActionError::new(Code::TaskLost, message));
+        }
+    }
+    match progress.forward(to).await {
+        Ok(reply) => reply,
+        Err(ForwardError::Gone | ForwardError::Unsupported) => unreachable(),
+        Err(ForwardError::Silent) => {
+            let message =
+                "the replica that runs the agent stopped responding; the agent may have received the answer";
+            Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent())
+        }
+    }
+}
+
+/// Where a question that was claimed can be answered.
+enum Checked {
+    Open(Box<Claim>),
+    Elsewhere(InstanceId),
+}
+
+/// Whether another replica that is alive has asked the question.
+async fn is_with_other_replica(actions: &Actions, claim: &Claim, options: &CallOptions) -> bool {
+    let (peers, owner) = (&actions.state.peers, claim.owner());
+    actions.state.is_shared()
+        && !options.is_forwarded
+        && owner != peers.instance()
+        && peers.liveness(owner).await == Liveness::Alive
+}
+
+/// A question cannot be answered once its task has reached a final state, or asks under another id.
+async fn unless_ended(
+    actions: &Actions,
+    claim: Claim,
+    options: &CallOptions,
+) -> Result<Checked, ActionError> {
+    let (tasks, id) = (&actions.state.tasks, &claim.question.task_id);
+    let found = match tasks.find(&actions.agent, id).await {
+        // The copy of a replica that asked an earlier question may be outdated.
+        Ok(Some(record)) if claim.is_superseded_in(&record) => tasks.find_current(&actions.agent, id).await,
+        found => found,
+    };
+    match found {
+        Ok(Some(record)) if record.state.is_final() || claim.is_superseded_in(&record) => {
             claim.mark_expired().await;
             Err(expired())
         }
-        Ok(_) => Ok(claim),
+        // The replica that asked has not written the task yet. It knows its revision.
+        Ok(None) if is_with_other_replica(actions, &claim, options).await => {
+            let owner = claim.owner();
+            claim.release().await;
+            Ok(Checked::Elsewhere(owner))
+        }
+        Ok(_) => Ok(Checked::Open(Box::new(claim))),
         Err(error) => {
             claim.release().await;
             Err(error)
@@ -110,7 +213,10 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
     let task_ref = run.recorder.task_ref(Some(question.task_id), question.context_id);
     if !may_be_taken(&error) {
         // The agent refused the answer, unless only its response did not fit, or the task no longer exists.
-        let does_not_fit = matches!(error, ClientError::TooLarge { .. } | ClientError::OutOfMemory);
+        let does_not_fit = matches!(
+            error,
+            ClientError::TooLarge { .. } | ClientError::OutOfMemory | ClientError::NotStored(_)
+        );
         match does_not_fit || error.is_task_not_found() {
             true => claim.mark_used().await,
             false => claim.release().await,
@@ -193,6 +299,8 @@ fn may_be_taken(error: &ClientError) -> bool {
         }
         ClientError::Unreachable(_)
         | ClientError::Token(_)
+        | ClientError::NotSent(_)
+        | ClientError::NotStored(_)
         | ClientError::TooLarge { .. }
         | ClientError::OutOfMemory => false,
     }

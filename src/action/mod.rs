@@ -5,8 +5,11 @@
 //! to the front door.
 
 pub(crate) mod actions;
+mod adoption;
 pub(crate) mod assemble;
+mod files;
 pub(crate) mod follow_up;
+mod location;
 pub(crate) mod params;
 pub(crate) mod progress;
 pub(crate) mod request;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::a2a::model::{ArtifactUpdate, TaskState};
+use crate::reply::Reply;
 use crate::reply::outcome::Outcome;
+use crate::state::peers::InstanceId;
 
 #[derive(Debug, Clone)]
 pub(crate) enum ProgressEvent {
@@ -35,6 +37,19 @@ pub(crate) enum Listener {
     Disconnected,
 }
 
+/// Why another replica did not run a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ForwardError {
+    #[error("this front door cannot forward requests")]
+    Unsupported,
+    /// The request did not reach it.
+    #[error("the replica is not connected")]
+    Gone,
+    /// It may have run the request.
+    #[error("the replica stopped responding")]
+    Silent,
+}
+
 /// The front door's side of a call. A slow implementation slows only the reading from the agent.
 pub(crate) trait Progress: Send {
     /// The request is about to run, or was refused; the agent has not been called yet. Not called for a repeated
@@ -52,6 +67,15 @@ pub(crate) trait Progress: Send {
     /// [`ReplyMode::Submit`](super::request::ReplyMode::Submit); the value that the call returns later is ignored.
     fn accepted(&mut self, _: &Arc<Outcome>) -> impl Future<Output = ()> + Send {
         std::future::ready(())
+    }
+
+    /// This replica runs the request, and does not [forward](Self::forward) it.
+    fn runs_here(&mut self) {}
+
+    /// Lets another replica run the request in place of this one, passes its progress to the caller, and returns its
+    /// reply. A front door without a way to do so runs the request here.
+    fn forward(&mut self, _to: InstanceId) -> impl Future<Output = Result<Reply, ForwardError>> + Send {
+        std::future::ready(Err(ForwardError::Unsupported))
     }
 
     /// Sends coalesced events, because the call waits for the agent now.

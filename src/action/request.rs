@@ -11,6 +11,8 @@ use serde_json::value::RawValue;
 use super::params::Template;
 use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{ALLOCATION_OVERHEAD, File, FileContent, Part, normalize_base64};
+use crate::caller::Caller;
+use crate::files::{FileMode, ObjectUrl};
 use crate::json::{self, FirstItems, MAX_FIELDS, RawObject};
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 use crate::offload;
@@ -28,6 +30,8 @@ const MAX_META_STRING: usize = 256;
 /// Content of this size and its copies need no charge (see [`MemoryAccount::cover`]), however many of its characters are
 /// escaped.
 const UNCHARGED: usize = 1 << 10;
+/// The memory of a file that is read while the message is sent: a batch of chunks, and their base64.
+const STREAMED_FILE: usize = 1 << 20;
 
 #[derive(Debug, Clone)]
 pub(crate) struct RequestBody {
@@ -76,6 +80,11 @@ pub(crate) enum ReplyMode {
 pub(crate) struct CallOptions {
     pub mode: ReplyMode,
     pub timeout: Option<Duration>,
+    pub caller: Caller,
+    /// Whether another replica has forwarded the request. It is not forwarded again.
+    pub is_forwarded: bool,
+    /// How files come with the reply.
+    pub files: FileMode,
     /// The trace context for the agent.
     pub trace: TraceContext,
     /// Charges the memory of the reply. It outlives the run of the call: keep a clone until the reply is encoded.
@@ -131,8 +140,9 @@ impl MessageContent {
         let size = parts.iter().map(Part::allocated).sum::<usize>() + ids;
         let count = || parts.iter().map(escapes).sum::<usize>();
         // The content, and two copies of it: the parameters of the call, and the body.
-        let (mut charge, without_escapes) = (None, 3 * size + output_modes);
-        if size + output_modes > UNCHARGED {
+        let streamed = if parts.iter().any(Part::is_streamed) { STREAMED_FILE } else { 0 };
+        let (mut charge, without_escapes) = (None, 3 * size + output_modes + streamed);
+        if size + output_modes + streamed > UNCHARGED {
             account.cover(&mut charge, without_escapes)?;
             let escapes = match size {
                 ..=offload::INLINE => count(),
@@ -185,6 +195,10 @@ impl RequestBody {
     pub(crate) fn new(bytes: Bytes, content_type: Option<&str>) -> Self {
         let media_type = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
         Self { bytes, declared_json: media_type.trim().eq_ignore_ascii_case("application/json") }
+    }
+
+    pub(crate) fn is_declared_json(&self) -> bool {
+        self.declared_json
     }
 
     /// The size in bytes.
@@ -301,8 +315,14 @@ impl FollowUpAnswer {
     /// Parses the body of `provide_required_input`.
     pub(crate) fn parse(body: &RequestBody) -> Result<Self, ActionError> {
         let mut fields = body.fields("`follow_up_id` and `user_response`")?;
-        let follow_up_id = fields.require_string("follow_up_id")?;
-        let mut parts = vec![Part::Text(fields.require_string("user_response")?)];
+        let (id, response) = (fields.take_string("follow_up_id")?, fields.take_string("user_response")?);
+        let (follow_up_id, response) = match (id, response) {
+            (Some(id), Some(response)) => (id, response),
+            (None, Some(_)) => return Err(missing(["follow_up_id"])),
+            (Some(_), None) => return Err(missing(["user_response"])),
+            (None, None) => return Err(missing(["follow_up_id", "user_response"])),
+        };
+        let mut parts = vec![Part::Text(response)];
         parts.extend(fields.take_files()?.into_iter().map(Part::File));
         fields.finish(["follow_up_id", "user_response", "files"])?;
         Ok(Self { follow_up_id, parts })
@@ -461,8 +481,12 @@ fn file(name: &str, raw: &RawValue) -> Result<File, ActionError> {
     Ok(File { name, media_type, content: FileContent::Base64(bytes) })
 }
 
-/// The agent fetches the file; the bridge does not connect to callers' URLs.
+/// A file in the store, or one at a URL. The agent fetches the latter, unless the configuration says otherwise.
 fn file_by_url(name: &str, text: String) -> Result<File, ActionError> {
+    if let Some(url) = ObjectUrl::parse(&text) {
+        let url = url.map_err(|error| ActionError::invalid(format!("parameter `{name}`: {error}")))?;
+        return Ok(File { name: None, media_type: None, content: FileContent::Reference(url) });
+    }
     let url = url::Url::parse(&text).map_err(|_| wrong(name, "a URL or an object with `bytes`"))?;
     match url.scheme() {
         "http" | "https" => {
@@ -470,10 +494,6 @@ fn file_by_url(name: &str, text: String) -> Result<File, ActionError> {
                 url.path_segments().and_then(|mut path| path.next_back()).filter(|name| !name.is_empty());
             Ok(File { name: file_name.map(str::to_owned), media_type: None, content: FileContent::Uri(text) })
         }
-        "obj" => {
-            let message = format!("parameter `{name}`: `obj://` URLs are not supported yet; send `bytes`");
-            Err(ActionError::invalid(message))
-        }
-        _ => Err(wrong(name, "an http or https URL, or an object with `bytes`")),
+        _ => Err(wrong(name, "an http, https or obj URL, or an object with `bytes`")),
     }
 }

@@ -10,7 +10,7 @@ use crate::a2a::choose::ProbeFailure;
 use crate::a2a::client::ClientError;
 use crate::config;
 use crate::process::child::{Exit, SpawnError};
-use crate::text::{duration, error_chain};
+use crate::text::{duration, error_chain, seconds};
 
 const KILLED: &str = "another process killed it, most often the kernel because memory ran out: check `dmesg` and the \
                       memory limit of the service or container";
@@ -101,13 +101,13 @@ impl Diagnosis {
         } else {
             "check its last output, or run its `command` by hand in the same directory with the same environment"
         };
-        Self::new(format!("the agent {exit} after {}, before it served a card", duration(after)), advice)
+        Self::new(format!("the agent {exit} after {}, before it served a card", seconds(after)), advice)
             .shortly(short_exit(exit))
     }
 
     pub(super) fn exit(exit: Exit, after: Duration) -> Self {
         let why = if exit.is_killed() { KILLED } else { CHECK_OUTPUT };
-        Self::new(format!("the agent {exit} after {}", duration(after)), format!("{why}{RESTARTING}"))
+        Self::new(format!("the agent {exit} after {}", seconds(after)), format!("{why}{RESTARTING}"))
             .shortly(short_exit(exit))
     }
 

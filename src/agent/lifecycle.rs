@@ -36,7 +36,7 @@ use super::status::{AgentState, AgentStatus, KnownCard};
 use crate::config::{self, Restart};
 use crate::process::child::Exit;
 use crate::process::restart::{Backoff, RestartBudget};
-use crate::text::error_chain;
+use crate::text::{error_chain, millis};
 
 /// First and maximum back-off before a restart of a launched agent.
 const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -556,12 +556,13 @@ impl Lifecycle {
         }
         let delay = self.backoff.next_delay();
         // Log a repeated problem at debug level only.
-        if ready_for.is_zero() && self.last_logged_problem == problem.text {
-            tracing::debug!(agent = %self.name, reason = problem.text, ?delay, "agent still unavailable");
+        if ready_for.is_zero() && self.last_logged_problem == problem.short {
+            tracing::debug!(agent = %self.name, reason = problem.text, delay_ms = millis(delay), "agent still unavailable");
         } else {
-            tracing::warn!(agent = %self.name, reason = problem.text, ?delay, "agent unavailable; retrying");
+            tracing::warn!(agent = %self.name, reason = problem.text, delay_ms = millis(delay), "agent unavailable; retrying");
         }
-        self.last_logged_problem.clone_from(&problem.text);
+        // The short form: the long one has durations, which differ each time.
+        self.last_logged_problem.clone_from(&problem.short);
         Phase::BackingOff { until: Instant::now() + delay, next_try: SystemTime::now() + delay, problem }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::FutureExt as _;
 use futures_util::future::OptionFuture;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
@@ -22,7 +23,7 @@ use crate::config::{AgentConfig, AgentLimits};
 use crate::process::child::{Child, Limits, ProcessHost, Spec};
 use crate::process::credentials::Account;
 use crate::process::output::{Level, Line, Stream};
-use crate::text::shorten;
+use crate::text::{millis, shorten};
 
 /// Output lines that the log repeats when an agent exits.
 const LAST_LINES: usize = 3;
@@ -290,10 +291,12 @@ impl Supervisor {
     async fn stop_process(&mut self) -> AgentEvent {
         let StartedAgent { start, child, first_line, .. } = self.started.take().expect(STARTED);
         let child = child.expect("an attached agent never enters Exiting");
-        let began = Instant::now();
+        // How long a process takes to exit matters only if it was asked to.
+        let began = child.wait().now_or_never().is_none().then(Instant::now);
         let exit = child.stop(start.config.stop_grace, &self.skip_grace).await;
         let _ = tokio::time::timeout(LAST_OUTPUT_TIMEOUT, self.agent.output.read_to_end()).await;
-        tracing::info!(agent = %self.agent.name, took = ?began.elapsed(), "agent {exit}{}", self.last_output(first_line));
+        let took_ms = began.map(|began| millis(began.elapsed()));
+        tracing::info!(agent = %self.agent.name, took_ms, "agent {exit}{}", self.last_output(first_line));
         AgentEvent::TreeExited { exit, last_line: self.telling_line(first_line) }
     }
 

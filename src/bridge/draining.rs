@@ -14,6 +14,7 @@ use crate::agent::{Agent, Predecessors};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::config::{self, Port};
 use crate::metrics::Metrics;
+use crate::text::millis;
 
 #[derive(Debug)]
 pub(super) struct DrainingAgents {
@@ -54,7 +55,7 @@ impl DrainingAgents {
                 () = served.calls.wait() => {}
                 () = ending.cancelled() => served.finish_calls(grace).await,
             }
-            tracing::debug!(agent = %served.agent.name, took = ?began.elapsed(), "calls with the previous settings drained");
+            tracing::debug!(agent = %served.agent.name, took_ms = millis(began.elapsed()), "calls with the previous settings drained");
             drop(tracked);
         });
     }
@@ -84,7 +85,7 @@ impl DrainingAgents {
             }
             lock(&agents).retain(|agent| !agent.is(&served.agent));
             let (agent, replaced) = (&served.agent.name, successor.is_some());
-            tracing::info!(%agent, took = ?began.elapsed(), replaced, "agent drained");
+            tracing::info!(%agent, took_ms = millis(began.elapsed()), replaced, "agent drained");
             drop(tracked);
         });
     }

@@ -8,8 +8,10 @@ use tokio_util::task::TaskTracker;
 use crate::action::actions::CallShutdown;
 use crate::agent::Agent;
 use crate::bus::agent_protocol::AgentProtocol;
+use crate::bus::peers::PeerService;
 use crate::bus::publication::Publication;
 use crate::bus::stoppable_task::StoppableTask;
+use crate::text::millis;
 
 /// How long interrupted calls may take to cancel their tasks and to reply.
 const LAST_REPLIES_TIMEOUT: Duration = Duration::from_secs(4);
@@ -20,6 +22,7 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct ServedAgent {
     pub(super) agent: Agent,
     pub(super) publication: Publication,
+    pub(super) peer_service: PeerService,
     pub(super) control: StoppableTask,
     pub(super) agent_protocol: Option<AgentProtocol>,
     pub(super) calls: TaskTracker,
@@ -41,6 +44,7 @@ impl ServedAgent {
     /// Removes the agent from NATS without losing a request, and announces that in the registry. Does not wait long for
     /// a server that takes no messages.
     pub(super) async fn withdraw(&self) {
+        self.peer_service.withdraw();
         let agent_protocol = async {
             if let Some(agent_protocol) = &self.agent_protocol {
                 agent_protocol.withdraw().await;
@@ -53,7 +57,7 @@ impl ServedAgent {
         };
         if tokio::time::timeout(WITHDRAW_TIMEOUT, withdraw).await.is_err() {
             let agent = &self.agent.name;
-            tracing::warn!(%agent, timeout = ?WITHDRAW_TIMEOUT, "could not remove the agent from NATS in time; it may stay listed until the connection closes");
+            tracing::warn!(%agent, timeout_ms = millis(WITHDRAW_TIMEOUT), "could not remove the agent from NATS in time; it may stay listed until the connection closes");
         }
     }
 

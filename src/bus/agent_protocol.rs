@@ -41,6 +41,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use self::prompt::{MAX_QUESTIONS, PromptEndpoint};
+use super::encoded_reply::EncodedReply;
 use super::outbox::Outbox;
 use super::per_card::PerCard;
 use super::publication::{BRIDGE, MAX_DESCRIPTION, publish_if_connected};
@@ -204,6 +205,7 @@ impl Registrar {
         let prompt = EndpointInfo {
             name: "prompt".to_owned(),
             subject: self.prompts.protocol_subjects.subject("prompt"),
+            gateway_subject: None,
             metadata: BTreeMap::from([
                 ("max_payload".to_owned(), size_limit(max_payload)),
                 ("attachments_ok".to_owned(), "true".to_owned()),
@@ -223,6 +225,7 @@ impl Registrar {
         let status = EndpointInfo {
             name: "status".to_owned(),
             subject: self.prompts.protocol_subjects.subject("status"),
+            gateway_subject: None,
             metadata: BTreeMap::new(),
         };
         // The handler needs the id of the service, so this endpoint is published after the start.
@@ -258,18 +261,25 @@ impl Registrar {
         let agent = Arc::clone(&self.prompts.dispatcher.agent().name);
         let (subjects, instance_id) = (self.prompts.protocol_subjects.clone(), instance_id.to_owned());
         let permits = Arc::new(Semaphore::new(MAX_STATUS_REQUESTS));
-        Arc::new(move |ServiceRequest { message, accounting }| {
+        Arc::new(move |ServiceRequest { message, caller, accounting }| {
             let Some(to) = message.reply else { return };
             let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
                 return accounting.fail(429, "too many requests at the same time");
             };
             let (client, agent) = (client.clone(), Arc::clone(&agent));
-            let heartbeat = heartbeat(&subjects, &instance_id);
+            let reply = match caller {
+                Ok(_) => EncodedReply::from_body(heartbeat(&subjects, &instance_id)),
+                Err(error) => EncodedReply::new(&Err(error), client.max_payload(), 0),
+            };
             tasks.spawn(async move {
-                if let Err(error) = client.publish(to, heartbeat).await {
+                let published = match reply.headers {
+                    Some(headers) => client.publish_with_headers(to, headers, reply.body).await,
+                    None => client.publish(to, reply.body).await,
+                };
+                if let Err(error) = published {
                     tracing::warn!(%agent, error = error_chain(&error), "cannot reply to a status request");
                 }
-                accounting.succeed();
+                accounting.end(reply.error);
                 drop(permit);
             });
         })

@@ -171,11 +171,7 @@ impl Action {
             skill: Arc::new(called_skill),
             name: shorten(name, MAX_NAME),
             description: shorten(description, MAX_DESCRIPTION),
-            endpoint: EndpointInfo {
-                name: token.to_string(),
-                subject: subjects.action(agent, &token),
-                metadata,
-            },
+            endpoint: endpoint(token.to_string(), subjects.action(agent, &token), subjects, metadata),
             token,
         }
     }
@@ -262,12 +258,18 @@ impl BuiltInAction {
                 json!({}),
             ),
         };
-        EndpointInfo {
-            name: self.name().to_owned(),
-            subject,
-            metadata: metadata(title, description, &params),
-        }
+        endpoint(self.name().to_owned(), subject, subjects, metadata(title, description, &params))
     }
+}
+
+/// An endpoint that gateways can call, too.
+fn endpoint(
+    name: String,
+    subject: String,
+    subjects: &Subjects,
+    metadata: BTreeMap<String, String>,
+) -> EndpointInfo {
+    EndpointInfo { name, gateway_subject: subjects.gateway(&subject), subject, metadata }
 }
 
 fn metadata(name: &str, description: &str, params: &Value) -> BTreeMap<String, String> {

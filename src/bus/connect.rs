@@ -1,6 +1,7 @@
 //! The connection to NATS: options, and log messages about its state.
 
 pub(crate) mod credentials;
+pub(crate) mod events;
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -8,9 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::credentials::NatsCredentials;
+use self::events::ConnectionEvents;
 use crate::config;
 use crate::telemetry::log_limit::LogLimit;
-use crate::text::{duration, error_chain};
+use crate::text::{error_chain, millis};
 use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event};
 
 /// How long [`FirstConnection::FailFast`] retries.
@@ -19,6 +21,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 /// The client considers a connection dead after two intervals of silence.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
+/// Errors of the server that are logged within a minute: as many as a user without any permissions causes at the start.
+const MAX_SERVER_ERRORS: u32 = 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -58,6 +62,7 @@ pub(crate) async fn connect(
     credentials: &Arc<NatsCredentials>,
     max_waiting: usize,
     first: FirstConnection,
+    events: &Arc<ConnectionEvents>,
 ) -> Result<Client, ConnectError> {
     check_tls_files(settings)?;
     let servers: Vec<String> = settings.url.iter().map(config::without_user_info).collect();
@@ -66,14 +71,20 @@ pub(crate) async fn connect(
     let failures = LogLimit::default();
     let (mut backoff, max_backoff) = BACKOFF;
     loop {
-        let options = options(settings, credentials).max_queued_bytes(max_waiting);
+        let (log, events) = (EventLog::default(), Arc::clone(events));
+        let options =
+            options(settings, credentials).max_queued_bytes(max_waiting).event_callback(move |event| {
+                log.log(&event);
+                events.observe(&event);
+                std::future::ready(())
+            });
         let source = match options.connect(&settings.url).await {
             Ok(client) => {
                 let info = client.server_info();
                 tracing::info!(
                     server = %info.server_name,
                     version = %info.version,
-                    after = %duration(began.elapsed()),
+                    after_ms = millis(began.elapsed()),
                     "connected to NATS"
                 );
                 return Ok(client);
@@ -90,7 +101,7 @@ pub(crate) async fn connect(
             tracing::warn!(
                 servers,
                 error = error_chain(&source),
-                after = %duration(began.elapsed()),
+                after_ms = millis(began.elapsed()),
                 "cannot connect to NATS (`nats.url`); retrying (logged once a minute)"
             );
         }
@@ -99,18 +110,13 @@ pub(crate) async fn connect(
     }
 }
 
-/// The connection options, without the URLs.
+/// The connection options, without the URLs and without a callback for events.
 pub(crate) fn options(settings: &config::NatsConfig, credentials: &Arc<NatsCredentials>) -> ConnectOptions {
-    let log = Arc::new(EventLog::default());
     let mut options = credentials
-        .options(settings)
+        .options()
         .name(concat!("a2a-bridge/", env!("CARGO_PKG_VERSION")))
         .ping_interval(PING_INTERVAL)
-        .custom_inbox_prefix(&settings.inbox_prefix)
-        .event_callback(move |event| {
-            log.log(&event);
-            std::future::ready(())
-        });
+        .custom_inbox_prefix(&settings.inbox_prefix);
     if let Some(tls) = &settings.tls {
         options = options.require_tls(tls.required);
         if let Some(ca) = &tls.ca {
@@ -142,13 +148,26 @@ fn check_tls_files(settings: &config::NatsConfig) -> Result<(), ConnectError> {
     Ok(())
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct EventLog {
     /// When the connection was lost; `None` while there is one.
     down_since: Mutex<Option<Instant>>,
     refused: LogLimit,
     malformed: LogLimit,
     lost: LogLimit,
+    server_errors: LogLimit,
+}
+
+impl Default for EventLog {
+    fn default() -> Self {
+        Self {
+            down_since: Mutex::default(),
+            refused: LogLimit::default(),
+            malformed: LogLimit::default(),
+            lost: LogLimit::default(),
+            server_errors: LogLimit::per_minute(MAX_SERVER_ERRORS),
+        }
+    }
 }
 
 impl EventLog {
@@ -157,7 +176,7 @@ impl EventLog {
         match event {
             Event::Connected => match down_since.take() {
                 Some(since) => {
-                    tracing::info!(outage = %duration(since.elapsed()), "NATS connection is up again");
+                    tracing::info!(outage_ms = millis(since.elapsed()), "NATS connection is up again");
                 }
                 None => tracing::debug!("NATS connection is up"),
             },
@@ -177,7 +196,12 @@ impl EventLog {
                     );
                 }
             }
-            Event::ServerError(error) => tracing::warn!(%error, "NATS server error"),
+            // One event for each denied message. A caller may choose the subjects of replies.
+            Event::ServerError(error) => {
+                if let Some(errors) = self.server_errors.add(Instant::now()) {
+                    tracing::warn!(%error, errors, "NATS server error");
+                }
+            }
             Event::ClientError(ClientError::MalformedMessage(reason)) => {
                 if self.malformed.add(Instant::now()).is_some() {
                     tracing::warn!(
@@ -210,6 +234,11 @@ fn is_unreachable(error: &ClientError) -> bool {
 /// forwards such messages; see `vendor/README.md`.
 pub(crate) fn malformed_messages(client: &Client) -> u64 {
     client.statistics().in_malformed.load(Ordering::Relaxed)
+}
+
+/// How often the client has connected again after it had lost the connection.
+pub(crate) fn reconnects(client: &Client) -> u64 {
+    client.statistics().connects.load(Ordering::Relaxed).saturating_sub(1)
 }
 
 #[cfg(test)]
@@ -251,7 +280,7 @@ mod tests {
         assert_eq!(lines.len(), 2, "{text}");
         assert!(lines[0].contains("INFO") && lines[0].contains("NATS connection is down"), "{text}");
         assert!(lines[1].contains("INFO") && lines[1].contains("NATS connection is up again"), "{text}");
-        assert!(lines[1].contains("outage="), "{text}");
+        assert!(lines[1].contains("outage_ms="), "{text}");
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! | --- | --- | --- |
 //! | `show` | `instance` (optional) | an [`AgentReport`] |
 //! | `start`, `stop`, `restart` | `instance` (optional) | an [`AgentReport`] when the command has succeeded or failed, after ten seconds at the latest (`stop`: ten seconds after the grace period); `restart` of an attached agent is an error |
-//! | `logs` | [`LogsRequest`] | one [`LogsReply`]; with `follow_s` more of them as lines arrive, until `more` is false |
+//! | `tasks` | `instance`, `limit` (optional, 1 to 500) | a [`TasksReply`]: the tasks that this bridge has seen, the newest first; if there are more, open ones take precedence |
+//! | `logs` | [`ControlRequest`]: `instance`, `lines`, `from`, `follow_s` | one [`LogsReply`]; with `follow_s` more of them as lines arrive, until `more` is false |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,9 +29,10 @@ use super::stoppable_task::StoppableTask;
 use super::subject::{ReplyGuard, Subjects, Token};
 use crate::agent::{Agent, AgentCommand, AgentState};
 use crate::background::{BackgroundTasks, OnPanic};
-use crate::json::to_bytes;
+use crate::json::{first_that_fit, to_bytes};
 use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
+use crate::state::State;
 use crate::text::{Timestamp, error_chain, shorten};
 
 /// Maximum number of concurrent requests, including those that follow logs.
@@ -39,6 +41,10 @@ const MAX_CONCURRENT: usize = 16;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time that one request follows logs.
 const MAX_FOLLOW: Duration = Duration::from_secs(60);
+/// Maximum number of tasks in a list.
+const MAX_TASKS: usize = 500;
+/// Digits of a count.
+const COUNT_DIGITS: usize = 20;
 /// Number of output lines in a report.
 const REPORT_LINES: usize = 10;
 
@@ -111,7 +117,8 @@ pub struct CardSummary {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, expecting = "an object")]
-pub(crate) struct LogsRequest {
+pub(crate) struct ControlRequest {
+    /// Only this instance obeys and answers.
     pub instance: Option<String>,
     /// Number of most recent lines; all that are kept if absent.
     pub lines: Option<usize>,
@@ -119,6 +126,34 @@ pub(crate) struct LogsRequest {
     pub from: u64,
     /// Seconds, at most 60, for which to send further lines as they arrive.
     pub follow_s: u64,
+    /// Maximum number of tasks to list.
+    pub limit: Option<usize>,
+}
+
+/// The tasks of one agent at one bridge.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
+pub(crate) struct TasksReply {
+    pub agent: String,
+    pub instance: String,
+    pub tasks: Vec<TaskSummary>,
+    /// Number of further tasks, for which there was no room.
+    pub left_out: usize,
+}
+
+/// A task without what was said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
+pub(crate) struct TaskSummary {
+    pub id: String,
+    /// The last state that the bridge has seen; `unknown` if it no longer tracks the task.
+    pub state: String,
+    /// Whether the task runs or waits for an answer.
+    pub open: bool,
+    pub submitted: bool,
+    pub skill: Option<String>,
+    pub context_id: Option<String>,
+    pub updated: Timestamp,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,19 +183,22 @@ pub(crate) async fn subscribe(
 pub(crate) fn start(
     requests: Subscriber,
     agent: Agent,
+    state: Arc<State>,
     instance: String,
     context: &ServiceContext,
     tasks: &BackgroundTasks,
 ) -> StoppableTask {
     StoppableTask::spawn(tasks, "control", |stop| {
         let outbox = Outbox::one_at_a_time(context.client.clone(), context.confirmations.clone());
-        let controller = Controller { agent, instance, guard: Arc::clone(&context.guard), outbox, stop };
+        let controller =
+            Controller { agent, state, instance, guard: Arc::clone(&context.guard), outbox, stop };
         Arc::new(controller).run(requests, tasks.clone())
     })
 }
 
 struct Controller {
     agent: Agent,
+    state: Arc<State>,
     instance: String,
     guard: Arc<ReplyGuard>,
     outbox: Outbox,
@@ -194,8 +232,8 @@ impl Controller {
     }
 
     async fn answer(&self, message: &Message, reply: Subject) -> Result<(), ActionError> {
-        let request: LogsRequest = match message.payload.as_ref() {
-            b"" => LogsRequest::default(),
+        let request: ControlRequest = match message.payload.as_ref() {
+            b"" => ControlRequest::default(),
             body => serde_json::from_slice(body).map_err(|error| {
                 ActionError::invalid(format!("invalid body: {}", shorten(&error.to_string(), 300)))
             })?,
@@ -215,8 +253,9 @@ impl Controller {
             }
             "restart" => self.command(AgentCommand::Restart, reply).await,
             "logs" => self.send_logs(&request, reply).await,
+            "tasks" => self.send_tasks(&request, reply).await,
             _ => {
-                let text = "unknown command; use one of `show`, `start`, `stop`, `restart`, `logs`";
+                let text = "unknown command; use one of `show`, `start`, `stop`, `restart`, `tasks`, `logs`";
                 return Err(ActionError::invalid(text));
             }
         }
@@ -247,7 +286,7 @@ impl Controller {
         self.send(reply, &report(&self.agent, &self.instance)).await;
     }
 
-    async fn send_logs(&self, request: &LogsRequest, reply: Subject) {
+    async fn send_logs(&self, request: &ControlRequest, reply: Subject) {
         let output = &self.agent.output;
         let until = Instant::now() + Duration::from_secs(request.follow_s).min(MAX_FOLLOW);
         let mut lines = output.tail(request.from, request.lines.unwrap_or(usize::MAX));
@@ -277,6 +316,33 @@ impl Controller {
                 lines = output.tail(next, usize::MAX);
             }
         }
+    }
+
+    async fn send_tasks(&self, request: &ControlRequest, reply: Subject) {
+        let limit = request.limit.unwrap_or(MAX_TASKS).min(MAX_TASKS);
+        let (tasks, left_out) = self.state.tasks.list(&self.agent.name, limit).await;
+        let tasks = tasks.into_iter().map(|task| TaskSummary {
+            id: task.id,
+            state: task.state,
+            open: task.is_open,
+            submitted: task.is_submitted,
+            skill: task.skill.as_deref().map(str::to_owned),
+            context_id: task.context_id,
+            updated: Timestamp(task.seen_at),
+        });
+        let tasks: Vec<_> = tasks.collect();
+        let mut list = TasksReply {
+            agent: self.agent.name.to_string(),
+            instance: self.instance.clone(),
+            tasks: Vec::new(),
+            left_out,
+        };
+        // Ids are chosen by agents and callers, and may be long. The count of what is left out needs a few bytes more.
+        let used = to_bytes(&list).len() + COUNT_DIGITS;
+        let count = tasks.len();
+        list.tasks = first_that_fit(tasks, used, self.outbox.max_payload());
+        list.left_out += count - list.tasks.len();
+        self.send(reply, &list).await;
     }
 
     async fn send(&self, reply: Subject, body: &impl Serialize) -> bool {

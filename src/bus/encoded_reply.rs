@@ -4,11 +4,13 @@ use async_nats::{HeaderMap, HeaderValue, Subject};
 use bytes::Bytes;
 
 use super::outbox::{Outbox, Room};
+use super::reply_files;
+use crate::files::{CallFiles, FileError, FileMode};
 use crate::json;
 use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{Outcome, ReplyContent, TaskRef};
+use crate::reply::outcome::{Outcome, ReplyContent, ReplyFile, TaskRef};
 use crate::text::shorten;
 
 /// Maximum bytes of `Nats-Service-Error`.
@@ -32,16 +34,51 @@ pub(crate) struct EncodedReply {
 }
 
 impl EncodedReply {
-    /// Waits for room in the send window, and encodes a reply as [`EncodedReply::new`] does.
+    /// Waits for room in the send window, and encodes a reply. If the call has a file store, what does not fit goes by
+    /// reference; otherwise, or if the store fails, as in [`EncodedReply::new`].
     pub(crate) async fn prepare(reply: &Reply, outbox: &Outbox, overhead: usize) -> Self {
-        let max_payload = outbox.max_payload();
-        let size = match reply {
+        let Some(files) = CallFiles::current().filter(|files| Self::may_need_store(reply, files, outbox))
+        else {
+            return Self::prepare_inline(reply, outbox, overhead, None).await;
+        };
+        match Box::pin(reply_files::encode(reply, &files, outbox, overhead)).await {
+            Ok(encoded) => encoded,
+            Err(error) => {
+                tracing::debug!(agent = %outbox.agent, %error, "cannot store a reply or its files");
+                Self::prepare_inline(reply, outbox, overhead, Some(&error)).await
+            }
+        }
+    }
+
+    /// Whether a reply may need the file store. Most replies certainly do not.
+    fn may_need_store(reply: &Reply, files: &CallFiles, outbox: &Outbox) -> bool {
+        let needs_store = |file: &ReplyFile| files.mode == FileMode::Reference || file.sha256.is_some();
+        let has_files = reply.as_ref().is_ok_and(|outcome| outcome.content.files.iter().any(needs_store));
+        // Escapes may make each byte six, and the object around the content is small.
+        has_files || Self::estimate(reply).saturating_mul(6) > outbox.max_payload() / 2
+    }
+
+    /// The approximate bytes of a reply, without escapes.
+    pub(super) fn estimate(reply: &Reply) -> usize {
+        match reply {
             Ok(outcome) => outcome.content_length(),
             Err(error) => error.allocated(),
-        };
+        }
+    }
+
+    /// `why` is the reason why the file store did not take what does not fit.
+    async fn prepare_inline(
+        reply: &Reply,
+        outbox: &Outbox,
+        overhead: usize,
+        why: Option<&FileError>,
+    ) -> Self {
+        let max_payload = outbox.max_payload();
+        let size = Self::estimate(reply);
         // Escapes may make each byte six.
         let mut room = outbox.reserve(size.saturating_mul(6).min(max_payload)).await;
-        let encoded = offload::run(&outbox.agent, size, || Self::new(reply, max_payload, overhead)).await;
+        let encoded =
+            offload::run(&outbox.agent, size, || Self::new_because(reply, max_payload, overhead, why)).await;
         if let Some(room) = &mut room {
             room.shrink(encoded.body.len());
         }
@@ -51,22 +88,32 @@ impl EncodedReply {
     /// Encodes a reply. If it does not fit into a message with `overhead` bytes around it, a question becomes
     /// shorter, an error loses its data, and any other reply becomes an error that fits.
     pub(crate) fn new(reply: &Reply, max_payload: usize, overhead: usize) -> Self {
+        Self::new_because(reply, max_payload, overhead, None)
+    }
+
+    /// Encodes a reply that fits. Otherwise returns its size, or at least the minimum.
+    pub(super) fn fitting(reply: &Reply, max_payload: usize, overhead: usize) -> Result<Self, usize> {
         // Encoding content that cannot fit would only cost time and memory.
         let least = match reply {
             Ok(outcome) => outcome.content_length(),
             Err(error) => error.info.a2a_data.as_ref().map_or(0, |data| data.get().len()),
         };
-        let mut size = least;
-        if least <= max_payload {
-            let encoded = match reply {
-                Ok(outcome) => Self::from_body(outcome.to_json()),
-                Err(error) => Self::from_error(error),
-            };
-            size = encoded.size(overhead);
-            if size <= max_payload {
-                return encoded;
-            }
+        if least > max_payload {
+            return Err(least);
         }
+        let encoded = match reply {
+            Ok(outcome) => Self::from_body(outcome.to_json()),
+            Err(error) => Self::from_error(error),
+        };
+        let size = encoded.size(overhead);
+        if size <= max_payload { Ok(encoded) } else { Err(size) }
+    }
+
+    fn new_because(reply: &Reply, max_payload: usize, overhead: usize, why: Option<&FileError>) -> Self {
+        let size = match Self::fitting(reply, max_payload, overhead) {
+            Ok(encoded) => return encoded,
+            Err(size) => size,
+        };
         let (smaller, task) = match reply {
             Ok(outcome) => {
                 let question = shorten_question(outcome, max_payload.saturating_sub(overhead));
@@ -77,7 +124,7 @@ impl EncodedReply {
         };
         match smaller {
             Some(smaller) if smaller.size(overhead) <= max_payload => smaller,
-            _ => Self::too_large(size, task, max_payload, overhead),
+            _ => Self::too_large(size, task, max_payload, overhead, why),
         }
     }
 
@@ -86,12 +133,21 @@ impl EncodedReply {
         if body.len() <= max_payload {
             return Self::from_body(body);
         }
-        Self::too_large(body.len(), None, max_payload, 0)
+        Self::too_large(body.len(), None, max_payload, 0, None)
     }
 
-    fn too_large(size: usize, task: Option<TaskRef>, max_payload: usize, overhead: usize) -> Self {
-        let message =
+    fn too_large(
+        size: usize,
+        task: Option<TaskRef>,
+        max_payload: usize,
+        overhead: usize,
+        why: Option<&FileError>,
+    ) -> Self {
+        let mut message =
             format!("the reply has {size} bytes, but the NATS server accepts at most {max_payload}");
+        if let Some(why) = why {
+            message.push_str(&format!("; {why}"));
+        }
         let mut error = ActionError { task, ..ActionError::new(Code::TooLarge, message) };
         let encoded = Self::from_error(&error);
         if encoded.size(overhead) <= max_payload {

@@ -18,13 +18,16 @@ use self::coalescer::Coalescer;
 use super::encoded_reply::EncodedReply;
 use super::inbox::{Inbox, OVERHEAD, split_first, subscribe_once, typed_body};
 use super::outbox::{Outbox, Room};
+use super::peers::{ForwardableRequest, Link, PEER};
+use super::reply_files;
 use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
-use crate::action::progress::{Listener, Progress, ProgressEvent};
+use crate::action::progress::{ForwardError, Listener, Progress, ProgressEvent};
 use crate::json;
 use crate::offload;
 use crate::reply::Reply;
+use crate::state::peers::InstanceId;
 
-const SEQUENCE: HeaderName = HeaderName::from_static("A2A-Seq");
+pub(super) const SEQUENCE: HeaderName = HeaderName::from_static("A2A-Seq");
 const INSTANCE: HeaderName = HeaderName::from_static("A2A-Instance");
 /// Bytes of a part in addition to its text.
 const PART_OVERHEAD: usize = 16;
@@ -53,6 +56,8 @@ pub(crate) struct FrameWriter {
     started_artifacts: HashSet<Option<String>>,
     cancel_on_disconnect: bool,
     coalescer: Coalescer,
+    /// The request, while another replica may run it.
+    forwardable: Option<Box<ForwardableRequest>>,
 }
 
 #[derive(Serialize)]
@@ -85,7 +90,30 @@ impl FrameWriter {
             started_artifacts: HashSet::new(),
             cancel_on_disconnect,
             coalescer: Coalescer::default(),
+            forwardable: None,
         }
+    }
+
+    /// Lets another replica run the request.
+    pub(super) fn set_forwardable(&mut self, request: Option<Box<ForwardableRequest>>) {
+        self.forwardable = request;
+    }
+
+    /// The frames go to the replica that has forwarded the request.
+    pub(super) fn set_link(&mut self, link: Arc<Link>) {
+        self.inbox.link = Some(link);
+    }
+
+    /// Sends a frame of the replica that runs the request.
+    pub(super) async fn relay(&mut self, frame: Bytes) {
+        self.send(None, frame).await;
+    }
+
+    /// Sends a message that is not for the caller to the replica that has forwarded the request.
+    pub(super) async fn send_to_peer(&mut self, kind: &str, body: Bytes) {
+        let mut headers = HeaderMap::new();
+        headers.insert(PEER, kind);
+        self.inbox.send(None, Some(headers), None, body).await;
     }
 
     /// Sends the last frame and the empty message that ends the stream. Returns the number and the name of
@@ -162,7 +190,7 @@ impl FrameWriter {
     }
 
     /// Sends what the coalescer holds.
-    async fn flush(&mut self) {
+    pub(super) async fn flush(&mut self) {
         for frame in self.coalescer.take() {
             self.send_frame(frame).await;
         }
@@ -182,7 +210,14 @@ impl FrameWriter {
                 let encode = |message| typed_body("state", StateData { state: &state, message });
                 self.send_text(&message, encode).await;
             }
-            ProgressEvent::Artifact { update, .. } => self.send_artifact(&update).await,
+            ProgressEvent::Artifact { mut update, .. } => {
+                let has_file = update.artifact.parts.iter().any(|part| matches!(part, Part::File(_)));
+                if has_file {
+                    let room = self.inbox.data_room();
+                    Box::pin(reply_files::reference_parts(&mut update, &self.inbox.outbox, room)).await;
+                }
+                self.send_artifact(&update).await;
+            }
             ProgressEvent::Response(text) => self.send_text(&text, |text| typed_body("response", text)).await,
         }
     }
@@ -258,6 +293,18 @@ impl Progress for FrameWriter {
     async fn flush(&mut self) {
         self.inbox.is_behind = false;
         self.flush().await;
+    }
+
+    fn runs_here(&mut self) {
+        self.forwardable = None;
+    }
+
+    async fn forward(&mut self, to: InstanceId) -> Result<Reply, ForwardError> {
+        let Some(mut request) = self.forwardable.take() else { return Err(ForwardError::Unsupported) };
+        let reply = Box::pin(request.run(to, Some(self))).await;
+        // It charges the memory of the reply.
+        self.forwardable = Some(request);
+        reply
     }
 
     fn keep_alive_interval(&self) -> Option<Duration> {

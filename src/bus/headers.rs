@@ -4,7 +4,9 @@ use async_nats::{HeaderMap, Message};
 
 use super::frames::FrameSelection;
 use crate::action::request::{CallOptions, ReplyMode, RequestBody};
+use crate::caller::Caller;
 use crate::config::values::parse_capped_duration;
+use crate::files::FileMode;
 use crate::reply::error::ActionError;
 use crate::telemetry::trace_context::{TraceContext, is_valid_traceparent};
 use crate::text::shorten;
@@ -22,14 +24,15 @@ pub(crate) struct Headers {
     pub frames: FrameSelection,
     /// Whether to cancel the task when the caller disconnects.
     pub cancel_on_disconnect: bool,
-    /// Whether `status` and `task` frames precede the reply in mode `final`.
+    /// Whether `status`, `task` and `state` frames precede the reply in mode `final`.
     pub wants_ack: bool,
 }
 
 impl Headers {
-    pub(crate) fn read(message: &Message, trace: TraceContext) -> Result<Self, ActionError> {
+    /// The options of a request of `caller`.
+    pub(crate) fn read(message: &Message, caller: Caller, trace: TraceContext) -> Result<Self, ActionError> {
         let Some(headers) = &message.headers else {
-            return Ok(Self::default());
+            return Ok(Self { options: CallOptions { caller, ..CallOptions::default() }, ..Self::default() });
         };
         let mode = choice(
             headers,
@@ -47,6 +50,11 @@ impl Headers {
         )?;
         let cancel_on_disconnect =
             choice(headers, "A2A-On-Disconnect", &[("continue", false), ("cancel", true)])?;
+        let files = choice(
+            headers,
+            "A2A-Files",
+            &[("inline", FileMode::Inline), ("reference", FileMode::Reference)],
+        )?;
         let wants_ack = choice(headers, "A2A-Ack", &[("no", false), ("yes", true)])?;
         let timeout = header(headers, "A2A-Timeout").map(parse_capped_duration).transpose();
         let timeout = timeout.map_err(|why| ActionError::invalid(format!("header `A2A-Timeout`: {why}")))?;
@@ -55,7 +63,7 @@ impl Headers {
             let message = format!("header `Nats-Msg-Id` is longer than {MAX_KEY} bytes");
             return Err(ActionError::invalid(message));
         }
-        let options = CallOptions { mode, timeout, trace, ..CallOptions::default() };
+        let options = CallOptions { mode, timeout, caller, trace, files, ..CallOptions::default() };
         Ok(Self { options, idempotency_key, frames, cancel_on_disconnect, wants_ack })
     }
 }
@@ -79,6 +87,11 @@ where
 pub(crate) fn wants_stream(message: &Message) -> bool {
     let mode = message.headers.as_ref().and_then(|headers| header(headers, "A2A-Reply"));
     mode.is_some_and(|mode| mode.eq_ignore_ascii_case("stream"))
+}
+
+/// The first value of a header of a message.
+pub(super) fn value<'m>(message: &'m Message, name: &str) -> Option<&'m str> {
+    header(message.headers.as_ref()?, name)
 }
 
 /// The body of a request, with its declared `Content-Type`.

@@ -1,6 +1,7 @@
 //! Sends a streamed reply to the caller's inbox, in order and at the pace of the connection.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use futures_util::poll;
 use serde::Serialize;
 
 use super::outbox::{Outbox, Room};
+use super::peers::Link;
 use crate::json::{json_prefix, to_bytes};
 use crate::text::error_chain;
 
@@ -28,11 +30,13 @@ pub(super) struct Inbox {
     /// Whether a message had to wait because the connection accepts less than the bridge sends. Reset in a pause,
     /// during which the connection can catch up.
     pub(super) is_behind: bool,
+    /// If another replica has forwarded the request: how much of the reply may be on the way to it.
+    pub(super) link: Option<Arc<Link>>,
 }
 
 impl Inbox {
     pub(super) fn new(outbox: Outbox, to: Subject, keep_alive: Duration) -> Self {
-        Self { outbox, to, keep_alive, last_sent: Instant::now(), is_behind: false }
+        Self { outbox, to, keep_alive, last_sent: Instant::now(), is_behind: false, link: None }
     }
 
     pub(super) fn max_payload(&self) -> usize {
@@ -66,6 +70,11 @@ impl Inbox {
     ) {
         self.last_sent = Instant::now();
         let (outbox, to) = (&self.outbox, self.to.clone());
+        if let Some(link) = &self.link
+            && !notice_wait(&mut self.is_behind, Box::pin(link.pass(body.len()))).await
+        {
+            return;
+        }
         let sending = async {
             match room {
                 Some(room) => outbox.publish_in(Some(room), to, headers, reply, body).await,

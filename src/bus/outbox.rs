@@ -17,7 +17,7 @@
 mod confirmations;
 mod congestion;
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_nats::{Client, HeaderMap, PublishError, Subject};
@@ -49,6 +49,8 @@ pub(crate) struct Outbox {
     shared: Option<Shared>,
     /// Without them, a message leaves the window when it is written to the connection.
     confirmations: Option<Arc<Confirmations>>,
+    /// Counts the bytes of the messages of one request.
+    sent: Option<Arc<AtomicU64>>,
 }
 
 #[derive(Debug)]
@@ -137,7 +139,14 @@ impl Outbox {
             last_wait: Arc::default(),
         };
         let window = Arc::new(Window::new(WINDOW));
-        Self { client, agent: Arc::clone(&memory.agent), window, shared: Some(shared), confirmations }
+        Self {
+            client,
+            agent: Arc::clone(&memory.agent),
+            window,
+            shared: Some(shared),
+            confirmations,
+            sent: None,
+        }
     }
 
     /// With room for the messages of a test, which are never sent.
@@ -149,6 +158,7 @@ impl Outbox {
             window: Arc::new(Window::new(8 << 20)),
             shared: None,
             confirmations: None,
+            sent: None,
         }
     }
 
@@ -161,7 +171,13 @@ impl Outbox {
 
     /// Lets messages wait for each other, so that the server has confirmed all but one of them.
     pub(super) fn one_at_a_time(client: Client, confirmations: Option<Arc<Confirmations>>) -> Self {
-        Self { client, agent: "".into(), window: Arc::new(Window::new(1)), shared: None, confirmations }
+        let window = Arc::new(Window::new(1));
+        Self { client, agent: "".into(), window, shared: None, confirmations, sent: None }
+    }
+
+    /// The same outbox for the messages of one request, whose bodies it adds to `sent`.
+    pub(super) fn counting(&self, sent: Option<Arc<AtomicU64>>) -> Self {
+        Self { sent, ..self.clone() }
     }
 
     pub(super) fn max_payload(&self) -> usize {
@@ -195,6 +211,9 @@ impl Outbox {
         reply: Option<Subject>,
         body: Bytes,
     ) -> Result<(), PublishError> {
+        if let Some(sent) = &self.sent {
+            sent.fetch_add(body.len() as u64, Relaxed);
+        }
         let confirmations = match self.confirmations.as_deref() {
             Some(confirmations) if confirmations.arrive().await => Some(confirmations),
             _ => None,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 
+use async_nats::HeaderMap;
 use async_nats::connection::State as Connection;
 use bytes::Bytes;
 use serde::Serialize;
@@ -15,6 +16,7 @@ use super::actions::{self, Target};
 use super::catalog::{BuiltInAction, Catalog, RegistryEntry};
 use super::encoded_reply::EncodedReply;
 use super::outbox::Outbox;
+use super::peers::Forwarder;
 use super::service::{
     MAX_VERSION, Service, ServiceContext, ServiceError, ServiceInfo, new_id, semver_or_zero,
 };
@@ -24,12 +26,16 @@ use crate::action::actions::TaskUpdate;
 use crate::agent::{Agent, AgentState, AgentStatus};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::dispatch::Dispatcher;
+use crate::files::CallFiles;
 use crate::json::{first_that_fit, to_bytes};
+use crate::reply;
 use crate::text::{Timestamp, error_chain, shorten};
 
 const QUEUE_GROUP: &str = "a2a";
 /// The registry entry is published at least this often.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(15);
+/// Maximum bytes of the headers of a task update.
+const UPDATE_HEADERS: usize = 64;
 /// Maximum bytes of the description of a service.
 pub(super) const MAX_DESCRIPTION: usize = 2048;
 /// Maximum bytes of an error in metadata; the registry entry has the whole text.
@@ -54,24 +60,28 @@ impl Publication {
         context: &ServiceContext,
         outbox: &Outbox,
         subjects: &Subjects,
+        forwarder: Arc<Forwarder>,
         tasks: &BackgroundTasks,
     ) -> Result<Self, ServiceError> {
+        let bridge_instance: Arc<str> = forwarder.instance().simple().to_string().into();
         let agent = dispatcher.agent();
         let token = Token::new(&agent.name);
         let instance: Arc<str> = new_id().into();
         let built_ins = BuiltInAction::ALL
             .iter()
             .map(|&built_in| {
-                let handler = actions::handler(&dispatcher, outbox, &instance, Target::BuiltIn(built_in));
+                let handler =
+                    actions::handler(&dispatcher, outbox, &instance, &forwarder, Target::BuiltIn(built_in));
                 (built_in.endpoint(subjects, &token), handler)
             })
             .collect();
-        let info = service_info(agent, &agent.status.borrow(), &Catalog::default());
+        let info = service_info(agent, &bridge_instance, &agent.status.borrow(), &Catalog::default());
         let service = Service::start(context, token.clone(), &instance, QUEUE_GROUP, info, built_ins).await?;
         let registration = Arc::new(AgentRegistration {
             outbox: Outbox::one_at_a_time(context.client.clone(), context.confirmations.clone()),
             subject: subjects.registry(&token),
             agent: Arc::clone(&agent.name),
+            bridge_instance,
             service,
             first_published: CancellationToken::new(),
             announce: Arc::default(),
@@ -80,7 +90,8 @@ impl Publication {
         tasks.spawn("task updates", OnPanic::StopBridge, updates);
         let subjects = subjects.clone();
         let (outbox, own) = (outbox.clone(), Arc::clone(&registration));
-        let publisher = Publisher { token, subjects, dispatcher, outbox, instance, registration: own };
+        let publisher =
+            Publisher { token, subjects, dispatcher, outbox, instance, forwarder, registration: own };
         let publisher = StoppableTask::spawn(tasks, "publication", |stop| async move {
             // Also ends an announcement that waits for the connection.
             stop.run_until_cancelled(publisher.run()).await;
@@ -122,6 +133,7 @@ struct Publisher {
     dispatcher: Arc<Dispatcher>,
     outbox: Outbox,
     instance: Arc<str>,
+    forwarder: Arc<Forwarder>,
     registration: Arc<AgentRegistration>,
 }
 
@@ -162,13 +174,19 @@ impl Publisher {
         for warning in &catalog.warnings {
             tracing::warn!(agent = %agent.name, "{warning}");
         }
-        self.registration.service.describe(service_info(agent, status, &catalog));
+        self.registration.service.describe(service_info(
+            agent,
+            &self.registration.bridge_instance,
+            status,
+            &catalog,
+        ));
         let endpoints = catalog
             .actions
             .iter()
             .map(|action| {
                 let target = Target::Skill(Arc::clone(action));
-                let handler = actions::handler(&self.dispatcher, &self.outbox, &self.instance, target);
+                let Self { dispatcher, outbox, instance, forwarder, .. } = self;
+                let handler = actions::handler(dispatcher, outbox, instance, forwarder, target);
                 (action.endpoint.clone(), handler)
             })
             .collect();
@@ -186,18 +204,29 @@ async fn publish_updates(
     agent: Token,
     mut updates: mpsc::Receiver<TaskUpdate>,
 ) {
-    while let Some(TaskUpdate { task_id, reply, charge: _charge }) = updates.recv().await {
+    while let Some(update) = updates.recv().await {
+        let TaskUpdate { task_id, reply, revision, caller, charge: _charge, files } = update;
+        // Others than the caller may receive it.
+        let reply = if caller.is_verified() { reply::without_content(&reply) } else { reply };
         let subject = subjects.task(&agent, &Token::new(&task_id));
-        let mut encoded = EncodedReply::prepare(&reply, &outbox, 0).await;
+        let mut encoded =
+            CallFiles::scope(files, EncodedReply::prepare(&reply, &outbox, UPDATE_HEADERS)).await;
         // Error headers are for replies only.
-        encoded.headers = None;
+        let mut headers = HeaderMap::new();
+        headers.insert("A2A-Revision", revision.to_string());
+        encoded.headers = Some(headers);
         if let Err(error) = encoded.send(&outbox, subject.into()).await {
             tracing::warn!(%agent, task_id, error = error_chain(&error), "cannot publish a task update");
         }
     }
 }
 
-fn service_info(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> ServiceInfo {
+fn service_info(
+    agent: &Agent,
+    bridge_instance: &str,
+    status: &AgentStatus,
+    catalog: &Catalog,
+) -> ServiceInfo {
     let mut metadata = BTreeMap::new();
     let mut insert = |key: &str, value: &str| metadata.insert(key.to_owned(), value.to_owned());
     insert("bridge", BRIDGE);
@@ -212,6 +241,7 @@ fn service_info(agent: &Agent, status: &AgentStatus, catalog: &Catalog) -> Servi
         insert("a2a.reason", &shorten(reason, MAX_ERROR));
     }
     insert("a2a.bridge_id", bridge_id());
+    insert("bridge_instance", bridge_instance);
     let (mut version, mut description) = ("0.0.0", String::new());
     if let Some(known) = &status.known {
         let dialect = known.interface.dialect;
@@ -261,6 +291,8 @@ struct AgentRegistration {
     outbox: Outbox,
     subject: String,
     agent: Arc<str>,
+    /// Identifies this process, for all of its agents.
+    bridge_instance: Arc<str>,
     service: Arc<Service>,
     /// Cancelled when the agent's first state is published.
     first_published: CancellationToken,
@@ -274,6 +306,7 @@ struct Announcement<'a> {
     since: Timestamp,
     instance: &'a str,
     bridge: &'static str,
+    bridge_instance: &'a str,
     actions: Vec<RegistryEntry<'a>>,
     /// Number of published actions that are not in `actions` because they do not fit into a message.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -308,6 +341,7 @@ impl AgentRegistration {
             since: Timestamp(since),
             instance: self.service.id(),
             bridge: BRIDGE,
+            bridge_instance: &self.bridge_instance,
             actions,
             actions_left_out: if_any(left_out),
             skills_left_out: if_any(catalog.skills_left_out),

@@ -2,7 +2,8 @@
 //!
 //! A [`Service`] passes requests to the handlers of its endpoints. The [`responder`], which all services on the
 //! connection share, answers `$SRV.PING`, `INFO` and `STATS` for it. Permanent endpoints exist as long as the service; the others are published as one set, which
-//! replaces the previous set. The handlers decide what a request means and how to answer it;
+//! replaces the previous set. An endpoint may have a second subject, for gateways: it comes and goes with the endpoint,
+//! and its requests count in the same statistics. The handlers decide what a request means and how to answer it;
 //! [`subject`](super::subject) decides which subjects exist.
 //!
 //! # Why not the library's service layer
@@ -26,6 +27,7 @@
 
 mod discovery;
 mod endpoint;
+mod latency;
 mod request;
 mod responder;
 mod round_trip;
@@ -34,7 +36,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
-use async_nats::{Client, SubscribeError, Subscriber};
+use async_nats::{Client, SubscribeError};
 use bytes::Bytes;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinError;
@@ -44,13 +46,17 @@ use tracing::{debug, error, warn};
 use uuid::Uuid;
 
 pub(crate) use self::discovery::{MAX_VERSION, semver_or_zero};
-use self::endpoint::{EndpointTask, ListedEndpoint};
+use self::endpoint::{EndpointTask, ListedEndpoint, Subscriptions};
+pub(crate) use self::latency::LatencyBucket;
+pub(crate) use self::request::EndpointData;
 use self::request::EndpointStats;
 pub use self::request::{Accounting, ServiceRequest};
 use self::responder::{Membership, Responder};
 pub use self::round_trip::{RoundTripError, round_trip};
+use super::identity::Identity;
 use super::outbox::{Confirmations, Outbox};
 use super::subject::{DiscoveryVerb, ReplyGuard, Token};
+use crate::config::IdentityConfig;
 use crate::text::Timestamp;
 
 /// Removed endpoints whose statistics are kept. The number is limited because some agents make new skill
@@ -68,6 +74,7 @@ pub struct ServiceContext {
     /// `None` if the client is closed.
     pub(crate) confirmations: Option<Arc<Confirmations>>,
     responder: Arc<Responder>,
+    identity: Arc<Identity>,
 }
 
 impl ServiceContext {
@@ -75,7 +82,19 @@ impl ServiceContext {
         let confirmations = Confirmations::start(&client).await.ok();
         let outbox = Outbox::one_at_a_time(client.clone(), confirmations.clone());
         let responder = Arc::new(Responder::new(outbox, Arc::clone(&guard), tasks.clone()));
-        Self { client, guard, tasks, confirmations, responder }
+        let identity = Arc::new(Identity::new(&IdentityConfig::default()));
+        Self { client, guard, tasks, confirmations, responder, identity }
+    }
+
+    /// The rules about who calls.
+    pub(super) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// With rules about who calls, in place of the default ones.
+    #[must_use]
+    pub(crate) fn with_identity(self, identity: Identity) -> Self {
+        Self { identity: Arc::new(identity), ..self }
     }
 }
 
@@ -93,6 +112,8 @@ pub struct ServiceInfo {
 pub struct EndpointInfo {
     pub name: String,
     pub subject: String,
+    /// The subject on which gateways call it.
+    pub gateway_subject: Option<String>,
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -197,8 +218,9 @@ impl Service {
         });
         let mut endpoints = Endpoints::default();
         for (info, handler) in distinct(permanent, HashSet::new()) {
-            let subscriber = service.subscribe(&info.subject).await?;
-            endpoints.permanent.push(EndpointTask::start(context, info, handler, subscriber, Arc::default()));
+            let subscriptions = service.subscribe(&info).await?;
+            let endpoint = EndpointTask::start(context, info, handler, subscriptions, Arc::default());
+            endpoints.permanent.push(endpoint);
         }
         service.list(&endpoints);
         // After the endpoints: whoever discovers the service can call them.
@@ -255,10 +277,10 @@ impl Service {
         let wanted = distinct(wanted, taken);
 
         // Subscribing can fail, so it comes before any change.
-        let mut subscribers = HashMap::new();
+        let mut subscriptions = HashMap::new();
         for (info, _) in &wanted {
             if !endpoints.published.iter().any(|endpoint| endpoint.subject() == info.subject) {
-                subscribers.insert(info.subject.clone(), self.subscribe(&info.subject).await?);
+                subscriptions.insert(info.subject.clone(), self.subscribe(info).await?);
             }
         }
 
@@ -268,9 +290,9 @@ impl Service {
             if let Some(mut endpoint) = previous.remove(&info.subject) {
                 endpoint.update(info, handler);
                 endpoints.published.push(endpoint);
-            } else if let Some(subscriber) = subscribers.remove(&info.subject) {
+            } else if let Some(subscriptions) = subscriptions.remove(&info.subject) {
                 let stats = endpoints.stats_for(&info.subject);
-                let endpoint = EndpointTask::start(&self.context, info, handler, subscriber, stats);
+                let endpoint = EndpointTask::start(&self.context, info, handler, subscriptions, stats);
                 endpoints.published.push(endpoint);
             }
         }
@@ -314,12 +336,18 @@ impl Service {
         }
     }
 
-    async fn subscribe(&self, subject: &str) -> Result<Subscriber, ServiceError> {
-        self.context
-            .client
-            .queue_subscribe(subject.to_owned(), self.queue_group.to_owned())
-            .await
-            .map_err(|source| ServiceError::Subscribe { subject: subject.to_owned(), source })
+    async fn subscribe(&self, endpoint: &EndpointInfo) -> Result<Subscriptions, ServiceError> {
+        let subscribe = async |subject: &str| {
+            let subscriber =
+                self.context.client.queue_subscribe(subject.to_owned(), self.queue_group.to_owned()).await;
+            subscriber.map_err(|source| ServiceError::Subscribe { subject: subject.to_owned(), source })
+        };
+        let direct = subscribe(&endpoint.subject).await?;
+        let gateway = match &endpoint.gateway_subject {
+            Some(subject) => Some(subscribe(subject).await?),
+            None => None,
+        };
+        Ok(Subscriptions { direct, gateway })
     }
 
     fn response(&self, verb: DiscoveryVerb, max_payload: usize) -> Bytes {

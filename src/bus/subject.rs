@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 use crate::config::values::subject_prefix;
 use crate::text::{head, hex};
@@ -34,6 +35,8 @@ const BEGINNING_MAX: usize = TOKEN_MAX - ESCAPED.len() - HASHED.len() - HASH_LEN
 const PROVIDE_REQUIRED_INPUT: &str = "provide_required_input";
 const CANCEL_TASK: &str = "cancel_task";
 const GET_TASK: &str = "get_task";
+/// The verb with which a replica announces itself to the others.
+pub(crate) const ANNOUNCE: &str = "announce";
 
 /// A subject prefix or pattern that the configuration would refuse, too.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +76,11 @@ impl Token {
             PROVIDE_REQUIRED_INPUT | CANCEL_TASK | GET_TASK => Self::escaped(id),
             _ => Self::new(id),
         }
+    }
+
+    /// A token of a received subject or message.
+    pub(crate) fn parse(token: &str) -> Option<Self> {
+        (is_plain(token) && token.len() <= TOKEN_MAX).then(|| Self(token.into()))
     }
 
     fn escaped(id: &str) -> Self {
@@ -150,6 +158,13 @@ impl Subjects {
         self.below("action", agent, GET_TASK)
     }
 
+    /// The subject on which gateways call an endpoint: below `<prefix>.gw.` instead of `<prefix>.`; `None` for a subject
+    /// that is not below the prefix.
+    pub fn gateway(&self, subject: &str) -> Option<String> {
+        let rest = subject.strip_prefix(&*self.prefix)?.strip_prefix('.')?;
+        Some(format!("{}.gw.{rest}", self.prefix))
+    }
+
     /// Requests for the agent's card.
     pub fn card(&self, agent: &Token) -> String {
         format!("{}.card.{agent}", self.prefix)
@@ -168,6 +183,58 @@ impl Subjects {
     /// Updates of a submitted task.
     pub fn task(&self, agent: &Token, task: &Token) -> String {
         self.below("task", agent, task.as_str())
+    }
+
+    /// Requests about files: `get`, `put`, `list`, `delete`.
+    pub fn files(&self, verb: &str) -> String {
+        format!("{}.files.{verb}", self.prefix)
+    }
+
+    /// Chunks of an upload; `*` in place of its id subscribes to all uploads of the instance.
+    pub fn upload(&self, instance: &str, id: &str) -> String {
+        format!("{}.upload.{instance}.{id}", self.prefix)
+    }
+
+    /// Announcements of bridges that write files, for other bridges.
+    pub fn file_writers(&self) -> String {
+        format!("{}.peer.files", self.prefix)
+    }
+
+    /// Questions of other bridges about the files that a bridge is writing.
+    pub fn file_writer(&self, instance: &str) -> String {
+        format!("{}.peer.files.{instance}", self.prefix)
+    }
+
+    /// Requests of other replicas to one replica: `ping`, `claim`, `changed`; `*` in place of a verb subscribes to all of
+    /// them. `announce` is the other way round: a replica publishes to its own subject, and all others listen.
+    pub fn peer(&self, instance: Uuid, verb: &str) -> String {
+        format!("{}.peer.{}.{verb}", self.prefix, instance.simple())
+    }
+
+    /// The announcements of all replicas.
+    pub fn peer_announcements(&self) -> String {
+        format!("{}.peer.*.{ANNOUNCE}", self.prefix)
+    }
+
+    /// The replica that announces itself on this subject.
+    pub fn announced_peer(&self, subject: &str) -> Option<Uuid> {
+        let rest = subject.strip_prefix(&*self.prefix)?.strip_prefix(".peer.")?;
+        Uuid::try_parse(rest.strip_suffix(ANNOUNCE)?.strip_suffix('.')?).ok()
+    }
+
+    /// A request that one replica forwards to another.
+    pub fn peer_call(&self, instance: Uuid, agent: &Token, action: &str) -> String {
+        format!("{}.peer.{}.call.{agent}.{action}", self.prefix, instance.simple())
+    }
+
+    /// All requests that others forward to one replica.
+    pub fn peer_calls(&self, instance: Uuid) -> String {
+        format!("{}.peer.{}.call.*.*", self.prefix, instance.simple())
+    }
+
+    /// Requests to all replicas that serve an agent.
+    pub fn peers(&self, agent: &Token) -> String {
+        format!("{}.peers.{agent}", self.prefix)
     }
 
     /// The discovery subjects of a service: for all services, for its name, and for its id.
@@ -254,10 +321,28 @@ mod tests {
         assert_eq!(subjects.card(&agent), "a2a.card.weather");
         assert_eq!(subjects.registry(&agent), "a2a.registry.weather");
         assert_eq!(subjects.task(&agent, &Token::new("t.1")), "a2a.task.weather._xt_2E1");
+        assert_eq!(subjects.files("get"), "a2a.files.get");
+        assert_eq!(subjects.upload("i1", "u1"), "a2a.upload.i1.u1");
         assert_eq!(
             Subjects::srv(DiscoveryVerb::Info, &agent, "i1"),
             ["$SRV.INFO", "$SRV.INFO.weather", "$SRV.INFO.weather.i1"]
         );
+    }
+
+    #[test]
+    fn the_subjects_of_replicas_are_below_their_own_tokens() {
+        let (subjects, agent) = (Subjects::new("acme.a2a").unwrap(), Token::new("weather"));
+        let id = Uuid::nil();
+        let own = format!("acme.a2a.peer.{}", "0".repeat(32));
+        assert_eq!(subjects.peer(id, "ping"), format!("{own}.ping"));
+        assert_eq!(subjects.peer_calls(id), format!("{own}.call.*.*"));
+        assert_eq!(subjects.peer_call(id, &agent, "get_task"), format!("{own}.call.weather.get_task"));
+        assert_eq!(subjects.peers(&agent), "acme.a2a.peers.weather");
+        assert_eq!(subjects.peer_announcements(), "acme.a2a.peer.*.announce");
+        assert_eq!(subjects.announced_peer(&subjects.peer(id, ANNOUNCE)), Some(id));
+        for other in ["acme.a2a.peer.x.announce", "acme.a2a.peer.announce", "a2a.peer.x", "", "acme.a2a"] {
+            assert_eq!(subjects.announced_peer(other), None, "{other}");
+        }
     }
 
     #[rstest]

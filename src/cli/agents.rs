@@ -4,15 +4,15 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use super::client::NatsArgs;
 use super::discover::{DiscoveredAgent, discover};
 use super::local_time::time_of_day;
+use super::nats_args::NatsArgs;
 use super::output::{
     Colour, OutputArgs, StdStream, age, counted, eprintln_dim, one_line, print_json, print_wrapped_table,
     println, width, wrapped,
 };
 use super::{CliResult, FAILED, control};
-use crate::bus::control::{AgentReport, LogsRequest};
+use crate::bus::control::{AgentReport, ControlRequest};
 use crate::text::{Timestamp, duration};
 
 /// Time limit for `start`, `stop` and `restart`: an agent may use its whole grace period.
@@ -75,7 +75,7 @@ pub(super) async fn run(args: AgentsArgs) -> CliResult {
     let timeout = if verb == "show" { control::REPLY_TIMEOUT } else { CONTROL_TIMEOUT };
     let mesh = nats.connect().await?;
     let reports: Vec<AgentReport> =
-        control::request_all(&mesh, &name, verb, &LogsRequest::default(), timeout).await?;
+        control::request_all(&mesh, &name, verb, &ControlRequest::default(), timeout).await?;
     if output.is_json() {
         print_json(&reports)?;
     } else {
@@ -103,24 +103,26 @@ async fn list(nats: &NatsArgs, output: &OutputArgs) -> CliResult {
         header.insert(1, "BRIDGE");
     }
     print_wrapped_table(&header, agents.iter().map(|agent| table_row(agent, has_replicas)))?;
-    eprintln_dim(hint(agents));
+    eprintln_dim(hint(agents, &nats.suggested_flags()));
     Ok(ExitCode::SUCCESS)
 }
 
 /// What to do next: look at a problem, otherwise at the skills.
-fn hint(agents: &[DiscoveredAgent]) -> String {
+fn hint(agents: &[DiscoveredAgent], flags: &str) -> String {
     let mut broken: Vec<_> =
         agents.iter().filter(|agent| has_problem(agent)).map(|agent| &agent.agent).collect();
     broken.dedup();
     match broken.as_slice() {
         [] => match agents.iter().find(|agent| !agent.skills.is_empty()) {
-            Some(agent) => format!("`a2a-bridge skills {}` lists its skills", agent.agent),
+            Some(agent) => format!("`a2a-bridge skills {}{flags}` lists its skills", agent.agent),
             None => "the agents have no skills yet".to_owned(),
         },
-        [one] => format!("`a2a-bridge agents show {one}` says what is wrong and what to do"),
+        [one] => format!("`a2a-bridge agents show {one}{flags}` says what is wrong and what to do"),
         [first, ..] => {
             let count = broken.len();
-            format!("{count} agents have problems; `a2a-bridge agents show {first}` says what to do")
+            format!(
+                "{count} agents have problems; `a2a-bridge agents show NAME{flags}` says what to do, for example with {first}"
+            )
         }
     }
 }
@@ -180,7 +182,11 @@ fn full_report(report: &AgentReport) -> String {
     coloured("State", Some(state), state_colour(&report.state, report.last_error.is_some()));
     let (name, colour) =
         if report.state == "stopped" { ("Reason", Colour::Plain) } else { ("Problem", Colour::Red) };
-    coloured(name, report.last_error.clone(), colour);
+    // A reason in a few words has the line of output that tells most; the error has the rest.
+    let (reason, error) = (report.reason.as_ref(), report.last_error.as_ref());
+    let details = error.filter(|error| reason.is_some_and(|reason| reason != *error));
+    coloured(name, reason.or(error).cloned(), colour);
+    coloured("Details", details.cloned(), Colour::Plain);
     let mut row = |name: &str, value: Option<String>| coloured(name, value, Colour::Plain);
     row("What to do", report.advice.clone());
     row("Next retry", report.next_try.map(|at| format!("in {}", time_until(at))));
@@ -209,7 +215,7 @@ fn full_report(report: &AgentReport) -> String {
     let (lines, bytes) = (report.counts.dropped_lines, report.counts.dropped_bytes);
     let reason = "the agent writes faster than the bridge can log";
     row("Output", (bytes > 0).then(|| format!("{lines} lines and {bytes} bytes dropped: {reason}")));
-    row("Bridge", Some(report.instance.clone()));
+    row("Instance", Some(report.instance.clone()));
     if !report.output.is_empty() {
         let _ = writeln!(text, "  Last output:");
         for line in &report.output {

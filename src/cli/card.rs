@@ -3,8 +3,9 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::client::{JsonFields as _, NatsArgs, NatsClient, parse_json};
+use super::client::{JsonFields as _, NatsClient, parse_json};
 use super::discover::discover;
+use super::nats_args::NatsArgs;
 use super::output::{Colour, OutputArgs, StdStream, one_line, print_json, print_table, println};
 use super::{CliError, CliResult, FAILED};
 use crate::bus::subject::Token;

@@ -18,10 +18,12 @@ use crate::agent::{Agent, AgentState, AgentStatus, Predecessors};
 use crate::bus::catalog::rename_warnings;
 use crate::bus::connect::credentials::NatsCredentials;
 use crate::bus::connect::{ConnectError, FirstConnection, connect};
-use crate::config::{AgentConfig, Config};
+use crate::bus::identity;
+use crate::bus::jetstream::{Api, JetStreamAbsence, find_jetstream, missing_permissions};
+use crate::config::{AgentConfig, Config, JetStreamMode, NatsConfig};
 use crate::memory::{self, MemoryBudget};
 use crate::process::child::ProcessHost;
-use crate::text::{duration, error_chain};
+use crate::text::{error_chain, seconds};
 
 /// Agents that are checked at the same time.
 const CONCURRENT: usize = 8;
@@ -62,6 +64,8 @@ struct Report {
     ok: bool,
     /// `None` with `--offline`.
     nats: Option<Finding>,
+    /// `None` with `--offline`, with `nats.jetstream.mode: off`, and if NATS is not reachable.
+    jetstream: Option<Finding>,
     agents: Vec<AgentFinding>,
 }
 
@@ -104,18 +108,24 @@ pub(super) async fn run(args: CheckArgs) -> CliResult {
     let printer = Printer { is_silent: args.output.is_json() };
     let agents = counted(config.agents.len(), "agent");
     printer.print(&Finding::ok(format!("valid, {agents}")), &file)?;
-    let nats = match args.offline {
-        true => None,
-        false => Some(check_nats(&config).await),
+    let (nats, jetstream) = match args.offline {
+        true => (None, None),
+        false => {
+            let (nats, jetstream) = check_nats(&config).await;
+            (Some(nats), jetstream)
+        }
     };
-    if let Some(nats) = &nats {
-        printer.print(nats, "NATS")?;
+    for (finding, what) in [(&nats, "NATS"), (&jetstream, "JetStream")] {
+        if let Some(finding) = finding {
+            printer.print(finding, what)?;
+        }
     }
     let agents = check_agents(&config, &args, &printer).await?;
-    let has_nats = nats.as_ref().is_none_or(|nats| nats.ok);
+    let is_ok = |finding: &Option<Finding>| finding.as_ref().is_none_or(|finding| finding.ok);
+    let has_nats = is_ok(&nats) && is_ok(&jetstream);
     let failed = agents.iter().filter(|agent| !agent.finding.ok).count();
     let code = if !has_nats { UNAVAILABLE } else { u8::from(failed > 0) * FAILED };
-    let report = Report { file, ok: code == 0, nats, agents };
+    let report = Report { file, ok: code == 0, nats, jetstream, agents };
     if args.output.is_json() {
         print_json(&report)?;
     } else if !args.offline {
@@ -128,7 +138,12 @@ impl Report {
     /// The last line for people.
     fn totals(&self, failed: usize) -> String {
         let agents = counted(self.agents.len(), "agent");
-        let nats = if self.nats.as_ref().is_some_and(|nats| !nats.ok) { ", NATS not reachable" } else { "" };
+        let is_failed = |finding: &Option<Finding>| finding.as_ref().is_some_and(|finding| !finding.ok);
+        let nats = match (is_failed(&self.nats), is_failed(&self.jetstream)) {
+            (true, _) => ", NATS not reachable",
+            (false, true) => ", JetStream not usable",
+            (false, false) => "",
+        };
         let text = format!("{agents}: {} ok, {failed} failed{nats}", self.agents.len() - failed);
         StdStream::Stdout.paint(if self.ok { Colour::Green } else { Colour::Red }, text)
     }
@@ -174,15 +189,21 @@ impl Printer {
     }
 }
 
-async fn check_nats(config: &Config) -> Finding {
+async fn check_nats(config: &Config) -> (Finding, Option<Finding>) {
+    let events = Arc::default();
     let connected = match NatsCredentials::new(&config.nats) {
-        Ok(credentials) => connect(&config.nats, &credentials, usize::MAX, FirstConnection::FailFast).await,
+        Ok(credentials) => {
+            connect(&config.nats, &credentials, usize::MAX, FirstConnection::FailFast, &events).await
+        }
         Err(error) => Err(error),
     };
     match connected {
         Ok(client) => {
-            let info = client.server_info();
-            Finding::ok(format!("ok, nats-server {}", info.version))
+            let version = &client.server_info().version;
+            let warning = identity::server_warning(version, &config.nats.identity);
+            let warning = warning.map(|warning| format!("; warning: {warning}")).unwrap_or_default();
+            let finding = Finding::ok(format!("ok, nats-server {version}{warning}"));
+            (finding, check_jetstream(&config.nats, Api::new(client, events)).await)
         }
         Err(error) => {
             let (summary, advice) = match &error {
@@ -192,9 +213,48 @@ async fn check_nats(config: &Config) -> Finding {
                     ("unusable file", run::UNUSABLE_FILE)
                 }
             };
-            Diagnosis { text: error_chain(&error), advice: advice.into(), short: summary.into() }.into()
+            let diagnosis =
+                Diagnosis { text: error_chain(&error), advice: advice.into(), short: summary.into() };
+            (diagnosis.into(), None)
         }
     }
+}
+
+/// Whether the bridge can share state. Without JetStream it still works, unless that is required.
+async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
+    let mode = nats.jetstream.mode;
+    if mode == JetStreamMode::Off {
+        return None;
+    }
+    let missing = missing_permissions(&api, &nats.subject_prefix).await;
+    let (problem, advice) = match find_jetstream(&api).await {
+        // Nobody listens, so the permissions do not matter.
+        Err(absence @ (JetStreamAbsence::Disabled | JetStreamAbsence::ServerTooOld)) => {
+            if mode != JetStreamMode::Required {
+                return Some(Finding::ok(format!("{absence}; state is kept in memory")));
+            }
+            (absence.to_string(), run::NO_JETSTREAM.to_owned())
+        }
+        _ if !missing.is_empty() => {
+            let subjects = missing.join(", ");
+            let advice =
+                "add these subjects to what the user may publish to; deploy/nats-permissions.conf lists them";
+            (format!("the NATS user of the bridge may not publish to {subjects}"), advice.to_owned())
+        }
+        Err(absence) => (absence.to_string(), run::NO_JETSTREAM.to_owned()),
+        Ok(()) => return Some(Finding::ok("ok, state is shared")),
+    };
+    let summary = match mode {
+        JetStreamMode::Required => "not usable, but required",
+        _ => "not usable; state is kept in memory",
+    };
+    Some(Finding {
+        ok: mode != JetStreamMode::Required,
+        summary: summary.to_owned(),
+        problem: Some(problem),
+        advice: Some(advice),
+        output: Vec::new(),
+    })
 }
 
 async fn check_agents(config: &Config, args: &CheckArgs, printer: &Printer) -> CliResult<Vec<AgentFinding>> {
@@ -293,11 +353,9 @@ async fn launch(
     let lines = agent.output.tail(0, OUTPUT_LINES);
     agent.stop().await;
     match (status.last_error, &status.known) {
-        (None, Some(known)) => Finding::ok(format!(
-            "{}; ready after {}",
-            describe(&known.card, &known.interface),
-            duration(took)
-        )),
+        (None, Some(known)) => {
+            Finding::ok(format!("{}; ready after {}", describe(&known.card, &known.interface), seconds(took)))
+        }
         (text, _) => {
             let text = text.unwrap_or_else(|| status.state.to_string());
             let short = status.reason.unwrap_or_else(|| text.clone());

@@ -1,8 +1,8 @@
-//! The NATS client of the commands: connection options, requests and their replies.
+//! The NATS client of the commands: connection, requests and their replies.
 //!
 //! Every request has its own inbox, whose subscription ends with the request.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{Client, ConnectErrorKind, Event, HeaderMap, Message, StatusCode, Subscriber};
@@ -11,80 +11,45 @@ use futures_util::StreamExt as _;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::nats_args::{Connection, NatsArgs};
 use super::{CliError, CliResult, UNAVAILABLE, USAGE};
-use crate::bus::connect::{self, credentials::NatsCredentials};
+use crate::bus::connect::{self, credentials::NatsCredentials, events::ConnectionEvents};
 use crate::bus::subject::Subjects;
-use crate::config::{self, without_user_info};
+use crate::config::without_user_info;
 use crate::text::error_chain;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// For requests that the bridge answers without calling the agent.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-const DEFAULT_URL: &str = "nats://127.0.0.1:4222";
-const DEFAULT_PREFIX: &str = "a2a";
-const DEFAULT_INBOX_PREFIX: &str = "_INBOX";
 /// Room in a NATS message for the headers.
 const MAX_HEADERS: usize = 1024;
 
-#[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "NATS")]
-pub(super) struct NatsArgs {
-    /// Server URL, or several separated by commas
-    #[arg(long, global = true, value_name = "URL", env = "NATS_URL", default_value = DEFAULT_URL)]
-    nats: String,
-    /// Authenticate with a `.creds` file
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_CREDS")]
-    creds: Option<PathBuf>,
-    /// Authenticate with the nkey seed in this file
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_NKEY")]
-    nkey: Option<PathBuf>,
-    /// Authenticate with a token; prefer the variable, because other users can see arguments
-    #[arg(long, global = true, env = "NATS_TOKEN")]
-    token: Option<String>,
-    /// Authenticate with a user name and `--password`
-    #[arg(long, global = true, env = "NATS_USER")]
-    user: Option<String>,
-    /// Password for `--user`; prefer the variable, because other users can see arguments
-    #[arg(long, global = true, env = "NATS_PASSWORD", requires = "user")]
-    password: Option<String>,
-    /// PEM file with the certificate authorities to trust
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_CA")]
-    tls_ca: Option<PathBuf>,
-    /// PEM file with a client certificate
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_CERT", requires = "tls_key")]
-    tls_cert: Option<PathBuf>,
-    /// PEM file with the private key of the client certificate
-    #[arg(long, global = true, value_name = "FILE", env = "NATS_KEY", requires = "tls_cert")]
-    tls_key: Option<PathBuf>,
-    /// Prefix of the bridge's subjects (`nats.subject_prefix` in its configuration)
-    #[arg(long, global = true, env = "A2A_BRIDGE_PREFIX", default_value = DEFAULT_PREFIX)]
-    prefix: String,
-    /// Prefix of the subjects for replies; with private inboxes, the one that the NATS user may subscribe to
-    #[arg(long, global = true, value_name = "PREFIX", env = "NATS_INBOX_PREFIX", default_value = DEFAULT_INBOX_PREFIX, value_parser = checked_inbox_prefix)]
-    inbox_prefix: String,
-}
-
-fn checked_inbox_prefix(text: &str) -> Result<String, String> {
-    config::values::inbox_prefix(text)
-}
-
 impl NatsArgs {
     pub(super) async fn connect(&self) -> CliResult<NatsClient> {
-        let subjects = Subjects::new(&self.prefix).map_err(|error| {
+        let Connection { config, source } = self.resolve()?;
+        let subjects = Subjects::new(&config.subject_prefix).map_err(|error| {
             CliError::new(USAGE, error).hint(
                 "set `--prefix` (or A2A_BRIDGE_PREFIX) to the bridge's `nats.subject_prefix`; the default is `a2a`",
             )
         })?;
-        let config = self.nats_config()?;
         let servers: Vec<_> = config.url.iter().map(without_user_info).collect();
-        let servers = servers.join(", ");
+        let mut servers = servers.join(", ");
+        if let Some(source) = &source {
+            servers = format!("{servers} ({source})");
+        }
         let (denied, denials) = watch::channel(None);
         let credentials = NatsCredentials::new(&config).map_err(|error| {
-            CliError::new(USAGE, error).hint("check the file given with `--creds` (or NATS_CREDS)")
+            CliError::new(USAGE, error).hint(match &source {
+                Some(source) => format!("check the credentials file of the {source}, or use `--creds FILE`"),
+                None => "check the file given with `--creds` (or NATS_CREDS)".to_owned(),
+            })
         })?;
         let options = connect::options(&config, &credentials);
+        let events = Arc::<ConnectionEvents>::default();
+        let observed = Arc::clone(&events);
         let options = options.connection_timeout(CONNECT_TIMEOUT).event_callback(move |event| {
             let denied = denied.clone();
+            observed.observe(&event);
             async move {
                 if let Event::ServerError(error) = event {
                     denied.send_replace(Some(error.to_string()));
@@ -102,56 +67,11 @@ impl NatsArgs {
                     UNAVAILABLE,
                     "try `--tls-ca FILE` with the server's certificate authority, or a `tls://` URL",
                 ),
-                _ => (UNAVAILABLE, "is a nats-server running there? Set its URL with `--nats` or NATS_URL"),
+                _ => (UNAVAILABLE, "is a nats-server running there? Set its URL with `--nats` or NATS_URL, or choose a `--context`"),
             };
             CliError::new(code, error).context(format!("cannot connect to NATS at {servers}")).hint(hint)
         })?;
-        Ok(NatsClient { client, subjects, servers, denials })
-    }
-
-    fn nats_config(&self) -> CliResult<config::NatsConfig> {
-        let read_seed = |path: &PathBuf| {
-            std::fs::read_to_string(path).map(|seed| seed.trim().to_owned().into()).map_err(|error| {
-                CliError::new(USAGE, error)
-                    .context(format!("cannot read the nkey seed file {}", path.display()))
-                    .hint("check `--nkey` (or NATS_NKEY)")
-            })
-        };
-        let tls = config::TlsFiles {
-            ca: self.tls_ca.clone(),
-            cert: self.tls_cert.clone(),
-            key: self.tls_key.clone(),
-            required: false,
-        };
-        Ok(config::NatsConfig {
-            agent_protocol: None,
-            url: self.nats.split(',').map(|url| config::NatsUrl(url.trim().to_owned())).collect(),
-            credentials: self.creds.clone(),
-            nkey: self.nkey.as_ref().map(read_seed).transpose()?,
-            token: self.token.clone().map(Into::into),
-            user: self.user.clone(),
-            password: self.password.clone().map(Into::into),
-            tls: (tls.ca.is_some() || tls.cert.is_some()).then_some(tls),
-            subject_prefix: self.prefix.clone(),
-            reply_prefixes: Vec::new(),
-            inbox_prefix: self.inbox_prefix.clone(),
-        })
-    }
-
-    /// The flags to repeat in a command that is suggested to the user, without secrets.
-    pub(super) fn suggested_flags(&self) -> String {
-        let mut flags = String::new();
-        if self.nats != DEFAULT_URL && std::env::var("NATS_URL").as_ref() != Ok(&self.nats) {
-            flags.push_str(&format!(" --nats {}", without_user_info(&self.nats)));
-        }
-        if self.prefix != DEFAULT_PREFIX && std::env::var("A2A_BRIDGE_PREFIX").as_ref() != Ok(&self.prefix) {
-            flags.push_str(&format!(" --prefix {}", self.prefix));
-        }
-        let inbox = &self.inbox_prefix;
-        if inbox != DEFAULT_INBOX_PREFIX && std::env::var("NATS_INBOX_PREFIX").as_ref() != Ok(inbox) {
-            flags.push_str(&format!(" --inbox-prefix {inbox}"));
-        }
-        flags
+        Ok(NatsClient { client, subjects, servers, denials, events })
     }
 }
 
@@ -189,6 +109,7 @@ pub(super) struct NatsClient {
     pub(super) servers: String,
     /// The latest error of the server. NATS reports a denied permission this way, not as a reply.
     denials: watch::Receiver<Option<String>>,
+    pub(super) events: Arc<ConnectionEvents>,
 }
 
 impl NatsClient {

@@ -8,14 +8,15 @@ use serde::de::DeserializeOwned;
 use super::client::{JsonFields as _, NatsClient, NoReply, Replies, parse_json};
 use super::discover::discover;
 use super::output::eprintln_dim;
+use super::progress::Spinner;
 use super::{CliError, CliResult, FAILED};
-use crate::bus::control::LogsRequest;
+use crate::bus::control::ControlRequest;
 use crate::bus::subject::Token;
 
 /// Time limit for the first reply to `show` and `logs`.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Silence after which the user learns how long the command may still wait.
-const WAIT_NOTICE_DELAY: Duration = Duration::from_secs(4);
+/// Silence after which the log of a script shows how long the command may still wait.
+const NOTICE_DELAY: Duration = Duration::from_secs(4);
 /// Time limit for further replies after the first one.
 const OTHER_REPLIES: Duration = Duration::from_millis(150);
 
@@ -24,21 +25,28 @@ pub(super) async fn request_all<T: DeserializeOwned>(
     mesh: &NatsClient,
     agent: &str,
     verb: &str,
-    body: &LogsRequest,
+    body: &ControlRequest,
     timeout: Duration,
 ) -> CliResult<Vec<T>> {
     let mut replies = request(mesh, agent, verb, body).await?;
-    let mut first = replies.next_within(WAIT_NOTICE_DELAY).await;
-    if matches!(first, Err(NoReply::Timeout(_))) {
-        eprintln_dim(format_args!("no reply yet; waiting up to {}s", timeout.as_secs()));
-        first = match replies.next_within(timeout.saturating_sub(WAIT_NOTICE_DELAY)).await {
-            Err(NoReply::Timeout(_)) => Err(NoReply::Timeout(timeout)),
+    let spinner = Spinner::new(format!("waiting for the bridge, up to {} s", timeout.as_secs()));
+    let first = if spinner.is_enabled() {
+        spinner.until(replies.next_within(timeout)).await
+    } else {
+        match replies.next_within(NOTICE_DELAY.min(timeout)).await {
+            Err(NoReply::Timeout(_)) if timeout > NOTICE_DELAY => {
+                eprintln_dim(format_args!("no reply yet; waiting up to {}s", timeout.as_secs()));
+                replies.next_within(timeout - NOTICE_DELAY).await
+            }
             reply => reply,
-        };
-    }
+        }
+    };
     let first = match first {
         Ok(first) => first,
         Err(NoReply::NoResponders) => return Err(unknown_agent_error(mesh, agent).await),
+        Err(NoReply::Timeout(_)) => {
+            return Err(no_reply_error(mesh, agent, verb, NoReply::Timeout(timeout)));
+        }
         Err(reason) => return Err(no_reply_error(mesh, agent, verb, reason)),
     };
     let mut all = vec![parse(&first)?];
@@ -52,7 +60,7 @@ pub(super) async fn request(
     mesh: &NatsClient,
     agent: &str,
     verb: &str,
-    body: &LogsRequest,
+    body: &ControlRequest,
 ) -> CliResult<Replies> {
     let subject = mesh.subjects.control(&Token::new(agent), verb);
     let body = serde_json::to_vec(body).map_err(CliError::internal)?;

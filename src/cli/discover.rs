@@ -115,27 +115,40 @@ pub(super) async fn discover_agent(mesh: &NatsClient, agent: &Token) -> CliResul
     discover_at(mesh, by_name).await
 }
 
+/// The STATS replies of all services, also of other programs.
+pub(super) async fn stats(mesh: &NatsClient) -> CliResult<Vec<Value>> {
+    let [all, ..] = Subjects::srv(DiscoveryVerb::Stats, &Token::new(""), "");
+    let mut replies = Vec::new();
+    collect(mesh, all, |stats| replies.push(stats)).await?;
+    Ok(replies)
+}
+
 async fn discover_at(mesh: &NatsClient, subject: String) -> CliResult<Discovery> {
+    let mut discovery = Discovery::default();
+    collect(mesh, subject, |info| _ = discovery.add(&info, &mesh.subjects)).await?;
+    discovery.agents.sort_by(|a, b| (&a.agent, &a.instance).cmp(&(&b.agent, &b.instance)));
+    discovery.other_prefixes.sort();
+    discovery.other_prefixes.dedup();
+    Ok(discovery)
+}
+
+/// Requests discovery, and passes on each reply that is JSON.
+async fn collect(mesh: &NatsClient, subject: String, mut add: impl FnMut(Value)) -> CliResult<()> {
     let mut replies = mesh.request(subject, HeaderMap::new(), Bytes::new()).await?;
     let end = Instant::now() + DISCOVERY_TIMEOUT;
-    let mut discovery = Discovery::default();
     let mut timeout = FIRST_REPLY_TIMEOUT;
     loop {
         match replies.next_within(timeout.min(end.saturating_duration_since(Instant::now()))).await {
             Ok(message) => {
                 timeout = NEXT_REPLY_TIMEOUT;
-                if let Ok(info) = serde_json::from_slice(&message.payload) {
-                    discovery.add(&info, &mesh.subjects);
+                if let Ok(reply) = serde_json::from_slice(&message.payload) {
+                    add(reply);
                 }
             }
-            Err(NoReply::NoResponders | NoReply::Timeout(_)) => break,
+            Err(NoReply::NoResponders | NoReply::Timeout(_)) => return Ok(()),
             Err(reason) => return Err(CliError::from(reason).context("cannot discover the agents")),
         }
     }
-    discovery.agents.sort_by(|a, b| (&a.agent, &a.instance).cmp(&(&b.agent, &b.instance)));
-    discovery.other_prefixes.sort();
-    discovery.other_prefixes.dedup();
-    Ok(discovery)
 }
 
 impl Discovery {
@@ -144,6 +157,8 @@ impl Discovery {
         let field = |name: &str| info.get(name)?.as_str().map(str::to_owned);
         let metadata = |key: &str| info.get("metadata")?.get(key)?.as_str().map(str::to_owned);
         let (agent, bridge) = (metadata("a2a.agent")?, metadata("bridge")?);
+        // The service of the agent protocol has the name of the agent, but no state.
+        let state = metadata("a2a.state")?;
         let token = Token::new(&agent);
         let endpoints = info.list("/endpoints");
         let ours = subjects.card(&token);
@@ -164,7 +179,7 @@ impl Discovery {
         let description = field("description").unwrap_or_default();
         let description = description.rsplit_once(ACTIONS).map_or(&*description, |(card, _)| card).to_owned();
         self.agents.push(DiscoveredAgent {
-            state: metadata("a2a.state").unwrap_or_default(),
+            state,
             since: metadata("a2a.since").and_then(|since| since.parse().ok()),
             restarts: metadata("a2a.restarts").and_then(|text| text.parse().ok()),
             last_error: metadata("a2a.last_error"),
@@ -250,7 +265,7 @@ impl Discovery {
 }
 
 /// A hint with up to three names that are similar to a misspelled one, or with all names.
-fn suggest(misspelled: &str, mut names: Vec<&str>, intro: &str) -> String {
+pub(super) fn suggest(misspelled: &str, mut names: Vec<&str>, intro: &str) -> String {
     names.dedup();
     let similarity = |name: &str| strsim::jaro_winkler(&misspelled.to_lowercase(), &name.to_lowercase());
     let mut similar = names.clone();

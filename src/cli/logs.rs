@@ -7,13 +7,14 @@ use serde::Serialize;
 use tokio::time::Instant;
 use unicode_width::UnicodeWidthStr as _;
 
-use super::client::{NatsArgs, NatsClient};
+use super::client::NatsClient;
 use super::control::{REPLY_TIMEOUT, parse, request, request_all};
 use super::discover::discover;
 use super::local_time::time_of_day;
+use super::nats_args::NatsArgs;
 use super::output::{Colour, StdStream, eprintln, print_json_text, println};
 use super::{CliError, CliResult};
-use crate::bus::control::{AgentReport, LogsReply, LogsRequest};
+use crate::bus::control::{AgentReport, ControlRequest, LogsReply};
 use crate::config::values;
 use crate::process::output::{Line, Stream};
 use crate::text::Timestamp;
@@ -82,7 +83,7 @@ pub(super) async fn run(args: LogsArgs) -> CliResult {
     let mut sources = Vec::new();
     for name in &printer.names {
         let lines = args.lines.or(args.since.is_none().then_some(50));
-        let body = LogsRequest { lines, ..LogsRequest::default() };
+        let body = ControlRequest { lines, ..ControlRequest::default() };
         let replies: Vec<LogsReply> = request_all(&mesh, name, "logs", &body, REPLY_TIMEOUT).await?;
         for logs in replies {
             // No output at all: perhaps the bridge did not launch the agent.
@@ -213,7 +214,7 @@ fn is_probe(text: &str) -> bool {
 }
 
 async fn is_launched(mesh: &NatsClient, agent: &str, instance: &str) -> CliResult<bool> {
-    let body = LogsRequest { instance: Some(instance.to_owned()), ..LogsRequest::default() };
+    let body = ControlRequest { instance: Some(instance.to_owned()), ..ControlRequest::default() };
     let reports: Vec<AgentReport> = request_all(mesh, agent, "show", &body, REPLY_TIMEOUT).await?;
     Ok(reports.iter().any(|report| report.program.is_some()))
 }
@@ -227,7 +228,12 @@ async fn follow(
     mut from: u64,
 ) -> CliResult<()> {
     loop {
-        let body = LogsRequest { instance: Some(instance.to_owned()), lines: None, from, follow_s: FOLLOW_S };
+        let body = ControlRequest {
+            instance: Some(instance.to_owned()),
+            from,
+            follow_s: FOLLOW_S,
+            ..ControlRequest::default()
+        };
         let mut replies = request(mesh, agent, "logs", &body).await?;
         let deadline = Instant::now() + Duration::from_secs(FOLLOW_S) + REPLY_TIMEOUT;
         loop {

@@ -2,7 +2,7 @@
 //!
 //! Results go to stdout, everything else to stderr. Exit codes follow sysexits.h; see the constants below.
 //!
-//! `run` and `check` read the configuration. `agents`, `skills`, `call`, `task`, `card` and `logs` are ordinary NATS
+//! `run` and `check` read the configuration. `agents`, `skills`, `call`, `task`, `files`, `card`, `logs` and `top` are ordinary NATS
 //! clients: they use only the public protocol and work from any machine that reaches the server.
 
 mod agents;
@@ -10,17 +10,26 @@ mod call;
 mod card;
 mod check;
 mod client;
+mod completion;
 mod control;
 mod discover;
+mod files;
+mod health;
 mod init;
 mod local_time;
 mod logs;
+mod nats_args;
+mod nats_context;
 mod output;
 mod plugin;
+mod progress;
 mod run;
 mod skills;
+mod state;
+mod systemd;
 mod task;
 mod terminal;
+mod top;
 
 use std::fmt::{self, Display};
 use std::io;
@@ -108,10 +117,18 @@ enum Command {
     Call(Box<call::CallArgs>),
     /// Show, follow or cancel a task
     Task(task::TaskArgs),
+    /// Upload, download, list and delete files
+    Files(files::FilesArgs),
     /// Show the card of an agent
     Card(card::CardArgs),
     /// Show the output of agents that the bridge launched
     Logs(logs::LogsArgs),
+    /// Show the load of the agents: calls per second, latency, errors
+    Top(top::TopArgs),
+    /// Ask a running bridge on this machine whether it works
+    Health(health::HealthArgs),
+    /// Show the state that bridges share in JetStream
+    State(state::StateArgs),
     /// Print the JSON schema of the configuration
     Schema,
     /// Print the plugin manifest
@@ -207,6 +224,9 @@ impl Display for CliError {
 }
 
 pub fn main() -> ExitCode {
+    if let Some(words) = completion::requested_words() {
+        return block_on(completion::run(words, command())).unwrap_or(ExitCode::SUCCESS);
+    }
     let cli = match command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
@@ -258,18 +278,18 @@ fn execute(cli: Cli, log: &LogWriter) -> CliResult {
         Command::Check(args) => block_on(check::run(args)),
         Command::Schema => print_json(&config::schema()),
         Command::Plugin => println(plugin::manifest().trim_end()),
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut command(), "a2a-bridge", &mut script);
-            println(String::from_utf8_lossy(&script).trim_end())
-        }
+        Command::Completions { shell } => completion::print_script(shell, command()),
+        Command::Health(args) => block_on(health::run(args)),
         Command::Init(args) => block_on(init::run(args)),
         Command::Agents(args) => block_on(agents::run(args)),
         Command::Logs(args) => block_on(logs::run(args)),
         Command::Skills(args) => block_on(skills::run(args)),
+        Command::State(args) => block_on(state::run(args)),
         Command::Call(args) => block_on(call::run(*args)),
         Command::Task(args) => block_on(task::run(args)),
+        Command::Files(args) => block_on(files::run(args)),
         Command::Card(args) => block_on(card::run(args)),
+        Command::Top(args) => block_on(top::run(args)),
         Command::DemoAgent(args) => block_on(async {
             demo_agent::run(args).await.map_err(demo_agent_error)?;
             Ok(ExitCode::SUCCESS)

@@ -213,9 +213,19 @@ pub(super) fn wrapped(text: &str, indent: usize, width: usize) -> String {
     lines.join(&format!("\n{}", " ".repeat(indent)))
 }
 
+/// The height of the terminal on stdout.
+pub(super) fn height() -> usize {
+    terminal_size::terminal_size_of(std::io::stdout()).map_or(UNLIMITED, |(_, height)| usize::from(height.0))
+}
+
+/// A table that fits the terminal, with colours if it supports them.
+pub(super) fn table(header: &[&str], rows: impl Iterator<Item = Vec<(Colour, String)>>) -> String {
+    table_text(header, rows, width(), 1, |colour, text| StdStream::Stdout.paint(colour, text))
+}
+
 /// Prints a table whose last column is truncated at the edge of the terminal.
 pub(super) fn print_table(header: &[&str], rows: impl Iterator<Item = Vec<(Colour, String)>>) -> CliResult {
-    println(&table_text(header, rows, width(), 1, |colour, text| StdStream::Stdout.paint(colour, text)))
+    println(&table(header, rows))
 }
 
 /// Prints a table whose last column has up to two lines.
@@ -278,7 +288,7 @@ fn split_lines(text: &str, width: usize, max_lines: usize) -> Vec<String> {
 }
 
 /// Truncates text that is wider than `room`, with an ellipsis.
-fn truncate(text: &str, room: usize) -> String {
+pub(super) fn truncate(text: &str, room: usize) -> String {
     if text.width() <= room {
         return text.to_owned();
     }

@@ -6,20 +6,55 @@ use clap::CommandFactory as _;
 use serde_json::{Map, Value, json};
 
 use super::Cli;
+use crate::bus::jetstream;
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::config;
 use crate::yaml;
 
+/// The version of the manifest's own format. It changes when a host that reads the previous one would misread the new one.
+const FORMAT: u32 = 1;
+
 /// The default subject prefix.
 const PREFIX: &str = "a2a";
 
-/// The NATS permissions that the bridge needs, with the default prefix and `nats.inbox_prefix: _INBOX.bridge`.
-const PUBLISH: [&str; 4] = ["a2a.registry.*", "a2a.task.*.*", "_INBOX.>", "_R_.>"];
-const SUBSCRIBE: [&str; 5] = ["a2a.action.*.*", "a2a.card.*", "a2a.control.*.*", "$SRV.>", "_INBOX.bridge.>"];
+/// The NATS permissions that the bridge needs, with the default prefix and `nats.inbox_prefix: _INBOX.bridge`. To share
+/// state, it also needs the [`jetstream::permissions`].
+const PUBLISH: [&str; 15] = [
+    "a2a.registry.*",
+    "a2a.task.*.*",
+    "_INBOX.>",
+    "_R_.>",
+    "a2a.peer.*.*",
+    "a2a.peer.*.call.*.*",
+    "a2a.peers.*",
+    "a2a.peer.files",
+    "$O.a2a_files.>",
+    "$JS.API.STREAM.CREATE.OBJ_a2a_files",
+    "$JS.API.STREAM.UPDATE.OBJ_a2a_files",
+    "$JS.API.STREAM.INFO.OBJ_a2a_files",
+    "$JS.API.STREAM.PURGE.OBJ_a2a_files",
+    "$JS.API.STREAM.MSG.GET.OBJ_a2a_files",
+    "$JS.API.DIRECT.GET.OBJ_a2a_files",
+];
+const SUBSCRIBE: [&str; 12] = [
+    "a2a.action.*.*",
+    "a2a.card.*",
+    "a2a.gw.>",
+    "a2a.control.*.*",
+    "$SRV.>",
+    "_INBOX.bridge.>",
+    "a2a.peer.*.*",
+    "a2a.peer.*.call.*.*",
+    "a2a.peers.*",
+    "a2a.peer.files",
+    "a2a.files.*",
+    "a2a.upload.*.*",
+];
 
 pub(super) fn manifest() -> String {
     let [ping, ..] = Subjects::srv(DiscoveryVerb::Ping, &Token::new("agent"), "");
     let manifest = json!({
+        "format": FORMAT,
         "name": env!("CARGO_PKG_NAME"),
         "version": env!("CARGO_PKG_VERSION"),
         "description": env!("CARGO_PKG_DESCRIPTION"),
@@ -30,21 +65,19 @@ pub(super) fn manifest() -> String {
             "stop_timeout": "30s",
             "exit_codes": {
                 "0": "stopped by a signal",
+                "1": "cannot listen on `metrics.listen`, or cannot publish an agent",
                 "64": "invalid command line",
-                "69": "NATS rejects the credentials, or is not reachable (with `--fail-fast`)",
+                "69": "NATS rejects the credentials, or is not reachable (with `--fail-fast`), or has no JetStream although it is required",
                 "70": "internal error",
                 "78": "invalid configuration",
             },
         },
-        "health": {
-            "command": ["a2a-bridge", "agents"],
-            "request": ping,
-            "explanation": "The command exits with 0 if the bridge serves at least one agent, otherwise with 69. Every agent answers the request.",
-        },
+        "requires": requires(),
+        "health": health(&ping),
         "environment": environment(),
         "serves": serves(),
         "publishes": publishes(),
-        "permissions": {"publish": PUBLISH, "subscribe": SUBSCRIBE},
+        "permissions": {"publish": publish_permissions(), "subscribe": SUBSCRIBE},
         "settings": {
             "file": "a2a-bridge.yaml",
             "schema": config::schema(),
@@ -54,7 +87,77 @@ pub(super) fn manifest() -> String {
     format!("{intro}\n{}", yaml::block(&manifest))
 }
 
-/// The environment variables of `run`, from the definition of its arguments.
+fn publish_permissions() -> Vec<String> {
+    PUBLISH.map(str::to_owned).into_iter().chain(jetstream::permissions(PREFIX)).collect()
+}
+
+/// The versions that the bridge works with: from `min` on, and below `below`. A version without an upper limit has not been
+/// seen to break the bridge.
+fn requires() -> Value {
+    json!({
+        "nats-server": {"min": "2.10.0", "below": "3.0.0", "tested": "2.12.8", "explanation": "JetStream is optional: with nats-server 2.11 or later, replicas share state there, and it survives restarts."},
+        "a2a": {"min": "0.1", "max": "1.0", "explanation": "Versions of the A2A protocol that agents may speak, over JSON-RPC or REST."},
+        "agent-protocol": {"min": "0.3", "max": "0.3", "explanation": "Synadia Agent Protocol for NATS, if `nats.agent_protocol` is set."},
+        "linux": {"min": "3.4", "explanation": "Limits of agents (`limits`) need cgroup v2, Linux 4.5 or later."},
+        "systemd": {"min": "252", "explanation": "Only for the unit in deploy/; `DelegateSubgroup=` needs 254."},
+    })
+}
+
+/// The health checks. The command reads the same configuration as `run`, so that it follows `metrics.listen`.
+fn health(ping: &str) -> Value {
+    json!({
+        "command": ["a2a-bridge", "health"],
+        "live_command": ["a2a-bridge", "health", "--live"],
+        "http": {
+            "listen": {"setting": "metrics.listen"},
+            "ready": "/readyz",
+            "ready_with_agents": "/readyz?agents=any",
+            "live": "/healthz",
+        },
+        "request": ping,
+        "interval": "30s",
+        "timeout": "5s",
+        "exit_codes": {
+            "0": "the bridge serves, and is connected to NATS",
+            "1": "it does not; stdout has the reason",
+            "69": "nothing answers",
+            "78": "not checked: the configuration has no `metrics.listen`",
+        },
+        "explanation": "The command reads `metrics.listen` in the same configuration file as the entry command, and requests `ready` there. Without `metrics.listen`, only the request remains: every agent answers it on NATS. Do not restart the bridge because it is not ready: it waits for NATS by itself.",
+    })
+}
+
+/// Variables that `run` or its libraries read, besides those of its arguments.
+const OTHER_VARIABLES: [(&str, &str); 14] = [
+    ("NO_COLOR", "Disables colours in the log"),
+    ("RUST_BACKTRACE", "`1` adds a backtrace to internal errors in the log"),
+    (
+        "XDG_RUNTIME_DIR",
+        "Directory for the records of agent processes; by default the system's directory for temporary files",
+    ),
+    ("TMPDIR", "Directory for temporary files"),
+    ("PATH", "Where to find the commands of agents; agents inherit it"),
+    ("HOME, USER, LANG, LC_*, TZ", "Agents inherit them"),
+    ("SSL_CERT_FILE, SSL_CERT_DIR", "Certificate authorities to trust instead of the system's"),
+    ("NOTIFY_SOCKET", "Set by systemd for a unit with Type=notify"),
+    ("WATCHDOG_USEC, WATCHDOG_PID", "Set by systemd for a unit with WatchdogSec="),
+    ("TOKIO_WORKER_THREADS", "Number of threads that serve calls; by default the number of processors"),
+    (
+        "OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        "Collector for the spans of calls, in a program with the feature `otlp`",
+    ),
+    (
+        "OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TIMEOUT, OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
+        "Options of that collector",
+    ),
+    (
+        "OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG, OTEL_BSP_*",
+        "Options of those spans, as OpenTelemetry specifies them",
+    ),
+    ("${NAME} in the configuration", "Any variable that the configuration refers to; most hold secrets"),
+];
+
+/// The environment variables of `run`: those of its arguments, and others.
 fn environment() -> Value {
     let mut command = Cli::command();
     command.build();
@@ -69,7 +172,11 @@ fn environment() -> Value {
             variables.insert(name.to_string_lossy().into_owned(), about);
         }
     }
-    variables.insert("NO_COLOR".to_owned(), json!({"description": "Disables colours in the log"}));
+    for (names, description) in OTHER_VARIABLES {
+        for name in names.split(", ") {
+            variables.insert(name.to_owned(), json!({"description": description}));
+        }
+    }
     variables.into()
 }
 
@@ -81,6 +188,7 @@ fn serves() -> Value {
         {"subject": format!("{PREFIX}.action.<agent>.get_task"), "description": "get a task"},
         {"subject": format!("{PREFIX}.card.<agent>"), "description": "the agent's card"},
         {"subject": format!("{PREFIX}.control.<agent>.<command>"), "description": "for operators: show, start, stop, restart, logs"},
+        {"subject": format!("{PREFIX}.gw.>"), "description": "for gateways: the same requests in the name of a principal"},
         {"subject": "$SRV.PING|INFO|STATS[.<agent>[.<id>]]", "description": "NATS service discovery and statistics"},
     ])
 }
@@ -132,6 +240,45 @@ mod tests {
         assert_eq!(listed(&publishes()), [subjects.registry(&agent), subjects.task(&agent, &other)]);
     }
 
+    #[test]
+    fn the_versions_are_those_of_the_support_matrix_and_of_the_scripts() {
+        let (requires, support) = (requires(), read("docs/src/support.md"));
+        let nats = &requires["nats-server"];
+        let tested = nats["tested"].as_str().unwrap();
+        assert!(support.contains(&format!("{tested} tested")), "{tested}");
+        assert!(read("scripts/nats-server").contains(tested), "{tested}");
+        assert!(support.contains("2.10 is the oldest") && nats["min"] == "2.10.0");
+        for version in ["min", "max"].map(|limit| requires["a2a"][limit].as_str().unwrap()) {
+            assert!(support.contains(&format!("\n| {version} ")), "{version}");
+        }
+    }
+
+    /// The variables that `run` reads after it has hidden others are those that a host may have to set.
+    #[test]
+    fn the_manifest_names_every_variable_that_the_bridge_reads() {
+        let named = environment();
+        let named = |name: &str| named.get(name).is_some();
+        let source = read("src/config/environment.rs");
+        let list = source.split_once("const READ_LATER").unwrap().1.split_once("];").unwrap().0;
+        let quoted = list.split('"').skip(1).step_by(2);
+        // Terminals, and variables of the C library that are not specific to the bridge.
+        let general = ["TERM", "COLORTERM", "RUST_LOG", "RUST_LIB_BACKTRACE", "GLIBC_TUNABLES"];
+        let general = general.into_iter().chain(["RES_OPTIONS", "LOCALDOMAIN", "HOSTALIASES", "LOGNAME"]);
+        let general: Vec<_> = general.collect();
+        let missing: Vec<_> = quoted.filter(|name| !general.contains(name) && !named(name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        assert!(named("A2A_BRIDGE_CONFIG") && named("A2A_BRIDGE_LOG"));
+    }
+
+    #[test]
+    fn the_health_check_is_a_command_of_the_bridge() {
+        let health = health("");
+        for command in ["command", "live_command"] {
+            let words = health[command].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+            Cli::command().try_get_matches_from(words).unwrap();
+        }
+    }
+
     fn read(name: &str) -> String {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
         std::fs::read_to_string(path).unwrap()
@@ -181,10 +328,13 @@ mod tests {
     fn the_permissions_are_the_same_everywhere() {
         let conf = read("deploy/nats-permissions.conf");
         let block = conf.split("user: bridge").nth(1).unwrap().split("user: operator").next().unwrap();
-        for (verb, list) in [("publish", &PUBLISH[..]), ("subscribe", &SUBSCRIBE[..])] {
-            let line = format!("{verb}: {}", serde_json::to_string(&list).unwrap().replace(",", ", "));
-            assert!(block.contains(&line), "{line} is not in {block}");
-        }
+        let listed = |verb: &str| -> Vec<String> {
+            let list = block.split(&format!("{verb}: [")).nth(1).unwrap().split(']').next().unwrap();
+            let lines = list.lines().filter(|line| !line.trim().starts_with('#'));
+            lines.flat_map(|line| line.split('"').skip(1).step_by(2)).map(str::to_owned).collect()
+        };
+        assert_eq!(listed("publish"), publish_permissions());
+        assert_eq!(listed("subscribe"), SUBSCRIBE);
         assert!(
             read("docs/src/security.md").contains(conf.trim()),
             "docs/src/security.md differs from {conf}"

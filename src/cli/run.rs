@@ -4,13 +4,14 @@ use std::future::pending;
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
-#[cfg(target_os = "linux")]
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::systemd::Systemd;
 use super::{CliError, CliResult, ConfigArgs, FAILED, INTERNAL_ERROR, INVALID_CONFIG, UNAVAILABLE};
+use crate::background::OnPanic;
 use crate::bridge::{Bridge, BridgeError, ReloadError};
 use crate::bus::connect::{ConnectError, FirstConnection};
 use crate::config::{self, Config, Environment};
@@ -24,6 +25,8 @@ pub(super) const REJECTED_BY_NATS: &str = "the server rejects these credentials:
                                            `token` or `nkey` under `nats` in the configuration";
 pub(super) const NO_NATS: &str =
     "is a nats-server running there? Set its URL as `nats.url` in the configuration";
+pub(super) const NO_JETSTREAM: &str = "start nats-server 2.11 or newer with `-js`, and give the bridge the permissions in \
+                                       deploy/nats-permissions.conf; or set `nats.jetstream.mode: auto`";
 
 const DETAILS: &str = "\
 Signals:
@@ -67,17 +70,22 @@ pub(super) async fn run(args: RunArgs, config: Config, environment: Environment)
     let mut stop = StopSignals::new().map_err(CliError::internal)?;
     let hang_up = signal(SignalKind::hangup()).map_err(CliError::internal)?;
     let host = process_host();
+    let systemd = Arc::new(Systemd::from_environment());
+    let (reporting, stop_reporting) = (Arc::clone(&systemd), host.tasks.stop.clone());
+    host.tasks.spawn("systemd", OnPanic::Log, async move { reporting.report(stop_reporting).await });
+    systemd.waiting_for_nats();
     if config.agents.is_empty() {
         tracing::warn!("the configuration has no agents; the bridge has nothing to serve");
     }
     let bridge = tokio::select! {
         bridge = Bridge::connect(&config, host, args.first_connection()) => bridge.map_err(bridge_error)?,
         name = stop.next() => {
+            systemd.stopping();
             tracing::info!("received {name} during startup; stopping");
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let mut serving = pin!(serve(&bridge, config, &environment, hang_up).fuse());
+    let mut serving = pin!(serve(&bridge, config, &environment, hang_up, &systemd).fuse());
     let result = tokio::select! {
         result = &mut serving => result,
         () = bridge.stopping() => {
@@ -89,6 +97,7 @@ pub(super) async fn run(args: RunArgs, config: Config, environment: Environment)
             Ok(())
         }
     };
+    systemd.stopping();
     // A start or reload in progress must finish: only it knows the agents that it has started so far.
     tokio::select! {
         () = bridge.stop() => {}
@@ -105,6 +114,7 @@ async fn serve(
     config: Config,
     environment: &Environment,
     mut hang_up: Signal,
+    systemd: &Systemd,
 ) -> CliResult<()> {
     let file = config.file.clone();
     bridge.serve(config).await.map_err(bridge_error)?;
@@ -112,8 +122,11 @@ async fn serve(
         agents = bridge.agents().len(),
         "serving; stop with Ctrl-C or SIGTERM, reload the configuration with SIGHUP"
     );
+    systemd.ready(bridge.agents().len());
     while hang_up.recv().await.is_some() {
+        systemd.reloading();
         reload(bridge, environment, file.as_deref()).await;
+        systemd.ready(bridge.agents().len());
     }
     Ok(())
 }
@@ -125,7 +138,10 @@ async fn reload(bridge: &Bridge, environment: &Environment, file: Option<&Path>)
     let config = match config::load_with(file, environment) {
         Ok(config) => config,
         Err(error) => {
-            return tracing::error!("reload failed; keeping the current configuration\n{error}");
+            for problem in error.log_lines() {
+                tracing::error!(problem, "invalid configuration");
+            }
+            return tracing::error!("reload failed; keeping the current configuration");
         }
     };
     let done = match bridge.reload(config).await {
@@ -226,10 +242,13 @@ fn bridge_error(error: BridgeError) -> CliError {
             let hint = if cause.is_refused() { REJECTED_BY_NATS } else { NO_NATS };
             CliError::new(UNAVAILABLE, error).hint(hint)
         }
+        BridgeError::JetStream(_) => CliError::new(UNAVAILABLE, error).hint(NO_JETSTREAM),
         BridgeError::Subject(_) | BridgeError::Auth { .. } => CliError::new(INVALID_CONFIG, error),
         BridgeError::Http(_)
+        | BridgeError::Peers(_)
         | BridgeError::Publish { .. }
         | BridgeError::Control { .. }
+        | BridgeError::Files { .. }
         | BridgeError::Stopping
         | BridgeError::Metrics { .. } => CliError::new(FAILED, error),
     }

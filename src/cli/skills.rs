@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::CliResult;
-use super::client::NatsArgs;
 use super::discover::{DiscoveredSkill, discover};
+use super::nats_args::NatsArgs;
 use super::output::{Colour, OutputArgs, eprintln_dim, print_json, print_table};
 
 #[derive(Debug, clap::Args)]
@@ -73,6 +73,11 @@ pub(super) async fn run(args: SkillsArgs) -> CliResult {
         "prompt" | "" => "'some text'".to_owned(),
         names => names.split(", ").map(|name| format!("--param {name}=…")).collect::<Vec<_>>().join(" "),
     };
-    eprintln_dim(format_args!("to call one: a2a-bridge call {}.{} {example}", agent.token, skill.action));
+    eprintln_dim(format_args!(
+        "to call one: a2a-bridge call {}.{} {example}{}",
+        agent.token,
+        skill.action,
+        args.nats.suggested_flags()
+    ));
     Ok(ExitCode::SUCCESS)
 }

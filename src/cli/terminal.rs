@@ -1,4 +1,4 @@
-//! Questions to the user at the terminal.
+//! The terminal: questions to the user, Ctrl-C, a screen that is drawn again and again.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -55,6 +55,35 @@ pub(super) async fn read_answer(is_secret: bool, interrupts: &Interrupts) -> io:
         let _ = writeln!(err);
     }
     Ok(answer.map(|line| line.trim_end_matches(['\r', '\n']).to_owned()))
+}
+
+/// A screen of its own on stdout, which must be a terminal. Dropping it shows the previous screen again.
+#[derive(Debug)]
+pub(super) struct Screen(());
+
+impl Screen {
+    pub(super) fn enter() -> Self {
+        // The alternate screen, without a cursor.
+        write_control("\x1b[?1049h\x1b[?25l");
+        Self(())
+    }
+
+    pub(super) fn draw(&mut self, text: &str) {
+        // Overwrites what is there, line by line, so that nothing flickers.
+        let text = StdStream::Stdout.sanitize_painted(text).replace('\n', "\x1b[K\r\n");
+        write_control(&format!("\x1b[H{text}\x1b[K\x1b[J"));
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        write_control("\x1b[?25h\x1b[?1049l");
+    }
+}
+
+fn write_control(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Turns off the echo of the terminal until it is dropped.

@@ -139,7 +139,7 @@ fn read_variables(path: &Path) -> Result<Vec<(String, SecretString)>, String> {
 
 /// The keys of an agent, with their aliases, that a reload applies without a restart of the agent: none of them concerns
 /// its process or its credentials.
-pub(super) const APPLIED_WITHOUT_RESTART: [&str; 25] = [
+pub(super) const APPLIED_WITHOUT_RESTART: [&str; 26] = [
     "startup_timeout",
     "a2a_server_startup_timeout",
     "startup",
@@ -158,6 +158,7 @@ pub(super) const APPLIED_WITHOUT_RESTART: [&str; 25] = [
     "stream_idle_timeout",
     "task_timeout",
     "task_ttl",
+    "forward_caller",
     "stream_keepalive",
     "prefer_stream",
     "input_required_ttl",

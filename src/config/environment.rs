@@ -12,7 +12,7 @@ use super::redact::names_secret;
 
 /// Variables that the bridge or its libraries read after the start. They are never hidden, even if a configuration refers
 /// to them: an empty `SSL_CERT_FILE`, for example, makes TLS fail.
-const READ_LATER: [&str; 17] = [
+const READ_LATER: [&str; 18] = [
     // Certificates of authorities.
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
@@ -35,6 +35,7 @@ const READ_LATER: [&str; 17] = [
     // systemd.
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
+    "WATCHDOG_PID",
 ];
 /// The exporter of spans reads these.
 const READ_LATER_PREFIX: &str = "OTEL_";

@@ -75,7 +75,7 @@ kinds! {
         json!({ "type": "object", "additionalProperties": Text::schema() });
     JsonObject -> Value: "a mapping", read read_object, json!({ "type": "object" });
     SubjectPrefix -> String: "a subject", parse values::subject_prefix,
-        text_schema(r"^(?!(_INBOX|_R_)(\.|$))(?=.{1,128}$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$");
+        text_schema(r"^(?!(_INBOX|_R_)(\.|$))(?!(.*\.)?gw$)(?=.{1,128}$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$");
     InboxPrefix -> String: "a subject", parse values::inbox_prefix,
         text_schema(r"^(?=.{1,128}$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$");
     SubjectPattern -> String: "a subject", parse values::subject_pattern,
@@ -110,6 +110,11 @@ kinds! {
         json!({ "minimum": 64 << 20, "maximum": 1_u64 << 40 }),
         &format!(r"^\s*\d+\s*{}?\s*$", any_case(&["b", "kb", "kib", "mb", "mib", "gb", "gib"])),
     );
+    FileSize -> u64: "a size", parse values::file_size, number_schema(
+        json!({ "minimum": 1024, "maximum": 1_u64 << 40 }),
+        &format!(r"^\s*\d+\s*{}?\s*$", any_case(&["b", "kb", "kib", "mb", "mib", "gb", "gib"])),
+    );
+    BucketName -> String: "the name of a bucket", parse values::bucket_name, text_schema("^[A-Za-z0-9_-]{1,128}$");
     ProcessorCount -> f64: "a number", parse values::processor_count, merged(
         strict_schema(&["string", "number"], r"^(\d+\.?\d*|\.\d+)$"),
         json!({ "minimum": 0.01, "maximum": 1024 }),
@@ -127,7 +132,17 @@ kinds! {
         &format!("^{}?{}$", any_case(&["sig"]), any_case(&agent::STOP_SIGNALS)),
     );
     Restart: "a word", parse parse_word, enum_schema::<Self>();
+    CallLogging: "a word", parse parse_word, json!({
+        "type": ["string", "boolean"],
+        "anyOf": [{ "enum": ["off", "errors", "all", false] }, { "type": "string", "pattern": VARIABLE }],
+    });
     KeyPlace: "a word", parse parse_word, enum_schema::<Self>();
+    CallerBinding: "a word", parse parse_word, enum_schema::<Self>();
+    JetStreamMode: "a word", parse parse_word, enum_schema::<Self>();
+    StateReplicas: "1, 3, 5 or `auto`", parse parse_word, json!({
+        "type": ["string", "integer"],
+        "anyOf": [{ "enum": ["auto", 1, 3, 5, "1", "3", "5"] }, { "type": "string", "pattern": VARIABLE }],
+    });
     Binding: "a word", parse |text| parse_word(&text.to_ascii_lowercase()),
         words_schema(&["jsonrpc", "rest"], &format!("^{}$", any_case(&["jsonrpc", "rest", "http+json"])));
     A2aVersion: "a version", parse parse_word, json!({
@@ -196,6 +211,17 @@ impl Display for Restart {
     }
 }
 
+/// The calls that the call log has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[repr(u8)]
+pub(crate) enum CallLogging {
+    // In YAML 1.1, `off` is a boolean, and some tools write it as one.
+    #[value(alias = "false")]
+    Off,
+    Errors,
+    All,
+}
+
 /// Where an API key goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum KeyPlace {
@@ -203,6 +229,39 @@ pub enum KeyPlace {
     Header,
     Query,
     Cookie,
+}
+
+/// Whether the bridge keeps state in JetStream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum JetStreamMode {
+    /// If it is there.
+    Auto,
+    Off,
+    /// The bridge does not start without it.
+    Required,
+}
+
+/// On how many servers a cluster stores the shared state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StateReplicas {
+    /// On three, or on one if there are fewer servers.
+    Auto,
+    #[value(name = "1")]
+    One,
+    #[value(name = "3")]
+    Three,
+    #[value(name = "5")]
+    Five,
+}
+
+impl StateReplicas {
+    pub(crate) fn first_choice(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Auto | Self::Three => 3,
+            Self::Five => 5,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -225,6 +284,14 @@ pub(crate) enum Binding {
     // REST, which A2A calls HTTP+JSON.
     #[value(alias = "http+json")]
     Rest,
+}
+
+/// What identifies a caller of another NATS account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CallerBinding {
+    User,
+    Account,
+    Off,
 }
 
 /// The words that stand for the variants of an enum.
@@ -376,12 +443,56 @@ fn read_servers(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Vec<NatsUrl>> 
         NodeValue::List(_) => read_filled_list::<NatsUrls>(node, scope)?.concat(),
         _ => NatsUrls::read(node, scope)?,
     };
-    Some(urls.into_iter().map(NatsUrl).collect())
+    let urls: Vec<_> = urls.into_iter().map(NatsUrl).collect();
+    let mut users = urls.iter().filter_map(NatsUrl::user_info);
+    if let Some(first) = users.next()
+        && users.any(|other| other != first)
+    {
+        let text =
+            "the URLs have different users or passwords; set `user` and `password` under `nats` instead";
+        scope.problems.add(node.at.start, text);
+        return None;
+    }
+    drop(users);
+    Some(urls)
 }
 
 /// A NATS URL; it may hold a password, which `Debug` does not show.
 #[derive(Clone)]
 pub(crate) struct NatsUrl(pub(crate) String);
+
+impl NatsUrl {
+    /// The user and the password in the URL. A user without a password is a token.
+    pub(crate) fn user_info(&self) -> Option<(String, Option<String>)> {
+        let (before, _) = self.0.rsplit_once('@')?;
+        let info = before.split_once("://").map_or(before, |(_, info)| info);
+        let (user, password) = match info.split_once(':') {
+            Some((user, password)) => (user, Some(decode_percent(password))),
+            None => (info, None),
+        };
+        (!info.is_empty()).then(|| (decode_percent(user), password))
+    }
+}
+
+/// Decodes `%40` and the like. What is not such a sequence stays as it is.
+fn decode_percent(text: &str) -> String {
+    let mut pieces = text.split('%');
+    let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
+    for piece in pieces {
+        let digits = piece.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                bytes.extend_from_slice(piece.get(2..).unwrap_or_default().as_bytes());
+            }
+            None => {
+                bytes.push(b'%');
+                bytes.extend_from_slice(piece.as_bytes());
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
 
 impl AsRef<str> for NatsUrl {
     fn as_ref(&self) -> &str {

@@ -14,7 +14,7 @@ use super::declare::{Scope, Setting as _};
 use super::expand::{Env, expand};
 use super::node::{KeyValue, Node, NodeValue, Scalar, resolve_keys};
 use super::problems::{Finding, Problems};
-use super::{Config, ConfigError, Environment, redact, settings};
+use super::{Config, ConfigError, Environment, NatsConfig, redact, settings};
 
 const MAX_BYTES: usize = 1 << 20;
 const MAX_NODES: usize = 100_000;
@@ -30,6 +30,28 @@ const MAX_DEPTH: usize = 64;
 ///
 /// The file cannot be read, or it has problems; the error lists all of them.
 pub(crate) fn load_with(path: &Path, environment: &Environment) -> Result<Config, ConfigError> {
+    load_sections(path, environment, Sections::All)
+}
+
+/// As [`load_with`], with the variables of this process.
+pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
+    load_with(path, &Environment::default())
+}
+
+/// Reads how to connect to NATS. Other problems of the file do not matter, such as a variable of an agent that is set
+/// for the bridge only.
+pub(crate) fn load_nats(path: &Path) -> Result<NatsConfig, ConfigError> {
+    load_sections(path, &Environment::default(), Sections::Nats).map(|config| config.nats)
+}
+
+/// The part of a file to read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sections {
+    All,
+    Nats,
+}
+
+fn load_sections(path: &Path, environment: &Environment, sections: Sections) -> Result<Config, ConfigError> {
     let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;
@@ -38,7 +60,7 @@ pub(crate) fn load_with(path: &Path, environment: &Environment) -> Result<Config
     let env = |name: &str| environment.get(name);
     let mut directory = std::path::absolute(path).map_err(unreadable)?;
     directory.pop();
-    let parse = |text: &str| parse_in(Some(&directory), text, &name, &env);
+    let parse = |text: &str| parse_in(Some(&directory), text, &name, &env, sections);
     let mut config = match str::from_utf8(&bytes) {
         Ok(text) => parse(text)?,
         // A file cut at the limit may end inside a character; it is too long in any case.
@@ -47,11 +69,6 @@ pub(crate) fn load_with(path: &Path, environment: &Environment) -> Result<Config
     };
     config.file = Some(path.to_owned());
     Ok(config)
-}
-
-/// As [`load_with`], with the variables of this process.
-pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
-    load_with(path, &Environment::default())
 }
 
 fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {
@@ -68,17 +85,26 @@ fn not_text(bytes: &[u8], valid: usize, file: &str) -> ConfigError {
 ///
 /// All problems of the file together.
 pub fn parse(text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError> {
-    parse_in(None, text, file, env)
+    parse_in(None, text, file, env, Sections::All)
 }
 
 /// As [`parse`]. Relative paths start at `directory`; without one, files that the settings name are not read.
-fn parse_in(directory: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> Result<Config, ConfigError> {
+fn parse_in(
+    directory: Option<&Path>,
+    text: &str,
+    file: &str,
+    env: Env<'_>,
+    sections: Sections,
+) -> Result<Config, ConfigError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut problems = Problems::new(text, directory);
     let keys = settings::keys();
     let config = tree(text, &keys, &mut problems).and_then(|mut root| {
         problems.redact(redact::secrets(&root, text, &keys));
         resolve_keys(&mut root, &mut problems);
+        if sections == Sections::Nats {
+            keep_nats(&mut root);
+        }
         expand(&mut root, env, &mut problems);
         if root.is_null() {
             problems.add_with_hint(root.at.start, "the file is empty", "the minimum is `agents: []`");
@@ -89,6 +115,17 @@ fn parse_in(directory: Option<&Path>, text: &str, file: &str, env: Env<'_>) -> R
     match config {
         Some(config) if problems.is_empty() => Ok(config),
         _ => Err(problems.into_error(file)),
+    }
+}
+
+/// Removes everything but `nats`.
+fn keep_nats(root: &mut Node) {
+    if let NodeValue::Map(entries) = &mut root.value {
+        entries.retain(|entry| entry.key.text() == Some("nats"));
+        let text = Scalar { text: "agents".to_owned(), plain: true, expanded: false };
+        let key = Node { at: root.at.clone(), value: NodeValue::Scalar(text) };
+        let value = Node { at: root.at.clone(), value: NodeValue::List(Vec::new()) };
+        entries.push(KeyValue { key, value });
     }
 }
 

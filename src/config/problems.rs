@@ -28,6 +28,21 @@ pub enum ConfigError {
     Invalid(String),
 }
 
+impl ConfigError {
+    /// The problems for a log, in which an event is one line: without the lines of the file that people see.
+    pub(crate) fn log_lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = Vec::new();
+        for line in self.to_string().lines() {
+            match (line.strip_prefix("    hint: "), lines.last_mut()) {
+                (Some(hint), Some(last)) => *last += &format!(" ({hint})"),
+                _ if line.starts_with(' ') => {}
+                _ => lines.push(line.to_owned()),
+            }
+        }
+        lines
+    }
+}
+
 /// The problems of one file so far.
 pub(super) struct Problems<'a> {
     pub(super) text: &'a str,

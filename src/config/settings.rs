@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 use super::agent::{Port, SettingsDigest};
 use super::declare::{Field, Scope, Setting, joined, merged, object_schema, settings};
 use super::kinds::{
-    A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, CommandLine, Count, EnvFile,
-    EnvVars, HeaderLines, HeaderName, HeaderValue, HostPort, InboxPrefix, JsonObject, KeyPlace, MemorySize,
-    OwnerName, ProcessorCount, Renames, Restart, Secret, Servers, Size, SubjectPatterns, SubjectPrefix, Text,
-    TokenUrl, UrlPath, UserName,
+    A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, BucketName, CallLogging,
+    CallerBinding, CommandLine, Count, EnvFile, EnvVars, FileSize, HeaderLines, HeaderName, HeaderValue,
+    HostPort, InboxPrefix, JetStreamMode, JsonObject, KeyPlace, MemorySize, OwnerName, ProcessorCount,
+    Renames, Restart, Secret, Servers, Size, StateReplicas, SubjectPatterns, SubjectPrefix, Text, TokenUrl,
+    UrlPath, UserName,
 };
 use super::node::Node;
 use super::rules;
@@ -31,7 +32,9 @@ settings! {
         /// Grace period for calls in flight after SIGTERM or Ctrl-C.
         shutdown_grace: Duration, default "8s";
         metrics: Option<MetricsConfig>;
+        logging: Logging, default {};
         limits: BridgeLimits, default {};
+        files: FilesConfig, default {};
         + file: Option<PathBuf>;
     }
 
@@ -41,12 +44,42 @@ settings! {
         listen: SocketAddr, example "127.0.0.1:9464";
     }
 
+    /// What the bridge logs, in addition to what `--log` selects.
+    pub(crate) struct Logging {
+        /// One line at level `info` for each call that has ended: `off` for none, `errors` for calls that failed, `all` for
+        /// all. A line has the caller, the agent, the skill, the task id, the outcome, the duration and the sizes, but never what
+        /// was said. At most 200 lines a second for each agent.
+        calls: CallLogging, default "off";
+    }
+
     /// Limits of the bridge itself. Each agent has limits of its own.
     pub(crate) struct BridgeLimits {
         /// Memory that the bridge may use, 64MiB to 1024GiB. By default, a quarter of the memory of the machine or
         /// of the cgroup of the bridge; on a small machine 256MiB, but at most half. When the calls of an agent reach its share, the bridge
         /// rejects more of them with `busy`; the calls of other agents continue.
         memory: Option<MemorySize>, example "1GiB";
+    }
+
+    /// Files in requests and replies. The bridge keeps large files in the object store of NATS, which needs JetStream.
+    /// Without it, files must fit into a message.
+    pub(crate) struct FilesConfig {
+        /// Size limit of a file, 1KiB to 1024GiB.
+        max_size: FileSize, default "100MiB";
+        /// Size limit of all files of one request together, 1KiB to 1024GiB.
+        max_request: FileSize, default "256MiB";
+        /// Size limit of all files of one caller in the object store, 1KiB to 1024GiB.
+        max_per_caller: FileSize, default "1GiB";
+        /// Size limit of the object store, 1KiB to 1024GiB.
+        max_total: FileSize, default "4GiB";
+        /// Time for which a file is kept.
+        ttl: Duration, default "24h";
+        /// Other object stores of NATS from which callers may send files: `obj://bucket/name`. The bridge reads them for
+        /// every caller. Its own bucket, `a2a_files` for the subject prefix `a2a`, is always allowed.
+        allowed_buckets: Vec<BucketName>, default [];
+        /// Hosts, as `host` or `host:port`, from which the bridge fetches files that a request refers to by URL. The agent
+        /// fetches those of all other hosts itself. The bridge connects to an address in a private network only if this
+        /// list has the address.
+        fetch_hosts: Vec<HostPort>, default [];
     }
 
     /// Connection to NATS, and the subjects that the bridge uses there.
@@ -72,7 +105,9 @@ settings! {
         /// Prefix of the subjects on which the bridge itself receives replies. With private inboxes, as in
         /// `deploy/nats-permissions.conf`, it is `_INBOX.bridge`.
         inbox_prefix: InboxPrefix, default "_INBOX";
+        identity: IdentityOrOff, default {};
         agent_protocol: Option<AgentProtocolConfig>;
+        jetstream: JetStreamConfig, default {};
     }
 
     /// TLS with certificates of your own. Paths are relative to the directory of the configuration file.
@@ -87,10 +122,32 @@ settings! {
         required: bool, default false;
     }
 
+    /// Who a caller of another NATS account is, as the NATS server says in `Nats-Request-Info`; `off` ignores what the
+    /// server says. Tasks, follow-ups, sessions and idempotency keys belong to the caller that made them. All callers
+    /// within the account of the bridge share one identity. A gateway names its callers itself, also with `off`.
+    pub(crate) struct IdentityConfig {
+        /// `user`: the account and, where the import of the caller's account has `share: true`, the user. `account`: the
+        /// account only. `off`: all callers share one identity.
+        bind: CallerBinding, default "user";
+        /// Refuse callers without a verified identity with `forbidden`.
+        required: bool, default false;
+    }
+
     /// Offer the agents to clients of the Synadia Agent Protocol for NATS, too.
     pub(crate) struct AgentProtocolConfig {
         /// Owner of the agents, as those clients see it: lower-case letters, digits, `_` and `-`.
         owner: OwnerName, example "acme";
+    }
+
+    /// State that all replicas of the bridge share, in NATS JetStream (nats-server 2.11 or newer): open questions, submitted
+    /// tasks, sessions and idempotency keys. It survives restarts of the bridge.
+    pub(crate) struct JetStreamConfig {
+        /// `auto` uses JetStream if the server has it, and otherwise keeps the state in memory. With `required`, the bridge
+        /// does not start without JetStream, and refuses questions and submissions while JetStream is unavailable. `off`
+        /// keeps the state in memory.
+        mode: JetStreamMode, default "auto";
+        /// Number of servers of a cluster that store the state: 1, 3 or 5. `auto` means 3, or 1 without a cluster.
+        replicas: StateReplicas, default "auto";
     }
 
     /// One agent.
@@ -184,6 +241,8 @@ settings! {
         stream_idle_timeout: Duration, default "300s";
         /// Time limit of a call in the reply modes `stream` and `submit`.
         task_timeout: Duration, default "24h";
+        /// Send the verified identity of the caller to the agent, as `caller` in the metadata of the message.
+        forward_caller: bool, default false;
         /// Time for which a finished task and its result are kept.
         task_ttl: Duration, default "24h";
         /// Time without an event after which a stream sends a keep-alive.
@@ -309,6 +368,38 @@ settings! {
         scopes: Vec<Text>, default [];
         /// Audience to request, if the server requires one.
         audience: Option<Text>;
+    }
+}
+
+impl Default for IdentityConfig {
+    fn default() -> Self {
+        Self { bind: CallerBinding::User, required: false }
+    }
+}
+
+/// [`IdentityConfig`], or `off`.
+pub(crate) enum IdentityOrOff {}
+
+impl Setting for IdentityOrOff {
+    type Value = IdentityConfig;
+    const TYPE: &'static str = "a mapping or `off`";
+    const FIELDS: Option<fn() -> Vec<Field>> = IdentityConfig::FIELDS;
+
+    fn read(node: &Node, scope: &mut Scope<'_, '_>) -> Option<IdentityConfig> {
+        match node.text() {
+            Some("off") => {
+                IdentityConfig::read(&Node::from_json(json!({ "bind": "off" }), node.at.start), scope)
+            }
+            Some(_) => {
+                scope.problems.add(node.at.start, "expected a mapping (`key: value`) or `off`");
+                None
+            }
+            None => IdentityConfig::read(node, scope),
+        }
+    }
+
+    fn schema() -> Value {
+        merged(IdentityConfig::schema(), json!({ "type": ["object", "string"], "pattern": r"^off$|\$\{" }))
     }
 }
 

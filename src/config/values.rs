@@ -100,6 +100,23 @@ pub(super) fn memory_size(text: &str) -> Result<u64, String> {
     }
 }
 
+pub(super) fn file_size(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if (1 << 10..=1 << 40).contains(&size) {
+        Ok(size)
+    } else {
+        Err("expected a size from 1KiB to 1024GiB".into())
+    }
+}
+
+pub(super) fn bucket_name(text: &str) -> Result<String, String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    match (1..=128).contains(&text.len()) && text.bytes().all(is_plain) {
+        true => Ok(text.to_owned()),
+        false => Err("expected the name of a bucket: letters, digits, `_` and `-`".into()),
+    }
+}
+
 pub(super) fn processor_count(text: &str) -> Result<f64, String> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let number = text.parse().ok().filter(|number| is_plain && (0.01..=1024.0).contains(number));
@@ -199,7 +216,14 @@ fn nats_url(text: &str) -> Result<String, String> {
 /// refuse all their reply subjects as its own.
 pub(crate) fn subject_prefix(text: &str) -> Result<String, String> {
     let is_for_replies = matches!(text.split('.').next(), Some("_INBOX" | "_R_"));
-    checked(text, !is_for_replies, "expected a prefix other than `_INBOX` and `_R_`, which are for replies")
+    let prefix = checked(
+        text,
+        !is_for_replies,
+        "expected a prefix other than `_INBOX` and `_R_`, which are for replies",
+    )?;
+    // The subjects of a bridge with the prefix `a2a.gw` would be those of gateways to a bridge with the prefix `a2a`.
+    let is_for_gateways = text.split('.').next_back() == Some("gw");
+    checked(&prefix, !is_for_gateways, "expected a prefix that does not end in `gw`, which is for gateways")
         .and_then(|prefix| inbox_prefix(&prefix))
 }
 

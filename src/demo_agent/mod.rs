@@ -19,7 +19,7 @@ mod server;
 mod skills;
 mod tasks;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::io::{self, Write as _};
 use std::net::Ipv4Addr;

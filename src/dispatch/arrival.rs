@@ -1,11 +1,14 @@
 //! What a request holds from its arrival until its reply is sent.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::call_log::CallEntry;
 use super::permits::Permit;
 use crate::action::request::ReplyMemory;
+use crate::caller::Caller;
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 use crate::reply::error::ActionError;
 
@@ -26,6 +29,10 @@ pub(crate) struct Arrival {
     reply_memory: Option<ReplyMemory>,
     /// From the end of the call on.
     permit: Option<Permit>,
+    /// The name of the action in metrics and the call log.
+    pub(super) action: Arc<str>,
+    /// Written to the call log when the reply is sent; `None` while that log is off.
+    pub(super) log_entry: Option<CallEntry>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -33,6 +40,18 @@ impl Arrival {
     /// Fails if there is no memory for the request.
     pub(crate) fn check(&self) -> Result<(), ActionError> {
         self.memory.as_ref().map(|_| ()).map_err(|error| (*error).into())
+    }
+
+    /// The front door knows who sent the request, so that the call log names the caller of a refused request, too.
+    pub(crate) fn identify(&mut self, caller: &Caller) {
+        if let Some(entry) = &mut self.log_entry {
+            entry.caller = caller.clone();
+        }
+    }
+
+    /// Counts the bytes that a front door sends to the caller; `None` if nothing needs the number.
+    pub(crate) fn sent_bytes(&self) -> Option<Arc<AtomicU64>> {
+        self.log_entry.as_ref().map(CallEntry::sent)
     }
 
     /// The call has ended: keeps its permit, and the charge for its reply.
@@ -52,6 +71,9 @@ impl Arrival {
 
     /// Charges a further message of the caller, in place of the first.
     pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), ActionError> {
+        if let Some(entry) = &mut self.log_entry {
+            entry.next(bytes);
+        }
         let memory = self.memory.as_mut().map_err(|error| *error)?;
         Ok(memory.resize(TASK + bytes)?)
     }
@@ -79,9 +101,16 @@ impl Arrivals {
         Self { memory, places: Arc::new(Semaphore::new(places)) }
     }
 
-    pub(super) fn arrive(&self, bytes: usize) -> Option<Arrival> {
+    pub(super) fn arrive(&self, action: &Arc<str>, bytes: usize) -> Option<Arrival> {
         let place = Arc::clone(&self.places).try_acquire_owned().ok()?;
         let memory = self.memory.charge(TASK + bytes);
-        Some(Arrival { memory, reply_memory: None, permit: None, _place: place })
+        Some(Arrival {
+            memory,
+            reply_memory: None,
+            permit: None,
+            action: Arc::clone(action),
+            log_entry: None,
+            _place: place,
+        })
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! NATS actions ───┐                    ┌─ idempotency ─ permit ─ in-flight ─ panic guard ─┐
 //! agent protocol ─┼─Request─> Dispatcher                                               Actions ──> agent
-//! (front door) ───┘   <─Reply─         └─ redaction ─ metrics ─ spans ────────────────────┘
+//! (front door) ───┘   <─Reply─         └─ redaction ─ metrics ─ spans ─ call log ─────────┘
 //! ```
 //!
 //! A front door only translates: it turns bytes into a [`Request`], [`Progress`] into frames, and a [`Reply`] into
@@ -15,12 +15,19 @@
 //!    that it cannot read to [`Dispatcher::refuse`], and reads the card in [`Dispatcher::read_card`];
 //! 3. offers the skills of the agent's `Catalog` (`bus/catalog.rs`), and only while the agent is ready;
 //! 4. is started for each agent in `Bridge::open_front_doors`, and stopped by the `ServedAgent` in
-//!    `bridge/served_agent.rs`. `AgentProtocol` in `bus/agent_protocol.rs` is an example of both.
+//!    `bridge/served_agent.rs`. `AgentProtocol` in `bus/agent_protocol.rs` is an example of both;
+//! 5. drops the [`Arrival`] when the reply is sent, counts what it sends in [`Arrival::sent_bytes`], and names
+//!    the caller with [`Arrival::identify`], for the [call log](call_log).
 //!
 //! A front door whose requests have several steps, such as the agent protocol, also uses [`Dispatcher::permit`] and
 //! [`Dispatcher::guarded`] between two calls.
 
 pub(crate) mod arrival;
+pub(crate) mod call_log;
+mod fair_permits;
+#[cfg(test)]
+pub(crate) mod forwarding;
+pub(crate) mod maintenance;
 mod permits;
 pub(crate) mod request;
 #[cfg(test)]
@@ -33,24 +40,29 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use crate::action::actions::Actions;
 use crate::action::follow_up;
-use crate::action::progress::{Listener, Progress, ProgressEvent};
-use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMemory, ReplyMode, task_id};
+use crate::action::progress::{ForwardError, Listener, NoProgress, Progress, ProgressEvent};
+use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
 use crate::agent::Agent;
+use crate::agent::call_stats::EndedCall;
+use crate::caller::Caller;
+use crate::files::{CallFiles, FileAccess, FileMode};
 use crate::offload;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus};
 use crate::reply::{self, Reply};
 use crate::state::idempotency::{FirstRequest, RepeatedRequest, Reservation};
+use crate::state::peers::InstanceId;
 use crate::state::quota::ReservedRoom;
 use crate::telemetry::spans::{self, CallInfo, CallSpan};
 use crate::telemetry::trace_context::TraceContext;
 use arrival::{Arrival, Arrivals};
+use call_log::{CallEntry, CallLog, CallLogSetting};
+use fair_permits::FairPermit;
 use permits::{Permit, Permits};
 use request::{IdempotencyKey, Operation, Request};
 
@@ -62,24 +74,44 @@ pub(crate) struct Dispatcher {
     permits: Permits,
     arrivals: Arrivals,
     calls: TaskTracker,
+    call_log: Arc<CallLog>,
+    files: Option<FileAccess>,
 }
 
 impl Dispatcher {
     /// `calls` tracks the requests in flight.
-    pub(crate) fn new(agent: Agent, actions: Actions, calls: TaskTracker) -> Self {
+    pub(crate) fn new(
+        agent: Agent,
+        actions: Actions,
+        calls: TaskTracker,
+        call_log: Arc<CallLogSetting>,
+    ) -> Self {
         let permits = Permits::new(&agent.name, agent.config.max_in_flight);
         let arrivals = Arrivals::new(Arc::clone(&agent.memory), permits.total());
-        Self { agent, actions, permits, arrivals, calls }
+        let call_log = CallLog::new(&agent.name, call_log);
+        Self { agent, actions, permits, arrivals, calls, call_log, files: None }
+    }
+
+    /// Lets calls use a file store.
+    pub(crate) fn with_files(self, files: FileAccess) -> Self {
+        Self { files: Some(files), ..self }
+    }
+
+    /// What a call of this caller may do with files. A front door runs the call in [`CallFiles::scope`]. `max_inline` is the
+    /// size of its largest message.
+    pub(crate) fn files(&self, caller: &Caller, mode: FileMode, max_inline: usize) -> Option<Arc<CallFiles>> {
+        self.files.as_ref().map(|files| files.for_call(caller, mode, max_inline))
     }
 
     pub(crate) fn agent(&self) -> &Agent {
         &self.agent
     }
 
-    /// Admits a request of `bytes` bytes, and drops its body if there is no memory for it. `None` if too many requests
+    /// Admits a request of `bytes` bytes for `action`, and drops its body if there is no memory for it. `None` if too many requests
     /// already wait for their replies: even a refusal would cost too much then, and the caller gets no reply.
-    pub(crate) fn arrive(&self, bytes: usize, body: &mut Bytes) -> Option<Arrival> {
-        let arrival = self.arrivals.arrive(bytes)?;
+    pub(crate) fn arrive(&self, action: &Arc<str>, bytes: usize, body: &mut Bytes) -> Option<Arrival> {
+        let mut arrival = self.arrivals.arrive(action, bytes)?;
+        arrival.log_entry = self.call_log.begin(body.len());
         if arrival.check().is_err() {
             *body = Bytes::new();
         }
@@ -110,16 +142,20 @@ impl Dispatcher {
         arrival: &mut Arrival,
         progress: &mut impl Progress,
     ) -> Reply {
-        if let Err(error) = arrival.check() {
-            return Box::pin(self.refuse(error, progress)).await;
-        }
         let began = Instant::now();
         let Request { operation, mut options, idempotency_key, permit } = request;
+        operation.label(&mut arrival.action);
+        arrival.identify(&options.caller);
+        if let Err(error) = arrival.check() {
+            return Box::pin(self.refuse(error, arrival, progress)).await;
+        }
         spans::propagate(&mut options.trace);
         let mut first = None;
-        if let Some(key) = idempotency_key.filter(|_| operation.runs_the_agent()) {
+        // The replica that was asked first has reserved the key of a forwarded request.
+        let is_first_hop = !options.is_forwarded;
+        if let Some(key) = idempotency_key.filter(|_| operation.runs_the_agent() && is_first_hop) {
             let timeout = self.actions.timeout(&options);
-            match Box::pin(self.reserve_key(&operation, key, timeout)).await {
+            match Box::pin(self.reserve_key(&operation, &options.caller, key, timeout)).await {
                 Ok(Reservation::First(request)) => first = Some(request),
                 Ok(Reservation::Repeat(repeat)) => {
                     // The body is not needed while the request waits.
@@ -127,24 +163,36 @@ impl Dispatcher {
                     arrival.release_body();
                     return Box::pin(self.repeat(repeat, timeout, began, &options, arrival)).await;
                 }
-                Err(error) => return Box::pin(self.refuse(error, progress)).await,
+                Err(error) => return Box::pin(self.refuse(error, arrival, progress)).await,
             }
         }
-        let (permit, room) = match self.admit(permit, &operation, options.mode) {
+        let (permit, room) = match self.admit(permit, &operation, &options) {
             Ok(admitted) => admitted,
             Err(error) => {
-                let reply = Box::pin(self.refuse(error, progress)).await;
+                let reply = Box::pin(self.refuse(error, arrival, progress)).await;
                 finish(first, &reply).await;
                 return reply;
             }
         };
         progress.started().await;
         let pending = Some(PendingReply { first, permit });
-        let mut tracked = TrackedCall { dispatcher: self, progress, began, pending, room, accepted: None };
+        let (action, log_entry) = (Arc::clone(&arrival.action), arrival.log_entry.take());
+        let mut tracked = TrackedCall {
+            dispatcher: self,
+            progress,
+            action,
+            log_entry,
+            began,
+            first_token: None,
+            pending,
+            room,
+            accepted: None,
+        };
         let in_flight = operation.runs_the_agent().then(|| self.agent.calls.begin());
         let reply = self.guarded(self.perform(operation, arrival, &options, &mut tracked)).await;
         drop((in_flight, tracked.room.take()));
-        let permit = tracked.end(&reply, &options.reply_memory).await;
+        let (permit, log_entry) = tracked.end(&reply).await;
+        arrival.log_entry = log_entry;
         arrival.keep(permit, options.reply_memory);
         reply
     }
@@ -152,12 +200,14 @@ impl Dispatcher {
     async fn reserve_key(
         &self,
         operation: &Operation,
+        caller: &Caller,
         key: IdempotencyKey,
         timeout: Duration,
     ) -> Result<Reservation, ActionError> {
         let IdempotencyKey { key, body } = key;
         let keys = &self.actions.state.idempotency;
-        keys.reserve(&self.agent.name, operation.name(), &key, &body, timeout).await
+        let key = (caller, operation.name(), key.as_str());
+        keys.reserve(&self.agent.name, key, &body, timeout).await
     }
 
     /// Takes a permit, and reserves room for what a call may have to record: an agent must not begin what the bridge
@@ -166,43 +216,57 @@ impl Dispatcher {
         &self,
         permit: Option<Permit>,
         operation: &Operation,
-        mode: ReplyMode,
+        options: &CallOptions,
     ) -> Result<(Permit, Option<ReservedRoom>), ActionError> {
-        let permit = permit.map_or_else(|| self.permits.take(operation, mode), Ok)?;
-        let room = operation.call_kind(mode).map(|call| self.actions.reserve(call)).transpose()?;
+        let CallOptions { mode, caller, .. } = options;
+        let permit = permit.map_or_else(|| self.permits.take(operation, *mode, caller), Ok)?;
+        let room = operation.call_kind(*mode).map(|call| self.actions.reserve(call, caller)).transpose()?;
         Ok((permit, room))
     }
 
-    pub(crate) async fn refuse(&self, error: ActionError, progress: &mut impl Progress) -> Reply {
+    pub(crate) async fn refuse(
+        &self,
+        error: ActionError,
+        arrival: &mut Arrival,
+        progress: &mut impl Progress,
+    ) -> Reply {
         progress.started().await;
-        self.count_refusal(&error);
+        self.count_refusal(&error, arrival);
         Err(error)
     }
 
     /// Counts a request that a front door refuses in a form of its own.
-    pub(crate) fn count_refusal(&self, error: &ActionError) {
-        self.count(&Err(error.clone()), Instant::now());
+    pub(crate) fn count_refusal(&self, error: &ActionError, arrival: &mut Arrival) {
+        let Arrival { action, log_entry, .. } = arrival;
+        self.count(&Err(error.clone()), action, log_entry.as_mut(), Duration::ZERO, None);
     }
 
     /// Waits for a permit, for the next step of a request that was admitted before.
-    pub(crate) async fn permit(&self) -> Result<Permit, ActionError> {
-        self.permits.wait().await
+    pub(crate) async fn permit(&self, caller: &Caller) -> Result<Permit, ActionError> {
+        self.permits.wait(caller).await
     }
 
     /// Counts and limits a request for the card, which needs neither the agent nor a task.
     pub(crate) fn read_card<T>(
         &self,
         arrival: &mut Arrival,
+        caller: &Caller,
         read: impl FnOnce() -> Result<T, ActionError>,
     ) -> Result<T, ActionError> {
         let began = Instant::now();
-        let found = arrival.check().and_then(|()| self.permits.card()).and_then(|permit| {
+        let found = arrival.check().and_then(|()| self.permits.card(caller)).and_then(|permit| {
             arrival.keep_permit(permit);
             read()
         });
         match &found {
-            Ok(_) => self.agent.calls.ended("ok", began.elapsed()),
-            Err(error) => self.count_refusal(error),
+            Ok(_) => {
+                let (action, outcome, took) = (&arrival.action, "ok", began.elapsed());
+                self.agent.calls.ended(EndedCall { action, outcome, took, first_token: None });
+                if let Some(entry) = &mut arrival.log_entry {
+                    entry.end_without_task(action, outcome, took);
+                }
+            }
+            Err(error) => self.count_refusal(error, arrival),
         }
         found
     }
@@ -224,7 +288,7 @@ impl Dispatcher {
 
     /// Cancels a task that no caller waits for, best effort.
     pub(crate) async fn abandon_task(&self, task_id: &str, options: &CallOptions) {
-        if let Err(error) = self.actions.cancel_task(task_id, options).await {
+        if let Err(error) = self.actions.cancel_task(task_id, options, &mut NoProgress).await {
             let code = error.info.code.name();
             tracing::debug!(agent = %self.agent.name, code, "cannot cancel an abandoned task");
         }
@@ -239,7 +303,7 @@ impl Dispatcher {
         options: &CallOptions,
         arrival: &mut Arrival,
     ) -> Reply {
-        let reply = match self.permits.repeat() {
+        let reply = match self.permits.repeat(&options.caller) {
             Ok(permit) => {
                 let reply = repeat.reply(self.actions.charge_reply(options));
                 let waited = tokio::time::timeout(timeout, reply).await;
@@ -253,7 +317,8 @@ impl Dispatcher {
             }
             Err(error) => Err(error),
         };
-        self.count(&reply, began);
+        let Arrival { action, log_entry, .. } = arrival;
+        self.count(&reply, action, log_entry.as_mut(), began.elapsed(), None);
         reply
     }
 
@@ -288,6 +353,10 @@ impl Dispatcher {
         progress: &mut impl Progress,
     ) -> Reply {
         let agent = &self.agent.name;
+        #[cfg(test)]
+        if let Some(reply) = forwarding::forward(agent, options, progress).await {
+            return reply;
+        }
         match operation {
             Operation::Invoke { skill, input, .. } => {
                 let invocation = input.parse(agent, |body| Invocation::parse(body, &skill.template)).await?;
@@ -301,20 +370,30 @@ impl Dispatcher {
             }
             Operation::CancelTask(input) => {
                 let task_id = input.parse(agent, task_id).await?;
-                Box::pin(self.actions.cancel_task(&task_id, options)).await
+                Box::pin(self.actions.cancel_task(&task_id, options, progress)).await
             }
             Operation::GetTask(input) => {
                 let task_id = input.parse(agent, task_id).await?;
-                Box::pin(self.actions.get_task(&task_id, options)).await
+                Box::pin(self.actions.get_task(&task_id, options, progress)).await
             }
         }
     }
 
     /// Counts a request that has its reply.
-    fn count(&self, reply: &Reply, began: Instant) {
-        let label = reply::label(reply);
-        self.agent.calls.ended(label, began.elapsed());
-        spans::set_outcome(label);
+    fn count(
+        &self,
+        reply: &Reply,
+        action: &Arc<str>,
+        log_entry: Option<&mut CallEntry>,
+        took: Duration,
+        first_token: Option<Duration>,
+    ) {
+        let outcome = reply::label(reply);
+        self.agent.calls.ended(EndedCall { action, outcome, took, first_token });
+        spans::set_outcome(outcome);
+        if let Some(entry) = log_entry {
+            entry.end(action, reply, took);
+        }
         if let Err(error) = reply {
             let (code, message) = (error.info.code, error.message_for_logs());
             self.agent.calls.failed(code.name(), message);
@@ -336,7 +415,11 @@ async fn finish(first: Option<FirstRequest>, reply: &Reply) {
 struct TrackedCall<'a, P> {
     dispatcher: &'a Dispatcher,
     progress: &'a mut P,
+    action: Arc<str>,
+    log_entry: Option<CallEntry>,
     began: Instant,
+    /// When the first text of the answer came, counted from the beginning.
+    first_token: Option<Duration>,
     pending: Option<PendingReply>,
     /// For what the call may have to record.
     room: Option<ReservedRoom>,
@@ -351,7 +434,7 @@ struct PendingReply {
 /// A submitted task that goes on after its reply.
 struct AcceptedTask {
     task_id: String,
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: Option<FairPermit>,
 }
 
 impl<P: Progress> TrackedCall<'_, P> {
@@ -359,27 +442,29 @@ impl<P: Progress> TrackedCall<'_, P> {
     async fn reply_due(&mut self, reply: &Reply) -> Option<Permit> {
         let PendingReply { first, permit } = self.pending.take()?;
         finish(first, reply).await;
-        self.dispatcher.count(reply, self.began);
+        let (entry, took) = (self.log_entry.as_mut(), self.began.elapsed());
+        self.dispatcher.count(reply, &self.action, entry, took, self.first_token);
         Some(permit)
     }
 
-    /// Returns the permit, unless the reply was sent before the call ended.
-    async fn end(mut self, reply: &Reply, memory: &ReplyMemory) -> Option<Permit> {
+    /// Returns the permit and the entry of the call log, unless the reply was sent before the call ended.
+    async fn end(mut self, reply: &Reply) -> (Option<Permit>, Option<CallEntry>) {
         let Some(AcceptedTask { task_id, .. }) = &self.accepted else {
-            return self.reply_due(reply).await;
+            return (self.reply_due(reply).await, self.log_entry);
         };
-        // The run publishes states where it observes them, so only errors are left.
         if let Err(error) = reply {
             let (agent, code) = (&self.dispatcher.agent.name, error.info.code.name());
             tracing::debug!(%agent, task_id, code, "the bridge no longer tracks a submitted task");
-            self.dispatcher.actions.publish(task_id, Err(error.clone()), memory).await;
         }
-        None
+        (None, None)
     }
 }
 
 impl<P: Progress> Progress for TrackedCall<'_, P> {
     async fn report(&mut self, event: ProgressEvent) {
+        if self.first_token.is_none() && matches!(event, ProgressEvent::Response(_)) {
+            self.first_token = Some(self.began.elapsed());
+        }
         self.progress.report(event).await;
     }
 
@@ -392,9 +477,18 @@ impl<P: Progress> Progress for TrackedCall<'_, P> {
         let permit = self.reply_due(&Ok(Arc::clone(outcome))).await;
         let task_id = outcome.task.id.clone().unwrap_or_default();
         self.progress.accepted(outcome).await;
+        drop(self.log_entry.take());
         // The reply is sent, and the call no longer counts as in flight.
         let submitted = permit.and_then(|permit| permit.submitted);
         self.accepted = Some(AcceptedTask { task_id, _permit: submitted });
+    }
+
+    fn runs_here(&mut self) {
+        self.progress.runs_here();
+    }
+
+    async fn forward(&mut self, to: InstanceId) -> Result<Reply, ForwardError> {
+        self.progress.forward(to).await
     }
 
     async fn flush(&mut self) {

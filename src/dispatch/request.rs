@@ -61,6 +61,15 @@ impl Operation {
         }
     }
 
+    /// Sets the name of the action for metrics and the call log, if it differs from `current`.
+    pub(super) fn label(&self, current: &mut Arc<str>) {
+        match self {
+            Self::Invoke { action, .. } => Arc::clone_from(current, action),
+            _ if **current == *self.name() => {}
+            _ => *current = self.name().into(),
+        }
+    }
+
     /// Whether the agent works on it. Lookups and cancels have their own limits.
     pub(crate) fn runs_the_agent(&self) -> bool {
         match self {

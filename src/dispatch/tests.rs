@@ -1,5 +1,6 @@
 //! The rules for every request, without an agent that answers.
 
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::sync::mpsc;
@@ -9,11 +10,14 @@ use super::request::Input;
 use super::*;
 use crate::action::actions::{CallShutdown, CallableSkill};
 use crate::action::progress::NoProgress;
-use crate::action::request::{Meta, RequestBody};
+use crate::action::request::{Meta, ReplyMode, RequestBody};
 use crate::agent::Predecessors;
+use crate::config::CallLogging;
 use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::process::child::ProcessHost;
 use crate::state::quota::{CallKind, QuotaKind};
+
+static SHARED: LazyLock<Caller> = LazyLock::new(Caller::default);
 
 /// The dispatcher of an agent that does not exist, with these lines in its configuration.
 fn dispatcher(lines: &str) -> Dispatcher {
@@ -40,7 +44,11 @@ fn dispatcher(lines: &str) -> Dispatcher {
         CallShutdown::default(),
         agent.secrets.clone(),
     );
-    Dispatcher::new(agent, actions, TaskTracker::new())
+    Dispatcher::new(agent, actions, TaskTracker::new(), CallLogSetting::new(CallLogging::Off))
+}
+
+fn arrive(dispatcher: &Dispatcher, bytes: usize, body: &mut Bytes) -> Option<Arrival> {
+    dispatcher.arrive(&"skill".into(), bytes, body)
 }
 
 #[tokio::test]
@@ -72,10 +80,10 @@ async fn a_call_whose_task_could_not_be_recorded_is_busy_before_it_reaches_the_a
         let (operation, options) = (Operation::Answer(Input::Parsed(answer)), CallOptions::default());
         Request { operation, options, idempotency_key: None, permit: None }
     };
-    let mut arrival = dispatcher.arrive(0, &mut Bytes::new()).unwrap();
+    let mut arrival = arrive(&dispatcher, 0, &mut Bytes::new()).unwrap();
     let unavailable = dispatcher.call(answer(), &mut arrival, &mut NoProgress).await.unwrap_err();
     assert_eq!(unavailable.info.code, Code::AgentUnavailable);
-    let calls = exhaust(|| dispatcher.actions.reserve(CallKind::Answer));
+    let calls = exhaust(|| dispatcher.actions.reserve(CallKind::Answer, &SHARED));
     let refused = dispatcher.call(answer(), &mut arrival, &mut NoProgress).await.unwrap_err();
     assert_eq!((refused.info.code, refused.reached_agent), (Code::Busy, false));
     assert!(refused.message.contains("limits.memory"), "{}", refused.message);
@@ -95,10 +103,10 @@ async fn submitted_tasks_that_do_not_end_leave_room_for_other_calls() {
         let operation = Operation::Invoke { action: "skill".into(), skill, input };
         let options = CallOptions { mode, ..CallOptions::default() };
         let request = Request { operation, options, idempotency_key: None, permit: None };
-        let mut arrival = dispatcher.arrive(0, &mut Bytes::new()).unwrap();
+        let mut arrival = arrive(&dispatcher, 0, &mut Bytes::new()).unwrap();
         dispatcher.call(request, &mut arrival, &mut NoProgress).await.unwrap_err().info.code
     };
-    let mut submitted = exhaust(|| dispatcher.actions.reserve(CallKind::Submission));
+    let mut submitted = exhaust(|| dispatcher.actions.reserve(CallKind::Submission, &SHARED));
     submitted.iter_mut().for_each(|room| room.mark_recorded(true));
     assert_eq!(call(ReplyMode::Submit).await, Code::Busy);
     // It is admitted, and there is no agent.
@@ -109,10 +117,13 @@ async fn submitted_tasks_that_do_not_end_leave_room_for_other_calls() {
 #[tokio::test]
 async fn a_call_whose_running_task_is_recorded_no_longer_reserves_room_for_it() {
     let dispatcher = dispatcher("");
-    let reserve = || dispatcher.actions.reserve(CallKind::Answer);
+    let reserve = || dispatcher.actions.reserve(CallKind::Answer, &SHARED);
     let mut tracked = TrackedCall {
         dispatcher: &dispatcher,
         progress: &mut NoProgress,
+        action: "skill".into(),
+        log_entry: None,
+        first_token: None,
         began: Instant::now(),
         pending: None,
         room: Some(reserve().unwrap()),
@@ -131,7 +142,7 @@ async fn a_call_whose_running_task_is_recorded_no_longer_reserves_room_for_it() 
 #[tokio::test]
 async fn the_charge_for_a_body_ends_when_the_body_is_parsed() {
     let dispatcher = dispatcher("");
-    let mut arrival = dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap();
+    let mut arrival = arrive(&dispatcher, 1 << 20, &mut Bytes::new()).unwrap();
     assert!(dispatcher.agent.memory.used() > 1 << 20);
     let input = Input::Body(RequestBody::new(Bytes::from_static(b"hello"), None));
     let skill = Arc::new(CallableSkill::whole_agent());
@@ -151,47 +162,47 @@ fn exhaust<P>(take: impl Fn() -> Result<P, ActionError>) -> Vec<P> {
 async fn calls_lookups_repeats_cancels_and_cards_have_limits_of_their_own() {
     let dispatcher = dispatcher("max_in_flight: 1");
     let permits = &dispatcher.permits;
-    let call = dispatcher.permit().now_or_never().unwrap().unwrap();
-    assert!(dispatcher.permit().now_or_never().is_none(), "that was the only permit");
-    let (repeats, lookups) = (exhaust(|| permits.repeat()), exhaust(|| permits.lookup()));
-    let refused = permits.lookup().unwrap_err();
+    let call = dispatcher.permit(&SHARED).now_or_never().unwrap().unwrap();
+    assert!(dispatcher.permit(&SHARED).now_or_never().is_none(), "that was the only permit");
+    let (repeats, lookups) = (exhaust(|| permits.repeat(&SHARED)), exhaust(|| permits.lookup(&SHARED)));
+    let refused = permits.lookup(&SHARED).unwrap_err();
     assert_eq!(refused.info.code, Code::Busy);
     assert!(refused.message.contains("lookups"), "{}", refused.message);
-    drop(permits.cancel().expect("a task can be canceled while lookups hang"));
+    drop(permits.cancel(&SHARED).expect("a task can be canceled while lookups hang"));
     let read_card = || {
-        let mut arrival = dispatcher.arrive(0, &mut Bytes::new()).unwrap();
-        dispatcher.read_card(&mut arrival, || Ok(())).map(|()| arrival)
+        let mut arrival = arrive(&dispatcher, 0, &mut Bytes::new()).unwrap();
+        dispatcher.read_card(&mut arrival, &SHARED, || Ok(())).map(|()| arrival)
     };
     read_card().expect("the card needs no agent");
-    let cancels = exhaust(|| permits.cancel());
+    let cancels = exhaust(|| permits.cancel(&SHARED));
     read_card().unwrap();
     drop((call, repeats, lookups, cancels));
     let mut cards = exhaust(read_card);
     assert_eq!(read_card().unwrap_err().info.code, Code::Busy);
     assert_eq!(dispatcher.agent.calls.outcomes()["busy"], 2, "the refusals count");
-    drop(permits.lookup().unwrap());
+    drop(permits.lookup(&SHARED).unwrap());
     cards.pop();
     let last = read_card().unwrap();
-    permits.card().expect_err("a request holds its permit until its reply is sent");
+    permits.card(&SHARED).expect_err("a request holds its permit until its reply is sent");
     drop(last);
-    permits.card().unwrap();
+    permits.card(&SHARED).unwrap();
 }
 
 #[tokio::test]
 async fn a_request_without_memory_is_busy_and_too_many_requests_get_no_reply() {
     let mut dispatcher = dispatcher("max_in_flight: 1");
     dispatcher.arrivals = Arrivals::new(MemoryBudget::new((4 << 20) + (64 << 10)).account("a"), 1);
-    let first = dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap();
+    let first = arrive(&dispatcher, 1 << 20, &mut Bytes::new()).unwrap();
     first.check().unwrap();
-    let second = dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap();
+    let second = arrive(&dispatcher, 1 << 20, &mut Bytes::new()).unwrap();
     assert_eq!(second.check().unwrap_err().info.code, Code::Busy);
     drop(first);
     assert!(
-        dispatcher.arrive(1 << 20, &mut Bytes::new()).unwrap().check().is_ok(),
+        arrive(&dispatcher, 1 << 20, &mut Bytes::new()).unwrap().check().is_ok(),
         "the first has released its memory"
     );
-    let all: Vec<_> = std::iter::from_fn(|| dispatcher.arrive(0, &mut Bytes::new())).take(10_000).collect();
+    let all: Vec<_> = std::iter::from_fn(|| arrive(&dispatcher, 0, &mut Bytes::new())).take(10_000).collect();
     assert!(all.len() < 10_000);
     drop((second, all));
-    dispatcher.arrive(0, &mut Bytes::new()).unwrap();
+    arrive(&dispatcher, 0, &mut Bytes::new()).unwrap();
 }

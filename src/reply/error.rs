@@ -21,7 +21,9 @@ use crate::text::error_chain;
 pub(crate) enum Code {
     /// The body, a parameter, a header or the reply mode is invalid.
     InvalidRequest,
-    /// The task or follow-up is unknown or has been forgotten.
+    /// The caller is not verified, and has to be.
+    Forbidden,
+    /// The task or follow-up is unknown, has been forgotten, or belongs to another caller.
     NotFound,
     FollowUpUsed,
     FollowUpExpired,
@@ -57,6 +59,7 @@ impl Code {
     const fn row(self) -> (&'static str, u16) {
         match self {
             Self::InvalidRequest => ("invalid_request", 400),
+            Self::Forbidden => ("forbidden", 403),
             Self::NotFound => ("not_found", 404),
             Self::FollowUpUsed => ("follow_up_used", 409),
             Self::FollowUpExpired => ("follow_up_expired", 410),
@@ -207,6 +210,7 @@ impl ActionError {
             ClientError::Broken(_) => Code::OutcomeUnknown,
             ClientError::TooLarge { .. } => Code::TooLarge,
             ClientError::OutOfMemory => Code::Busy,
+            ClientError::NotSent(error) | ClientError::NotStored(error) => error.code(),
             ClientError::Refused { .. }
             | ClientError::NotA2a { .. }
             | ClientError::Compressed { .. }
@@ -214,7 +218,7 @@ impl ActionError {
             | ClientError::WrongId => Code::AgentError,
         };
         let mut this = Self { reached_agent, ..Self::new(code, error_chain(&error)) };
-        if matches!(error, ClientError::OutOfMemory) {
+        if matches!(error, ClientError::OutOfMemory | ClientError::NotStored(_)) {
             // Unlike a request that is refused as `busy`, this one would run the agent again.
             this.info.retryable = false;
         }
@@ -283,6 +287,7 @@ mod tests {
     fn every_code_has_the_same_name_in_a_store_as_in_a_reply() {
         for code in [
             Code::InvalidRequest,
+            Code::Forbidden,
             Code::NotFound,
             Code::FollowUpUsed,
             Code::FollowUpExpired,

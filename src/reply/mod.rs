@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::a2a::model::ALLOCATION_OVERHEAD;
 use error::ActionError;
-use outcome::Outcome;
+use outcome::{Outcome, ReplyContent, TaskRef};
 
 pub(crate) type Reply = Result<Arc<Outcome>, ActionError>;
 
@@ -33,6 +33,28 @@ pub(crate) fn for_storage(mut reply: Reply) -> Reply {
     reply
 }
 
+/// The reply as anyone may see it: its state, the code of its error, and the id of its task.
+pub(crate) fn without_content(reply: &Reply) -> Reply {
+    // The context id may be a session id that the caller chose.
+    let bare = |task: &TaskRef| TaskRef {
+        id: task.id.clone(),
+        context_id: None,
+        agent: Arc::clone(&task.agent),
+        skill: None,
+    };
+    match reply {
+        Ok(outcome) => {
+            let bare = Outcome::new(outcome.status, ReplyContent::default(), bare(&outcome.task));
+            Ok(Arc::new(Outcome { success: outcome.success, ..bare }))
+        }
+        Err(error) => {
+            let mut bare_error = ActionError::new(error.info.code, "");
+            bare_error.info.retryable = error.info.retryable;
+            Err(ActionError { task: error.task.as_ref().map(bare), ..bare_error })
+        }
+    }
+}
+
 /// The size of a reply in memory, in bytes. It takes time in proportion to the number of parts.
 pub(crate) fn allocated(reply: &Reply) -> usize {
     reply.as_ref().map_or_else(ActionError::allocated, |outcome| ALLOCATION_OVERHEAD + outcome.allocated())
@@ -43,7 +65,7 @@ mod tests {
     use serde_json::value::RawValue;
 
     use super::error::Code;
-    use super::outcome::{FollowUp, ReplyContent, ReplyStatus, TaskRef};
+    use super::outcome::{ArtifactRef, FollowUp, ReplyFile, ReplyStatus};
     use super::*;
     use crate::a2a::retry::Retries;
 
@@ -58,6 +80,41 @@ mod tests {
 
     fn task() -> TaskRef {
         TaskRef { id: Some("t".into()), context_id: None, agent: "a".into(), skill: Some("s".into()) }
+    }
+
+    #[test]
+    fn a_reply_without_content_has_nothing_that_belongs_to_the_caller() {
+        let secret = || Some("secret".to_owned());
+        let data = RawValue::from_string(r#"{"secret": 1}"#.to_owned()).unwrap();
+        let file = ReplyFile {
+            name: secret(),
+            mime_type: secret(),
+            size: None,
+            sha256: secret(),
+            url: secret(),
+            bytes: None,
+        };
+        let content = ReplyContent {
+            message: "secret".into(),
+            files: vec![file],
+            data: vec![data.clone()],
+            artifacts: vec![ArtifactRef { id: secret(), name: secret() }],
+        };
+        let task = TaskRef { context_id: secret(), skill: Some("secret".into()), ..task() };
+        let mut outcome = Outcome::new(ReplyStatus::InputRequired, content, task.clone());
+        outcome.follow_up = Some(FollowUp { id: uuid::Uuid::nil(), expires_at: "secret".into() });
+        let mut error = ActionError::new(Code::AgentError, "secret").with_task(task);
+        error.info.a2a_data = Some(data);
+        let task = r#""task":{"id":"t","context_id":null,"agent":"a","skill":null}}"#;
+        let expected = format!(
+            r#"{{"success":false,"status":"INPUT_REQUIRED","message":"","files":[],"data":{{}},"artifacts":[],{task}"#
+        );
+        assert_eq!(body(&without_content(&Ok(Arc::new(outcome)))), expected);
+        let info = r#""error_info":{"code":"agent_error","retryable":false,"a2a_code":null,"a2a_data":null}"#;
+        let expected = format!(
+            r#"{{"success":false,"status":"ERROR","message":"","files":[],"data":{{}},"artifacts":[],{info},{task}"#
+        );
+        assert_eq!(body(&without_content(&Err(error))), expected);
     }
 
     #[test]

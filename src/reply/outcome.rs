@@ -101,6 +101,9 @@ pub(crate) struct ReplyFile {
     /// In bytes; absent for a file that is given by URL.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<usize>,
+    /// In hexadecimal digits, for a file in the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// In base64.
@@ -131,7 +134,8 @@ impl ReplyContent {
         const ARTIFACT: usize = r#"{"id":"","name":""}"#.len();
         let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let file = |file: &ReplyFile| {
-            FILE + length(&file.name) + length(&file.mime_type) + length(&file.url) + length(&file.bytes)
+            let texts = [&file.name, &file.mime_type, &file.sha256, &file.url, &file.bytes];
+            FILE + texts.into_iter().map(length).sum::<usize>()
         };
         let artifact = |artifact: &ArtifactRef| ARTIFACT + length(&artifact.id) + length(&artifact.name);
         [
@@ -201,7 +205,8 @@ impl Outcome {
     /// The size in memory, in bytes.
     pub(crate) fn allocated(&self) -> usize {
         let ReplyContent { message, files, data, artifacts } = &self.content;
-        let of_files = files.iter().flat_map(|file| [&file.name, &file.mime_type, &file.url, &file.bytes]);
+        let of_files =
+            files.iter().flat_map(|file| [&file.name, &file.mime_type, &file.sha256, &file.url, &file.bytes]);
         let of_artifacts = artifacts.iter().flat_map(|artifact| [&artifact.id, &artifact.name]);
         let texts = of_files.chain(of_artifacts).chain([&self.task.id, &self.task.context_id]).flatten();
         let blocks = [
@@ -330,14 +335,22 @@ mod tests {
     #[test]
     fn every_text_of_the_content_counts_and_the_body_is_never_shorter() {
         let text = || Some("x".repeat(1000));
-        let file = ReplyFile { name: text(), mime_type: text(), size: None, url: text(), bytes: text() };
-        let empty = ReplyFile { name: None, mime_type: None, size: None, url: None, bytes: None };
+        let file = ReplyFile {
+            name: text(),
+            mime_type: text(),
+            size: None,
+            sha256: text(),
+            url: text(),
+            bytes: text(),
+        };
+        let empty =
+            ReplyFile { name: None, mime_type: None, size: None, sha256: None, url: None, bytes: None };
         let artifacts = vec![ArtifactRef { id: text(), name: text() }, ArtifactRef { id: None, name: None }];
         let content =
             ReplyContent { message: "x".repeat(1000), files: vec![file, empty], data: Vec::new(), artifacts };
         let task = TaskRef { id: None, context_id: None, agent: "a".into(), skill: None };
         let outcome = Outcome::new(ReplyStatus::Completed, content, task);
-        assert!((7000..outcome.to_json().len()).contains(&outcome.content_length()));
+        assert!((8000..outcome.to_json().len()).contains(&outcome.content_length()));
     }
 
     #[test]

@@ -1,23 +1,50 @@
 //! Follow-up ids: the caller answers an agent's question under such an id.
 //!
-//! An id goes from `pending` to `answering` to `used`. A claim is one conditional write, so of several concurrent
-//! answers exactly one wins, at whichever replicas they arrive. The claim can be released if the answer never
-//! reached the agent. For a day after its end an id still says whether it was used or has expired.
+//! ```text
+//! pending ──claim──> answering ──send──> sending ──> used
+//!    ^                   │                  │
+//!    └──── released ─────┴─── not taken ────┘        pending ──> expired
+//! ```
+//!
+//! A claim is one conditional write, so of several concurrent answers exactly one wins, at whichever replicas they
+//! arrive. The claim becomes `sending` before the first byte of the answer leaves the bridge. So when a replica dies,
+//! the others know what a claim of it means: an id that it left in `answering` is valid again, because nothing was sent;
+//! one that it left in `sending` is used, because the agent may have the answer. For a day after its end an id still
+//! says whether it was used or has expired.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use futures_util::{Stream, TryStreamExt as _};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::records::{Change, Record, TypedRecords};
-use super::{Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable};
+use super::clock::wall_time;
+use super::peers::{InstanceId, Liveness, Peers};
+use super::records::{Assumption, Change, Record, TypedRecords};
+use super::tasks::TaskOutline;
+use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable};
+use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::FollowUp;
 use crate::text::{rfc3339_to_second, unix_millis};
 
 /// How long the record of an expired id remains.
 const TOMBSTONE_TTL: Duration = Duration::from_secs(24 * 3600);
+/// A request that has read a task at the agent may need this long to record it.
+const RECENTLY_ANSWERED: Duration = Duration::from_secs(15);
+/// Attempts of a claim that meets the claims of dead replicas.
+const MAX_ATTEMPTS: u32 = 4;
+/// Initial and maximum pause between attempts to write the end of a claim, and their number: about half an hour.
+const END_RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+const MAX_END_ATTEMPTS: u32 = 64;
+/// Maximum number of open questions of an agent whose expiry this process watches.
+const MAX_WATCHED: usize = 100_000;
+
+/// How soon an expired question is looked at again that is being answered, and for how long, in milliseconds.
+const CLAIMED_RETRY_MS: u64 = 5_000;
+const MAX_CLAIMED_MS: u64 = 3_600_000;
 
 /// The question of a task that waits for its answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -30,21 +57,38 @@ pub(crate) struct OpenQuestion {
     pub output_modes: Arc<[String]>,
     /// Distinguishes this question from others of the same task.
     pub fingerprint: String,
+    /// Who may answer.
+    #[serde(default, skip_serializing_if = "Caller::is_shared")]
+    pub caller: Caller,
+    /// Whether only a process of the replica that asked knows the task, because that replica launched the agent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_local: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FollowUpRecord {
     pub question: OpenQuestion,
+    /// The replica that asked, or that has adopted the question.
+    owner: InstanceId,
     expires_ms: u64,
     pub state: FollowUpState,
+    /// When the store took the record, if it was read.
+    #[serde(skip)]
+    written_at: Option<SystemTime>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "is")]
 pub(crate) enum FollowUpState {
     Pending,
-    /// Claimed by the request with this nonce.
+    /// Claimed, and nothing has been sent.
     Answering {
+        by: InstanceId,
+        nonce: Uuid,
+    },
+    /// Claimed, and the agent may have received the answer.
+    Sending {
+        by: InstanceId,
         nonce: Uuid,
     },
     Used,
@@ -52,9 +96,36 @@ pub(crate) enum FollowUpState {
     Expired,
 }
 
+impl FollowUpState {
+    fn is_claimed(self) -> bool {
+        matches!(self, Self::Answering { .. } | Self::Sending { .. })
+    }
+
+    fn is_claimed_with(self, own: Uuid) -> bool {
+        matches!(self, Self::Answering { nonce, .. } | Self::Sending { nonce, .. } if nonce == own)
+    }
+}
+
 impl Record for FollowUpRecord {}
 
 impl FollowUpRecord {
+    /// Whether the id stands for the question that a request has seen, so that the question needs no other id.
+    pub(crate) fn is_for(&self, fingerprint: &str) -> bool {
+        let has_just_changed = || {
+            let age = self.written_at.map(|at| wall_time().duration_since(at).unwrap_or_default());
+            age.is_some_and(|age| age < RECENTLY_ANSWERED)
+        };
+        self.question.fingerprint == fingerprint
+            && match self.state {
+                FollowUpState::Pending | FollowUpState::Answering { .. } | FollowUpState::Sending { .. } => {
+                    true
+                }
+                // The request may have seen the task before the agent took the answer.
+                FollowUpState::Used => has_just_changed(),
+                FollowUpState::Expired => false,
+            }
+    }
+
     fn state_now(&self) -> FollowUpState {
         match self.state {
             FollowUpState::Pending if self.expires_ms <= now_ms() => FollowUpState::Expired,
@@ -69,7 +140,7 @@ impl FollowUpRecord {
         let ttl = open_for + TOMBSTONE_TTL;
         match self.state {
             FollowUpState::Pending => Lifetime { ttl, protected_for: open_for },
-            FollowUpState::Answering { .. } => Lifetime::protected(ttl),
+            FollowUpState::Answering { .. } | FollowUpState::Sending { .. } => Lifetime::protected(ttl),
             FollowUpState::Used | FollowUpState::Expired => Lifetime::evictable(ttl),
         }
     }
@@ -84,24 +155,98 @@ impl FollowUpRecord {
 #[derive(Debug)]
 pub(crate) struct FollowUps {
     records: TypedRecords<FollowUpRecord>,
+    peers: Arc<dyn Peers>,
+    claims: Arc<HeldClaims>,
+    /// The open questions of this process, by agent and the time of their expiry.
+    expiries: Mutex<Expiries>,
+}
+
+/// For each agent, when its questions expire.
+type Expiries = HashMap<Arc<str>, BTreeSet<(u64, Uuid)>>;
+
+/// The nonces of the claims that requests of this process hold. Other replicas ask for them.
+#[derive(Debug, Default)]
+struct HeldClaims(Mutex<HashSet<Uuid>>);
+
+impl HeldClaims {
+    fn lock(&self) -> MutexGuard<'_, HashSet<Uuid>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A follow-up id that has to be stored before the caller gets it.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct NewFollowUp {
+    pub follow_up: FollowUp,
+    record: FollowUpRecord,
+}
+
+/// Where an id can be answered.
+#[derive(Debug)]
+pub(crate) enum ClaimResult {
+    Claimed(Box<Claim>),
+    /// Only this replica can pass the answer to the agent.
+    Elsewhere(InstanceId),
+}
+
+/// The question of a task whose replica is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AdoptedQuestion {
+    /// A caller can answer it, or another replica follows the task because it is sending an answer.
+    Open,
+    /// It may have been answered, or its record was never stored: only the agent knows what the task does.
+    Settled,
+}
+
+/// What a claim finds.
+enum Decision {
+    Claimed(Box<OpenQuestion>),
+    Elsewhere(InstanceId),
+    /// Another request holds a claim; its replica may be dead.
+    ClaimedBy(InstanceId, Uuid),
+    /// A dead replica may have sent an answer.
+    MayHaveBeenSent,
+}
+
+/// What became of a question whose time is over.
+enum DueQuestion {
+    Expired(Box<OpenQuestion>),
+    Claimed,
+    Ended,
+}
+
+/// What the holder of a claim does.
+enum HolderState {
+    Working,
+    /// It has released the claim, or its answer has ended.
+    GaveUp,
+    Dead,
 }
 
 impl FollowUps {
-    pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
-        Self { records: TypedRecords::new(store, RecordKind::FollowUp) }
+    pub(super) fn new(store: &Arc<dyn StateStore>, peers: &Arc<dyn Peers>) -> Self {
+        Self {
+            records: TypedRecords::new(store, RecordKind::FollowUp),
+            peers: Arc::clone(peers),
+            claims: Arc::default(),
+            expiries: Mutex::default(),
+        }
     }
 
-    /// Issues a new id for a question.
-    pub(crate) async fn issue(
-        &self,
-        agent: &Arc<str>,
-        question: OpenQuestion,
-        ttl: Duration,
-    ) -> Result<FollowUp, ActionError> {
-        let id = Uuid::new_v4();
-        let expires = SystemTime::now() + ttl;
+    /// Makes a new id for a question. [`Self::store`] makes it valid.
+    pub(crate) fn prepare(&self, question: OpenQuestion, ttl: Duration) -> NewFollowUp {
+        let expires = wall_time() + ttl;
+        let follow_up = FollowUp { id: Uuid::new_v4(), expires_at: rfc3339_to_second(expires) };
+        let owner = self.peers.instance();
+        let expires_ms = unix_millis(expires);
         let record =
-            FollowUpRecord { question, expires_ms: unix_millis(expires), state: FollowUpState::Pending };
+            FollowUpRecord { question, owner, expires_ms, state: FollowUpState::Pending, written_at: None };
+        NewFollowUp { follow_up, record }
+    }
+
+    pub(crate) async fn store(&self, agent: &Arc<str>, new: NewFollowUp) -> Result<(), ActionError> {
+        let NewFollowUp { follow_up: FollowUp { id, .. }, record } = new;
         let write = |known: Option<FollowUpRecord>| {
             Ok(match known {
                 // The id is unique, so an earlier attempt of this write was stored after all.
@@ -109,32 +254,156 @@ impl FollowUps {
                 None => Change::Write(record.clone(), record.lifetime(), ()),
             })
         };
-        self.records.update(&key(agent, &id), write).await?;
-        Ok(FollowUp { id, expires_at: rfc3339_to_second(expires) })
+        let key = key(agent, &id).of_caller(&record.question.caller);
+        let mut stored = Err(not_found());
+        for _ in 0..MAX_ATTEMPTS {
+            stored = self.records.update_with(&key, Assumption::Absent, Durability::Deferrable, write).await;
+            // The record can be deferred, so only a read after a conflict fails.
+            if !stored.as_ref().is_err_and(|error| error.info.code == Code::StateUnavailable) {
+                break;
+            }
+        }
+        stored?;
+        self.watch_expiry(agent, id, record.expires_ms);
+        Ok(())
+    }
+
+    /// Issues a new id for a question.
+    #[cfg(test)]
+    pub(crate) async fn issue(
+        &self,
+        agent: &Arc<str>,
+        question: OpenQuestion,
+        ttl: Duration,
+    ) -> Result<FollowUp, ActionError> {
+        let new = self.prepare(question, ttl);
+        let follow_up = new.follow_up.clone();
+        self.store(agent, new).await?;
+        Ok(follow_up)
     }
 
     /// Claims the right to answer. The caller of this function checks whether the task has ended meanwhile.
-    pub(crate) async fn claim(&self, agent: &Arc<str>, id: &str) -> Result<Claim, ActionError> {
-        let not_found =
-            || ActionError::new(Code::NotFound, "this follow-up id is unknown or has been forgotten");
+    pub(crate) async fn claim(
+        &self,
+        agent: &Arc<str>,
+        caller: &Caller,
+        id: &str,
+    ) -> Result<ClaimResult, ActionError> {
         let id = Uuid::try_parse(id).map_err(|_| not_found())?;
         let key = key(agent, &id);
-        let nonce = Uuid::new_v4();
-        let claim = |known: Option<FollowUpRecord>| {
-            let record = known.ok_or_else(not_found)?;
-            let question = record.question.clone();
-            match record.state_now() {
-                // An earlier attempt of this claim was stored after all.
-                FollowUpState::Answering { nonce: by } if by == nonce => Ok(Change::Keep(question)),
-                FollowUpState::Answering { .. } | FollowUpState::Used => {
-                    Err(ActionError::new(Code::FollowUpUsed, "this follow-up has already been answered"))
-                }
-                FollowUpState::Expired => Err(expired()),
-                FollowUpState::Pending => Ok(record.with_state(FollowUpState::Answering { nonce }, question)),
-            }
+        let own = self.peers.instance();
+        let held = HeldClaim {
+            records: self.records.clone(),
+            claims: Arc::clone(&self.claims),
+            key,
+            nonce: Uuid::new_v4(),
+            instance: own,
         };
-        let question = self.records.update(&key, claim).await?;
-        Ok(Claim { question, held: Some(HeldClaim { records: self.records.clone(), key, nonce }) })
+        // Before the claim is written: a replica that sees it may ask at once.
+        self.claims.lock().insert(held.nonce);
+        // A claim whose holder is dead, or has given it up.
+        let (mut dead, mut given_up) = (None, None);
+        for _ in 0..MAX_ATTEMPTS {
+            let mut owner = own;
+            let decide = |known: Option<FollowUpRecord>| {
+                let record = known.filter(|known| known.question.caller == *caller).ok_or_else(not_found)?;
+                owner = record.owner;
+                let question = Box::new(record.question.clone());
+                let claimed = FollowUpState::Answering { by: own, nonce: held.nonce };
+                match record.state_now() {
+                    // An earlier attempt of this claim was stored after all.
+                    state if state.is_claimed_with(held.nonce) => {
+                        Ok(Change::Keep(Decision::Claimed(question)))
+                    }
+                    FollowUpState::Expired => Err(expired()),
+                    FollowUpState::Used => Err(used()),
+                    _ if record.question.is_local && record.owner != own => {
+                        Ok(Change::Keep(Decision::Elsewhere(record.owner)))
+                    }
+                    FollowUpState::Pending => Ok(record.with_state(claimed, Decision::Claimed(question))),
+                    FollowUpState::Answering { nonce, .. } if [dead, given_up].contains(&Some(nonce)) => {
+                        Ok(record.with_state(claimed, Decision::Claimed(question)))
+                    }
+                    FollowUpState::Sending { nonce, .. } if dead == Some(nonce) => {
+                        Ok(record.with_state(FollowUpState::Used, Decision::MayHaveBeenSent))
+                    }
+                    // The end of that answer is about to be written.
+                    FollowUpState::Sending { nonce, .. } if given_up == Some(nonce) => Err(used()),
+                    FollowUpState::Answering { by, nonce } | FollowUpState::Sending { by, nonce } => {
+                        Ok(Change::Keep(Decision::ClaimedBy(by, nonce)))
+                    }
+                }
+            };
+            match self.records.update(&held.key, decide).await {
+                Ok(Decision::Claimed(question)) => {
+                    if owner != own {
+                        self.peers.record_changed(owner, RecordKind::FollowUp, &held.key);
+                    }
+                    let claim = Claim { question: *question, owner, held: Some(held) };
+                    return Ok(ClaimResult::Claimed(Box::new(claim)));
+                }
+                Ok(Decision::Elsewhere(owner)) => return Ok(ClaimResult::Elsewhere(owner)),
+                Ok(Decision::MayHaveBeenSent) => return Err(may_have_been_sent()),
+                Ok(Decision::ClaimedBy(by, nonce)) => match self.holder_state(by, nonce).await? {
+                    HolderState::Working => return Err(used()),
+                    HolderState::GaveUp => given_up = Some(nonce),
+                    HolderState::Dead => dead = Some(nonce),
+                },
+                Err(error) => return self.find_elsewhere(&held.key, error).await,
+            }
+        }
+        let message = "other answers to this question came first, but did not end; try again";
+        Err(ActionError::new(Code::StateUnavailable, message))
+    }
+
+    async fn holder_state(&self, by: InstanceId, nonce: Uuid) -> Result<HolderState, ActionError> {
+        let holds = match by == self.peers.instance() {
+            true => Some(self.holds_claim(nonce)),
+            false => self.peers.holds_claim(by, nonce).await,
+        };
+        match holds {
+            Some(true) => Ok(HolderState::Working),
+            Some(false) => Ok(HolderState::GaveUp),
+            None if self.peers.liveness(by).await == Liveness::Dead => Ok(HolderState::Dead),
+            None => {
+                let message =
+                    "the replica that claimed this question does not respond; try again in a few seconds";
+                Err(ActionError::new(Code::StateUnavailable, message))
+            }
+        }
+    }
+
+    /// An id that is not in the store may be one that a replica could not write yet.
+    async fn find_elsewhere(&self, key: &RecordKey, error: ActionError) -> Result<ClaimResult, ActionError> {
+        if matches!(error.info.code, Code::NotFound | Code::StateUnavailable)
+            && let Some(holder) = self.peers.find(RecordKind::FollowUp, key).await
+        {
+            return Ok(ClaimResult::Elsewhere(holder));
+        }
+        Err(error)
+    }
+
+    /// The replica whose process has the question, if it is another one.
+    pub(crate) async fn other_holder(
+        &self,
+        agent: &Arc<str>,
+        caller: &Caller,
+        id: &str,
+    ) -> Option<InstanceId> {
+        let key = key(agent, &Uuid::try_parse(id).ok()?);
+        let own = self.peers.instance();
+        match self.records.read::<FollowUpRecord>(&key).await {
+            Ok(Some(read)) => {
+                let FollowUpRecord { question, owner, .. } = read.record;
+                (question.is_local && question.caller == *caller && owner != own).then_some(owner)
+            }
+            Ok(None) | Err(_) => self.peers.find(RecordKind::FollowUp, &key).await,
+        }
+    }
+
+    /// Whether a request of this process works on the answer with this nonce.
+    pub(super) fn holds_claim(&self, nonce: Uuid) -> bool {
+        self.claims.lock().contains(&nonce)
     }
 
     /// Expires a question because its task has reached a final state.
@@ -155,33 +424,205 @@ impl FollowUps {
         agent: &Arc<str>,
         id: &Uuid,
     ) -> Result<Option<FollowUpRecord>, ActionError> {
-        let found = self.records.read(&key(agent, id)).await?.map(|read| read.record);
-        Ok(found.map(|record: FollowUpRecord| FollowUpRecord { state: record.state_now(), ..record }))
+        let found = self.records.read::<FollowUpRecord>(&key(agent, id)).await?;
+        Ok(found.map(|read| {
+            let state = read.record.state_now();
+            FollowUpRecord { state, written_at: Some(read.written_at), ..read.record }
+        }))
     }
 
     /// Counts the questions that wait for an answer.
     pub(crate) async fn pending(&self) -> Result<usize, StoreUnavailable> {
         self.records.count(|record| record.state_now() == FollowUpState::Pending).await
     }
+
+    fn expiries(&self) -> MutexGuard<'_, Expiries> {
+        self.expiries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch_expiry(&self, agent: &Arc<str>, id: Uuid, expires_ms: u64) {
+        let mut expiries = self.expiries();
+        let watched = expiries.entry(Arc::clone(agent)).or_default();
+        // What is not watched expires all the same; only its task is not canceled at the agent.
+        if watched.len() < MAX_WATCHED {
+            watched.insert((expires_ms, id));
+        }
+    }
+
+    /// Marks the questions of an agent whose time is over as expired, and returns those that no other replica has
+    /// marked, so that exactly one replica cancels each task. Questions that cannot be marked now are tried again.
+    pub(crate) async fn take_expired(&self, agent: &Arc<str>) -> Vec<OpenQuestion> {
+        let now = now_ms();
+        let due = {
+            let mut expiries = self.expiries();
+            let Some(watched) = expiries.get_mut(agent) else { return Vec::new() };
+            let later = watched.split_off(&(now + 1, Uuid::nil()));
+            let due = std::mem::replace(watched, later);
+            if watched.is_empty() {
+                expiries.remove(agent);
+            }
+            due
+        };
+        let mut expired = Vec::new();
+        for (expires_ms, id) in due {
+            let (own, mut is_written) = (self.peers.instance(), false);
+            let mark = |known: Option<FollowUpRecord>| {
+                Ok(match known {
+                    Some(record) if record.state == FollowUpState::Pending && record.expires_ms <= now => {
+                        is_written = true;
+                        let question = record.question.clone();
+                        record.with_state(FollowUpState::Expired, DueQuestion::Expired(Box::new(question)))
+                    }
+                    // An earlier attempt of this write was stored after all.
+                    Some(record)
+                        if record.state == FollowUpState::Expired && is_written && record.owner == own =>
+                    {
+                        Change::Keep(DueQuestion::Expired(Box::new(record.question)))
+                    }
+                    Some(record) if record.state.is_claimed() => Change::Keep(DueQuestion::Claimed),
+                    _ => Change::Keep(DueQuestion::Ended),
+                })
+            };
+            match self.records.update(&key(agent, &id), mark).await {
+                Ok(DueQuestion::Expired(question)) => expired.push(*question),
+                // If the agent does not take the answer, the question is open again.
+                Ok(DueQuestion::Claimed) if now < expires_ms + MAX_CLAIMED_MS => {
+                    self.watch_expiry(agent, id, now + CLAIMED_RETRY_MS);
+                }
+                Ok(DueQuestion::Claimed | DueQuestion::Ended) => {}
+                Err(_) => self.watch_expiry(agent, id, expires_ms),
+            }
+        }
+        expired
+    }
+
+    /// Adopts the question of a replica that is gone: this process watches its expiry from now on.
+    pub(crate) async fn adopt(
+        &self,
+        agent: &Arc<str>,
+        id: &Uuid,
+        from: InstanceId,
+    ) -> Result<AdoptedQuestion, ActionError> {
+        let (own, key) = (self.peers.instance(), key(agent, id));
+        let sender = match self.records.read::<FollowUpRecord>(&key).await?.map(|read| read.record.state) {
+            Some(FollowUpState::Sending { by, nonce }) if self.peers.liveness(by).await == Liveness::Dead => {
+                Some(nonce)
+            }
+            _ => None,
+        };
+        let mut expires_ms = None;
+        let adopt = |known: Option<FollowUpRecord>| {
+            let Some(record) = known else { return Ok(Change::Keep(AdoptedQuestion::Settled)) };
+            Ok(match record.state {
+                FollowUpState::Pending | FollowUpState::Answering { .. } => {
+                    expires_ms = Some(record.expires_ms);
+                    match record.owner == from && record.state == FollowUpState::Pending {
+                        true => Self::take_over(record, own, AdoptedQuestion::Open),
+                        false => Change::Keep(AdoptedQuestion::Open),
+                    }
+                }
+                // As for a claim: the agent may have received the answer.
+                FollowUpState::Sending { nonce, .. } if sender == Some(nonce) => {
+                    record.with_state(FollowUpState::Used, AdoptedQuestion::Settled)
+                }
+                FollowUpState::Sending { .. } => Change::Keep(AdoptedQuestion::Open),
+                FollowUpState::Used | FollowUpState::Expired => Change::Keep(AdoptedQuestion::Settled),
+            })
+        };
+        let adopted = self.records.update(&key, adopt).await?;
+        if let Some(expires_ms) = expires_ms {
+            self.watch_expiry(agent, *id, expires_ms);
+        }
+        Ok(adopted)
+    }
+
+    /// The tasks of an agent to which a replica was sending an answer.
+    pub(crate) fn sending<'a>(
+        &'a self,
+        agent: &'a Arc<str>,
+    ) -> impl Stream<Item = Result<(InstanceId, String), StoreUnavailable>> + Send + 'a {
+        self.records.scan(agent).try_filter_map(|(_, record): (RecordKey, FollowUpRecord)| {
+            std::future::ready(Ok(match record.state {
+                FollowUpState::Sending { by, .. } => Some((by, record.question.task_id)),
+                _ => None,
+            }))
+        })
+    }
+
+    fn take_over<T>(record: FollowUpRecord, owner: InstanceId, result: T) -> Change<FollowUpRecord, T> {
+        let record = FollowUpRecord { owner, ..record };
+        let lifetime = record.lifetime();
+        Change::Write(record, lifetime, result)
+    }
 }
 
-/// The right to answer, held by exactly one request. A claim that is dropped marks the id as used, because the agent
-/// may have received the answer.
+/// The right to answer, held by exactly one request. When a claim is dropped while it is sent, the id counts as used,
+/// because the agent may have received the answer.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Claim {
     pub question: OpenQuestion,
+    /// The replica that asked, or that has adopted the question.
+    owner: InstanceId,
     held: Option<HeldClaim>,
 }
 
 #[derive(Debug)]
 struct HeldClaim {
     records: TypedRecords<FollowUpRecord>,
+    claims: Arc<HeldClaims>,
     key: RecordKey,
     nonce: Uuid,
+    instance: InstanceId,
+}
+
+/// Records that the answer of a claim is about to be sent.
+#[derive(Debug)]
+pub(crate) struct ClaimSender {
+    records: TypedRecords<FollowUpRecord>,
+    key: RecordKey,
+    nonce: Uuid,
+    instance: InstanceId,
+}
+
+impl ClaimSender {
+    /// The answer is about to be sent. An error means that nothing may be sent: the store is unavailable, or another
+    /// replica considered this one dead and has taken the claim.
+    pub(crate) async fn mark_sending(&self) -> Result<(), ActionError> {
+        let sending = FollowUpState::Sending { by: self.instance, nonce: self.nonce };
+        let mark = |known: Option<FollowUpRecord>| match known {
+            // The answer is sent again, or an earlier attempt of this write was stored after all.
+            Some(record) if record.state == sending => Ok(Change::Keep(())),
+            Some(record) if record.state.is_claimed_with(self.nonce) => Ok(record.with_state(sending, ())),
+            _ => Err(ActionError::new(
+                Code::StateUnavailable,
+                "another replica has taken over this question; try again",
+            )),
+        };
+        self.records.update(&self.key, mark).await
+    }
 }
 
 impl Claim {
+    /// Whether another replica has taken over the task without this question, so that another id may be valid for it.
+    /// The record of the replica that asked may be on its way to the store, and names the id then.
+    pub(crate) fn is_superseded_in(&self, task: &TaskOutline) -> bool {
+        let id = self.held.as_ref().map(|held| held.key.id.as_str());
+        let named = task.follow_up.as_ref().map(|follow_up| follow_up.id.simple().to_string());
+        !task.owner.is_nil() && task.owner != self.owner && named.as_deref() != id
+    }
+
+    /// The replica that asked, or that has adopted the question.
+    pub(crate) fn owner(&self) -> InstanceId {
+        self.owner
+    }
+
+    /// For the request that sends the answer.
+    pub(crate) fn sender(&self) -> Option<ClaimSender> {
+        let HeldClaim { records, key, nonce, instance, .. } = self.held.as_ref()?;
+        Some(ClaimSender { records: records.clone(), key: key.clone(), nonce: *nonce, instance: *instance })
+    }
+
     /// The agent has received the answer, or may have.
     pub(crate) async fn mark_used(self) {
         self.end(FollowUpState::Used).await;
@@ -207,25 +648,83 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let (Some(held), Ok(runtime)) = (self.held.take(), tokio::runtime::Handle::try_current()) {
-            runtime.spawn(held.end(FollowUpState::Used));
+            runtime.spawn(async move { held.abandon().await });
         }
     }
 }
 
 impl HeldClaim {
+    /// Ends a claim whose request is gone.
+    async fn abandon(self) {
+        let answering = FollowUpState::Answering { by: self.instance, nonce: self.nonce };
+        let is_unsent = move |state| state == answering;
+        self.write_end(
+            move |state| if is_unsent(state) { FollowUpState::Pending } else { FollowUpState::Used },
+        )
+        .await;
+    }
+
     async fn end(self, state: FollowUpState) {
-        let end = |known: Option<FollowUpRecord>| {
+        self.write_end(move |_| state).await;
+    }
+
+    /// Writes the end of a claim, in the background if the store does not respond.
+    async fn write_end(self, end: impl Fn(FollowUpState) -> FollowUpState + Send + Sync + 'static) {
+        if self.try_write_end(&end).await {
+            return;
+        }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let (mut pause, max_pause) = END_RETRY;
+            for _ in 0..MAX_END_ATTEMPTS {
+                tokio::time::sleep(pause).await;
+                if self.try_write_end(&end).await {
+                    return;
+                }
+                pause = (pause * 2).min(max_pause);
+            }
+            tracing::warn!(agent = %self.key.agent, "cannot record the state of a follow-up id");
+        });
+    }
+
+    async fn try_write_end(&self, end: &(impl Fn(FollowUpState) -> FollowUpState + Sync)) -> bool {
+        let write = |known: Option<FollowUpRecord>| {
             Ok(match known {
-                Some(record) if record.state == FollowUpState::Answering { nonce: self.nonce } => {
+                Some(record) if record.state.is_claimed_with(self.nonce) => {
+                    let state = end(record.state);
                     record.with_state(state, ())
                 }
                 _ => Change::Keep(()),
             })
         };
-        if let Err(error) = self.records.update(&self.key, end).await {
-            tracing::warn!(agent = %self.key.agent, error = error.message, "cannot record the state of a follow-up id; it counts as used");
+        // No other request writes the record while this one holds the claim.
+        let written =
+            self.records.update_with(&self.key, Assumption::Nothing, Durability::Behind, write).await;
+        if let Err(error) = &written {
+            tracing::debug!(agent = %self.key.agent, error = error.message, "cannot record the state of a follow-up id yet");
         }
+        written.is_ok()
     }
+}
+
+impl Drop for HeldClaim {
+    /// From now on, a claim with this nonce in the store counts as given up.
+    fn drop(&mut self) {
+        self.claims.lock().remove(&self.nonce);
+    }
+}
+
+fn not_found() -> ActionError {
+    ActionError::new(Code::NotFound, "this follow-up id is unknown or has been forgotten")
+}
+
+fn used() -> ActionError {
+    ActionError::new(Code::FollowUpUsed, "this follow-up has already been answered")
+}
+
+fn may_have_been_sent() -> ActionError {
+    let message = "the replica that sent an earlier answer is gone, and the agent may have received it; look the task up with `get_task`";
+    ActionError::new(Code::OutcomeUnknown, message)
 }
 
 pub(crate) fn expired() -> ActionError {
@@ -237,46 +736,83 @@ fn key(agent: &Arc<str>, id: &Uuid) -> RecordKey {
 }
 
 fn now_ms() -> u64 {
-    unix_millis(SystemTime::now())
+    unix_millis(wall_time())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{memory_store, question};
+    use super::super::tests::{all_alive, alone, memory_store, question};
     use super::*;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
     async fn issued(ttl: Duration) -> (FollowUps, Arc<str>, Uuid) {
-        let follow_ups = FollowUps::new(&memory_store());
+        let follow_ups = FollowUps::new(&memory_store(), &alone());
         let agent: Arc<str> = "weather".into();
         let id = follow_ups.issue(&agent, question(), ttl).await.unwrap().id;
         (follow_ups, agent, id)
     }
 
     async fn code(follow_ups: &FollowUps, agent: &Arc<str>, id: &str) -> Code {
-        follow_ups.claim(agent, id).await.expect_err("an error").info.code
+        follow_ups.claim(agent, &Caller::default(), id).await.expect_err("an error").info.code
+    }
+
+    async fn claimed(follow_ups: &FollowUps, agent: &Arc<str>, id: &str) -> Claim {
+        match follow_ups.claim(agent, &Caller::default(), id).await.unwrap() {
+            ClaimResult::Claimed(claim) => *claim,
+            ClaimResult::Elsewhere(_) => panic!("there is one replica"),
+        }
     }
 
     #[tokio::test]
     async fn an_id_works_once_and_is_reported_as_used_afterwards() {
         let (follow_ups, agent, id) = issued(MINUTE).await;
         let id = id.to_string();
-        let claim = follow_ups.claim(&agent, &id).await.unwrap();
+        let claim = claimed(&follow_ups, &agent, &id).await;
         assert_eq!(claim.question.task_id, "t");
         assert_eq!(code(&follow_ups, &agent, &id).await, Code::FollowUpUsed);
         claim.release().await;
-        follow_ups.claim(&agent, &id).await.unwrap().mark_used().await;
+        claimed(&follow_ups, &agent, &id).await.mark_used().await;
         assert_eq!(code(&follow_ups, &agent, &id).await, Code::FollowUpUsed);
     }
 
     #[tokio::test]
-    async fn a_claim_that_is_dropped_counts_as_used() {
-        let (follow_ups, agent, id) = issued(MINUTE).await;
-        drop(follow_ups.claim(&agent, &id.to_string()).await.unwrap());
-        while follow_ups.find(&agent, &id).await.unwrap().unwrap().state != FollowUpState::Used {
-            tokio::task::yield_now().await;
+    async fn a_claim_that_is_dropped_counts_as_used_if_the_answer_may_have_been_sent() {
+        for (is_sent, state) in [(false, FollowUpState::Pending), (true, FollowUpState::Used)] {
+            let (follow_ups, agent, id) = issued(MINUTE).await;
+            let claim = claimed(&follow_ups, &agent, &id.to_string()).await;
+            if is_sent {
+                claim.sender().unwrap().mark_sending().await.unwrap();
+            }
+            drop(claim);
+            while follow_ups.find(&agent, &id).await.unwrap().unwrap().state != state {
+                tokio::task::yield_now().await;
+            }
         }
+    }
+
+    #[tokio::test]
+    async fn another_caller_does_not_find_an_id() {
+        let follow_ups = FollowUps::new(&memory_store(), &alone());
+        let (agent, alice): (Arc<str>, _) = ("weather".into(), Caller::verified("T/alice"));
+        let question = OpenQuestion { caller: alice.clone(), ..question() };
+        let id = follow_ups.issue(&agent, question, MINUTE).await.unwrap().id.to_string();
+        for other in [Caller::default(), Caller::verified("T/bob")] {
+            let error = follow_ups.claim(&agent, &other, &id).await.unwrap_err();
+            assert_eq!(error.info.code, Code::NotFound);
+        }
+        assert!(matches!(follow_ups.claim(&agent, &alice, &id).await.unwrap(), ClaimResult::Claimed(_)));
+    }
+
+    #[tokio::test]
+    async fn expired_questions_are_returned_once() {
+        let (follow_ups, agent, id) = issued(Duration::ZERO).await;
+        follow_ups.issue(&agent, question(), MINUTE).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let expired = follow_ups.take_expired(&agent).await;
+        assert_eq!(expired.iter().map(|question| question.task_id.as_str()).collect::<Vec<_>>(), ["t"]);
+        assert_eq!(follow_ups.find(&agent, &id).await.unwrap().unwrap().state, FollowUpState::Expired);
+        assert!(follow_ups.take_expired(&agent).await.is_empty());
     }
 
     #[tokio::test]
@@ -294,7 +830,7 @@ mod tests {
         assert_eq!(code(&follow_ups, &agent, &id.to_string()).await, Code::FollowUpExpired);
 
         let (follow_ups, agent, id) = issued(MINUTE).await;
-        let claim = follow_ups.claim(&agent, &id.to_string()).await.unwrap();
+        let claim = claimed(&follow_ups, &agent, &id.to_string()).await;
         follow_ups.expire(&agent, &id).await.unwrap();
         claim.mark_used().await;
         assert_eq!(code(&follow_ups, &agent, &id.to_string()).await, Code::FollowUpUsed);
@@ -304,7 +840,7 @@ mod tests {
     async fn an_id_works_only_at_its_agent() {
         let (follow_ups, agent, id) = issued(MINUTE).await;
         assert_eq!(code(&follow_ups, &"other".into(), &id.to_string()).await, Code::NotFound);
-        follow_ups.claim(&agent, &id.to_string()).await.unwrap().mark_used().await;
+        claimed(&follow_ups, &agent, &id.to_string()).await.mark_used().await;
     }
 
     #[tokio::test]
@@ -313,14 +849,15 @@ mod tests {
         follow_ups.issue(&agent, question(), MINUTE).await.unwrap();
         follow_ups.issue(&agent, question(), Duration::ZERO).await.unwrap();
         assert_eq!(follow_ups.pending().await.unwrap(), 2);
-        follow_ups.claim(&agent, &id.to_string()).await.unwrap().mark_used().await;
+        claimed(&follow_ups, &agent, &id.to_string()).await.mark_used().await;
         assert_eq!(follow_ups.pending().await.unwrap(), 1);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn of_many_answers_at_the_same_time_exactly_one_wins_at_all_replicas() {
         let store = memory_store();
-        let replicas: [Arc<FollowUps>; 2] = std::array::from_fn(|_| Arc::new(FollowUps::new(&store)));
+        let replicas: [Arc<FollowUps>; 2] =
+            std::array::from_fn(|_| Arc::new(FollowUps::new(&store, &all_alive())));
         let agent: Arc<str> = "weather".into();
         for _ in 0..200 {
             let id = replicas[0].issue(&agent, question(), MINUTE).await.unwrap().id.to_string();
@@ -328,11 +865,13 @@ mod tests {
             for number in 0..4 {
                 let (follow_ups, agent, id) = (Arc::clone(&replicas[number % 2]), agent.clone(), id.clone());
                 race.spawn(async move {
-                    match follow_ups.claim(&agent, &id).await {
-                        Ok(claim) => {
+                    match follow_ups.claim(&agent, &Caller::default(), &id).await {
+                        Ok(ClaimResult::Claimed(claim)) => {
+                            claim.sender().unwrap().mark_sending().await.unwrap();
                             claim.mark_used().await;
                             1
                         }
+                        Ok(ClaimResult::Elsewhere(_)) => panic!("any replica can answer"),
                         Err(error) => {
                             assert_eq!(error.info.code, Code::FollowUpUsed);
                             0

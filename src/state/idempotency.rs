@@ -1,7 +1,8 @@
 //! Idempotency keys: the same request sent twice runs the agent once.
 //!
 //! The first request with a key runs; later ones with the same body wait for its reply, at whichever replica they
-//! arrive. A reply is kept for two minutes. Errors from before the agent was reached are not kept.
+//! arrive. A reply is kept for two minutes. Errors from before the agent was reached are not kept. If the replica that
+//! runs the first request dies, the later ones get `outcome_unknown`; the request never runs again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +13,10 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::records::{Change, ReadRecord, Record, TypedRecords};
-use super::{Lifetime, RecordKey, RecordKind, StateStore};
+use super::peers::{InstanceId, Liveness, Peers};
+use super::records::{Assumption, Change, ReadRecord, Record, TypedRecords};
+use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore};
+use crate::caller::Caller;
 use crate::memory::OutOfMemory;
 use crate::offload;
 use crate::reply::error::{ActionError, Code};
@@ -34,6 +37,7 @@ const MAX_REPEATS_PER_KEY: usize = 32;
 pub(crate) struct Idempotency {
     keys: TypedRecords<KeyRecord>,
     replies: TypedRecords<ReplyRecord>,
+    peers: Arc<dyn Peers>,
     /// The first requests that run in this process. Their number is limited like that of calls.
     running: Mutex<HashMap<RecordKey, RunningRequest>>,
     /// How many requests of this process wait for the reply of a first one.
@@ -54,6 +58,9 @@ struct KeyRecord {
     body_hash: String,
     /// Identifies the first request.
     nonce: Uuid,
+    /// The replica that runs the first request.
+    #[serde(default)]
+    owner: InstanceId,
     state: KeyState,
 }
 
@@ -116,10 +123,11 @@ pub(crate) struct RepeatedRequest {
 }
 
 impl Idempotency {
-    pub(super) fn new(store: &Arc<dyn StateStore>) -> Self {
+    pub(super) fn new(store: &Arc<dyn StateStore>, peers: &Arc<dyn Peers>) -> Self {
         Self {
             keys: TypedRecords::new(store, RecordKind::IdempotencyKey),
             replies: TypedRecords::new(store, RecordKind::Reply),
+            peers: Arc::clone(peers),
             running: Mutex::default(),
             waiting: Mutex::default(),
         }
@@ -129,13 +137,11 @@ impl Idempotency {
     pub(crate) async fn reserve(
         self: &Arc<Self>,
         agent: &Arc<str>,
-        action: &str,
-        key: &str,
+        (caller, action, key): (&Caller, &str, &str),
         body: &[u8],
         limit: Duration,
     ) -> Result<Reservation, ActionError> {
-        // Action names are tokens without a line break.
-        let key = RecordKey::new(agent, format!("{action}\n{key}"));
+        let key = RecordKey::new(agent, caller.scoped_id(&[action, key])).of_caller(caller);
         let body_hash = offload::run(agent, body.len(), || hex(&Sha256::digest(body))).await;
         let (sender, reply) = watch::channel(None);
         {
@@ -199,7 +205,12 @@ impl Idempotency {
             check_body(&known.body_hash, &first.body_hash)?;
             Ok(Change::Keep(false))
         };
-        self.keys.update(&first.key, reserve).await
+        // Another replica might run the request while the store is unavailable.
+        let durability = match self.peers.is_alone() {
+            true => Durability::Deferrable,
+            false => Durability::Confirmed,
+        };
+        self.keys.update_with(&first.key, Assumption::Absent, durability, reserve).await
     }
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<RecordKey, usize>> {
@@ -239,7 +250,12 @@ impl FirstRequest {
                 }
             })
         };
-        if let Err(error) = self.idempotency.replies.update(&self.key, write).await {
+        let written = self
+            .idempotency
+            .replies
+            .update_with(&self.key, Assumption::Absent, Durability::Behind, write)
+            .await;
+        if let Err(error) = written {
             tracing::debug!(agent = %self.key.agent, error = error.message, "cannot keep a reply for repeated requests");
         }
     }
@@ -250,11 +266,13 @@ impl FirstRequest {
                 known.is_none_or(|known| known.nonce == self.nonce && known.state == KeyState::Running);
             Ok(if is_own { Change::Write(self.record(state), lifetime, ()) } else { Change::Keep(()) })
         };
-        self.idempotency.keys.update(&self.key, write).await
+        // Only this request writes the key while it runs. Until it is written, other replicas consider it running.
+        self.idempotency.keys.update_with(&self.key, Assumption::Nothing, Durability::Behind, write).await
     }
 
     fn record(&self, state: KeyState) -> KeyRecord {
-        KeyRecord { body_hash: self.body_hash.clone(), nonce: self.nonce, state }
+        let owner = self.idempotency.peers.instance();
+        KeyRecord { body_hash: self.body_hash.clone(), nonce: self.nonce, owner, state }
     }
 }
 
@@ -301,6 +319,10 @@ impl RepeatedRequest {
             };
             check_body(&known.record.body_hash, &self.body_hash)?;
             match known.record.state {
+                KeyState::Running if self.is_owner_dead(&known.record).await => {
+                    let message = "the replica that ran the first request with this key is gone";
+                    return Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent());
+                }
                 KeyState::Running => {}
                 KeyState::Done => return self.kept_reply(known.record.nonce, charge).await,
                 KeyState::Released => {
@@ -311,6 +333,11 @@ impl RepeatedRequest {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(max_pause);
         }
+    }
+
+    async fn is_owner_dead(&self, record: &KeyRecord) -> bool {
+        let peers = &self.idempotency.peers;
+        record.owner != peers.instance() && peers.liveness(record.owner).await == Liveness::Dead
     }
 
     async fn kept_reply(&self, nonce: Uuid, charge: impl Fn(usize) -> Result<(), OutOfMemory>) -> Reply {
@@ -336,18 +363,18 @@ fn check_body(first: &str, repeat: &str) -> Result<(), ActionError> {
 mod tests {
     use super::super::memory::MemoryStore;
     use super::super::quota::Quotas;
-    use super::super::tests::{free, memory_store};
+    use super::super::tests::{all_alive, free, memory_store};
     use super::*;
     use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
 
     const LIMIT: Duration = Duration::from_secs(60);
 
     fn replica(store: &Arc<dyn StateStore>) -> Arc<Idempotency> {
-        Arc::new(Idempotency::new(store))
+        Arc::new(Idempotency::new(store, &all_alive()))
     }
 
     async fn reserve(keys: &Arc<Idempotency>, action: &str, body: &str) -> Result<Reservation, ActionError> {
-        keys.reserve(&"agent".into(), action, "key", body.as_bytes(), LIMIT).await
+        keys.reserve(&"agent".into(), (&Caller::default(), action, "key"), body.as_bytes(), LIMIT).await
     }
 
     async fn first(keys: &Arc<Idempotency>, body: &str) -> FirstRequest {
@@ -433,7 +460,9 @@ mod tests {
         let keys = replica(&small_store());
         let reserve = |key: String| {
             let keys = Arc::clone(&keys);
-            async move { keys.reserve(&"agent".into(), "a", &key, b"x", LIMIT).await.unwrap() }
+            async move {
+                keys.reserve(&"agent".into(), (&Caller::default(), "a", &key), b"x", LIMIT).await.unwrap()
+            }
         };
         for number in 0..100 {
             let Reservation::First(running) = reserve(number.to_string()).await else {

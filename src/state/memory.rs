@@ -1,70 +1,33 @@
 //! The default store: tables in memory that end with the process.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
-use futures_util::stream::{self, BoxStream, StreamExt as _};
+use futures_util::stream::{BoxStream, StreamExt as _};
 
-use super::quota::{QuotaKind, Quotas};
-use super::table::{self, BoundedTable, Full, Removed};
+use super::clock::{Instant, wall_time};
+use super::quota::Quotas;
+use super::record_tables::RecordTables;
+use super::table::{Full, Removed};
 use super::{
-    ABSENT, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError,
+    ABSENT, Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable,
+    StoredRecord, WriteError,
 };
 use crate::a2a::model::ALLOCATION_OVERHEAD;
 
 #[derive(Debug)]
 pub(crate) struct MemoryStore {
-    follow_ups: Mutex<RecordTable>,
-    tasks: Mutex<RecordTable>,
-    sessions: Mutex<RecordTable>,
-    idempotency_keys: Mutex<RecordTable>,
-    replies: Mutex<RecordTable>,
-}
-
-#[derive(Debug)]
-struct RecordTable {
-    table: BoundedTable<StoredRecord>,
-    revision: Revision,
+    tables: RecordTables<StoredRecord>,
+    revision: AtomicU64,
 }
 
 impl MemoryStore {
     pub(crate) fn new(quotas: &Arc<Quotas>) -> Self {
-        let table = |kind: RecordKind| {
-            let table = BoundedTable::new(quotas, QuotaKind::from(kind));
-            Mutex::new(RecordTable { table, revision: ABSENT })
-        };
-        Self {
-            follow_ups: table(RecordKind::FollowUp),
-            tasks: table(RecordKind::Task),
-            sessions: table(RecordKind::Session),
-            idempotency_keys: table(RecordKind::IdempotencyKey),
-            replies: table(RecordKind::Reply),
-        }
-    }
-
-    fn table(&self, kind: RecordKind) -> MutexGuard<'_, RecordTable> {
-        let table = match kind {
-            RecordKind::FollowUp => &self.follow_ups,
-            RecordKind::Task => &self.tasks,
-            RecordKind::Session => &self.sessions,
-            RecordKind::IdempotencyKey => &self.idempotency_keys,
-            RecordKind::Reply => &self.replies,
-        };
-        table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Some records of an agent, from a position on, and the position of the next ones.
-    fn page(&self, kind: RecordKind, agent: &Arc<str>, from: usize) -> (Vec<ScannedRecord>, Option<usize>) {
-        let locked = self.table(kind);
-        let (rows, next) = locked.table.page(agent, from, Instant::now());
-        let records = rows.into_iter().map(|(id, record)| Ok((RecordKey::new(agent, id), record.clone())));
-        (records.collect(), next)
+        Self { tables: RecordTables::new(quotas), revision: AtomicU64::new(ABSENT) }
     }
 }
-
-type ScannedRecord = Result<(RecordKey, StoredRecord), StoreUnavailable>;
 
 impl StateStore for MemoryStore {
     fn read<'a>(
@@ -72,7 +35,7 @@ impl StateStore for MemoryStore {
         kind: RecordKind,
         key: &'a RecordKey,
     ) -> BoxFuture<'a, Result<Option<StoredRecord>, StoreUnavailable>> {
-        let record = self.table(kind).table.get(&key.agent, &key.id, Instant::now()).cloned();
+        let record = self.tables.lock(kind).get(&key.agent, &key.id, Instant::now()).cloned();
         ready(Ok(record)).boxed()
     }
 
@@ -83,65 +46,59 @@ impl StateStore for MemoryStore {
         expected: Revision,
         value: Bytes,
         lifetime: Lifetime,
+        _: Durability,
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
         async move {
             let (mut removed, now) = (Removed::default(), Instant::now());
-            let mut locked = self.table(kind);
-            let RecordTable { table, revision } = &mut *locked;
-            let entry = table.entry(&key.agent, &key.id, now, &mut removed);
+            let mut table = self.tables.lock(kind);
+            let entry = table.entry(&key.agent, &key.id, now, &mut removed).of_caller(&key.caller);
             let current = entry.value().map_or(ABSENT, |record| record.revision);
             if current != expected {
                 return Err(WriteError::Conflict);
             }
-            *revision += 1;
-            let (written, bytes) = (*revision, value.len() + ALLOCATION_OVERHEAD);
-            let record = StoredRecord { value, revision: written, written_at: SystemTime::now() };
+            let written = self.revision.fetch_add(1, Relaxed) + 1;
+            let bytes = value.len() + ALLOCATION_OVERHEAD;
+            let record = StoredRecord { value, revision: written, written_at: wall_time() };
             let put = entry.put(record, bytes, lifetime);
-            drop(locked);
-            removed.evict_rest(|removed| self.table(kind).table.evict(&key.agent, now, removed));
+            drop(table);
+            removed.evict_rest(|removed| self.tables.lock(kind).evict(&key.agent, now, removed));
             put.map(|()| written).map_err(|Full| WriteError::Full)
         }
         .boxed()
     }
 
-    fn scan(&self, kind: RecordKind) -> BoxStream<'_, Result<(RecordKey, StoredRecord), StoreUnavailable>> {
-        // In pages, so that the lock is not held for long.
-        let agents = self.table(kind).table.agents();
-        let pages = stream::unfold((agents, 0), move |(mut agents, from)| async move {
-            let agent = agents.pop()?;
-            let (page, next) = self.page(kind, &agent, from);
-            if next.is_some() {
-                agents.push(agent);
-            }
-            Some((stream::iter(page), (agents, next.unwrap_or(0))))
-        });
-        pages.flatten().boxed()
+    fn scan<'a>(
+        &'a self,
+        kind: RecordKind,
+        agent: Option<&'a Arc<str>>,
+    ) -> BoxStream<'a, Result<StoredRecord, StoreUnavailable>> {
+        self.tables
+            .scan(kind, agent.cloned(), |_, record| Some(record.clone()))
+            .map(|(_, record)| Ok(record))
+            .boxed()
+    }
+
+    fn has_local(&self, kind: RecordKind, key: &RecordKey) -> bool {
+        self.tables.lock(kind).get(&key.agent, &key.id, Instant::now()).is_some()
     }
 
     fn expire(&self, agent: &str) {
-        for kind in RecordKind::ALL {
-            // The removed values are dropped after the lock is released.
-            let _removed = { self.table(kind).table.expire(agent, Instant::now()) };
-        }
+        self.tables.expire(agent);
     }
 
     fn sweep(&self) -> BoxFuture<'_, ()> {
-        async {
-            for kind in RecordKind::ALL {
-                table::sweep(|| self.table(kind).table.sweep_step(Instant::now())).await;
-            }
-        }
-        .boxed()
+        self.tables.sweep().boxed()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering::Relaxed;
     use std::time::Duration;
 
+    use super::super::quota::QuotaKind;
     use super::*;
 
+    const NOW: Durability = Durability::Confirmed;
     const HOUR: Duration = Duration::from_secs(3600);
     const KEPT: Lifetime = Lifetime { ttl: HOUR, protected_for: Duration::ZERO };
 
@@ -160,7 +117,7 @@ mod tests {
             let store = &store;
             async move {
                 let lifetime = Lifetime::evictable(ttl);
-                store.write(RecordKind::Session, &key("s"), expected, value.into(), lifetime).await
+                store.write(RecordKind::Session, &key("s"), expected, value.into(), lifetime, NOW).await
             }
         };
         let first = write(ABSENT, "one", HOUR).await.unwrap();
@@ -180,11 +137,11 @@ mod tests {
         let quotas = Quotas::new(16 << 20);
         let store = MemoryStore::new(&quotas);
         let short = Lifetime { ttl: HOUR, protected_for: Duration::from_nanos(1) };
-        store.write(RecordKind::FollowUp, &key("a"), ABSENT, "x".into(), short).await.unwrap();
+        store.write(RecordKind::FollowUp, &key("a"), ABSENT, "x".into(), short, NOW).await.unwrap();
         let quota = quotas.agent(&"agent".into());
         let protected = || quota.usage(QuotaKind::FollowUp).protected_bytes.load(Relaxed);
         assert!(protected() > 0);
-        let conflict = store.write(RecordKind::FollowUp, &key("a"), ABSENT, "x".into(), KEPT).await;
+        let conflict = store.write(RecordKind::FollowUp, &key("a"), ABSENT, "x".into(), KEPT, NOW).await;
         assert_eq!((conflict, protected()), (Err(WriteError::Conflict), 0));
     }
 
@@ -192,13 +149,19 @@ mod tests {
     async fn a_scan_sees_every_record_of_its_kind() {
         let store = store();
         for id in ["a", "b"] {
-            store.write(RecordKind::FollowUp, &key(id), ABSENT, "x".into(), KEPT).await.unwrap();
+            store.write(RecordKind::FollowUp, &key(id), ABSENT, id.into(), KEPT, NOW).await.unwrap();
         }
-        store.write(RecordKind::Task, &key("c"), ABSENT, "x".into(), KEPT).await.unwrap();
-        let mut ids: Vec<_> =
-            store.scan(RecordKind::FollowUp).map(|found| found.unwrap().0.id).collect().await;
-        ids.sort();
-        assert_eq!(ids, ["a", "b"]);
+        let other = RecordKey::new(&"other".into(), "d");
+        store.write(RecordKind::FollowUp, &other, ABSENT, "d".into(), KEPT, NOW).await.unwrap();
+        store.write(RecordKind::Task, &key("c"), ABSENT, "x".into(), KEPT, NOW).await.unwrap();
+        let scan = async |agent: Option<&Arc<str>>| {
+            let found = store.scan(RecordKind::FollowUp, agent).map(|found| found.unwrap().value);
+            let mut found: Vec<_> = found.collect().await;
+            found.sort();
+            found
+        };
+        assert_eq!(scan(None).await, ["a", "b", "d"]);
+        assert_eq!(scan(Some(&"agent".into())).await, ["a", "b"]);
     }
 
     #[tokio::test]
@@ -206,13 +169,13 @@ mod tests {
         let store = store();
         let kinds = RecordKind::ALL;
         for kind in kinds {
-            store.write(kind, &key("lives"), ABSENT, "x".into(), KEPT).await.unwrap();
+            store.write(kind, &key("lives"), ABSENT, "x".into(), KEPT, NOW).await.unwrap();
             let short = Lifetime::protected(Duration::from_nanos(1));
-            store.write(kind, &key("expires"), ABSENT, "x".into(), short).await.unwrap();
+            store.write(kind, &key("expires"), ABSENT, "x".into(), short, NOW).await.unwrap();
         }
-        assert_eq!(kinds.map(|kind| store.table(kind).table.rows()), [2; 5]);
+        assert_eq!(kinds.map(|kind| store.tables.lock(kind).rows()), [2; 5]);
         store.sweep().await;
-        assert_eq!(kinds.map(|kind| store.table(kind).table.rows()), [1; 5]);
+        assert_eq!(kinds.map(|kind| store.tables.lock(kind).rows()), [1; 5]);
     }
 
     #[tokio::test]
@@ -220,7 +183,7 @@ mod tests {
         let store = store();
         let huge = Bytes::from(vec![0; 600 << 10]);
         assert_eq!(
-            store.write(RecordKind::Session, &key("s"), ABSENT, huge, KEPT).await,
+            store.write(RecordKind::Session, &key("s"), ABSENT, huge, KEPT, NOW).await,
             Err(WriteError::Full)
         );
     }

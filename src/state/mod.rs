@@ -6,9 +6,10 @@
 //!
 //! ```text
 //! FollowUps ──┐
-//! Tasks ──────┤               ┌── MemoryStore   this process only
+//! Tasks ──────┤               ┌── MemoryStore       this process only
 //! Sessions ───┼─> TypedRecords ─> StateStore
-//! Idempotency ┘               └── (a store that replicas share)
+//! Idempotency ┘               └── ReplicatedStore     copies and deferred writes of this process ...
+//!                                   └── StateStore    ... over a store that replicas share
 //! ```
 //!
 //! Each agent has a [`quota`] for what it may hold in memory, and the [tables](table) say what happens when it is
@@ -17,29 +18,38 @@
 //! A call in mode `final` or `stream` writes nothing to the store. Its task stays in a local table of [`Tasks`]
 //! until a request at another replica may need it: when the task is submitted, or when it waits for an answer.
 
+mod clock;
 pub(crate) mod follow_ups;
 pub(crate) mod idempotency;
 pub(crate) mod memory;
+pub(crate) mod peers;
 pub(crate) mod quota;
+mod record_tables;
 mod records;
+pub(crate) mod replicated;
 pub(crate) mod sessions;
+pub(crate) mod stats;
 mod table;
 pub(crate) mod task_ends;
 pub(crate) mod tasks;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use futures_util::stream::BoxStream;
+use uuid::Uuid;
 
+use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
 use follow_ups::FollowUps;
 use idempotency::Idempotency;
+use peers::{PeerQueries, Peers};
 use quota::{AgentQuota, CallKind, Quotas, ReservedRoom};
 use sessions::Sessions;
 use tasks::Tasks;
@@ -65,16 +75,52 @@ impl RecordKind {
 /// Identifies a record: the agent that it belongs to, and an id within that agent.
 ///
 /// Both come from outside and may contain any character; a store with rules for its keys escapes them.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone)]
 pub(crate) struct RecordKey {
     pub agent: Arc<str>,
     pub id: String,
+    /// The caller for whose quota a new record counts. It does not identify the record.
+    pub caller: Caller,
 }
 
 impl RecordKey {
     pub(crate) fn new(agent: &Arc<str>, id: impl Into<String>) -> Self {
-        Self { agent: Arc::clone(agent), id: id.into() }
+        Self { agent: Arc::clone(agent), id: id.into(), caller: Caller::default() }
     }
+
+    /// A new record with this key counts for the quota of `caller`.
+    #[must_use]
+    pub(crate) fn of_caller(self, caller: &Caller) -> Self {
+        Self { caller: caller.clone(), ..self }
+    }
+}
+
+impl PartialEq for RecordKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.agent == other.agent && self.id == other.id
+    }
+}
+
+impl Eq for RecordKey {}
+
+impl Hash for RecordKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.agent.hash(state);
+        self.id.hash(state);
+    }
+}
+
+/// Whether a write may take effect later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// The write is confirmed, or it fails.
+    Confirmed,
+    /// While the shared store is unavailable, this process keeps the record and writes it later. Only for records that
+    /// no other replica writes.
+    Deferrable,
+    /// The write returns at once, and the record is written in the background. Only for records that no other replica
+    /// writes.
+    Behind,
 }
 
 /// Counts the writes of a store.
@@ -114,12 +160,11 @@ pub(crate) struct StoredRecord {
 /// The store cannot be reached, or holds a record that this version cannot read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the state store is unavailable")]
-pub(crate) struct StoreUnavailable;
+pub struct StoreUnavailable;
 
 /// Why a write was not confirmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[cfg_attr(not(test), expect(dead_code, reason = "the memory store never loses a write; other stores do"))]
-pub(crate) enum WriteError {
+pub enum WriteError {
     #[error("another write came first")]
     Conflict,
     #[error("the agent has no room left in the state store")]
@@ -148,10 +193,52 @@ pub(crate) trait StateStore: fmt::Debug + Send + Sync {
         expected: Revision,
         value: Bytes,
         lifetime: Lifetime,
+        durability: Durability,
     ) -> BoxFuture<'a, Result<Revision, WriteError>>;
 
-    /// All records of a kind, in no particular order.
-    fn scan(&self, kind: RecordKind) -> BoxStream<'_, Result<(RecordKey, StoredRecord), StoreUnavailable>>;
+    /// All records of a kind, or those of one agent, in no particular order. A record says itself what its key is.
+    fn scan<'a>(
+        &'a self,
+        kind: RecordKind,
+        agent: Option<&'a Arc<str>>,
+    ) -> BoxStream<'a, Result<StoredRecord, StoreUnavailable>>;
+
+    /// Whether other replicas see what is written.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// Whether a write would reach the store now, as far as is known.
+    fn is_available(&self) -> bool {
+        true
+    }
+
+    /// Whether this process has a record that other replicas cannot read.
+    fn has_local(&self, _kind: RecordKind, _key: &RecordKey) -> bool {
+        false
+    }
+
+    /// The size limit of a record, in bytes.
+    fn max_record(&self) -> usize {
+        usize::MAX
+    }
+
+    /// The counts of a store that replicas share, for metrics.
+    fn stats(&self) -> Option<&stats::StoreStats> {
+        None
+    }
+
+    /// Like [`Self::scan`], but only records that this process has written or holds. It never waits for a network.
+    fn scan_local<'a>(
+        &'a self,
+        kind: RecordKind,
+        agent: Option<&'a Arc<str>>,
+    ) -> BoxStream<'a, Result<StoredRecord, StoreUnavailable>> {
+        self.scan(kind, agent)
+    }
+
+    /// Drops the copy of a record that another replica has changed.
+    fn forget(&self, _kind: RecordKind, _key: &RecordKey) {}
 
     /// Ends the protection of an agent's records whose time is over, in one short step, if the store holds them in this
     /// process.
@@ -171,20 +258,36 @@ pub(crate) struct State {
     pub sessions: Sessions,
     pub idempotency: Arc<Idempotency>,
     pub quotas: Arc<Quotas>,
+    pub peers: Arc<dyn Peers>,
     store: Arc<dyn StateStore>,
 }
 
 impl State {
     /// `quotas` limits what this process holds in memory.
-    pub(crate) fn new(store: &Arc<dyn StateStore>, quotas: &Arc<Quotas>) -> Self {
+    pub(crate) fn new(store: &Arc<dyn StateStore>, quotas: &Arc<Quotas>, peers: &Arc<dyn Peers>) -> Self {
         Self {
-            follow_ups: FollowUps::new(store),
-            tasks: Tasks::new(store, quotas),
-            sessions: Sessions::new(store),
-            idempotency: Arc::new(Idempotency::new(store)),
+            follow_ups: FollowUps::new(store, peers),
+            tasks: Tasks::new(store, quotas, peers),
+            sessions: Sessions::new(store, peers),
+            idempotency: Arc::new(Idempotency::new(store, peers)),
             quotas: Arc::clone(quotas),
+            peers: Arc::clone(peers),
             store: Arc::clone(store),
         }
+    }
+
+    /// Whether other replicas see the state.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.store.is_shared()
+    }
+
+    /// Shares the tasks of calls that run for long.
+    pub(crate) async fn share_long_running(&self) {
+        self.tasks.share_long_running().await;
+    }
+
+    pub(crate) fn store(&self) -> &dyn StateStore {
+        &*self.store
     }
 
     /// Reserves room for what a call may have to record. Records whose time is over do not count, even if no write and no
@@ -193,12 +296,13 @@ impl State {
         &self,
         quota: &Arc<AgentQuota>,
         call: CallKind,
+        caller: &Caller,
     ) -> Result<ReservedRoom, ActionError> {
-        if !quota.has_room_for(call) {
+        if !quota.has_room_for(call, caller) {
             self.store.expire(quota.agent());
             self.tasks.expire(quota.agent());
         }
-        quota.reserve(call)
+        quota.reserve(call, caller)
     }
 
     /// Frees the memory of expired records at regular intervals. Without it, only a write of the same kind frees
@@ -213,12 +317,31 @@ impl State {
     }
 }
 
+impl PeerQueries for State {
+    /// Records that may not be in the store.
+    fn has(&self, kind: RecordKind, key: &RecordKey) -> bool {
+        match kind {
+            RecordKind::Task => self.tasks.is_known_here(key) || self.store.has_local(kind, key),
+            RecordKind::FollowUp => self.store.has_local(kind, key),
+            RecordKind::Session | RecordKind::IdempotencyKey | RecordKind::Reply => false,
+        }
+    }
+
+    fn holds_claim(&self, nonce: Uuid) -> bool {
+        self.follow_ups.holds_claim(nonce)
+    }
+
+    fn record_changed(&self, kind: RecordKind, key: &RecordKey) {
+        self.store.forget(kind, key);
+    }
+}
+
 #[cfg(test)]
 impl Default for State {
     fn default() -> Self {
         let quotas = Quotas::new(512 << 20);
         let store: Arc<dyn StateStore> = Arc::new(memory::MemoryStore::new(&quotas));
-        Self::new(&store, &quotas)
+        Self::new(&store, &quotas, &tests::alone())
     }
 }
 

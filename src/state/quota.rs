@@ -13,6 +13,17 @@
 //! with very long ids exceeds that; a task that then cannot be recorded is canceled. Once a running task is recorded, its
 //! record counts in place of the reservation.
 //!
+//! # Callers
+//!
+//! Within an agent's share, a verified caller may hold at most as much of what cannot be evicted as is still free
+//! ([`AgentQuota::is_fair`]). So one caller alone takes at most a half, two of them a third each, and there is always room for
+//! another one. Callers within the account of the bridge share one identity, and may take everything as long as no
+//! verified caller has called the agent, and three quarters from then on. An answer is measured by the calls of its caller
+//! in flight only, because it ends a question. What can be evicted goes first at the caller that holds the most
+//! (`table::holders`).
+//!
+//! # Kinds of calls
+//!
 //! Not every call may take the last of the room ([`CallKind`]), because what runs or waits is never evicted:
 //!
 //! - Submitted tasks may run for days, so they leave a quarter, in which other calls still run.
@@ -20,16 +31,19 @@
 //!   `busy`. The last eighth is for answers, which end questions.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::RecordKind;
+use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
 
 /// The share of an agent, however many agents there are.
 const MIN_SHARE: usize = 2 << 20;
 /// Bytes that a call reserves of each kind in [`RESERVED_KINDS`].
 pub(super) const SMALL_ENTRY: usize = 1536;
+/// Bytes that a call of a verified caller reserves in addition: it may be the first of that caller.
+const NEW_CALLER: usize = 512;
 /// The kinds of entry that a call may need: for its task, and for a question.
 const RESERVED_KINDS: [QuotaKind; 3] = [QuotaKind::Task, QuotaKind::SharedTask, QuotaKind::FollowUp];
 
@@ -91,6 +105,11 @@ impl QuotaKind {
     pub(crate) const fn label(self) -> &'static str {
         self.row().0
     }
+
+    /// Whether calls reserve room for entries of this kind.
+    pub(super) fn is_reserved(self) -> bool {
+        RESERVED_KINDS.contains(&self)
+    }
 }
 
 impl From<RecordKind> for QuotaKind {
@@ -142,9 +161,10 @@ impl Quotas {
             name: Arc::clone(name),
             share: Arc::clone(&self.share),
             kinds: Default::default(),
-            calls: AtomicUsize::new(0),
-            recorded_locally: AtomicUsize::new(0),
-            recorded_in_store: AtomicUsize::new(0),
+            calls: CallCounts::default(),
+            calls_of_verified: CallCounts::default(),
+            has_verified_callers: AtomicBool::new(false),
+            callers: Mutex::default(),
         });
         agents.insert(Arc::clone(name), Arc::downgrade(&quota));
         self.divide(&mut agents);
@@ -177,13 +197,59 @@ pub(crate) struct AgentQuota {
     name: Arc<str>,
     share: Arc<AtomicUsize>,
     kinds: [KindUsage; QuotaKind::ALL.len()],
-    /// Calls that have reserved room.
-    calls: AtomicUsize,
+    calls: CallCounts,
+    /// Of these, the calls of verified callers.
+    calls_of_verified: CallCounts,
+    /// Whether a verified caller has ever called the agent.
+    has_verified_callers: AtomicBool,
+    /// The verified callers that have calls or entries.
+    callers: Mutex<HashMap<Caller, Weak<CallerUsage>>>,
+}
+
+/// Calls that have reserved room.
+#[derive(Debug, Default)]
+struct CallCounts {
+    all: AtomicUsize,
     /// Of these, the calls whose task is recorded in this process, and counts as an entry. An ordinary call ends before
     /// that.
     recorded_locally: AtomicUsize,
     /// Of these, the calls whose task is recorded in the store as well, because it was submitted.
     recorded_in_store: AtomicUsize,
+}
+
+impl CallCounts {
+    /// The calls for which room of this kind is reserved.
+    fn reserved(&self, kind: QuotaKind) -> usize {
+        let calls = self.all.load(Relaxed);
+        match kind {
+            QuotaKind::Task => calls.saturating_sub(self.recorded_locally.load(Relaxed)),
+            QuotaKind::SharedTask => calls.saturating_sub(self.recorded_in_store.load(Relaxed)),
+            // Every task may still ask a question.
+            _ => calls,
+        }
+    }
+}
+
+/// What a verified caller holds of an agent's share.
+#[derive(Debug, Default)]
+pub(crate) struct CallerUsage {
+    calls: CallCounts,
+    protected_bytes: [AtomicUsize; QuotaKind::ALL.len()],
+}
+
+impl CallerUsage {
+    /// The bytes of entries that must not be evicted.
+    pub(super) fn protected_bytes(&self, kind: QuotaKind) -> &AtomicUsize {
+        let [task, shared_task, follow_up, session, idempotency_key, reply] = &self.protected_bytes;
+        match kind {
+            QuotaKind::Task => task,
+            QuotaKind::SharedTask => shared_task,
+            QuotaKind::FollowUp => follow_up,
+            QuotaKind::Session => session,
+            QuotaKind::IdempotencyKey => idempotency_key,
+            QuotaKind::Reply => reply,
+        }
+    }
 }
 
 /// What an agent holds of one kind.
@@ -193,6 +259,8 @@ pub(crate) struct KindUsage {
     pub bytes: AtomicUsize,
     /// Of these, the bytes of entries that must not be evicted.
     pub protected_bytes: AtomicUsize,
+    /// Of these, the bytes of the caller that all unverified callers share.
+    pub(super) protected_of_unverified: AtomicUsize,
     pub evictions: AtomicU64,
     pub refusals: AtomicU64,
 }
@@ -229,37 +297,91 @@ impl AgentQuota {
 
     /// The bytes of a kind that calls in flight have reserved.
     fn reserved(&self, kind: QuotaKind) -> usize {
-        self.reserved_calls(kind) * SMALL_ENTRY
+        let of_verified = self.calls_of_verified.reserved(kind) * NEW_CALLER;
+        self.calls.reserved(kind) * SMALL_ENTRY + of_verified
     }
 
-    fn reserved_calls(&self, kind: QuotaKind) -> usize {
-        let calls = self.calls.load(Relaxed);
-        match kind {
-            QuotaKind::Task => calls.saturating_sub(self.recorded_locally.load(Relaxed)),
-            QuotaKind::SharedTask => calls.saturating_sub(self.recorded_in_store.load(Relaxed)),
-            // Every task may still ask a question.
-            _ => calls,
+    /// What a caller holds; `None` for the caller that all unverified callers share.
+    pub(super) fn caller(&self, caller: &Caller) -> Option<Arc<CallerUsage>> {
+        if !caller.is_verified() {
+            return None;
+        }
+        self.has_verified_callers.store(true, Relaxed);
+        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(usage) = callers.get(caller).and_then(Weak::upgrade) {
+            return Some(usage);
+        }
+        if callers.len() == callers.capacity() {
+            // Before it grows: those that hold nothing make room. It grows to at least twice the rest, so this is rare.
+            callers.retain(|_, usage| usage.strong_count() > 0);
+            let live = callers.len();
+            callers.shrink_to(2 * live);
+            callers.reserve(live + 1);
+        }
+        let usage = Arc::default();
+        callers.insert(caller.clone(), Arc::downgrade(&usage));
+        Some(usage)
+    }
+
+    /// Whether a caller may hold `own` bytes of what cannot be evicted. `total` is what all callers then hold of the
+    /// `limit`.
+    pub(super) fn is_fair(&self, caller: &Caller, own: usize, limit: usize, total: usize) -> bool {
+        match caller.is_verified() {
+            true => own <= limit.saturating_sub(total),
+            false => !self.has_verified_callers.load(Relaxed) || own <= limit / 4 * 3,
         }
     }
 
-    /// The first kind of entry without room for the reservations of this many more calls.
-    fn full_kind(&self, call: CallKind, more: usize) -> Option<QuotaKind> {
+    /// The first kind of entry without room for the reservations of this many more calls of a caller.
+    fn full_kind(
+        &self,
+        call: CallKind,
+        caller: &Caller,
+        usage: Option<&CallerUsage>,
+        more: usize,
+    ) -> Option<QuotaKind> {
         RESERVED_KINDS.into_iter().find(|&kind| {
-            let reserved = (self.reserved_calls(kind) + more) * SMALL_ENTRY;
-            self.usage(kind).protected_bytes.load(Relaxed) + reserved > call.part_of(self.limit(kind))
+            let limit = call.part_of(self.limit(kind));
+            let total =
+                self.usage(kind).protected_bytes.load(Relaxed) + self.reserved(kind) + more * SMALL_ENTRY;
+            let (calls, protected) = match usage {
+                Some(own) => (own.calls.reserved(kind), own.protected_bytes(kind).load(Relaxed)),
+                None => {
+                    let of_verified = self.calls_of_verified.reserved(kind);
+                    (
+                        self.calls.reserved(kind).saturating_sub(of_verified),
+                        self.protected_of_unverified(kind),
+                    )
+                }
+            };
+            let held = if call == CallKind::Answer { 0 } else { protected };
+            let own = held + (calls + more) * SMALL_ENTRY;
+            total > limit || !self.is_fair(caller, own, limit, total)
         })
     }
 
-    pub(super) fn has_room_for(&self, call: CallKind) -> bool {
-        self.full_kind(call, 1).is_none()
+    fn protected_of_unverified(&self, kind: QuotaKind) -> usize {
+        self.usage(kind).protected_of_unverified.load(Relaxed)
+    }
+
+    pub(super) fn has_room_for(&self, call: CallKind, caller: &Caller) -> bool {
+        self.full_kind(call, caller, self.caller(caller).as_deref(), 1).is_none()
     }
 
     /// Reserves room for what a call may have to record.
-    pub(super) fn reserve(self: &Arc<Self>, call: CallKind) -> Result<ReservedRoom, ActionError> {
-        self.calls.fetch_add(1, Relaxed);
-        let room =
-            ReservedRoom { quota: Arc::clone(self), is_recorded_locally: false, is_recorded_in_store: false };
-        match self.full_kind(call, 0) {
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        call: CallKind,
+        caller: &Caller,
+    ) -> Result<ReservedRoom, ActionError> {
+        let room = ReservedRoom {
+            quota: Arc::clone(self),
+            caller: self.caller(caller),
+            is_recorded_locally: false,
+            is_recorded_in_store: false,
+        };
+        room.each_count(|counts| counts.all.fetch_add(1, Relaxed));
+        match self.full_kind(call, caller, room.caller.as_deref(), 0) {
             None => Ok(room),
             Some(kind) => {
                 self.usage(kind).refusals.fetch_add(1, Relaxed);
@@ -274,19 +396,30 @@ impl AgentQuota {
 #[must_use]
 pub(crate) struct ReservedRoom {
     quota: Arc<AgentQuota>,
+    /// The caller, if it is verified.
+    caller: Option<Arc<CallerUsage>>,
     is_recorded_locally: bool,
     is_recorded_in_store: bool,
 }
 
 impl ReservedRoom {
+    /// Changes all counts to which the call belongs.
+    fn each_count(&self, change: impl Fn(&CallCounts) -> usize) {
+        change(&self.quota.calls);
+        if let Some(caller) = &self.caller {
+            change(&self.quota.calls_of_verified);
+            change(&caller.calls);
+        }
+    }
+
     /// The running task of the call is recorded: from now on its record counts. Room remains reserved for a question,
     /// and, unless the task is submitted and so is in the store, for the task that waits for the answer.
     pub(crate) fn mark_recorded(&mut self, is_submitted: bool) {
         if !std::mem::replace(&mut self.is_recorded_locally, true) {
-            self.quota.recorded_locally.fetch_add(1, Relaxed);
+            self.each_count(|counts| counts.recorded_locally.fetch_add(1, Relaxed));
         }
         if is_submitted && !std::mem::replace(&mut self.is_recorded_in_store, true) {
-            self.quota.recorded_in_store.fetch_add(1, Relaxed);
+            self.each_count(|counts| counts.recorded_in_store.fetch_add(1, Relaxed));
         }
     }
 }
@@ -294,18 +427,22 @@ impl ReservedRoom {
 impl Drop for ReservedRoom {
     fn drop(&mut self) {
         if self.is_recorded_locally {
-            self.quota.recorded_locally.fetch_sub(1, Relaxed);
+            self.each_count(|counts| counts.recorded_locally.fetch_sub(1, Relaxed));
         }
         if self.is_recorded_in_store {
-            self.quota.recorded_in_store.fetch_sub(1, Relaxed);
+            self.each_count(|counts| counts.recorded_in_store.fetch_sub(1, Relaxed));
         }
-        self.quota.calls.fetch_sub(1, Relaxed);
+        self.each_count(|counts| counts.all.fetch_sub(1, Relaxed));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
+
+    static SHARED: LazyLock<Caller> = LazyLock::new(Caller::default);
 
     #[test]
     fn the_parts_of_all_kinds_are_the_whole_share() {
@@ -335,7 +472,7 @@ mod tests {
     fn a_call_without_room_for_its_task_or_a_question_is_refused() {
         let quotas = Quotas::new(0);
         let (busy, quiet) = (quotas.agent(&"busy".into()), quotas.agent(&"quiet".into()));
-        let reserve = || busy.reserve(CallKind::Call);
+        let reserve = || busy.reserve(CallKind::Call, &SHARED);
         let mut calls: Vec<_> = std::iter::from_fn(|| reserve().ok()).collect();
         assert_eq!(calls.len(), MIN_SHARE / 16 * 3 / SMALL_ENTRY / 8 * 7);
         let refused = reserve().unwrap_err();
@@ -345,7 +482,7 @@ mod tests {
             "{refused:?}"
         );
         assert_eq!(busy.usage(QuotaKind::SharedTask).refusals.load(Relaxed), 2);
-        drop(quiet.reserve(CallKind::Call).unwrap());
+        drop(quiet.reserve(CallKind::Call, &SHARED).unwrap());
         calls.pop();
         busy.usage(QuotaKind::FollowUp).protected_bytes.store(SMALL_ENTRY, Relaxed);
         let refused = reserve().unwrap_err();
@@ -357,13 +494,13 @@ mod tests {
     #[test]
     fn submissions_leave_room_for_calls_and_calls_for_answers() {
         let agent = Quotas::new(0).agent(&"a".into());
-        let all = |call| std::iter::from_fn(|| agent.reserve(call).ok()).collect::<Vec<_>>();
+        let all = |call| std::iter::from_fn(|| agent.reserve(call, &SHARED).ok()).collect::<Vec<_>>();
         let mut submissions = all(CallKind::Submission);
         submissions.iter_mut().for_each(|room| room.mark_recorded(true));
         let calls = all(CallKind::Call);
-        agent.reserve(CallKind::Submission).unwrap_err();
+        agent.reserve(CallKind::Submission, &SHARED).unwrap_err();
         let answers = all(CallKind::Answer);
-        agent.reserve(CallKind::Call).unwrap_err();
+        agent.reserve(CallKind::Call, &SHARED).unwrap_err();
         assert_eq!([submissions.len(), calls.len(), answers.len()], [192, 32, 32]);
     }
 
@@ -372,16 +509,18 @@ mod tests {
         let agent = Quotas::new(0).agent(&"a".into());
         let open = CallKind::Call.part_of(agent.limit(QuotaKind::FollowUp));
         agent.usage(QuotaKind::FollowUp).protected_bytes.store(open, Relaxed);
-        agent.reserve(CallKind::Submission).unwrap_err();
-        agent.reserve(CallKind::Call).unwrap_err();
-        drop(agent.reserve(CallKind::Answer).unwrap());
+        agent.reserve(CallKind::Submission, &SHARED).unwrap_err();
+        agent.reserve(CallKind::Call, &SHARED).unwrap_err();
+        drop(agent.reserve(CallKind::Answer, &SHARED).unwrap());
     }
 
     #[test]
     fn a_task_that_is_recorded_reserves_room_only_for_what_it_may_become() {
         let agent = Quotas::new(0).agent(&"a".into());
-        let (mut submission, mut call) =
-            (agent.reserve(CallKind::Submission).unwrap(), agent.reserve(CallKind::Call).unwrap());
+        let (mut submission, mut call) = (
+            agent.reserve(CallKind::Submission, &SHARED).unwrap(),
+            agent.reserve(CallKind::Call, &SHARED).unwrap(),
+        );
         let reserved = || RESERVED_KINDS.map(|kind| agent.reserved(kind) / SMALL_ENTRY);
         assert_eq!(reserved(), [2, 2, 2]);
         for _ in 0..2 {
@@ -396,5 +535,66 @@ mod tests {
         assert_eq!(reserved(), [0, 1, 1]);
         drop(call);
         assert_eq!(reserved(), [0, 0, 0]);
+    }
+
+    /// All that a caller can reserve.
+    fn all(agent: &Arc<AgentQuota>, call: CallKind, caller: &Caller) -> Vec<ReservedRoom> {
+        std::iter::from_fn(|| agent.reserve(call, caller).ok()).collect()
+    }
+
+    #[test]
+    fn a_verified_caller_leaves_as_much_as_it_takes() {
+        let agent = Quotas::new(0).agent(&"a".into());
+        let [alice, bob, carol] = ["T/alice", "T/bob", "T/carol"].map(Caller::verified);
+        let mut of_alice = all(&agent, CallKind::Call, &alice);
+        let of_bob = all(&agent, CallKind::Call, &bob);
+        let of_carol = all(&agent, CallKind::Call, &carol);
+        let held = [&of_alice, &of_bob, &of_carol].map(Vec::len);
+        assert!(held[0] > 80 && held[1] > 35 && held[2] > 15, "{held:?}");
+        agent.reserve(CallKind::Call, &alice).unwrap_err();
+        // What a caller returns is for those that hold less.
+        of_alice.truncate(held[0] / 2);
+        let more = all(&agent, CallKind::Call, &bob);
+        assert!(!more.is_empty() && of_bob.len() + more.len() < held[0]);
+        // Answers of a caller that holds much still run.
+        agent.reserve(CallKind::Call, &bob).unwrap_err();
+        drop(agent.reserve(CallKind::Answer, &carol).unwrap());
+    }
+
+    #[test]
+    fn open_questions_of_a_caller_do_not_block_its_answers_or_other_callers() {
+        let agent = Quotas::new(0).agent(&"a".into());
+        let [alice, bob] = ["T/alice", "T/bob"].map(Caller::verified);
+        let (usage, half) = (agent.caller(&alice).unwrap(), agent.limit(QuotaKind::FollowUp) / 2);
+        agent.usage(QuotaKind::FollowUp).protected_bytes.store(half, Relaxed);
+        usage.protected_bytes(QuotaKind::FollowUp).store(half, Relaxed);
+        agent.reserve(CallKind::Call, &alice).unwrap_err();
+        drop(agent.reserve(CallKind::Answer, &alice).unwrap());
+        drop(agent.reserve(CallKind::Call, &bob).unwrap());
+        drop(agent.reserve(CallKind::Call, &SHARED).unwrap());
+    }
+
+    #[test]
+    fn unverified_callers_leave_room_once_there_are_verified_ones() {
+        let agent = Quotas::new(0).agent(&"a".into());
+        let alone = all(&agent, CallKind::Call, &SHARED).len();
+        let alice = Caller::verified("T/alice");
+        drop(agent.reserve(CallKind::Call, &alice));
+        let shared = all(&agent, CallKind::Call, &SHARED);
+        assert!((alone / 2..alone * 4 / 5).contains(&shared.len()), "{} of {alone}", shared.len());
+        assert!(all(&agent, CallKind::Call, &alice).len() > 10);
+    }
+
+    #[test]
+    fn callers_that_hold_nothing_take_no_memory() {
+        let agent = Quotas::new(0).agent(&"a".into());
+        let kept = agent.caller(&Caller::verified("kept")).unwrap();
+        kept.protected_bytes(QuotaKind::Task).store(7, Relaxed);
+        for number in 0..100_000 {
+            drop(agent.reserve(CallKind::Call, &Caller::verified(&number.to_string())).unwrap());
+        }
+        assert!(agent.callers.lock().unwrap().capacity() < 64);
+        let again = agent.caller(&Caller::verified("kept")).unwrap();
+        assert_eq!(again.protected_bytes(QuotaKind::Task).load(Relaxed), 7);
     }
 }

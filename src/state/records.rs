@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt as _;
+use futures_util::{Stream, TryStreamExt as _};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ABSENT, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord,
-    WriteError, quota,
+    ABSENT, Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable,
+    StoredRecord, WriteError, quota,
 };
 use crate::memory::OutOfMemory;
 use crate::reply::error::ActionError;
@@ -28,6 +28,15 @@ use crate::{json, offload};
 const VERSION: u32 = 1;
 /// Attempts of a write that conflicts or is not confirmed.
 const MAX_ATTEMPTS: u32 = 8;
+
+/// What an update assumes about a record before it has read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Assumption {
+    /// Read it first.
+    Nothing,
+    /// The record is probably new: try to create it, which saves a round trip, and read it only if it exists.
+    Absent,
+}
 
 /// A record of a store.
 pub(super) trait Record: Serialize + DeserializeOwned {
@@ -55,6 +64,8 @@ pub(super) struct ReadRecord<R> {
 pub(super) enum Change<R, T> {
     /// Replace it, and return the value if the write succeeds.
     Write(R, Lifetime, T),
+    /// The same, but the record is written in the background.
+    WriteBehind(R, Lifetime, T),
     /// Leave it as it is, and return the value.
     Keep(T),
 }
@@ -102,20 +113,37 @@ impl<R: Record> TypedRecords<R> {
     pub(super) async fn update<P: DeserializeOwned, T>(
         &self,
         key: &RecordKey,
+        decide: impl FnMut(Option<P>) -> Result<Change<R, T>, ActionError>,
+    ) -> Result<T, ActionError> {
+        self.update_with(key, Assumption::Nothing, Durability::Confirmed, decide).await
+    }
+
+    /// Like [`Self::update`], with an assumption about the record, and with another durability.
+    pub(super) async fn update_with<P: DeserializeOwned, T>(
+        &self,
+        key: &RecordKey,
+        mut assumption: Assumption,
+        durability: Durability,
         mut decide: impl FnMut(Option<P>) -> Result<Change<R, T>, ActionError>,
     ) -> Result<T, ActionError> {
         let mut attempts = 0;
         loop {
-            let read = self.read(key).await?;
+            let read = match std::mem::replace(&mut assumption, Assumption::Nothing) {
+                Assumption::Absent => None,
+                Assumption::Nothing => self.read(key).await?,
+            };
             let revision = read.as_ref().map_or(ABSENT, |read| read.revision);
-            let (record, lifetime, result) = match decide(read.map(|read| read.record))? {
+            let (record, lifetime, result, durability) = match decide(read.map(|read| read.record))? {
                 Change::Keep(result) => return Ok(result),
-                Change::Write(record, lifetime, result) => (record, lifetime, result),
+                Change::Write(record, lifetime, result) => (record, lifetime, result, durability),
+                Change::WriteBehind(record, lifetime, result) => {
+                    (record, lifetime, result, Durability::Behind)
+                }
             };
             attempts += 1;
-            let value = offloaded(key, record.allocated(), || encode(&record)).await;
+            let value = offloaded(key, record.allocated(), || encode(key, &record)).await;
             drop(record);
-            match self.store.write(self.kind, key, revision, value, lifetime).await {
+            match self.store.write(self.kind, key, revision, value, lifetime, durability).await {
                 Ok(_) => return Ok(result),
                 Err(WriteError::Conflict | WriteError::Unknown) if attempts < MAX_ATTEMPTS => {}
                 Err(WriteError::Full) => return Err(quota::refusal(&key.agent, self.kind.into())),
@@ -124,14 +152,29 @@ impl<R: Record> TypedRecords<R> {
         }
     }
 
+    /// All records of an agent, or a part of each: `P` has only some of the fields. Records that cannot be read are left
+    /// out.
+    pub(super) fn scan<'a, P: DeserializeOwned + Send + 'a>(
+        &'a self,
+        agent: &'a Arc<str>,
+    ) -> impl Stream<Item = Result<(RecordKey, P), StoreUnavailable>> + Send + 'a {
+        self.store.scan(self.kind, Some(agent)).try_filter_map(|stored| async move {
+            // A scan may return very many records.
+            tokio::task::coop::consume_budget().await;
+            let Ok(Keyed { agent, id }) = serde_json::from_slice(&stored.value) else { return Ok(None) };
+            Ok(decode(&stored.value).ok().map(|record| (RecordKey::new(&agent, id), record)))
+        })
+    }
+
+    /// Counts the records that this process has written.
     pub(super) async fn count(&self, matches: impl Fn(&R) -> bool) -> Result<usize, StoreUnavailable> {
         let matches = &matches;
-        let add = |count, (_, stored): (RecordKey, StoredRecord)| async move {
+        let add = |count, stored: StoredRecord| async move {
             // A scan may return very many records.
             tokio::task::coop::consume_budget().await;
             Ok(count + usize::from(decode(&stored.value).is_ok_and(|record| matches(&record))))
         };
-        self.store.scan(self.kind).try_fold(0, add).await
+        self.store.scan_local(self.kind, None).try_fold(0, add).await
     }
 }
 
@@ -143,14 +186,29 @@ async fn offloaded<T>(key: &RecordKey, bytes: usize, work: impl FnOnce() -> T) -
     Box::pin(offload::run(&key.agent, bytes, work)).await
 }
 
-#[derive(Serialize, Deserialize)]
+/// The stored form of a record. It names its key, because a store may have to hash the key.
+#[derive(Serialize)]
+struct Envelope<'a, R> {
+    v: u32,
+    agent: &'a str,
+    id: &'a str,
+    record: R,
+}
+
+#[derive(Deserialize)]
 struct Versioned<R> {
     v: u32,
     record: R,
 }
 
-fn encode<R: Serialize>(record: &R) -> Bytes {
-    json::to_bytes(&Versioned { v: VERSION, record })
+#[derive(Deserialize)]
+struct Keyed {
+    agent: Arc<str>,
+    id: String,
+}
+
+fn encode<R: Serialize>(key: &RecordKey, record: &R) -> Bytes {
+    json::to_bytes(&Envelope { v: VERSION, agent: &key.agent, id: &key.id, record })
 }
 
 fn decode<R: DeserializeOwned>(value: &[u8]) -> Result<R, StoreUnavailable> {
@@ -186,7 +244,8 @@ mod tests {
 
     #[test]
     fn a_record_of_a_newer_version_is_not_misread() {
-        assert_eq!(decode::<String>(&encode(&"text")), Ok("text".to_owned()));
+        let key = RecordKey::new(&"agent".into(), "id");
+        assert_eq!(decode::<String>(&encode(&key, &"text")), Ok("text".to_owned()));
         assert_eq!(decode::<String>(br#"{"v": 2, "record": "text"}"#), Err(StoreUnavailable));
         assert_eq!(decode::<String>(br#"{"v": 2, "record": ["other form"]}"#), Err(StoreUnavailable));
         assert_eq!(decode::<String>(b"{"), Err(StoreUnavailable));

@@ -3,14 +3,15 @@
 //! ```text
 //! BoundedTable ──┬── AgentRows of agent a ──┬── by id: a hash table
 //!                │                          ├── evictable rows: a list, oldest write first
-//!                │                          └── protected rows: a tree, by the end of their protection
+//!                │                          ├── protected rows: a tree, by the end of their protection
+//!                │                          └── by caller: what each holds, and a list of its evictable rows
 //!                └── AgentRows of agent b
 //! ```
 //!
 //! Agents share nothing but the lock. When the rows of an agent exceed its [quota](super::quota), expired rows go
-//! first, then the agent's oldest evictable rows; evictions are counted. A row is *protected* while something runs or
+//! first, then the oldest evictable rows of the caller that holds the most ([`holders`]); evictions are counted. A row is *protected* while something runs or
 //! waits: a running task, an open question, an idempotency key. The table never evicts protected rows. It refuses a
-//! row for which only these would make room, and counts the refusal.
+//! row for which only these would make room, and counts the refusal. A row counts for the caller that wrote it first.
 //!
 //! All work under the lock is bounded, however many rows there are:
 //!
@@ -26,6 +27,7 @@
 //! frees the capacity of removed rows once few rows remain. The capacity is at most what the largest quota so far
 //! needed.
 
+mod holders;
 #[cfg(test)]
 mod tests;
 
@@ -34,13 +36,16 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hashbrown::HashTable;
 use slab::Slab;
 
+use self::holders::{HolderSlot, Holders};
 use super::Lifetime;
+use super::clock::Instant;
 use super::quota::{AgentQuota, QuotaKind, Quotas, SMALL_ENTRY};
+use crate::caller::Caller;
 
 /// Maximum number of rows that a step visits, evicts or moves while it holds the lock, which takes well under a
 /// millisecond.
@@ -94,10 +99,52 @@ pub(super) struct AgentRows<V> {
     /// The protected rows, by the end of their protection.
     protected: BTreeSet<(Instant, Slot)>,
     protected_bytes: usize,
-    /// The ends of the list of evictable rows, in the order of writing.
+    /// The evictable rows, in the order of writing.
+    evictable: Ends,
+    holders: Holders,
+    bytes: usize,
+}
+
+/// The ends of a list of rows.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ends {
     oldest: Option<Slot>,
     newest: Option<Slot>,
-    bytes: usize,
+}
+
+/// The neighbours of a row in a list.
+#[derive(Debug, Clone, Copy, Default)]
+struct Links {
+    older: Option<Slot>,
+    newer: Option<Slot>,
+}
+
+impl Ends {
+    /// Adds a row as the newest. `links` selects its links in this list.
+    fn append<V>(&mut self, rows: &mut Slab<Row<V>>, slot: Slot, links: fn(&mut Row<V>) -> &mut Links) {
+        let older = self.newest.replace(slot);
+        *links(row_mut(rows, slot)) = Links { older, newer: None };
+        match older {
+            Some(older) => links(row_mut(rows, older)).newer = Some(slot),
+            None => self.oldest = Some(slot),
+        }
+    }
+
+    fn unlink<V>(&mut self, rows: &mut Slab<Row<V>>, slot: Slot, links: fn(&mut Row<V>) -> &mut Links) {
+        let Links { older, newer } = *links(row_mut(rows, slot));
+        match older {
+            Some(older) => links(row_mut(rows, older)).newer = newer,
+            None => self.oldest = newer,
+        }
+        match newer {
+            Some(newer) => links(row_mut(rows, newer)).older = older,
+            None => self.newest = older,
+        }
+    }
+}
+
+fn row_mut<V>(rows: &mut Slab<Row<V>>, slot: Slot) -> &mut Row<V> {
+    rows.get_mut(slot as usize).expect("a slot in use")
 }
 
 #[derive(Debug)]
@@ -110,9 +157,12 @@ pub(super) struct Row<V> {
     grown: usize,
     expires: Instant,
     protected_until: Option<Instant>,
-    /// The neighbours in the list of evictable rows.
-    older: Option<Slot>,
-    newer: Option<Slot>,
+    /// In the list of evictable rows.
+    links: Links,
+    /// In the list of the evictable rows of its caller.
+    own_links: Links,
+    /// Who wrote it first.
+    holder: HolderSlot,
 }
 
 /// A row that exists or is about to be written.
@@ -121,6 +171,8 @@ pub(super) struct Entry<'a, V> {
     id: &'a str,
     hash: u64,
     slot: Option<Slot>,
+    /// For whom a new row counts.
+    caller: Caller,
     now: Instant,
     removed: &'a mut Removed<V>,
 }
@@ -197,7 +249,7 @@ impl<V> BoundedTable<V> {
         }
         let hash = hasher.hash_one(id);
         let slot = rows.find(hash, id);
-        Entry { rows, id, hash, slot, now, removed }
+        Entry { rows, id, hash, slot, caller: Caller::default(), now, removed }
     }
 
     /// Continues the eviction of a write, in one step.
@@ -205,7 +257,7 @@ impl<V> BoundedTable<V> {
         let to_evict = std::mem::take(&mut removed.to_evict);
         if let Some(rows) = self.agents.get_mut(agent) {
             // The newest row is the one that was written, if it is evictable.
-            removed.to_evict = rows.evict(to_evict, rows.newest, now, &mut removed.rows);
+            removed.to_evict = rows.evict(to_evict, rows.evictable.newest, now, &mut removed.rows);
             rows.publish_usage();
         }
     }
@@ -265,6 +317,19 @@ impl<V> BoundedTable<V> {
         (live.map(|row| (&*row.id, &row.value)).collect(), next)
     }
 
+    /// Up to `limit` rows of an agent, at most those of one step: protected rows first, then the rows that were written
+    /// last. Also returns how many more there are.
+    pub(super) fn recent(&self, agent: &str, limit: usize, now: Instant) -> (Vec<(&str, &V)>, usize) {
+        let Some(rows) = self.agents.get(agent) else { return (Vec::new(), 0) };
+        let protected = rows.protected.iter().rev().map(|(_, slot)| *slot);
+        let evictable = std::iter::successors(rows.evictable.newest, |slot| rows.row(*slot).links.older);
+        let recent: Vec<_> =
+            protected.chain(evictable).take(limit.min(ROWS_PER_STEP)).map(|slot| rows.row(slot)).collect();
+        let left_out = rows.rows.len() - recent.len();
+        let live = recent.into_iter().filter(|row| row.expires > now);
+        (live.map(|row| (&*row.id, &row.value)).collect(), left_out)
+    }
+
     /// How many rows take memory, including expired ones.
     #[cfg(test)]
     pub(super) fn rows(&self) -> usize {
@@ -273,9 +338,40 @@ impl<V> BoundedTable<V> {
 }
 
 impl<V> Entry<'_, V> {
+    /// A row that does not exist yet counts for this caller.
+    #[must_use]
+    pub(super) fn of_caller(mut self, caller: &Caller) -> Self {
+        self.caller = caller.clone();
+        self
+    }
+
     pub(super) fn value(&self) -> Option<&V> {
         let row = self.rows.row(self.slot?);
         (row.expires > self.now).then_some(&row.value)
+    }
+
+    /// How long the row remains.
+    pub(super) fn lifetime(&self) -> Option<Lifetime> {
+        let row = self.rows.row(self.slot?);
+        let rest = |until: Instant| until.saturating_duration_since(self.now);
+        Some(Lifetime {
+            ttl: rest(row.expires),
+            protected_for: row.protected_until.map_or(Duration::ZERO, rest),
+        })
+    }
+
+    /// Removes the row.
+    pub(super) fn remove(self) {
+        if let Some(slot) = self.slot {
+            self.removed.rows.push(self.rows.detach(slot));
+            self.rows.publish_usage();
+        }
+    }
+
+    /// Replaces the value of a row by one of the same size, without a change of its lifetime.
+    pub(super) fn value_mut(&mut self) -> Option<&mut V> {
+        let row = self.rows.row_mut(self.slot?);
+        (row.expires > self.now).then_some(&mut row.value)
     }
 
     /// Whether there is room for a row of `bytes` bytes, not counting its id.
@@ -286,7 +382,7 @@ impl<V> Entry<'_, V> {
     /// By how many bytes a row of `bytes` bytes exceeds what had room; `None` if it may not.
     fn growth(&mut self, bytes: usize, lifetime: Lifetime) -> Option<usize> {
         for _ in 0..ROWS_PER_STEP {
-            if self.rows.has_room(bytes, lifetime, self.slot) {
+            if self.rows.has_room(bytes, lifetime, self.slot, &self.caller) {
                 return Some(0);
             }
             // A row can always be written again if it is small or hardly grows: every change of what runs or waits must
@@ -317,7 +413,7 @@ impl<V> Entry<'_, V> {
         let Lifetime { ttl, protected_for } = lifetime;
         let bytes = self.row_bytes(bytes);
         let growth = self.growth(bytes, lifetime);
-        let Self { rows, id, hash, slot, now, removed } = self;
+        let Self { rows, id, hash, slot, caller, now, removed } = self;
         let Some(grown) = growth else {
             rows.usage().refusals.fetch_add(1, Relaxed);
             rows.publish_usage();
@@ -333,9 +429,11 @@ impl<V> Entry<'_, V> {
             grown,
             expires: after(ttl),
             protected_until: (!protected_for.is_zero()).then(|| after(protected_for)),
-            older: None,
-            newer: None,
+            links: Links::default(),
+            own_links: Links::default(),
+            holder: HolderSlot::MAX,
         };
+        let caller = slot.map_or(caller, |slot| rows.holders.get(rows.row(slot).holder).caller.clone());
         match slot.map(|slot| rows.detach(slot)) {
             Some(mut replaced) => {
                 row.id = std::mem::take(&mut replaced.id);
@@ -343,7 +441,7 @@ impl<V> Entry<'_, V> {
             }
             None => row.id = id.into(),
         }
-        let slot = rows.attach(row);
+        let slot = rows.attach(row, &caller);
         // Twice, so that rows which exceed the quota become fewer with every write.
         removed.to_evict = rows.evict(2 * bytes, Some(slot), now, &mut removed.rows);
         rows.publish_usage();
@@ -365,8 +463,8 @@ impl<V> AgentRows<V> {
             by_id: HashTable::new(),
             protected: BTreeSet::new(),
             protected_bytes: 0,
-            oldest: None,
-            newest: None,
+            evictable: Ends::default(),
+            holders: Holders::new(kind),
             bytes: 0,
         }
     }
@@ -380,7 +478,7 @@ impl<V> AgentRows<V> {
     }
 
     fn row_mut(&mut self, slot: Slot) -> &mut Row<V> {
-        self.rows.get_mut(slot as usize).expect("a slot in use")
+        row_mut(&mut self.rows, slot)
     }
 
     fn usage(&self) -> &super::quota::KindUsage {
@@ -390,33 +488,58 @@ impl<V> AgentRows<V> {
     fn publish_usage(&self) {
         let usage = self.usage();
         usage.entries.store(self.rows.len(), Relaxed);
-        usage.bytes.store(self.bytes, Relaxed);
-        usage.protected_bytes.store(self.protected_bytes, Relaxed);
+        usage.bytes.store(self.total(), Relaxed);
+        usage.protected_bytes.store(self.protected_total(), Relaxed);
+        let of_unverified = self.holders.protected_bytes(&Caller::default());
+        usage.protected_of_unverified.store(of_unverified, Relaxed);
     }
 
-    /// Whether there is room for a row in place of the one in `slot`, once all evictable rows are evicted.
-    fn has_room(&self, bytes: usize, lifetime: Lifetime, slot: Option<Slot>) -> bool {
+    /// The memory of all rows and of their holders, in bytes.
+    fn total(&self) -> usize {
+        self.bytes + self.holders.overhead
+    }
+
+    /// The memory of what cannot be evicted, in bytes.
+    fn protected_total(&self) -> usize {
+        self.protected_bytes + self.holders.overhead
+    }
+
+    /// Whether there is room for a row in place of the one in `slot`, once all evictable rows are evicted. Without one, the
+    /// row is `caller`'s.
+    fn has_room(&self, bytes: usize, lifetime: Lifetime, slot: Option<Slot>, caller: &Caller) -> bool {
         let limit = self.quota.limit(self.kind);
+        let caller = slot.map_or(caller, |slot| &self.holders.get(self.row(slot).holder).caller);
         let replaced = slot.map(|slot| self.row(slot)).filter(|row| row.protected_until.is_some());
-        let protected = self.protected_bytes - replaced.map_or(0, |row| row.bytes);
+        let replaced = replaced.map_or(0, |row| row.bytes);
+        let protected = self.protected_total() - replaced;
         let is_large = bytes > SMALL_ENTRY;
         let is_protected = !lifetime.protected_for.is_zero();
         let left = if is_large && is_protected { self.quota.free_of_large_entries(self.kind) } else { 0 };
-        // One row never evicts all others.
-        bytes <= limit / 2 && protected + bytes + left <= limit
+        let is_fair = || {
+            let own = self.holders.protected_bytes(caller) - replaced;
+            self.quota.is_fair(caller, own + bytes, limit, protected + bytes + left)
+        };
+        // One row never evicts all others. A call has reserved room for its small rows.
+        bytes <= limit / 2
+            && protected + bytes + left <= limit
+            && (!is_protected || (!is_large && self.kind.is_reserved()) || is_fair())
     }
 
-    /// Adds a row.
-    fn attach(&mut self, row: Row<V>) -> Slot {
+    /// Adds a row of a caller.
+    fn attach(&mut self, mut row: Row<V>, caller: &Caller) -> Slot {
         let (hash, bytes, protected_until) = (row.hash, row.bytes, row.protected_until);
+        let holder = self.holders.add_row(caller, &self.quota);
+        row.holder = holder;
         let slot = Slot::try_from(self.rows.insert(row)).expect("fewer rows than bytes of memory");
         let rows = &self.rows;
         self.by_id.insert_unique(hash, slot, |slot| rows.get(*slot as usize).map_or(0, |row| row.hash));
         self.bytes += bytes;
+        self.holders.change(holder, |holder| holder.bytes += bytes);
         match protected_until {
             Some(until) => {
                 self.protected.insert((until, slot));
                 self.protected_bytes += bytes;
+                self.holders.change(holder, |holder| holder.protected_bytes += bytes);
             }
             None => self.append(slot),
         }
@@ -431,36 +554,33 @@ impl<V> AgentRows<V> {
             found.remove();
         }
         self.bytes -= row.bytes;
+        self.holders.change(row.holder, |holder| holder.bytes -= row.bytes);
+        self.holders.remove_row(row.holder);
         row
     }
 
     /// Takes a row out of the list or the tree.
     fn unlink(&mut self, slot: Slot) {
-        let &Row { bytes, protected_until, older, newer, .. } = self.row(slot);
+        let &Row { bytes, protected_until, holder, .. } = self.row(slot);
         if let Some(until) = protected_until {
             self.protected.remove(&(until, slot));
             self.protected_bytes -= bytes;
+            self.holders.change(holder, |holder| holder.protected_bytes -= bytes);
             return;
         }
-        match older {
-            Some(older) => self.row_mut(older).newer = newer,
-            None => self.oldest = newer,
-        }
-        match newer {
-            Some(newer) => self.row_mut(newer).older = older,
-            None => self.newest = older,
-        }
+        let Self { rows, evictable, holders, .. } = self;
+        evictable.unlink(rows, slot, |row| &mut row.links);
+        holders.change(holder, |holder| holder.evictable.unlink(rows, slot, |row| &mut row.own_links));
     }
 
     /// Adds a row to the evictable ones, as the newest.
     fn append(&mut self, slot: Slot) {
-        let older = self.newest.replace(slot);
         let row = self.row_mut(slot);
-        (row.protected_until, row.older, row.newer) = (None, older, None);
-        match older {
-            Some(older) => self.row_mut(older).newer = Some(slot),
-            None => self.oldest = Some(slot),
-        }
+        row.protected_until = None;
+        let holder = row.holder;
+        let Self { rows, evictable, holders, .. } = self;
+        evictable.append(rows, slot, |row| &mut row.links);
+        holders.change(holder, |holder| holder.evictable.append(rows, slot, |row| &mut row.own_links));
     }
 
     /// Removes a row that has expired, or ends its protection if that time is over. Returns whether the row changed.
@@ -488,7 +608,7 @@ impl<V> AgentRows<V> {
     fn remove_expired(&mut self, now: Instant, max: usize, removed: &mut Vec<Row<V>>) -> bool {
         for step in 0..max {
             let is_lapsed = self.remove_lapsed(now, removed);
-            let is_expired = self.oldest.is_some_and(|slot| self.expire(slot, now, removed));
+            let is_expired = self.evictable.oldest.is_some_and(|slot| self.expire(slot, now, removed));
             if !is_lapsed && !is_expired {
                 return step > 0;
             }
@@ -496,14 +616,15 @@ impl<V> AgentRows<V> {
         true
     }
 
-    /// Evicts the oldest rows until the rest fits into the quota, but no more than `bytes` bytes and the rows of one
+    /// Evicts rows, the oldest of the caller that holds the most, until the rest fits into the quota, but no more than `bytes` bytes and the rows of one
     /// step, and not the row in `kept`. Returns how many of these bytes are left for the next step.
     fn evict(&mut self, bytes: usize, kept: Option<Slot>, now: Instant, removed: &mut Vec<Row<V>>) -> usize {
         let limit = self.quota.limit(self.kind);
         let mut left = bytes;
         for _ in 0..ROWS_PER_STEP {
-            let oldest = self.oldest.filter(|slot| Some(*slot) != kept);
-            let Some(slot) = oldest.filter(|_| self.bytes > limit && left > 0) else { return 0 };
+            let oldest = self.holders.largest_first().map(|holder| holder.evictable.oldest);
+            let oldest = oldest.flatten().find(|slot| Some(*slot) != kept);
+            let Some(slot) = oldest.filter(|_| self.total() > limit && left > 0) else { return 0 };
             let row = self.detach(slot);
             left = left.saturating_sub(row.bytes);
             if row.expires > now {
@@ -536,14 +657,15 @@ impl<V> AgentRows<V> {
 
     /// Moves all rows to a new storage, without the capacity of removed rows. Returns the old storage.
     fn compact(&mut self) -> Self {
-        let listed = std::iter::successors(self.oldest, |slot| self.row(*slot).newer);
+        let listed = std::iter::successors(self.evictable.oldest, |slot| self.row(*slot).links.newer);
         let protected = self.protected.iter().map(|(_, slot)| *slot);
         let slots: Vec<Slot> = listed.chain(protected).collect();
         let mut compact = Self::new(Arc::clone(&self.quota), self.kind);
         compact.rows.reserve(slots.len() + SPARE_ROWS);
         for slot in slots {
             let row = self.rows.remove(slot as usize);
-            compact.attach(row);
+            let caller = self.holders.get(row.holder).caller.clone();
+            compact.attach(row, &caller);
         }
         std::mem::replace(self, compact)
     }

@@ -1,8 +1,16 @@
 //! Tasks as they were last seen, so that callers can look them up, cancel and follow them.
 //!
 //! A local table holds the tasks of calls in mode `final` or `stream`: every call writes one and few are read
-//! again. A task that a request at another replica may need, because it was submitted or waits for an answer, moves
-//! to the store and stays there until it expires.
+//! again. A task that a request at another replica may need, because it was submitted, waits for an answer or has run
+//! for [`LONG_RUNNING`], moves to the store and stays there until it expires.
+//!
+//! Each task in the store has an owner: the replica that follows it. Only the owner writes the record. When the owner is
+//! gone, another replica [adopts](Tasks::adopt) the task. An owner that was cut off for so long notices it, because its
+//! next write finds another owner.
+//!
+//! The changes of a submitted task are published, each with a revision that counts them. The owner writes a change before
+//! it publishes it. A replica that adopts the task publishes the last change again, because the owner may have died in
+//! between.
 //!
 //! A record may hold a reply of many megabytes. Most requests do not need it: they get the [outline](TaskOutline) of the
 //! task.
@@ -10,27 +18,47 @@
 //! Every call has [reserved](super::quota::AgentQuota::reserve) room for the state of its task. If there is no room for
 //! the content as well, the record is without it.
 
+pub(crate) mod list;
 #[cfg(test)]
 mod tests;
+mod turns;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
+
+use futures_util::{Stream, TryStreamExt as _};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
+use self::turns::Turns;
+use super::clock::{Instant, wall_time};
+use super::peers::{InstanceId, Peers};
 use super::quota::{QuotaKind, Quotas};
-use super::records::{Change, Record, TypedRecords};
+use super::records::{Assumption, Change, Record, TypedRecords};
 use super::table::{self, BoundedTable, Entry, Full, Removed};
 use super::task_ends::{TaskEndSubscription, TaskEnds};
-use super::{Lifetime, RecordKey, RecordKind, StateStore, quota};
+use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable, quota};
 use crate::a2a::model::{ALLOCATION_OVERHEAD, TaskState};
+use crate::caller::Caller;
 use crate::memory::OutOfMemory;
 use crate::reply::error::{ActionError, Code};
-use crate::reply::outcome::{FollowUp, Outcome, ReplyContent, TaskRef};
+use crate::reply::outcome::{FollowUp, Outcome, ReplyContent, ReplyStatus, TaskRef};
 use crate::reply::{self, Reply, for_storage};
 use crate::text;
 
+/// After this time, other replicas can find the task of a call, too.
+const LONG_RUNNING: Duration = Duration::from_secs(1);
+/// The owner of a task that has ended before this time has published that. Longer than others take to notice that a
+/// replica is gone and to search for its tasks.
+const RECENT_END: Duration = Duration::from_secs(120);
+/// Attempts to record a change of a task of which this process knows nothing but the change, and the pause between them.
+const MAX_ATTEMPTS: u32 = 30;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(500);
+/// Maximum number of tasks that wait to be shared because they run for long.
+const MAX_WAITING_TO_BE_SHARED: usize = 100_000;
 /// Maximum bytes of the message of an error that is recorded without its content.
 const MAX_ERROR_MESSAGE: usize = 256;
 
@@ -45,6 +73,18 @@ pub(crate) struct TaskRecord<R = Reply> {
     pub follow_up: Option<FollowUp>,
     /// Whether changes of the task are published.
     pub is_submitted: bool,
+    /// The number of published changes.
+    #[serde(default)]
+    pub revision: u64,
+    /// Whom the task belongs to.
+    #[serde(default, skip_serializing_if = "Caller::is_shared")]
+    pub caller: Caller,
+    /// The replica that follows the task.
+    #[serde(default)]
+    pub owner: InstanceId,
+    /// Whether only a process of the owner knows the task, because the owner launched the agent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_local: bool,
     pub seen_at: SystemTime,
     /// How long the task may still run.
     pub may_run_for: Duration,
@@ -99,8 +139,43 @@ impl<T, E> TaskRecord<Result<T, E>> {
     }
 
     fn with_reply<R>(self, reply: R) -> TaskRecord<R> {
-        let Self { state, reply: _, follow_up, is_submitted, seen_at, may_run_for, ttl, open_for } = self;
-        TaskRecord { state, reply, follow_up, is_submitted, seen_at, may_run_for, ttl, open_for }
+        let Self { state, reply: _, follow_up, is_submitted, revision, caller, owner, is_local, .. } = self;
+        let Self { seen_at, may_run_for, ttl, open_for, .. } = self;
+        TaskRecord {
+            state,
+            reply,
+            follow_up,
+            is_submitted,
+            revision,
+            caller,
+            owner,
+            is_local,
+            seen_at,
+            may_run_for,
+            ttl,
+            open_for,
+        }
+    }
+
+    /// Whether this record, seen after `previous`, is a change to publish.
+    fn is_update(&self, previous: Option<&TaskOutline>) -> bool {
+        let id = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
+        self.is_submitted
+            && previous.is_none_or(|previous| {
+                // After an error, the bridge tracks the task again.
+                previous.reply.is_err() != self.reply.is_err()
+                    || ReplyStatus::from(&previous.state) != ReplyStatus::from(&self.state)
+                    || id(&previous.follow_up) != id(&self.follow_up)
+            })
+    }
+}
+
+impl<T, E> TaskRecord<Result<T, E>> {
+    /// Whether another replica takes care of the task when its owner is gone: it runs or waits, or it has ended so
+    /// recently that the owner may not have published it.
+    fn is_adoptable(&self) -> bool {
+        let has_just_ended = || wall_time().duration_since(self.seen_at).is_ok_and(|age| age < RECENT_END);
+        self.is_open() || (self.is_submitted && has_just_ended())
     }
 }
 
@@ -122,6 +197,10 @@ impl TaskRecord {
             reply,
             follow_up: self.follow_up.clone(),
             is_submitted: self.is_submitted,
+            revision: self.revision,
+            caller: self.caller.clone(),
+            owner: self.owner,
+            is_local: self.is_local,
             seen_at: self.seen_at,
             may_run_for: self.may_run_for,
             ttl: self.ttl,
@@ -177,15 +256,30 @@ impl TaskRecord {
 pub(crate) struct Observer {
     pub began: SystemTime,
     pub is_lookup: bool,
+    /// Whether this replica follows the task from now on, whoever did before: the call has just begun the task, or has
+    /// just answered its question.
+    pub takes_ownership: bool,
 }
 
 #[derive(Debug)]
 pub(crate) enum RecordResult {
     Written {
         previous: Option<Box<TaskOutline>>,
+        /// The revision of the change, if it is to be published.
+        update: Option<u64>,
     },
     /// Nothing was written: the existing record is final, or newer.
     Kept,
+    /// Nothing was written: another replica follows the task, or may do so while the store is unavailable.
+    TakenOver,
+}
+
+/// What became of a record for the store.
+struct Written {
+    result: RecordResult,
+    /// The task as it is in the store now, if this process has written it.
+    outline: Option<Arc<TaskOutline>>,
+    lifetime: Lifetime,
 }
 
 /// What became of a record for the local table.
@@ -202,6 +296,11 @@ pub(crate) struct Tasks {
     local: Mutex<BoundedTable<LocalTask>>,
     records: TypedRecords<StoredTask>,
     ends: TaskEnds,
+    store: Arc<dyn StateStore>,
+    peers: Arc<dyn Peers>,
+    turns: Turns,
+    /// The tasks of calls in flight, until they have run for long, and tasks that wait until the store responds.
+    young: Mutex<VecDeque<(Instant, Arc<str>, String)>>,
 }
 
 type FindResult = Result<Option<TaskOutline>, ActionError>;
@@ -212,11 +311,14 @@ enum LocalTask {
     /// The ended task of a call in mode `final` or `stream`. Nearly all tasks are such, so it holds only the outcome.
     Ended {
         outcome: Arc<Outcome>,
+        caller: Caller,
         seen_at: SystemTime,
         ttl: Duration,
     },
     Record(Arc<TaskRecord>),
-    InStore,
+    /// The store has it. This is what this process has last written there, if it has: the store may not respond when
+    /// the next change is recorded.
+    InStore(Option<Arc<TaskOutline>>),
 }
 
 impl LocalTask {
@@ -224,6 +326,7 @@ impl LocalTask {
         match &record.reply {
             Ok(outcome) if record.state.is_final() && !record.is_shared() => Self::Ended {
                 outcome: Arc::clone(outcome),
+                caller: record.caller.clone(),
                 seen_at: record.seen_at,
                 ttl: record.expires_in(),
             },
@@ -235,7 +338,7 @@ impl LocalTask {
     fn without_content(self) -> Self {
         match self.record() {
             Some(record) => Self::Record(Arc::new(Arc::unwrap_or_clone(record).without_content())),
-            None => Self::InStore,
+            None => Self::InStore(None),
         }
     }
 
@@ -244,24 +347,35 @@ impl LocalTask {
         match self {
             Self::Ended { .. } => of_reply,
             Self::Record(record) => record.allocated() + of_reply,
-            Self::InStore => 0,
+            Self::InStore(written) => {
+                let follow_up =
+                    |task: &Arc<TaskOutline>| task.follow_up.as_ref().map_or(0, FollowUp::allocated);
+                written
+                    .as_ref()
+                    .map_or(0, |task| size_of::<TaskOutline>() + ALLOCATION_OVERHEAD + follow_up(task))
+            }
         }
     }
 
     fn record(self) -> Option<Arc<TaskRecord>> {
         match self {
-            Self::Ended { outcome, seen_at, ttl } => Some(Arc::new(TaskRecord {
+            Self::Ended { outcome, caller, seen_at, ttl } => Some(Arc::new(TaskRecord {
                 state: outcome.status.into(),
                 reply: Ok(outcome),
                 follow_up: None,
                 is_submitted: false,
+                revision: 0,
+                caller,
+                // A task in the local table has no owner but this process.
+                owner: InstanceId::nil(),
+                is_local: false,
                 seen_at,
                 may_run_for: Duration::ZERO,
                 ttl,
                 open_for: Duration::ZERO,
             })),
             Self::Record(record) => Some(record),
-            Self::InStore => None,
+            Self::InStore(_) => None,
         }
     }
 
@@ -271,12 +385,38 @@ impl LocalTask {
 }
 
 impl Tasks {
-    pub(super) fn new(store: &Arc<dyn StateStore>, quotas: &Arc<Quotas>) -> Self {
+    pub(super) fn new(store: &Arc<dyn StateStore>, quotas: &Arc<Quotas>, peers: &Arc<dyn Peers>) -> Self {
         Self {
             local: Mutex::new(BoundedTable::new(quotas, QuotaKind::Task)),
             records: TypedRecords::new(store, RecordKind::Task),
             ends: TaskEnds::default(),
+            store: Arc::clone(store),
+            peers: Arc::clone(peers),
+            turns: Turns::default(),
+            young: Mutex::default(),
         }
+    }
+
+    /// Whether another replica follows a task.
+    pub(crate) fn other_owner(&self, outline: &TaskOutline) -> Option<InstanceId> {
+        let owner = outline.owner;
+        (!owner.is_nil() && owner != self.peers.instance()).then_some(owner)
+    }
+
+    /// Whether a record that this process has kept makes it the owner of the task.
+    fn is_own<R>(&self, kept: &TaskRecord<R>) -> bool {
+        kept.owner == self.peers.instance() && (kept.is_submitted || kept.follow_up.is_some())
+    }
+
+    /// How many tasks wait to be written.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.young.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Whether this process knows a task that may not be in the store.
+    pub(super) fn is_known_here(&self, key: &RecordKey) -> bool {
+        matches!(self.get_local(&key.agent, &key.id), Some(LocalTask::Ended { .. } | LocalTask::Record(_)))
     }
 
     /// Finds a task that this process has seen. It reads the store only for tasks that this process put there, so
@@ -284,7 +424,7 @@ impl Tasks {
     pub(crate) async fn find_seen_here(&self, agent: &Arc<str>, id: &str) -> FindResult {
         match self.get_local(agent, id) {
             None => Ok(None),
-            Some(LocalTask::InStore) => Box::pin(self.find_in_store(agent, id)).await,
+            Some(LocalTask::InStore(_)) => Box::pin(self.find_in_store(agent, id)).await,
             Some(local) => Ok(local.outline()),
         }
     }
@@ -295,6 +435,12 @@ impl Tasks {
             Some(outline) => Ok(Some(outline)),
             None => self.find_in_store(agent, id).await,
         }
+    }
+
+    /// Finds a task as the store has it now, in spite of a copy in this process.
+    pub(crate) async fn find_current(&self, agent: &Arc<str>, id: &str) -> FindResult {
+        self.store.forget(RecordKind::Task, &RecordKey::new(agent, id));
+        self.find(agent, id).await
     }
 
     /// The reply of a task that any replica has seen. `charge` charges its memory in place of what it charged before.
@@ -314,6 +460,11 @@ impl Tasks {
         Ok(stored.map(|stored| stored.task.reply))
     }
 
+    /// Waits until no other request of this process records the task.
+    pub(crate) async fn turn(&self, agent: &Arc<str>, id: &str) -> OwnedMutexGuard<()> {
+        self.turns.wait(RecordKey::new(agent, id)).await
+    }
+
     /// Records the state of a task, unless the existing record is final or newer. A submitted task stays submitted.
     ///
     /// An error means that there is no room even for the state of a task that runs or waits, for which calls reserve
@@ -325,11 +476,15 @@ impl Tasks {
         new: TaskRecord,
         observer: Observer,
     ) -> Result<RecordResult, ActionError> {
-        let is_end_in_lookup = new.state.is_final() && observer.is_lookup;
+        let is_final = new.state.is_final();
+        let is_end_in_lookup = is_final && observer.is_lookup;
         let local = match new.is_shared() {
             true => LocalResult::InStore(Box::new(new)),
             false => self.record_locally(agent, id, new, observer),
         };
+        if observer.takes_ownership && matches!(local, LocalResult::Recorded(_)) && !is_final {
+            self.share_later(agent, id);
+        }
         let result = match local {
             LocalResult::Recorded(result) => result,
             LocalResult::NoRoom => return Err(quota::refusal(agent, QuotaKind::Task)),
@@ -348,19 +503,138 @@ impl Tasks {
     }
 
     /// Records why the bridge no longer tracks a task, for lookups while the agent is unavailable. A final state
-    /// stays, and so does an open question: a caller can still answer it.
-    pub(crate) async fn mark_untracked(&self, agent: &Arc<str>, id: &str, why: &ActionError) {
-        let known = self.find_seen_here(agent, id).await.ok().flatten();
-        if let Some(known) = known.filter(|known| !known.state.is_settled()) {
-            let observer = Observer { began: known.seen_at, is_lookup: false };
-            let untracked = TaskRecord {
-                may_run_for: Duration::ZERO,
-                seen_at: SystemTime::now(),
-                ..known.with_reply(Err(why.clone()))
-            };
-            // It replaces a record, for which there is always room.
-            let _ = self.record(agent, id, untracked, observer).await;
+    /// stays, and so does an open question: a caller can still answer it. Returns the revision of the change if it is to
+    /// be published.
+    pub(crate) async fn mark_untracked(&self, agent: &Arc<str>, id: &str, why: &ActionError) -> Option<u64> {
+        let known = match self.find_seen_here(agent, id).await {
+            Ok(known) => known,
+            Err(_) => self.last_written(agent, id).map(Arc::unwrap_or_clone),
+        };
+        let known = known.filter(|known| !known.state.is_settled())?;
+        let observer = Observer { began: known.seen_at, is_lookup: false, takes_ownership: false };
+        let untracked = TaskRecord {
+            may_run_for: Duration::ZERO,
+            seen_at: wall_time(),
+            ..known.with_reply(Err(why.clone()))
+        };
+        // It replaces a record, for which there is always room.
+        match self.record(agent, id, untracked, observer).await {
+            Ok(RecordResult::Written { update, .. }) => update,
+            Ok(RecordResult::Kept | RecordResult::TakenOver) | Err(_) => None,
         }
+    }
+
+    /// Shares the task of a call if it still runs after [`LONG_RUNNING`].
+    fn share_later(&self, agent: &Arc<str>, id: &str) {
+        if !self.store.is_shared() {
+            return;
+        }
+        let mut young = self.young.lock().unwrap_or_else(PoisonError::into_inner);
+        if young.len() < MAX_WAITING_TO_BE_SHARED {
+            young.push_back((Instant::now() + LONG_RUNNING, Arc::clone(agent), id.to_owned()));
+        }
+    }
+
+    /// Moves the tasks of calls that have run for long to the store. Never returns.
+    pub(super) async fn share_long_running(&self) {
+        loop {
+            let due = {
+                let mut young = self.young.lock().unwrap_or_else(PoisonError::into_inner);
+                let now = Instant::now();
+                let count = young.iter().take_while(|(due, ..)| *due <= now).count();
+                young.drain(..count).collect::<Vec<_>>()
+            };
+            for (_, agent, id) in due {
+                self.share(&agent, &id).await;
+            }
+            tokio::time::sleep(LONG_RUNNING / 4).await;
+        }
+    }
+
+    async fn share(&self, agent: &Arc<str>, id: &str) {
+        let Some(LocalTask::Record(record)) = self.get_local(agent, id) else { return };
+        if record.is_shared() {
+            return self.write_kept(agent, id, &record).await;
+        }
+        if !record.is_open() {
+            return;
+        }
+        let observer = Observer { began: record.seen_at, is_lookup: false, takes_ownership: true };
+        let record = Arc::unwrap_or_clone(record);
+        if let Err(error) = self.record_in_store(agent, id, record, observer).await {
+            tracing::debug!(%agent, task = id, error = error.message, "cannot share a task that runs for long");
+        }
+    }
+
+    /// Writes a task that this process has kept while the store did not respond. Its change is published already.
+    async fn write_kept(&self, agent: &Arc<str>, id: &str, kept: &Arc<TaskRecord>) {
+        let _turn = self.turn(agent, id).await;
+        let takes_ownership = self.is_own(kept);
+        let observer = Observer { began: kept.seen_at, is_lookup: false, takes_ownership };
+        let written = self.write_to_store(agent, id, kept, Some(&kept.outline()), observer).await;
+        let is_current =
+            matches!(self.get_local(agent, id), Some(LocalTask::Record(known)) if Arc::ptr_eq(&known, kept));
+        match written {
+            Ok(Written { outline, lifetime, .. }) if is_current => {
+                self.put_local(agent, id, &kept.caller, LocalTask::InStore(outline), 0, lifetime);
+            }
+            Ok(_) => {}
+            Err(_) => self.share_later(agent, id),
+        }
+    }
+
+    /// What this process has last written of a task in the store.
+    fn last_written(&self, agent: &Arc<str>, id: &str) -> Option<Arc<TaskOutline>> {
+        match self.get_local(agent, id)? {
+            LocalTask::InStore(written) => written,
+            LocalTask::Ended { .. } | LocalTask::Record(_) => None,
+        }
+    }
+
+    /// The open tasks of an agent that another replica follows, and those whose end it may not have published.
+    pub(crate) fn foreign<'a>(
+        &'a self,
+        agent: &'a Arc<str>,
+    ) -> impl Stream<Item = Result<(String, TaskOutline), StoreUnavailable>> + Send + 'a {
+        self.records.scan(agent).try_filter_map(
+            move |(key, stored): (RecordKey, StoredTask<TaskOutline>)| async move {
+                let task = stored.task;
+                let is_found = task.is_adoptable() && self.other_owner(&task).is_some();
+                Ok(is_found.then_some((key.id, task)))
+            },
+        )
+    }
+
+    /// Adopts the task of a replica that is gone: this process follows it from now on. Of several replicas, one succeeds;
+    /// it gets the task with its last reply.
+    pub(crate) async fn adopt(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        from: InstanceId,
+    ) -> Result<Option<TaskRecord>, ActionError> {
+        let (own, nonce) = (self.peers.instance(), Uuid::new_v4());
+        let adopt = |known: Option<StoredTask>| {
+            let Some(known) = known else { return Ok(Change::Keep(None)) };
+            // An earlier attempt of this write was stored after all.
+            if known.nonce == nonce {
+                return Ok(Change::Keep(Some(known.task)));
+            }
+            if known.task.owner != from || !known.task.is_adoptable() {
+                return Ok(Change::Keep(None));
+            }
+            let task = TaskRecord { owner: own, ..known.task };
+            let lifetime = Lifetime { ttl: task.expires_in(), protected_for: task.open_for };
+            let adopted = Some(task.clone());
+            Ok(Change::Write(StoredTask { task, nonce }, lifetime, adopted))
+        };
+        let adopted = self.records.update(&RecordKey::new(agent, id), adopt).await?;
+        if let Some(task) = &adopted {
+            let lifetime = Lifetime { ttl: task.expires_in(), protected_for: task.open_for };
+            let outline = Arc::new(task.outline());
+            self.put_local(agent, id, &task.caller, LocalTask::InStore(Some(outline)), 0, lifetime);
+        }
+        Ok(adopted)
     }
 
     /// Records the task of a call in mode `final` or `stream` in one step.
@@ -374,10 +648,10 @@ impl Tasks {
         let of_reply = reply::allocated(&new.reply);
         let (mut removed, now) = (Removed::default(), Instant::now());
         let mut local = self.local();
-        let entry = local.entry(agent, id, now, &mut removed);
+        let entry = local.entry(agent, id, now, &mut removed).of_caller(&new.caller);
         let previous = match entry.value() {
             None => None,
-            Some(LocalTask::InStore) => return LocalResult::InStore(Box::new(new)),
+            Some(LocalTask::InStore(_)) => return LocalResult::InStore(Box::new(new)),
             Some(known) => known.outline(),
         };
         if previous.as_ref().is_some_and(|known| known.takes_precedence_over(&new, observer)) {
@@ -385,6 +659,7 @@ impl Tasks {
         }
         new.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
         let lifetime = new.lifetime(previous.as_ref(), observer);
+        let update = next_revision(&mut new, previous.as_ref());
         let put = put(entry, LocalTask::new(new), of_reply, lifetime);
         drop(local);
         removed.evict_rest(|removed| self.local().evict(agent, now, removed));
@@ -394,7 +669,7 @@ impl Tasks {
                 return LocalResult::NoRoom;
             }
         }
-        LocalResult::Recorded(RecordResult::Written { previous: previous.map(Box::new) })
+        LocalResult::Recorded(RecordResult::Written { previous: previous.map(Box::new), update })
     }
 
     async fn record_in_store(
@@ -402,30 +677,63 @@ impl Tasks {
         agent: &Arc<str>,
         id: &str,
         new: TaskRecord,
-        observer: Observer,
+        mut observer: Observer,
     ) -> Result<RecordResult, ActionError> {
         let local = self.get_local(agent, id).and_then(|local| local.outline());
+        // The record that made this process the owner is not written yet.
+        observer.takes_ownership |= local.as_ref().is_some_and(|local| self.is_own(local));
         if local.as_ref().is_some_and(|known| known.takes_precedence_over(&new, observer)) {
             return Ok(RecordResult::Kept);
         }
         let mut written = self.write_to_store(agent, id, &new, local.as_ref(), observer).await;
+        for _ in 0..MAX_ATTEMPTS {
+            // Without the record, the revision of the change is not known.
+            let is_unavailable =
+                |error: &ActionError| error.info.code == Code::StateUnavailable && self.store.is_shared();
+            let is_known = local.is_some() || self.is_sole_writer(agent, id, observer);
+            if is_known || self.needs_confirmation(observer) || !written.as_ref().is_err_and(is_unavailable) {
+                break;
+            }
+            tokio::time::sleep(ATTEMPT_PAUSE).await;
+            written = self.write_to_store(agent, id, &new, local.as_ref(), observer).await;
+        }
         let is_full = |error: &ActionError| error.info.code == Code::Busy;
         if written.as_ref().is_err_and(is_full) {
             let state_only = new.clone().without_content();
             written = self.write_to_store(agent, id, &state_only, local.as_ref(), observer).await;
         }
         match written {
-            Ok((result, lifetime)) => {
-                self.put_local(agent, id, LocalTask::InStore, 0, lifetime);
+            Ok(Written { result: RecordResult::TakenOver, .. }) => {
+                // This process no longer decides about the task.
+                if self.get_local(agent, id).is_some() {
+                    let lifetime = Lifetime::evictable(new.expires_in());
+                    self.put_local(agent, id, &new.caller, LocalTask::InStore(None), 0, lifetime);
+                }
+                Ok(RecordResult::TakenOver)
+            }
+            Ok(Written { result, outline, lifetime }) => {
+                self.put_local(agent, id, &new.caller, LocalTask::InStore(outline), 0, lifetime);
                 Ok(result)
             }
             Err(error) => {
                 tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
-                // While the store is unavailable, this process keeps the record.
+                if self.needs_confirmation(observer) {
+                    return Ok(RecordResult::TakenOver);
+                }
+                // While the store is unavailable, this process keeps the record, and writes it later.
+                let local = local.or_else(|| self.last_written(agent, id).map(Arc::unwrap_or_clone));
                 let lifetime = new.lifetime(local.as_ref(), observer);
                 let of_reply = reply::allocated(&new.reply);
-                match self.put_local(agent, id, LocalTask::Record(Arc::new(new)), of_reply, lifetime) {
-                    true => Ok(RecordResult::Written { previous: local.map(Box::new) }),
+                let mut new = new;
+                new.is_submitted |= local.as_ref().is_some_and(|local| local.is_submitted);
+                new.owner = if observer.takes_ownership { self.peers.instance() } else { InstanceId::nil() };
+                let update = next_revision(&mut new, local.as_ref());
+                let (caller, task) = (new.caller.clone(), LocalTask::Record(Arc::new(new)));
+                match self.put_local(agent, id, &caller, task, of_reply, lifetime) {
+                    true => {
+                        self.share_later(agent, id);
+                        Ok(RecordResult::Written { previous: local.map(Box::new), update })
+                    }
                     false => Err(quota::refusal(agent, QuotaKind::SharedTask)),
                 }
             }
@@ -439,30 +747,84 @@ impl Tasks {
         new: &TaskRecord,
         local: Option<&TaskOutline>,
         observer: Observer,
-    ) -> Result<(RecordResult, Lifetime), ActionError> {
-        let nonce = Uuid::new_v4();
+    ) -> Result<Written, ActionError> {
+        let (nonce, own) = (Uuid::new_v4(), self.peers.instance());
         let mut lifetime = new.lifetime(local, observer);
-        let mut replaced = None;
+        let (mut written, mut outline) = (None, None);
         let decide = |known: Option<StoredTask<TaskOutline>>| {
             // An earlier attempt of this write was stored after all.
-            if known.as_ref().is_some_and(|known| known.nonce == nonce) {
-                return Ok(Change::Keep(RecordResult::Written { previous: replaced.take().map(Box::new) }));
+            if known.as_ref().is_some_and(|known| known.nonce == nonce)
+                && let Some((previous, update)) = written.take()
+            {
+                return Ok(Change::Keep(RecordResult::Written { previous, update }));
             }
             let known = known.map(|known| known.task);
-            if known.as_ref().is_some_and(|known| known.takes_precedence_over(new, observer)) {
-                return Ok(Change::Keep(RecordResult::Kept));
+            if let Some(known) = &known {
+                // A lookup may see the end of a task that waits, which nobody follows. Whoever writes it publishes it.
+                let has_seen_end = observer.is_lookup && new.state.is_final() && known.state.awaits_caller();
+                if !observer.takes_ownership && !has_seen_end && self.other_owner(known).is_some() {
+                    return Ok(Change::Keep(RecordResult::TakenOver));
+                }
+                if known.takes_precedence_over(new, observer) {
+                    return Ok(Change::Keep(RecordResult::Kept));
+                }
             }
-            let previous = known.or_else(|| local.cloned());
-            replaced.clone_from(&previous);
+            let previous = match (known, local) {
+                // This process has published changes that it could not write.
+                (Some(known), Some(local)) if known.revision < local.revision => Some(local.clone()),
+                (known, local) => known.or_else(|| local.cloned()),
+            };
             lifetime = new.lifetime(previous.as_ref(), observer);
             let task = new.clone();
-            let mut task = TaskRecord { reply: for_storage(task.reply), ..task };
+            let mut task = TaskRecord { reply: for_storage(task.reply), owner: own, ..task };
             task.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
-            let written = RecordResult::Written { previous: previous.map(Box::new) };
-            Ok(Change::Write(StoredTask { task, nonce }, lifetime, written))
+            let update = next_revision(&mut task, previous.as_ref());
+            let previous = previous.map(Box::new);
+            written = Some((previous.clone(), update));
+            let result = RecordResult::Written { previous, update };
+            // Nobody waits for the record of a call that only runs for long. A change of a submitted task is published
+            // only after it is written, whoever has seen it.
+            let is_shared = task.is_shared();
+            outline = is_shared.then(|| Arc::new(task.outline()));
+            let stored = StoredTask { task, nonce };
+            Ok(match is_shared {
+                true => Change::Write(stored, lifetime, result),
+                false => Change::WriteBehind(stored, lifetime, result),
+            })
         };
-        let result = self.records.update(&RecordKey::new(agent, id), decide).await?;
-        Ok((result, lifetime))
+        // A task that this process has not put into the store is most probably not there.
+        let is_new = match self.get_local(agent, id) {
+            None => true,
+            Some(LocalTask::Ended { .. }) => true,
+            Some(LocalTask::Record(kept)) => !kept.is_shared(),
+            Some(LocalTask::InStore(_)) => false,
+        };
+        let assumption = match is_new && !observer.is_lookup {
+            true => Assumption::Absent,
+            false => Assumption::Nothing,
+        };
+        let durability = match assumption == Assumption::Absent || self.is_sole_writer(agent, id, observer) {
+            true => Durability::Deferrable,
+            false => Durability::Confirmed,
+        };
+        let key = RecordKey::new(agent, id).of_caller(&new.caller);
+        let result = self.records.update_with(&key, assumption, durability, decide).await?;
+        Ok(Written { result, outline, lifetime })
+    }
+
+    /// Whether what an observer has seen counts only once the store has it. A lookup may be at a replica that followed
+    /// the task before, and does not know that another one follows it now.
+    fn needs_confirmation(&self, observer: Observer) -> bool {
+        observer.is_lookup && !self.peers.is_alone()
+    }
+
+    /// Whether no other replica writes a task in the store: this process has written it last, and it does not wait for
+    /// an answer, after which the replica that sends the answer follows it.
+    fn is_sole_writer(&self, agent: &Arc<str>, id: &str, observer: Observer) -> bool {
+        let is_followed_here =
+            |task: Arc<TaskOutline>| observer.takes_ownership || !task.state.awaits_caller();
+        self.peers.is_alone()
+            || (!observer.is_lookup && self.last_written(agent, id).is_some_and(is_followed_here))
     }
 
     async fn find_in_store(&self, agent: &Arc<str>, id: &str) -> FindResult {
@@ -471,7 +833,8 @@ impl Tasks {
         };
         let StoredTask::<TaskOutline> { task: found, .. } = read.record;
         if self.get_local(agent, id).is_none() {
-            self.put_local(agent, id, LocalTask::InStore, 0, Lifetime::evictable(found.expires_in()));
+            let lifetime = Lifetime::evictable(found.expires_in());
+            self.put_local(agent, id, &found.caller, LocalTask::InStore(None), 0, lifetime);
         }
         Ok(Some(found))
     }
@@ -485,13 +848,15 @@ impl Tasks {
         &self,
         agent: &Arc<str>,
         id: &str,
+        caller: &Caller,
         task: LocalTask,
         of_reply: usize,
         lifetime: Lifetime,
     ) -> bool {
         let (mut removed, now) = (Removed::default(), Instant::now());
         let mut local = self.local();
-        let put = put(local.entry(agent, id, now, &mut removed), task, of_reply, lifetime);
+        let entry = local.entry(agent, id, now, &mut removed).of_caller(caller);
+        let put = put(entry, task, of_reply, lifetime);
         drop(local);
         removed.evict_rest(|removed| self.local().evict(agent, now, removed));
         put.is_ok()
@@ -514,6 +879,16 @@ impl Tasks {
     }
 }
 
+/// Gives a record the revision of its change, and returns it if the change is to be published.
+fn next_revision(new: &mut TaskRecord, previous: Option<&TaskOutline>) -> Option<u64> {
+    new.revision = previous.map_or(0, |previous| previous.revision);
+    if !new.is_update(previous) {
+        return None;
+    }
+    new.revision += 1;
+    Some(new.revision)
+}
+
 /// Writes a task to the local table, without its content if there is no room for that.
 fn put(
     mut entry: Entry<'_, LocalTask>,
@@ -526,7 +901,7 @@ fn put(
         task = task.without_content();
         of_reply = match &task {
             LocalTask::Record(record) => reply::allocated(&record.reply),
-            LocalTask::Ended { .. } | LocalTask::InStore => 0,
+            LocalTask::Ended { .. } | LocalTask::InStore(_) => 0,
         };
     }
     let bytes = task.allocated(of_reply);

@@ -1,25 +1,32 @@
 //! A store that fails as a store over the network can, and the guarantees that hold in spite of it.
 
 mod isolation;
+mod simulation;
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt as _};
-use futures_util::stream::BoxStream;
+use futures_util::future::{BoxFuture, FutureExt as _, ready};
+use futures_util::stream::{self, BoxStream, StreamExt as _};
 use rstest::rstest;
+use uuid::Uuid;
 
-use super::follow_ups::{FollowUpState, FollowUps, OpenQuestion};
+use super::follow_ups::{Claim, ClaimResult, FollowUpState, FollowUps, OpenQuestion};
 use super::idempotency::{Idempotency, Reservation};
 use super::memory::MemoryStore;
+use super::peers::{InstanceId, Liveness, NoPeers, Peers};
 use super::quota::Quotas;
+use super::stats::StoreStats;
 use super::tasks::{Observer, RecordResult, TaskRecord, Tasks};
 use super::{
-    Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord, WriteError,
+    Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord,
+    WriteError,
 };
 use crate::a2a::model::TaskState;
+use crate::caller::Caller;
 use crate::memory::OutOfMemory;
 use crate::reply::error::Code;
 use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
@@ -28,8 +35,12 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// What happens to a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(crate) enum Fault {
+    /// None: the write succeeds.
+    Nothing,
     Unavailable,
+    /// Another write came first, although the store has no trace of it.
+    Conflict,
     /// Not confirmed, and not stored.
     Lost,
     Unconfirmed,
@@ -48,16 +59,45 @@ struct Ghost {
 }
 
 #[derive(Debug)]
-struct FaultyStore {
+pub(crate) struct FaultyStore {
     inner: MemoryStore,
-    faults: Mutex<VecDeque<Fault>>,
+    pub faults: Mutex<VecDeque<Fault>>,
     ghost: Mutex<Option<Ghost>>,
+    /// Whether replicas share the store; `false` while it is absent.
+    pub is_shared: AtomicBool,
+    pub is_down: AtomicBool,
+    /// Counts the writes.
+    pub writes: AtomicUsize,
+    stats: StoreStats,
 }
 
 impl FaultyStore {
-    fn new(faults: &[Fault]) -> Arc<Self> {
+    pub(super) fn new(faults: &[Fault]) -> Arc<Self> {
         let faults = Mutex::new(faults.iter().copied().collect());
-        Arc::new(Self { inner: MemoryStore::new(&quotas()), faults, ghost: Mutex::default() })
+        Arc::new(Self {
+            inner: MemoryStore::new(&quotas()),
+            faults,
+            ghost: Mutex::default(),
+            is_shared: AtomicBool::new(false),
+            is_down: AtomicBool::new(false),
+            writes: AtomicUsize::new(0),
+            stats: StoreStats::default(),
+        })
+    }
+
+    /// A store that replicas share.
+    pub(crate) fn shared() -> Arc<Self> {
+        let store = Self::new(&[]);
+        store.is_shared.store(true, Relaxed);
+        store
+    }
+
+    /// Lets a late write take effect.
+    pub(super) async fn land_ghost(&self) {
+        let ghost = self.ghost.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Ghost { kind, key, expected, value, lifetime }) = ghost {
+            let _ = self.inner.write(kind, &key, expected, value, lifetime, Durability::Confirmed).await;
+        }
     }
 }
 
@@ -67,7 +107,10 @@ impl StateStore for FaultyStore {
         kind: RecordKind,
         key: &'a RecordKey,
     ) -> BoxFuture<'a, Result<Option<StoredRecord>, StoreUnavailable>> {
-        self.inner.read(kind, key)
+        match self.is_down.load(Relaxed) {
+            true => std::future::ready(Err(StoreUnavailable)).boxed(),
+            false => self.inner.read(kind, key),
+        }
     }
 
     fn write<'a>(
@@ -77,19 +120,26 @@ impl StateStore for FaultyStore {
         expected: Revision,
         value: Bytes,
         lifetime: Lifetime,
+        durability: Durability,
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
         async move {
-            let ghost = self.ghost.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(Ghost { kind, key, expected, value, lifetime }) = ghost {
-                let _ = self.inner.write(kind, &key, expected, value, lifetime).await;
+            self.writes.fetch_add(1, Relaxed);
+            if self.is_down.load(Relaxed) {
+                return Err(WriteError::Unavailable);
             }
+            // Requests over a network yield.
+            tokio::task::yield_now().await;
+            self.land_ghost().await;
             let fault = self.faults.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             match fault {
-                None => self.inner.write(kind, key, expected, value, lifetime).await,
+                None | Some(Fault::Nothing) => {
+                    self.inner.write(kind, key, expected, value, lifetime, durability).await
+                }
+                Some(Fault::Conflict) => Err(WriteError::Conflict),
                 Some(Fault::Unavailable) => Err(WriteError::Unavailable),
                 Some(Fault::Lost) => Err(WriteError::Unknown),
                 Some(Fault::Unconfirmed) => {
-                    let _ = self.inner.write(kind, key, expected, value, lifetime).await;
+                    let _ = self.inner.write(kind, key, expected, value, lifetime, durability).await;
                     Err(WriteError::Unknown)
                 }
                 Some(Fault::Ghost) => {
@@ -102,14 +152,71 @@ impl StateStore for FaultyStore {
         .boxed()
     }
 
-    fn scan(&self, kind: RecordKind) -> BoxStream<'_, Result<(RecordKey, StoredRecord), StoreUnavailable>> {
-        self.inner.scan(kind)
+    fn scan<'a>(
+        &'a self,
+        kind: RecordKind,
+        agent: Option<&'a Arc<str>>,
+    ) -> BoxStream<'a, Result<StoredRecord, StoreUnavailable>> {
+        match self.is_down.load(Relaxed) {
+            true => stream::iter([Err(StoreUnavailable)]).boxed(),
+            false => self.inner.scan(kind, agent),
+        }
+    }
+
+    fn is_shared(&self) -> bool {
+        self.is_shared.load(Relaxed)
+    }
+
+    fn is_available(&self) -> bool {
+        self.is_shared() && !self.is_down.load(Relaxed)
+    }
+
+    fn stats(&self) -> Option<&StoreStats> {
+        Some(&self.stats)
     }
 }
 
 /// A working store, for the tests of every module here.
 pub(super) fn memory_store() -> Arc<dyn StateStore> {
     Arc::new(MemoryStore::new(&quotas()))
+}
+
+/// A process without other replicas, for the tests of every module here.
+pub(super) fn alone() -> Arc<dyn Peers> {
+    Arc::new(NoPeers(InstanceId::new_v4()))
+}
+
+/// A process whose peers are all alive and hold their claims.
+#[derive(Debug)]
+struct AllAlive(InstanceId);
+
+impl Peers for AllAlive {
+    fn instance(&self) -> InstanceId {
+        self.0
+    }
+
+    fn is_alone(&self) -> bool {
+        false
+    }
+
+    fn liveness(&self, _: InstanceId) -> BoxFuture<'_, Liveness> {
+        ready(Liveness::Alive).boxed()
+    }
+
+    fn holds_claim(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<bool>> {
+        ready(Some(true)).boxed()
+    }
+
+    fn find<'a>(&'a self, _: RecordKind, _: &'a RecordKey) -> BoxFuture<'a, Option<InstanceId>> {
+        ready(None).boxed()
+    }
+
+    fn record_changed(&self, _: InstanceId, _: RecordKind, _: &RecordKey) {}
+}
+
+/// A process with live peers, for the tests of every module here.
+pub(super) fn all_alive() -> Arc<dyn Peers> {
+    Arc::new(AllAlive(InstanceId::new_v4()))
 }
 
 /// Memory without a limit, for the tests of every module here.
@@ -126,6 +233,17 @@ fn as_store(store: &Arc<FaultyStore>) -> Arc<dyn StateStore> {
     Arc::clone(store) as Arc<dyn StateStore>
 }
 
+fn replica(store: &Arc<FaultyStore>) -> FollowUps {
+    FollowUps::new(&as_store(store), &all_alive())
+}
+
+async fn claimed(follow_ups: &FollowUps, agent: &Arc<str>, id: &str) -> Claim {
+    match follow_ups.claim(agent, &Caller::default(), id).await.unwrap() {
+        ClaimResult::Claimed(claim) => *claim,
+        ClaimResult::Elsewhere(_) => panic!("any replica can answer"),
+    }
+}
+
 pub(super) fn question() -> OpenQuestion {
     OpenQuestion {
         task_id: "t".into(),
@@ -133,6 +251,8 @@ pub(super) fn question() -> OpenQuestion {
         skill: None,
         output_modes: Arc::default(),
         fingerprint: "q".into(),
+        caller: Caller::default(),
+        is_local: false,
     }
 }
 
@@ -143,12 +263,13 @@ async fn a_claim_whose_write_is_not_confirmed_is_won_once(
     faults: &[Fault],
 ) {
     let store = FaultyStore::new(&[]);
-    let (one, other) = (FollowUps::new(&as_store(&store)), FollowUps::new(&as_store(&store)));
+    let (one, other) = (replica(&store), replica(&store));
     let agent: Arc<str> = "a".into();
     let id = one.issue(&agent, question(), HOUR).await.unwrap().id;
     store.faults.lock().unwrap().extend(faults);
-    let claim = one.claim(&agent, &id.to_string()).await.unwrap();
-    let refused = other.claim(&agent, &id.to_string()).await.expect_err("claimed already");
+    let claim = claimed(&one, &agent, &id.to_string()).await;
+    let refused =
+        other.claim(&agent, &Caller::default(), &id.to_string()).await.expect_err("claimed already");
     assert_eq!(refused.info.code, Code::FollowUpUsed);
     claim.mark_used().await;
     assert_eq!(other.find(&agent, &id).await.unwrap().unwrap().state, FollowUpState::Used);
@@ -157,13 +278,14 @@ async fn a_claim_whose_write_is_not_confirmed_is_won_once(
 #[tokio::test]
 async fn a_claim_that_the_store_refuses_leaves_the_id_valid() {
     let store = FaultyStore::new(&[]);
-    let follow_ups = FollowUps::new(&as_store(&store));
+    let follow_ups = replica(&store);
     let agent: Arc<str> = "a".into();
     let id = follow_ups.issue(&agent, question(), HOUR).await.unwrap().id.to_string();
     store.faults.lock().unwrap().push_back(Fault::Unavailable);
-    let refused = follow_ups.claim(&agent, &id).await.expect_err("the store is unavailable");
+    let refused =
+        follow_ups.claim(&agent, &Caller::default(), &id).await.expect_err("the store is unavailable");
     assert_eq!((refused.info.code, refused.info.retryable), (Code::StateUnavailable, true));
-    follow_ups.claim(&agent, &id).await.unwrap().mark_used().await;
+    claimed(&follow_ups, &agent, &id).await.mark_used().await;
 }
 
 #[rstest]
@@ -172,10 +294,12 @@ async fn a_key_whose_write_is_not_confirmed_runs_once(
     #[values(Fault::Lost, Fault::Unconfirmed, Fault::Ghost)] fault: Fault,
 ) {
     let store = FaultyStore::new(&[fault]);
-    let (one, other) =
-        (Arc::new(Idempotency::new(&as_store(&store))), Arc::new(Idempotency::new(&as_store(&store))));
+    let (one, other) = (
+        Arc::new(Idempotency::new(&as_store(&store), &all_alive())),
+        Arc::new(Idempotency::new(&as_store(&store), &all_alive())),
+    );
     let reserve = |keys: Arc<Idempotency>| async move {
-        keys.reserve(&"a".into(), "echo", "key", b"body", HOUR).await.unwrap()
+        keys.reserve(&"a".into(), (&Caller::default(), "echo", "key"), b"body", HOUR).await.unwrap()
     };
     let Reservation::First(running) = reserve(Arc::clone(&one)).await else {
         panic!("no request came before")
@@ -191,13 +315,14 @@ async fn a_change_of_a_task_is_reported_once_when_its_write_is_not_confirmed(
     #[values(Fault::Lost, Fault::Unconfirmed, Fault::Ghost)] fault: Fault,
 ) {
     let store = FaultyStore::new(&[]);
-    let tasks = Tasks::new(&as_store(&store), &quotas());
-    let (agent, began): (Arc<str>, _) = ("a".into(), Observer { began: SystemTime::now(), is_lookup: false });
+    let tasks = Tasks::new(&as_store(&store), &quotas(), &alone());
+    let (agent, began): (Arc<str>, _) =
+        ("a".into(), Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true });
     tasks.record(&agent, "t", submitted(TaskState::Working), began).await.unwrap();
     store.faults.lock().unwrap().push_back(fault);
     let recorded = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await.unwrap();
     assert!(
-        matches!(&recorded, RecordResult::Written { previous: Some(previous) } if previous.state == TaskState::Working),
+        matches!(&recorded, RecordResult::Written { previous: Some(previous), update: Some(2) } if previous.state == TaskState::Working),
         "{recorded:?}"
     );
     let again = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await.unwrap();
@@ -207,14 +332,14 @@ async fn a_change_of_a_task_is_reported_once_when_its_write_is_not_confirmed(
 #[tokio::test]
 async fn a_task_is_kept_locally_while_the_store_is_unavailable() {
     let store = FaultyStore::new(&[Fault::Unavailable]);
-    let tasks = Tasks::new(&as_store(&store), &quotas());
+    let tasks = Tasks::new(&as_store(&store), &quotas(), &alone());
     let agent: Arc<str> = "a".into();
     tasks
         .record(
             &agent,
             "t",
             submitted(TaskState::Working),
-            Observer { began: SystemTime::now(), is_lookup: false },
+            Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true },
         )
         .await
         .unwrap();
@@ -233,6 +358,10 @@ fn submitted(state: TaskState) -> TaskRecord {
         reply: Ok(outcome),
         follow_up: None,
         is_submitted: true,
+        revision: 0,
+        caller: Caller::default(),
+        owner: InstanceId::nil(),
+        is_local: false,
         seen_at: SystemTime::now(),
         may_run_for: HOUR,
         ttl: HOUR,

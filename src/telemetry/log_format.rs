@@ -2,6 +2,7 @@
 //! text after one must not look like a log line of the bridge; or control characters, on which a terminal would act.
 
 use std::fmt::{self, Write as _};
+use std::time::Duration;
 
 use tracing::field::Field;
 use tracing::{Event, Subscriber};
@@ -10,20 +11,32 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::text::{escape_json, is_unprintable};
+use crate::text::{duration, escape_json, is_unprintable};
 
 /// The target of panics, whose backtraces keep their line breaks.
 pub(super) const PANIC_TARGET: &str = "a2a_bridge::panic";
 /// Formats the message and the fields like the default, and escapes unprintable characters in them. Line breaks are
-/// left to [`SingleLine`], which knows whether the event is a panic.
+/// left to [`SingleLine`], which knows whether the event is a panic. A number of milliseconds, such as `took_ms`, becomes
+/// a duration for people: `took=2m5s`.
 pub(super) fn fields() -> impl for<'writer> FormatFields<'writer> + 'static {
     let format = |writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug| {
-        match field.name() {
+        let millis = match field.name().ends_with("_ms") {
+            true => format!("{value:?}").parse().ok().map(Duration::from_millis),
+            false => None,
+        };
+        let name = match millis {
+            Some(_) => field.name().trim_end_matches("_ms"),
+            None => field.name(),
+        };
+        match name {
             "message" => {}
             name if writer.has_ansi_escapes() => write!(writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?,
             name => write!(writer, "{name}=")?,
         }
-        write!(Escaping(writer), "{value:?}")
+        match millis {
+            Some(millis) => writer.write_str(&duration(millis)),
+            None => write!(Escaping(writer), "{value:?}"),
+        }
     };
     debug_fn(format).delimited(" ")
 }
@@ -124,6 +137,17 @@ mod tests {
         assert_eq!(text.matches(is_unprintable).count(), 2, "{text}");
         assert!(text.contains(r"no\nERROR forged\r\n\u{2028}\u{85}end"), "{text}");
         assert!(text.ends_with("\n INFO next\n"), "{text}");
+    }
+
+    #[test]
+    fn milliseconds_are_a_duration_in_text_and_a_number_in_json() {
+        let text = logged(|| tracing::info!(took_ms = 125_900_u64, lines_ms = "x", "ended"));
+        assert_eq!(text, " INFO ended took=2m5s lines_ms=\"x\"\n");
+        let (log, writer) = std::io::pipe().unwrap();
+        let builder = tracing_subscriber::fmt().json().flatten_event(true).with_writer(Mutex::new(writer));
+        tracing::subscriber::with_default(builder.finish(), || tracing::info!(took_ms = 3_u64, "ended"));
+        let text = std::io::read_to_string(log).unwrap();
+        assert!(text.contains(r#""took_ms":3"#), "{text}");
     }
 
     /// What an agent can put into a skill id, an error or a line of output.

@@ -526,7 +526,7 @@ async fn busy_agent_is_not_restarted_under_a_prompt_and_metrics_count_it() {
     let answer = answer.rest().await;
     assert_eq!((answer.error, bridge.launched()), (None, processes));
     let text = metrics().await;
-    let completed = "a2a_bridge_calls_total{agent=\"demo\",outcome=\"COMPLETED\"} 1";
+    let completed = "a2a_bridge_calls_total{agent=\"demo\",skill=\"prompt\",outcome=\"COMPLETED\"} 1";
     assert!(text.contains(completed), "{text}");
     // An idle agent that does not serve its card is hung.
     bridge.until_logged("failed 2 liveness checks in a row").await;

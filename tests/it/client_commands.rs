@@ -1,6 +1,8 @@
 //! The commands of callers and operators, against a real bridge with the demo agent.
 
+mod connection;
 mod help;
+mod load;
 mod lost_bridge;
 mod stream_and_submit;
 mod terminal;
@@ -74,6 +76,17 @@ async fn call_prints_only_the_answer_to_stdout() {
     assert_eq!(output.code, 0, "{output:?}");
     assert_eq!(output.json()["message"], "by its name");
     assert_eq!(output.json()["task"]["context_id"], "s-1");
+
+    for text in ["-5", "- milk", "--- a b"] {
+        let output = stage.run(&["call", "demo.echo", text]);
+        assert_eq!((output.code, output.out), (0, format!("{text}\n")), "{}", output.err);
+    }
+    let output = stage.run(&["call", "demo.echo", "--session", "s-1", "--", "--stream"]);
+    assert_eq!((output.code, output.out.as_str()), (0, "--stream\n"), "{output:?}");
+    let output = stage.run(&["call", "demo.echo", "--strem"]);
+    assert!(output.code == 64 && output.err.contains("unknown option `--strem`"), "{output:?}");
+    let output = stage.run(&["call", "demo.report"]);
+    assert!(output.err.contains("parameters `topic`, `audience` are missing"), "{output:?}");
 
     let output = stage.run(&["call", "demo.echo", "x", "--data", r#"{"n": 1, "f": 1.50}"#]);
     assert_eq!(output.out, "x\n{\n  \"n\": 1,\n  \"f\": 1.5\n}\n");
@@ -190,7 +203,10 @@ async fn init_writes_settings_for_a_running_agent_and_never_overwrites() {
 async fn documented_nats_permissions_suffice_to_serve_and_to_call() {
     let conf = repository_file("deploy/nats-permissions.conf");
     let conf = conf.replace("$BRIDGE_PASSWORD", "one").replace("$ALICE_PASSWORD", "two");
-    let conf = conf.replace("$BOB_PASSWORD", "three").replace("$OPERATOR_PASSWORD", "four");
+    let conf = conf
+        .replace("$BOB_PASSWORD", "three")
+        .replace("$OPERATOR_PASSWORD", "four")
+        .replace("$GATEWAY_PASSWORD", "five");
     let server = NatsServer::start_configured(&conf).await;
     let nats = "nats:\n  user: bridge\n  password: one\n  inbox_prefix: _INBOX.bridge\n";
     let settings = demo_settings().replace("nats:\n", nats);

@@ -16,8 +16,10 @@ fn normalized(text: &str, site: &Site, changing: &[(String, &str)]) -> String {
     }
     let lines = text.lines().map(|line| {
         let indent: String = line.chars().take_while(|c| *c == ' ').collect();
+        // A duration in a sentence has a space before its unit.
+        let line = line.replace(" ms", "ms").replace(" s,", "s,");
         let mut words: Vec<String> = line.split_whitespace().map(normalized_word).collect();
-        if words.first().is_some_and(|word| word == "Bridge:") {
+        if words.first().is_some_and(|word| word == "Instance:") {
             words.truncate(1);
             words.push("ID".into());
         }

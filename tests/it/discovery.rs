@@ -42,7 +42,8 @@ async fn info_describes_the_agent_and_its_actions(#[values("1.0", "0.3")] protoc
             "a2a.restarts",
             "a2a.since",
             "a2a.state",
-            "bridge"
+            "bridge",
+            "bridge_instance"
         ]
     );
     assert_eq!(metadata["a2a.agent"], "demo");
@@ -114,6 +115,7 @@ async fn registry_announces_every_state_change_and_the_stop() {
             "agent",
             "binding",
             "bridge",
+            "bridge_instance",
             "card_hash",
             "chosen_because",
             "instance",

@@ -5,9 +5,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use a2a_bridge::internal::ports;
+use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::support::site::{Site, demo};
+use crate::support::site::{Site, demo, shell};
 use crate::support::{Answer, Bridge, Peer, eventually, wait_until};
 
 /// A bridge whose agent writes megabytes per second, and the pipe with its log, which is not read yet.
@@ -98,4 +99,31 @@ async fn line_breaks_in_agent_texts_do_not_forge_log_lines() {
     let log = eventually(|| async { Some(bridge.log()).filter(|log| log.contains(FORGED)) }).await;
     let is_break = |c| matches!(c, '\n' | '\r' | '\u{2028}');
     assert!(!log.split(is_break).any(|line| line.starts_with(FORGED)), "{log}");
+}
+
+#[tokio::test]
+async fn warnings_and_errors_are_those_of_the_bridge_and_a_repeated_problem_is_one() {
+    let mut site = Site::new().await;
+    let crash = shell("sleep 0.0$(date +%N); echo FATAL: no key >&2; exit 1");
+    site.settings(&[("crash", &crash), ("talks", &shell("echo ERROR: just talk; sleep 1000"))]);
+    site.start();
+    site.until_logged("ERROR: just talk").await;
+    site.until("crash", |report| report.restarts >= 2).await;
+    let log = site.log();
+    let levels = |text: &str| -> Vec<String> {
+        let lines = log.lines().filter(|line| line.contains(text));
+        lines.map(|line| line.split_ascii_whitespace().nth(1).unwrap().to_owned()).collect()
+    };
+    assert!(levels("FATAL: no key").iter().chain(&levels("just talk")).all(|level| level == "INFO"), "{log}");
+    assert_eq!(levels("agent unavailable"), ["WARN"], "{log}");
+
+    site.settings_with("nonsense: 1\nmore: 2", &[("crash", &crash)]);
+    site.signal(Signal::SIGHUP);
+    site.until_logged("reload failed; keeping the current configuration").await;
+    let log = site.log();
+    let problems: Vec<_> = log.lines().filter(|line| line.contains("invalid configuration")).collect();
+    assert_eq!(problems.len(), 2, "{log}");
+    assert!(problems[0].contains("ERROR") && problems[0].contains("unknown key `nonsense`"), "{log}");
+    assert!(!problems[0].contains("\\n"), "{log}");
+    assert_eq!(site.stop().await, Some(0));
 }

@@ -14,12 +14,16 @@ mod agent_lifecycle;
 mod agent_protocol;
 #[cfg(target_os = "linux")]
 mod agent_stop;
+mod call_log;
+mod callers;
 mod client_commands;
 mod config_commands;
 #[cfg(target_os = "linux")]
 mod diagnostics;
 mod discovery;
+mod files;
 mod follow_ups;
+mod health;
 mod idempotency;
 #[cfg(target_os = "linux")]
 mod isolate;
@@ -29,11 +33,14 @@ mod limits;
 mod logging;
 mod malformed_messages;
 mod memory;
+mod mesh;
 mod message_content;
+mod metrics;
 #[cfg(target_os = "linux")]
 mod orphans;
 mod otlp;
 mod overview;
+mod peers;
 mod permissions;
 #[cfg(target_os = "linux")]
 mod ports;
@@ -42,11 +49,13 @@ mod probes;
 mod process_isolation;
 mod reconnect;
 mod reload;
+mod replicas;
 mod reply_guard;
 mod requests;
 mod rolling;
 mod secrets;
 mod service;
+mod shared_state;
 mod shutdown;
 mod small_payload;
 #[cfg(target_os = "linux")]
@@ -59,6 +68,8 @@ mod submit;
 #[cfg(target_os = "linux")]
 mod supervision;
 mod support;
+#[cfg(target_os = "linux")]
+mod systemd;
 mod task_states;
 mod tasks;
 mod terminal_output;

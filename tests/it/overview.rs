@@ -52,7 +52,10 @@ async fn agents_are_listed_with_short_reasons_and_a_hint_at_what_is_broken() {
     bridge.until("fine", "ready").await;
     let listed = agents(&bridge, &[]);
     assert!(!listed.out.contains("BRIDGE"), "{listed:?}");
-    assert!(listed.err.contains("5 agents have problems; `a2a-bridge agents show fatal`"), "{listed:?}");
+    assert!(
+        listed.err.contains("5 agents have problems; `a2a-bridge agents show NAME --prefix "),
+        "{listed:?}"
+    );
     let reasons = agents(&bridge, &["--json"]).json();
     assert_eq!(reasons[0]["reason"], "exit 1: FATAL: OPENAI_API_KEY is not set");
 

@@ -13,11 +13,12 @@ use crate::support::{Bridge, NatsServer, launched, within_deadline};
 /// A server with the shipped file, and with one more user, who may do everything, for the test itself.
 async fn server() -> NatsServer {
     let mut conf = repository_file("deploy/nats-permissions.conf");
-    for name in ["bridge", "operator", "alice", "bob"] {
+    for name in ["bridge", "operator", "gateway", "alice", "bob"] {
         conf = conf.replace(&format!("${}_PASSWORD", name.to_uppercase()), &password(name));
     }
     let conf = conf.replace("users = [", "users = [\n    { user: test, password: test }");
-    NatsServer::start_configured(&format!("{conf}\nno_auth_user: test\n")).await
+    let jetstream = "jetstream { store_dir: \"$DIR/jetstream\" }";
+    NatsServer::start_configured(&format!("{conf}\n{jetstream}\nno_auth_user: test\n")).await
 }
 
 fn password(user: &str) -> String {
@@ -103,7 +104,14 @@ async fn everything_works_with_the_shipped_permissions() {
     assert_eq!(as_user("operator", &["agents", "restart", "demo"]).code, 0);
     let refused = as_user("alice", &["agents", "restart", "demo"]);
     assert!(refused.code != 0 && refused.err.contains("a2a.control"), "{refused:?}");
+    let state = as_user("bridge", &["state", "--json"]).json();
+    assert_eq!(state["buckets"][0]["bucket"], "a2a_follow_ups", "{state}");
+    assert_eq!(state["owners"][0]["agent"], "demo", "{state}");
+    assert_eq!(state["owners"][0]["follow_ups"], 2, "{state}");
+    let refused = as_user("operator", &["state"]);
+    assert!(refused.code == 69 && refused.err.contains("$JS.API.STREAM.INFO"), "{refused:?}");
     bridge.stop().await;
+    assert!(bridge.log().contains("state is shared in JetStream"), "{}", bridge.log());
     assert!(!bridge.log().contains("ermissions Violation"), "{}", bridge.log());
     assert!(!bridge.log().contains("NATS server error"), "{}", bridge.log());
 }
@@ -131,6 +139,12 @@ async fn a_caller_cannot_read_or_forge_the_replies_to_another() {
         alice.is_denied(subject).await;
     }
     slow.reply().await.expect("COMPLETED").saying("worked for 1 s");
+    for subject in
+        ["$KV.a2a_tasks.demo.1", "$JS.API.STREAM.MSG.GET.KV_a2a_tasks", "$JS.API.STREAM.DELETE.KV_a2a_tasks"]
+    {
+        alice.client.publish(subject, "{}".into()).await.unwrap();
+        alice.is_denied(subject).await;
+    }
     alice.client.publish("a2a.control.demo.stop", "".into()).await.unwrap();
     alice.is_denied("a2a.control.demo.stop").await;
 }

@@ -99,8 +99,10 @@ async fn changed_attached_agent_has_no_gap_and_keeps_its_calls_and_follow_ups() 
     let in_flight: Vec<_> =
         text.lines().filter(|line| line.starts_with("a2a_bridge_calls_in_flight{")).collect();
     assert_eq!(in_flight, ["a2a_bridge_calls_in_flight{agent=\"demo\"} 1"]);
-    let completed = text.lines().find(|line| line.contains("outcome=\"COMPLETED\"")).unwrap();
-    let completed: u64 = completed.rsplit(' ').next().unwrap().parse().unwrap();
+    let is_completed =
+        |line: &&str| line.starts_with("a2a_bridge_calls_total{") && line.contains("outcome=\"COMPLETED\"");
+    let count = |line: &str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+    let completed: u64 = text.lines().filter(is_completed).map(count).sum();
     assert!(completed > calls, "the count continues: {completed} of {calls}");
     // The new limit applies: the long call counts for the old instance.
     let (one, two) = (bridge.begin_slow("demo", LONG).await, bridge.begin_slow("demo", LONG).await);
@@ -355,4 +357,16 @@ async fn rotated_nats_password_is_used_for_the_next_connection() {
     bridge.until_logged("NATS connection is up again").await;
     bridge.until("demo", "ready").await;
     bridge.prompt("demo.echo", "x").await.expect("COMPLETED");
+    // Credentials in the URL are as good.
+    let url = bridge.nats.url();
+    bridge.reload(|settings| {
+        let nats = settings["nats"].as_object_mut().unwrap();
+        nats.retain(|key, _| key != "user" && key != "password");
+        nats.insert("url".to_owned(), json!(url.replace("nats://", "nats://bridge:three@")));
+    });
+    bridge.until_logged_times("the credentials for NATS have changed", 2).await;
+    assert!(!bridge.log().contains("only after a restart"), "{}", bridge.log());
+    bridge.nats.reconfigure(&conf("three"));
+    bridge.until_logged_times("NATS connection is up again", 2).await;
+    bridge.prompt("demo.echo", "y").await.expect("COMPLETED");
 }

@@ -88,7 +88,7 @@ impl Replica {
             });
             Leave::Drain(leaving)
         } else {
-            let handler: Handler = Arc::new(move |ServiceRequest { message, accounting }| {
+            let handler: Handler = Arc::new(move |ServiceRequest { message, accounting, .. }| {
                 run(message);
                 accounting.succeed();
             });
@@ -104,8 +104,12 @@ impl Replica {
             )
             .await
             .unwrap();
-            let endpoint =
-                EndpointInfo { name: "forecast".into(), subject: SUBJECT.into(), metadata: BTreeMap::new() };
+            let endpoint = EndpointInfo {
+                name: "forecast".into(),
+                subject: SUBJECT.into(),
+                gateway_subject: None,
+                metadata: BTreeMap::new(),
+            };
             service.publish(vec![(endpoint, handler)]).await.unwrap();
             Leave::Ours(service)
         };

@@ -95,7 +95,7 @@ async fn stats_count_requests_errors_and_time() {
     let weather = Weather::start().await;
     let client = weather.context.client.clone();
     let tasks = weather.context.tasks.clone();
-    let handler: Handler = Arc::new(move |ServiceRequest { message, accounting }| {
+    let handler: Handler = Arc::new(move |ServiceRequest { message, accounting, .. }| {
         let client = client.clone();
         tasks.spawn(async move {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -305,7 +305,7 @@ async fn request_reaches_its_handler_unchanged() {
     let weather = Weather::start().await;
     let client = weather.context.client.clone();
     let tasks = weather.context.tasks.clone();
-    let echo: Handler = Arc::new(move |ServiceRequest { message, accounting }| {
+    let echo: Handler = Arc::new(move |ServiceRequest { message, accounting, .. }| {
         let client = client.clone();
         tasks.spawn(async move {
             let (reply, headers) = (message.reply.unwrap(), message.headers.unwrap_or_default());

@@ -300,12 +300,13 @@ async fn acknowledged_call_gets_the_instance_the_task_and_keep_alives_before_its
     let ack = inbox.reply().await;
     assert_eq!(ack.body, json!({"type": "status", "data": "ack"}));
     assert_eq!(ack.header("A2A-Instance"), bridge.info("demo").await["id"].as_str());
-    let (mut task, mut keep_alives) = (Value::Null, 0);
+    let (mut task, mut keep_alives, mut states) = (Value::Null, 0, Vec::new());
     let reply = loop {
         let message = inbox.reply().await;
         match message["type"].as_str() {
             Some("task") => task = message["data"]["id"].clone(),
             Some("status") => keep_alives += 1,
+            Some("state") => states.push(message["data"]["state"].as_str().unwrap().to_owned()),
             Some(other) => panic!("a frame of type {other}"),
             None => break message,
         }
@@ -313,6 +314,7 @@ async fn acknowledged_call_gets_the_instance_the_task_and_keep_alives_before_its
     assert!(reply.is("COMPLETED"), "{reply:?}");
     assert_eq!(reply["task"]["id"], task);
     assert!(keep_alives >= 2, "{keep_alives}");
+    assert!(states.contains(&"working".to_owned()), "{states:?}");
 }
 
 #[tokio::test]

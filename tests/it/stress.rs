@@ -27,18 +27,18 @@ fn full() -> bool {
     std::env::var("STRESS").is_ok_and(|form| form == "full")
 }
 
-fn times(short: usize, long: usize) -> usize {
+pub(crate) fn times(short: usize, long: usize) -> usize {
     if full() { long } else { short }
 }
 
-struct Row {
+pub(crate) struct Row {
     fault: String,
     expected: String,
     measured: String,
-    held: bool,
+    pub(crate) held: bool,
 }
 
-fn row(
+pub(crate) fn row(
     fault: impl Into<String>,
     expected: impl Into<String>,
     measured: impl Into<String>,
@@ -47,7 +47,7 @@ fn row(
     Row { fault: fault.into(), expected: expected.into(), measured: measured.into(), held }
 }
 
-fn table(rows: &[Row]) -> String {
+pub(crate) fn table(rows: &[Row]) -> String {
     let width = |cell: fn(&Row) -> &str| rows.iter().map(|row| cell(row).chars().count()).max().unwrap_or(0);
     let (fault, expected) = (width(|row| &row.fault), width(|row| &row.expected));
     let mut text = format!("\n{:<fault$}  {:<expected$}  held  measured\n", "fault", "expected");

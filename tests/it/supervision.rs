@@ -387,8 +387,8 @@ async fn metrics_and_health_are_served() {
     for line in [
         "a2a_bridge_agents{state=\"ready\"} 1",
         "a2a_bridge_agent_restarts_total{agent=\"a\"} 0",
-        "a2a_bridge_calls_total{agent=\"a\",outcome=\"COMPLETED\"} 1",
-        "a2a_bridge_call_duration_seconds_count{agent=\"a\"} 1",
+        "a2a_bridge_calls_total{agent=\"a\",skill=\"echo\",outcome=\"COMPLETED\"} 1",
+        "a2a_bridge_call_duration_seconds_count{agent=\"a\",skill=\"echo\"} 1",
         "a2a_bridge_calls_in_flight{agent=\"a\"} 0",
         "a2a_bridge_follow_ups_pending 0",
         "a2a_bridge_agent_output_dropped_bytes_total{agent=\"a\"} 0",

@@ -62,7 +62,9 @@ async fn health_endpoints_are_served_while_the_bridge_waits_for_nats() {
     let waiting = (503, "waiting for the first connection to NATS\n".to_owned());
     assert_eq!(get("/healthz").await, (200, "ok\n".to_owned()));
     assert_eq!(get("/readyz").await, waiting);
-    assert_eq!(get("/metrics").await, waiting);
+    let (status, metrics) = get("/metrics").await;
+    assert_eq!(status, 200);
+    assert!(metrics.contains("a2a_bridge_build_info{") && metrics.contains("a2a_bridge_nats_connected 0"));
     site.server.restart().await;
     wait_until(|| async { get("/readyz").await.0 == 200 }).await;
     assert!(get("/metrics").await.1.contains("a2a_bridge_nats_connected 1"));

@@ -6,6 +6,7 @@ use crate::a2a::auth::TokenError;
 use crate::a2a::error_text;
 use crate::a2a::http::HttpError;
 use crate::a2a::retry::Retry;
+use crate::files::FileError;
 use crate::memory::{self, SizeError};
 use crate::secrets::Secrets;
 
@@ -76,6 +77,12 @@ pub enum ClientError {
         "the bridge has no memory left for the agent's response (`limits.memory`); the agent may have done the work"
     )]
     OutOfMemory,
+    /// A file of the request could not be read, so the agent has not received a complete request.
+    #[error(transparent)]
+    NotSent(FileError),
+    /// A file of the response could not be stored.
+    #[error("cannot store a file of the agent's response: {0}")]
+    NotStored(FileError),
     /// The response is for another request, so the bridge has closed the connection and shows nothing of it.
     #[error("the agent's response has the id of another request")]
     WrongId,
@@ -111,12 +118,14 @@ impl ClientError {
             | Self::Token(_)
             | Self::TooLarge { .. }
             | Self::OutOfMemory
+            | Self::NotSent(_)
+            | Self::NotStored(_)
             | Self::WrongId => {}
         }
     }
 
     pub fn may_have_reached_agent(&self) -> bool {
-        !matches!(self, Self::Unreachable(_) | Self::Token(_))
+        !matches!(self, Self::Unreachable(_) | Self::Token(_) | Self::NotSent(_))
     }
 
     pub fn is_task_not_found(&self) -> bool {

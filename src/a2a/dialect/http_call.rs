@@ -7,6 +7,8 @@ use reqwest::Method;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
+use crate::a2a::model::{File, FileContent, Part};
+use crate::files::StoredFile;
 use crate::json;
 
 pub(super) const JSON: &str = "application/json";
@@ -19,6 +21,8 @@ pub(crate) struct HttpCall {
     pub content_type: &'static str,
     rpc_method: Option<&'static str>,
     params: Option<Box<RawValue>>,
+    /// The files whose bytes are read from the store while the body is sent, and what the body has in their place.
+    files: Vec<(String, StoredFile)>,
 }
 
 impl HttpCall {
@@ -30,17 +34,37 @@ impl HttpCall {
             content_type: JSON,
             rpc_method: Some(method),
             params: Some(raw(params)),
+            files: Vec::new(),
         }
     }
 
     /// A REST call with a body.
     pub(super) fn post(path: Vec<String>, content_type: &'static str, body: &impl Serialize) -> Self {
-        Self { method: Method::POST, path, content_type, rpc_method: None, params: Some(raw(body)) }
+        let params = Some(raw(body));
+        Self { method: Method::POST, path, content_type, rpc_method: None, params, files: Vec::new() }
     }
 
     /// A REST call without a body.
     pub(super) fn get(path: Vec<String>, content_type: &'static str) -> Self {
-        Self { method: Method::GET, path, content_type, rpc_method: None, params: None }
+        Self { method: Method::GET, path, content_type, rpc_method: None, params: None, files: Vec::new() }
+    }
+
+    /// Takes the files of a message.
+    pub(super) fn with_files(mut self, parts: &[Part]) -> Self {
+        self.files = parts
+            .iter()
+            .filter_map(|part| match part {
+                Part::File(File { content: FileContent::FromStore(content), .. }) => {
+                    Some((content.placeholder().to_owned(), content.file.clone()))
+                }
+                _ => None,
+            })
+            .collect();
+        self
+    }
+
+    pub(crate) fn files(&self) -> &[(String, StoredFile)] {
+        &self.files
     }
 
     /// Sets the tenant: v1.0 has it in the parameters of JSON-RPC, and as the first segment of a

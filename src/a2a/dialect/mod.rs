@@ -67,6 +67,8 @@ pub struct OutgoingMessage<'a> {
     pub reference_task_ids: &'a [String],
     pub parts: &'a [Part],
     pub skill_id: Option<&'a str>,
+    /// Who calls, if the agent is to know.
+    pub caller: Option<&'a str>,
     /// The media types that the caller accepts.
     pub output_modes: &'a [String],
     /// Whether the agent responds only when the task has settled, not as soon as the task exists. Streams ignore it.
@@ -119,7 +121,7 @@ impl Dialect {
 
     /// A request to send a message, with or without a stream.
     pub(crate) fn message_call(self, method: A2aMethod, message: &OutgoingMessage<'_>) -> HttpCall {
-        match self {
+        let call = match self {
             Self::V01 | Self::V01Paths => self.rpc_call(method, &send::v01(message)),
             Self::V02 | Self::V03 => self.rpc_call(method, &send::v03(message)),
             Self::V03Ids => self.rpc_call(method, &send::v03_ids(message)),
@@ -131,7 +133,13 @@ impl Dialect {
                     _ => HttpCall::post(path, self.media_type(), &send::v1(message)),
                 }
             }
-        }
+        };
+        call.with_files(message.parts)
+    }
+
+    /// Whether the bytes of a file are in responses as they are. Some agents of v0.3 over REST encode them twice.
+    pub(super) fn has_plain_files(self) -> bool {
+        self != Self::V03Rest
     }
 
     /// A request about one task: subscribe, get or cancel.
@@ -294,6 +302,7 @@ mod tests {
             reference_task_ids: &[],
             parts: &[],
             skill_id: None,
+            caller: None,
             output_modes: &[],
             blocking: true,
             retries: &Retries::new(&"agent".into()),

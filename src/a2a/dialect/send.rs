@@ -60,7 +60,7 @@ impl<'a, P> SentMessage<'a, P> {
             task_id: message.task_id.map(Cow::Borrowed),
             context_id: message.context_id.map(Cow::Borrowed),
             reference_task_ids: message.reference_task_ids,
-            metadata: SentMetadata::new(message.skill_id, &[]),
+            metadata: SentMetadata::new(message, &[]),
         }
     }
 }
@@ -69,15 +69,18 @@ impl<'a, P> SentMessage<'a, P> {
 struct SentMetadata<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     skill_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    caller: Option<&'a str>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     reference_task_ids: &'a [String],
 }
 
 impl<'a> SentMetadata<'a> {
     /// `reference_task_ids` are for dialects whose messages have no field for them.
-    fn new(skill_id: Option<&'a str>, reference_task_ids: &'a [String]) -> Option<Self> {
-        let is_empty = skill_id.is_none() && reference_task_ids.is_empty();
-        (!is_empty).then_some(Self { skill_id, reference_task_ids })
+    fn new(message: &OutgoingMessage<'a>, reference_task_ids: &'a [String]) -> Option<Self> {
+        let OutgoingMessage { skill_id, caller, .. } = *message;
+        let is_empty = skill_id.is_none() && caller.is_none() && reference_task_ids.is_empty();
+        (!is_empty).then_some(Self { skill_id, caller, reference_task_ids })
     }
 }
 
@@ -132,10 +135,10 @@ pub(super) fn v01<'a>(message: &OutgoingMessage<'a>) -> V01Params<'a> {
         message: V01Message {
             role: "user",
             parts: message.parts.iter().map(part).collect(),
-            metadata: SentMetadata::new(message.skill_id, message.reference_task_ids),
+            metadata: SentMetadata::new(message, message.reference_task_ids),
         },
         accepted_output_modes: message.output_modes,
-        metadata: SentMetadata::new(message.skill_id, &[]),
+        metadata: SentMetadata::new(message, &[]),
     }
 }
 
@@ -203,7 +206,7 @@ pub(super) fn v03_rest<'a>(message: &OutgoingMessage<'a>) -> SendParams<'a, V0Pa
         message: SentMessage {
             content: Some(message.parts.iter().map(part).collect()),
             reference_task_ids: &[],
-            metadata: SentMetadata::new(message.skill_id, message.reference_task_ids),
+            metadata: SentMetadata::new(message, message.reference_task_ids),
             ..SentMessage::new(message, "ROLE_USER")
         },
         configuration: SendConfiguration {
@@ -319,6 +322,43 @@ mod tests {
     use crate::a2a::retry::Retries;
 
     #[test]
+    fn every_dialect_sends_the_caller_if_the_agent_is_to_know() {
+        let message = OutgoingMessage {
+            message_id: Uuid::new_v4(),
+            task_id: None,
+            new_task_id: None,
+            context_id: None,
+            reference_task_ids: &[],
+            parts: &[],
+            skill_id: None,
+            caller: Some("T1/alice"),
+            output_modes: &[],
+            blocking: true,
+            retries: &Retries::new(&"agent".into()),
+        };
+        let dialects = [
+            Dialect::V01,
+            Dialect::V01Paths,
+            Dialect::V02,
+            Dialect::V03,
+            Dialect::V03Ids,
+            Dialect::V03Rest,
+            Dialect::V1,
+            Dialect::V1Rest,
+        ];
+        for dialect in dialects {
+            let metadata = |message: &OutgoingMessage<'_>| -> Value {
+                let body = dialect.message_call(A2aMethod::Send, message).body(uuid::Uuid::nil()).unwrap();
+                let body: Value = serde_json::from_slice(&body).unwrap();
+                let params = body.get("params").unwrap_or(&body);
+                params["message"]["metadata"].clone()
+            };
+            assert_eq!(metadata(&message), json!({"caller": "T1/alice"}), "{dialect:?}");
+            assert_eq!(metadata(&OutgoingMessage { caller: None, ..message }), Value::Null, "{dialect:?}");
+        }
+    }
+
+    #[test]
     fn v03_ids_sets_every_field_that_bindu_requires() {
         let file = |content| Part::File(File { name: None, media_type: None, content });
         let parts = [
@@ -334,6 +374,7 @@ mod tests {
             reference_task_ids: &["99596057-153c-4e19-a56b-6fe09489dc61".to_owned()],
             parts: &parts,
             skill_id: None,
+            caller: None,
             output_modes: &[],
             blocking: true,
             retries: &Retries::new(&"agent".into()),

@@ -18,7 +18,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use hyper::Uri;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -32,7 +32,7 @@ use tokio::time::Instant;
 use url::{Position, Url};
 
 use super::peer_check::{PeerCheck, connect_checked};
-use super::{CONNECT_TIMEOUT, HttpBody, HttpError, HttpResponse, IDLE_TIMEOUT};
+use super::{CONNECT_TIMEOUT, HttpBody, HttpError, HttpResponse, IDLE_TIMEOUT, RequestBody};
 use crate::a2a::client::ClientError;
 
 /// How long each address of a host name has before the next one is tried as well.
@@ -49,8 +49,6 @@ const MAX_BUFFER: usize = 64 << 10;
 const MAX_HEAD: usize = 2 * MAX_BUFFER;
 /// A connection yields after reading this many bytes, because hyper reads on as long as there is something to ignore.
 const READ_BUDGET: usize = 2 * MAX_BUFFER;
-
-type RequestBody = Full<Bytes>;
 
 /// The pools of all hosts that are called without TLS.
 #[derive(Debug, Default)]
@@ -130,11 +128,11 @@ impl ConnectionPool {
         method: Method,
         target: Uri,
         mut headers: HeaderMap,
-        body: Option<Bytes>,
+        body: Option<RequestBody>,
         may_reuse: bool,
     ) -> Result<HttpResponse, ClientError> {
         headers.insert(HOST, self.host_header.clone());
-        let mut request = hyper::Request::new(RequestBody::new(body.unwrap_or_default()));
+        let mut request = hyper::Request::new(body.unwrap_or(RequestBody::Whole(None)));
         *request.method_mut() = method;
         *request.uri_mut() = target;
         *request.headers_mut() = headers;
@@ -161,6 +159,7 @@ impl ConnectionPool {
                         may_be_stray: is_kept,
                         since_yield: 0,
                         open: None,
+                        filter: None,
                     });
                 }
                 Err(mut error) => match error.take_message() {
@@ -444,7 +443,7 @@ mod tests {
     }
 
     async fn call(pool: &Arc<ConnectionPool>) -> Result<(), ClientError> {
-        let (target, body) = (Uri::from_static("/"), Bytes::from_static(b"hello"));
+        let (target, body) = (Uri::from_static("/"), RequestBody::new(Bytes::from_static(b"hello")));
         let mut response = pool.send(Method::POST, target, HeaderMap::new(), Some(body), true).await?;
         while response.chunk().await?.is_some() {}
         response.keep_connection();

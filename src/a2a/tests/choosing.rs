@@ -29,6 +29,7 @@ async fn send_recording(client: &Client, retries: &Retries) -> Result<SendResult
         reference_task_ids: &[],
         parts: &parts,
         skill_id: None,
+        caller: None,
         output_modes: &[],
         retries,
     };

@@ -173,6 +173,7 @@ fn parts(parts: &[Part]) -> String {
             let content = match &file.content {
                 FileContent::Base64(bytes) => bytes,
                 FileContent::Uri(uri) => uri,
+                other => panic!("{other:?}"),
             };
             let name = file.name.as_deref().unwrap_or("-");
             format!("file {name} {} {content}", file.media_type.as_deref().unwrap_or("-"))

@@ -73,6 +73,7 @@ fn requests_are_exactly_v1() {
         reference_task_ids: &references,
         parts: &parts,
         skill_id: Some("echo"),
+        caller: Some("T1/alice"),
         output_modes: &modes,
         retries: &Retries::new(&"agent".into()),
     };
@@ -81,6 +82,7 @@ fn requests_are_exactly_v1() {
         context_id: None,
         reference_task_ids: &[],
         skill_id: None,
+        caller: None,
         output_modes: &[],
         ..full
     };

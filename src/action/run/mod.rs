@@ -21,7 +21,7 @@ mod recorder;
 mod waiter;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::OptionFuture;
 use tokio::time::Instant;
@@ -37,11 +37,14 @@ use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{Event, SendResult, Task, TaskState};
 use crate::a2a::retry::{Retries, Retry};
 use crate::a2a::stream::EventStream;
+use crate::caller::Caller;
+use crate::failpoint;
 use crate::memory::SizeError;
 use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus, TaskRef};
+use crate::state::follow_ups::ClaimSender;
 use crate::state::task_ends::TaskEndSubscription;
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::error_chain;
@@ -71,11 +74,15 @@ pub(super) struct RunInput<'a> {
     pub(super) mode: ReplyMode,
     pub(super) skill: Option<Arc<str>>,
     pub(super) output_modes: Arc<[String]>,
+    /// The caller to whom the task belongs.
+    pub(super) caller: &'a Caller,
     pub(super) trace: &'a TraceContext,
     pub(super) timeout: Duration,
     /// The retries of the message, for the reply.
     pub(super) retries: Option<&'a Retries>,
     pub(super) content: MessageContent,
+    /// For an answer: records that it is about to be sent.
+    pub(super) claim: Option<ClaimSender>,
     pub(super) reply_memory: &'a ReplyMemory,
 }
 
@@ -85,6 +92,8 @@ pub(super) enum Purpose {
     NewTask { session_id: Option<String> },
     /// The answer to the question with this fingerprint.
     Answer { question: String },
+    /// Following a task whose replica is gone.
+    Adopted,
     /// A request to read or cancel a task of an earlier call.
     ReadOrCancel,
 }
@@ -133,6 +142,8 @@ pub(super) struct CallRun<'a, P> {
 pub(super) enum DeliveryError {
     /// The task of the question has ended, so the answer was not sent.
     TaskEnded,
+    /// Nothing was sent to the agent.
+    NotSent(ActionError),
     /// The call to the agent failed, and no task is known.
     Client(ClientError),
     /// Any other error, ready for the caller.
@@ -153,6 +164,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         progress: &'a mut P,
     ) -> Self {
         let max_size = usize::try_from(actions.config.max_response_size).unwrap_or(usize::MAX);
+        progress.runs_here();
         let wants_content = progress.wants_content();
         let builder = TaskBuilder::new(&actions.artifacts, max_size, wants_content, &actions.memory);
         let waiter = AgentWaiter {
@@ -167,7 +179,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
         };
         Self {
             actions,
-            recorder: TaskRecorder { actions, input, began: SystemTime::now() },
+            recorder: TaskRecorder::new(actions, input),
             waiter,
             builder,
             is_answer_taken: false,
@@ -206,6 +218,11 @@ impl<'a, P: Progress> CallRun<'a, P> {
         let streams = wants_stream && self.waiter.live_agent.card.streaming;
         if let (Purpose::Answer { .. }, Some(id)) = (&self.recorder.input.purpose, message.task_id) {
             Box::pin(self.read_before_answer(id, streams)).await?;
+            if let Some(claim) = &self.recorder.input.claim {
+                failpoint::hit("answer-before-sending").await;
+                Box::pin(claim.mark_sending()).await.map_err(DeliveryError::NotSent)?;
+                failpoint::hit("answer-sending").await;
+            }
         }
         if streams {
             match Box::pin(self.stream(message)).await {
@@ -280,6 +297,25 @@ impl<'a, P: Progress> CallRun<'a, P> {
         self.conclude().await
     }
 
+    /// Follows a task that a replica which is gone has begun: subscribes to it, or polls it.
+    pub(super) async fn follow_adopted(&mut self, task: Task) -> Reply {
+        let task_id = task.id.clone();
+        self.waiter.has_task_id = true;
+        self.is_accepted = true;
+        self.apply(Event::Task(task)).await?;
+        if !self.can_conclude() {
+            let phase = RunPhase::Subscribing { task_id, subscriptions: 0 };
+            match Box::pin(self.follow(phase, None)).await {
+                Ok(()) => {}
+                Err(DeliveryError::Action(error)) => return Err(error),
+                Err(DeliveryError::Client(error)) => return Err(known_task_error(error, self.known_task())),
+                Err(DeliveryError::NotSent(error)) => return Err(error),
+                Err(DeliveryError::TaskEnded) => return Err(ActionError::internal()),
+            }
+        }
+        self.conclude().await
+    }
+
     /// Continues with a task that was read outside of the run, after an answer.
     pub(super) async fn resume_after_answer(&mut self, task: Task) -> Reply {
         self.builder.reset();
@@ -297,7 +333,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     async fn asks_old_question(&self, task: &Task) -> bool {
         match &self.recorder.input.purpose {
             Purpose::Answer { question } => asks_question(task, question, &self.actions.agent).await,
-            Purpose::NewTask { .. } | Purpose::ReadOrCancel => false,
+            Purpose::NewTask { .. } | Purpose::Adopted | Purpose::ReadOrCancel => false,
         }
     }
 
@@ -325,6 +361,13 @@ impl<'a, P: Progress> CallRun<'a, P> {
         if task.id == id && task.state.is_final() {
             self.recorder.observe(&task, "", None).await?;
             return Err(DeliveryError::TaskEnded);
+        }
+        let may_be_answered_elsewhere =
+            self.actions.state.is_shared() && !self.actions.state.peers.is_alone();
+        if task.id == id && !task.state.awaits_caller() && may_be_answered_elsewhere {
+            // Another answer came first, under another id for the same question, or the agent went on without one.
+            let message = "the agent does not wait for an answer now; look the task up with `get_task`";
+            return Err(DeliveryError::NotSent(ActionError::new(Code::AgentUnavailable, message)));
         }
         if task.id == id && task.state.awaits_caller() && (streams || self.waiter.progress.wants_content()) {
             self.builder.start_from(Task { history: Vec::new(), ..task });
@@ -763,11 +806,13 @@ impl<'a, P: Progress> CallRun<'a, P> {
             return false;
         };
         let task = Task { id: task_id.to_owned(), ..task };
-        let _ = match self.waiter.mode {
-            // Subscribers to a submitted task get the error of the interruption instead, which has the reason.
-            ReplyMode::Submit => self.recorder.record(&task, "", None).await.map(drop),
-            ReplyMode::Final | ReplyMode::Stream => self.recorder.observe(&task, "", None).await.map(drop),
-        };
+        match self.waiter.mode {
+            ReplyMode::Submit => self.recorder.record_unpublished(&task).await,
+            ReplyMode::Final | ReplyMode::Stream => {
+                // Best effort: the caller gets the error.
+                let _ = self.recorder.observe(&task, "", None).await;
+            }
+        }
         task.state == TaskState::Canceled
     }
 }

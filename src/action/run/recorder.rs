@@ -1,6 +1,7 @@
 //! Records the task of a run, and builds the reply from it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest as _, Sha256};
@@ -14,7 +15,7 @@ use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus, TaskRef};
-use crate::state::follow_ups::{FollowUpState, OpenQuestion};
+use crate::state::follow_ups::{FollowUpState, NewFollowUp, OpenQuestion};
 use crate::state::tasks::{Observer, RecordResult, TaskRecord};
 use crate::telemetry::spans;
 use crate::text::hex;
@@ -24,16 +25,33 @@ pub(in crate::action) struct TaskRecorder<'a> {
     pub(super) actions: &'a Actions,
     pub(super) input: RunInput<'a>,
     pub(super) began: SystemTime,
+    /// Whether the next record makes this replica the owner of the task.
+    takes_ownership: AtomicBool,
+    /// The revision of a change that was recorded and not published; 0 if there is none.
+    unpublished: AtomicU64,
 }
 
 pub(super) struct Observation {
     outcome: Arc<Outcome>,
     source: MessageSource,
-    /// Whether the outcome is a change to publish.
-    is_update: bool,
+    /// The revision of the change, if it is to be published.
+    update: Option<u64>,
+    /// Whether another replica follows the task.
+    pub(super) is_taken_over: bool,
 }
 
-impl TaskRecorder<'_> {
+impl<'a> TaskRecorder<'a> {
+    pub(super) fn new(actions: &'a Actions, input: RunInput<'a>) -> Self {
+        let begins = matches!(input.purpose, Purpose::NewTask { .. } | Purpose::Answer { .. });
+        Self {
+            actions,
+            input,
+            began: SystemTime::now(),
+            takes_ownership: begins.into(),
+            unpublished: 0.into(),
+        }
+    }
+
     /// Records the state of a task, publishes the change if the task was submitted, and builds the reply. If the task
     /// waits for an answer, the reply has the follow-up that is `known` for the question, or a new one.
     pub(in crate::action) async fn observe(
@@ -42,15 +60,43 @@ impl TaskRecorder<'_> {
         status_texts: &str,
         known: Option<FollowUp>,
     ) -> Result<(Arc<Outcome>, MessageSource), ActionError> {
-        let Observation { outcome, source, is_update } = self.record(task, status_texts, known).await?;
-        if is_update {
-            self.actions.publish(&task.id, Ok(Arc::clone(&outcome)), self.input.reply_memory).await;
+        // A call that has not asked yet has its task to itself, or its changes are not published.
+        let is_alone = matches!(self.input.purpose, Purpose::NewTask { .. })
+            && self.input.mode != ReplyMode::Submit
+            && !task.state.awaits_caller();
+        let _turn = match is_alone {
+            true => None,
+            false => Some(Box::pin(self.actions.state.tasks.turn(&self.actions.agent, &task.id)).await),
+        };
+        let observation = self.record(task, status_texts, known).await?;
+        if observation.is_taken_over && self.input.mode == ReplyMode::Submit {
+            // The other replica publishes the changes.
+            let task_ref = self.task_ref(Some(task.id.clone()), task.context_id.clone());
+            return Err(taken_over().with_task(task_ref));
+        }
+        let Observation { outcome, source, update, .. } = observation;
+        if let Some(revision) = update {
+            let (caller, memory) = (self.input.caller.clone(), self.input.reply_memory);
+            self.actions.publish(&task.id, Ok(Arc::clone(&outcome)), revision, caller, memory).await;
         }
         Ok((outcome, source))
     }
 
+    /// Records the state of a task after the bridge has canceled it. The error of the run is published in its place,
+    /// because that has the reason.
+    pub(super) async fn record_unpublished(&self, task: &Task) {
+        if let Ok(Observation { update: Some(revision), .. }) = self.record(task, "", None).await {
+            self.unpublished.store(revision, Relaxed);
+        }
+    }
+
+    /// The revision of the change that [`Self::record_unpublished`] has recorded.
+    pub(in crate::action) fn unpublished(&self) -> Option<u64> {
+        Some(self.unpublished.load(Relaxed)).filter(|revision| *revision > 0)
+    }
+
     /// Records the state of a task and builds the reply, like [`Self::observe`], but publishes nothing.
-    pub(super) async fn record(
+    async fn record(
         &self,
         task: &Task,
         status_texts: &str,
@@ -71,18 +117,24 @@ impl TaskRecorder<'_> {
             let message = &mut outcome.content.message;
             offload::run(&self.actions.agent, message.len(), || self.actions.secrets.redact(message)).await;
         }
-        let mut is_new_follow_up = false;
+        let mut new_follow_up = None;
         if task.state.awaits_caller() {
-            let (follow_up, is_new) = Box::pin(self.follow_up(task, known)).await?;
-            (outcome.follow_up, is_new_follow_up) = (Some(follow_up), is_new);
+            let (follow_up, new) = Box::pin(self.follow_up(task, known)).await?;
+            (outcome.follow_up, new_follow_up) = (Some(follow_up), new);
         }
         let outcome = Arc::new(outcome);
-        let is_submission = self.input.mode == ReplyMode::Submit;
+        // A task that was adopted stays what it was.
+        let is_submission =
+            self.input.mode == ReplyMode::Submit && !matches!(self.input.purpose, Purpose::Adopted);
         let record = TaskRecord {
             state: task.state.clone(),
             reply: Ok(Arc::clone(&outcome)),
             follow_up: outcome.follow_up.clone(),
             is_submitted: is_submission,
+            revision: 0,
+            caller: self.input.caller.clone(),
+            owner: state.peers.instance(),
+            is_local: self.actions.is_launched(),
             seen_at: SystemTime::now(),
             may_run_for: self.may_run_for(&task.state),
             ttl: self.actions.config.task_ttl,
@@ -91,24 +143,45 @@ impl TaskRecorder<'_> {
         tracing::Span::current().record("task", task.id.as_str());
         spans::set_task(&task.id, outcome.task.context_id.as_deref());
         let is_lookup = matches!(self.input.purpose, Purpose::ReadOrCancel);
-        let observer = Observer { began: self.began, is_lookup };
-        let recorded = state.tasks.record(agent, &task.id, record, observer).await;
+        let takes_ownership = self.takes_ownership.swap(false, Relaxed);
+        let observer = Observer { began: self.began, is_lookup, takes_ownership };
+        let new_follow_up_id = new_follow_up.as_ref().map(|new| new.follow_up.id);
+        let recorded = match new_follow_up {
+            None => state.tasks.record(agent, &task.id, record, observer).await,
+            // Together, because each may take a round trip.
+            Some(new) => {
+                let store = Box::pin(state.follow_ups.store(agent, new));
+                let (stored, recorded) =
+                    tokio::join!(store, state.tasks.record(agent, &task.id, record, observer));
+                stored.and(recorded)
+            }
+        };
         let recorded = recorded.map_err(|error| {
             let task_ref = self.task_ref(Some(task.id.clone()), task.context_id.clone());
             error.after_reaching_agent().with_task(task_ref)
         });
-        let previous = match recorded? {
-            RecordResult::Written { previous } => previous,
+        let (previous, update) = match recorded? {
+            RecordResult::Written { previous, update } => (previous, update),
+            // The call goes on for its caller. The record of the other replica names the id for the question, if there
+            // is one.
+            RecordResult::TakenOver => {
+                let mut outcome = outcome;
+                if let Some(id) = new_follow_up_id {
+                    let _ = Box::pin(state.follow_ups.expire(agent, &id)).await;
+                    outcome = self.kept_outcome(&task.id, size).await?.unwrap_or(outcome);
+                }
+                return Ok(Observation { outcome, source, update: None, is_taken_over: true });
+            }
             // Another call has recorded the end, or a newer state.
             RecordResult::Kept => {
-                if let Some(follow_up) = outcome.follow_up.as_ref().filter(|_| is_new_follow_up) {
-                    let _ = Box::pin(state.follow_ups.expire(agent, &follow_up.id)).await;
+                if let Some(id) = new_follow_up_id {
+                    let _ = Box::pin(state.follow_ups.expire(agent, &id)).await;
                 }
                 let outcome = match task.state.is_final() {
                     true => outcome,
                     false => self.kept_outcome(&task.id, size).await?.unwrap_or(outcome),
                 };
-                return Ok(Observation { outcome, source, is_update: false });
+                return Ok(Observation { outcome, source, update: None, is_taken_over: false });
             }
         };
         if let Some(follow_up) = previous.as_ref().and_then(|previous| previous.follow_up.as_ref())
@@ -117,15 +190,7 @@ impl TaskRecorder<'_> {
             // Best effort: an answer checks the state of its task, too.
             let _ = Box::pin(state.follow_ups.expire(agent, &follow_up.id)).await;
         }
-        let is_submitted = is_submission || previous.as_ref().is_some_and(|previous| previous.is_submitted);
-        let is_change = previous.is_none_or(|previous| {
-            let id = |follow_up: &Option<FollowUp>| follow_up.as_ref().map(|follow_up| follow_up.id);
-            // After an error, the bridge tracks the task again.
-            previous.reply.is_err()
-                || ReplyStatus::from(&previous.state) != outcome.status
-                || id(&previous.follow_up) != id(&outcome.follow_up)
-        });
-        Ok(Observation { outcome, source, is_update: is_submitted && is_change })
+        Ok(Observation { outcome, source, update, is_taken_over: false })
     }
 
     /// The outcome that another call has recorded, while this one holds `held` bytes.
@@ -135,8 +200,12 @@ impl TaskRecorder<'_> {
         Ok(kept.and_then(Reply::ok))
     }
 
-    /// The follow-up for the question of a waiting task, and whether it is new.
-    async fn follow_up(&self, task: &Task, known: Option<FollowUp>) -> Result<(FollowUp, bool), ActionError> {
+    /// The follow-up for the question of a waiting task, and the record of a new one, which is not stored yet.
+    async fn follow_up(
+        &self,
+        task: &Task,
+        known: Option<FollowUp>,
+    ) -> Result<(FollowUp, Option<NewFollowUp>), ActionError> {
         let (state, agent) = (&self.actions.state, &self.actions.agent);
         let fingerprint =
             offload::run(&self.actions.agent, task.allocated(), || question_fingerprint(task)).await;
@@ -145,23 +214,28 @@ impl TaskRecorder<'_> {
             let is_for_question = record.is_some_and(|record| match record.state {
                 // `get_task` may see the same question in other words than the stream that brought it.
                 FollowUpState::Pending | FollowUpState::Expired => true,
-                FollowUpState::Answering { .. } => record.question.fingerprint == fingerprint,
-                FollowUpState::Used => false,
+                FollowUpState::Answering { .. } | FollowUpState::Sending { .. } | FollowUpState::Used => {
+                    record.is_for(&fingerprint)
+                }
             });
             if is_for_question {
-                return Ok((known, false));
+                return Ok((known, None));
             }
         }
+        let is_answer = matches!(self.input.purpose, Purpose::Answer { .. });
         let previous = match self.input.purpose {
             Purpose::NewTask { .. } => state.tasks.find_seen_here(agent, &task.id).await?,
-            Purpose::Answer { .. } | Purpose::ReadOrCancel => state.tasks.find(agent, &task.id).await?,
+            Purpose::Answer { .. } | Purpose::Adopted | Purpose::ReadOrCancel => {
+                state.tasks.find(agent, &task.id).await?
+            }
         };
         if let Some(open) = previous.and_then(|previous| previous.follow_up)
             && let Some(record) = state.follow_ups.find(agent, &open.id).await?
-            && record.state == FollowUpState::Pending
-            && record.question.fingerprint == fingerprint
+            && record.is_for(&fingerprint)
+            // After an answer, the agent may ask the same question again.
+            && (record.state == FollowUpState::Pending || !is_answer)
         {
-            return Ok((open, false));
+            return Ok((open, None));
         }
         let question = OpenQuestion {
             task_id: task.id.clone(),
@@ -169,9 +243,11 @@ impl TaskRecorder<'_> {
             skill: self.input.skill.clone(),
             output_modes: Arc::clone(&self.input.output_modes),
             fingerprint,
+            caller: self.input.caller.clone(),
+            is_local: self.actions.is_launched(),
         };
-        let ttl = self.actions.config.input_required_ttl;
-        Ok((state.follow_ups.issue(agent, question, ttl).await?, true))
+        let new = state.follow_ups.prepare(question, self.actions.config.input_required_ttl);
+        Ok((new.follow_up.clone(), Some(new)))
     }
 
     /// How long a task in this state may go on without another event. A request to read or cancel a task
@@ -194,7 +270,9 @@ impl TaskRecorder<'_> {
         covered.map_err(|error| match self.input.purpose {
             // The request runs nothing, so it can be repeated.
             Purpose::ReadOrCancel => error.into(),
-            Purpose::NewTask { .. } | Purpose::Answer { .. } => ActionError::from_client(error.into()),
+            Purpose::NewTask { .. } | Purpose::Answer { .. } | Purpose::Adopted => {
+                ActionError::from_client(error.into())
+            }
         })
     }
 
@@ -213,7 +291,8 @@ impl TaskRecorder<'_> {
     pub(super) async fn update_session(&self, context_id: Option<&str>) {
         let Purpose::NewTask { session_id: Some(session_id) } = &self.input.purpose else { return };
         let Some(context_id) = context_id else { return };
-        let update = self.actions.state.sessions.set_context_id(&self.actions.agent, session_id, context_id);
+        let session = self.actions.session(self.input.caller, session_id);
+        let update = self.actions.state.sessions.set_context_id(session, context_id);
         if let Err(error) = Box::pin(update).await {
             tracing::warn!(agent = %self.actions.agent, error = error.message, "cannot record the context id of a session");
         }
@@ -222,6 +301,11 @@ impl TaskRecorder<'_> {
     pub(in crate::action) fn task_ref(&self, id: Option<String>, context_id: Option<String>) -> TaskRef {
         TaskRef { id, context_id, agent: Arc::clone(&self.actions.agent), skill: self.input.skill.clone() }
     }
+}
+
+/// Ends a run whose task another replica follows.
+fn taken_over() -> ActionError {
+    ActionError::new(Code::StateUnavailable, "another replica follows the task").after_reaching_agent()
 }
 
 pub(super) fn unreadable(reason: &str) -> ActionError {

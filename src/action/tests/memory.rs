@@ -149,12 +149,12 @@ async fn a_lookup_charges_the_recorded_reply() {
     assert_eq!(reply["status"], "COMPLETED", "{reply}");
     drop(options);
     let lookup = CallOptions::default();
-    let found = actions.get_task("t", &lookup).await.unwrap();
+    let found = actions.get_task("t", &lookup, &mut NoProgress).await.unwrap();
     assert_eq!(found.content.message.len(), SIZE);
     assert!(fake.memory.used() >= SIZE, "{}", fake.memory.used());
     drop(lookup);
     let _rest = fake.memory.charge(16 * MIB).unwrap();
-    let refused = actions.get_task("t", &CallOptions::default()).await;
+    let refused = actions.get_task("t", &CallOptions::default(), &mut NoProgress).await;
     assert_eq!(refused.map_err(|error| error.info.code).err(), Some(Code::Busy));
 }
 
@@ -299,12 +299,16 @@ async fn a_task_for_whose_record_there_is_no_room_is_canceled() {
             reply: Ok(Arc::new(Outcome::new(ReplyStatus::Working, ReplyContent::default(), task))),
             follow_up: None,
             is_submitted: false,
+            revision: 0,
+            caller: Default::default(),
+            owner: Default::default(),
+            is_local: false,
             seen_at: SystemTime::now(),
             may_run_for: HOUR,
             ttl: HOUR,
             open_for: HOUR,
         };
-        let observer = Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false };
+        let observer = Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takes_ownership: true };
         state.tasks.record(&actions.agent, id, record, observer).await
     };
     let mut running = 0;

@@ -352,7 +352,7 @@ async fn a_question_and_a_failure_that_are_only_in_the_history_are_reported() {
     assert_eq!(failed["message"], "Task execution failed: planned failure");
     let asked = say(&actions, "ask again").await;
     let id = asked["task"]["id"].as_str().unwrap();
-    let canceled = actions.cancel_task(id, &CallOptions::default()).await.unwrap();
+    let canceled = actions.cancel_task(id, &CallOptions::default(), &mut NoProgress).await.unwrap();
     assert_eq!(canceled.status.name(), "CANCELED");
 }
 

@@ -404,7 +404,7 @@ impl Progress for ChunkWriter {
 fn error_code(error: &ActionError) -> u16 {
     match error.info.code {
         Code::InvalidRequest => 400,
-        Code::TaskRejected => 403,
+        Code::Forbidden | Code::TaskRejected => 403,
         Code::NotFound => 404,
         Code::FollowUpUsed | Code::FollowUpExpired | Code::NotCancelable => 409,
         Code::Busy => 429,
@@ -446,6 +446,7 @@ mod tests {
             name: Some(format!("{number}.bin")),
             mime_type: None,
             size: Some(1),
+            sha256: None,
             url: None,
             bytes: Some("A".repeat(2 * offload::INLINE)),
         };
@@ -477,6 +478,7 @@ mod tests {
             name: Some(name.to_owned()),
             mime_type: None,
             size: Some(1),
+            sha256: None,
             url: None,
             bytes: Some(bytes.to_owned()),
         };

@@ -20,6 +20,7 @@ use crate::bus::outbox::Outbox;
 use crate::bus::per_card::PerCard;
 use crate::bus::service::{Handler, ServiceRequest};
 use crate::bus::subject::{AgentProtocolSubjects, Subjects, Token};
+use crate::caller::Caller;
 use crate::dispatch::Dispatcher;
 use crate::dispatch::arrival::Arrival;
 use crate::dispatch::request::{Input, Operation, Permit, Request};
@@ -31,7 +32,7 @@ use crate::telemetry::spans::{self, CallInfo};
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::duration;
 
-/// The name of a prompt in spans and metrics.
+/// The name of a prompt in spans, and of one that selects no skill in metrics.
 const PROMPT: &str = "prompt";
 /// Maximum number of open questions of one agent.
 pub(super) const MAX_QUESTIONS: usize = 1024;
@@ -62,9 +63,10 @@ enum Continuation {
 impl PromptEndpoint {
     pub(super) fn handler(this: &Arc<Self>) -> Handler {
         let endpoint = Arc::clone(this);
+        let action = Arc::from(PROMPT);
         Arc::new(move |mut request| {
             let Message { payload, length, .. } = &mut request.message;
-            let Some(arrival) = endpoint.dispatcher.arrive(*length, payload) else {
+            let Some(arrival) = endpoint.dispatcher.arrive(&action, *length, payload) else {
                 return request.accounting.fail(429, "too many requests at the same time");
             };
             let agent = &endpoint.dispatcher.agent().name;
@@ -77,12 +79,14 @@ impl PromptEndpoint {
     }
 
     async fn serve(self: Arc<Self>, request: ServiceRequest, mut arrival: Arrival, trace: TraceContext) {
-        let ServiceRequest { message, accounting } = request;
+        let ServiceRequest { message, caller, accounting } = request;
         // The service passes on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
+        let caller = caller.inspect(|caller| arrival.identify(caller));
         let keep_alive = self.dispatcher.agent().config.stream_keepalive;
-        let mut chunks = ChunkWriter::new(self.outbox.clone(), to, keep_alive);
-        let run = Box::pin(self.run(message, trace, &mut arrival, &mut chunks));
+        let outbox = self.outbox.counting(arrival.sent_bytes());
+        let mut chunks = ChunkWriter::new(outbox, to, keep_alive);
+        let run = Box::pin(self.run(message, caller, trace, &mut arrival, &mut chunks));
         let result = self.dispatcher.guarded(run).await;
         accounting.end(chunks.finish(result).await);
     }
@@ -90,20 +94,21 @@ impl PromptEndpoint {
     async fn run(
         &self,
         message: Message,
+        caller: Result<Caller, ActionError>,
         trace: TraceContext,
         arrival: &mut Arrival,
         chunks: &mut ChunkWriter,
     ) -> Result<(), ActionError> {
-        let parsed = match arrival.check() {
-            Ok(()) => {
-                let parse = || self.parse(&message, trace);
+        let parsed = match caller.and_then(|caller| arrival.check().map(|()| caller)) {
+            Ok(caller) => {
+                let parse = || self.parse(&message, caller, trace);
                 offload::run(&self.dispatcher.agent().name, message.payload.len(), parse).await
             }
             Err(error) => Err(error),
         };
         // Headers take several times the memory of their bytes, and a question may stay open for hours.
         drop(message);
-        let parsed = parsed.inspect_err(|error| self.dispatcher.count_refusal(error));
+        let parsed = parsed.inspect_err(|error| self.dispatcher.count_refusal(error, arrival));
         let (operation, options) = parsed?;
         let first = request(operation, &options, None);
         let mut outcome = self.dispatcher.call(first, arrival, chunks).await?;
@@ -132,14 +137,19 @@ impl PromptEndpoint {
         result_of(&outcome)
     }
 
-    fn parse(&self, message: &Message, trace: TraceContext) -> Result<(Operation, CallOptions), ActionError> {
+    fn parse(
+        &self,
+        message: &Message,
+        caller: Caller,
+        trace: TraceContext,
+    ) -> Result<(Operation, CallOptions), ActionError> {
         let envelope = self.envelope(message)?;
-        let headers = Headers::read(message, trace)?;
-        let skill = self.skill(envelope.skill.as_deref())?;
+        let headers = Headers::read(message, caller, trace)?;
+        let (action, skill) = self.skill(envelope.skill.as_deref())?;
         let session_id = self.session_id(envelope.session.as_deref());
         let meta = Meta { session_id: Some(session_id), ..Meta::default() };
         let input = Input::Parsed(Invocation { parts: envelope.parts, meta });
-        let operation = Operation::Invoke { action: PROMPT.into(), skill, input };
+        let operation = Operation::Invoke { action, skill, input };
         Ok((operation, CallOptions { mode: ReplyMode::Stream, ..headers.options }))
     }
 
@@ -147,10 +157,10 @@ impl PromptEndpoint {
         PromptEnvelope::parse(&message.payload, self.outbox.client.max_payload())
     }
 
-    /// The published skill that the caller selects, or the agent as a whole.
-    fn skill(&self, selected: Option<&str>) -> Result<Arc<CallableSkill>, ActionError> {
+    /// The published skill that the caller selects, or the agent as a whole, and its name in metrics.
+    fn skill(&self, selected: Option<&str>) -> Result<(Arc<str>, Arc<CallableSkill>), ActionError> {
         let Some(selected) = selected else {
-            return Ok(Arc::new(CallableSkill::whole_agent()));
+            return Ok((PROMPT.into(), Arc::new(CallableSkill::whole_agent())));
         };
         let agent = self.dispatcher.agent();
         let status = agent.status.borrow();
@@ -169,7 +179,7 @@ impl PromptEndpoint {
         let found =
             matchers.iter().find_map(|matches| actions.iter().find(|action| matches(action, selected)));
         match found {
-            Some(action) => Ok(Arc::clone(&action.skill)),
+            Some(action) => Ok((Arc::clone(&action.label), Arc::clone(&action.skill))),
             None => {
                 let names: Vec<_> = actions.iter().map(|action| action.token.as_str()).collect();
                 let message = format!("no such skill; available skills: {}", names.join(", "));
@@ -240,7 +250,7 @@ impl PromptEndpoint {
             tokio::select! {
                 biased;
                 // The follow-up id expires at the deadline.
-                permit = timeout_at(deadline, self.dispatcher.permit()) => {
+                permit = timeout_at(deadline, self.dispatcher.permit(&options.caller)) => {
                     let permit = permit.unwrap_or_else(|_| Err(no_permit(agent.config.input_required_ttl)))?;
                     Ok(Continuation::Answered(envelope, permit))
                 }

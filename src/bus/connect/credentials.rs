@@ -11,7 +11,7 @@ use nkeys::KeyPair;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::ConnectError;
-use crate::config::NatsConfig;
+use crate::config::{NatsConfig, NatsUrl};
 
 const MAX_FILE: u64 = 64 << 10;
 
@@ -41,14 +41,6 @@ impl NatsCredentials {
         Ok(Arc::new(Self { current: Mutex::new(Configured::read(settings)?) }))
     }
 
-    /// Whether there are any besides those in the URLs.
-    pub(crate) fn are_configured(settings: &NatsConfig) -> bool {
-        settings.credentials.is_some()
-            || settings.nkey.is_some()
-            || settings.token.is_some()
-            || settings.user.is_some()
-    }
-
     /// Replaces them; connections from now on use the new ones. Returns whether they differ.
     pub(crate) fn replace(&self, settings: &NatsConfig) -> Result<bool, ConnectError> {
         let new = Configured::read(settings)?;
@@ -59,11 +51,8 @@ impl NatsCredentials {
     }
 
     /// Options for connections with these credentials.
-    pub(super) fn options(self: &Arc<Self>, settings: &NatsConfig) -> ConnectOptions {
-        // A callback would hide the credentials in the URLs.
-        if !Self::are_configured(settings) {
-            return ConnectOptions::new();
-        }
+    pub(super) fn options(self: &Arc<Self>) -> ConnectOptions {
+        // Also if there are none yet: a reload may add some.
         let credentials = Arc::clone(self);
         ConnectOptions::with_auth_callback(move |nonce| {
             std::future::ready(credentials.auth(&nonce).map_err(AuthError::new))
@@ -118,12 +107,25 @@ impl Configured {
             Ok(CredentialsFile { path: path.clone(), text: text.into() })
         });
         let password = || settings.password.clone().unwrap_or_default();
-        Ok(Self {
+        let mut configured = Self {
             file: file.transpose()?,
             nkey: settings.nkey.clone(),
             token: settings.token.clone(),
             user: settings.user.clone().map(|user| (user, password())),
-        })
+        };
+        if configured.is_empty() {
+            // The NATS client ignores them.
+            match settings.url.iter().find_map(NatsUrl::user_info) {
+                Some((user, Some(password))) => configured.user = Some((user, password.into())),
+                Some((token, None)) => configured.token = Some(token.into()),
+                None => {}
+            }
+        }
+        Ok(configured)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.file.is_none() && self.nkey.is_none() && self.token.is_none() && self.user.is_none()
     }
 
     fn is_same(&self, other: &Self) -> bool {
@@ -202,6 +204,20 @@ mod tests {
         assert!(credentials.replace(&settings("token: t")).unwrap());
         let auth = credentials.auth(NONCE).unwrap();
         assert_eq!((auth.token.as_deref(), auth.username), (Some("t"), None));
+    }
+
+    #[test]
+    fn credentials_in_a_url_count_unless_there_are_others() {
+        let url = |more: &str| {
+            let urls = "url: 'nats://h:1, nats://u:p%40ss@h:2, u:p%40ss@h:3'";
+            NatsCredentials::new(&settings(&format!("{urls}{more}"))).unwrap()
+        };
+        let auth = url("").auth(NONCE).unwrap();
+        assert_eq!((auth.username.as_deref(), auth.password.as_deref()), (Some("u"), Some("p@ss")));
+        let auth = url(", token: t").auth(NONCE).unwrap();
+        assert_eq!((auth.token.as_deref(), auth.username), (Some("t"), None));
+        let token = NatsCredentials::new(&settings("url: 'nats://t%3@h'")).unwrap().auth(NONCE).unwrap();
+        assert_eq!((token.token.as_deref(), token.username), (Some("t%3"), None));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One endpoint: a subscription, and the task that reads it.
+//! One endpoint: its subscriptions, and the task that reads them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use tracing::{error, warn};
 
 use super::request::{Accounting, EndpointStats, ServiceRequest};
 use super::{EndpointInfo, Handler, ServiceContext};
+use crate::bus::identity::{Entrance, Identity};
 use crate::bus::subject::ReplyGuard;
 
 /// An endpoint as INFO and STATS show it.
@@ -25,6 +26,36 @@ enum ReaderCommand {
     Serve(Handler),
     /// Unsubscribe at the server, and keep reading until the token is cancelled.
     Drain(CancellationToken),
+}
+
+/// The subscriptions of one endpoint.
+pub(super) struct Subscriptions {
+    pub(super) direct: Subscriber,
+    pub(super) gateway: Option<Subscriber>,
+}
+
+impl Subscriptions {
+    /// The next message of either subscription; `None` once one of them has ended, because the client is closed. Does
+    /// not lose a message if the future is dropped.
+    async fn next(&mut self) -> Option<(Message, Entrance)> {
+        let Some(gateway) = &mut self.gateway else {
+            return Some((self.direct.next().await?, Entrance::Direct));
+        };
+        tokio::select! {
+            message = self.direct.next() => Some((message?, Entrance::Direct)),
+            message = gateway.next() => Some((message?, Entrance::Gateway)),
+        }
+    }
+
+    /// See the module docs of `service`: for the server this means "now", for the client "never", so the client still
+    /// knows the subscriptions when the last messages arrive.
+    async fn unsubscribe_at_server(&mut self) -> Result<(), async_nats::UnsubscribeError> {
+        self.direct.unsubscribe_after(u64::MAX).await?;
+        match &mut self.gateway {
+            Some(gateway) => gateway.unsubscribe_after(u64::MAX).await,
+            None => Ok(()),
+        }
+    }
 }
 
 pub(super) struct EndpointTask {
@@ -42,18 +73,19 @@ impl EndpointTask {
         context: &ServiceContext,
         info: EndpointInfo,
         handler: Handler,
-        subscriber: Subscriber,
+        subscriptions: Subscriptions,
         stats: Arc<EndpointStats>,
     ) -> Self {
         let reader = EndpointReader {
             guard: Arc::clone(&context.guard),
+            identity: Arc::clone(&context.identity),
             subject: info.subject.clone(),
             stats: Arc::clone(&stats),
             handler: handler.clone(),
         };
         let (commands, received) = watch::channel(ReaderCommand::Serve(handler));
         let unsubscribed = CancellationToken::new();
-        let task = context.tasks.spawn(reader.run(subscriber, received, unsubscribed.clone()));
+        let task = context.tasks.spawn(reader.run(subscriptions, received, unsubscribed.clone()));
         Self { listed: ListedEndpoint { info: Arc::new(info), stats }, commands, unsubscribed, task }
     }
 
@@ -75,6 +107,7 @@ impl EndpointTask {
 
 struct EndpointReader {
     guard: Arc<ReplyGuard>,
+    identity: Arc<Identity>,
     subject: String,
     stats: Arc<EndpointStats>,
     handler: Handler,
@@ -83,7 +116,7 @@ struct EndpointReader {
 impl EndpointReader {
     async fn run(
         mut self,
-        mut subscriber: Subscriber,
+        mut subscriptions: Subscriptions,
         mut commands: watch::Receiver<ReaderCommand>,
         unsubscribed: CancellationToken,
     ) {
@@ -98,35 +131,35 @@ impl EndpointReader {
                     // The service was dropped without a stop.
                     ReaderCommand::Serve(_) => return,
                 },
-                message = subscriber.next() => match message {
-                    Some(message) => self.handle(message),
+                message = subscriptions.next() => match message {
+                    Some((message, entrance)) => self.handle(message, entrance),
                     None => return,
                 },
             }
         };
 
-        // See the module docs of `service`: for the server this means "now", for the client "never", so the
-        // client still knows the subscription when the last messages arrive.
-        let sent = applied.run_until_cancelled(subscriber.unsubscribe_after(u64::MAX)).await;
+        let sent = applied.run_until_cancelled(subscriptions.unsubscribe_at_server()).await;
         let sent = sent.map_or_else(|| Err("timed out".to_owned()), |sent| sent.map_err(|e| e.to_string()));
         if let Err(error) = sent {
             warn!(subject = self.subject, error, "cannot drain the endpoint; requests in flight may be lost");
         }
         drop(unsubscribed);
-        while let Some(message) = applied.run_until_cancelled(subscriber.next()).await {
+        while let Some(message) = applied.run_until_cancelled(subscriptions.next()).await {
             match message {
-                Some(message) => self.handle(message),
+                Some((message, entrance)) => self.handle(message, entrance),
                 None => return,
             }
         }
         // By now every message is in the buffer. Unconstrained, because after 128 messages in a row tokio
         // reports an empty buffer to let other tasks run.
-        while let Some(Some(message)) = tokio::task::unconstrained(subscriber.next()).now_or_never() {
-            self.handle(message);
+        while let Some(Some((message, entrance))) =
+            tokio::task::unconstrained(subscriptions.next()).now_or_never()
+        {
+            self.handle(message, entrance);
         }
     }
 
-    fn handle(&self, message: Message) {
+    fn handle(&self, message: Message, entrance: Entrance) {
         let accounting = Accounting::begin(&self.stats);
         match &message.reply {
             // The caller could not learn the result, so the request does not run.
@@ -138,7 +171,8 @@ impl EndpointReader {
         }
         // A panic in one request must not end the endpoint. The request counts itself as `internal` when it
         // is dropped, and the panic hook has logged the cause.
-        let request = ServiceRequest { message, accounting };
+        let caller = self.identity.caller(&message, entrance);
+        let request = ServiceRequest { message, caller, accounting };
         if catch_unwind(AssertUnwindSafe(|| (self.handler)(request))).is_err() {
             error!(subject = self.subject, "a request handler panicked");
         }

@@ -1,11 +1,14 @@
 //! One request, and the statistics of its endpoint.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::latency::{Histogram, LatencyBucket};
+use crate::caller::Caller;
+use crate::reply::error::ActionError;
 use crate::telemetry::spans;
 
 /// Maximum bytes of an error text in STATS, so that the statistics of all endpoints fit into one message.
@@ -13,12 +16,14 @@ const MAX_LAST_ERROR: usize = 200;
 
 /// A message with a reply subject to which the bridge may publish.
 ///
-/// A handler takes it apart (`let ServiceRequest { message, accounting } = request;`), answers, and ends the
+/// A handler takes it apart (`let ServiceRequest { message, caller, accounting } = request;`), answers, and ends the
 /// accounting.
 #[derive(Debug)]
 pub struct ServiceRequest {
     /// Its `reply` is `Some` and allowed.
     pub message: async_nats::Message,
+    /// Who calls. An error is the reply to a caller whom the bridge does not serve.
+    pub(crate) caller: Result<Caller, ActionError>,
     pub accounting: Accounting,
 }
 
@@ -33,6 +38,7 @@ pub struct Accounting {
 
 impl Accounting {
     pub(super) fn begin(stats: &Arc<EndpointStats>) -> Self {
+        stats.in_flight.fetch_add(1, Relaxed);
         Self { stats: Arc::clone(stats), began: Instant::now(), counted: false }
     }
 
@@ -54,8 +60,11 @@ impl Accounting {
 
     fn count(&mut self, error: Option<(u16, &str)>) {
         self.counted = true;
-        let spent = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let took = self.began.elapsed();
+        let spent = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.stats.processing_time.fetch_add(spent, Relaxed);
+        self.stats.latency.get_or_init(Box::default).add(took);
+        self.stats.in_flight.fetch_sub(1, Relaxed);
         if let Some((code, text)) = error {
             self.stats.errors.fetch_add(1, Relaxed);
             let text: String = text.chars().take(MAX_LAST_ERROR).collect();
@@ -81,6 +90,19 @@ pub(super) struct EndpointStats {
     errors: AtomicU64,
     processing_time: AtomicU64,
     last_error: Mutex<String>,
+    in_flight: AtomicU64,
+    /// Created by the first request: a card can have many skills of which few are used.
+    latency: OnceLock<Box<Histogram>>,
+}
+
+/// What the bridge adds to the statistics of the service protocol.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct EndpointData {
+    /// Requests without a reply so far.
+    pub in_flight: u64,
+    /// How many of the other requests took how long, without empty buckets.
+    pub latency: Vec<LatencyBucket>,
 }
 
 /// The statistics at one moment, as STATS shows them.
@@ -91,6 +113,14 @@ pub(super) struct StatsSnapshot {
     pub(super) last_error: String,
     pub(super) processing_time: u64,
     pub(super) average_processing_time: u64,
+    #[serde(skip_serializing_if = "EndpointData::is_empty")]
+    pub(super) data: EndpointData,
+}
+
+impl EndpointData {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl EndpointStats {
@@ -103,6 +133,10 @@ impl EndpointStats {
             last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             processing_time,
             average_processing_time: processing_time.checked_div(num_requests).unwrap_or(0),
+            data: EndpointData {
+                in_flight: self.in_flight.load(Relaxed),
+                latency: self.latency.get().map(|latency| latency.filled()).unwrap_or_default(),
+            },
         }
     }
 }
@@ -117,8 +151,12 @@ mod tests {
         Accounting::begin(&stats).succeed();
         Accounting::begin(&stats).fail(429, "busy");
         assert_eq!(stats.snapshot().last_error, "429:busy");
-        drop(Accounting::begin(&stats));
+        let running = Accounting::begin(&stats);
+        assert_eq!(stats.snapshot().data.in_flight, 1);
+        drop(running);
         let snapshot = stats.snapshot();
+        assert_eq!(snapshot.data.in_flight, 0);
+        assert_eq!(snapshot.data.latency.iter().map(|bucket| bucket.count).sum::<u64>(), 3);
         assert_eq!((snapshot.num_requests, snapshot.num_errors), (3, 2));
         assert_eq!(snapshot.last_error, "500:internal");
         assert!(snapshot.processing_time > 0);

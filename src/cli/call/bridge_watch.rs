@@ -9,6 +9,7 @@
 //!   `stream_keepalive` longer than [`GONE_AFTER`] can a long `shutdown_grace` look like a bridge that is gone.
 //! - Without a first frame, as from a bridge that does not know `A2A-Ack`, any instance of the agent counts.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use async_nats::Message;
@@ -25,35 +26,43 @@ const GONE_AFTER: Duration = Duration::from_secs(16);
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) struct BridgeWatch<'a> {
+pub(in crate::cli) struct BridgeWatch<'a> {
     mesh: &'a NatsClient,
     agent: &'a Token,
+    seen: RefCell<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
     /// The instance that runs the call, if it is known.
     instance: Option<String>,
-    last_seen: Instant,
+    last: Instant,
 }
 
 impl<'a> BridgeWatch<'a> {
-    pub(super) fn new(mesh: &'a NatsClient, agent: &'a Token) -> Self {
-        Self { mesh, agent, instance: None, last_seen: Instant::now() }
+    pub(in crate::cli) fn new(mesh: &'a NatsClient, agent: &'a Token) -> Self {
+        Self { mesh, agent, seen: RefCell::new(Seen { instance: None, last: Instant::now() }) }
     }
 
     /// Takes note of a message from the bridge.
-    pub(super) fn saw(&mut self, message: &Message) {
-        self.last_seen = Instant::now();
+    pub(in crate::cli) fn saw(&self, message: &Message) {
+        let mut seen = self.seen.borrow_mut();
+        seen.last = Instant::now();
         let instance = message.headers.as_ref().and_then(|headers| headers.get("A2A-Instance"));
         if let Some(instance) = instance {
-            self.instance = Some(instance.as_str().to_owned());
+            seen.instance = Some(instance.as_str().to_owned());
         }
     }
 
-    /// Returns when the bridge is gone. Cancel-safe: a new call continues to wait.
-    pub(super) async fn gone(&mut self) {
+    /// Returns when the bridge is gone. A probe takes up to seconds, so poll the same future until then.
+    pub(in crate::cli) async fn gone(&self) {
         loop {
             tokio::time::sleep(PROBE_INTERVAL).await;
-            if self.is_served().await {
-                self.last_seen = Instant::now();
-            } else if self.last_seen.elapsed() >= GONE_AFTER {
+            let is_served = self.is_served().await;
+            let mut seen = self.seen.borrow_mut();
+            if is_served {
+                seen.last = Instant::now();
+            } else if seen.last.elapsed() >= GONE_AFTER {
                 return;
             }
         }
@@ -65,10 +74,11 @@ impl<'a> BridgeWatch<'a> {
             return true;
         }
         match discover_agent(self.mesh, self.agent).await {
-            Ok(discovery) => discovery
-                .agents
-                .iter()
-                .any(|agent| self.instance.as_ref().is_none_or(|instance| agent.instance == *instance)),
+            Ok(discovery) => {
+                let instance = self.seen.borrow().instance.clone();
+                let is_it = |id: &str| instance.as_ref().is_none_or(|instance| id == instance);
+                discovery.agents.iter().any(|agent| is_it(&agent.instance))
+            }
             // The user has no permission to ask.
             Err(_) => true,
         }

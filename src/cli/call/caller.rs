@@ -1,11 +1,12 @@
 //! Sends a request and waits for its reply, which frames may precede.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use async_nats::{HeaderMap, Message};
 use futures_util::future::OptionFuture;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::bridge_watch::BridgeWatch;
 use super::printer::ReplyPrinter;
@@ -13,15 +14,14 @@ use super::reply::CallReply;
 use super::stream_display::StreamDisplay;
 use crate::bus::subject::Token;
 use crate::cli::client::{JsonFields as _, NatsClient, NoReply, Replies, parse_json};
-use crate::cli::output::{StdStream, eprintln_dim, one_line, print_json_text};
+use crate::cli::output::{eprintln_dim, one_line, print_json_text};
+use crate::cli::progress::Spinner;
 use crate::cli::terminal::{self, Interrupts};
 use crate::cli::{CliError, CliResult, INTERRUPTED, UNAVAILABLE};
 use crate::config::values::parse_duration;
 
 /// Extra time after the caller's limit, in which the bridge itself reports the timeout.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
-/// Silence after which the user learns that the call is still running.
-const WAIT_NOTICE_DELAY: Duration = Duration::from_secs(3);
 /// How long a stream may take to end after Ctrl-C.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -69,10 +69,16 @@ impl Caller<'_> {
 
     async fn receive(&self, mut replies: Replies, deadline: Option<Instant>) -> CliResult<CallResult> {
         let is_stream = self.mode == CallMode::Stream;
-        let mut bridge = BridgeWatch::new(self.mesh, &self.agent);
+        let began = Instant::now();
+        let bridge = BridgeWatch::new(self.mesh, &self.agent);
+        let mut bridge_gone = pin!(bridge.gone());
         let mut incoming = IncomingReply::new(is_stream, self.printer.json);
         let mut cancellation: Option<Cancellation> = None;
-        let mut is_notified = is_stream || !StdStream::Stderr.is_terminal();
+        let mut spinner = Spinner::new(if is_stream {
+            "waiting for the agent (Ctrl-C cancels the task)"
+        } else {
+            "waiting for the agent (Ctrl-C stops waiting)"
+        });
         loop {
             if let (Some(cancellation), Some(task)) = (&mut cancellation, incoming.task_id()) {
                 cancellation.request(self, task).await?;
@@ -82,21 +88,24 @@ impl Caller<'_> {
             tokio::select! {
                 biased;
                 () = self.interrupts.next() => {
+                    spinner.clear();
                     incoming.display.break_line()?;
                     terminal::end_interrupted_line();
                     if !is_stream || cancellation.is_some() {
                         return Err(self.interrupted_error("interrupted", incoming.task_id()));
                     }
                     eprintln_dim("canceling … (press Ctrl-C again to exit immediately)");
+                    spinner.set_status("canceling");
                     cancellation = Some(Cancellation::new());
                 }
                 Some(reply) = OptionFuture::from(cancel_replies.map(Replies::next)) => {
                     cancellation.iter_mut().try_for_each(|cancellation| cancellation.take_reply(&reply))?;
                 }
                 Some(()) = OptionFuture::from(cancel_deadline.map(sleep_until)) => {
+                    spinner.clear();
                     let outcome = cancellation.and_then(|cancellation| cancellation.outcome);
                     let what = match outcome {
-                        Some(Ok(reply)) => return Ok(CallResult { reply, is_displayed: self.printer.json }),
+                        Some(Ok(reply)) => return Ok(CallResult { is_displayed: self.printer.json, ..reply.into() }),
                         Some(Err(reason)) => format!("interrupted; not canceled: {reason}"),
                         None => {
                             let seconds = CANCEL_TIMEOUT.as_secs();
@@ -108,24 +117,29 @@ impl Caller<'_> {
                 message = replies.next() => {
                     let message = message?;
                     bridge.saw(&message);
+                    spinner.clear();
                     if let Some(result) = incoming.take(&message)? {
-                        return Ok(result);
+                        let first_text = incoming.display.first_text_at().map(|at| at - began);
+                        return Ok(CallResult { timing: Some(Timing { first_text, total: began.elapsed() }), ..result });
+                    }
+                    // A stream shows what the agent says on lines of their own.
+                    if let (false, Some(status)) = (is_stream, incoming.display.status()) {
+                        spinner.set_status(status);
                     }
                 }
-                () = bridge.gone() => {
+                () = &mut bridge_gone => {
+                    spinner.clear();
                     incoming.display.break_line()?;
                     let what = "the bridge disappeared before it replied; the outcome of the task is unknown";
                     return Err(self.no_reply_error(what, incoming.task_id()));
                 }
                 Some(()) = OptionFuture::from(deadline.map(sleep_until)) => {
+                    spinner.clear();
                     incoming.display.break_line()?;
                     let what = "no reply from the bridge, although the time limit has passed; the task may still be running";
                     return Err(self.no_reply_error(what, incoming.task_id()));
                 }
-                () = sleep(WAIT_NOTICE_DELAY), if !is_notified => {
-                    is_notified = true;
-                    eprintln_dim("waiting for the agent … (Ctrl-C stops waiting)");
-                }
+                () = spinner.tick(), if !incoming.display.is_mid_line() => spinner.draw(),
             }
         }
     }
@@ -195,7 +209,7 @@ impl IncomingReply {
                     .hint("try again, or see the log of the bridge")
             })?;
             let is_displayed = self.prints_frames || self.display.finish(&reply)?;
-            return Ok(Some(CallResult { reply, is_displayed }));
+            return Ok(Some(CallResult { is_displayed, ..reply.into() }));
         }
         let mut frame = parse_json(message)?;
         let Some(kind) = frame.text("/type").map(str::to_owned) else {
@@ -265,10 +279,19 @@ pub(in crate::cli) struct CallResult {
     pub(in crate::cli) reply: CallReply,
     /// The text of the reply is on the screen already.
     pub(in crate::cli) is_displayed: bool,
+    pub(in crate::cli) timing: Option<Timing>,
+}
+
+/// How long a request took.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cli) struct Timing {
+    /// Until the first text of the response, in a stream.
+    pub(super) first_text: Option<Duration>,
+    pub(super) total: Duration,
 }
 
 impl From<CallReply> for CallResult {
     fn from(reply: CallReply) -> Self {
-        Self { reply, is_displayed: false }
+        Self { reply, is_displayed: false, timing: None }
     }
 }

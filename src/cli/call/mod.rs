@@ -8,6 +8,7 @@
 
 mod bridge_watch;
 mod caller;
+mod large_files;
 mod printer;
 mod reply;
 mod request;
@@ -16,14 +17,15 @@ mod stream_display;
 
 use serde_json::{Value, json};
 
-use super::client::NatsArgs;
 use super::discover::discover;
+use super::nats_args::NatsArgs;
 use super::output::{OutputArgs, eprintln_dim};
 use super::terminal::{self, Interrupts};
 use super::{CliError, CliResult, FAILED, INTERRUPTED};
 use crate::bus::subject::Token;
 use crate::config::values::parse_duration;
 
+pub(super) use bridge_watch::BridgeWatch;
 pub(super) use caller::{CallMode, CallResult, Caller};
 pub(super) use printer::ReplyPrinter;
 pub(super) use reply::CallReply;
@@ -76,11 +78,13 @@ fn checked_duration(text: &str) -> Result<String, String> {
 }
 
 pub(super) async fn run(args: CallArgs) -> CliResult {
-    let body = match &args.answer {
+    let mut body = match &args.answer {
         None => args.request.body()?,
         Some(id) => args.request.answer_body(id)?,
     };
+    let files = args.request.files()?;
     let mesh = args.nats.connect().await?;
+    files.add_to(&mut body, &mesh).await?;
     let interrupts = Interrupts::new()?;
     let (agent, skill) = parse_target(&args.target, mesh.subjects.prefix());
     let printer = ReplyPrinter { agent, nats: &args.nats, save: &args.save, json: args.output.is_json() };
@@ -99,6 +103,9 @@ pub(super) async fn run(args: CallArgs) -> CliResult {
     let mut result = send_request(&mut caller, agent, skill, args.answer.is_some(), &body).await?;
     if !args.no_input && !printer.json && terminal::is_interactive() {
         result = answer_questions(&caller, result).await?;
+    }
+    if !printer.json {
+        result.reply.fetch(&mesh, &args.save).await?;
     }
     printer.print(&result)
 }

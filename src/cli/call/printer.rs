@@ -1,14 +1,20 @@
 //! Prints a reply: the content on stdout, everything else on stderr.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use super::caller::CallResult;
+use super::caller::{CallResult, Timing};
 use super::reply::CallReply;
 use super::save::SaveArgs;
-use crate::cli::client::NatsArgs;
+use crate::cli::nats_args::NatsArgs;
 use crate::cli::output::{Colour, StdStream, eprintln, eprintln_dim, one_line, print, println};
 use crate::cli::{CliResult, FAILED};
-use crate::text::Timestamp;
+use crate::text::{Timestamp, seconds};
+
+/// A shorter call does not say how long it took.
+const MENTIONED_AFTER: Duration = Duration::from_secs(1);
+/// A stream whose first text comes so shortly before its end is as good as a single reply.
+const NOTABLE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(in crate::cli) struct ReplyPrinter<'a> {
@@ -30,7 +36,11 @@ impl ReplyPrinter<'_> {
             return Ok(ExitCode::from(if succeeded { 0 } else { FAILED }));
         }
         match reply.status() {
-            "COMPLETED" => return self.print_content(reply, result.is_displayed),
+            "COMPLETED" => {
+                let code = self.print_content(reply, result.is_displayed)?;
+                print_timing(result.timing);
+                return Ok(code);
+            }
             "WORKING" => return self.print_task_id(reply),
             status => {
                 let (label, colour) = match status {
@@ -177,6 +187,21 @@ impl ReplyPrinter<'_> {
         Some(text.to_owned())
     }
 }
+
+/// Says on a terminal how long the reply took, unless nobody will wonder.
+fn print_timing(timing: Option<Timing>) {
+    let Some(Timing { first_text, total }) = timing.filter(|_| StdStream::Stderr.is_terminal()) else {
+        return;
+    };
+    match first_text {
+        Some(first) if first + NOTABLE < total => {
+            eprintln_dim(format_args!("first text after {}, all after {}", seconds(first), seconds(total)));
+        }
+        _ if total >= MENTIONED_AFTER => eprintln_dim(format_args!("took {}", seconds(total))),
+        _ => {}
+    }
+}
+
 /// An id of the agent in a command that the user may copy into a shell.
 fn quoted(id: &str) -> String {
     let id = one_line(id);

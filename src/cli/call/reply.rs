@@ -25,6 +25,14 @@ impl CallReply {
         Self { raw: value.to_string().into(), value }
     }
 
+    pub(super) fn value(&self) -> &Value {
+        &self.value
+    }
+
+    pub(super) fn files_mut(&mut self) -> &mut [Value] {
+        self.value.pointer_mut("/files").and_then(Value::as_array_mut).map_or(&mut [], Vec::as_mut_slice)
+    }
+
     pub(in crate::cli) fn status(&self) -> &str {
         self.value.text("/status").unwrap_or_default()
     }

@@ -2,17 +2,12 @@
 
 use std::fmt::Display;
 use std::io::Read as _;
-use std::path::Path;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use super::large_files::RequestFiles;
 use crate::cli::{CliError, CliResult, USAGE};
-use crate::files::media_type;
 
-/// More than any NATS message can hold; avoids reading huge files.
-const MAX_FILE: u64 = 64 << 20;
 /// Fields of the body that are not parameters of the skill, and how to set them.
 const RESERVED: [(&str, &str); 4] = [
     ("prompt", "give the text as an argument"),
@@ -24,8 +19,8 @@ const RESERVED: [(&str, &str); 4] = [
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Request")]
 pub(in crate::cli) struct RequestArgs {
-    /// Text to send; `-` reads it from stdin
-    #[arg(help_heading = None)]
+    /// Text to send; `-` reads it from stdin. Put `--` before a text that looks like an option
+    #[arg(help_heading = None, allow_hyphen_values = true)]
     text: Option<String>,
     /// Parameter of the skill; `skills` lists the required ones (repeatable)
     #[arg(long = "param", short, value_name = "NAME=VALUE")]
@@ -65,9 +60,6 @@ impl RequestArgs {
         if let Some(data) = &self.data {
             body.insert("data".to_owned(), parse_object(data)?);
         }
-        if !self.files.is_empty() {
-            body.insert("files".to_owned(), self.files()?);
-        }
         let mut meta = Map::new();
         if let Some(session) = &self.session {
             meta.insert("session_id".to_owned(), session.as_str().into());
@@ -85,14 +77,11 @@ impl RequestArgs {
         let text = self
             .text()?
             .ok_or_else(|| usage("the answer is missing: give it as text, or `-` to read it from stdin"))?;
-        let mut body = json!({"follow_up_id": follow_up, "user_response": text});
-        if let (Some(body), false) = (body.as_object_mut(), self.files.is_empty()) {
-            body.insert("files".to_owned(), self.files()?);
-        }
-        Ok(body)
+        Ok(json!({"follow_up_id": follow_up, "user_response": text}))
     }
 
     fn text(&self) -> CliResult<Option<String>> {
+        self.text.as_deref().map_or(Ok(()), check_not_an_option)?;
         if self.text.as_deref() != Some("-") {
             return Ok(self.text.clone());
         }
@@ -105,9 +94,26 @@ impl RequestArgs {
         Ok(Some(text.strip_suffix('\n').unwrap_or(&text).to_owned()))
     }
 
-    fn files(&self) -> CliResult<Value> {
-        self.files.iter().map(|file| encode_file(file)).collect()
+    /// The files, which belong into the body.
+    pub(super) fn files(&self) -> CliResult<RequestFiles> {
+        RequestFiles::new(&self.files)
     }
+}
+
+/// Clap takes every argument with a dash for the text, also a misspelled option, unless it knows the option.
+fn check_not_an_option(text: &str) -> CliResult<()> {
+    let is_word = |text: &str| {
+        text.starts_with(|c: char| c.is_alphabetic()) && !text.contains(|c: char| c.is_whitespace())
+    };
+    let name = text.strip_prefix("--").or_else(|| text.strip_prefix('-'));
+    let is_after_dashes = || std::env::args_os().any(|argument| argument == "--");
+    if name.is_some_and(is_word) && !is_after_dashes() {
+        let quoted = shlex::try_quote(text).unwrap_or_default();
+        return Err(usage(format!("unknown option `{text}`")).hint(format!(
+            "`a2a-bridge call --help` lists the options; to send it as text, write `-- {quoted}`"
+        )));
+    }
+    Ok(())
 }
 
 fn parse_object(data: &str) -> CliResult<Value> {
@@ -123,26 +129,7 @@ fn parse_object(data: &str) -> CliResult<Value> {
     }
 }
 
-fn encode_file(file: &str) -> CliResult<Value> {
-    if ["https://", "http://", "obj://"].iter().any(|scheme| file.starts_with(scheme)) {
-        return Ok(file.into());
-    }
-    let path = Path::new(file);
-    let read_error = |error: std::io::Error| usage(format!("cannot read `--file {file}`: {error}"));
-    let size = std::fs::metadata(path).map_err(read_error)?.len();
-    if size > MAX_FILE {
-        return Err(usage(format!("`--file {file}` has {size} bytes; the limit is {MAX_FILE}")));
-    }
-    let bytes = std::fs::read(path).map_err(read_error)?;
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-    Ok(json!({
-        "name": name,
-        "mime_type": name.as_deref().and_then(media_type).unwrap_or("application/octet-stream"),
-        "bytes": STANDARD.encode(bytes),
-    }))
-}
-
-fn usage(message: impl Display) -> CliError {
+pub(super) fn usage(message: impl Display) -> CliError {
     CliError::msg(USAGE, message).hint("`a2a-bridge call --help` explains the options")
 }
 
@@ -155,17 +142,26 @@ mod tests {
         let args = RequestArgs {
             params: vec!["topic=tides=high".into(), "audience=".into()],
             data: Some(r#"{"days": 3}"#.into()),
-            files: vec!["https://example.org/a.png".into()],
             session: Some("s-1".into()),
             ..RequestArgs::default()
         };
         assert_eq!(
             args.body().unwrap(),
             json!({
-                "topic": "tides=high", "audience": "", "data": {"days": 3}, "files": ["https://example.org/a.png"],
+                "topic": "tides=high", "audience": "", "data": {"days": 3},
                 "meta": {"session_id": "s-1"},
             })
         );
+    }
+
+    #[test]
+    fn text_may_begin_with_a_dash_unless_it_looks_like_an_option() {
+        for text in ["-5", "-0.5", "-", "- milk\n- eggs", "--- a", "-1 or -2?", "->", "--verbose or not?"] {
+            assert!(check_not_an_option(text).is_ok(), "{text}");
+        }
+        for option in ["--strem", "-x", "--strem=1"] {
+            assert!(check_not_an_option(option).is_err(), "{option}");
+        }
     }
 
     #[test]
@@ -181,6 +177,7 @@ mod tests {
         let data = RequestArgs { data: Some("[1]".into()), ..RequestArgs::default() };
         assert!(wrong(data).contains("not a JSON object"));
         let file = RequestArgs { files: vec!["/nowhere/x.png".into()], ..RequestArgs::default() };
-        assert!(wrong(file).contains("/nowhere/x.png"));
+        let error = file.files().unwrap_err().error.to_string();
+        assert!(error.contains("/nowhere/x.png"), "{error}");
     }
 }

@@ -10,10 +10,13 @@ use serde_json::Value;
 
 use crate::cli::client::JsonFields as _;
 use crate::cli::output::{eprintln_dim, format_size, one_line};
+use crate::cli::progress::ProgressBar;
 use crate::cli::{CliError, CliResult, FAILED};
 use crate::files::{extension, last_component};
 use crate::text::{head, shorten};
 
+/// Bytes that are written to a file at once.
+const WRITE_CHUNK: usize = 256 << 10;
 /// Maximum bytes of a file name, without its extension.
 const MAX_NAME: usize = 100;
 /// How many numbered names to try if a file exists.
@@ -36,11 +39,18 @@ impl SaveArgs {
             std::fs::create_dir_all(dir).map_err(|error| save_error(dir, error))?;
         }
         let mut unsaved = false;
-        let mut written = Vec::new();
+        let saved = |file: &Value| file.text("/saved").map(PathBuf::from);
+        let mut written: Vec<_> = files.iter().filter_map(saved).collect();
         for (number, file) in files.iter().enumerate() {
             let name = one_line(file.text("/name").unwrap_or("unnamed file"));
             let name = shorten(&name, MAX_NAME);
+            if let Some(path) = file.text("/saved") {
+                let size = file.get("size").and_then(Value::as_u64).map(format_size).unwrap_or_default();
+                eprintln_dim(format_args!("saved: {path} ({size})"));
+                continue;
+            }
             if let Some(url) = file.text("/url") {
+                unsaved |= self.save.is_none() && url.starts_with("obj://");
                 eprintln_dim(format_args!("file: {name} at {}", one_line(url)));
                 continue;
             }
@@ -68,8 +78,35 @@ impl SaveArgs {
         Ok(())
     }
 
-    /// `written` are the earlier files of this reply, which must not be overwritten even with `--force`.
+    pub(super) fn dir(&self) -> Option<&Path> {
+        self.save.as_deref()
+    }
+
+    /// Creates the directory, and in it an empty file for a file of the reply.
+    pub(super) fn create(
+        &self,
+        dir: &Path,
+        file: &Value,
+        number: usize,
+        written: &[PathBuf],
+    ) -> CliResult<(File, PathBuf)> {
+        std::fs::create_dir_all(dir).map_err(|error| save_error(dir, error))?;
+        self.create_new(dir, &local_name(file, number), written)
+    }
+
     fn write(&self, dir: &Path, name: &str, bytes: &[u8], written: &[PathBuf]) -> CliResult<PathBuf> {
+        let (mut file, path) = self.create_new(dir, name, written)?;
+        let (mut bar, mut done) = (ProgressBar::new(name, bytes.len() as u64), 0);
+        for chunk in bytes.chunks(WRITE_CHUNK) {
+            file.write_all(chunk).map_err(|error| save_error(&path, error))?;
+            done += chunk.len() as u64;
+            bar.set(done);
+        }
+        Ok(path)
+    }
+
+    /// `written` are the earlier files of this reply, which must not be overwritten even with `--force`.
+    fn create_new(&self, dir: &Path, name: &str, written: &[PathBuf]) -> CliResult<(File, PathBuf)> {
         let (stem, extension) = match name.rsplit_once('.') {
             Some((stem, extension)) => (stem, format!(".{extension}")),
             None => (name, String::new()),
@@ -84,10 +121,7 @@ impl SaveArgs {
                 let _ = std::fs::remove_file(&path);
             }
             match File::create_new(&path) {
-                Ok(mut file) => {
-                    file.write_all(bytes).map_err(|error| save_error(&path, error))?;
-                    return Ok(path);
-                }
+                Ok(file) => return Ok((file, path)),
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(save_error(&path, error)),
             }

@@ -4,6 +4,7 @@
 //! that no `response` frame repeats (a plan, a tool's report) is shown as a notice.
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::reply::CallReply;
 use crate::cli::CliResult;
@@ -29,6 +30,10 @@ pub(super) struct StreamDisplay {
     final_message: String,
     /// A response that may turn out to be the reason for a failure.
     held: Option<String>,
+    /// What the agent does, as it last said.
+    status: Option<String>,
+    /// When the first text of the response arrived.
+    first_text_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -43,6 +48,21 @@ impl StreamDisplay {
         self.task_id.as_deref()
     }
 
+    /// What the agent does, in a few words.
+    pub(super) fn status(&self) -> Option<&str> {
+        self.status.as_deref()
+    }
+
+    pub(super) fn first_text_at(&self) -> Option<Instant> {
+        self.first_text_at
+    }
+
+    /// Whether the terminal shows an unfinished line of the response.
+    pub(super) fn is_mid_line(&self) -> bool {
+        let is_open = !self.shown.is_empty() && !self.shown.ends_with('\n');
+        is_open && StdStream::Stdout.is_terminal()
+    }
+
     /// Counts the frames that are missing before this one.
     pub(super) fn count_frame(&mut self, sequence: Option<u64>) {
         if let Some(sequence) = sequence {
@@ -55,6 +75,14 @@ impl StreamDisplay {
     pub(super) fn show_frame(&mut self, kind: &str, data: &Value, is_visible: bool) -> CliResult<()> {
         if kind == "task" {
             self.task_id = data.text("/id").map(str::to_owned);
+        }
+        if kind == "response" {
+            self.first_text_at.get_or_insert_with(Instant::now);
+        }
+        let message = data.text("/message").filter(|_| kind == "state").unwrap_or_default();
+        let is_new_status = !message.trim().is_empty() && self.status.as_deref() != Some(message);
+        if is_new_status {
+            self.status = Some(message.to_owned());
         }
         if !is_visible {
             return Ok(());
@@ -78,11 +106,13 @@ impl StreamDisplay {
             }
             "state" => {
                 self.flush_notice()?;
-                let text = data.text("/message").unwrap_or_default();
-                self.state_messages.push_str(text);
+                self.state_messages.push_str(message);
                 match data.text("/state") {
-                    Some("working" | "submitted" | "unknown") => self.show_state_message(text)?,
-                    _ => self.final_message = text.to_owned(),
+                    Some("working" | "submitted" | "unknown") if is_new_status => {
+                        self.show_state_message(message)?;
+                    }
+                    Some("working" | "submitted" | "unknown") => {}
+                    _ => self.final_message = message.to_owned(),
                 }
             }
             _ => {}
@@ -131,8 +161,7 @@ impl StreamDisplay {
 
     /// Ends an unfinished line of the response if stderr goes to the same screen.
     pub(super) fn break_line(&mut self) -> CliResult<()> {
-        let open = !self.shown.is_empty() && !self.shown.ends_with('\n');
-        if open && StdStream::Stdout.is_terminal() && StdStream::Stderr.is_terminal() {
+        if self.is_mid_line() && StdStream::Stderr.is_terminal() {
             self.shown.push('\n');
             print("\n")?;
         }

@@ -82,8 +82,10 @@ const DURATIONS: [&str; 17] = [
 ];
 const COUNTS: [&str; 4] =
     ["agent.max_restarts", "agent.readiness.failures", "agent.liveness.failures", "agent.max_in_flight"];
-const TRUTHS: [&str; 6] = [
+const TRUTHS: [&str; 8] = [
     "nats.tls.required",
+    "nats.identity.required",
+    "agent.forward_caller",
     "agent.shell",
     "agent.verify_port",
     "agent.restart_on_crash",
@@ -97,8 +99,9 @@ const LISTS: [&str; 5] = [
     "agent.answer_artifacts",
     "agent.notice_artifacts",
 ];
-const MAPPINGS: [&str; 10] = [
+const MAPPINGS: [&str; 11] = [
     "nats",
+    "nats.identity",
     "nats.tls",
     "agent.env",
     "agent.headers",
@@ -174,8 +177,11 @@ fn text_may_look_like_a_number_or_a_boolean() {
         &["nats.subject_prefix", "nats.inbox_prefix"],
         &[json!("a..b"), json!("a b"), json!("a.>"), json!("x".repeat(129)), json!("")],
     );
-    refused(&["nats.subject_prefix"], &["_INBOX", "_INBOX.a", "_R_", "_R_.a"].map(Value::from));
-    accepted(&["nats.subject_prefix", "nats.inbox_prefix"], &["_INBOXES", "a._INBOX"].map(Value::from));
+    refused(&["nats.subject_prefix"], &["_INBOX", "_INBOX.a", "_R_", "_R_.a", "gw", "a.gw"].map(Value::from));
+    accepted(
+        &["nats.subject_prefix", "nats.inbox_prefix"],
+        &["_INBOXES", "a._INBOX", "gw.a", "a.xgw"].map(Value::from),
+    );
     accepted(&["nats.inbox_prefix"], &["_INBOX", "_INBOX.a"].map(Value::from));
 }
 
@@ -202,6 +208,10 @@ fn words_of_a_fixed_set_are_checked() {
     );
     accepted(&["agent.restart"], &["always", "on-failure", "never"].map(Value::from));
     refused(&["agent.restart"], &[json!("Always"), json!("sometimes"), json!(true), json!(1), json!("")]);
+    accepted(&["nats.identity.bind"], &["user", "account", "off"].map(Value::from));
+    refused(&["nats.identity.bind"], &[json!("User"), json!("on"), json!(true), json!("")]);
+    accepted(&["nats.identity"], &[json!("off"), json!({"bind": "account", "required": true})]);
+    refused(&["nats.identity"], &[json!("on"), json!("user"), json!(true), json!("")]);
     accepted(&["agent.port"], &[json!("auto"), json!(1), json!(65_535), json!("9000")]);
     refused(
         &["agent.port"],

@@ -183,7 +183,7 @@ fn encoded_passwords_are_redacted() {
 #[test]
 fn debug_output_of_settings_shows_no_secret() {
     let config = parsed(concat!(
-        "nats: { url: 'nats://t0p:s3cret@h:1,t0ps3cret@h', user: u, password: t0ps3cret }\n",
+        "nats: { url: 'nats://t0p:s3cret@h:1,t0p:s3cret@h', user: u, password: t0ps3cret }\n",
         "agents: [{ name: w, url: 'http://h', command: run, env: { A: t0ps3cret }, ",
         "bearer_token: t0ps3cret, headers: { X: t0ps3cret } }]",
     ));
@@ -218,6 +218,21 @@ fn the_owner_for_the_agent_protocol_is_one_lower_case_word(
 #[test]
 fn without_an_owner_there_is_no_agent_protocol() {
     assert!(parsed("agents: []").nats.agent_protocol.is_none());
+}
+
+#[rstest]
+#[case("{}", JetStreamMode::Auto, StateReplicas::Auto)]
+#[case("{ mode: off }", JetStreamMode::Off, StateReplicas::Auto)]
+#[case("{ mode: required, replicas: 3 }", JetStreamMode::Required, StateReplicas::Three)]
+#[case("{ mode: auto, replicas: '5' }", JetStreamMode::Auto, StateReplicas::Five)]
+fn jetstream_is_used_if_it_is_there(
+    #[case] text: &str,
+    #[case] mode: JetStreamMode,
+    #[case] replicas: StateReplicas,
+) {
+    let jetstream = parsed(&format!("nats: {{ jetstream: {text} }}\nagents: []")).nats.jetstream;
+    assert_eq!((jetstream.mode, jetstream.replicas), (mode, replicas));
+    refused("nats: { jetstream: { replicas: 2 } }\nagents: []");
 }
 
 #[test]
@@ -362,4 +377,26 @@ fn limits_change_without_a_restart_of_the_process() {
     for key in crate::config::agent::APPLIED_WITHOUT_RESTART {
         assert!(keys.contains(&key), "{key}");
     }
+}
+
+#[test]
+fn urls_with_different_credentials_are_refused() {
+    let shown = refused("nats: { url: ['nats://a:t0ps3cret@h', 'b:t0ps3cret@h'] }\nagents: []\n");
+    assert!(shown.contains("the URLs have different users or passwords") && !shown.contains("t0ps3cret"));
+    parsed("nats: { url: 'nats://a:b@h,nats://h:1,nats://a:b@h:2' }\nagents: []\n");
+}
+
+#[test]
+fn nats_can_be_read_from_a_file_whose_agents_cannot() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bridge.yaml");
+    let text = "nats: { url: 'nats://h:7', subject_prefix: acme }\nagents:\n  - name: a\n    url: ${UNSET_HERE}\n    x: 1\n";
+    std::fs::write(&file, text).unwrap();
+    assert!(load(&file).is_err());
+    let nats = load_nats(&file).unwrap();
+    assert_eq!((nats.url[0].as_ref(), nats.subject_prefix.as_str()), ("nats://h:7", "acme"));
+    std::fs::write(&file, "agents: []\n").unwrap();
+    assert_eq!(load_nats(&file).unwrap().subject_prefix, "a2a");
+    std::fs::write(&file, "nats: { url: 7, prefix: x }\nagents: []\n").unwrap();
+    assert!(load_nats(&file).unwrap_err().to_string().contains("prefix"));
 }

@@ -24,8 +24,8 @@ struct Line {
 }
 
 /// A running agent and a client of it.
-struct Demo {
-    url: String,
+pub(crate) struct Demo {
+    pub(crate) url: String,
     http: reqwest::Client,
     stop: CancellationToken,
     serving: JoinHandle<std::io::Result<()>>,
@@ -38,7 +38,7 @@ impl Drop for Demo {
 }
 
 /// An agent with these flags, as on the command line.
-async fn demo(flags: &[&str]) -> Demo {
+pub(crate) async fn demo(flags: &[&str]) -> Demo {
     let line = Line::parse_from(["demo-agent", "--port", "0"].iter().chain(flags));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());

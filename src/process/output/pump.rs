@@ -117,20 +117,10 @@ impl Pump {
         }
         self.admitted += 1;
         self.output.ring().counts.lines += 1;
-        let level = level_of(&text);
-        self.output.push_line(self.stream, level, &text);
+        self.output.push_line(self.stream, level_of(&text), &text);
         let (agent, stream) = (&self.output.0.agent, self.stream);
-        macro_rules! log {
-            ($level:ident) => {
-                tracing::$level!(target: "a2a_bridge::agent_output", agent = %agent, stream = %stream, "{text}")
-            };
-        }
-        match level {
-            Level::Debug => log!(debug),
-            Level::Info => log!(info),
-            Level::Warn => log!(warn),
-            Level::Error => log!(error),
-        }
+        // Not at the guessed level: a warning or an error in the log is one of the bridge.
+        tracing::info!(target: "a2a_bridge::agent_output", %agent, %stream, "{text}");
     }
 
     fn admits(&mut self) -> bool {

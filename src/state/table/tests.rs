@@ -22,8 +22,22 @@ fn put(
     lifetime: Lifetime,
     now: Instant,
 ) -> Result<(), Full> {
+    put_for(table, &Caller::default(), agent, id, bytes, lifetime, now)
+}
+
+fn put_for(
+    table: &mut BoundedTable<usize>,
+    caller: &Caller,
+    agent: &str,
+    id: usize,
+    bytes: usize,
+    lifetime: Lifetime,
+    now: Instant,
+) -> Result<(), Full> {
     let mut removed = Removed::default();
-    let put = table.entry(&agent.into(), &id.to_string(), now, &mut removed).put(id, bytes, lifetime);
+    let id_text = id.to_string();
+    let entry = table.entry(&agent.into(), &id_text, now, &mut removed).of_caller(caller);
+    let put = entry.put(id, bytes, lifetime);
     assert!(removed.rows.len() <= ROWS_PER_STEP + 2 * EXPIRED_PER_WRITE + 1, "a write is short");
     removed.evict_rest(|removed| {
         table.evict(agent, now, removed);
@@ -40,15 +54,32 @@ fn holds(table: &BoundedTable<usize>, agent: &str, id: usize, now: Instant) -> b
 fn check(table: &BoundedTable<usize>, agent: &str) -> usize {
     let Some(rows) = table.agents.get(agent) else { return 0 };
     let all = || rows.rows.iter().map(|(_, row)| row);
-    let listed = std::iter::successors(rows.oldest, |slot| rows.row(*slot).newer).count();
+    let listed = std::iter::successors(rows.evictable.oldest, |slot| rows.row(*slot).links.newer).count();
     assert_eq!((rows.by_id.len(), listed + rows.protected.len()), (rows.rows.len(), rows.rows.len()));
     assert_eq!(rows.bytes, all().map(|row| row.bytes).sum::<usize>());
     let protected = all().filter(|row| row.protected_until.is_some());
     assert_eq!(rows.protected_bytes, protected.map(|row| row.bytes).sum::<usize>());
     assert_eq!(rows.usage().entries.load(Relaxed), rows.rows.len());
-    assert_eq!(rows.usage().bytes.load(Relaxed), rows.bytes);
-    assert_eq!(rows.usage().protected_bytes.load(Relaxed), rows.protected_bytes);
-    assert!(rows.bytes <= rows.quota.limit(rows.kind), "within the quota");
+    assert_eq!(rows.usage().bytes.load(Relaxed), rows.total());
+    assert_eq!(rows.usage().protected_bytes.load(Relaxed), rows.protected_total());
+    assert!(rows.total() <= rows.quota.limit(rows.kind), "within the quota");
+    let mut by_holder: HashMap<_, Vec<_>> = HashMap::new();
+    all().for_each(|row| by_holder.entry(row.holder).or_default().push(row));
+    for (holder, own) in by_holder {
+        let holder = rows.holders.get(holder);
+        let listed = std::iter::successors(holder.evictable.oldest, |slot| rows.row(*slot).own_links.newer);
+        let mut listed: Vec<_> = listed.map(|slot| &rows.row(slot).id).collect();
+        let is_protected = |row: &&&Row<usize>| row.protected_until.is_some();
+        let mut evictable: Vec<_> = own.iter().filter(|row| !is_protected(row)).map(|row| &row.id).collect();
+        listed.sort();
+        evictable.sort();
+        assert_eq!(listed, evictable);
+        assert_eq!(holder.bytes, own.iter().map(|row| row.bytes).sum::<usize>());
+        let protected = own.iter().filter(is_protected).map(|row| row.bytes).sum::<usize>();
+        assert_eq!(holder.protected_bytes, protected);
+        let usage = rows.quota.caller(&holder.caller);
+        assert!(usage.is_none_or(|usage| usage.protected_bytes(rows.kind).load(Relaxed) == protected));
+    }
     for row in all() {
         let slot = rows.find(row.hash, &row.id).expect("every row can be found");
         assert_eq!(rows.row(slot).id, row.id);
@@ -134,7 +165,8 @@ fn one_row_never_evicts_all_others_and_large_rows_leave_reserved_room() {
     let (mut table, now) = (table(1 << 20, 1), Instant::now());
     put(&mut table, "a", 0, 600 << 10, EVICTABLE, now).unwrap_err();
     let quota = table.quotas.agent(&"a".into());
-    let calls: Vec<_> = (0..500).map(|_| quota.reserve(CallKind::Answer).unwrap()).collect();
+    let calls: Vec<_> =
+        (0..500).map(|_| quota.reserve(CallKind::Answer, &Caller::default()).unwrap()).collect();
     put(&mut table, "a", 0, 400 << 10, PROTECTED, now).unwrap_err();
     put(&mut table, "a", 0, 200 << 10, PROTECTED, now).unwrap();
     (1..=500).for_each(|id| put(&mut table, "a", id, 1000, PROTECTED, now).expect("it was reserved"));
@@ -147,7 +179,7 @@ fn large_rows_that_are_protected_leave_a_quarter_for_the_small_ones_of_other_cal
     let (mut table, now) = (table(1 << 20, 1), Instant::now());
     let rows = (0..).take_while(|id| put(&mut table, "a", *id, 10_000, PROTECTED, now).is_ok()).count();
     assert!((70..80).contains(&rows), "{rows}");
-    drop(table.quotas.agent(&"a".into()).reserve(CallKind::Call).unwrap());
+    drop(table.quotas.agent(&"a".into()).reserve(CallKind::Call, &Caller::default()).unwrap());
     put(&mut table, "a", rows, 10_000, EVICTABLE, now).expect("it can be evicted");
 }
 
@@ -299,4 +331,95 @@ fn a_row_without_room_grows_by_a_constant_in_all_of_its_writes() {
     assert!(over(&table) > 0);
     put(&mut table, "a", 0, bytes - 64, PROTECTED, now).unwrap();
     put(&mut table, "a", 0, bytes, PROTECTED, now).expect("it has shrunk meanwhile");
+}
+
+/// Puts rows of a caller until one is refused. Returns how many there was room for.
+fn fill(table: &mut BoundedTable<usize>, caller: &Caller, from: usize, bytes: usize, now: Instant) -> usize {
+    (0..10_000).take_while(|id| put_for(table, caller, "a", from + id, bytes, PROTECTED, now).is_ok()).count()
+}
+
+#[test]
+fn a_caller_that_holds_less_than_others_loses_nothing_to_them() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    let [alice, bob] = ["T/alice", "T/bob"].map(Caller::verified);
+    (0..100).for_each(|id| put_for(&mut table, &alice, "a", id, 1000, EVICTABLE, now).unwrap());
+    for id in 1000..6000 {
+        put_for(&mut table, &bob, "a", id, 1000, EVICTABLE, now).unwrap();
+        put_for(&mut table, &Caller::default(), "a", id + 10_000, 1000, EVICTABLE, now).unwrap();
+    }
+    let held = check(&table, "a");
+    assert!((0..100).all(|id| holds(&table, "a", id, now)), "alice holds less than the others");
+    let of_bob = (1000..6000).filter(|id| holds(&table, "a", *id, now)).count();
+    assert!(of_bob.abs_diff((held - 100) / 2) <= 2, "the others share the rest: {of_bob} of {held}");
+    // A row stays with the caller that wrote it first, whoever writes it again.
+    (0..100).for_each(|id| put_for(&mut table, &bob, "a", id, 1000, EVICTABLE, now).unwrap());
+    (6000..9000).for_each(|id| put_for(&mut table, &bob, "a", id, 1000, EVICTABLE, now).unwrap());
+    assert!((0..100).all(|id| holds(&table, "a", id, now)));
+    check(&table, "a");
+}
+
+#[test]
+fn protected_rows_of_a_verified_caller_leave_room_for_others() {
+    // Calls reserve no room for idempotency keys.
+    let quotas = Quotas::new(0);
+    let (mut table, now) = (BoundedTable::new(&quotas, QuotaKind::IdempotencyKey), Instant::now());
+    let [alice, bob, shared] = [Caller::verified("T/alice"), Caller::verified("T/bob"), Caller::default()];
+    let of_alice = fill(&mut table, &alice, 0, 100, now);
+    let of_bob = fill(&mut table, &bob, 10_000, 100, now);
+    let of_shared = fill(&mut table, &shared, 20_000, 100, now);
+    assert!(of_alice > of_bob && of_bob > of_alice / 3, "{of_alice} {of_bob}");
+    assert!(of_shared >= of_bob - 5, "{of_bob} {of_shared}");
+    assert_eq!(counts(&table, "a"), (0, 3), "refused, nothing evicted");
+    check(&table, "a");
+    // What waits can always be written again.
+    put_for(&mut table, &alice, "a", 0, 100, PROTECTED, now).unwrap();
+    // Rows that have ended make room for protected ones, those of the largest caller first.
+    (0..of_alice).for_each(|id| put_for(&mut table, &alice, "a", id, 100, EVICTABLE, now).unwrap());
+    assert!(fill(&mut table, &bob, 30_000, 100, now) > 0);
+    assert!((10_000..10_000 + of_bob).all(|id| holds(&table, "a", id, now)));
+    check(&table, "a");
+}
+
+#[test]
+fn small_rows_of_calls_have_room_that_the_call_reserved() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    let alice = Caller::verified("T/alice");
+    // More than a half, which is the share of one caller: the reservation decides.
+    let held = fill(&mut table, &alice, 0, 1000, now);
+    let bytes = table.agents["a"].protected_bytes;
+    assert!(bytes > (1 << 20) * 9 / 10, "{held} rows of {bytes} bytes");
+    // Large rows have no reservation.
+    assert_eq!(put_for(&mut table, &alice, "a", held, 100_000, PROTECTED, now), Err(Full));
+}
+
+#[test]
+fn callers_without_rows_take_no_memory() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    for id in 0..5000 {
+        let caller = Caller::verified(&format!("T/{id}"));
+        put_for(&mut table, &caller, "a", id, 100, EVICTABLE, now).unwrap();
+    }
+    let held = check(&table, "a");
+    let rows = &table.agents["a"];
+    assert!(rows.holders.overhead > held * 200, "the callers themselves count: {}", rows.holders.overhead);
+    let later = now + 2 * HOUR;
+    while table.sweep_step(later).is_some() {}
+    put(&mut table, "a", 0, 100, EVICTABLE, later).unwrap();
+    assert_eq!(table.agents["a"].holders.overhead, 0);
+}
+
+#[test]
+fn compaction_keeps_the_callers_of_rows() {
+    let (mut table, now) = (table(8 << 20, 1), Instant::now());
+    let [alice, bob] = ["T/alice", "T/bob"].map(Caller::verified);
+    let short = Lifetime { ttl: SECOND, protected_for: Duration::ZERO };
+    (0..2000).for_each(|id| put_for(&mut table, &alice, "a", id, 100, short, now).unwrap());
+    for (number, caller) in [&alice, &bob, &alice, &bob].into_iter().enumerate() {
+        let lifetime = if number < 2 { PROTECTED } else { EVICTABLE };
+        put_for(&mut table, caller, "a", 5000 + number, 100, lifetime, now).unwrap();
+    }
+    let capacity = table.agents["a"].rows.capacity();
+    while table.sweep_step(now + 2 * SECOND).is_some() {}
+    assert!(table.agents["a"].rows.capacity() < capacity);
+    assert_eq!(check(&table, "a"), 4);
 }

@@ -1,7 +1,7 @@
 //! What agents hold under load: their own quotas, and nothing of another agent's.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
@@ -10,10 +10,12 @@ use super::super::follow_ups::FollowUpState;
 use super::super::idempotency::{FirstRequest, Reservation};
 use super::super::memory::MemoryStore;
 use super::super::quota::{CallKind, QuotaKind, Quotas};
+use super::super::sessions::{SessionId, SessionPlace};
 use super::super::tasks::{Observer, TaskRecord};
 use super::super::{State, StateStore};
-use super::{HOUR, free, outcome, question, submitted};
+use super::{HOUR, alone, claimed, free, outcome, question, submitted};
 use crate::a2a::model::TaskState;
+use crate::caller::Caller;
 use crate::reply::Reply;
 use crate::reply::error::Code;
 
@@ -24,7 +26,13 @@ fn plain(state: TaskState, message: String) -> TaskRecord {
     TaskRecord { reply: Ok(Arc::new(outcome)), is_submitted: false, ..submitted(state) }
 }
 
-const CALL: Observer = Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false };
+const CALL: Observer = Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takes_ownership: true };
+
+static CALLER: LazyLock<Caller> = LazyLock::new(Caller::default);
+
+fn session(agent: &Arc<str>) -> SessionId<'_> {
+    SessionId { agent, caller: &CALLER, id: "session", is_launched: false }
+}
 
 /// What a quiet agent has under way, of every kind.
 struct Underway {
@@ -40,7 +48,7 @@ impl Underway {
         tasks.record(&agent, "running", plain(TaskState::Working, "w".into()), CALL).await.unwrap();
         tasks.record(&agent, "submitted", submitted(TaskState::Working), CALL).await.unwrap();
         tasks.record(&agent, "ended", plain(TaskState::Completed, "done".into()), CALL).await.unwrap();
-        state.sessions.set_context_id(&agent, "session", "context").await.unwrap();
+        state.sessions.set_context_id(session(&agent), "context").await.unwrap();
         keyed(state, &agent, "ended").await.unwrap().finish(&reply("kept")).await;
         let _running_key = keyed(state, &agent, "running").await.unwrap();
         let question = state.follow_ups.issue(&agent, question(), HOUR).await.unwrap().id;
@@ -60,8 +68,10 @@ impl Underway {
         }
         if all {
             assert!(tasks.find(agent, "ended").await.unwrap().is_some());
-            assert_eq!(state.sessions.context_id(agent, "session").await.unwrap(), "context");
-            let repeat = state.idempotency.reserve(agent, "a", "ended", b"body", HOUR).await.unwrap();
+            let expected = SessionPlace::Here { context_id: "context".into() };
+            assert_eq!(state.sessions.place(session(agent)).await.unwrap(), expected);
+            let repeat =
+                state.idempotency.reserve(agent, (&CALLER, "a", "ended"), b"body", HOUR).await.unwrap();
             let Reservation::Repeat(repeat) = repeat else { panic!("ran twice") };
             assert_eq!(repeat.reply(free).await.unwrap().content.message, "kept");
         }
@@ -70,7 +80,7 @@ impl Underway {
 
 /// The first request with a key; `None` if it is a repeat.
 async fn keyed(state: &State, agent: &Arc<str>, key: &str) -> Option<FirstRequest> {
-    match state.idempotency.reserve(agent, "a", key, b"body", HOUR).await {
+    match state.idempotency.reserve(agent, (&CALLER, "a", key), b"body", HOUR).await {
         Ok(Reservation::First(first)) => Some(first),
         Ok(Reservation::Repeat(_)) => None,
         Err(error) => panic!("{error:?}"),
@@ -117,9 +127,13 @@ async fn large_answers_and_many_calls_forget_nothing_that_is_under_way() {
     }
     for number in 0..1000 {
         let id = number.to_string();
-        state.sessions.set_context_id(&busy, &id, &"c".repeat(20_000)).await.unwrap();
+        state
+            .sessions
+            .set_context_id(SessionId { id: &id, ..session(&busy) }, &"c".repeat(20_000))
+            .await
+            .unwrap();
         let followed = state.follow_ups.issue(&busy, question(), HOUR).await.unwrap();
-        state.follow_ups.claim(&busy, &followed.id.to_string()).await.unwrap().mark_used().await;
+        claimed(&state.follow_ups, &busy, &followed.id.to_string()).await.mark_used().await;
     }
     quiet.check(&state, true).await;
     own.check(&state, false).await;
@@ -137,14 +151,14 @@ async fn large_answers_and_many_calls_forget_nothing_that_is_under_way() {
 async fn without_room_for_what_is_under_way_requests_are_refused_and_say_why() {
     let quotas = Quotas::new(4 << 20);
     let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
-    let state = State::new(&store, &quotas);
+    let state = State::new(&store, &quotas, &alone());
     let quiet = Underway::begin(&state, "quiet").await;
     let busy: Arc<str> = "busy".into();
     let quota = quotas.agent(&busy);
     let mut running = Vec::new();
     let refused = loop {
         let key = running.len().to_string();
-        match state.idempotency.reserve(&busy, "a", &key, b"body", HOUR).await {
+        match state.idempotency.reserve(&busy, (&CALLER, "a", &key), b"body", HOUR).await {
             Ok(Reservation::First(first)) => running.push(first),
             Ok(Reservation::Repeat(_)) => panic!("a new key"),
             Err(error) => break error,
@@ -158,7 +172,7 @@ async fn without_room_for_what_is_under_way_requests_are_refused_and_say_why() {
     }
     assert!(keyed(&state, &busy, "0").await.is_none(), "its two minutes are not over");
     let refused = loop {
-        match quota.reserve(CallKind::Call) {
+        match quota.reserve(CallKind::Call, &Caller::default()) {
             Ok(room) => drop((state.follow_ups.issue(&busy, question(), HOUR).await.unwrap(), room)),
             Err(error) => break error,
         }
@@ -166,17 +180,18 @@ async fn without_room_for_what_is_under_way_requests_are_refused_and_say_why() {
     assert_eq!((refused.info.code, refused.reached_agent), (Code::Busy, false), "before the agent runs");
     assert!(refused.message.contains("open questions"), "{}", refused.message);
     quiet.check(&state, true).await;
-    drop(quota.reserve(CallKind::Answer).expect("an answer ends a question"));
-    drop(quotas.find("quiet").unwrap().reserve(CallKind::Submission).unwrap());
+    drop(quota.reserve(CallKind::Answer, &Caller::default()).expect("an answer ends a question"));
+    drop(quotas.find("quiet").unwrap().reserve(CallKind::Submission, &Caller::default()).unwrap());
 }
 
 #[tokio::test]
 async fn a_call_that_was_admitted_can_always_record_its_task() {
     let quotas = Quotas::new(0);
     let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
-    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
+    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas, &alone()), "a".into());
     let quota = quotas.agent(&agent);
-    let calls: Vec<_> = std::iter::from_fn(|| quota.reserve(CallKind::Answer).ok()).collect();
+    let calls: Vec<_> =
+        std::iter::from_fn(|| quota.reserve(CallKind::Answer, &Caller::default()).ok()).collect();
     assert!(calls.len() >= 256, "{}", calls.len());
     let id = |number: usize| format!("{number:036}");
     for state_now in [TaskState::Working, TaskState::Completed] {
@@ -207,10 +222,10 @@ async fn a_call_that_was_admitted_can_always_record_its_task() {
 async fn a_running_call_counts_once_so_that_as_many_run_as_documented() {
     let quotas = Quotas::new(0);
     let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
-    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
+    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas, &alone()), "a".into());
     let quota = quotas.agent(&agent);
     let mut calls = Vec::new();
-    while let Ok(mut room) = state.reserve(&quota, CallKind::Call) {
+    while let Ok(mut room) = state.reserve(&quota, CallKind::Call, &Caller::default()) {
         let (id, running) = (Uuid::new_v4().to_string(), plain(TaskState::Working, "working".into()));
         state.tasks.record(&agent, &id, running, CALL).await.unwrap();
         room.mark_recorded(false);
@@ -229,14 +244,14 @@ async fn a_running_call_counts_once_so_that_as_many_run_as_documented() {
 async fn what_is_no_longer_protected_does_not_refuse_calls() {
     let quotas = Quotas::new(0);
     let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
-    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
+    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas, &alone()), "a".into());
     let quota = quotas.agent(&agent);
-    while quota.reserve(CallKind::Call).is_ok() {
+    while quota.reserve(CallKind::Call, &Caller::default()).is_ok() {
         state.follow_ups.issue(&agent, question(), Duration::from_secs(2)).await.unwrap();
     }
     // Without a write and without a sweep.
     let reserved = async {
-        while state.reserve(&quota, CallKind::Call).is_err() {
+        while state.reserve(&quota, CallKind::Call, &Caller::default()).is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -247,7 +262,7 @@ async fn what_is_no_longer_protected_does_not_refuse_calls() {
 async fn a_running_task_for_which_there_is_no_room_is_refused_and_a_recorded_one_can_end() {
     let quotas = Quotas::new(0);
     let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new(&quotas));
-    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas), "a".into());
+    let (state, agent): (_, Arc<str>) = (State::new(&store, &quotas, &alone()), "a".into());
     let id = |number: usize| format!("{number:01000}");
     let record = async |number, state_now, submitted| {
         let mut outcome = outcome(&state_now);
@@ -304,7 +319,11 @@ async fn memory_before_at_the_peak_and_after_many_calls_keys_and_follow_ups() {
     }
     print("100,000 calls");
     for number in 0..100_000 {
-        match state.idempotency.reserve(&busy, "a", &number.to_string(), b"body", Duration::ZERO).await {
+        match state
+            .idempotency
+            .reserve(&busy, (&CALLER, "a", &number.to_string()), b"body", Duration::ZERO)
+            .await
+        {
             Ok(Reservation::First(first)) => first.finish(&reply("hello")).await,
             Ok(Reservation::Repeat(_)) => panic!("a new key"),
             Err(_) => refused += 1,

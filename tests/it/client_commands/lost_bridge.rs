@@ -79,3 +79,29 @@ async fn call_needs_no_permission_for_discovery() {
     let output = run(&mut command_on(&server.url(), &arguments), "");
     assert_eq!((output.code, output.out.as_str()), (0, "worked for 4 s\n"), "{output:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watch_ends_when_no_bridge_serves_the_agent() {
+    let server = NatsServer::start().await;
+    let mut bridge = BundledBridge::demo(&server).await;
+    let mut submit = command_on(&server.url(), &["call", "demo.slow", "600", "--submit"]);
+    let task = run(&mut submit, "").out.trim().to_owned();
+    let client = server.connect().await;
+    // The first probe comes after the first look-up of the task.
+    let mut probes = client.subscribe("$SRV.INFO.demo").await.unwrap();
+    client.flush().await.unwrap();
+    let mut command = command_on(&server.url(), &["task", "watch", "demo", &task]);
+    let watch = tokio::task::spawn_blocking(move || run(&mut command, ""));
+    within_deadline(probes.next()).await.unwrap();
+    drop(probes);
+    bridge.kill();
+    let began = Instant::now();
+    let output = watch.await.unwrap();
+    assert_eq!(output.code, 69, "{output:?}");
+    assert!(
+        output.err.contains("no bridge serves `demo` any more; the outcome of the task is unknown"),
+        "{output:?}"
+    );
+    assert!(output.err.contains(&format!("`a2a-bridge task get demo {task}`")), "{output:?}");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}

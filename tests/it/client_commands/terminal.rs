@@ -69,6 +69,53 @@ async fn follow_up_is_prompted_for_on_the_terminal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn question_of_a_stream_is_shown_once() {
+    let stage = Stage::new().await;
+    let mut terminal = Terminal::run(
+        &stage,
+        &["call", "demo.report", "-p", "topic=tides", "-p", "audience=all", "--stream"],
+    );
+    terminal.shows("> ").await;
+    terminal.types("pdf\n");
+    let shown = terminal.shows("Report: Write a report about tides for all").await;
+    assert_eq!(shown.matches("Which format").count(), 1, "{shown}");
+    assert_eq!(exit_status(&mut terminal.child).await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_is_shown_with_the_elapsed_seconds_and_what_the_agent_does() {
+    let stage = Stage::new().await;
+    let mut terminal = Terminal::run(&stage, &["call", "demo.slow", "3"]);
+    terminal.shows("1 s waiting for the agent (Ctrl-C stops waiting)").await;
+    let shown = terminal.shows("took 3").await;
+    // The line is cleared before the reply.
+    assert!(shown.contains("\r\u{1b}[2Kworked for 3 s"), "{shown:?}");
+    assert_eq!(exit_status(&mut terminal.child).await.code(), Some(0));
+
+    let mut terminal = Terminal::run(&stage, &["call", "demo.slow", "2", "--stream"]);
+    terminal.shows("1 s waiting for the agent (Ctrl-C cancels the task)").await;
+    terminal.shows("worked for 2 s").await;
+    assert_eq!(exit_status(&mut terminal.child).await.code(), Some(0));
+
+    let mut terminal = Terminal::run(&stage, &["call", "demo.stream", "one two three four five", "--stream"]);
+    terminal.shows("first text after ").await;
+    assert_eq!(exit_status(&mut terminal.child).await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn top_draws_until_ctrl_c_and_leaves_the_table() {
+    let stage = Stage::new().await;
+    let mut terminal = Terminal::run(&stage, &["top", "--interval", "500ms"]);
+    let shown = terminal.shows("demo").await;
+    assert!(shown.contains("\u{1b}[?1049h") && shown.contains("1 agent, 0.0 calls/s"), "{shown:?}");
+    send_signal(&terminal.child, Signal::SIGINT);
+    let shown = terminal.shows("\u{1b}[?1049l").await;
+    assert_eq!(exit_status(&mut terminal.child).await.code(), Some(0));
+    let _ = shown;
+    terminal.shows("demo").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn secret_is_not_echoed() {
     let stage = Stage::new().await;
     let mut terminal = Terminal::run(&stage, &["call", "demo.auth", "x"]);

@@ -37,6 +37,13 @@ pub fn launched(name: &str, switches: &[&str]) -> AgentSettings {
     attached(name, &format!("http://127.0.0.1:{port}")).set("command", json!(command))
 }
 
+/// A demo agent that each replica launches at a free port of its own.
+pub fn launched_at_any_port(name: &str, switches: &[&str]) -> AgentSettings {
+    let mut command = vec![program(), "demo-agent", "--port", "{port}"];
+    command.extend(switches);
+    attached(name, "http://127.0.0.1:{port}").set("command", json!(command)).set("port", "auto")
+}
+
 /// An agent that the bridge does not launch.
 pub fn attached(name: &str, url: &str) -> AgentSettings {
     let settings = json!({"name": name, "url": url});
@@ -44,6 +51,10 @@ pub fn attached(name: &str, url: &str) -> AgentSettings {
 }
 
 impl AgentSettings {
+    pub fn into_value(self) -> Value {
+        Value::Object(self.0)
+    }
+
     pub fn set(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.0.insert(key.to_owned(), value.into());
         self
@@ -149,7 +160,7 @@ impl BridgeBuilder {
             .stderr(File::create(&log).unwrap())
             .spawn()
             .expect("the bridge starts");
-        let bridge = Bridge { child, log, client, prefix, registry, mark, nats, dir };
+        let bridge = Bridge { is_killed: false, child, log, client, prefix, registry, mark, nats, dir };
         bridge.until_logged("serving; stop with Ctrl-C").await;
         bridge
     }
@@ -157,6 +168,8 @@ impl BridgeBuilder {
 
 /// A running bridge with a server of its own. Dropping it stops it, and checks that no process is left.
 pub struct Bridge {
+    /// Whether the test has killed it.
+    is_killed: bool,
     child: Child,
     log: PathBuf,
     pub client: Client,
@@ -232,6 +245,16 @@ impl Bridge {
         let question = Call::new(&self.client, format!("$SRV.{verb}.{name}"), "");
         let reply = question.begin().await.reply_within(DISCOVERY_TIMEOUT).await?;
         (!reply.is_no_responders()).then_some(reply.body)
+    }
+
+    /// The number of replies to `$SRV.<verb>.<name>`: that of the replicas.
+    pub async fn ask_all(&self, verb: &str, name: &str) -> usize {
+        let mut inbox = Call::new(&self.client, format!("$SRV.{verb}.{name}"), "").begin().await;
+        let mut replies = 0;
+        while let Some(reply) = inbox.reply_within(Duration::from_millis(200)).await {
+            replies += usize::from(!reply.is_no_responders());
+        }
+        replies
     }
 
     /// The service of an agent as INFO shows it.
@@ -365,6 +388,10 @@ impl Bridge {
         wait_until(|| async { self.log().contains(text) }).await;
     }
 
+    pub async fn until_logged_times(&self, text: &str, count: usize) {
+        wait_until(|| async { self.log().matches(text).count() >= count }).await;
+    }
+
     /// The updates of all submitted tasks from now on.
     pub async fn task_updates(&self) -> TaskUpdates {
         TaskUpdates::subscribe(&self.client, &self.prefix).await
@@ -398,6 +425,11 @@ impl Bridge {
         self.ended().await
     }
 
+    /// The test has killed the bridge, which is no failure.
+    pub fn forget(mut self) {
+        self.is_killed = true;
+    }
+
     fn end(&mut self) -> Result<(), String> {
         let status = match self.child.try_wait() {
             Ok(Some(status)) => status,
@@ -412,6 +444,7 @@ impl Bridge {
         }
         match (left.as_slice(), status.code(), status.signal()) {
             ([], Some(0), _) => Ok(()),
+            ([], _, Some(_)) if self.is_killed => Ok(()),
             ([], ..) => Err(format!("the bridge ended with {status}")),
             (left, ..) => Err(format!("the bridge left processes behind: {left:?}")),
         }

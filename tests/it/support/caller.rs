@@ -192,13 +192,14 @@ impl Reply {
     pub fn expect_error(self, code: &str) -> Self {
         let number = match code {
             "invalid_request" => "400",
+            "forbidden" => "403",
             "not_found" => "404",
             "follow_up_used" | "not_cancelable" => "409",
             "follow_up_expired" => "410",
             "too_large" => "413",
             "busy" => "429",
             "agent_error" => "502",
-            "agent_unavailable" | "task_lost" => "503",
+            "agent_unavailable" | "task_lost" | "state_unavailable" => "503",
             "timeout" | "outcome_unknown" => "504",
             other => panic!("{other} is not an error code"),
         };

@@ -31,10 +31,28 @@ impl NatsServer {
         Self { dir, arguments, child, port }
     }
 
-    /// A server with a configuration file of this content.
+    /// A server with JetStream.
+    pub async fn with_jetstream() -> Self {
+        Self::with_jetstream_and(&[]).await
+    }
+
+    /// A server with JetStream and further arguments.
+    pub async fn with_jetstream_and(arguments: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a folder for the ports file");
+        let store = dir.path().join("jetstream").display().to_string();
+        let arguments = [&["-js", "-sd", &store], arguments].concat();
+        let arguments: Vec<_> = arguments.into_iter().map(str::to_owned).collect();
+        let (child, port) = spawn(dir.path(), &arguments, None).await;
+        Self { dir, arguments, child, port }
+    }
+
+    /// A server with a configuration file of this content, in which `$DIR` and `$STORE_DIR` are folders of the server.
     pub async fn start_configured(configuration: &str) -> Self {
         let dir = tempfile::tempdir().expect("a folder for the ports file");
         let file = dir.path().join("nats.conf");
+        let store = dir.path().join("store").display().to_string();
+        let configuration = configuration.replace("$STORE_DIR", &store);
+        let configuration = configuration.replace("$DIR", &dir.path().display().to_string());
         std::fs::write(&file, configuration).expect("the configuration is written");
         let arguments = vec!["-c".to_owned(), file.display().to_string()];
         let (child, port) = spawn(dir.path(), &arguments, None).await;

@@ -124,7 +124,7 @@ impl Site {
         let mut command = Command::new(program());
         command.args(arguments);
         match arguments {
-            ["run" | "check", ..] => command.arg("--config").arg(self.file()),
+            ["run" | "check" | "health", ..] => command.arg("--config").arg(self.file()),
             _ => command.args(self.connection()),
         };
         // Bridges keep records of their agents there, which other tests must not see.

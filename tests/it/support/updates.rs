@@ -22,6 +22,15 @@ impl TaskUpdates {
         (message.subject.to_string(), body)
     }
 
+    /// The next update with its revision, however long it takes.
+    pub async fn next_revision(&mut self) -> (u64, Value) {
+        let message = self.0.next().await.expect("the connection is up");
+        let revision = message.headers.as_ref().and_then(|headers| headers.get("A2A-Revision"));
+        let revision = revision.and_then(|revision| revision.as_str().parse().ok());
+        let body = serde_json::from_slice(&message.payload).expect("an update is JSON");
+        (revision.expect("an update has a revision"), body)
+    }
+
     /// The next update with this status, and the subject it came on.
     pub async fn until(&mut self, status: &str) -> (String, Value) {
         loop {

@@ -91,12 +91,17 @@ pub async fn start_service(context: &ServiceContext, name: &str, description: &s
 }
 
 pub fn endpoint(subject: &str, name: &str) -> EndpointInfo {
-    EndpointInfo { name: name.into(), subject: subject.into(), metadata: BTreeMap::new() }
+    EndpointInfo {
+        name: name.into(),
+        subject: subject.into(),
+        gateway_subject: None,
+        metadata: BTreeMap::new(),
+    }
 }
 
 pub fn answer(context: &ServiceContext, text: &str) -> Handler {
     let (context, text) = (context.clone(), text.to_owned());
-    Arc::new(move |ServiceRequest { message, accounting }| {
+    Arc::new(move |ServiceRequest { message, accounting, .. }| {
         let (client, text) = (context.client.clone(), text.clone());
         context.tasks.spawn(async move {
             client.publish(message.reply.unwrap(), text.into()).await.unwrap();

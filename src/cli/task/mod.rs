@@ -1,26 +1,26 @@
-//! `task`: shows, follows and cancels submitted tasks.
+//! `task`: lists, shows, follows and cancels tasks.
+
+mod list;
+mod watch;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use serde_json::json;
 
-use super::call::{CallMode, CallReply, CallResult, Caller, ReplyPrinter, SaveArgs, answer_questions};
-use super::client::{NatsArgs, NatsClient};
+use super::call::{CallReply, ReplyPrinter, SaveArgs};
+use super::client::NatsClient;
 use super::discover::discover;
+use super::nats_args::NatsArgs;
 use super::output::{Colour, OutputArgs, StdStream, eprintln, eprintln_dim};
-use super::terminal::{self, Interrupts};
-use super::{CliError, CliResult, FAILED, INTERRUPTED};
+use super::terminal;
+use super::{CliResult, FAILED};
 use crate::bus::subject::Token;
-
-/// Poll interval while following a task, in case an update is lost.
-const POLL_INTERVAL: Duration = Duration::from_secs(15);
 
 const DETAILS: &str = "\
 `call --submit` starts a task and prints its id.
 
 Examples:
+  a2a-bridge task list --open            # what runs or waits, at all agents
   a2a-bridge task get demo 5f2c
   a2a-bridge task watch demo 5f2c --save out
   a2a-bridge task cancel demo 5f2c";
@@ -38,6 +38,8 @@ pub(super) struct TaskArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum TaskCommand {
+    /// List the tasks that the bridges have seen, the newest first
+    List(list::ListArgs),
     /// Show the state of a task, and its result if it has ended
     Get(TaskId),
     /// Follow a task until it ends, and answer its questions
@@ -59,6 +61,7 @@ struct TaskId {
     /// Name of the agent
     agent: String,
     /// Id of the task
+    #[arg(allow_hyphen_values = true)]
     task: String,
 }
 
@@ -66,6 +69,7 @@ pub(super) async fn run(args: TaskArgs) -> CliResult {
     let TaskArgs { command, output, nats } = args;
     let mesh = nats.connect().await?;
     match command {
+        TaskCommand::List(args) => list::run(&mesh, &args, &output, &nats).await,
         TaskCommand::Get(task) => {
             let reply = get_task(&mesh, &task).await?;
             let is_known = reply.status() != "ERROR";
@@ -88,7 +92,7 @@ pub(super) async fn run(args: TaskArgs) -> CliResult {
             let json = output.is_json();
             let printer = ReplyPrinter { agent: &task.agent, nats: &nats, save: &save, json };
             let may_ask = !no_input && !json && terminal::is_interactive();
-            watch(&mesh, &task, &printer, may_ask).await
+            watch::run(&mesh, &task, &printer, may_ask).await
         }
     }
 }
@@ -119,51 +123,6 @@ async fn request(mesh: &NatsClient, subject: String, task: &TaskId) -> CliResult
             Err(discover(mesh).await?.unknown_agent_error(&task.agent, mesh))
         }
         Err(error) => Err(error),
-    }
-}
-
-async fn watch(mesh: &NatsClient, task: &TaskId, printer: &ReplyPrinter<'_>, may_ask: bool) -> CliResult {
-    let interrupts = Interrupts::new()?;
-    let caller = Caller {
-        mesh,
-        interrupts: &interrupts,
-        printer,
-        agent: Token::new(&task.agent),
-        mode: CallMode::Submit,
-        timeout: None,
-    };
-    let mut updates = mesh.subscribe(mesh.subjects.task(&caller.agent, &Token::new(&task.task))).await?;
-    let mut reply = get_task(mesh, task).await?;
-    let mut last_status = String::new();
-    loop {
-        if (reply.status() == "WORKING" || reply.needs_input()) && reply.status() != last_status {
-            if printer.json {
-                reply.print_raw()?;
-            } else {
-                print_state(&reply);
-            }
-        }
-        if may_ask && reply.follow_up().is_some() {
-            reply = answer_questions(&caller, reply.into()).await?.reply;
-            continue;
-        }
-        if !matches!(reply.status(), "WORKING" | "AUTH_REQUIRED") {
-            let is_displayed = printer.json && reply.needs_input();
-            return printer.print(&CallResult { reply, is_displayed });
-        }
-        last_status = reply.status().to_owned();
-        reply = tokio::select! {
-            () = interrupts.next() => {
-                terminal::end_interrupted_line();
-                return Err(CliError::msg(INTERRUPTED, "interrupted; the task is still running")
-                    .hint(format!("`a2a-bridge task cancel {} {}` cancels it", task.agent, task.task)));
-            }
-            message = updates.next() => match message {
-                Some(message) => CallReply::parse(&message)?,
-                None => get_task(mesh, task).await?,
-            },
-            () = tokio::time::sleep(POLL_INTERVAL) => get_task(mesh, task).await?,
-        };
     }
 }
 

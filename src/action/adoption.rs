@@ -1,0 +1,153 @@
+//! Follows the tasks of replicas that are gone.
+
+use std::time::{Duration, SystemTime};
+
+use uuid::Uuid;
+
+use super::actions::Actions;
+use super::progress::NoProgress;
+use super::request::{CallOptions, MessageContent, ReplyMode};
+use super::run::{CallRun, GET_TASK_TIMEOUT, Polled, Purpose, RunInput, known_task_error};
+use crate::a2a::model::TaskState;
+use crate::reply::error::{ActionError, Code};
+use crate::state::follow_ups::AdoptedQuestion;
+use crate::state::peers::InstanceId;
+use crate::state::tasks::{TaskOutline, TaskRecord};
+
+/// Initial and maximum pause before the agent is asked for an adopted task again.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Why a task is no longer tracked.
+struct Untracked {
+    error: ActionError,
+    /// The revision of a change that was recorded and not published.
+    unpublished: Option<u64>,
+}
+
+impl Actions {
+    /// Adopts the task of a replica that is gone, and follows it to its end. Of several replicas, one does it.
+    pub(crate) async fn adopt_task(&self, task_id: &str, outline: &TaskOutline, from: InstanceId) {
+        let record = match self.state.tasks.adopt(&self.agent, task_id, from).await {
+            Ok(Some(record)) => record,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::debug!(agent = %self.agent, task_id, error = error.message, "cannot adopt a task; trying again later");
+                return;
+            }
+        };
+        tracing::debug!(agent = %self.agent, task_id, %from, "adopted a task");
+        let options =
+            CallOptions { mode: ReplyMode::Submit, caller: record.caller.clone(), ..CallOptions::default() };
+        if record.is_submitted {
+            // The replica may have died before it published the last change.
+            let (caller, memory) = (record.caller.clone(), &options.reply_memory);
+            self.publish(task_id, record.reply.clone(), record.revision, caller, memory).await;
+        }
+        if record.state.is_final() || record.reply.is_err() {
+            return;
+        }
+        // The task of a launched agent that waits for an answer has ended with its process, too. One whose question was
+        // answered, by a replica that is gone, goes on.
+        let question = match &outline.follow_up {
+            Some(follow_up) => self.adopt_question(&follow_up.id, from).await,
+            None => AdoptedQuestion::Open,
+        };
+        let is_open = question == AdoptedQuestion::Open;
+        if record.state == TaskState::InputRequired && !record.is_local && is_open {
+            return;
+        }
+        if let Err(untracked) = self.follow_adopted(task_id, record, &options).await {
+            let Untracked { error, unpublished } = *untracked;
+            let error = self.record_untracked(error, &options, unpublished).await;
+            tracing::debug!(agent = %self.agent, task_id, code = error.info.code.name(), "an adopted task is no longer tracked");
+        }
+    }
+
+    /// Tries until the store is available, or the bridge stops.
+    async fn adopt_question(&self, id: &Uuid, from: InstanceId) -> AdoptedQuestion {
+        let (mut pause, max_pause) = RETRY;
+        loop {
+            if let Ok(adopted) = self.state.follow_ups.adopt(&self.agent, id, from).await {
+                return adopted;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.call_shutdown.begun.cancelled() => return AdoptedQuestion::Open,
+            }
+            pause = (pause * 2).min(max_pause);
+        }
+    }
+
+    async fn follow_adopted(
+        &self,
+        task_id: &str,
+        record: TaskRecord,
+        options: &CallOptions,
+    ) -> Result<(), Box<Untracked>> {
+        let untracked = |error: ActionError| Err(Box::new(Untracked { error, unpublished: None }));
+        let deadline = record.seen_at + record.may_run_for;
+        let skill = match &record.reply {
+            Ok(outcome) => outcome.task.skill.clone(),
+            Err(error) => error.task.as_ref().and_then(|task| task.skill.clone()),
+        };
+        let is_local = record.is_local;
+        drop(record);
+        let (mut pause, max_pause) = RETRY;
+        loop {
+            let timeout = deadline.duration_since(SystemTime::now()).unwrap_or_default();
+            if timeout.is_zero() {
+                let message = "the agent did not finish the task within `task_timeout`";
+                let mut error = ActionError::new(Code::Timeout, message).after_reaching_agent();
+                error.info.cancelled = Some(Some(false));
+                return untracked(error.with_task(self.known_task_ref(task_id, skill)));
+            }
+            if let Ok(live_agent) = self.live_agent() {
+                let mut progress = NoProgress;
+                let input = RunInput {
+                    purpose: Purpose::Adopted,
+                    mode: ReplyMode::Submit,
+                    skill: skill.clone(),
+                    caller: &options.caller,
+                    output_modes: Default::default(),
+                    trace: &options.trace,
+                    timeout,
+                    retries: None,
+                    content: MessageContent::default(),
+                    claim: None,
+                    reply_memory: &options.reply_memory,
+                };
+                let mut run = CallRun::new(self, live_agent, input, &mut progress);
+                match run.waiter.get_task(task_id, GET_TASK_TIMEOUT).await {
+                    Ok(Polled::Task(task)) => {
+                        let followed = Box::pin(run.follow_adopted(task)).await.map(drop);
+                        let unpublished = run.recorder.unpublished();
+                        return followed.map_err(|error| Box::new(Untracked { error, unpublished }));
+                    }
+                    Ok(Polled::Failed(error)) if error.is_task_not_found() => {
+                        return untracked(known_task_error(error, self.known_task_ref(task_id, skill)));
+                    }
+                    Ok(Polled::Failed(_) | Polled::TimedOut) => {}
+                    Err(interruption) => {
+                        let task = self.known_task_ref(task_id, skill);
+                        let error = run.interrupted_for(interruption, Some(task)).await;
+                        let unpublished = run.recorder.unpublished();
+                        return Err(Box::new(Untracked { error, unpublished }));
+                    }
+                }
+            } else if is_local {
+                // The process that knew the task is gone, and this replica has none that could know it.
+                let message = "the replica that ran the agent is gone, and the task with it";
+                let error = ActionError::new(Code::TaskLost, message).after_reaching_agent();
+                return untracked(error.with_task(self.known_task_ref(task_id, skill)));
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.call_shutdown.begun.cancelled() => {
+                    let error = ActionError::new(Code::StateUnavailable, "the bridge stops");
+                    return untracked(error.with_task(self.known_task_ref(task_id, skill)));
+                }
+            }
+            pause = (pause * 2).min(max_pause);
+        }
+    }
+}

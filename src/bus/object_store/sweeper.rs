@@ -1,0 +1,149 @@
+//! Removes the chunks of files that were never completed, because the bridge that wrote them was killed.
+//!
+//! A bridge announces to the others that it writes, so that those that survive it look for its chunks; a new bridge looks when it
+//! starts. Chunks without metadata are removed if no bridge serves the instance that wrote them, or if that instance no longer
+//! knows them. No clock is involved, and a slow upload is not mistaken for an abandoned one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Message, RequestErrorKind};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+
+use super::metadata::parse_content_id;
+use super::{ObjectStore, lock};
+use crate::files::FileError;
+use crate::text::error_chain;
+
+/// The time between two sweeps while other bridges may be writing.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// How long the owner of chunks may take to answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Sweeps after the last announcement.
+const SWEEPS: u32 = 3;
+/// The answer of an instance about a content that it is not writing.
+pub(super) const UNKNOWN: &[u8] = b"unknown";
+
+/// Tells the other bridges that this one writes a file.
+pub(super) async fn announce(store: &ObjectStore) {
+    let sent =
+        store.jetstream.client().publish(store.subjects.file_writers(), store.instance.clone().into()).await;
+    if let Err(error) = sent {
+        tracing::debug!(error = error_chain(&error), "cannot announce the upload of a file");
+    }
+}
+
+/// Sweeps at the start, and while bridges write, until the task is dropped. Also answers the sweepers of other bridges.
+pub(super) async fn run(store: Arc<ObjectStore>) {
+    let client = store.jetstream.client();
+    let (Ok(mut announcements), Ok(mut probes)) = (
+        client.subscribe(store.subjects.file_writers()).await,
+        client.subscribe(store.subjects.file_writer(&store.instance)).await,
+    ) else {
+        return;
+    };
+    let mut sweeps = 1;
+    let mut next = tokio::time::Instant::now();
+    loop {
+        tokio::select! {
+            Some(announcement) = announcements.next() => {
+                if announcement.payload != store.instance.as_bytes() && sweeps == 0 {
+                    next = tokio::time::Instant::now() + INTERVAL;
+                }
+                if announcement.payload != store.instance.as_bytes() {
+                    sweeps = SWEEPS;
+                }
+            }
+            Some(probe) = probes.next() => answer(&store, probe).await,
+            () = store.swept.notified() => {
+                sweeps = SWEEPS;
+                next = tokio::time::Instant::now() + INTERVAL;
+            }
+            () = tokio::time::sleep_until(next), if sweeps > 0 => {
+                match sweep(&store).await {
+                    // Bridges still write.
+                    Ok(true) => sweeps = SWEEPS,
+                    Ok(false) => sweeps -= 1,
+                    Err(error) => {
+                        tracing::debug!(%error, "cannot look for incomplete files");
+                        sweeps -= 1;
+                    }
+                }
+                next = tokio::time::Instant::now() + INTERVAL;
+            }
+            else => return,
+        }
+    }
+}
+
+/// Answers whether this bridge writes a content.
+async fn answer(store: &ObjectStore, probe: Message) {
+    // Only bridges may publish here, but a reply must not go anywhere else in any case.
+    let inbox = store.jetstream.client().new_inbox();
+    let inboxes = inbox.rsplit_once('.').map_or("", |(prefix, _)| prefix);
+    let is_inbox =
+        |reply: &async_nats::Subject| reply.strip_prefix(inboxes).is_some_and(|rest| rest.starts_with('.'));
+    let Some(reply) = probe.reply.filter(is_inbox) else { return };
+    let is_known = std::str::from_utf8(&probe.payload).is_ok_and(|id| store.is_writing(id));
+    let body = if is_known { Bytes::new() } else { Bytes::from_static(UNKNOWN) };
+    let _ = store.jetstream.client().publish(reply, body).await;
+}
+
+/// Removes chunks without an owner. Returns whether chunks of other bridges without metadata are left.
+async fn sweep(store: &ObjectStore) -> Result<bool, FileError> {
+    if !store.is_available() {
+        return Ok(false);
+    }
+    let bucket = &store.bucket;
+    let prefix = format!("$O.{bucket}.C.");
+    let contents = store.jetstream.subjects(bucket, &format!("{prefix}*")).await?;
+    if contents.is_empty() {
+        return Ok(false);
+    }
+    let incomplete: Vec<(String, String)> = {
+        let mut catalog = store.catalog.lock().await;
+        catalog.refresh(&store.jetstream, bucket, store.rules.ttl).await?;
+        let ids = contents.iter().filter_map(|(subject, _)| subject.strip_prefix(&prefix));
+        let incomplete = ids.filter_map(|id| {
+            let (instance, name) = parse_content_id(id)?;
+            (!catalog.contains(name)).then(|| (id.to_owned(), instance.to_owned()))
+        });
+        incomplete.collect()
+    };
+    let mut is_written = false;
+    for (id, instance) in incomplete {
+        let is_own = instance == store.instance;
+        if is_own && lock(&store.open).writers.contains_key(&id) {
+            continue;
+        }
+        if !is_own && is_writing(store, &instance, &id).await {
+            is_written = true;
+            continue;
+        }
+        // It may have been completed since the catalog was read.
+        if is_complete(store, &id).await? {
+            continue;
+        }
+        store.purge(&id).await?;
+        tracing::info!(content = id, "removed an incomplete file");
+    }
+    Ok(is_written)
+}
+
+async fn is_complete(store: &ObjectStore, id: &str) -> Result<bool, FileError> {
+    let mut catalog = store.catalog.lock().await;
+    catalog.refresh(&store.jetstream, &store.bucket, store.rules.ttl).await?;
+    Ok(parse_content_id(id).is_some_and(|(_, name)| catalog.contains(name)))
+}
+
+/// Whether another bridge still writes a content. Without an answer, it may.
+async fn is_writing(store: &ObjectStore, instance: &str, id: &str) -> bool {
+    let subject = store.subjects.file_writer(instance);
+    let request = store.jetstream.client().request(subject, id.to_owned().into());
+    match tokio::time::timeout(PROBE_TIMEOUT, request).await {
+        Ok(Ok(answer)) => answer.payload != UNKNOWN,
+        Ok(Err(error)) => error.kind() != RequestErrorKind::NoResponders,
+        Err(_) => true,
+    }
+}

@@ -1,0 +1,120 @@
+//! What one call may do with files.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::fetch::FetchRules;
+use super::{FileDescription, FileError, FileStore, FileWriter, ObjectUrl, StoredFile};
+use crate::caller::Caller;
+
+/// How files come with a reply (`A2A-Files`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum FileMode {
+    /// Inline as long as the reply fits into one message.
+    #[default]
+    Fitting,
+    Inline,
+    Reference,
+}
+
+/// The settings below `files`.
+#[derive(Debug)]
+pub(crate) struct FileRules {
+    pub max_size: u64,
+    pub max_request: u64,
+    pub max_per_caller: u64,
+    pub max_total: u64,
+    pub ttl: Duration,
+    /// Buckets that requests may refer to, including that of the bridge.
+    pub allowed_buckets: BTreeSet<String>,
+    pub fetch: FetchRules,
+}
+
+impl FileRules {
+    pub(crate) fn check_bucket(&self, url: &ObjectUrl) -> Result<(), FileError> {
+        if self.allowed_buckets.contains(url.bucket()) {
+            return Ok(());
+        }
+        let message = format!("bucket `{}` is not in `files.allowed_buckets` of the bridge", url.bucket());
+        Err(FileError::Invalid(message))
+    }
+
+    pub(crate) fn check_size(&self, size: u64) -> Result<(), FileError> {
+        match size > self.max_size {
+            true => Err(FileError::too_large("the file", self.max_size, "files.max_size")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The file store of the bridge, for all calls.
+#[derive(Debug, Clone)]
+pub(crate) struct FileAccess {
+    pub store: Arc<dyn FileStore>,
+    pub rules: Arc<FileRules>,
+}
+
+impl FileAccess {
+    pub(crate) fn for_call(&self, caller: &Caller, mode: FileMode, max_inline: usize) -> Arc<CallFiles> {
+        let (store, rules) = (Arc::clone(&self.store), Arc::clone(&self.rules));
+        let caller = caller.clone();
+        Arc::new(CallFiles { store, rules, caller, mode, max_inline, received: Mutex::default() })
+    }
+}
+
+/// The files of one call.
+#[derive(Debug)]
+pub(crate) struct CallFiles {
+    pub store: Arc<dyn FileStore>,
+    pub rules: Arc<FileRules>,
+    pub caller: Caller,
+    pub mode: FileMode,
+    /// A file in a response that is longer than this, in base64, goes to the store while it is received.
+    pub max_inline: usize,
+    /// Files of the agent's responses by their digests. An agent repeats its files whenever its task is read.
+    pub received: Mutex<HashMap<String, StoredFile>>,
+}
+
+tokio::task_local! {
+    static CURRENT: Option<Arc<CallFiles>>;
+}
+
+impl CallFiles {
+    /// Runs a call. Everything that it receives from its agent can [find](Self::current) its files.
+    ///
+    /// Files concern the two ends of a call, the request and the body of an HTTP response. Passing them through all layers
+    /// between would show them to code that has nothing to do with files.
+    pub(crate) fn scope<T>(
+        files: Option<Arc<Self>>,
+        call: impl Future<Output = T>,
+    ) -> impl Future<Output = T> {
+        CURRENT.scope(files, call)
+    }
+
+    /// The files of the call that the current task runs; `None` without a store.
+    pub(crate) fn current() -> Option<Arc<Self>> {
+        CURRENT.try_with(Clone::clone).ok().flatten()
+    }
+
+    /// Whether large files in responses go to the store.
+    pub(crate) fn stores_received(&self) -> bool {
+        self.mode != FileMode::Inline && self.store.is_available()
+    }
+
+    /// Completes a file of the agent, unless the call has already received the same.
+    pub(crate) async fn finish_received(
+        &self,
+        writer: &mut Box<dyn FileWriter>,
+    ) -> Result<StoredFile, FileError> {
+        let received = || self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        let sha256 = writer.sha256();
+        let known = received().get(&sha256).cloned();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let file = writer.finish(&FileDescription::default()).await?;
+        received().insert(sha256, file.clone());
+        Ok(file)
+    }
+}

@@ -1,0 +1,112 @@
+//! The other replicas, as the state logic sees them.
+//!
+//! A replica is alive while its subject on NATS has a responder. There are no leases and no clocks: NATS reports *no
+//! responders* the moment a connection is gone. `bus::peers` implements [`Peers`] on NATS.
+
+use std::fmt;
+
+use futures_util::future::BoxFuture;
+#[cfg(test)]
+use futures_util::future::{FutureExt as _, ready};
+use uuid::Uuid;
+
+use super::{RecordKey, RecordKind};
+
+/// Identifies one process of the bridge.
+pub(crate) type InstanceId = Uuid;
+
+/// What is known about another replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Liveness {
+    Alive,
+    /// It did not respond, but may only have lost its connection for a moment.
+    Unreachable,
+    /// It stopped, or has not responded for so long that others take over its work.
+    Dead,
+}
+
+/// A replica stopped, or stopped responding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Death {
+    pub instance: InstanceId,
+    /// Whether it has announced that it leaves: then it has written everything that it had to write.
+    pub is_orderly: bool,
+}
+
+pub(crate) trait Peers: fmt::Debug + Send + Sync {
+    /// The id of this process.
+    fn instance(&self) -> InstanceId;
+
+    /// Whether no other replica is known.
+    fn is_alone(&self) -> bool;
+
+    /// Whether a replica is alive. Asks it if the last sign of life is not recent.
+    fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness>;
+
+    /// Whether a replica still works on the answer with this nonce. `None` if it does not respond.
+    fn holds_claim(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<bool>>;
+
+    /// The replica that holds a record which is not in the store.
+    fn find<'a>(&'a self, kind: RecordKind, key: &'a RecordKey) -> BoxFuture<'a, Option<InstanceId>>;
+
+    /// Tells a replica that a record which it has written has changed, best effort, so that it drops its copy.
+    fn record_changed(&self, instance: InstanceId, kind: RecordKind, key: &RecordKey);
+}
+
+/// What other replicas ask this one. The answers come from memory and must not wait.
+pub(crate) trait PeerQueries: fmt::Debug + Send + Sync {
+    /// Whether this process holds a record, for [`Peers::find`].
+    fn has(&self, kind: RecordKind, key: &RecordKey) -> bool;
+
+    /// Whether this process works on the answer with this nonce, for [`Peers::holds_claim`].
+    fn holds_claim(&self, nonce: Uuid) -> bool;
+
+    /// Another replica has changed a record, for [`Peers::record_changed`].
+    fn record_changed(&self, kind: RecordKind, key: &RecordKey);
+}
+
+/// For a bridge that holds nothing.
+#[derive(Debug)]
+pub(crate) struct NoQueries;
+
+impl PeerQueries for NoQueries {
+    fn has(&self, _: RecordKind, _: &RecordKey) -> bool {
+        false
+    }
+
+    fn holds_claim(&self, _: Uuid) -> bool {
+        false
+    }
+
+    fn record_changed(&self, _: RecordKind, _: &RecordKey) {}
+}
+
+/// For a test with one replica.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct NoPeers(pub InstanceId);
+
+#[cfg(test)]
+impl Peers for NoPeers {
+    fn instance(&self) -> InstanceId {
+        self.0
+    }
+
+    fn is_alone(&self) -> bool {
+        true
+    }
+
+    fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {
+        ready(if instance == self.0 { Liveness::Alive } else { Liveness::Dead }).boxed()
+    }
+
+    fn holds_claim(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<bool>> {
+        ready(None).boxed()
+    }
+
+    fn find<'a>(&'a self, _: RecordKind, _: &'a RecordKey) -> BoxFuture<'a, Option<InstanceId>> {
+        ready(None).boxed()
+    }
+
+    fn record_changed(&self, _: InstanceId, _: RecordKind, _: &RecordKey) {}
+}

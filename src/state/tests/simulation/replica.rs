@@ -1,0 +1,680 @@
+//! One replica: the real state logic, and the steps of `src/action` and `src/dispatch` around it.
+//!
+//! These steps need HTTP and NATS in the bridge. Here they are repeated in the same order: `action::run::recorder`
+//! (observe), `action::follow_up` (answer), `action::adoption` (adopt), `action::actions` (look up, cancel),
+//! `dispatch::maintenance` (expiry and adoption), `bus::publication` (updates).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
+
+use futures_util::TryStreamExt as _;
+use futures_util::future::BoxFuture;
+use tokio::sync::{Notify, mpsc};
+use uuid::Uuid;
+
+use super::super::super::State;
+use super::super::super::clock::wall_time;
+use super::super::super::follow_ups::{
+    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, expired,
+};
+use super::super::super::peers::{InstanceId, Liveness, Peers};
+use super::super::super::quota::Quotas;
+use super::super::super::replicated::ReplicatedStore;
+use super::super::super::tasks::{Observer, RecordResult, TaskOutline, TaskRecord};
+use super::super::super::{RecordKey, RecordKind, StateStore};
+use super::super::free;
+use super::agent::{Seen, SendError};
+use super::executor::Owner;
+use super::store::{SharedStore, SimulatedPeers};
+use super::world::{Issued, Published, Sent, World};
+use crate::a2a::model::TaskState;
+use crate::caller::Caller;
+use crate::reply::Reply;
+use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::{FollowUp, Outcome, ReplyContent, ReplyStatus, TaskRef};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+#[derive(Debug, Clone)]
+pub(super) struct Replica {
+    pub index: usize,
+    pub world: Arc<World>,
+    pub state: Arc<State>,
+    pub store: Arc<ReplicatedStore>,
+    pub agent: Arc<str>,
+    updates: mpsc::UnboundedSender<Published>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    NewTask,
+    Answer,
+    Adopted,
+    Lookup,
+}
+
+/// A request that observes a task.
+#[derive(Debug)]
+pub(super) struct Run {
+    purpose: Purpose,
+    is_submit: bool,
+    began: SystemTime,
+    takes_ownership: AtomicBool,
+}
+
+impl Run {
+    pub(super) fn new(purpose: Purpose, is_submit: bool) -> Self {
+        let begins = matches!(purpose, Purpose::NewTask | Purpose::Answer);
+        Self { purpose, is_submit, began: wall_time(), takes_ownership: begins.into() }
+    }
+}
+
+pub(super) fn agent_unavailable() -> ActionError {
+    ActionError::unavailable("agent", None)
+}
+
+pub(super) fn task_id(task: usize) -> String {
+    format!("t{task}")
+}
+
+impl Replica {
+    /// Starts a replica and everything that runs in it.
+    pub(super) fn start(world: &Arc<World>) -> Self {
+        let (index, instance) = world.add_replica();
+        let shared = Arc::new(SharedStore { world: Arc::clone(world), replica: index });
+        let quotas = Quotas::new(64 << 20);
+        let wake = Arc::new(Notify::new());
+        let store = Arc::new(ReplicatedStore::new(shared, &quotas, false, wake));
+        let peers: Arc<dyn Peers> =
+            Arc::new(SimulatedPeers { world: Arc::clone(world), replica: index, instance });
+        let state = Arc::new(State::new(&(Arc::clone(&store) as Arc<dyn StateStore>), &quotas, &peers));
+        let (updates, queue) = mpsc::unbounded_channel();
+        let replica = Self { index, world: Arc::clone(world), state, store, agent: "agent".into(), updates };
+        world.directory.lock().unwrap().push(Some(replica.clone()));
+        replica.spawn(|this| async move { this.store.flush_continuously().await });
+        replica.spawn(|this| async move { this.state.share_long_running().await });
+        replica.spawn(|this| this.publish_updates(queue));
+        replica.spawn(Self::expire_questions);
+        replica.spawn(Self::adopt_from_dead);
+        replica
+    }
+
+    pub(super) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: impl FnOnce(Self) -> F) {
+        self.world.spawner.spawn(Owner::Replica(self.index), task(self.clone()));
+    }
+
+    fn log(&self, text: impl FnOnce() -> String) {
+        self.world.log(|| format!("replica {}: {}", self.index, text()));
+    }
+
+    /// The updates wait in a queue, as in `bus::publication`, and for the connection.
+    async fn publish_updates(self, mut queue: mpsc::UnboundedReceiver<Published>) {
+        while let Some(update) = queue.recv().await {
+            while self.world.is_cut_off(self.index) {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            self.world.latency().await;
+            self.log(|| format!("publishes {} of task {}: {}", update.revision, update.task, update.content));
+            if let Some(id) = update.follow_up {
+                self.world.tell(id);
+            }
+            self.world.published.lock().unwrap().push(update);
+        }
+    }
+
+    fn publish(&self, task: usize, reply: &Reply, revision: u64) {
+        let follow_up =
+            reply.as_ref().ok().and_then(|outcome| outcome.follow_up.as_ref()).map(|known| known.id);
+        let content = match reply {
+            Ok(outcome) => {
+                let question = follow_up.map(|id| self.world.name(id)).unwrap_or_default();
+                format!("{} {question}", outcome.status.name())
+            }
+            Err(error) => format!("error {}", error.info.code.name()),
+        };
+        let _ = self.updates.send(Published { task, revision, by: self.index, content, follow_up });
+    }
+
+    /// As in `TaskRecorder::observe`.
+    pub(super) async fn observe(
+        &self,
+        run: &Run,
+        seen: &Seen,
+        known: Option<FollowUp>,
+    ) -> Result<Arc<Outcome>, ActionError> {
+        let (state, agent, id) = (&self.state, &self.agent, task_id(seen.task));
+        let is_alone = run.purpose == Purpose::NewTask && !run.is_submit && seen.fingerprint.is_none();
+        let _turn = match is_alone {
+            true => None,
+            false => Some(state.tasks.turn(agent, &id).await),
+        };
+        let task_ref = TaskRef { id: Some(id.clone()), context_id: None, agent: agent.clone(), skill: None };
+        let mut outcome =
+            Outcome::new(ReplyStatus::from(&seen.state), ReplyContent::default(), task_ref.clone());
+        let mut new_follow_up = None;
+        if let Some(fingerprint) = &seen.fingerprint {
+            let (follow_up, new) = self.follow_up(run, seen, fingerprint, known).await?;
+            (outcome.follow_up, new_follow_up) = (Some(follow_up), new);
+        }
+        let outcome = Arc::new(outcome);
+        let may_run_for = if seen.state.is_final() { Duration::ZERO } else { HOUR };
+        let record = TaskRecord {
+            state: seen.state.clone(),
+            reply: Ok(Arc::clone(&outcome)),
+            follow_up: outcome.follow_up.clone(),
+            is_submitted: run.is_submit && run.purpose != Purpose::Adopted,
+            revision: 0,
+            caller: Caller::default(),
+            owner: state.peers.instance(),
+            is_local: false,
+            seen_at: wall_time(),
+            may_run_for,
+            ttl: HOUR,
+            open_for: may_run_for,
+        };
+        let takes_ownership = run.takes_ownership.swap(false, Relaxed);
+        let is_lookup = run.purpose == Purpose::Lookup;
+        let observer = Observer { began: run.began, is_lookup, takes_ownership };
+        let new_id = new_follow_up.as_ref().map(|new| new.follow_up.id);
+        let recorded = match new_follow_up {
+            None => state.tasks.record(agent, &id, record, observer).await,
+            Some(new) => {
+                let store = Box::pin(state.follow_ups.store(agent, new));
+                let (stored, recorded) =
+                    tokio::join!(store, state.tasks.record(agent, &id, record, observer));
+                stored.and(recorded)
+            }
+        };
+        let recorded = recorded.map_err(|error| error.after_reaching_agent().with_task(task_ref.clone()))?;
+        self.log(|| {
+            let what = match &recorded {
+                RecordResult::Written { update, .. } => format!("written, update {update:?}"),
+                other => format!("{other:?}"),
+            };
+            format!("{:?} observes {seen:?}: {what}", run.purpose)
+        });
+        let (previous, update) = match recorded {
+            RecordResult::Written { previous, update } => (previous, update),
+            RecordResult::TakenOver if run.is_submit => {
+                let message = "another replica follows the task";
+                return Err(ActionError::new(Code::StateUnavailable, message)
+                    .after_reaching_agent()
+                    .with_task(task_ref));
+            }
+            RecordResult::TakenOver => {
+                let Some(new_id) = new_id else { return Ok(outcome) };
+                let _ = state.follow_ups.expire(agent, &new_id).await;
+                let kept = state.tasks.reply(agent, &id, free).await?;
+                return Ok(kept.and_then(Reply::ok).unwrap_or(outcome));
+            }
+            RecordResult::Kept => {
+                if let Some(id) = new_id {
+                    let _ = state.follow_ups.expire(agent, &id).await;
+                }
+                if seen.state.is_final() {
+                    return Ok(outcome);
+                }
+                let kept = state.tasks.reply(agent, &id, free).await?;
+                return Ok(kept.and_then(Reply::ok).unwrap_or(outcome));
+            }
+        };
+        if let Some(follow_up) = previous.as_ref().and_then(|previous| previous.follow_up.as_ref())
+            && seen.state.is_final()
+        {
+            let _ = state.follow_ups.expire(agent, &follow_up.id).await;
+        }
+        if let Some(revision) = update {
+            self.publish(seen.task, &Ok(Arc::clone(&outcome)), revision);
+        }
+        Ok(outcome)
+    }
+
+    /// As in `TaskRecorder::follow_up`.
+    async fn follow_up(
+        &self,
+        run: &Run,
+        seen: &Seen,
+        fingerprint: &str,
+        known: Option<FollowUp>,
+    ) -> Result<(FollowUp, Option<NewFollowUp>), ActionError> {
+        let (state, agent, id) = (&self.state, &self.agent, task_id(seen.task));
+        if let Some(known) = known {
+            let record = state.follow_ups.find(agent, &known.id).await?;
+            let is_for_question = record.is_some_and(|record| match record.state {
+                FollowUpState::Pending | FollowUpState::Expired => true,
+                FollowUpState::Answering { .. } | FollowUpState::Sending { .. } | FollowUpState::Used => {
+                    record.is_for(fingerprint)
+                }
+            });
+            if is_for_question {
+                return Ok((known, None));
+            }
+        }
+        let is_answer = run.purpose == Purpose::Answer;
+        let previous = match run.purpose {
+            Purpose::NewTask => state.tasks.find_seen_here(agent, &id).await?,
+            Purpose::Answer | Purpose::Adopted | Purpose::Lookup => state.tasks.find(agent, &id).await?,
+        };
+        if let Some(open) = previous.and_then(|previous| previous.follow_up)
+            && let Some(record) = state.follow_ups.find(agent, &open.id).await?
+            && record.is_for(fingerprint)
+            // After an answer, the agent may ask the same question again.
+            && (record.state == FollowUpState::Pending || !is_answer)
+        {
+            return Ok((open, None));
+        }
+        let question =
+            OpenQuestion { task_id: id, fingerprint: fingerprint.to_owned(), ..super::super::question() };
+        let ttl = match self.world.per_mille(self.world.mix.short_questions) {
+            true => self.world.millis(10_000..40_000),
+            false => HOUR + self.world.millis(0..1000),
+        };
+        let new = state.follow_ups.prepare(question, ttl);
+        let issued = Issued {
+            id: new.follow_up.id,
+            by: self.index,
+            task: seen.task,
+            fingerprint: fingerprint.to_owned(),
+            expires: wall_time() + ttl,
+            is_told: false,
+            winners: 0,
+        };
+        self.world.issued.lock().unwrap().push(issued);
+        let name = self.world.name(new.follow_up.id);
+        self.log(|| format!("makes {name} for {fingerprint}, {ttl:?}"));
+        Ok((new.follow_up.clone(), Some(new)))
+    }
+
+    /// Begins a task, and follows it until it asks or ends.
+    pub(super) async fn begin(self, task: usize, is_submit: bool) -> Result<Arc<Outcome>, ActionError> {
+        let run = Run::new(Purpose::NewTask, is_submit);
+        let begun = self.world.begin_task(task).await.map_err(|_| agent_unavailable())?;
+        let result = self.follow(&run, begun).await;
+        match result {
+            Ok(outcome) => Ok(outcome),
+            Err(error) => Err(self.record_untracked(task, error).await),
+        }
+    }
+
+    /// Observes a task until it has settled.
+    async fn follow(&self, run: &Run, mut seen: Seen) -> Result<Arc<Outcome>, ActionError> {
+        loop {
+            let outcome = self.observe(run, &seen, None).await?;
+            if seen.is_settled() {
+                return Ok(outcome);
+            }
+            loop {
+                tokio::time::sleep(self.world.millis(50..1500)).await;
+                match self.world.get_task(seen.task).await {
+                    Some(next) if next != seen => {
+                        seen = next;
+                        break;
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// As in `Actions::record_untracked`.
+    async fn record_untracked(&self, task: usize, error: ActionError) -> ActionError {
+        self.log(|| format!("no longer tracks task {task}: {}", error.message));
+        if error.task.is_some()
+            && let Some(revision) = self.state.tasks.mark_untracked(&self.agent, &task_id(task), &error).await
+        {
+            self.publish(task, &Err(error.clone()), revision);
+        }
+        error
+    }
+
+    /// As in `action::follow_up::answer`.
+    pub(super) fn answer(self, id: Uuid, is_forwarded: bool) -> BoxFuture<'static, Result<(), ActionError>> {
+        Box::pin(async move {
+            let name = self.world.name(id);
+            let claimed = self.state.follow_ups.claim(&self.agent, &Caller::default(), &id.to_string()).await;
+            self.log(|| match &claimed {
+                Ok(ClaimResult::Claimed(_)) => format!("claims {name}"),
+                Ok(ClaimResult::Elsewhere(to)) => format!("finds {name} at {}", self.world.name(*to)),
+                Err(error) => format!("cannot claim {name}: {} {}", error.info.code.name(), error.message),
+            });
+            let claim = match claimed? {
+                ClaimResult::Claimed(claim) => match self.unless_ended(*claim, is_forwarded).await? {
+                    Ok(claim) => claim,
+                    Err(to) => return self.answer_elsewhere(to, id, is_forwarded).await,
+                },
+                ClaimResult::Elsewhere(to) => return self.answer_elsewhere(to, id, is_forwarded).await,
+            };
+            let (Some(task), fingerprint) = (
+                claim.question.task_id.trim_start_matches('t').parse::<usize>().ok(),
+                claim.question.fingerprint.clone(),
+            ) else {
+                panic!("a task of the simulation")
+            };
+            let run = Run::new(Purpose::Answer, self.is_submitted(task));
+            let seen = self.world.get_task(task).await;
+            if seen.as_ref().is_some_and(|seen| !seen.is_settled()) {
+                claim.release().await;
+                return Err(agent_unavailable());
+            }
+            if let Some(seen) = seen.filter(|seen| seen.state.is_final()) {
+                if let Err(error) = self.observe(&run, &seen, None).await {
+                    claim.mark_used().await;
+                    return Err(error);
+                }
+                claim.mark_expired().await;
+                return Err(expired());
+            }
+            let sender = claim.sender().expect("a claim that is held");
+            let number = {
+                let mut sent = self.world.sent.lock().unwrap();
+                sent.push(Sent { id, is_released: false });
+                sent.len() - 1
+            };
+            let released = || {
+                if let Some(sent) = self.world.sent.lock().unwrap().get_mut(number) {
+                    sent.is_released = true;
+                }
+            };
+            if let Err(error) = sender.mark_sending().await {
+                self.log(|| format!("may not send the answer to {name}: {}", error.message));
+                claim.release().await;
+                released();
+                return Err(error);
+            }
+            self.log(|| format!("sends the answer to {name}"));
+            let release = |claim: Claim| async {
+                claim.release().await;
+                released();
+                self.log(|| format!("releases {name}"));
+                Err(agent_unavailable())
+            };
+            let seen = match self.world.send_answer(task, &fingerprint, id).await {
+                Ok(seen) => seen,
+                Err(SendError::NotTaken) => return release(claim).await,
+                Err(SendError::Broken) => match self.world.poll_past(task, &fingerprint).await {
+                    Some(None) => return release(claim).await,
+                    Some(Some(seen)) => {
+                        claim.mark_used().await;
+                        self.follow_answer(&run, task, seen).await?;
+                        return self.win(id);
+                    }
+                    None => {
+                        claim.mark_used().await;
+                        return Err(ActionError::new(Code::OutcomeUnknown, "broken").after_reaching_agent());
+                    }
+                },
+            };
+            let followed = self.follow_answer(&run, task, seen).await;
+            claim.mark_used().await;
+            self.log(|| format!("has answered {name}"));
+            followed?;
+            self.win(id)
+        })
+    }
+
+    async fn follow_answer(&self, run: &Run, task: usize, seen: Seen) -> Result<(), ActionError> {
+        match self.follow(run, seen).await {
+            Ok(outcome) => {
+                if let Some(follow_up) = &outcome.follow_up
+                    && !run.is_submit
+                {
+                    self.world.tell(follow_up.id);
+                }
+                Ok(())
+            }
+            Err(error) => Err(self.record_untracked(task, error).await),
+        }
+    }
+
+    fn win(&self, id: Uuid) -> Result<(), ActionError> {
+        let winners =
+            self.world.issued.lock().unwrap().iter_mut().find(|issued| issued.id == id).map_or(0, |issued| {
+                issued.winners += 1;
+                issued.winners
+            });
+        if winners > 1 {
+            let name = self.world.name(id);
+            self.world.violation(format!("{winners} answers to {name} won"));
+        }
+        Ok(())
+    }
+
+    fn is_submitted(&self, task: usize) -> bool {
+        task % 3 != 2
+    }
+
+    /// Returns the claim, or the replica that can answer.
+    async fn unless_ended(
+        &self,
+        claim: Claim,
+        is_forwarded: bool,
+    ) -> Result<Result<Claim, InstanceId>, ActionError> {
+        let (tasks, id) = (&self.state.tasks, &claim.question.task_id);
+        let found = match tasks.find(&self.agent, id).await {
+            // The copy of a replica that asked an earlier question may be outdated.
+            Ok(Some(record)) if claim.is_superseded_in(&record) => tasks.find_current(&self.agent, id).await,
+            found => found,
+        };
+        match found {
+            Ok(Some(record)) if record.state.is_final() || claim.is_superseded_in(&record) => {
+                claim.mark_expired().await;
+                Err(expired())
+            }
+            Ok(None)
+                if !is_forwarded
+                    && claim.owner() != self.state.peers.instance()
+                    && self.state.peers.liveness(claim.owner()).await == Liveness::Alive =>
+            {
+                let owner = claim.owner();
+                claim.release().await;
+                Ok(Err(owner))
+            }
+            Ok(_) => Ok(Ok(claim)),
+            Err(error) => {
+                claim.release().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn answer_elsewhere(
+        &self,
+        to: InstanceId,
+        id: Uuid,
+        is_forwarded: bool,
+    ) -> Result<(), ActionError> {
+        if is_forwarded || self.state.peers.liveness(to).await != Liveness::Alive {
+            return Err(agent_unavailable());
+        }
+        match self.forward(to, move |replica| replica.answer(id, true)).await {
+            Some(reply) => reply,
+            None => Err(ActionError::new(Code::OutcomeUnknown, "no reply").after_reaching_agent()),
+        }
+    }
+
+    /// Lets another replica serve a request.
+    async fn forward<T, F>(&self, to: InstanceId, request: impl FnOnce(Self) -> F + Send) -> Option<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let to = self.world.index_of(to)?;
+        let replica = self.world.replica(to)?;
+        if self.world.is_cut_off(self.index) || !self.world.is_reachable(to) {
+            return None;
+        }
+        self.world.call(to, request(replica)).await
+    }
+
+    /// As in `Actions::get_task` and `Actions::cancel_task`.
+    pub(super) fn look_up(
+        self,
+        task: usize,
+        cancels: bool,
+        is_forwarded: bool,
+    ) -> BoxFuture<'static, Result<Arc<Outcome>, ActionError>> {
+        Box::pin(async move {
+            let id = task_id(task);
+            let not_found = || ActionError::new(Code::NotFound, "unknown task");
+            let found = self.state.tasks.find(&self.agent, &id).await;
+            let record = match found.and_then(|found| found.ok_or_else(not_found)) {
+                Ok(record) => record,
+                Err(error) => {
+                    let key = RecordKey::new(&self.agent, id.as_str());
+                    let Some(holder) = self.state.peers.find(RecordKind::Task, &key).await else {
+                        return Err(error);
+                    };
+                    if is_forwarded {
+                        return Err(error);
+                    }
+                    let forwarded =
+                        self.forward(holder, move |other| other.look_up(task, cancels, true)).await;
+                    return forwarded.unwrap_or(Err(error));
+                }
+            };
+            if let Some(owner) = self.state.tasks.other_owner(&record)
+                && !record.state.is_final()
+                && !is_forwarded
+                && self.state.peers.liveness(owner).await == Liveness::Alive
+                && let Some(reply) =
+                    self.forward(owner, move |other| other.look_up(task, cancels, true)).await
+            {
+                return reply;
+            }
+            if !record.state.is_final() {
+                let run = Run::new(Purpose::Lookup, false);
+                let seen = match cancels {
+                    true => self.world.cancel_task(task).await,
+                    false => self.world.get_task(task).await,
+                };
+                if let Some(seen) = seen {
+                    return self.observe(&run, &seen, record.follow_up.clone()).await;
+                }
+            }
+            self.state.tasks.reply(&self.agent, &id, free).await?.ok_or_else(not_found)?
+        })
+    }
+
+    /// As in `dispatch::maintenance::cancel_expired`.
+    async fn expire_questions(self) {
+        loop {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            for question in self.state.follow_ups.take_expired(&self.agent).await {
+                self.log(|| format!("question {} expires", question.fingerprint));
+                self.world.count("questions that expired");
+                if let Ok(task) = question.task_id.trim_start_matches('t').parse() {
+                    let _ = self.clone().look_up(task, true, false).await;
+                }
+            }
+        }
+    }
+
+    /// As in `dispatch::maintenance::run`.
+    async fn adopt_from_dead(self) {
+        let mut known_dead: HashSet<InstanceId> = HashSet::new();
+        let mut rounds = self.world.below(15);
+        loop {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            rounds += 1;
+            let all: Vec<InstanceId> = self.world.replicas().iter().map(|status| status.instance).collect();
+            let mut dead = Vec::new();
+            for instance in all {
+                match self.world.liveness(self.index, instance) {
+                    Liveness::Dead if known_dead.insert(instance) => dead.push(instance),
+                    Liveness::Alive => drop(known_dead.remove(&instance)),
+                    _ => {}
+                }
+            }
+            if rounds.is_multiple_of(15) {
+                dead.extend(self.dead_owners().await);
+            }
+            for from in dead {
+                self.adopt_all(from).await;
+            }
+        }
+    }
+
+    async fn foreign(&self) -> Vec<(String, TaskOutline)> {
+        let found: Result<Vec<_>, _> = self.state.tasks.foreign(&self.agent).try_collect().await;
+        let mut found = found.unwrap_or_default();
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+        found
+    }
+
+    /// The replicas that were sending an answer, and the tasks.
+    async fn sending(&self) -> Vec<(InstanceId, String)> {
+        let found: Result<Vec<_>, _> = self.state.follow_ups.sending(&self.agent).try_collect().await;
+        let mut found = found.unwrap_or_default();
+        found.sort();
+        found
+    }
+
+    async fn dead_owners(&self) -> Vec<InstanceId> {
+        let mut dead = Vec::new();
+        let owners = self.foreign().await.into_iter().map(|(_, task)| task.owner);
+        let senders = self.sending().await.into_iter().map(|(sender, _)| sender);
+        for owner in owners.chain(senders) {
+            if !dead.contains(&owner) && self.state.peers.liveness(owner).await == Liveness::Dead {
+                dead.push(owner);
+            }
+        }
+        dead
+    }
+
+    async fn adopt_all(&self, from: InstanceId) {
+        tokio::time::sleep(self.world.millis(0..300)).await;
+        let mut found = self.foreign().await;
+        found.retain(|(_, task)| task.owner == from);
+        for (_, id) in self.sending().await.into_iter().filter(|(sender, _)| *sender == from) {
+            if let Ok(Some(task)) = self.state.tasks.find_current(&self.agent, &id).await
+                && task.state.awaits_caller()
+                && task.owner != from
+            {
+                found.push((id, task));
+            }
+        }
+        self.world.shuffle(&mut found);
+        for (id, outline) in found {
+            let owner = outline.owner;
+            self.spawn(|this| async move { this.adopt(&id, &outline, owner).await });
+        }
+    }
+
+    /// As in `Actions::adopt_task`.
+    async fn adopt(&self, id: &str, outline: &TaskOutline, from: InstanceId) {
+        let Ok(task) = id.trim_start_matches('t').parse::<usize>() else { return };
+        let Ok(Some(record)) = self.state.tasks.adopt(&self.agent, id, from).await else { return };
+        self.world.count("adoptions");
+        self.log(|| format!("adopts task {task} at revision {}", record.revision));
+        if record.is_submitted {
+            self.publish(task, &record.reply, record.revision);
+        }
+        if record.state.is_final() || record.reply.is_err() {
+            return;
+        }
+        let mut is_open = true;
+        if let Some(follow_up) = &outline.follow_up {
+            is_open = loop {
+                match self.state.follow_ups.adopt(&self.agent, &follow_up.id, from).await {
+                    Ok(adopted) => break adopted == AdoptedQuestion::Open,
+                    Err(_) => tokio::time::sleep(Duration::from_secs(2)).await,
+                }
+            };
+        }
+        if record.state == TaskState::InputRequired && is_open {
+            return;
+        }
+        let run = Run::new(Purpose::Adopted, true);
+        let seen = loop {
+            match self.world.get_task(task).await {
+                Some(seen) => break seen,
+                None => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        };
+        if let Err(error) = self.follow(&run, seen).await {
+            self.record_untracked(task, error).await;
+        }
+    }
+}
