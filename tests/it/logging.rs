@@ -8,7 +8,7 @@ use a2a_bridge::internal::ports;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::support::site::{Site, demo, shell};
+use crate::support::site::{Site, demo};
 use crate::support::{Answer, Bridge, Peer, eventually, wait_until};
 
 /// A bridge whose agent writes megabytes per second, and the pipe with its log, which is not read yet.
@@ -104,8 +104,11 @@ async fn line_breaks_in_agent_texts_do_not_forge_log_lines() {
 #[tokio::test]
 async fn warnings_and_errors_are_those_of_the_bridge_and_a_repeated_problem_is_one() {
     let mut site = Site::new().await;
-    let crash = shell("sleep 0.0$(date +%N); echo FATAL: no key >&2; exit 1");
-    site.settings(&[("crash", &crash), ("talks", &shell("echo ERROR: just talk; sleep 1000"))]);
+    // A port that no other program takes, unlike one from `port: auto`: a foreign listener would be another problem.
+    let agent =
+        |port: u16, command: &str| format!("url: http://127.0.0.1:{port}\nshell: true\ncommand: '{command}'");
+    let crash = agent(9, "sleep 0.0$(date +%N); echo FATAL: no key >&2; exit 1");
+    site.settings(&[("crash", &crash), ("talks", &agent(11, "echo ERROR: just talk; sleep 1000"))]);
     site.start();
     site.until_logged("ERROR: just talk").await;
     site.until("crash", |report| report.restarts >= 2).await;
