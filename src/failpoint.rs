@@ -1,8 +1,12 @@
-//! Points at which a test can kill the process.
+//! Points at which a test can kill the process, and times that a test can shorten.
 //!
-//! With the feature `failpoints`, the environment variable `A2A_BRIDGE_FAILPOINT` names a point and a count, as in
-//! `answer-claimed:50`. Requests that reach the point stop there, and the process aborts when that many have. Without the
-//! feature, which no release has, a point is nothing.
+//! They need the feature `failpoints`, which no release has. Two environment variables control them:
+//!
+//! - `A2A_BRIDGE_FAILPOINT` names a point and a count, as in `answer-claimed:50`. Requests that reach the point stop
+//!   there, and the process aborts when that many have.
+//! - `A2A_BRIDGE_RETENTION` is the time in seconds for which records are kept that nobody needs any more.
+
+use std::time::Duration;
 
 /// Stops here, or aborts the process, if a test has chosen this point.
 #[cfg(feature = "failpoints")]
@@ -26,3 +30,20 @@ pub(crate) async fn hit(name: &str) {
 #[inline]
 #[expect(clippy::unused_async, reason = "as with the feature")]
 pub(crate) async fn hit(_: &str) {}
+
+/// How long a record is kept that nobody needs any more.
+#[cfg(feature = "failpoints")]
+pub(crate) fn retention(default: Duration) -> Duration {
+    use std::sync::LazyLock;
+    static CHOSEN: LazyLock<Option<Duration>> = LazyLock::new(|| {
+        let seconds = std::env::var("A2A_BRIDGE_RETENTION").ok()?;
+        Some(Duration::from_secs(seconds.parse().ok()?))
+    });
+    CHOSEN.unwrap_or(default)
+}
+
+#[cfg(not(feature = "failpoints"))]
+#[inline]
+pub(crate) fn retention(default: Duration) -> Duration {
+    default
+}

@@ -26,6 +26,7 @@ use super::records::{Assumption, Change, Record, TypedRecords};
 use super::tasks::TaskOutline;
 use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable};
 use crate::caller::Caller;
+use crate::failpoint;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::FollowUp;
 use crate::text::{rfc3339_to_second, unix_millis};
@@ -137,7 +138,7 @@ impl FollowUpRecord {
     /// evicted.
     fn lifetime(&self) -> Lifetime {
         let open_for = Duration::from_millis(self.expires_ms.saturating_sub(now_ms()));
-        let ttl = open_for + TOMBSTONE_TTL;
+        let ttl = open_for + failpoint::retention(TOMBSTONE_TTL);
         match self.state {
             FollowUpState::Pending => Lifetime { ttl, protected_for: open_for },
             FollowUpState::Answering { .. } | FollowUpState::Sending { .. } => Lifetime::protected(ttl),

@@ -15,6 +15,7 @@ use super::peers::{InstanceId, Liveness, Peers};
 use super::records::{Change, ReadRecord, Record, TypedRecords};
 use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore};
 use crate::caller::Caller;
+use crate::failpoint;
 use crate::reply::error::{ActionError, Code};
 use crate::state::records::Assumption;
 
@@ -148,7 +149,7 @@ impl Sessions {
                         let here = SessionPlace::Here { context_id: session.first_context_id().into_owned() };
                         Change::Write(
                             session.record(&session.first_context_id(), Some(own)),
-                            Lifetime::evictable(TTL),
+                            Lifetime::evictable(failpoint::retention(TTL)),
                             here,
                         )
                     }
@@ -204,7 +205,7 @@ impl Sessions {
         self.unmapped().remove(&key);
         let write = |known: Option<SessionRecord>| {
             let record = session.record(context_id, known.and_then(|known| known.owner));
-            Ok(Change::Write(record, Lifetime::evictable(TTL), ()))
+            Ok(Change::Write(record, Lifetime::evictable(failpoint::retention(TTL)), ()))
         };
         self.records.update_with(&key, Assumption::Nothing, Durability::Deferrable, write).await
     }

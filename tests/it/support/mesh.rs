@@ -28,7 +28,7 @@ pub struct Mesh {
     pub prefix: String,
     agents: Vec<String>,
     replicas: Vec<Option<Child>>,
-    failpoint: Option<String>,
+    environment: Vec<(String, String)>,
     _nats: Vec<NatsServer>,
     dir: TempDir,
 }
@@ -49,19 +49,36 @@ impl Mesh {
 
     /// On servers of the test.
     pub async fn start_on(client: Client, url: &str, agents: Vec<AgentSettings>, replicas: usize) -> Self {
+        Self::start_in_mode(client, url, "auto", agents, replicas).await
+    }
+
+    /// With a value of `nats.jetstream.mode`.
+    pub async fn start_in_mode(
+        client: Client,
+        url: &str,
+        mode: &str,
+        agents: Vec<AgentSettings>,
+        replicas: usize,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let prefix = format!("mesh-{}", fastrand::u32(..));
         let agents: Vec<Value> = agents.into_iter().map(AgentSettings::into_value).collect();
         let names = agents.iter().map(|agent| agent["name"].as_str().unwrap().to_owned()).collect();
         let settings = json!({
-            "nats": {"url": url, "subject_prefix": prefix},
+            "nats": {"url": url, "subject_prefix": prefix, "jetstream": {"mode": mode}},
             "agents": agents,
             "shutdown_grace": "2s",
         });
         std::fs::write(dir.path().join("bridge.yaml"), settings.to_string()).unwrap();
-        let (failpoint, started) = (None, Vec::new());
-        let mut mesh =
-            Self { client, prefix, agents: names, replicas: started, failpoint, _nats: Vec::new(), dir };
+        let mut mesh = Self {
+            client,
+            prefix,
+            agents: names,
+            replicas: Vec::new(),
+            environment: Vec::new(),
+            _nats: Vec::new(),
+            dir,
+        };
         for _ in 0..replicas {
             mesh.spawn();
         }
@@ -69,9 +86,19 @@ impl Mesh {
         mesh
     }
 
-    /// The failpoint of replicas that start from now on.
-    pub fn set_failpoint(&mut self, failpoint: Option<&str>) {
-        self.failpoint = failpoint.map(str::to_owned);
+    /// Sets an environment variable for replicas that start from now on.
+    pub fn set_env(&mut self, name: &str, value: impl Into<String>) {
+        self.environment.push((name.to_owned(), value.into()));
+    }
+
+    /// Replicas that start from now on have only the environment of the test.
+    pub fn clear_env(&mut self) {
+        self.environment.clear();
+    }
+
+    pub fn pid(&self, replica: usize) -> i32 {
+        let child = self.replicas[replica].as_ref().expect("the replica runs");
+        i32::try_from(child.id()).unwrap()
     }
 
     fn log_file(&self, replica: usize) -> PathBuf {
@@ -88,7 +115,7 @@ impl Mesh {
         let child = command(&["run", "--config"])
             .arg(self.dir.path().join("bridge.yaml"))
             .env("A2A_BRIDGE_LOG", "info,a2a_bridge=debug")
-            .envs(self.failpoint.iter().map(|failpoint| ("A2A_BRIDGE_FAILPOINT", failpoint)))
+            .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(self.log_file(number)).unwrap())
