@@ -178,9 +178,14 @@ pub(super) struct DeclaredInterface {
 
 impl Card {
     pub fn parse(json: &[u8]) -> Result<Self, CardError> {
-        let value: Value = serde_json::from_slice(json)
-            .map_err(|e| CardError::Invalid(format!("{e}; it begins with: {}", snippet(json, 80))))?;
-        Self::from_value(value)
+        let invalid = |error: serde_json::Error| {
+            let problem = match json.trim_ascii_start().first() {
+                Some(b'<') => "HTML or XML instead of JSON".to_owned(),
+                _ => error.to_string(),
+            };
+            CardError::Invalid(format!("{problem}; it begins with: {}", snippet(json, 80)))
+        };
+        Self::from_value(serde_json::from_slice(json).map_err(invalid)?)
     }
 
     pub fn from_value(value: Value) -> Result<Self, CardError> {

@@ -1,4 +1,4 @@
-//! `agents`: lists the agents on NATS, and shows, starts, stops and restarts one of them.
+//! `agents`: lists the agents on NATS, and shows, starts, stops and restarts some of them.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ publishes them again, and `restart` fails.
 Examples:
   a2a-bridge agents
   a2a-bridge agents show weather       # what is wrong, and what to do
-  a2a-bridge agents restart weather";
+  a2a-bridge agents restart weather news";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = DETAILS)]
@@ -47,25 +47,26 @@ pub(super) struct AgentsArgs {
 enum AgentsCommand {
     /// List the agents on NATS (the default)
     List,
-    /// Show the state of an agent, its last problem and what to do about it
-    Show(AgentName),
-    /// Start a stopped or failed agent, or retry a backing-off agent now
-    Start(AgentName),
-    /// Stop an agent until `agents start` or a restart of the bridge
-    Stop(AgentName),
-    /// Stop an agent and start it again
-    Restart(AgentName),
+    /// Show the state of agents, their last problem and what to do about it
+    Show(AgentNames),
+    /// Start stopped or failed agents, or retry backing-off agents now
+    Start(AgentNames),
+    /// Stop agents until `agents start` or a restart of the bridge
+    Stop(AgentNames),
+    /// Stop agents and start them again
+    Restart(AgentNames),
 }
 
 #[derive(Debug, clap::Args)]
-struct AgentName {
-    /// Name of the agent
-    name: String,
+struct AgentNames {
+    /// Names of the agents
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
 }
 
 pub(super) async fn run(args: AgentsArgs) -> CliResult {
     let AgentsArgs { nats, output, command } = args;
-    let (AgentName { name }, verb, expected_state) = match command {
+    let (AgentNames { names }, verb, expected_state) = match command {
         None | Some(AgentsCommand::List) => return list(&nats, &output).await,
         Some(AgentsCommand::Show(agent)) => (agent, "show", None),
         Some(AgentsCommand::Start(agent)) => (agent, "start", Some("ready")),
@@ -74,13 +75,26 @@ pub(super) async fn run(args: AgentsArgs) -> CliResult {
     };
     let timeout = if verb == "show" { control::REPLY_TIMEOUT } else { CONTROL_TIMEOUT };
     let mesh = nats.connect().await?;
-    let reports: Vec<AgentReport> =
-        control::request_all(&mesh, &name, verb, &ControlRequest::default(), timeout).await?;
-    if output.is_json() {
+    let (mut reports, mut failure) = (Vec::<AgentReport>::new(), None);
+    for name in &names {
+        match control::request_all(&mesh, name, verb, &ControlRequest::default(), timeout).await {
+            Ok(found) => reports.extend(found),
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    if reports.is_empty() {
+        // There is an error instead.
+    } else if output.is_json() {
         print_json(&reports)?;
     } else {
         let format = if verb == "show" { full_report } else { short_report };
         println(reports.iter().map(format).collect::<Vec<_>>().join("\n").trim_end())?;
+    }
+    if let Some(failure) = failure {
+        return Err(failure);
     }
     let succeeded = reports.iter().all(|report| expected_state.is_none_or(|state| report.state == state));
     Ok(ExitCode::from(if succeeded { 0 } else { FAILED }))

@@ -69,10 +69,36 @@ struct Report {
     agents: Vec<AgentFinding>,
 }
 
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    Ok,
+    /// Not checked, or not used.
+    Skipped,
+    /// The bridge works without it.
+    Warning,
+    #[default]
+    Failed,
+}
+
+impl Verdict {
+    fn mark(self) -> String {
+        let (mark, colour) = match self {
+            Self::Ok => ("✓", Colour::Green),
+            Self::Skipped => return "–".to_owned(),
+            Self::Warning => ("!", Colour::Yellow),
+            Self::Failed => ("✗", Colour::Red),
+        };
+        StdStream::Stdout.paint(colour, mark)
+    }
+}
+
 /// The result of one check.
 #[derive(Debug, Default, Serialize)]
 struct Finding {
+    /// Whether this does not keep the bridge from working.
     ok: bool,
+    verdict: Verdict,
     /// What was found, or the problem in a few words.
     summary: String,
     problem: Option<String>,
@@ -92,7 +118,11 @@ struct AgentFinding {
 
 impl Finding {
     fn ok(summary: impl Into<String>) -> Self {
-        Self { ok: true, summary: summary.into(), ..Self::default() }
+        Self { ok: true, verdict: Verdict::Ok, summary: summary.into(), ..Self::default() }
+    }
+
+    fn skipped(summary: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Skipped, ..Self::ok(summary) }
     }
 }
 
@@ -144,7 +174,13 @@ impl Report {
             (false, true) => ", JetStream not usable",
             (false, false) => "",
         };
-        let text = format!("{agents}: {} ok, {failed} failed{nats}", self.agents.len() - failed);
+        let skipped = self.agents.iter().filter(|agent| agent.finding.verdict == Verdict::Skipped).count();
+        let not_started = match skipped {
+            0 => String::new(),
+            _ => format!("{skipped} not started, "),
+        };
+        let ok = self.agents.len() - failed - skipped;
+        let text = format!("{agents}: {ok} ok, {not_started}{failed} failed{nats}");
         StdStream::Stdout.paint(if self.ok { Colour::Green } else { Colour::Red }, text)
     }
 }
@@ -159,9 +195,8 @@ impl Printer {
         if self.is_silent {
             return Ok(());
         }
-        let (mark, colour) = if finding.ok { ("✓", Colour::Green) } else { ("✗", Colour::Red) };
         let first = format!("{what}: {}", one_line(&finding.summary));
-        let mut text = format!("{} {}", StdStream::Stdout.paint(colour, mark), wrapped(&first, 2, width()));
+        let mut text = format!("{} {}", finding.verdict.mark(), wrapped(&first, 2, width()));
         let mut add = |line: &str, hanging: usize| {
             text = format!("{text}\n{INDENT}{}", wrapped(&one_line(line), INDENT.len() + hanging, width()));
         };
@@ -182,9 +217,8 @@ impl Printer {
         if self.is_silent {
             return Ok(());
         }
-        let mark = StdStream::Stdout.paint(Colour::Yellow, "!");
         let text = format!("agent {agent}: warning: {}", one_line(warning));
-        println(&format!("{mark} {}", wrapped(&text, 2, width())))?;
+        println(&format!("{} {}", Verdict::Warning.mark(), wrapped(&text, 2, width())))?;
         Ok(())
     }
 }
@@ -231,7 +265,7 @@ async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
         // Nobody listens, so the permissions do not matter.
         Err(absence @ (JetStreamAbsence::Disabled | JetStreamAbsence::ServerTooOld)) => {
             if mode != JetStreamMode::Required {
-                return Some(Finding::ok(format!("{absence}; state is kept in memory")));
+                return Some(Finding::skipped(format!("{absence}; state is kept in memory")));
             }
             (absence.to_string(), run::NO_JETSTREAM.to_owned())
         }
@@ -244,12 +278,13 @@ async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
         Err(absence) => (absence.to_string(), run::NO_JETSTREAM.to_owned()),
         Ok(()) => return Some(Finding::ok("ok, state is shared")),
     };
-    let summary = match mode {
-        JetStreamMode::Required => "not usable, but required",
-        _ => "not usable; state is kept in memory",
+    let (verdict, summary) = match mode {
+        JetStreamMode::Required => (Verdict::Failed, "not usable, but required"),
+        _ => (Verdict::Warning, "not usable; state is kept in memory"),
     };
     Some(Finding {
-        ok: mode != JetStreamMode::Required,
+        ok: verdict != Verdict::Failed,
+        verdict,
         summary: summary.to_owned(),
         problem: Some(problem),
         advice: Some(advice),
@@ -264,7 +299,7 @@ async fn check_agents(config: &Config, args: &CheckArgs, printer: &Printer) -> C
     let (http, budget, launcher) = (&http, &budget, &launcher);
     let checks = config.agents.iter().map(|agent| async move {
         let finding = match launcher {
-            _ if args.offline => Finding::ok("not checked (--offline)"),
+            _ if args.offline => Finding::skipped("not checked (--offline)"),
             Some(host) if agent.command.is_some() => launch(agent, http, host, budget).await,
             _ => check_agent(agent, http, budget).await.unwrap_or_else(Into::into),
         };
@@ -384,7 +419,9 @@ fn check_program(program: &str, working_dir: Option<&Path>) -> Result<Finding, D
             .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
     };
     if is_found {
-        return Ok(Finding::ok(format!("ok, found `{program}` (not started; `--launch` starts it)")));
+        return Ok(Finding::skipped(format!(
+            "not started; found `{program}`, and `check --launch` tries it"
+        )));
     }
     let advice = match working_dir {
         Some(dir) if is_path => format!("the path is relative to {} (`working_dir`)", dir.display()),

@@ -124,8 +124,8 @@ fn wanted(root: &Command, words: &[String]) -> Option<Names> {
     }
     match (path.as_slice(), positionals) {
         (["call"], 0) => Some(Names::Skills),
-        (["logs"], _) | (["skills" | "card" | "top"], 0) => Some(Names::Agents),
-        (["agents", "show" | "start" | "stop" | "restart"], 0) => Some(Names::Agents),
+        (["logs"] | ["agents", "show" | "start" | "stop" | "restart"], _) => Some(Names::Agents),
+        (["skills" | "card" | "top"], 0) => Some(Names::Agents),
         (["task", "list" | "get" | "watch" | "cancel"], 0) => Some(Names::Agents),
         _ => None,
     }
@@ -212,6 +212,7 @@ mod tests {
             ("call demo.echo", None),
             ("call --session", None),
             ("agents show", Some(Names::Agents)),
+            ("agents restart one", Some(Names::Agents)),
             ("agents", None),
             ("logs one", Some(Names::Agents)),
             ("logs --lines 5", Some(Names::Agents)),
