@@ -62,6 +62,11 @@ async fn agents_are_listed_with_short_reasons_and_a_hint_at_what_is_broken() {
     let unknown = agents(&bridge, &["show", "fatl"]);
     assert_eq!(unknown.code, 69);
     assert!(unknown.err.contains("did you mean `fatal`?"), "{unknown:?}");
+    let several = agents(&bridge, &["show", "gone", "missing", "fatl", "fatal"]);
+    assert_eq!(several.code, 69);
+    let shown: Vec<_> =
+        several.out.lines().filter(|line| !line.is_empty() && !line.starts_with(' ')).collect();
+    assert_eq!(shown, ["gone", "missing"], "up to the first name that is unknown: {several:?}");
 }
 
 #[tokio::test]
@@ -125,6 +130,10 @@ async fn check_launches_each_agent_once_and_ends_it() {
     for port in ports {
         assert!(std::net::TcpListener::bind(("127.0.0.1", port)).is_ok(), "an agent is still running");
     }
+
+    let output = run(command(&["check", "--config"]).arg(&file), "");
+    assert!(output.out.contains("\n– agent right: not started; found "), "{output:?}");
+    assert_eq!(output.out.lines().last(), Some("4 agents: 1 ok, 3 not started, 0 failed"), "{output:?}");
 
     let report = run(command(&["check", "--launch", "--json", "--config"]).arg(&file), "").json();
     assert_eq!((&report["ok"], &report["nats"]["ok"]), (&json!(false), &json!(true)));
