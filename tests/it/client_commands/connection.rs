@@ -137,7 +137,7 @@ async fn names_are_completed_and_nothing_is_printed_without_nats() {
     let nats = "--context mesh --prefix acme";
     assert_eq!(complete(&format!("call {nats} demo.e")), "demo.echo\tEcho\n");
     assert_eq!(complete(&format!("agents {nats} show ")), "demo\tready\n");
-    assert_eq!(complete(&format!("agents show {nats} demo ")), "");
+    assert_eq!(complete(&format!("card {nats} demo ")), "");
     assert_eq!(complete("call --context m"), "mesh\t\n");
     assert_eq!(complete("call --nats nats://127.0.0.1:1 "), "");
     assert_eq!(complete("logs --nats nats://127.0.0.1:1 "), "");
