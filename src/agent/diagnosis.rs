@@ -177,7 +177,12 @@ impl Diagnosis {
                 "the agent requires credentials: set `bearer_token`, `auth` or `headers`"
             }
             ProbeFailure::NoToken => TOKEN_ADVICE,
-            ProbeFailure::Status(500..) => "calls may fail: check the agent's log for the error",
+            ProbeFailure::Status(500..) if config.command.is_none() => {
+                "calls fail like this too, unless only probes do: check the agent's log where it runs"
+            }
+            ProbeFailure::Status(500..) => {
+                "calls fail like this too, unless only probes do: check the agent's output (`a2a-bridge logs`)"
+            }
             ProbeFailure::Status(_) | ProbeFailure::NotA2a => {
                 "calls may fail: check that `url` and the address in the card are those of the A2A endpoint"
             }

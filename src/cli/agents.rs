@@ -15,6 +15,9 @@ use super::{CliResult, FAILED, control};
 use crate::bus::control::{AgentReport, ControlRequest};
 use crate::text::{Timestamp, duration};
 
+/// Names in a command that is suggested.
+const MAX_SUGGESTED: usize = 5;
+
 /// Time limit for `start`, `stop` and `restart`: an agent may use its whole grace period.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(90);
 
@@ -132,11 +135,10 @@ fn hint(agents: &[DiscoveredAgent], flags: &str) -> String {
             None => "the agents have no skills yet".to_owned(),
         },
         [one] => format!("`a2a-bridge agents show {one}{flags}` says what is wrong and what to do"),
-        [first, ..] => {
-            let count = broken.len();
-            format!(
-                "{count} agents have problems; `a2a-bridge agents show NAME{flags}` says what to do, for example with {first}"
-            )
+        several => {
+            let shown: Vec<_> = several.iter().take(MAX_SUGGESTED).map(|name| name.as_str()).collect();
+            let (count, names) = (several.len(), shown.join(" "));
+            format!("{count} agents have problems; `a2a-bridge agents show {names}{flags}` says what to do")
         }
     }
 }

@@ -52,7 +52,8 @@ pub(super) struct CheckArgs {
     /// Check the configuration file only
     #[arg(long)]
     offline: bool,
-    /// Start each agent with a `command`, wait until it is ready, and stop it again
+    /// Start each agent with a `command`, wait until it is ready, and stop it again; not while a bridge runs the same
+    /// agents on fixed ports
     #[arg(long, conflicts_with = "offline")]
     launch: bool,
 }
@@ -175,12 +176,12 @@ impl Report {
             (false, false) => "",
         };
         let skipped = self.agents.iter().filter(|agent| agent.finding.verdict == Verdict::Skipped).count();
-        let not_started = match skipped {
+        let not_tried = match skipped {
             0 => String::new(),
-            _ => format!("{skipped} not started, "),
+            _ => format!("{skipped} not tried, "),
         };
         let ok = self.agents.len() - failed - skipped;
-        let text = format!("{agents}: {ok} ok, {not_started}{failed} failed{nats}");
+        let text = format!("{agents}: {ok} ok, {not_tried}{failed} failed{nats}");
         StdStream::Stdout.paint(if self.ok { Colour::Green } else { Colour::Red }, text)
     }
 }
@@ -265,7 +266,7 @@ async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
         // Nobody listens, so the permissions do not matter.
         Err(absence @ (JetStreamAbsence::Disabled | JetStreamAbsence::ServerTooOld)) => {
             if mode != JetStreamMode::Required {
-                return Some(Finding::skipped(format!("{absence}; state is kept in memory")));
+                return Some(Finding::skipped(format!("not used; state is kept in memory ({absence})")));
             }
             (absence.to_string(), run::NO_JETSTREAM.to_owned())
         }
@@ -420,7 +421,7 @@ fn check_program(program: &str, working_dir: Option<&Path>) -> Result<Finding, D
     };
     if is_found {
         return Ok(Finding::skipped(format!(
-            "not started; found `{program}`, and `check --launch` tries it"
+            "not tried; `{program}` exists, and `check --launch` starts it"
         )));
     }
     let advice = match working_dir {

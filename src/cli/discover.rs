@@ -284,7 +284,7 @@ fn not_ready_error(agent: &DiscoveredAgent) -> CliError {
     let reason = agent.last_error.as_ref().map(|why| format!(": {}", shorten(&one_line(why), MAX_ERROR)));
     let error = format!("agent `{name}` is {state}{}", reason.unwrap_or_default());
     let hint = match state.as_str() {
-        "starting" => "try again in a moment".to_owned(),
+        "starting" if agent.last_error.is_none() => "try again in a moment".to_owned(),
         "stopped" => format!("`a2a-bridge agents start {name}` starts it"),
         _ => format!("`a2a-bridge agents show {name}` shows what to do"),
     };

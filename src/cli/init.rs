@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use url::Url;
 
 use super::output::{eprintln, eprintln_dim, one_line, println};
-use super::{CliError, CliResult, FAILED, USAGE};
+use super::{CliError, CliResult, DEFAULT_CONFIG, FAILED, USAGE};
 use crate::a2a;
 use crate::a2a::card::{self, Card};
 use crate::bus::subject::Token;
@@ -21,7 +21,6 @@ use crate::text::{error_chain, head, shorten};
 const MAX_SKILLS: usize = 50;
 const MAX_NAME: usize = 40;
 const MAX_COMMENT: usize = 100;
-const DEFAULT_FILE: &str = "a2a-bridge.yaml";
 const NO_CARD_HINT: &str =
     "is this an A2A agent? If its card has another path, run `init` without `--from` and set `card_path`";
 
@@ -36,7 +35,7 @@ Examples:
 #[command(after_help = DETAILS)]
 pub(super) struct InitArgs {
     /// File to write; `-` writes to stdout
-    #[arg(value_name = "FILE", default_value = DEFAULT_FILE)]
+    #[arg(value_name = "FILE", default_value = DEFAULT_CONFIG)]
     file: PathBuf,
     /// Write a configuration for the agent at this URL
     #[arg(long, value_name = "URL")]
@@ -61,7 +60,7 @@ pub(super) async fn run(args: InitArgs) -> CliResult {
     }
     write_new(&args.file, &text)?;
     let file = args.file.display().to_string();
-    let flag = if file == DEFAULT_FILE { String::new() } else { format!(" --config {file}") };
+    let flag = if file == DEFAULT_CONFIG { String::new() } else { format!(" --config {file}") };
     eprintln(format_args!("wrote {file}"));
     eprintln_dim("next steps:");
     let mut steps = vec![

@@ -74,13 +74,14 @@ fn since(text: &str) -> Result<SystemTime, String> {
 pub(super) async fn run(args: LogsArgs) -> CliResult {
     let mesh = args.nats.connect().await?;
     let mut names = args.names.clone();
-    if names.is_empty() {
+    let is_named = !names.is_empty();
+    if !is_named {
         names.extend(discover(&mesh).await?.agents.into_iter().map(|agent| agent.agent));
         names.dedup();
     }
     let printer = Printer::new(&args, names);
     let mut blocks: Vec<Block<'_>> = Vec::new();
-    let mut sources = Vec::new();
+    let (mut sources, mut attached) = (Vec::new(), Vec::new());
     for name in &printer.names {
         let lines = args.lines.or(args.since.is_none().then_some(50));
         let body = ControlRequest { lines, ..ControlRequest::default() };
@@ -88,12 +89,15 @@ pub(super) async fn run(args: LogsArgs) -> CliResult {
         for logs in replies {
             // No output at all: perhaps the bridge did not launch the agent.
             if logs.next == 0 && !is_launched(&mesh, name, &logs.instance).await? {
-                eprintln(format_args!("{name}: the bridge did not launch this agent, so it has no output"));
+                attached.push(name);
                 continue;
             }
             blocks.extend(Block::split(name, &logs.instance, logs.lines));
             sources.push((name, logs.instance, logs.next));
         }
+    }
+    for name in attached.into_iter().filter(|_| is_named || sources.is_empty()) {
+        eprintln(format_args!("{name}: the bridge did not launch this agent, so it has no output"));
     }
     // A stable sort: lines of one agent at the same moment keep their order.
     blocks.sort_by_key(|block| block.at);

@@ -142,6 +142,9 @@ enum Command {
     DemoAgent(demo_agent::DemoAgentArgs),
 }
 
+/// The configuration that commands use if it exists and nothing else is chosen.
+const DEFAULT_CONFIG: &str = "a2a-bridge.yaml";
+
 #[derive(Debug, clap::Args)]
 struct ConfigArgs {
     /// Configuration file
@@ -151,7 +154,7 @@ struct ConfigArgs {
         global = true,
         value_name = "FILE",
         env = "A2A_BRIDGE_CONFIG",
-        default_value = "a2a-bridge.yaml"
+        default_value = DEFAULT_CONFIG
     )]
     config: PathBuf,
 }

@@ -2,14 +2,14 @@
 //! configuration of a bridge.
 //!
 //! The URL and the credentials come from one source, so that the credentials of one server do not reach another one:
-//! `--context`, else `--config`, else NATS_URL, else NATS_CONTEXT, else A2A_BRIDGE_CONFIG, else the selected context,
-//! else the default. An argument replaces a single value of its source; a variable does so only if no argument names
+//! `--context`, else `--config`, else NATS_URL, else NATS_CONTEXT, else A2A_BRIDGE_CONFIG, else `a2a-bridge.yaml` in the
+//! current directory, as for `run` and `check`, else the selected context, else the default. An argument replaces a single value of its source; a variable does so only if no argument names
 //! the source. The subject prefix is not part of a context; it comes from the configuration of a bridge, whatever the
 //! source of the rest is.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::{CliError, CliResult, INVALID_CONFIG, USAGE, nats_context};
+use super::{CliError, CliResult, DEFAULT_CONFIG, INVALID_CONFIG, USAGE, nats_context};
 use crate::config::{self, NatsConfig, NatsUrl, TlsFiles, without_user_info};
 
 const DEFAULT_URL: &str = "nats://127.0.0.1:4222";
@@ -19,13 +19,15 @@ const DEFAULT_INBOX_PREFIX: &str = "_INBOX";
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "NATS")]
 pub(super) struct NatsArgs {
-    /// Server URL, or several separated by commas [default: the selected context's, else nats://127.0.0.1:4222]
+    /// Server URL, or several separated by commas [default: that of `--config`, else of the selected context, else
+    /// nats://127.0.0.1:4222]
     #[arg(long, global = true, value_name = "URL", env = "NATS_URL")]
     nats: Option<String>,
     /// Connect with this context of the `nats` command line tool [default: the selected one]
     #[arg(long, global = true, value_name = "NAME", env = "NATS_CONTEXT")]
     context: Option<String>,
-    /// Connect as this configuration file of a bridge says, and use its subject prefix
+    /// Connect as this configuration file of a bridge says, and use its subject prefix [default: a2a-bridge.yaml, if it
+    /// exists]
     #[arg(long, short, global = true, value_name = "FILE", env = "A2A_BRIDGE_CONFIG")]
     config: Option<PathBuf>,
     /// Authenticate with a `.creds` file
@@ -78,6 +80,8 @@ enum Source<'a> {
     Context(&'a str),
     SelectedContext(String),
     Config,
+    /// The configuration in the current directory.
+    Local(Box<NatsConfig>),
     None,
 }
 
@@ -93,7 +97,7 @@ impl NatsArgs {
             }
             Some((_, Err(_))) | None => None,
         };
-        let prefix = bridge.as_ref().map(|(_, nats)| nats.subject_prefix.clone());
+        let mut prefix = bridge.as_ref().map(|(_, nats)| nats.subject_prefix.clone());
         let mut config = default_config();
         let source = match source {
             Source::None => None,
@@ -104,6 +108,11 @@ impl NatsArgs {
             Source::SelectedContext(name) => {
                 nats_context::apply(&name, &mut config)?;
                 Some(format!("selected NATS context `{name}`"))
+            }
+            Source::Local(nats) => {
+                prefix = Some(nats.subject_prefix.clone());
+                config = NatsConfig { agent_protocol: None, ..*nats };
+                Some(DEFAULT_CONFIG.to_owned())
             }
             Source::Config => bridge.map(|(path, nats)| {
                 config = nats;
@@ -138,6 +147,12 @@ impl NatsArgs {
             Some(name) => return (Source::Context(name), false),
             None if has_config => return (Source::Config, false),
             None => {}
+        }
+        // A file that cannot be read is reported by the commands that need it.
+        if Path::new(DEFAULT_CONFIG).is_file()
+            && let Ok(nats) = config::load_nats(Path::new(DEFAULT_CONFIG))
+        {
+            return (Source::Local(Box::new(nats)), false);
         }
         let selected = nats_context::selected();
         (selected.map_or(Source::None, Source::SelectedContext), false)

@@ -29,6 +29,19 @@ impl Interrupts {
     }
 }
 
+/// Waits for a signal that ends the program, so that it can clean up.
+pub(super) async fn termination() -> CliResult<()> {
+    let of = |kind| signal(kind).map_err(CliError::internal);
+    let (mut interrupt, mut terminate, mut hang_up) =
+        (of(SignalKind::interrupt())?, of(SignalKind::terminate())?, of(SignalKind::hangup())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hang_up.recv() => {}
+    }
+    Ok(())
+}
+
 /// Starts a new line after the `^C` that a terminal shows.
 pub(super) fn end_interrupted_line() {
     if io::stderr().is_terminal() {

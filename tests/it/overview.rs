@@ -53,7 +53,9 @@ async fn agents_are_listed_with_short_reasons_and_a_hint_at_what_is_broken() {
     let listed = agents(&bridge, &[]);
     assert!(!listed.out.contains("BRIDGE"), "{listed:?}");
     assert!(
-        listed.err.contains("5 agents have problems; `a2a-bridge agents show NAME --prefix "),
+        listed.err.contains(
+            "5 agents have problems; `a2a-bridge agents show fatal gone missing no-card no-token --prefix "
+        ),
         "{listed:?}"
     );
     let reasons = agents(&bridge, &["--json"]).json();
@@ -132,8 +134,8 @@ async fn check_launches_each_agent_once_and_ends_it() {
     }
 
     let output = run(command(&["check", "--config"]).arg(&file), "");
-    assert!(output.out.contains("\n– agent right: not started; found "), "{output:?}");
-    assert_eq!(output.out.lines().last(), Some("4 agents: 1 ok, 3 not started, 0 failed"), "{output:?}");
+    assert!(output.out.contains("\n– agent right: not tried; "), "{output:?}");
+    assert_eq!(output.out.lines().last(), Some("4 agents: 1 ok, 3 not tried, 0 failed"), "{output:?}");
 
     let report = run(command(&["check", "--launch", "--json", "--config"]).arg(&file), "").json();
     assert_eq!((&report["ok"], &report["nats"]["ok"]), (&json!(false), &json!(true)));

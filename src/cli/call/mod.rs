@@ -45,7 +45,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = DETAILS)]
 pub(super) struct CallArgs {
-    /// Agent and skill, separated by a dot
+    /// Agent and skill, separated by a dot; the name of an agent is enough if it has one skill
     #[arg(value_name = "AGENT.SKILL")]
     target: String,
     #[command(flatten)]

@@ -19,7 +19,7 @@ use super::output::{
     truncate, width,
 };
 use super::progress::Spinner;
-use super::terminal::{Interrupts, Screen};
+use super::terminal::{Screen, termination};
 use super::{CliError, CliResult, USAGE};
 use crate::config::values::parse_duration;
 use crate::text::seconds;
@@ -219,7 +219,7 @@ fn once(first: &Sample, second: &Sample) -> Vec<Load> {
 
 /// Draws the table again and again until Ctrl-C, and leaves the last one on the terminal.
 async fn live(mesh: &NatsClient, args: &TopArgs, grouping: Grouping<'_>, first: Sample) -> CliResult {
-    let interrupts = Interrupts::new()?;
+    let mut ended = std::pin::pin!(termination());
     let mut screen = Screen::enter();
     let mut samples = VecDeque::from([first]);
     let mut ticks = tokio::time::interval_at(Instant::now() + args.interval, args.interval);
@@ -242,7 +242,7 @@ async fn live(mesh: &NatsClient, args: &TopArgs, grouping: Grouping<'_>, first: 
         let source = StdStream::Stdout.paint(Colour::Dim, truncate(&source, width()));
         screen.draw(&format!("{total}\n{source}\n{text}"));
         let sample = tokio::select! {
-            () = interrupts.next() => break,
+            ended = &mut ended => break ended?,
             sample = async { ticks.tick().await; measure(mesh, grouping).await } => sample?,
         };
         samples.push_back(sample);

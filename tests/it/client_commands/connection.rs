@@ -93,6 +93,17 @@ async fn commands_find_nats_in_contexts_configurations_and_urls() {
     let skills = home.run(&["skills", "-c", file]);
     assert!(skills.err.contains(&format!("call demo.echo 'some text' --config {file}")), "{skills:?}");
 
+    // The configuration in the current directory is the default, as for `run`; a URL replaces it.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(file, folder.path().join("a2a-bridge.yaml")).unwrap();
+    home.select("other");
+    is_found(&run(home.command(&["agents"]).current_dir(&folder), ""));
+    let output = run(home.command(&["agents", "--nats", "nats://127.0.0.1:1"]).current_dir(&folder), "");
+    assert_eq!(output.code, 69, "{output:?}");
+    std::fs::write(folder.path().join("a2a-bridge.yaml"), "nats: [").unwrap();
+    let output = run(home.command(&["agents"]).current_dir(&folder), "");
+    assert!(output.err.contains("(selected NATS context `other`)"), "{output:?}");
+
     // Credentials in a URL, which messages do not show.
     let with_password = url.replace("nats://", "nats://alice:s%40cret@");
     is_found(&home.run(&["agents", "--nats", &with_password, "--prefix", "acme"]));

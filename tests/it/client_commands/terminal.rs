@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use nix::pty::openpty;
 use nix::sys::signal::Signal;
+use rstest::rstest;
 
 use super::Stage;
 use crate::support::commands::{command_on, exit_status, send_signal};
@@ -102,16 +103,18 @@ async fn waiting_is_shown_with_the_elapsed_seconds_and_what_the_agent_does() {
     assert_eq!(exit_status(&mut terminal.child).await.code(), Some(0));
 }
 
+#[rstest]
+#[case::ctrl_c(Signal::SIGINT)]
+#[case::terminated(Signal::SIGTERM)]
 #[tokio::test(flavor = "multi_thread")]
-async fn top_draws_until_ctrl_c_and_leaves_the_table() {
+async fn top_draws_until_it_is_ended_and_leaves_the_table(#[case] signal: Signal) {
     let stage = Stage::new().await;
     let mut terminal = Terminal::run(&stage, &["top", "--interval", "500ms"]);
     let shown = terminal.shows("demo").await;
     assert!(shown.contains("\u{1b}[?1049h") && shown.contains("1 agent, 0.0 calls/s"), "{shown:?}");
-    send_signal(&terminal.child, Signal::SIGINT);
-    let shown = terminal.shows("\u{1b}[?1049l").await;
+    send_signal(&terminal.child, signal);
+    terminal.shows("\u{1b}[?1049l").await;
     assert_eq!(exit_status(&mut terminal.child).await.code(), Some(0));
-    let _ = shown;
     terminal.shows("demo").await;
 }
 
