@@ -35,7 +35,7 @@ pub(super) async fn encode(
     let max_payload = outbox.max_payload();
     let mut reply = reply.clone();
     if let Ok(outcome) = &mut reply {
-        describe_received(outcome, files).await?;
+        describe_received(&outcome.content, files).await?;
         if files.mode == FileMode::Reference {
             *outcome = reference_files(outcome, files, outbox, usize::MAX).await?;
         }
@@ -70,8 +70,8 @@ async fn try_encode(reply: &Reply, outbox: &Outbox, overhead: usize) -> Result<E
 }
 
 /// Names the files that went to the store while they were received, when nothing was known of them but their bytes.
-async fn describe_received(outcome: &Outcome, files: &CallFiles) -> Result<(), FileError> {
-    for file in outcome.content.files.iter().filter(|file| file.bytes.is_none()) {
+pub(super) async fn describe_received(content: &ReplyContent, files: &CallFiles) -> Result<(), FileError> {
+    for file in content.files.iter().filter(|file| file.bytes.is_none()) {
         let (Some(sha256), Some(Some(Ok(url)))) = (&file.sha256, file.url.as_deref().map(ObjectUrl::parse))
         else {
             continue;

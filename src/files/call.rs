@@ -1,5 +1,6 @@
 //! What one call may do with files.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -56,9 +57,9 @@ pub(crate) struct FileAccess {
 }
 
 impl FileAccess {
-    pub(crate) fn for_call(&self, caller: &Caller, mode: FileMode, max_inline: usize) -> Arc<CallFiles> {
+    pub(crate) fn for_call(&self, caller: &Caller, mode: FileMode) -> Arc<CallFiles> {
         let (store, rules) = (Arc::clone(&self.store), Arc::clone(&self.rules));
-        let caller = caller.clone();
+        let (caller, max_inline) = (caller.clone(), store.max_inline());
         Arc::new(CallFiles { store, rules, caller, mode, max_inline, received: Mutex::default() })
     }
 }
@@ -77,24 +78,37 @@ pub(crate) struct CallFiles {
 }
 
 tokio::task_local! {
-    static CURRENT: Option<Arc<CallFiles>>;
+    static CURRENT: OnceCell<Arc<CallFiles>>;
 }
 
 impl CallFiles {
-    /// Runs a call. Everything that it receives from its agent can [find](Self::current) its files.
+    /// Runs the work of a front door for one request. Once its caller is [known](Self::begin), all parts of the work can
+    /// [find](Self::current) its files.
     ///
     /// Files concern the two ends of a call, the request and the body of an HTTP response. Passing them through all layers
     /// between would show them to code that has nothing to do with files.
-    pub(crate) fn scope<T>(
+    pub(crate) fn scope<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
+        CURRENT.scope(OnceCell::new(), work)
+    }
+
+    /// Like [`Self::scope`], for a call whose files are known.
+    pub(crate) fn scope_of<T>(
         files: Option<Arc<Self>>,
-        call: impl Future<Output = T>,
+        work: impl Future<Output = T>,
     ) -> impl Future<Output = T> {
-        CURRENT.scope(files, call)
+        CURRENT.scope(files.map(OnceCell::from).unwrap_or_default(), work)
+    }
+
+    /// Sets the files of the request that the current task runs, unless they are set already.
+    pub(crate) fn begin(files: impl FnOnce() -> Arc<Self>) {
+        let _ = CURRENT.try_with(|current| {
+            current.get_or_init(files);
+        });
     }
 
     /// The files of the call that the current task runs; `None` without a store.
     pub(crate) fn current() -> Option<Arc<Self>> {
-        CURRENT.try_with(Clone::clone).ok().flatten()
+        CURRENT.try_with(|current| current.get().cloned()).ok().flatten()
     }
 
     /// Whether large files in responses go to the store.

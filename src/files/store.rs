@@ -34,6 +34,9 @@ pub(crate) trait FileStore: Debug + Send + Sync {
     /// Whether files can be stored, as far as the bridge knows without asking.
     fn is_available(&self) -> bool;
 
+    /// The size of the largest message: a longer file does not fit into any.
+    fn max_inline(&self) -> usize;
+
     /// Looks up a file that the caller may read.
     fn find<'a>(
         &'a self,
