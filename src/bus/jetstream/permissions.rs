@@ -1,6 +1,7 @@
 //! Which permissions the NATS user of a bridge lacks for shared state and files, for `check`.
 //!
-//! The probes have no effect: the server refuses their content, if it does not deny their subject.
+//! The probes have no effect: the server refuses their content, if it does not deny their subject. The server takes content
+//! that is not JSON for a request to purge everything, so the probe of that request names a subject without messages.
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -9,6 +10,7 @@ use futures_util::future::join_all;
 use super::api::{Api, ApiError};
 use super::bucket::Bucket;
 use crate::bus::object_store::ObjectStore;
+use crate::json;
 use crate::state::RecordKind;
 
 /// Not valid JSON, so that no request does anything.
@@ -59,8 +61,29 @@ async fn missing(api: &Api, permissions: Vec<String>) -> Vec<String> {
         // No stream has this name, so nothing is stored.
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Expected-Stream", "none");
-        let result = api.probe(&subject, headers, Bytes::from_static(REFUSED.as_bytes())).await;
+        let result = api.probe(&subject, headers, probe_body(&permission)).await;
         matches!(result, Err(ApiError::Denied { .. })).then_some(permission)
     });
     join_all(probes).await.into_iter().flatten().collect()
+}
+
+fn probe_body(permission: &str) -> Bytes {
+    match permission.strip_prefix("$JS.API.STREAM.PURGE.OBJ_") {
+        Some(bucket) => json::to_bytes(&serde_json::json!({ "filter": format!("$O.{bucket}.C.check") })),
+        None => Bytes::from_static(REFUSED.as_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_probe_of_a_purge_removes_nothing() {
+        let Permissions { files, state } = permissions("a2a");
+        let is_purge = |permission: &&String| permission.contains("PURGE");
+        let purges: Vec<_> = files.iter().chain(&state).filter(is_purge).collect();
+        assert_eq!(purges, ["$JS.API.STREAM.PURGE.OBJ_a2a_files"]);
+        assert_eq!(probe_body(purges[0]), r#"{"filter":"$O.a2a_files.C.check"}"#);
+    }
 }
