@@ -1,8 +1,8 @@
 //! What one call may do with files.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::fetch::FetchRules;
@@ -60,7 +60,7 @@ impl FileAccess {
     pub(crate) fn for_call(&self, caller: &Caller, mode: FileMode) -> Arc<CallFiles> {
         let (store, rules) = (Arc::clone(&self.store), Arc::clone(&self.rules));
         let (caller, max_inline) = (caller.clone(), store.max_inline());
-        Arc::new(CallFiles { store, rules, caller, mode, max_inline, received: Mutex::default() })
+        Arc::new(CallFiles { store, rules, caller, mode, max_inline })
     }
 }
 
@@ -73,8 +73,6 @@ pub(crate) struct CallFiles {
     pub mode: FileMode,
     /// A file in a response that is longer than this, in base64, goes to the store while it is received.
     pub max_inline: usize,
-    /// Files of the agent's responses by their digests. An agent repeats its files whenever its task is read.
-    pub received: Mutex<HashMap<String, StoredFile>>,
 }
 
 tokio::task_local! {
@@ -116,19 +114,15 @@ impl CallFiles {
         self.mode != FileMode::Inline && self.store.is_available()
     }
 
-    /// Completes a file of the agent, unless the call has already received the same.
+    /// Completes a file of the agent, unless the caller already has the same: an agent repeats its files whenever its task is
+    /// read.
     pub(crate) async fn finish_received(
         &self,
         writer: &mut Box<dyn FileWriter>,
     ) -> Result<StoredFile, FileError> {
-        let received = || self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        let sha256 = writer.sha256();
-        let known = received().get(&sha256).cloned();
-        if let Some(known) = known {
-            return Ok(known);
+        match self.store.find_same(&self.caller, &writer.sha256(), None) {
+            Some(same) => Ok(same),
+            None => writer.finish(&FileDescription::default()).await,
         }
-        let file = writer.finish(&FileDescription::default()).await?;
-        received().insert(sha256, file.clone());
-        Ok(file)
     }
 }

@@ -79,8 +79,16 @@ impl FileStore for MemoryFiles {
         async { Ok(writer) }.boxed()
     }
 
-    fn find_same(&self, _: &Caller, _: &str, _: &FileDescription) -> Option<StoredFile> {
-        None
+    fn find_same(&self, _: &Caller, sha256: &str, _: Option<&FileDescription>) -> Option<StoredFile> {
+        let files = self.files.lock().unwrap();
+        let (name, bytes) = files.iter().find(|(_, bytes)| hex(&Sha256::digest(bytes)) == sha256)?;
+        Some(stored(name, bytes, &FileDescription::default()))
+    }
+
+    fn forget(&self, _: &ObjectUrl) {}
+
+    fn delete_later(&self, url: &ObjectUrl, _: &Caller) {
+        self.files.lock().unwrap().remove(url.name());
     }
 
     fn describe<'a>(
@@ -90,6 +98,17 @@ impl FileStore for MemoryFiles {
         _caller: &'a Caller,
     ) -> BoxFuture<'a, Result<StoredFile, FileError>> {
         async { Err(FileError::NotFound) }.boxed()
+    }
+}
+
+fn stored(name: &str, bytes: &[u8], description: &FileDescription) -> StoredFile {
+    StoredFile {
+        url: ObjectUrl::new("bucket", name).unwrap(),
+        description: description.clone(),
+        size: bytes.len() as u64,
+        sha256: hex(&Sha256::digest(bytes)),
+        content_id: name.to_owned(),
+        temporary: None,
     }
 }
 
@@ -135,13 +154,7 @@ impl FileWriter for MemoryWriter {
             let mut files = self.store.files.lock().unwrap();
             let name = format!("file-{}", files.len());
             files.insert(name.clone(), self.bytes.clone());
-            Ok(StoredFile {
-                url: ObjectUrl::new("bucket", &name).unwrap(),
-                description: description.clone(),
-                size: self.bytes.len() as u64,
-                sha256: self.sha256(),
-                content_id: name,
-            })
+            Ok(stored(&name, &self.bytes, description))
         }
         .boxed()
     }

@@ -20,8 +20,8 @@ mod reader;
 mod sweeper;
 mod writer;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -82,7 +82,8 @@ pub(crate) struct ObjectStore {
     refreshes: AtomicU64,
     cursors: Cursors,
     open: Mutex<OpenWriters>,
-    same: Mutex<RememberedFiles>,
+    /// The oldest first.
+    same: Mutex<VecDeque<RememberedFile>>,
     /// Wakes the sweeper.
     swept: Notify,
     /// Notified when the bucket is found to be missing.
@@ -120,9 +121,12 @@ impl OpenWriters {
     }
 }
 
-#[derive(Debug, Default)]
-struct RememberedFiles {
-    files: HashMap<(u128, String, FileDescription), (StoredFile, Instant)>,
+/// A file whose digest is remembered.
+#[derive(Debug)]
+struct RememberedFile {
+    owner: u128,
+    file: StoredFile,
+    stored_at: Instant,
 }
 
 impl ObjectStore {
@@ -423,16 +427,17 @@ impl ObjectStore {
 
     fn remember_same(&self, owner: u128, file: &StoredFile) {
         let mut same = lock(&self.same);
-        if same.files.len() >= MAX_REMEMBERED {
-            let oldest = same.files.iter().min_by_key(|(_, (_, at))| *at).map(|(key, _)| key.clone());
-            oldest.map(|key| same.files.remove(&key));
+        // A file that gets a description is not younger for that.
+        let known = same.iter().find(|known| known.file.url == file.url).map(|known| known.stored_at);
+        if same.len() >= MAX_REMEMBERED {
+            same.pop_front();
         }
-        let key = (owner, file.sha256.clone(), file.description.clone());
-        same.files.insert(key, (file.clone(), Instant::now()));
+        let stored_at = known.unwrap_or_else(Instant::now);
+        same.push_back(RememberedFile { owner, file: file.clone(), stored_at });
     }
 
     fn forget_same(&self, url: &ObjectUrl) {
-        lock(&self.same).files.retain(|_, (file, _)| file.url != *url);
+        lock(&self.same).retain(|known| known.file.url != *url);
     }
 }
 
@@ -476,8 +481,26 @@ impl FileStore for Files {
         })
     }
 
-    fn find_same(&self, caller: &Caller, sha256: &str, description: &FileDescription) -> Option<StoredFile> {
+    fn find_same(
+        &self,
+        caller: &Caller,
+        sha256: &str,
+        description: Option<&FileDescription>,
+    ) -> Option<StoredFile> {
         self.0.find_same(caller, sha256, description)
+    }
+
+    fn forget(&self, url: &ObjectUrl) {
+        self.0.forget_same(url);
+    }
+
+    fn delete_later(&self, url: &ObjectUrl, caller: &Caller) {
+        let (store, url, caller) = (Arc::clone(&self.0), url.clone(), caller.clone());
+        self.0.tasks.spawn("file removal", OnPanic::Log, async move {
+            if let Err(error) = store.delete(&url, &caller).await {
+                tracing::debug!(%error, "cannot delete a temporary file; it expires");
+            }
+        });
     }
 
     fn describe<'a>(
@@ -526,12 +549,16 @@ impl ObjectStore {
         &self,
         caller: &Caller,
         sha256: &str,
-        description: &FileDescription,
+        description: Option<&FileDescription>,
     ) -> Option<StoredFile> {
-        let key = (owner_id(caller), sha256.to_owned(), description.clone());
-        let same = lock(&self.same);
-        let (file, stored_at) = same.files.get(&key)?;
-        // What the caller gets must not expire before it has read it.
-        (stored_at.elapsed() < self.rules.ttl / 2).then(|| file.clone())
+        let owner = owner_id(caller);
+        let is_same = |known: &&RememberedFile| {
+            known.owner == owner
+                && known.file.sha256 == sha256
+                && description.is_none_or(|description| known.file.description == *description)
+                // What the caller gets must not expire before it has read it.
+                && known.stored_at.elapsed() < self.rules.ttl / 2
+        };
+        lock(&self.same).iter().rev().find(is_same).map(|known| known.file.clone())
     }
 }
