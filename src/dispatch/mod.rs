@@ -24,7 +24,7 @@
 
 pub(crate) mod arrival;
 pub(crate) mod call_log;
-mod fair_permits;
+pub(crate) mod fair_permits;
 #[cfg(test)]
 pub(crate) mod forwarding;
 pub(crate) mod maintenance;

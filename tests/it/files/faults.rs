@@ -17,6 +17,7 @@ use crate::support::files::{jetstream_server, random_bytes, sha256};
 use crate::support::mesh::Mesh;
 use crate::support::{
     Answer, Bridge, DemoAgent, NatsServer, Peer, attached, eventually, launched_at_any_port, wait_until,
+    within_deadline,
 };
 
 /// Uploads a small file as a caller of any bridge with this prefix, and returns its URL.
@@ -39,7 +40,7 @@ async fn many_uploads_at_the_same_time_end_beside_idle_ones_and_large_replies() 
         let next = bridge.upload_chunk(&subject, 0, &random_bytes(size), false).await;
         assert_eq!(next["offset"], size, "{next:?}");
     }
-    let bytes = random_bytes(2 << 20);
+    let bytes = random_bytes(1 << 20);
     let uploads = join_all((0..64).map(|_| bridge.upload("a", "a/b", &bytes)));
     let replies = join_all((0..4).map(|_| bridge.prompt("peer.ask", "x").into_future()));
     let (urls, replies) = tokio::join!(uploads, replies);
@@ -346,7 +347,7 @@ async fn a_stop_loses_no_request_for_files() {
             while !is_over.load(Ordering::Relaxed) {
                 let call = Call::new(&client, subject.clone(), json!({ "url": url, "offset": 199_000 }));
                 calls.push(call.begin().await);
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
             let mut failed = Vec::new();
             for mut call in calls {
@@ -358,7 +359,7 @@ async fn a_stop_loses_no_request_for_files() {
             failed
         })
     };
-    for stopped in 0..3 {
+    for stopped in 0..4 {
         tokio::time::sleep(Duration::from_millis(300)).await;
         mesh.stop(stopped).await;
         mesh.add().await;
@@ -366,4 +367,28 @@ async fn a_stop_loses_no_request_for_files() {
     is_over.store(true, Ordering::Relaxed);
     let failed = load.await.unwrap();
     assert!(failed.is_empty(), "{} of the requests failed: {:?}", failed.len(), failed.first());
+}
+
+#[tokio::test]
+async fn a_bridge_that_sweeps_answers_the_sweepers_of_others() {
+    let peer = Peer::completing("done");
+    let bridge = bridge_of(&peer).await;
+    let (upload, _) = bridge.begin_upload("a", "b", 3).await;
+    let own = upload.split('.').nth(2).unwrap().to_owned();
+    let writer = |instance: &str| format!("{}.peer.files.{instance}", bridge.prefix);
+    // Another instance that does not answer: the bridge waits for it, for one content after the other.
+    let silent = format!("{:016x}", fastrand::u64(..));
+    let mut asked = bridge.client.subscribe(writer(&silent)).await.unwrap();
+    for _ in 0..4 {
+        let subject = format!("$O.{}.C.{silent}_{:032x}", bridge.bucket(), fastrand::u128(..));
+        bridge.store_message(subject, &[], vec![1]).await;
+    }
+    let announcement = format!("{}.peer.files", bridge.prefix);
+    bridge.client.publish(announcement, silent.into()).await.unwrap();
+    assert!(within_deadline(futures_util::StreamExt::next(&mut asked)).await.is_some());
+    let began = Instant::now();
+    let answer = bridge.client.request(writer(&own), format!("{own}_x").into()).await.unwrap();
+    assert_eq!(&answer.payload[..], b"unknown");
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert_eq!(bridge.stored_chunks().await.len(), 4, "in doubt, chunks stay");
 }
